@@ -74,7 +74,7 @@ pub mod tls;
 pub use diff_store::DiffStore;
 pub use generated::{globalv1, localnetv1, localv1};
 
-pub use target::{Target, TargetError};
+pub use target::{Target, TargetError, Targets};
 
 /// The encoded `google.protobuf.FileDescriptorSet` of all packages, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

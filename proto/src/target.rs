@@ -1,6 +1,6 @@
-//! The address of a brain, as gRPC and Docker write it. Parsing resolves no names.
+//! The addresses of brains, as gRPC and Docker write them. Parsing resolves no names.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, slice, str::FromStr};
 
 /// `unix:///path`, `tcp://host:port` or `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +14,38 @@ pub enum Target {
         /// The port; 0 lets a server choose a free one, and is invalid for a client.
         port: u16,
     },
+}
+
+/// One or more brains of the same cluster, any of which will do: their addresses with commas between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Targets(Vec<Target>);
+
+impl Targets {
+    /// The addresses, of which there is at least one.
+    pub fn iter(&self) -> slice::Iter<'_, Target> {
+        self.0.iter()
+    }
+}
+
+impl From<Target> for Targets {
+    fn from(target: Target) -> Self {
+        Self(vec![target])
+    }
+}
+
+impl FromStr for Targets {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<_> = self.iter().map(ToString::to_string).collect();
+        f.write_str(&texts.join(","))
+    }
 }
 
 /// Why a text is not a [`Target`].
@@ -96,6 +128,15 @@ mod tests {
         check("127.0.0.1:12345", Ok("tcp://127.0.0.1:12345"));
         check("[::1]:0", Ok("tcp://[::1]:0"));
         check("brain.kube-system:1", Ok("tcp://brain.kube-system:1"));
+    }
+
+    #[test]
+    fn several_addresses_have_commas_between() {
+        let targets: Targets = "10.0.0.1:7443,tcp://[fd00::1]:7443,brain:7443".parse().unwrap();
+        assert_eq!(targets.to_string(), "tcp://10.0.0.1:7443,tcp://[fd00::1]:7443,tcp://brain:7443");
+        for invalid in ["", "a:1,", ",a:1", "a:1,b"] {
+            assert_eq!(invalid.parse::<Targets>().unwrap_err().reason, "the port is missing", "{invalid}");
+        }
     }
 
     #[test]

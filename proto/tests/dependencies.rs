@@ -4,13 +4,13 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-/// The dependencies of a gRPC client, and backon with its fastrand for the back-off.
+/// The dependencies of a gRPC client, tonic-health for the choice of a brain, and backon with its fastrand for the back-off.
 const ALLOWED: &str = "
     anyhow async-trait atomic-waker backon base64 bytes either equivalent fastrand fnv futures-channel futures-core futures-sink
     futures-task futures-util h2 hashbrown http http-body http-body-util httparse hyper hyper-timeout hyper-util indexmap
     itertools itoa libc mio once_cell percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost
     prost-derive proxy-contract quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
-    tonic tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
+    tonic tonic-health tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
 ";
 /// The further dependencies of mutual TLS.
 const ALLOWED_FOR_TLS: &str = "

@@ -7,7 +7,8 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use tokio::{sync::watch, time::Instant};
 
-use crate::Target;
+use super::connect::Round;
+use crate::Targets;
 
 /// With jitter: 50 to 100 ms after the first failure, growing to 5 to 10 s.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
@@ -25,10 +26,10 @@ const REFUSED_BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
 /// How often an outage is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The failures of the connection to a brain since the last complete state.
+/// The failures of the connection to the brains since the last complete state.
 #[derive(Debug)]
 pub(super) struct ReconnectBackoff {
-    target: Target,
+    targets: Targets,
     delays: ExponentialBackoff,
     failing_since: Option<Instant>,
     /// When the last complete state was received.
@@ -39,9 +40,9 @@ pub(super) struct ReconnectBackoff {
 
 impl ReconnectBackoff {
     /// `outage` gets the reason of each failure, and `None` with each complete state.
-    pub(super) fn new(target: &Target, outage: &watch::Sender<Option<String>>) -> Self {
+    pub(super) fn new(targets: &Targets, outage: &watch::Sender<Option<String>>) -> Self {
         Self {
-            target: target.clone(),
+            targets: targets.clone(),
             outage: outage.clone(),
             delays: BACKOFF.build(),
             failing_since: None,
@@ -50,9 +51,15 @@ impl ReconnectBackoff {
         }
     }
 
-    /// Logs a failure, if it is the first one or a minute after the last one that was logged; returns when to reconnect.
-    pub(super) fn failed(&mut self, reason: &str) -> Instant {
+    /// Returns when to connect again: at once if there is a brain that has not been tried. Otherwise also logs the failure, if it
+    /// is the first one or a minute after the last one that was logged.
+    pub(super) fn failed(&mut self, round: &Round, reason: &str) -> Instant {
         let now = Instant::now();
+        let brain = round.shown(&self.targets);
+        if round.has_untried() {
+            tracing::debug!("{brain}: {reason}; trying another brain");
+            return now;
+        }
         self.failing_since.get_or_insert(now);
         self.outage.send_replace(Some(reason.to_owned()));
         let delay = next_delay(&mut self.delays);
@@ -60,12 +67,11 @@ impl ReconnectBackoff {
             return now + delay;
         }
         self.last_logged = Some(now);
-        let target = &self.target;
         let state = match self.last_state {
             Some(at) => format!("the last state, received {} s ago, stays active", (now - at).as_secs()),
             None => "no state received yet".to_owned(),
         };
-        tracing::warn!("{target}: {reason}; {state}; reconnecting in {delay:.1?}");
+        tracing::warn!("{brain}: {reason}; {state}; reconnecting in {delay:.1?}");
         now + delay
     }
 
@@ -75,13 +81,14 @@ impl ReconnectBackoff {
     }
 
     /// A state is complete: the next failure is a first one again.
-    pub(super) fn synced(&mut self) {
+    pub(super) fn synced(&mut self, round: &mut Round) {
+        round.end();
         self.last_state = Some(Instant::now());
         self.last_logged = None;
         self.outage.send_replace(None);
         self.delays = BACKOFF.build();
         if let Some(since) = self.failing_since.take() {
-            tracing::info!("{}: in sync again after {:.1?}", self.target, since.elapsed());
+            tracing::info!("{}: in sync again after {:.1?}", round.shown(&self.targets), since.elapsed());
         }
     }
 }
@@ -98,19 +105,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delays_grow_to_a_limit_and_differ() {
-        let outage = watch::Sender::new(None);
+        let (outage, mut round) = (watch::Sender::new(None), Round::default());
         let mut backoff = ReconnectBackoff::new(&"unix:///x".parse().unwrap(), &outage);
         let first = Duration::from_millis(50)..=Duration::from_millis(100);
         let limit = Duration::from_secs(5)..=Duration::from_secs(10);
-        let delays: Vec<_> = (0..12).map(|_| backoff.failed("gone") - Instant::now()).collect();
+        let delays: Vec<_> = (0..12).map(|_| backoff.failed(&round, "gone") - Instant::now()).collect();
         assert!(first.contains(&delays[0]));
         assert!(limit.contains(&delays[11]) && delays.iter().all(|it| it <= limit.end()));
         let last: BTreeSet<_> = delays[8..].iter().collect();
         assert!(last.len() > 1, "{last:?}");
         assert_eq!(outage.borrow().as_deref(), Some("gone"));
-        backoff.synced();
+        backoff.synced(&mut round);
         assert_eq!(*outage.borrow(), None);
-        assert!(first.contains(&(backoff.failed("gone again") - Instant::now())));
+        assert!(first.contains(&(backoff.failed(&round, "gone again") - Instant::now())));
         let refused = ReconnectBackoff::refused() - Instant::now();
         assert!((Duration::from_secs(30)..=Duration::from_secs(60)).contains(&refused));
     }

@@ -1,19 +1,30 @@
-//! Connects to a brain.
+//! Connects to a brain: to any one of several.
+//!
+//! Clients try the brains in random order, so that they spread, and names are resolved anew for each round.
+//! If there are several brains, one that does not say that it serves is left for the next.
 
-use std::{error::Error, fmt, io, pin::Pin, sync::Arc, time::Duration};
+use std::{error::Error, fmt, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    net::lookup_host,
     sync::watch,
+    time::timeout,
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint, Uri},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use tower::service_fn;
 
-use crate::{Target, localv1::Extension};
+use crate::{Target, Targets, localv1::Extension};
 
-/// How long to wait for a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for a connection, and for each other step on the way to a stream.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest message that is accepted; the longest ones are Services.
 pub(super) const MAX_MESSAGE_SIZE: usize = 64 << 20;
 
@@ -50,7 +61,7 @@ impl fmt::Debug for ConnectBy {
 /// What every view of the client library connects with.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    pub(super) target: Target,
+    pub(super) targets: Targets,
     /// The node whose state is requested; empty for the brain's own node.
     pub(super) node: String,
     pub(super) extensions: Vec<Extension>,
@@ -68,16 +79,71 @@ impl Connector {
         self.extensions.iter().map(|it| (*it).into()).collect()
     }
 
-    pub(super) async fn connect(&self) -> Result<Channel, String> {
+    /// Connects to the next brain of `round`, or the first one of a new round.
+    pub(super) async fn connect(&self, round: &mut Round) -> Result<Channel, String> {
+        if round.untried.is_empty() {
+            let mut addresses = self.addresses().await;
+            fastrand::shuffle(&mut addresses);
+            // The one that has just failed comes last.
+            addresses.sort_by_key(|it| round.current.as_ref() != Some(it));
+            round.has_alternatives = addresses.len() > 1;
+            round.untried = addresses;
+        }
+        round.current = round.untried.pop();
+        let brain = round.current.as_ref().ok_or("there is no address")?;
+        let channel = self.connect_to(brain).await?;
+        if round.has_alternatives {
+            check_serving(&channel).await?;
+        }
+        Ok(channel)
+    }
+
+    /// Connects to any of the brains.
+    pub(super) async fn connect_any(&self) -> Result<Channel, String> {
+        let mut round = Round::default();
+        loop {
+            match self.connect(&mut round).await {
+                Err(_) if round.has_untried() => {}
+                connected => return connected,
+            }
+        }
+    }
+
+    /// Every address of the brains. A name that cannot be resolved now stays one, and fails when it is its turn.
+    pub(super) async fn addresses(&self) -> Vec<Address> {
+        let mut all = Vec::new();
+        for target in self.targets.iter() {
+            let mut sockets = Vec::new();
+            if let (Target::Tcp { host, port }, None) = (target, &self.connect_by)
+                && let Ok(Ok(it)) = timeout(CONNECT_TIMEOUT, lookup_host((host.as_str(), *port))).await
+            {
+                sockets.extend(it.map(Some));
+            }
+            if sockets.is_empty() {
+                sockets.push(None);
+            }
+            all.extend(sockets.into_iter().map(|socket| Address { target: target.clone(), socket }));
+        }
+        all
+    }
+
+    /// Connects to this brain.
+    pub(super) async fn connect_to(&self, brain: &Address) -> Result<Channel, String> {
         let scheme = self.scheme();
-        let address = match &self.target {
+        let uri = match &brain.target {
             Target::Unix(path) => format!("unix://{}", path.display()),
             Target::Tcp { host, port } if host.contains(':') => format!("{scheme}://[{host}]:{port}"),
             Target::Tcp { host, port } => format!("{scheme}://{host}:{port}"),
         };
-        let endpoint = Endpoint::from_shared(address).map_err(|it| error_chain(&it))?;
+        let endpoint = match brain.socket {
+            // Requests bear the name, wherever they go.
+            Some(socket) => Endpoint::from_shared(format!("{scheme}://{socket}"))
+                .map_err(|it| error_chain(&it))?
+                .origin(uri.parse::<Uri>().map_err(|it| error_chain(&it))?),
+            None => Endpoint::from_shared(uri).map_err(|it| error_chain(&it))?,
+        };
         #[cfg(feature = "tls")]
-        let endpoint = match (&self.tls, &self.target) {
+        let endpoint = match (&self.tls, &brain.target) {
             (Some(tls), Target::Tcp { host, .. }) => {
                 endpoint.tls_config(tls.config(host)).map_err(|it| error_chain(&it))?
             }
@@ -112,6 +178,65 @@ impl Connector {
     }
 }
 
+/// Fails if a brain says that it does not serve yet, or says nothing in time. One that does not offer this service is taken for
+/// one that serves.
+async fn check_serving(channel: &Channel) -> Result<(), String> {
+    let mut health = HealthClient::new(channel.clone());
+    let answer = timeout(CONNECT_TIMEOUT, health.check(HealthCheckRequest::default())).await;
+    match answer.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))? {
+        Ok(it) if it.get_ref().status() == ServingStatus::Serving => Ok(()),
+        Ok(_) => Err("the brain has no state yet".to_owned()),
+        Err(status) if status.code() == Code::Unimplemented => Ok(()),
+        Err(status) => Err(error_chain(&status)),
+    }
+}
+
+/// Where one brain is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    target: Target,
+    /// An address of the host, if that was resolved.
+    socket: Option<SocketAddr>,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target.fmt(f)?;
+        match (&self.target, self.socket) {
+            (Target::Tcp { host, .. }, Some(socket)) if *host != socket.ip().to_string() => {
+                write!(f, " ({socket})")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which brains have not been tried since the last state.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    /// The last one comes first.
+    untried: Vec<Address>,
+    current: Option<Address>,
+    has_alternatives: bool,
+}
+
+impl Round {
+    /// Whether another brain can be tried at once.
+    pub(super) fn has_untried(&self) -> bool {
+        !self.untried.is_empty()
+    }
+
+    /// The brain has sent a state: if it is lost, a new round begins.
+    pub(super) fn end(&mut self) {
+        self.untried.clear();
+    }
+
+    /// The brain that was tried last, for the log; `targets` before the first one.
+    pub(super) fn shown(&self, targets: &Targets) -> String {
+        self.current.as_ref().map_or_else(|| targets.to_string(), ToString::to_string)
+    }
+}
+
 /// An error with its causes.
 pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
@@ -129,4 +254,20 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::client::Client;
+
+    #[tokio::test]
+    async fn each_address_of_each_name_is_a_brain_of_its_own() {
+        let targets = "unix:///x,localhost:1,[::1]:2,10.0.0.1:3,no-name.invalid:4".parse().unwrap();
+        let all = Client::new(targets, "").0.addresses().await;
+        let mut shown: Vec<_> = all.iter().map(ToString::to_string).collect();
+        // It may have one of each family.
+        let of_name = shown.extract_if(.., |it| it.starts_with("tcp://localhost:1 (")).count();
+        assert!((1..=2).contains(&of_name), "{shown:?}");
+        assert_eq!(shown, ["unix:///x", "tcp://[::1]:2", "tcp://10.0.0.1:3", "tcp://no-name.invalid:4"]);
+    }
 }

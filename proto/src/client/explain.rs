@@ -22,7 +22,7 @@ pub enum ExplainError {
 }
 
 pub(super) async fn ask(connector: &Connector, question: &[String]) -> Result<Explanation, ExplainError> {
-    let channel = connector.connect().await.map_err(ExplainError::Failed)?;
+    let channel = connector.connect_any().await.map_err(ExplainError::Failed)?;
     let mut brain = ExplanationsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_SIZE);
     let request = ExplainReq { node_name: connector.node.clone(), question: question.to_vec() };
     match brain.explain(request).await {

@@ -3,19 +3,19 @@
 use clap::Args;
 
 use super::{Client, Incremental};
-use crate::Target;
+use crate::Targets;
 
 /// The brain that a backend follows, and its node; flatten it into the backend's own flags.
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
-    /// Address of the brain: unix:///path, tcp://host:port or host:port
+    /// Address of the brain: unix:///path, tcp://host:port or host:port; of several, with commas between, any one is followed
     #[arg(
         long,
         value_name = "ADDRESS",
         env = "KUBE_PROXY_EBPF_TARGET",
         default_value = "unix:///run/kube-proxy-ebpf/proxy.sock"
     )]
-    pub target: Target,
+    pub target: Targets,
     /// Name of the node [default: the brain's own]
     #[arg(long, value_name = "NAME", env = "NODE_NAME", default_value = "", hide_default_value = true)]
     pub node_name: String,
@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn the_flags_describe_a_client() {
         let client = parse(&["--target", "10.0.0.1:9090", "--node-name", "n1"]).unwrap().client().unwrap();
-        assert_eq!((client.target().to_string().as_str(), client.node()), ("tcp://10.0.0.1:9090", "n1"));
+        assert_eq!((client.targets().to_string().as_str(), client.node()), ("tcp://10.0.0.1:9090", "n1"));
         let flags = parse(&["--once"]).unwrap();
-        assert!(flags.once && flags.client().unwrap().target().to_string().starts_with("unix:///run/"));
+        assert!(flags.once && flags.client().unwrap().targets().to_string().starts_with("unix:///run/"));
         assert!(parse(&["--target", "nothing"]).unwrap_err().contains("--target"));
     }
 

@@ -49,6 +49,7 @@ mod incremental;
 #[cfg(feature = "resume")]
 mod inventory;
 mod node_view;
+mod nodes;
 mod poll;
 mod session;
 mod state;
@@ -61,8 +62,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::connect::{ConnectBy, Connector};
 use crate::{
-    Target,
-    globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
+    Targets,
+    globalv1::NodeStatus,
     localnetv1::NextFilter,
     localv1::{Explanation, Extension},
 };
@@ -84,11 +85,14 @@ pub use self::{
 pub struct Client(Connector);
 
 impl Client {
-    /// A client of the brain at `target`, for the state of the node `node_name`, or of the brain's own node if that is
+    /// A client of the brain at `targets`, for the state of the node `node_name`, or of the brain's own node if that is
     /// empty. Does not connect yet.
-    pub fn new(target: Target, node_name: impl Into<String>) -> Self {
+    ///
+    /// If there are several addresses, given or of a host's name, it follows one brain at a time, a random one that serves;
+    /// when it loses that one, it goes to another.
+    pub fn new(targets: Targets, node_name: impl Into<String>) -> Self {
         Self(Connector {
-            target,
+            targets,
             node: node_name.into(),
             extensions: vec![Extension::Revisions],
             outage: tokio::sync::watch::Sender::new(None),
@@ -109,7 +113,7 @@ impl Client {
         self
     }
 
-    /// Connects by `connect` and not by a socket of its own: through a tunnel, or in memory. The target is what the log
+    /// Connects by `connect` and not by a socket of its own: through a tunnel, or in memory. The first target is what the log
     /// says, and the name that a brain's certificate must have.
     ///
     /// ```
@@ -141,9 +145,9 @@ impl Client {
         self
     }
 
-    /// The address of the brain.
-    pub fn target(&self) -> &Target {
-        &self.0.target
+    /// The addresses of the brains.
+    pub fn targets(&self) -> &Targets {
+        &self.0.targets
     }
 
     /// The name of the node; empty for the brain's own node.
@@ -211,23 +215,14 @@ impl Client {
         ClusterWatch::new(&self.0)
     }
 
-    /// The clients that follow the brain, and what they have acknowledged (`globalv1.Nodes/List`); if `address` is given, also
-    /// whether it is that of an endpoint there.
+    /// The clients that follow the brains, and what they have acknowledged (`globalv1.Nodes/List`); if `address` is given, also
+    /// whether it is that of an endpoint there. A brain among others that does not answer is left out, and logged.
     ///
     /// # Errors
     ///
-    /// The brain cannot be reached, or does not permit it, or is an older one.
+    /// No brain can be reached, or none permits it, or all are older ones.
     pub async fn nodes(&self, address: Option<std::net::IpAddr>) -> Result<Vec<NodeStatus>, Refused> {
-        let refused = |it: &(dyn std::error::Error + 'static)| Refused(connect::error_chain(it));
-        let channel = self.0.connect().await.map_err(Refused)?;
-        let address = address.map(|it| it.to_string()).unwrap_or_default();
-        let mut nodes = NodesClient::new(channel);
-        let mut items = nodes.list(ListNodesReq { address }).await.map_err(|it| refused(&it))?.into_inner();
-        let mut all = Vec::new();
-        while let Some(it) = items.message().await.map_err(|it| refused(&it))? {
-            all.push(it);
-        }
-        Ok(all)
+        nodes::list(&self.0, &address.map(|it| it.to_string()).unwrap_or_default()).await
     }
 
     /// Asks the brain where a connection from the node goes, and why (`localv1.Explanations/Explain`); the words of the

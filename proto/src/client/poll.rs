@@ -3,14 +3,14 @@
 //! All requests use one connection, until one fails.
 //! A state that was returned is not returned again; its revision suffices to continue in another process.
 
-use std::{collections::BTreeMap, fmt, future::Future, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, fmt, future::Future, mem, pin::Pin, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
 use super::{
     backoff::ReconnectBackoff,
-    connect::{Connector, MAX_MESSAGE_SIZE, error_chain},
+    connect::{Connector, MAX_MESSAGE_SIZE, Round, error_chain},
     state::{ServiceEndpoints, State},
 };
 use crate::{
@@ -19,12 +19,15 @@ use crate::{
 };
 
 /// The answer, and the connection on which it came.
-type Pending = Pin<Box<dyn Future<Output = Result<(State, Channel), String>> + Send>>;
+type Response = Result<(State, Channel), String>;
+type Pending = Pin<Box<dyn Future<Output = (Round, Response)> + Send>>;
 
 /// Polls for full states; returned by [`Client::poll`](super::Client::poll).
 pub struct Poll {
     connector: Connector,
     filter: NextFilter,
+    /// While there is a request, that has it.
+    round: Round,
     backoff: ReconnectBackoff,
     retry_at: Instant,
     pending: Option<Pending>,
@@ -42,10 +45,11 @@ impl Poll {
     pub(super) fn new(connector: &Connector, from: NextFilter) -> Self {
         let extensions = connector.extension_numbers();
         let filter = NextFilter { node_name: connector.node.clone(), extensions, ..from };
-        let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
+        let backoff = ReconnectBackoff::new(&connector.targets, &connector.outage);
         Self {
             connector: connector.clone(),
             filter,
+            round: Round::default(),
             backoff,
             retry_at: Instant::now(),
             pending: None,
@@ -62,21 +66,25 @@ impl Poll {
                 Some(pending) => pending,
                 none => {
                     sleep_until(self.retry_at).await;
-                    let connection = self.connection.take();
-                    none.insert(Box::pin(request(self.connector.clone(), connection, self.filter.clone())))
+                    let (connector, filter) = (self.connector.clone(), self.filter.clone());
+                    let (connection, mut round) = (self.connection.take(), mem::take(&mut self.round));
+                    none.insert(Box::pin(async move {
+                        let response = request(connector, &mut round, connection, filter).await;
+                        (round, response)
+                    }))
                 }
             };
-            let response = pending.await;
-            self.pending = None;
+            let (round, response) = pending.await;
+            (self.pending, self.round) = (None, round);
             match response {
                 Ok((state, connection)) => {
                     self.connection = Some(connection);
-                    self.backoff.synced();
+                    self.backoff.synced(&mut self.round);
                     let Revision { instance_id, rev } = state.revision.unwrap_or_default();
                     (self.filter.instance_id, self.filter.rev) = (instance_id, rev);
                     return Some(Arc::new(state));
                 }
-                Err(reason) => self.retry_at = self.backoff.failed(&reason),
+                Err(reason) => self.retry_at = self.backoff.failed(&self.round, &reason),
             }
         }
     }
@@ -84,12 +92,13 @@ impl Poll {
 
 async fn request(
     connector: Connector,
+    round: &mut Round,
     connection: Option<Channel>,
     filter: NextFilter,
-) -> Result<(State, Channel), String> {
+) -> Response {
     let channel = match connection {
         Some(it) => it,
-        None => connector.connect().await?,
+        None => connector.connect(round).await?,
     };
     let mut endpoints = EndpointsClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_SIZE);
     let mut items = endpoints.next(filter).await.map_err(|it| error_chain(&it))?.into_inner();

@@ -2,7 +2,7 @@
 //!
 //! A change set is requested only while the caller waits for an event: a slow caller skips intermediate states.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
 use prost::Message;
 use tokio::{
@@ -16,7 +16,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 use super::inventory::Inventory;
 use super::{
     backoff::ReconnectBackoff,
-    connect::{Connector, error_chain},
+    connect::{CONNECT_TIMEOUT, Connector, Round, error_chain},
 };
 use crate::localv1::{Extension, OpItem, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
 #[cfg(feature = "resume")]
@@ -25,8 +25,6 @@ use crate::{
     localv1::Digests,
 };
 
-/// How long to wait for the response headers of the stream.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this time without an item, a brain that sends heartbeats (every 10 s) is taken for dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -94,6 +92,8 @@ pub struct Refused(pub String);
 
 pub(super) struct Session<V: View> {
     connector: Connector,
+    /// While a stream is being opened, that has it.
+    round: Round,
     backoff: ReconnectBackoff,
     stage: Stage<V>,
     /// If the client asks for it.
@@ -107,9 +107,11 @@ pub(super) struct Session<V: View> {
 enum Stage<V: View> {
     /// Until it is time to connect.
     Waiting(Instant),
-    Opening(Pin<Box<dyn Future<Output = Result<WatchStream<V>, Failure>> + Send>>),
+    Opening(Opening<V>),
     Open(Box<WatchStream<V>>),
 }
+
+type Opening<V> = Pin<Box<dyn Future<Output = (Round, Result<WatchStream<V>, Failure>)> + Send>>;
 
 struct WatchStream<V: View> {
     request: V::Request,
@@ -152,8 +154,9 @@ impl<V: View> fmt::Debug for Session<V> {
 
 impl<V: View> Session<V> {
     pub(super) fn new(connector: &Connector) -> Self {
-        let backoff = ReconnectBackoff::new(&connector.target, &connector.outage);
+        let backoff = ReconnectBackoff::new(&connector.targets, &connector.outage);
         Self {
+            round: Round::default(),
             backoff,
             stage: Stage::Waiting(Instant::now()),
             #[cfg(feature = "resume")]
@@ -176,7 +179,9 @@ impl<V: View> Session<V> {
         loop {
             match self.try_next().await {
                 Ok(event) => return event,
-                Err(Refused(reason)) => self.stage = Stage::Waiting(self.backoff.failed(&reason)),
+                Err(Refused(reason)) => {
+                    self.stage = Stage::Waiting(self.backoff.failed(&self.round, &reason));
+                }
             }
         }
     }
@@ -196,16 +201,24 @@ impl<V: View> Session<V> {
                         V::resume(&mut request, have);
                         request
                     };
-                    self.stage = Stage::Opening(Box::pin(open(self.connector.clone(), request)));
+                    let (connector, mut round) = (self.connector.clone(), mem::take(&mut self.round));
+                    self.stage = Stage::Opening(Box::pin(async move {
+                        let stream = open(connector, &mut round, request).await;
+                        (round, stream)
+                    }));
                     continue;
                 }
-                Stage::Opening(opening) => match opening.await {
-                    Ok(stream) => {
-                        self.stage = Stage::Open(Box::new(stream));
-                        continue;
+                Stage::Opening(opening) => {
+                    let (round, stream) = opening.await;
+                    self.round = round;
+                    match stream {
+                        Ok(stream) => {
+                            self.stage = Stage::Open(Box::new(stream));
+                            continue;
+                        }
+                        Err(failure) => failure,
                     }
-                    Err(failure) => failure,
-                },
+                }
                 Stage::Open(stream) => match stream.next().await {
                     #[cfg(feature = "resume")]
                     Ok(Op::Kept(it)) => {
@@ -228,13 +241,14 @@ impl<V: View> Session<V> {
                         match decode(op) {
                             Ok(Some(event)) => {
                                 if matches!(event, Event::Sync(_)) {
-                                    self.backoff.synced();
+                                    self.backoff.synced(&mut self.round);
                                 }
                                 return Ok(event);
                             }
                             Ok(None) => {}
                             Err(reason) => {
-                                tracing::warn!("{}: ignored {reason}", self.connector.target);
+                                let brain = self.round.shown(&self.connector.targets);
+                                tracing::warn!("{brain}: ignored {reason}");
                                 // The caller has not got it.
                                 #[cfg(feature = "resume")]
                                 self.inventory.iter_mut().for_each(|it| *it = Inventory::default());
@@ -249,7 +263,7 @@ impl<V: View> Session<V> {
                 self.stage = Stage::Waiting(ReconnectBackoff::refused());
                 return Err(Refused(failure.reason));
             }
-            self.stage = Stage::Waiting(self.backoff.failed(&failure.reason));
+            self.stage = Stage::Waiting(self.backoff.failed(&self.round, &failure.reason));
         }
     }
 }
@@ -275,13 +289,17 @@ pub(super) fn record(inventory: &mut Inventory, op: &Op) {
     }
 }
 
-async fn open<V: View>(connector: Connector, first: V::Request) -> Result<WatchStream<V>, Failure> {
-    let channel = connector.connect().await?;
+async fn open<V: View>(
+    connector: Connector,
+    round: &mut Round,
+    first: V::Request,
+) -> Result<WatchStream<V>, Failure> {
+    let channel = connector.connect(round).await?;
     let (requests, outgoing) = mpsc::channel(1);
     let request = V::request(&connector);
     requests.try_send(first).map_err(|it| it.to_string())?;
-    let response = timeout(RESPONSE_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
-    let items = response.map_err(|_| format!("no response within {RESPONSE_TIMEOUT:?}"))??;
+    let response = timeout(CONNECT_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
+    let items = response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))??;
     Ok(WatchStream {
         request,
         requests,
@@ -299,7 +317,7 @@ impl<V: View> WatchStream<V> {
             if self.is_answered {
                 self.is_answered = false;
                 let mut request = self.request.clone();
-                if std::mem::take(&mut self.is_unconfirmed) {
+                if mem::take(&mut self.is_unconfirmed) {
                     V::unconfirmed(&mut request);
                 }
                 // The channel has room, since the last request was answered. If it is closed, the items end.
@@ -325,7 +343,7 @@ impl<V: View> WatchStream<V> {
 
     async fn item(&mut self) -> Result<Option<OpItem>, Failure> {
         let Some(mut until) = self.silent_until else { return Ok(self.items.message().await?) };
-        if Instant::now() >= until && !std::mem::replace(&mut self.is_postponed, true) {
+        if Instant::now() >= until && !mem::replace(&mut self.is_postponed, true) {
             // The caller may have been busy for long, and the connection with it.
             until = Instant::now() + HEARTBEAT_TIMEOUT / 3;
             self.silent_until = Some(until);

@@ -44,7 +44,7 @@ impl BrainExplainer {
     /// If the question has no answer, or the brain gives none in time.
     pub async fn explain(&self, words: &[String]) -> Result<Explanation, NoReasons> {
         let unavailable =
-            |error: String| NoReasons::Unavailable { target: self.0.target().to_string(), error };
+            |error: String| NoReasons::Unavailable { target: self.0.targets().to_string(), error };
         match timeout(TIMEOUT, self.0.explain(words)).await {
             Ok(Ok(answer)) => explanation_message::decode(answer).map_err(|it| {
                 unavailable(format!("its answer is not understood ({it}); it is newer than this program"))

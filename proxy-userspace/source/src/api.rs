@@ -73,14 +73,14 @@ impl Reflector {
                     Err(Refused(reason)) if self.local.is_none() => {
                         tracing::info!(
                             "{}: the cluster state is not available ({reason}); following the state of node {} instead",
-                            self.client.target(),
+                            self.client.targets(),
                             self.client.node(),
                         );
                         let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
                         let decoder = NodeStateDecoder::new(self.requested.clone());
                         self.local = Some((client.changes(), decoder));
                     }
-                    Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.target()),
+                    Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.targets()),
                 },
                 change = next(&mut self.local) => {
                     if let Some((_, decoder)) = &mut self.local {

@@ -80,7 +80,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
 /// of this node.
 async fn report_brain(admin: &Admin, upstream: &Upstream) {
     let (mut states, mut outage) = (upstream.subscribe(), upstream.client().outage());
-    let address = Some(upstream.client().target().to_string());
+    let address = Some(upstream.client().targets().to_string());
     let mut status = SyncStatus { address, ..SyncStatus::default() };
     let mut reported = None;
     loop {

@@ -17,9 +17,9 @@ use super::{
 /// How long a brain may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Show which nodes follow a brain, and what each has active
+/// Show which nodes follow the brains, and what each has active
 ///
-/// A line for each client of the brain that follows a node: the newest revision of the node's state, the one that is active
+/// A line for each client of each brain in --target that follows a node: the newest revision of the node's state, the one that is active
 /// there, for how long it is behind, and how long the last update took from the brain to its acknowledgement. Agents
 /// acknowledge a state when the kernel has it, other clients with their next request. Exits with 1 if a node is behind for more
 /// than 5 seconds, or --has finds a node without the address. With mutual TLS, the certificate must be in the brain's
@@ -45,10 +45,8 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 
 async fn nodes(flags: Flags) -> Result<bool> {
     let client: Client = flags.upstream.client("")?;
-    let target = client.target().clone();
     let answer = timeout(TIMEOUT, client.nodes(flags.has)).await;
-    let nodes = answer.map_err(|_| anyhow!("{target}: no answer within {TIMEOUT:?}"))?;
-    let nodes = nodes.map_err(|it| anyhow!("{target}: {it}"))?;
+    let nodes = answer.map_err(|_| anyhow!("{}: no answer within {TIMEOUT:?}", client.targets()))??;
     let (text, is_good) = render(&nodes, flags.behind);
     output::print(&text)?;
     Ok(is_good)

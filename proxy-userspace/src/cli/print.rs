@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use model::RequestedMetadata;
 use pipeline::{Config, Pipeline};
-use proxy_contract::{Target, client::Client};
+use proxy_contract::{Targets, client::Client};
 use publish::{
     Published, Subscription,
     print::{Format, render, render_changes},
@@ -41,9 +41,10 @@ pub(super) struct Flags {
     options: SourceOptions,
     #[command(flatten)]
     metadata: MetadataFlags,
-    /// Receive the state from this brain instead: unix:///path, tcp://host:port or host:port
+    /// Receive the state from this brain instead: unix:///path, tcp://host:port or host:port; of several, with commas
+    /// between, from any one
     #[arg(long, value_name = "ADDRESS")]
-    target: Option<Target>,
+    target: Option<Targets>,
     #[command(flatten)]
     tls: ClientTlsFlags,
     /// Skip this revision of --instance-id and print the next one
@@ -112,7 +113,7 @@ async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
     }
 }
 
-async fn follow_brain(target: Target, flags: &Flags) -> Result<()> {
+async fn follow_brain(target: Targets, flags: &Flags) -> Result<()> {
     let node = flags.options.node.name()?;
     let client = flags.tls.client(Client::new(target.clone(), node.as_str()))?;
     // As the brain sends them.

@@ -94,7 +94,7 @@ impl Brain {
 /// A client of a brain.
 pub(crate) fn client_of(world: &World, name: Name, brain: usize, node: &str) -> Client {
     let network = world.network.clone();
-    Client::new(target(), node).connect_by(move || network.connect(name, Server::Brain(brain)))
+    Client::new(target().into(), node).connect_by(move || network.connect(name, Server::Brain(brain)))
 }
 
 fn target() -> Target {

@@ -157,7 +157,7 @@ impl Folder {
 
     /// A client of the brain at the socket, for the node `n1`.
     pub(crate) fn client(&self) -> Client {
-        Client::new(Target::Unix(self.socket()), "n1")
+        Client::new(Target::Unix(self.socket()).into(), "n1")
     }
 
     pub(crate) fn upstream(&self) -> Upstream {

@@ -114,7 +114,7 @@ async fn a_brain_serves_at_a_tcp_port() {
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
     serve(listener, SingleNode::new("n1", publisher.subscribe()));
-    let state = proxy_contract::client::Client::new(target, "n1").watch().next().await.unwrap();
+    let state = proxy_contract::client::Client::new(target.into(), "n1").watch().next().await.unwrap();
     assert!(state.services.is_empty());
 }
 

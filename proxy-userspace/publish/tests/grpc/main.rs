@@ -25,5 +25,6 @@ mod pki;
 mod resume;
 #[path = "../../../../proto/tests/common/scripted_brain.rs"]
 mod scripted_brain;
+mod several_brains;
 mod tls;
 mod watch_session;

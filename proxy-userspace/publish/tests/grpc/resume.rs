@@ -30,13 +30,13 @@ use crate::{
 };
 
 /// A socket in front of a brain's, and the bytes that pass it in both directions.
-struct Front {
-    folder: Folder,
+pub(crate) struct Front {
+    pub(crate) folder: Folder,
     bytes: Arc<AtomicU64>,
 }
 
 impl Front {
-    fn new(brain: PathBuf) -> Self {
+    pub(crate) fn new(brain: PathBuf) -> Self {
         let (folder, bytes) = (Folder::new(), Arc::<AtomicU64>::default());
         let listener = UnixListener::bind(folder.socket()).unwrap();
         let count = Arc::clone(&bytes);
@@ -53,10 +53,10 @@ impl Front {
     }
 
     fn upstream(&self) -> Upstream {
-        Upstream::new(Client::new(Target::Unix(self.folder.socket()), "n1"), "n1")
+        Upstream::new(Client::new(Target::Unix(self.folder.socket()).into(), "n1"), "n1")
     }
 
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }
@@ -75,7 +75,7 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
 const KEYS: [&str; 10] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9"];
 
 /// Services of ten endpoints, and a tenth as many nodes.
-fn large(services: usize) -> NodeState {
+pub(crate) fn large(services: usize) -> NodeState {
     let endpoints: Vec<_> = KEYS.into_iter().zip(1..).collect();
     let nodes = (0..services / 10).map(|it| (format!("n{it}").into(), NodeInfo::default()));
     let all = (0..services).map(|it| service(&format!("namespace-{}/service-{it}", it % 50), &endpoints));

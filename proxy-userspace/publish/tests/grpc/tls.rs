@@ -164,7 +164,7 @@ async fn a_client_rejects_a_brain_with_another_name_or_authority() {
 
     // The client library verifies the same, and can expect another name.
     let files = Folder::new(&node, &ours.pem);
-    let follow = |tls| Client::new(misnamed.target.clone(), "n1").tls(tls).watch();
+    let follow = |tls| Client::new(misnamed.target.clone().into(), "n1").tls(tls).watch();
     assert!(timeout(Duration::from_millis(500), follow(files.client()).next()).await.is_err());
     let renamed = files.client().server_name("brain.test").unwrap();
     assert!(timeout(LIMIT, follow(renamed).next()).await.unwrap().is_some());
@@ -229,7 +229,7 @@ async fn the_cluster_state_requires_a_name_on_the_allow_list() {
     let brain = Brain::start(&ours.brain(), &ours.pem, &["chained-brain"]).await;
     let cluster_state = async |pair: &Pair| {
         let files = Folder::new(pair, &ours.pem);
-        let mut cluster = Client::new(brain.target.clone(), "n1").tls(files.client()).cluster();
+        let mut cluster = Client::new(brain.target.clone().into(), "n1").tls(files.client()).cluster();
         timeout(LIMIT, cluster.next()).await.unwrap()
     };
     let Err(refused) = cluster_state(&ours.node("n1")).await else { panic!("not refused") };
@@ -244,7 +244,7 @@ async fn a_certificate_permits_explanations_for_the_node_that_it_names() {
     let brain = Brain::start(&ours.brain(), &ours.pem, &["metrics.shop.svc"]).await;
     let files = Folder::new(&ours.node("n1"), &ours.pem);
     let explain = async |node: &str| {
-        let client = Client::new(brain.target.clone(), node).tls(files.client());
+        let client = Client::new(brain.target.clone().into(), node).tls(files.client());
         timeout(LIMIT, client.explain(&["node".into()])).await.unwrap()
     };
     assert_eq!(explain("n1").await.unwrap().node_name, "n1");
@@ -297,7 +297,7 @@ async fn a_brain_reloads_certificates_while_it_serves() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
-    let mut watch = Client::new(brain.target.clone(), "n1").tls(mine.client()).watch();
+    let mut watch = Client::new(brain.target.clone().into(), "n1").tls(mine.client()).watch();
     assert!(timeout(LIMIT, watch.next()).await.unwrap().is_some());
 
     // While the files do not match, the previous set stays in use.
@@ -322,7 +322,7 @@ async fn a_client_uses_its_new_certificate_for_the_next_connection() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
-    let client = Client::new(brain.target.clone(), "n1").tls(mine.client());
+    let client = Client::new(brain.target.clone().into(), "n1").tls(mine.client());
     assert!(timeout(LIMIT, client.watch().next()).await.unwrap().is_some());
     brain.files.write(&new.brain(), &new.pem);
     assert!(
@@ -426,7 +426,7 @@ async fn a_unix_socket_needs_no_certificate() {
     let brain = Brain::start_at(Target::Unix(folder.socket()), &ours.brain(), &ours.pem, &[]).await;
     // A client does not use its certificate there.
     let mine = Folder::new(&ours.node("n1"), &ours.pem);
-    let client = Client::new(brain.target.clone(), "n7").tls(mine.client());
+    let client = Client::new(brain.target.clone().into(), "n7").tls(mine.client());
     assert!(timeout(LIMIT, client.watch().next()).await.unwrap().is_some());
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use listeners::SocketAccess;
 use nix::unistd::Group;
-use proxy_contract::{Target, client::Client};
+use proxy_contract::{Target, Targets, client::Client};
 
 use super::tls::{ClientTlsFlags, ServerTlsFlags};
 
@@ -15,8 +15,11 @@ pub(in crate::cli) const DEFAULT_SOCKET: &str = "unix:///run/kube-proxy-ebpf/pro
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct UpstreamFlags {
     /// Address of the brain: unix:///path, tcp://host:port or host:port
+    ///
+    /// Of several addresses, with commas between, and of several addresses of a host, one is followed: a random one whose brain
+    /// has a state. When that brain is lost, another one is followed.
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_SOCKET)]
-    target: Target,
+    target: Targets,
     #[command(flatten)]
     tls: ClientTlsFlags,
 }

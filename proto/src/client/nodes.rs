@@ -1,0 +1,37 @@
+//! Asks brains who follows them.
+
+use tokio::time::timeout;
+
+use super::{
+    connect::{Address, CONNECT_TIMEOUT, Connector, error_chain},
+    session::Refused,
+};
+use crate::globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient};
+
+/// The clients of all brains; without those of a brain that does not answer, unless none does.
+pub(super) async fn list(connector: &Connector, address: &str) -> Result<Vec<NodeStatus>, Refused> {
+    let (mut all, mut failures) = (None, Vec::new());
+    for brain in connector.addresses().await {
+        match of_brain(connector, &brain, address).await {
+            Ok(nodes) => all.get_or_insert_with(Vec::new).extend(nodes),
+            Err(reason) => failures.push(format!("{brain}: {reason}")),
+        }
+    }
+    let all = all.ok_or_else(|| Refused(failures.join("; ")))?;
+    for failure in failures {
+        tracing::warn!("{failure}; the nodes that follow this brain are not listed");
+    }
+    Ok(all)
+}
+
+async fn of_brain(connector: &Connector, brain: &Address, address: &str) -> Result<Vec<NodeStatus>, String> {
+    let mut nodes = NodesClient::new(connector.connect_to(brain).await?);
+    let answer = timeout(CONNECT_TIMEOUT, nodes.list(ListNodesReq { address: address.to_owned() })).await;
+    let answer = answer.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))?;
+    let mut items = answer.map_err(|it| error_chain(&it))?.into_inner();
+    let mut all = Vec::new();
+    while let Some(it) = items.message().await.map_err(|it| error_chain(&it))? {
+        all.push(it);
+    }
+    Ok(all)
+}
