@@ -51,7 +51,7 @@ async fn clients_spread_over_the_brains_and_all_are_listed() {
     }
     assert!(counts.len() == 3 && counts.values().all(|it| *it > 12), "{counts:?}");
     assert_eq!(client.nodes(None).await.unwrap().len(), 90);
-    // Of a brain that is gone, nobody knows the clients.
+    // Those of a brain that is gone are missing.
     let followed = a.1.publisher.current().unwrap().instance_id;
     a.1.stop().await;
     assert_eq!(client.nodes(None).await.unwrap().len(), 90 - counts[&followed]);
