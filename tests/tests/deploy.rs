@@ -14,8 +14,9 @@ use std::{
 
 use api_server::{ApiServer, Settings, WatchList};
 use k8s_openapi::api::{
-    apps::v1::DaemonSet,
+    apps::v1::{DaemonSet, Deployment},
     core::v1::{ConfigMap, ServiceAccount},
+    policy::v1::PodDisruptionBudget,
     rbac::v1::{ClusterRole, ClusterRoleBinding},
 };
 use rustix::thread::CapabilitySet;
@@ -30,7 +31,8 @@ use tests::{
 };
 
 /// Every kustomization with a proxy; the first is the base.
-const SERVING: [&str; 4] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split"];
+const SERVING: [&str; 5] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split", CENTRAL];
+const CENTRAL: &str = "overlays/central";
 const CLEANUP: &str = "cleanup";
 
 /// The objects of each kustomization; `None` without a renderer: the test is skipped.
@@ -51,15 +53,26 @@ fn pod(objects: &[Value]) -> &Value {
     &one(objects, "DaemonSet")["spec"]["template"]["spec"]
 }
 
+/// The pods of the DaemonSet and of the Deployment, if there is one.
+fn pods(objects: &[Value]) -> Vec<&Value> {
+    let with_pods = objects.iter().filter(|it| it["kind"] == "DaemonSet" || it["kind"] == "Deployment");
+    with_pods.map(|it| &it["spec"]["template"]["spec"]).collect()
+}
+
 /// Whether a container ends before the others start.
 fn is_initializing(container: &Value) -> bool {
     strings(&container["args"]).contains(&"--init-only")
 }
 
-/// Every container that runs our image, init containers included.
+/// Every container of a pod that runs our image, init containers included.
 fn containers(pod: &Value) -> Vec<&Value> {
     let all = ["initContainers", "containers"].into_iter().filter_map(|it| pod[it].as_array()).flatten();
     all.filter(|it| it["image"].as_str().unwrap().contains(deploy::IMAGE)).collect()
+}
+
+/// The same of all pods.
+fn all_containers(objects: &[Value]) -> Vec<&Value> {
+    pods(objects).into_iter().flat_map(containers).collect()
 }
 
 fn strings(list: &Value) -> Vec<&str> {
@@ -69,7 +82,7 @@ fn strings(list: &Value) -> Vec<&str> {
 /// Every image of ours in a kustomization.
 fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
     let objects = renderer.render(folder).unwrap();
-    containers(pod(&objects)).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
+    all_containers(&objects).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
@@ -100,8 +113,8 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
     // The alternative resources that the first one names.
     let mine = top.join("mine/kustomization.yaml");
     let first = fs::read_to_string(&mine).unwrap();
-    for other in ["../deploy/overlays/kubeadm", "../deploy/overlays/split"] {
-        assert!(first.contains(other), "{first}");
+    for other in ["kubeadm", "split", "central"].map(|it| format!("../deploy/overlays/{it}")) {
+        assert!(first.contains(&other), "{first}");
         fs::write(&mine, first.replacen("../deploy #", &format!("{other} #"), 1)).unwrap();
         let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
         let images = images(&renderer, &top.join("mine"));
@@ -145,6 +158,8 @@ fn unknown(object: &Value) -> Vec<String> {
     }
     let unknown = match object["kind"].as_str().unwrap() {
         "DaemonSet" => ignored::<DaemonSet>(object),
+        "Deployment" => ignored::<Deployment>(object),
+        "PodDisruptionBudget" => ignored::<PodDisruptionBudget>(object),
         "ConfigMap" => ignored::<ConfigMap>(object),
         "ServiceAccount" => ignored::<ServiceAccount>(object),
         "ClusterRole" => ignored::<ClusterRole>(object),
@@ -192,7 +207,8 @@ fn the_pods_are_placed_as_kube_proxys() {
         assert_eq!(pod["hostNetwork"], true, "{folder}");
         assert_eq!(pod["nodeSelector"]["kubernetes.io/os"], "linux", "{folder}");
         assert_eq!(pod["tolerations"], serde_json::json!([{ "operator": "Exists" }]), "{folder}");
-        let images: Vec<_> = containers(pod).into_iter().map(|it| it["image"].as_str().unwrap()).collect();
+        let images: Vec<_> =
+            all_containers(objects).into_iter().map(|it| it["image"].as_str().unwrap()).collect();
         let host = if *folder == "overlays/kind" { "localhost/" } else { "" };
         let image = format!("{host}{}:{}", deploy::IMAGE, env!("CARGO_PKG_VERSION"));
         assert!(!images.is_empty() && images.iter().all(|it| **it == image), "{folder}: {images:?}");
@@ -220,8 +236,9 @@ fn a_node_is_served_or_cleaned_up_never_both() {
 #[test]
 fn the_pods_have_no_more_privileges_than_needed() {
     let Some(rendered) = rendered() else { return };
-    for (folder, objects) in &rendered {
-        let pod = pod(objects);
+    for (folder, pod) in
+        rendered.iter().flat_map(|(folder, all)| pods(all).into_iter().map(move |it| (folder, it)))
+    {
         for it in ["hostPID", "hostIPC", "shareProcessNamespace"] {
             assert!(pod[it].is_null(), "{folder}: {it}");
         }
@@ -287,7 +304,7 @@ fn containers_have_the_tested_capabilities() {
     let Some(rendered) = rendered() else { return };
     let tested = deploy::capabilities().unwrap();
     for (folder, objects) in &rendered {
-        for container in containers(pod(objects)) {
+        for container in all_containers(objects) {
             let has = deploy::capabilities_of(container).unwrap();
             if is_initializing(container) {
                 assert_eq!(has, CapabilitySet::NET_ADMIN, "{folder}");
@@ -311,7 +328,7 @@ fn help(command: &str) -> String {
 fn the_binary_accepts_every_flag_and_variable_of_the_manifests() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in &rendered {
-        for container in containers(pod(objects)) {
+        for container in all_containers(objects) {
             let arguments = strings(&container["args"]);
             let help = help(arguments[0]);
             let words: BTreeSet<_> =
@@ -418,9 +435,9 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
 fn the_probes_have_an_address_of_their_own_on_loopback() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
-        // Containers of one pod share a network namespace, and a folder for their sockets.
+        // All are on the host's network, and those of one pod share a folder for their sockets.
         let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
-        for container in containers(pod(objects)).into_iter().filter(|it| !is_initializing(it)) {
+        for container in all_containers(objects).into_iter().filter(|it| !is_initializing(it)) {
             let settings = settings(container);
             assert_eq!(settings["--node-name"], "n1", "{folder}");
             if settings.contains_key("--pin-dir") {
@@ -448,10 +465,90 @@ fn the_probes_have_an_address_of_their_own_on_loopback() {
 }
 
 #[test]
+fn the_brains_start_without_a_service_and_leave_a_drained_node() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let objects = renderer.render(CENTRAL).unwrap();
+    assert!(objects.iter().all(|it| it["kind"] != "Service"), "agents could not reach it before they serve");
+    let deployment = &one(&objects, "Deployment")["spec"];
+    let pod = &deployment["template"]["spec"];
+    assert_eq!((&pod["hostNetwork"], &pod["dnsPolicy"]), (&true.into(), &"Default".into()));
+    assert_eq!(pod["priorityClassName"], "system-cluster-critical");
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    // Of two pods on a node the second one could not listen.
+    assert_eq!(
+        deployment["strategy"]["rollingUpdate"],
+        serde_json::json!({ "maxSurge": 0, "maxUnavailable": 1 })
+    );
+    for toleration in pod["tolerations"].as_array().unwrap() {
+        assert_eq!(toleration["effect"], "NoSchedule", "a pod leaves a node that is lost");
+        assert!(toleration["key"] != Value::Null && toleration["key"] != "node.kubernetes.io/unschedulable");
+    }
+    // Everything that selects the brains selects them only.
+    let labels = &deployment["template"]["metadata"]["labels"];
+    let selector = &deployment["selector"];
+    assert_eq!(one(&objects, "PodDisruptionBudget")["spec"]["selector"], *selector);
+    let apart = &pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    assert_eq!(apart[0]["labelSelector"], *selector);
+    assert_eq!(pod["topologySpreadConstraints"][0]["labelSelector"], *selector);
+    for (label, value) in selector["matchLabels"].as_object().unwrap() {
+        assert_eq!(labels[label], *value);
+        assert_ne!(one(&objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"][label], *value);
+    }
+}
+
+#[test]
+fn only_brains_have_an_account_at_the_api_server() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let objects = renderer.render(CENTRAL).unwrap();
+    let account = |kind| &one(&objects, kind)["spec"]["template"]["spec"]["serviceAccountName"];
+    let (agent, brain) = (account("DaemonSet"), account("Deployment"));
+    let subjects = one(&objects, "ClusterRoleBinding")["subjects"].as_array().unwrap();
+    assert!(subjects.len() == 1 && subjects[0]["name"] == *brain && agent != brain);
+    let account =
+        objects.iter().find(|it| it["kind"] == "ServiceAccount" && it["metadata"]["name"] == *agent);
+    assert_eq!(account.unwrap()["automountServiceAccountToken"], false);
+}
+
+/// The names that the README gives to Secrets, and the component for cert-manager.
+#[test]
+fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let top = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
+    let text = "resources: [deploy/overlays/central]\ncomponents: [deploy/components/cert-manager]\n";
+    fs::write(top.path().join("kustomization.yaml"), text).unwrap();
+    let objects = renderer.render(top.path()).unwrap();
+    let readme = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    for (kind, own, trusted) in
+        [("Deployment", "kube-proxy-ebpf-brain", "--tls-allow="), ("DaemonSet", "kube-proxy-ebpf-agent", "")]
+    {
+        let pod = &one(&objects, kind)["spec"]["template"]["spec"];
+        let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "tls").unwrap();
+        let secret = volume["secret"]["secretName"].as_str().unwrap();
+        assert!(readme.contains(&format!("create secret generic {secret} ")), "{secret}");
+        let is_certificate = |it: &&Value| it["kind"] == "Certificate" && it["spec"]["secretName"] == secret;
+        let certificate = objects.iter().find(is_certificate).unwrap();
+        assert_eq!(strings(&certificate["spec"]["dnsNames"]), [own]);
+        let container = &pod["containers"][0];
+        // Each names the other.
+        let other = if kind == "Deployment" {
+            let arguments = strings(&container["args"]);
+            arguments.into_iter().find_map(|it| it.strip_prefix(trusted)).unwrap()
+        } else {
+            let variables = container["env"].as_array().unwrap();
+            let name = "KUBE_PROXY_EBPF_TARGET_TLS_SERVER_NAME";
+            variables.iter().find(|it| it["name"] == name).unwrap()["value"].as_str().unwrap()
+        };
+        assert!(other.starts_with("kube-proxy-ebpf-") && other != own, "{kind}: {other}");
+        assert!(readme.contains(&format!("subjectAltName=DNS:{own}")), "{own}");
+    }
+}
+
+#[test]
 fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
-        for container in containers(pod(objects)) {
+        for container in all_containers(objects) {
             let arguments = strings(&container["args"]);
             if !arguments.contains(&"--source=kube") {
                 continue;

@@ -114,7 +114,7 @@ fn manifests(digest: &str) -> Result<Vec<Entry>> {
         it.name.starts_with("deploy/") && it.name.ends_with(".yaml") || it.name == "deploy/base/config.conf"
     });
     for (name, resource) in [
-        ("mine", "../deploy # or ../deploy/overlays/kubeadm, ../deploy/overlays/split"),
+        ("mine", "../deploy # or ../deploy/overlays/kubeadm, …/split, …/central"),
         ("mine-cleanup", "../deploy/cleanup"),
     ] {
         let text = format!(

@@ -199,6 +199,9 @@ fn the_pod_monitors_find_the_pods_and_their_ports() {
     let split = ("../deploy/overlays/split", "metrics-split");
     check_monitor(&renderer, split, own, "agent", "kube-proxy-ebpf");
     check_monitor(&renderer, split, brain, "brain", "kube-proxy-ebpf-brain");
+    let central = ("../deploy/overlays/central", "metrics-central");
+    check_monitor(&renderer, central, own, "agent", "kube-proxy-ebpf");
+    check_monitor(&renderer, central, brain, "brain", "kube-proxy-ebpf-brain");
 }
 
 /// A monitor finds the port of a container at which the metrics are served, and gives its series their job.
@@ -220,14 +223,22 @@ fn check_monitor(
     );
     fs::write(mine.join("kustomization.yaml"), text).unwrap();
     let objects = renderer.render(&mine).unwrap();
-    let pods = &objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap()["spec"]["template"];
+    let templates = objects.iter().map(|it| &it["spec"]["template"]);
+    let has_it = |pods: &Value| {
+        pods["spec"]["containers"].as_array()?.iter().find(|it| it["name"] == container).cloned()
+    };
+    let (pods, container) = templates.filter_map(|it| Some((it, has_it(it)?))).next().unwrap();
 
     assert_eq!(monitor["metadata"]["namespace"], "kube-system");
     let labels = &pods["metadata"]["labels"];
-    for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+    let selector = &monitor["spec"]["selector"];
+    for (label, value) in selector["matchLabels"].as_object().into_iter().flatten() {
         assert_eq!(labels[label], *value);
     }
-    let container = list(&pods["spec"]["containers"]).iter().find(|it| it["name"] == container).unwrap();
+    for it in selector["matchExpressions"].as_array().into_iter().flatten() {
+        assert_eq!(it["operator"], "In");
+        assert!(list(&it["values"]).contains(&labels[string(&it["key"])]), "{labels}");
+    }
     for endpoint in list(&monitor["spec"]["podMetricsEndpoints"]) {
         let port = list(&container["ports"]).iter().find(|it| it["name"] == endpoint["port"]).unwrap();
         let is_address = |it: &&Value| string(&it["name"]).ends_with("METRICS_BIND_ADDRESS");
