@@ -126,13 +126,26 @@ impl Trace {
         let program = self.start()?;
         let mut calls: HashMap<Pid, InCall> = HashMap::new();
         let mut count = 0;
+        let mut outcome = None;
         loop {
-            let stopped = waitpid(None, Some(WaitPidFlag::__WALL)).context("waitpid")?;
+            let stopped = match (waitpid(None, Some(WaitPidFlag::__WALL)), outcome) {
+                (Err(Errno::ECHILD), Some(code)) => return Ok(ExitCode::from(code)),
+                (stopped, _) => stopped.context("waitpid")?,
+            };
+            if let (Some(_), Some(thread)) = (outcome, stopped.pid()) {
+                // A child of the program has what it inherited, the lock among it; it may have ended.
+                let _ = kill(thread, Signal::SIGKILL);
+                continue;
+            }
             let (thread, signal) = match stopped {
                 WaitStatus::Exited(process, code) if process == program => {
-                    return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
+                    outcome = Some(u8::try_from(code).unwrap_or(u8::MAX));
+                    continue;
                 }
-                WaitStatus::Signaled(process, ..) if process == program => return Ok(ExitCode::from(137)),
+                WaitStatus::Signaled(process, ..) if process == program => {
+                    outcome = Some(137);
+                    continue;
+                }
                 WaitStatus::PtraceSyscall(thread) => {
                     match self.at_call(thread, &mut calls, &mut count, &mut steps) {
                         // A thread that is killed meanwhile cannot be asked.
