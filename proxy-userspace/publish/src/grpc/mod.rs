@@ -16,6 +16,7 @@ mod explanations;
 pub mod fuzzing;
 mod listen;
 mod long_poll;
+mod node_changes;
 mod node_diff;
 mod node_watch;
 mod nodes;

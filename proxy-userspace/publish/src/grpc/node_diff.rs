@@ -5,15 +5,16 @@ use std::{collections::VecDeque, sync::Arc};
 use model::{
     ServiceName, diff,
     services::Services,
-    state::{Endpoint, EndpointKey, NodeInfo, NodeState, ServiceCidr, ServiceState},
+    state::{Endpoint, EndpointKey, NodeState, ServiceCidr, ServiceState},
 };
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Set};
 use wire::Extensions;
 
 use super::{
-    change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set},
+    change_set::{Change, ChangeSet, Diff, Kind, Phase, delete, service_cidrs, set},
     encoded::Encoded,
+    node_changes::NodeChange,
 };
 
 /// Holds both states, and a pointer per Service that differs.
@@ -23,8 +24,8 @@ pub(super) struct NodeDiff {
     is_shared: bool,
     /// In ascending order of names; empty if the client did not request them.
     service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
-    /// In ascending order of names; empty if the client did not request nodes.
-    nodes: Vec<Change<NodeInfo>>,
+    /// Empty if the client did not request nodes.
+    nodes: Arc<[NodeChange]>,
     old: Services,
     new: Services,
     /// The Services that differ, in ascending order of names: the new ones, or the old ones of those that were deleted.
@@ -32,26 +33,18 @@ pub(super) struct NodeDiff {
 }
 
 impl NodeDiff {
-    /// The change set that leads from `old` to `new`; the cost is that of the difference. What many clients receive is
-    /// encoded once.
+    /// The change set that leads from `old` to `new`, whose Nodes differ by `nodes`; the cost is that of the difference. What
+    /// many clients receive is encoded once.
     pub(super) fn change_set(
         old: &NodeState,
         new: &NodeState,
+        nodes: Arc<[NodeChange]>,
         extensions: Extensions,
         is_shared: bool,
     ) -> ChangeSet<Self> {
         // Counted first for an exact allocation: a thousand watchers that connect at once have one each.
         let mut differing = Vec::with_capacity(new.diff(old).count());
         differing.extend(new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()));
-        let mut nodes = Vec::new();
-        if extensions.nodes && !old.nodes.ptr_eq(&new.nodes) {
-            let differing = diff::pairs(&*old.nodes, &*new.nodes).filter(|(_, old, new)| old != new);
-            nodes.extend(differing.map(|(name, old, new)| Change {
-                path: name.to_string(),
-                old: old.cloned(),
-                new: new.cloned(),
-            }));
-        }
         let service_cidrs = match extensions.service_cidrs {
             true => service_cidrs(&old.service_cidrs, &new.service_cidrs, str::to_owned),
             false => Vec::new(),
@@ -87,14 +80,6 @@ impl Diff for NodeDiff {
             Phase::Set(Kind::Endpoints) => service().set_endpoints(out),
             Phase::Delete(Kind::Endpoints) => service().delete_endpoints(out),
         }
-    }
-}
-
-impl Encode for NodeInfo {
-    const SET: Set = Set::NodesSet;
-
-    fn encode(&self, path: &str) -> Option<Vec<u8>> {
-        Some(wire::node(path, self).encode_to_vec())
     }
 }
 

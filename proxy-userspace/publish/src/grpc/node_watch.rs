@@ -16,6 +16,7 @@ use super::{
     authz::Peer,
     change_set::ChangeSet,
     encoded::{NodeDigests, kept},
+    node_changes::NodeChanges,
     node_diff::NodeDiff,
     watch_session::{self, End, Items, Turns, View},
 };
@@ -29,12 +30,13 @@ pub(super) struct NodeWatch {
     nodes: Arc<dyn NodeStates>,
     turns: Turns,
     node_digests: Arc<NodeDigests>,
+    node_changes: Arc<NodeChanges>,
     followers: Followers,
 }
 
 impl NodeWatch {
     pub(super) fn new(nodes: Arc<dyn NodeStates>, turns: Turns, followers: Followers) -> Self {
-        Self { nodes, turns, node_digests: Arc::default(), followers }
+        Self { nodes, turns, node_digests: Arc::default(), node_changes: Arc::default(), followers }
     }
 }
 
@@ -50,6 +52,7 @@ impl Sets for NodeWatch {
             extensions: Extensions::default(),
             turns: self.turns.clone(),
             node_digests: Arc::clone(&self.node_digests),
+            node_changes: Arc::clone(&self.node_changes),
             have: None,
             sent: None,
             followers: self.followers.clone(),
@@ -67,6 +70,7 @@ struct NodeView {
     extensions: Extensions,
     turns: Turns,
     node_digests: Arc<NodeDigests>,
+    node_changes: Arc<NodeChanges>,
     /// What the client has, until the first state is sent.
     have: Option<Digests>,
     /// The last state that was sent.
@@ -121,7 +125,15 @@ impl View for NodeView {
             (None, Some((_, rest))) => rest,
             (None, None) => &empty,
         };
-        let mut changes = NodeDiff::change_set(before, &published.state, self.extensions, is_shared);
+        let node_changes = if self.extensions.nodes {
+            // What is left of a client's own nodes is like no other's.
+            let is_shared = is_shared && resumed.is_none();
+            self.node_changes.between(&before.nodes, &published.state.nodes, is_shared)
+        } else {
+            Arc::default()
+        };
+        let mut changes =
+            NodeDiff::change_set(before, &published.state, node_changes, self.extensions, is_shared);
         if let Some((kept, _)) = &resumed {
             changes.begin_with(OpItem { op: Some(Op::Kept(Kept { buckets: kept.bits().to_vec() })) });
         }
