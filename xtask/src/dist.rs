@@ -114,7 +114,10 @@ fn manifests(digest: &str) -> Result<Vec<Entry>> {
         it.name.starts_with("deploy/") && it.name.ends_with(".yaml") || it.name == "deploy/base/config.conf"
     });
     for (name, resource) in [
-        ("mine", "../deploy # or ../deploy/overlays/kubeadm, …/split, …/central"),
+        (
+            "mine",
+            "../deploy # or ../deploy/overlays/kubeadm, ../deploy/overlays/split, ../deploy/overlays/central",
+        ),
         ("mine-cleanup", "../deploy/cleanup"),
     ] {
         let text = format!(
@@ -237,7 +240,7 @@ mod tests {
                     .map(|it| it.split([' ', ',', '\n']).next().expect("a path").to_owned()),
             );
         }
-        assert_eq!(resources.len(), 4, "{resources:?}");
+        assert_eq!(resources.len(), 5, "{resources:?}");
         for it in resources {
             assert!(files.contains_key(&format!("top/{it}/kustomization.yaml")), "{it}");
         }
