@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 
 use crate::{
-    share::{Found, Selection, Share},
+    share::{Found, Row, Selection, Share},
     trace::Trace,
 };
 
@@ -90,7 +90,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         let shares: Vec<_> = shares.map(|it| scope.spawn(move || in_own_process(it))).collect();
         shares.into_iter().map(|it| it.join().expect("no panic")).collect()
     });
-    let Found { connects, problems, .. } = print(Found::join(found?), arguments.selection.after);
+    let Found { rows, problems, connects } = Found::join(found?);
+    print(&rows, arguments.selection.after);
     println!("{connects} connects meanwhile, {} problems, {} s", problems.len(), begin.elapsed().as_secs());
     if !problems.is_empty() {
         bail!("{} interruptions had consequences", problems.len());
@@ -106,16 +107,15 @@ fn in_own_process(share: Share) -> Result<Found> {
     serde_json::from_str(&found).with_context(|| format!("share {share} found {found:?}"))
 }
 
-fn print(found: Found, has_after: bool) -> Found {
+fn print(rows: &[Row], has_after: bool) {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
     let mut header = vec!["Scenario", "Step", "System call", "Killed before", "Failed"];
     header.extend(has_after.then_some("Killed after"));
     table.set_header(header);
-    for row in &found.rows {
+    for row in rows {
         let cells = [row.scenario.to_string(), row.step.to_string(), row.call.clone()];
         table.add_row(cells.iter().chain(&row.outcomes));
     }
     println!("{table}");
-    found
 }

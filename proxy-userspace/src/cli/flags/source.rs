@@ -22,7 +22,8 @@ pub(in crate::cli) struct SourceFlags {
     /// watched for changes. The output of `kubectl get services,endpointslices,nodes -A -o yaml` is such a manifest.
     ///
     /// api:TARGET: another brain, this program's or KPNG's, at unix:///path, tcp://host:port or host:port, as in
-    /// api:unix:///run/brain.sock; of several, with commas between, any one. Its cluster state is followed (globalv1.Sets/Watch) and node states are computed here.
+    /// api:unix:///run/brain.sock; of several, with commas between, any one. Its cluster state is followed
+    /// (globalv1.Sets/Watch) and node states are computed here.
     /// If it does not offer that, its state of this node is used unchanged (localv1.Sets/Watch), and no other node can be
     /// served.
     #[arg(long, value_name = "kube|file:PATH|api:TARGET", value_parser = source)]
