@@ -7,7 +7,8 @@
 use aya_ebpf::{EbpfContext, programs::SockAddrContext};
 use proxy_common::{
     health::{Watch, client},
-    sock_nat::{NatSlot, SockNat, share_cell, slot_share},
+    net::SockAddr,
+    sock_nat::{NatSlot, share_cell, slot_share},
 };
 
 use crate::{
@@ -84,7 +85,8 @@ impl SlotRef {
         self.owner = self.cookie;
         // SAFETY: the only claimant owns the slot.
         let slot = unsafe { &mut *self.slot };
-        slot.nat = SockNat::default();
+        // That alone says that there is no translation.
+        slot.nat.backend = SockAddr::UNSET;
         slot.watch = Watch::NONE;
         slot.client = client;
         slot.cookie = self.cookie;

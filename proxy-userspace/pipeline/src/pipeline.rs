@@ -26,6 +26,9 @@ use crate::{
 /// How many nodes get their first state at a time, before the source and everything else has a turn.
 const MAX_PENDING_NODES: usize = 16;
 
+/// To how many other nodes a change goes before the next one waits for it.
+const CROWD: usize = 16;
+
 /// A source, a brain and publishers. The source stops when this is dropped.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -168,6 +171,7 @@ impl Pipeline {
                 // What was published so far may be the state that another brain computed.
                 changed.extend(brain.served_nodes().cloned());
             }
+            let is_crowd = changed.len() > CROWD;
             self.publish(&brain, changed, (received.unwrap_or(computed), computed), observer);
             self.nodes.set_cluster_nodes(brain.node_infos().clone());
             let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
@@ -197,6 +201,9 @@ impl Pipeline {
             }
             observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
             reported = rejected;
+            if is_crowd {
+                let_all_send().await;
+            }
         }
     }
 
@@ -228,6 +235,15 @@ impl Pipeline {
             let published = Instant::now();
             observer.published(&PublishSteps { instance_id, rev, received, computed, published });
         }
+    }
+}
+
+/// Lets all tasks that are ready run, once each for the session, the response and the connection of a client, through which
+/// a state passes. What changes meanwhile is computed and sent at once, instead of one by one to thousands of clients.
+async fn let_all_send() {
+    for _ in 0..3 {
+        // A new task is the last in the queue. It does not fail.
+        let _ = tokio::spawn(async {}).await;
     }
 }
 

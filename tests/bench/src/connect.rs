@@ -19,14 +19,15 @@ use tests::{
 };
 
 use crate::{
-    figures::{Figures, TEN_EACH},
+    figures::{Figures, TEN_EACH, median},
     program_stats::ProgramStats,
 };
 
 /// Numbers of Services.
 const SIZES: [usize; 4] = [100, 1_000, 10_000, 50_000];
 const PAIRS: usize = 20_000;
-const CONNECTS: usize = 50_000;
+/// Connects, or sockets, of one batch of runs of a program.
+const CONNECTS: usize = 1_000;
 const DATAGRAM_SOCKETS: usize = 10_000;
 const ENDPOINTS: u32 = 10;
 const PORT: u16 = 8080;
@@ -50,13 +51,13 @@ struct ConnectFigures {
     unwatched: f64,
     /// To the address of a random Service.
     any: f64,
-    /// The mean run time of the connect program, for always the same Service.
+    /// The run time of the connect program, for always the same Service.
     hit: f64,
     /// For a random Service.
     any_hit: f64,
     /// For an address of no Service.
     miss: f64,
-    /// The mean run time of the program that closes sockets.
+    /// The run time of the program that closes sockets.
     close: f64,
     /// The run time of the program that watches connections, for both ends of one that is not translated.
     passing: f64,
@@ -142,17 +143,17 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     let [direct_time, one, any, unwatched] = times.map(median);
 
     // Sockets without an entry.
-    let idle = ProgramStats::of(&node.program("sock_release"), || {
+    let idle = ProgramStats::median(&node.program("sock_release"), ProgramStats::mean, || {
         for _ in 0..CONNECTS {
             drop(socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?);
         }
         Ok(())
     })?;
     let run_time = |program: &str, address: &mut dyn FnMut() -> SocketAddr| {
-        let stats = ProgramStats::of(&node.program(program), || {
+        let mean = ProgramStats::median(&node.program(program), ProgramStats::mean, || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, address()).map(drop))
         })?;
-        anyhow::Ok((stats.mean() - idle.mean()).max(0.0))
+        anyhow::Ok((mean - idle).max(0.0))
     };
     let datagram = time_datagrams(direct)?;
     let before = memory.usage()?;
@@ -172,11 +173,11 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         any_hit: run_time("connect4", &mut || address(rng.usize(..services)))?,
         miss: run_time("connect4", &mut || direct)?,
         close: run_time("sock_release", &mut || address(0))?,
-        passing: ProgramStats::of(&node.program("sock_ops"), || {
-            (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop))
-        })?
-        .sum()
-            / CONNECTS as f64,
+        passing: ProgramStats::median(
+            &node.program("sock_ops"),
+            |it| it.sum() / CONNECTS as f64,
+            || (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop)),
+        )?,
     })
 }
 
@@ -233,9 +234,4 @@ fn connect_and_close(listener: &TcpListener, address: SocketAddr) -> Result<f64>
 /// Accepts every pending connection.
 fn drain(listener: &TcpListener) {
     while listener.accept().is_ok() {}
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times[times.len() / 2]
 }

@@ -11,6 +11,12 @@ use crate::proxy_figures::{self, ProxyFigures};
 /// The header of most tables.
 pub(crate) const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
 
+/// The median of at least one figure.
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_unstable_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
 /// The figures of a subject.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {

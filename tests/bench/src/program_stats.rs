@@ -1,6 +1,6 @@
 //! The cost of BPF programs, as the kernel counts it.
 //!
-//! Counting is on only inside [`ProgramStats::of`], because counting itself costs time.
+//! Counting is on only inside [`ProgramStats::median`], because counting itself costs time.
 
 use std::path::Path;
 
@@ -9,6 +9,11 @@ use aya::{
     programs::ProgramInfo,
     sys::{Stats, enable_stats},
 };
+
+use crate::figures::median;
+
+/// How often the work is measured.
+const BATCHES: usize = 50;
 
 /// How often a program ran and for how long in total.
 #[derive(Clone, Copy, Debug)]
@@ -19,13 +24,25 @@ pub(crate) struct ProgramStats {
 }
 
 impl ProgramStats {
-    /// Counts the runs of the program pinned at `pin` during `work`, whatever causes them.
-    pub(crate) fn of(pin: &Path, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+    /// The median of a figure over batches of the runs of the program pinned at `pin` during `work`, whatever causes them:
+    /// the kernel also counts an interrupt of a program as its run time, and what other guests of the machine take from it.
+    pub(crate) fn median(
+        pin: &Path,
+        figure: impl Fn(Self) -> f64,
+        mut work: impl FnMut() -> Result<()>,
+    ) -> Result<f64> {
         let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
-        let before = Self::read(pin)?;
-        work()?;
-        let after = Self::read(pin)?;
-        Ok(Self { runs: after.runs - before.runs, nanoseconds: after.nanoseconds - before.nanoseconds })
+        let mut figures = Vec::with_capacity(BATCHES);
+        for _ in 0..BATCHES {
+            let before = Self::read(pin)?;
+            work()?;
+            let after = Self::read(pin)?;
+            figures.push(figure(Self {
+                runs: after.runs - before.runs,
+                nanoseconds: after.nanoseconds - before.nanoseconds,
+            }));
+        }
+        Ok(median(figures))
     }
 
     fn read(pin: &Path) -> Result<Self> {

@@ -42,9 +42,9 @@ impl NodeDiff {
         extensions: Extensions,
         is_shared: bool,
     ) -> ChangeSet<Self> {
-        // Counted first for an exact allocation: a thousand watchers that connect at once have one each.
-        let mut differing = Vec::with_capacity(new.diff(old).count());
-        differing.extend(new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()));
+        let mut differing: Vec<_> = new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()).collect();
+        // A thousand watchers that connect at once have one each.
+        differing.shrink_to_fit();
         let service_cidrs = match extensions.service_cidrs {
             true => service_cidrs(&old.service_cidrs, &new.service_cidrs, str::to_owned),
             false => Vec::new(),
@@ -155,9 +155,9 @@ impl ServiceChange<'_> {
     }
 
     /// The endpoints before and after, in ascending order of keys.
-    fn endpoints(&self) -> impl Iterator<Item = (Option<&Endpoint>, Option<&Endpoint>)> {
-        fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Endpoint)> {
-            state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, &**it))
+    fn endpoints(&self) -> impl Iterator<Item = (Option<&Arc<Endpoint>>, Option<&Arc<Endpoint>>)> {
+        fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Arc<Endpoint>)> {
+            state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, it))
         }
         diff::pairs(of(self.old), of(self.new)).map(|(_, old, new)| (old, new))
     }
