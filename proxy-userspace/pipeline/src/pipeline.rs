@@ -251,6 +251,8 @@ async fn let_all_send() {
 mod tests {
     use std::{fs, sync::Mutex};
 
+    use tokio::sync::mpsc;
+
     use super::*;
     use crate::SyncStatus;
 
@@ -307,6 +309,26 @@ mod tests {
         assert_eq!(synced, [("file", false), ("file", true)]);
         let rejected = recorder.rejected.lock().unwrap();
         assert!(rejected.iter().any(|it| it.contains("(found n2)")), "{rejected:?}");
+    }
+
+    #[tokio::test]
+    async fn a_state_has_passed_session_response_and_connection_before_the_next_change_is_computed() {
+        let clients: Vec<_> = std::iter::repeat_with(|| {
+            let (state, mut receiver) = mpsc::unbounded_channel();
+            for _ in 0..3 {
+                let (sender, next) = mpsc::unbounded_channel();
+                let mut from = std::mem::replace(&mut receiver, next);
+                tokio::spawn(async move { from.recv().await.map(|it| sender.send(it)) });
+            }
+            (state, receiver)
+        })
+        .take(1_000)
+        .collect();
+        // All of their tasks wait.
+        let_all_send().await;
+        clients.iter().for_each(|(state, _)| state.send(()).unwrap());
+        let_all_send().await;
+        assert!(clients.into_iter().all(|(_, mut sent)| sent.try_recv().is_ok()));
     }
 
     #[test]
