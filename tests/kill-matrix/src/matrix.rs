@@ -12,7 +12,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 use tests::{
     Agent, AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport, agent::APPLIED, eventually,
@@ -142,7 +146,7 @@ impl Matrix {
         let before = usize::from(is_change);
         let mut outcome = self.await_outcome(scenario, &mut agent, build, before, interruption)?;
         let log = agent.log();
-        drop(agent);
+        end(agent)?;
         let found = fs::read_to_string(&steps).unwrap_or_default();
         let found: Vec<_> = found.lines().map(Step::named).collect();
         if interruption.is_some_and(|it| it.step > found.len()) {
@@ -351,6 +355,18 @@ impl Matrix {
         tracer.push("--".to_owned());
         Ok(command.under(&std::env::current_exe()?, tracer))
     }
+}
+
+/// Kills the traced program, if it still runs, and waits until its tracer has seen the last of it: what is left of it would
+/// still hold the lock when the next one starts.
+fn end(mut agent: Agent) -> Result<()> {
+    let tracer = agent.pid();
+    // Empty if the tracer has ended.
+    let programs = fs::read_to_string(format!("/proc/{tracer}/task/{tracer}/children")).unwrap_or_default();
+    for program in programs.split_whitespace() {
+        let _ = kill(Pid::from_raw(program.parse()?), Signal::SIGKILL);
+    }
+    agent.wait(TIMEOUT).map(drop)
 }
 
 /// The frontends under load, of two Services that change together.
