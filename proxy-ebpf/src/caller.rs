@@ -193,14 +193,13 @@ impl SocketContext for Caller<'_> {
     }
 
     #[inline(always)]
-    fn prefetch_socket(&self) {
-        if let Some(slot) = SlotRef::of(self.ctx) {
-            self.slot.set(slot);
-        }
-    }
-
-    #[inline(always)]
     fn prefetch_counters(&self, port_counter: CounterIndex) {
         self.counter.set(Counter::of(port_counter));
+        // The slot is rarely in the cache either.
+        if self.connects
+            && let Some(slot) = SlotRef::of(self.ctx)
+        {
+            self.slot.set(slot);
+        }
     }
 }

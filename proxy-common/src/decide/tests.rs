@@ -252,8 +252,6 @@ impl SocketContext for FakeSocket {
         frontend.health.failures != 0
     }
 
-    fn prefetch_socket(&self) {}
-
     fn prefetch_counters(&self, port_counter: CounterIndex) {
         assert_eq!(port_counter, PORT);
     }
