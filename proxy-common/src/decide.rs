@@ -74,6 +74,8 @@ pub trait SocketContext {
     /// Whether this call chooses a backend by what is known of them: the frontend says so, or some client has a record of
     /// failures.
     fn uses_backend_states(&self, frontend: &Frontend) -> bool;
+    /// Loads what is kept for this socket into the cache, before the frontend is looked up: there probably is one.
+    fn prefetch_socket(&self);
     /// Loads the counters of a service port into the cache, before the backend is looked up: a connection, or that it found
     /// no backend, is going to be counted.
     fn prefetch_counters(&self, port_counter: CounterIndex);
@@ -148,7 +150,12 @@ fn decide_by_tables<T: Tables>(
     port: Be16,
     protocol: u8,
 ) -> Verdict<BackendOf<T>> {
-    let frontend = if tables.may_be_frontend(ip) { tables.frontend(ip, port, protocol) } else { None };
+    let frontend = if tables.may_be_frontend(ip) {
+        socket.prefetch_socket();
+        tables.frontend(ip, port, protocol)
+    } else {
+        None
+    };
     let found = match frontend {
         Some(frontend) => Some(frontend),
         // Decided by the port alone, so that other ports cost no second look-up.

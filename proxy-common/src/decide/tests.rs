@@ -252,6 +252,8 @@ impl SocketContext for FakeSocket {
         frontend.health.failures != 0
     }
 
+    fn prefetch_socket(&self) {}
+
     fn prefetch_counters(&self, port_counter: CounterIndex) {
         assert_eq!(port_counter, PORT);
     }

@@ -21,7 +21,6 @@ mod metrics;
 mod moment;
 mod rendering;
 mod server;
-mod server_thread;
 mod state;
 mod status;
 mod timeline;

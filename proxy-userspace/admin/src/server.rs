@@ -25,7 +25,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use listeners::{Connection, Connections, UnixSocket, UnixSocketError};
+use listeners::{Connection, Connections, RuntimeThread, UnixSocket, UnixSocketError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream},
@@ -38,7 +38,6 @@ use crate::{
     admin::Admin,
     bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
     handlers::{PageBody, PageGroup},
-    server_thread::ServerThread,
     state::lock,
     trace_body::Expiry,
     ui::UiAddress,
@@ -54,6 +53,8 @@ const MAX_REQUESTS: usize = 8;
 const MAX_HEAD: usize = 16 << 10;
 /// How many connections are accepted before those that were accepted have their turn.
 const MAX_ACCEPTS: u64 = 8;
+/// How many slow pages are rendered at a time, and one spare.
+const MAX_BLOCKING_THREADS: usize = 3;
 /// Delay after a failed accept, as when there are no file descriptors left.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
 
@@ -63,8 +64,8 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
 /// them.
 #[derive(Debug)]
 pub struct Servers {
-    probes: ServerThread,
-    pages: ServerThread,
+    probes: RuntimeThread,
+    pages: RuntimeThread,
 }
 
 impl Servers {
@@ -74,7 +75,8 @@ impl Servers {
     ///
     /// If the process may not have further threads.
     pub fn start() -> io::Result<Self> {
-        Ok(Self { probes: ServerThread::start("probes")?, pages: ServerThread::start("pages")? })
+        let start = |name| RuntimeThread::start(name, MAX_BLOCKING_THREADS);
+        Ok(Self { probes: start("probes")?, pages: start("pages")? })
     }
 
     /// Serves pages at an address.

@@ -1,6 +1,6 @@
 //! What a pipeline is started with, and why it cannot be.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use model::RequestedMetadata;
 use proxy_contract::client::Client;
@@ -35,6 +35,9 @@ pub enum SourceConfig {
         client_config: ClientConfig,
         /// Whether all Nodes are watched, or only the one of the node to serve.
         all_nodes: bool,
+        /// Whether it is followed in a thread of its own: while thousands of clients are sent a change, the next ones come in,
+        /// and go out together.
+        own_thread: bool,
     },
 }
 
@@ -47,6 +50,9 @@ pub enum Error {
     /// The configuration of the API server's client is unusable.
     #[error(transparent)]
     Kube(#[from] ClientConfigError),
+    /// The thread of the source cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
     /// None of the manifests can be parsed.
     #[error("no manifest in {} can be parsed; the warnings name the reasons", .0.display())]
     NoManifest(PathBuf),

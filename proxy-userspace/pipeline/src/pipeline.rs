@@ -185,7 +185,7 @@ impl Pipeline {
                 false => ClusterSnapshot::Unavailable,
             });
             // An API server lists the Node object; manifests and other brains may not.
-            let is_required = matches!(self.source, RunningSource::Kube(_));
+            let is_required = matches!(self.source, RunningSource::Kube { .. });
             let infos = brain.node_infos();
             if nodes.as_ref().is_none_or(|it| !it.ptr_eq(infos)) {
                 nodes = Some(infos.clone());
@@ -249,8 +249,11 @@ async fn let_all_send() {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, sync::Mutex};
+    use std::{fs, sync::Mutex, thread, time::Duration};
 
+    use api_server::{ApiServer, Settings};
+    use serde_json::{Value, json};
+    use source::kube::ClientConfig;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -329,6 +332,51 @@ mod tests {
         clients.iter().for_each(|(state, _)| state.send(()).unwrap());
         let_all_send().await;
         assert!(clients.into_iter().all(|(_, mut sent)| sent.try_recv().is_ok()));
+    }
+
+    fn service(number: usize) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": format!("web-{number}"), "namespace": "default"},
+            "spec": {"clusterIP": format!("10.96.0.{number}"), "ports": [{"port": 80}]},
+        })
+    }
+
+    #[tokio::test]
+    async fn what_changes_while_clients_are_served_is_published_together() {
+        let server = ApiServer::start(Settings::default()).unwrap();
+        server.set(service(1));
+        let config = Config {
+            node: "n1".into(),
+            source: SourceConfig::Kube {
+                client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
+                all_nodes: true,
+                own_thread: true,
+            },
+            service_metadata: Default::default(),
+            brain: brain::Options::default(),
+        };
+        let pipeline = Pipeline::start(config).unwrap();
+        let recorder = Recorder::default();
+        let mut states = pipeline.subscribe();
+        let receive = async {
+            while states.next().await.unwrap().state.services.len() != 1 {}
+            let before = recorder.published.lock().unwrap().len();
+            for number in 2..=100 {
+                server.set(service(number));
+                // As while thousands are sent a change; each event is a message of its own.
+                thread::sleep(Duration::from_millis(2));
+            }
+            thread::sleep(Duration::from_secs(1));
+            while states.next().await.unwrap().state.services.len() != 100 {}
+            recorder.published.lock().unwrap().len() - before
+        };
+        let published = tokio::select! {
+            published = receive => published,
+            () = pipeline.run(&recorder) => panic!("the source has ended"),
+        };
+        assert!(published <= 3, "99 changes were published as {published}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use brain::Brain;
+use listeners::RuntimeThread;
 use model::{RequestedMetadata, cluster::ClusterState, state::NodeState};
 use source::{
     ClusterChanges,
@@ -24,6 +25,9 @@ use crate::{
 
 /// How often the status of the API server's watches is reported.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The source of a thread of its own looks up one name at a time.
+const MAX_BLOCKING_THREADS: usize = 2;
 
 /// Names of sources in reports. An API server is reported by resource instead.
 const FILE: &str = "file";
@@ -47,7 +51,11 @@ pub(crate) enum RunningSource {
     /// Another brain.
     Api(ApiSource),
     /// An API server.
-    Kube(KubeSource),
+    Kube {
+        source: KubeSource,
+        /// The thread in which it is followed.
+        _thread: Option<RuntimeThread>,
+    },
 }
 
 /// Receives the events of a source.
@@ -67,14 +75,18 @@ impl RunningSource {
         Ok(match config {
             SourceConfig::File(path) => Self::File(FileSource::start(path, service_metadata)?),
             SourceConfig::Api(client) => Self::Api(ApiSource::start(client, service_metadata)),
-            SourceConfig::Kube { client_config, all_nodes } => {
-                Self::Kube(KubeSource::start(&kube::Options {
+            SourceConfig::Kube { client_config, all_nodes, own_thread } => {
+                let options = kube::Options {
                     client_config,
                     service_proxy_name,
                     service_metadata,
                     node: (!all_nodes).then(|| node.to_owned()),
                     ..Default::default()
-                })?)
+                };
+                let start_thread = || RuntimeThread::start("source", MAX_BLOCKING_THREADS);
+                let thread = own_thread.then(start_thread).transpose()?;
+                let _context = thread.as_ref().map(|it| it.handle().enter());
+                Self::Kube { source: KubeSource::start(&options)?, _thread: thread }
             }
         })
     }
@@ -84,9 +96,9 @@ impl RunningSource {
         let (name, events) = match self {
             Self::File(it) => (FILE, SourceEvents::File(it)),
             Self::Api(it) => (API, SourceEvents::Api(from_now(it.updates()))),
-            Self::Kube(it) => {
-                report(it, observer);
-                return SourceEvents::Kube(it);
+            Self::Kube { source, .. } => {
+                report(source, observer);
+                return SourceEvents::Kube(source);
             }
         };
         observer.source(name, SyncStatus::default());

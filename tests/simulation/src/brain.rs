@@ -60,6 +60,7 @@ impl Brain {
                     ..ClientConfig::default()
                 },
                 all_nodes: self.any_node,
+                own_thread: false,
             },
             _ => SourceConfig::Api(client_of(world, name, self.index - 1, OWN_NODE)),
         };

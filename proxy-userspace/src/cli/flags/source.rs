@@ -91,6 +91,7 @@ impl SourceOptions {
             SourceArg::Kube => SourceConfig::Kube {
                 client_config: self.client_config(),
                 all_nodes: self.watch_all_nodes || serves_any_node,
+                own_thread: serves_any_node,
             },
         };
         Ok(Config {

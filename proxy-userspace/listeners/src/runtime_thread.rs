@@ -9,33 +9,32 @@ use tokio::{
     sync::oneshot,
 };
 
-/// How many slow pages are rendered at a time, and one spare.
-const MAX_BLOCKING_THREADS: usize = 3;
-
 /// A thread with an async runtime; its tasks end when this is dropped.
 #[derive(Debug)]
-pub(crate) struct ServerThread {
+pub struct RuntimeThread {
     handle: Handle,
     /// Dropping it ends the thread.
     _stop: oneshot::Sender<()>,
 }
 
-impl ServerThread {
-    pub(crate) fn start(name: &str) -> io::Result<Self> {
+impl RuntimeThread {
+    /// Starts the thread, and at most so many others for blocking calls.
+    pub fn start(name: &str, max_blocking_threads: usize) -> io::Result<Self> {
         let runtime =
-            Builder::new_current_thread().enable_all().max_blocking_threads(MAX_BLOCKING_THREADS).build()?;
+            Builder::new_current_thread().enable_all().max_blocking_threads(max_blocking_threads).build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             // Ends with an error when `stop` is dropped.
             let _ = runtime.block_on(stopped);
-            // A page that is being rendered is not waited for.
+            // No blocking call is waited for.
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, _stop: stop })
     }
 
-    pub(crate) fn handle(&self) -> &Handle {
+    /// What starts tasks in the thread.
+    pub fn handle(&self) -> &Handle {
         &self.handle
     }
 }
