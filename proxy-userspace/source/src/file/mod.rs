@@ -10,6 +10,7 @@ mod documents;
 mod folder;
 mod objects;
 mod parse;
+mod read_ahead;
 mod split;
 mod store;
 mod watch;
