@@ -13,6 +13,7 @@ pub mod counters;
 pub mod decide;
 pub mod exclusion;
 pub mod health;
+pub mod kernel_functions;
 pub mod net;
 pub mod overflow;
 pub mod probe;

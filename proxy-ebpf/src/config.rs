@@ -72,6 +72,10 @@ pub(crate) static TCP_SOCK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static ANY_SOCK: Global<u32> = Global::new(0);
 
+/// The BTF id of `struct sock`, if [`KERN_SOCK_BIT`] of any socket can be read by a cast to it; else 0.
+#[unsafe(no_mangle)]
+pub(crate) static SOCK_TYPE: Global<u32> = Global::new(0);
+
 /// The offset of the byte of `struct sock` that holds `sk_kern_sock` in this kernel.
 #[unsafe(no_mangle)]
 pub(crate) static KERN_SOCK_BYTE: Global<u32> = Global::new(0);

@@ -7,7 +7,7 @@
 use aya_ebpf::{EbpfContext, programs::SockAddrContext};
 use proxy_common::{
     health::{Watch, client},
-    net::SockAddr,
+    net::Be16,
     sock_nat::{NatSlot, share_cell, slot_share},
 };
 
@@ -85,8 +85,8 @@ impl SlotRef {
         self.owner = self.cookie;
         // SAFETY: the only claimant owns the slot.
         let slot = unsafe { &mut *self.slot };
-        // That alone says that there is no translation.
-        slot.nat.backend = SockAddr::UNSET;
+        // Port 0 alone says that there is no translation; the whole address would be cleared by a call, byte by byte.
+        slot.nat.backend.port = Be16::new(0);
         slot.watch = Watch::NONE;
         slot.client = client;
         slot.cookie = self.cookie;

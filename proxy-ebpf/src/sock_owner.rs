@@ -6,15 +6,16 @@
 //! translated; what the kernel sends by UDP is left to the packet path, since a reply could not be translated back.
 
 use aya_ebpf::{
+    bindings::bpf_sock,
     helpers::generated::{
         bpf_get_current_cgroup_id, bpf_probe_read_kernel, bpf_skc_to_mptcp_sock, bpf_skc_to_tcp_sock,
     },
     programs::SockAddrContext,
 };
-use proxy_common::tables::TCP;
+use proxy_common::{kernel_functions::RDONLY_CAST, tables::TCP};
 
 use crate::{
-    config::{ANY_SOCK, KERN_SOCK_BIT, KERN_SOCK_BYTE, MPTCP, TCP_SOCK},
+    config::{ANY_SOCK, KERN_SOCK_BIT, KERN_SOCK_BYTE, MPTCP, SOCK_TYPE, TCP_SOCK},
     ctx,
 };
 
@@ -34,7 +35,9 @@ impl SockOwner {
     /// The owner of a TCP or UDP socket.
     #[inline(always)]
     pub(crate) fn of(ctx: &SockAddrContext) -> Self {
-        let is_kernel = if ctx::protocol(ctx) == TCP {
+        let is_kernel = if SOCK_TYPE.load() != 0 {
+            is_kernel_by_cast(ctx)
+        } else if ctx::protocol(ctx) == TCP {
             match TCP_SOCK.load() {
                 0 => is_subflow(ctx) || is_in_root_cgroup(),
                 _ => is_kernel_tcp(ctx),
@@ -46,6 +49,19 @@ impl SockOwner {
         };
         if is_kernel { Self::Kernel } else { Self::Process }
     }
+}
+
+/// Whether any socket is the kernel's own. The cast costs nothing, and the kernel survives any address that is read.
+#[inline(always)]
+fn is_kernel_by_cast(ctx: &SockAddrContext) -> bool {
+    // SAFETY: the loader lets the call be one of the kernel function; without that no path leads here.
+    let rdonly_cast: unsafe extern "C" fn(*const bpf_sock, u32) -> *const u8 =
+        unsafe { core::mem::transmute(RDONLY_CAST as usize) };
+    // SAFETY: as above, and the byte is one of the socket.
+    let byte = unsafe {
+        rdonly_cast(ctx::socket(ctx), SOCK_TYPE.load()).add(KERN_SOCK_BYTE.load() as usize).read_volatile()
+    };
+    u32::from(byte) & KERN_SOCK_BIT.load() != 0
 }
 
 /// Whether a TCP socket is the kernel's own.
@@ -62,7 +78,7 @@ fn is_kernel_tcp(ctx: &SockAddrContext) -> bool {
     u32::from(byte) & KERN_SOCK_BIT.load() != 0
 }
 
-/// Whether any socket is the kernel's own. Costs more than [`is_kernel_tcp`].
+/// Whether any socket is the kernel's own. Costs more than the other ways.
 #[inline(always)]
 fn is_kernel(ctx: &SockAddrContext) -> bool {
     // Negated twice, a pointer is a number to the verifier, which allows arithmetic on it. The compiler would optimise both

@@ -129,7 +129,8 @@ pub(super) fn load_object(
     for (name, value) in constants {
         loader.override_global(name, value, true);
     }
-    loader.load(object).map_err(|it| Error::Load(Box::new(it)))
+    let linked = features.link(object);
+    loader.load(&bytemuck::cast_slice(&linked)[..object.len()]).map_err(|it| Error::Load(Box::new(it)))
 }
 
 /// Nanoseconds, as programs count.

@@ -1,6 +1,6 @@
-//! The offset of a member in a struct of the kernel, from the kernel's type information (BTF).
+//! Types of the kernel and their members, from the kernel's type information (BTF).
 //!
-//! Malformed BTF is no error: the member is then not found, and callers can do without it.
+//! Malformed BTF is no error: what it describes is then not found, and callers can do without it.
 //! (<https://docs.kernel.org/bpf/btf.html>. The existing crates have a copyleft licence, or do not expose members.)
 
 /// The BTF of the running kernel.
@@ -15,6 +15,38 @@ const HEADER: usize = 24;
 /// The offset of a member in a struct, in bits; of a bit field, the offset of its first bit. `None` if there is no such
 /// struct or member; members of anonymous structs inside are not found.
 pub(super) fn member_offset(btf: &[u8], of: &str, name: &str) -> Option<u32> {
+    let found = find(btf, STRUCT, of)?;
+    let mut members = found.rest.chunks_exact(MEMBER);
+    let member = members.find(|it| word(it, 0).is_some_and(|at| is_named(found.strings, at, name)))?;
+    // In a struct with bit fields, the upper byte is the size of the bit field.
+    let offset = word(member, 8)? as u32;
+    Some(if found.has_bit_fields { offset & 0x00ff_ffff } else { offset })
+}
+
+/// The id of a struct.
+pub(super) fn struct_id(btf: &[u8], name: &str) -> Option<u32> {
+    find(btf, STRUCT, name).map(|it| it.id)
+}
+
+/// The id of a function.
+pub(super) fn function_id(btf: &[u8], name: &str) -> Option<u32> {
+    find(btf, FUNCTION, name).map(|it| it.id)
+}
+
+const STRUCT: usize = 4;
+const FUNCTION: usize = 12;
+
+/// A type.
+struct Type<'a> {
+    id: u32,
+    has_bit_fields: bool,
+    /// What follows the common part.
+    rest: &'a [u8],
+    strings: &'a [u8],
+}
+
+/// The first type of a kind with this name.
+fn find<'a>(btf: &'a [u8], kind: usize, name: &str) -> Option<Type<'a>> {
     let magic = u16::from_ne_bytes(btf.get(..2)?.try_into().ok()?);
     if magic != MAGIC || btf.len() < HEADER {
         return None;
@@ -23,25 +55,18 @@ pub(super) fn member_offset(btf: &[u8], of: &str, name: &str) -> Option<u32> {
     let [types, length, strings] = [8, 12, 16].map(|at| word(btf, at));
     let strings = btf.get(begin.checked_add(strings?)?..)?;
     let mut types = btf.get(begin.checked_add(types?)?..)?.get(..length?)?;
-    while !types.is_empty() {
+    // Type 0 is void.
+    for id in 1.. {
         let info = word(types, 4)?;
-        let (kind, entries, has_bit_fields) = (info >> 24 & 0x1f, info & 0xffff, info >> 31 != 0);
-        let rest = types.get(TYPE..)?;
-        let (this, next) = rest.split_at_checked(size_after(kind, entries)?)?;
-        if kind == STRUCT && is_named(strings, word(types, 0)?, of) {
-            let member = this
-                .chunks_exact(MEMBER)
-                .find(|it| word(it, 0).is_some_and(|at| is_named(strings, at, name)));
-            // In a struct with bit fields, the upper byte is the size of the bit field.
-            let offset = word(member?, 8)? as u32;
-            return Some(if has_bit_fields { offset & 0x00ff_ffff } else { offset });
+        let (this_kind, entries, has_bit_fields) = (info >> 24 & 0x1f, info & 0xffff, info >> 31 != 0);
+        let (rest, next) = types.get(TYPE..)?.split_at_checked(size_after(this_kind, entries)?)?;
+        if this_kind == kind && is_named(strings, word(types, 0)?, name) {
+            return Some(Type { id, has_bit_fields, rest, strings });
         }
         types = next;
     }
     None
 }
-
-const STRUCT: usize = 4;
 
 /// How many bytes follow the common part of a type.
 fn size_after(kind: usize, entries: usize) -> Option<usize> {
@@ -113,6 +138,9 @@ mod tests {
         for (of, name) in [("sock", "fla"), ("soc", "flag"), ("int", "flag"), ("socket", "first"), ("", "")] {
             assert_eq!(member_offset(&btf, of, name), None, "{of}.{name}");
         }
+        assert_eq!(struct_id(&btf, "socket"), Some(2));
+        assert_eq!(struct_id(&btf, "sock"), Some(3));
+        assert_eq!((struct_id(&btf, "int"), function_id(&btf, "sock")), (None, None));
     }
 
     #[test]
@@ -127,13 +155,13 @@ mod tests {
                 let mut btf = btf.clone();
                 btf[at] = byte;
                 // It may find something, and must terminate.
-                let _ = member_offset(&btf, "sock", "flag");
+                let _ = (member_offset(&btf, "sock", "flag"), function_id(&btf, "sock"));
             }
         }
     }
 
     #[test]
-    fn offsets_in_the_kernels_btf_equal_those_of_bpftool() {
+    fn types_in_the_kernels_btf_are_those_of_bpftool() {
         let Ok(btf) = fs::read(KERNEL) else { return };
         let Ok(dump) = Command::new("bpftool").args(["btf", "dump", "file", KERNEL]).output() else { return };
         let dump = String::from_utf8_lossy(&dump.stdout);
@@ -145,6 +173,14 @@ mod tests {
             let offset =
                 found.and_then(|it| it.split_once("bits_offset=")?.1.split(' ').next()?.parse().ok());
             assert_eq!(member_offset(&btf, of, name), offset, "{of}.{name}");
+        }
+        for (found, name) in [
+            (struct_id(&btf, "sock"), "STRUCT 'sock' "),
+            (function_id(&btf, "tcp_v4_connect"), "FUNC 'tcp_v4_connect' "),
+        ] {
+            let line = dump.lines().find(|it| it.contains(name)).unwrap();
+            let id = line.strip_prefix('[').and_then(|it| it.split_once(']')).unwrap().0;
+            assert_eq!(found, id.parse().ok(), "{name}");
         }
     }
 }

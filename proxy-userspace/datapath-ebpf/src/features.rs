@@ -1,6 +1,7 @@
 //! The kernel features that programs use, and where they find the fields that they read.
 //!
-//! Programs get them as constants, so that the verifier never sees a branch that this kernel cannot run.
+//! Programs get them as constants, so that the verifier never sees a branch that this kernel cannot run; and the ids of
+//! kernel functions in their calls.
 
 use std::fs;
 
@@ -11,29 +12,38 @@ use aya::{
     util::KernelVersion,
 };
 
+use aya_obj::generated::{BPF_CALL, BPF_JMP, BPF_PSEUDO_KFUNC_CALL};
 use model::error_chain;
+use proxy_common::kernel_functions::RDONLY_CAST;
 
 use crate::{btf, capabilities, error::Error, failpoint};
 
-/// The constants of the programs, by name.
+/// What programs use of this kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features([(&'static str, u32); 7]);
+pub(super) struct Features {
+    /// The constants of the programs, by name.
+    constants: [(&'static str, u32); 8],
+    /// The BTF id of [`RDONLY_CAST`]; `None` if the kernel has no such function.
+    rdonly_cast: Option<u32>,
+}
 
-/// The constants that let programs read the kernel's sockets.
-const SOCKET_READS: [&str; 2] = ["TCP_SOCK", "ANY_SOCK"];
+/// The constants that let programs read the kernel's sockets: by a cast, or by helpers.
+const SOCKET_READS: [&[&str]; 2] = [&["SOCK_TYPE"], &["TCP_SOCK", "ANY_SOCK"]];
 
 impl Features {
     /// Detects the features of this kernel.
     pub(super) fn detect() -> Self {
         let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
-        let kern_sock =
-            fs::read(btf::KERNEL).ok().and_then(|it| btf::member_offset(&it, "sock", "sk_kern_sock"));
+        let types = fs::read(btf::KERNEL).unwrap_or_default();
+        let kern_sock = btf::member_offset(&types, "sock", "sk_kern_sock");
+        let rdonly_cast = btf::function_id(&types, "bpf_rdonly_cast");
+        let sock_type = rdonly_cast.and(kern_sock).and_then(|_| btf::struct_id(&types, "sock"));
         let can_read = |helper| u32::from(kern_sock.is_some() && has(helper));
         // An offset beyond the end of a socket, which the verifier refuses to read.
         let refused = failpoint::is_enabled("sockets-not-shown").then_some(1 << 20);
         let offset = refused.or(kern_sock).unwrap_or(0);
         let keeps_addresses = KernelVersion::current().is_ok_and(|it| it >= KernelVersion::new(6, 6, 0));
-        Self([
+        let constants = [
             ("SET_RETVAL", has(BpfHelper::BPF_FUNC_set_retval).into()),
             ("MPTCP", has(BpfHelper::BPF_FUNC_skc_to_mptcp_sock).into()),
             ("TCP_SOCK", can_read(BpfHelper::BPF_FUNC_skc_to_tcp_sock)),
@@ -41,40 +51,80 @@ impl Features {
             ("KERNEL_TCP", keeps_addresses.into()),
             ("KERN_SOCK_BYTE", offset / 8),
             ("KERN_SOCK_BIT", 1 << (offset % 8)),
-        ])
+            ("SOCK_TYPE", sock_type.unwrap_or(0)),
+        ];
+        Self { constants, rdonly_cast }
     }
 
-    /// The same without reading the kernel's sockets; `None` if these features do not read them.
-    pub(super) fn without_socket_reads(self) -> Option<Self> {
-        let reads = |it: &(&str, u32)| SOCKET_READS.contains(&it.0) && it.1 != 0;
-        let without = self.0.map(|it| if reads(&it) { (it.0, 0) } else { it });
-        self.0.iter().any(reads).then_some(Self(without))
+    /// The same with a slower way to read the kernel's sockets, or with none; `None` if these features do not read them.
+    fn with_fewer_socket_reads(self) -> Option<Self> {
+        let reads = |it: &(&str, u32), names: &[&str]| names.contains(&it.0) && it.1 != 0;
+        let mut ways = SOCKET_READS.iter().filter(|names| self.constants.iter().any(|it| reads(it, names)));
+        let fastest = ways.next()?;
+        let constants = self.constants.map(|it| if reads(&it, fastest) { (it.0, 0) } else { it });
+        Some(Self { constants, ..self })
+    }
+
+    /// Whether programs read the kernel's sockets.
+    fn reads_sockets(self) -> bool {
+        self.with_fewer_socket_reads().is_some()
     }
 
     /// Sets the constants of the programs.
     pub(super) fn apply_to<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        for (name, value) in &self.0 {
+        for (name, value) in &self.constants {
             loader.override_global(name, value, true);
         }
     }
+
+    /// A kernel object with the ids of this kernel in the calls of kernel functions; where there is no id, no path leads to
+    /// the call.
+    pub(super) fn link(&self, object: &[u8]) -> Vec<u64> {
+        // The length is that of an ELF file, whose instructions are aligned to 8 bytes.
+        let mut words = vec![0_u64; object.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..object.len()].copy_from_slice(object);
+        if let Some(id) = self.rdonly_cast {
+            let [placeholder, call] = [call(0, RDONLY_CAST), call(BPF_PSEUDO_KFUNC_CALL, id)];
+            words.iter_mut().filter(|it| **it == placeholder).for_each(|it| *it = call);
+        }
+        words
+    }
 }
 
-/// Loads something with the features of this kernel; without reads of the kernel's sockets if the verifier refuses those.
+/// An instruction that calls a function of a kind, in native byte order.
+fn call(kind: u32, function: u32) -> u64 {
+    let mut instruction = [0; 8];
+    instruction[0] = (BPF_JMP | BPF_CALL) as u8;
+    instruction[1] = (kind << if cfg!(target_endian = "little") { 4 } else { 0 }) as u8;
+    instruction[4..].copy_from_slice(&function.to_ne_bytes());
+    u64::from_ne_bytes(instruction)
+}
+
+/// Loads something with the features of this kernel; with fewer reads of the kernel's sockets if the verifier refuses those.
 pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> Result<T, Error> {
     check_btf()?;
-    let features = Features::detect();
-    match (load(features), features.without_socket_reads()) {
-        // With a missing capability the second attempt would fail, too.
-        (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
-            let loaded = load(fewer)?;
-            tracing::warn!(
-                "this kernel does not let programs read the owner of a socket; the calling process is checked \
-                 instead: {}",
-                error_chain(&error)
-            );
-            Ok(loaded)
+    let mut features = Features::detect();
+    let mut refused = None;
+    loop {
+        match (load(features), features.with_fewer_socket_reads()) {
+            // With a missing capability another attempt would fail, too.
+            (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
+                tracing::debug!("the programs are loaded with fewer reads of sockets: {}", error_chain(&error));
+                features = fewer;
+                refused = Some(error);
+            }
+            (Ok(loaded), _) => {
+                if let Some(error) = refused.filter(|_| !features.reads_sockets()) {
+                    tracing::warn!(
+                        "this kernel does not let programs read the owner of a socket; the calling process is checked \
+                         instead: {}",
+                        error_chain(&error)
+                    );
+                }
+                return Ok(loaded);
+            }
+            (Err(error), _) => return Err(error),
         }
-        (loaded, _) => loaded,
     }
 }
 
