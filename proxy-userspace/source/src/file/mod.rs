@@ -10,7 +10,6 @@ mod documents;
 mod folder;
 mod objects;
 mod parse;
-mod read_ahead;
 mod split;
 mod store;
 mod watch;

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io, mem,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -16,11 +17,10 @@ use tokio::time::Instant;
 
 use super::{
     contents::Contents,
-    documents::{DocumentError, Position},
+    documents::Position,
     folder::{self, Listed},
     objects::{ObjectName, Objects},
     parse::ParseError,
-    read_ahead::{ReadAhead, Signature, read_ahead, signature},
     watch::Touched,
 };
 use crate::ClusterChanges;
@@ -57,6 +57,13 @@ struct FileState {
     is_link: bool,
     /// Whether it defines an object more than once.
     has_duplicates: bool,
+}
+
+/// Device, inode, size, mtime and ctime: differs after every change of a file.
+type Signature = (u64, u64, u64, i64, i64, i64, i64);
+
+fn signature(it: &fs::Metadata) -> Signature {
+    (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec())
 }
 
 /// What is wrong with the files.
@@ -101,9 +108,8 @@ impl FileStore {
         } else {
             let links = self.files.iter().filter(|(_, it)| touched.links && it.is_link);
             let links: Vec<_> = links.map(|(path, _)| Arc::clone(path)).collect();
-            let nothing = &mut ReadAhead::default();
-            due.iter().chain(&links).for_each(|it| self.check(it, false, nothing));
-            touched.paths.iter().for_each(|it| self.check(it, true, nothing));
+            due.iter().chain(&links).for_each(|it| self.check(it, false));
+            touched.paths.iter().for_each(|it| self.check(it, true));
         }
         self.remove_missing();
     }
@@ -206,11 +212,8 @@ impl FileStore {
             }
         };
         self.list_problem = None;
-        let is_new = |it: &&Path| !self.files.contains_key(*it);
-        let new: Vec<_> = listed.iter().map(PathBuf::as_path).filter(is_new).collect();
-        let mut ahead = read_ahead(&new, &self.requested);
         for path in &listed {
-            self.check(path, touched.paths.contains(path), &mut ahead);
+            self.check(path, touched.paths.contains(path));
         }
         let is_gone = |it: &Arc<Path>| {
             listed.binary_search_by(|listed| listed.as_os_str().cmp(it.as_os_str())).is_err()
@@ -220,9 +223,8 @@ impl FileStore {
         }
     }
 
-    /// Reads a file if it has changed, and was not read ahead.
-    fn check(&mut self, path: &Path, is_touched: bool, ahead: &mut ReadAhead<'_>) {
-        let ahead = ahead.remove(path);
+    /// Reads a file if it has changed.
+    fn check(&mut self, path: &Path, is_touched: bool) {
         let path = self.files.get_key_value(path).map_or_else(|| path.into(), |(path, _)| Arc::clone(path));
         let link = fs::symlink_metadata(&path);
         let is_link = link.as_ref().is_ok_and(fs::Metadata::is_symlink);
@@ -230,21 +232,18 @@ impl FileStore {
         if metadata.as_ref().is_ok_and(|it| !it.is_file()) {
             return self.missing(path);
         }
-        let text = metadata.and_then(|metadata| {
+        let bytes = metadata.and_then(|metadata| {
             let file = self.files.entry(Arc::clone(&path)).or_default();
-            let signature = signature(&metadata);
-            if Some(signature) == file.signature && !is_touched && !self.unsettled.contains_key(&path) {
+            let signature = Some(signature(&metadata));
+            if signature == file.signature && !is_touched && !self.unsettled.contains_key(&path) {
                 return Ok(None);
             }
-            (file.signature, file.is_link) = (Some(signature), is_link);
-            match ahead {
-                Some((of, contents)) if of == signature => Ok(Some(Text::Parsed(contents))),
-                _ => fs::read(&path).map(|it| Some(Text::Bytes(it))),
-            }
+            (file.signature, file.is_link) = (signature, is_link);
+            fs::read(&path).map(Some)
         });
-        match text {
+        match bytes {
             Ok(None) => {}
-            Ok(Some(text)) => self.read(path, text),
+            Ok(Some(bytes)) => self.read(path, &bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.missing(path),
             Err(error) => {
                 self.unsettled.remove(&path);
@@ -257,12 +256,12 @@ impl FileStore {
     }
 
     /// Takes over the content of a file, if it is valid.
-    fn read(&mut self, path: Arc<Path>, text: Text) {
+    fn read(&mut self, path: Arc<Path>, bytes: &[u8]) {
         let file = self.files.entry(Arc::clone(&path)).or_default();
         let nothing = Contents::default();
         let before = file.contents.as_ref().unwrap_or(&nothing);
         // Editors, and `>` in a shell, truncate a file some time before they write it.
-        if text.is_blank() && before.objects().next().is_some() {
+        if bytes.trim_ascii().is_empty() && before.objects().next().is_some() {
             let since = *self.unsettled.entry(Arc::clone(&path)).or_insert(self.now);
             if self.now < since + GRACE_PERIOD {
                 return;
@@ -273,7 +272,7 @@ impl FileStore {
                 file.consequence()
             ));
         } else {
-            match text.parse(before, &self.requested) {
+            match Contents::parse(bytes, before, &self.requested) {
                 Ok(contents) => {
                     file.has_duplicates = self.objects.replace(
                         &path,
@@ -340,26 +339,6 @@ impl FileStore {
     }
 }
 
-/// The text of a file, or what was parsed of it.
-enum Text {
-    Bytes(Vec<u8>),
-    /// That of a file which had no content before.
-    Parsed(Result<Contents, DocumentError>),
-}
-
-impl Text {
-    fn is_blank(&self) -> bool {
-        matches!(self, Self::Bytes(it) if it.trim_ascii().is_empty())
-    }
-
-    fn parse(self, before: &Contents, requested: &RequestedMetadata) -> Result<Contents, DocumentError> {
-        match self {
-            Self::Bytes(bytes) => Contents::parse(&bytes, before, requested),
-            Self::Parsed(contents) => contents,
-        }
-    }
-}
-
 impl FileState {
     fn consequence(&self) -> &'static str {
         match self.contents {
@@ -392,57 +371,5 @@ impl FileReport {
                     .map(|it| Rejected { item: format!("{path}: {}", it.item), ..it.clone() }),
             );
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refresh(store: &mut FileStore) {
-        store.refresh(&Touched { all: true, ..Touched::default() }, Instant::now());
-    }
-
-    fn write(folder: &Path, number: usize) {
-        let text = match number {
-            7 => "kind: [".to_owned(),
-            8 => "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n".to_owned(),
-            _ => format!(
-                "apiVersion: v1\nkind: Service\nmetadata: {{name: web-{number}}}\nspec: {{clusterIP: 10.96.0.{number}}}\n"
-            ),
-        };
-        fs::write(folder.join(format!("{number:03}.yaml")), text).unwrap();
-    }
-
-    #[test]
-    fn many_new_files_are_read_as_a_few_at_a_time_are() {
-        let folder = tempfile::tempdir().unwrap();
-        let new = || FileStore::new(folder.path().to_owned(), RequestedMetadata::default());
-        let (mut few, mut many) = (new(), new());
-        for first in (0..200).step_by(20) {
-            (first..first + 20).for_each(|it| write(folder.path(), it));
-            refresh(&mut few);
-        }
-        refresh(&mut many);
-        let changes = many.take_changes();
-        assert_eq!(changes.services.len(), 198);
-        assert_eq!(changes, few.take_changes());
-        assert_eq!(many.report(), few.report());
-        assert_eq!(many.report().problems.len(), 2);
-    }
-
-    #[test]
-    fn a_file_that_changes_after_it_was_read_ahead_is_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("001.yaml");
-        let mut store = FileStore::new(folder.path().to_owned(), RequestedMetadata::default());
-        write(folder.path(), 1);
-        let before = signature(&fs::metadata(&path).unwrap());
-        write(folder.path(), 10);
-        fs::rename(folder.path().join("010.yaml"), &path).unwrap();
-        let contents =
-            Contents::parse(b"kind: List\napiVersion: v1\nitems: []", &Contents::default(), &store.requested);
-        store.check(&path, false, &mut ReadAhead::from([(path.as_path(), (before, contents))]));
-        assert!(store.take_changes().services.contains_key(&model::ServiceName::new("default", "web-10")));
     }
 }
