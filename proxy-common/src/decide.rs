@@ -74,7 +74,7 @@ pub trait SocketContext {
     /// Whether this call chooses a backend by what is known of them: the frontend says so, or some client has a record of
     /// failures.
     fn uses_backend_states(&self, frontend: &Frontend) -> bool;
-    /// Loads what is kept for this socket into the cache, before the frontend is looked up: there probably is one.
+    /// Loads what is kept for this socket into the cache, as soon as there probably is a frontend.
     fn prefetch_socket(&self);
     /// Loads the counters of a service port into the cache, before the backend is looked up: a connection, or that it found
     /// no backend, is going to be counted.
@@ -301,7 +301,10 @@ fn node_port<T: Tables>(
         NodeAddrScope::LOOPBACK => socket.is_in_host_netns(),
         _ => false,
     };
-    is_served.then_some(frontend)
+    is_served.then(|| {
+        socket.prefetch_socket();
+        frontend
+    })
 }
 
 /// The node port that shadows a bind on the node to this address, or to every address: its connections would go to the

@@ -1,4 +1,4 @@
-//! The functions of the kernel that programs call, beside its helpers.
+//! The kernel functions (kfuncs) that programs call, besides its helpers.
 //!
 //! A helper has the same number in every kernel. A kernel function has its BTF id, which differs, so that programs are compiled
 //! with a number that no helper has, and the loader puts the id in its place (<https://docs.kernel.org/bpf/kfuncs.html>).

@@ -51,10 +51,11 @@ impl SockOwner {
     }
 }
 
-/// Whether any socket is the kernel's own. The cast costs nothing, and the kernel survives any address that is read.
+/// Whether any socket is the kernel's own. The cast takes no instruction, and a read that faults gives 0.
 #[inline(always)]
 fn is_kernel_by_cast(ctx: &SockAddrContext) -> bool {
-    // SAFETY: the loader lets the call be one of the kernel function; without that no path leads here.
+    // SAFETY: where `SOCK_TYPE` is set, the loader has replaced this number by the id of the kernel function; elsewhere the
+    // verifier removes the call.
     let rdonly_cast: unsafe extern "C" fn(*const bpf_sock, u32) -> *const u8 =
         unsafe { core::mem::transmute(RDONLY_CAST as usize) };
     // SAFETY: as above, and the byte is one of the socket.

@@ -109,6 +109,26 @@ fn a_process_in_the_root_cgroup_is_not_mistaken_for_the_kernel() {
 }
 
 #[test]
+fn helpers_read_sockets_if_the_verifier_rejects_a_cast() {
+    const TEXT: &str = "does not let programs cast a socket; helpers read it instead";
+    let failing = |it: AgentCommand| it.env("KUBE_PROXY_EBPF_FAULT", "sockets-not-cast");
+    let Some(node) = node_or_skip(failing, Build::Failpoints) else { return };
+    if !std::fs::read("/proc/kallsyms").is_ok_and(|it| contains(&it, b" bpf_rdonly_cast")) {
+        return skip("this kernel has no bpf_rdonly_cast (Linux 6.2)");
+    }
+    assert!(node.log().contains(TEXT), "{}", node.log());
+    let connection = connect();
+    assert_eq!(node.used_socket_slots(), 1);
+    drop((connection, node));
+    let Some(node) = node_or_skip(|it| it, Build::Product) else { return };
+    assert!(!node.log().contains(TEXT), "{}", node.log());
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|it| it == part)
+}
+
+#[test]
 fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
     let failing = |it: AgentCommand| it.env("KUBE_PROXY_EBPF_FAULT", "sockets-not-shown");
     let Some(node) = node_or_skip(failing, Build::Failpoints) else { return };

@@ -23,7 +23,7 @@ use crate::{btf, capabilities, error::Error, failpoint};
 pub(super) struct Features {
     /// The constants of the programs, by name.
     constants: [(&'static str, u32); 8],
-    /// The BTF id of [`RDONLY_CAST`]; `None` if the kernel has no such function.
+    /// The BTF id of [`RDONLY_CAST`], if programs cast sockets.
     rdonly_cast: Option<u32>,
 }
 
@@ -36,8 +36,11 @@ impl Features {
         let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
         let types = fs::read(btf::KERNEL).unwrap_or_default();
         let kern_sock = btf::member_offset(&types, "sock", "sk_kern_sock");
-        let rdonly_cast = btf::function_id(&types, "bpf_rdonly_cast");
-        let sock_type = rdonly_cast.and(kern_sock).and_then(|_| btf::struct_id(&types, "sock"));
+        let function = kern_sock.and_then(|_| btf::function_id(&types, "bpf_rdonly_cast"));
+        let cast = function.zip(btf::struct_id(&types, "sock"));
+        // A function is no type of a socket.
+        let not_cast = failpoint::is_enabled("sockets-not-cast").then_some(function).flatten();
+        let sock_type = not_cast.or(cast.map(|(_, sock)| sock)).unwrap_or(0);
         let can_read = |helper| u32::from(kern_sock.is_some() && has(helper));
         // An offset beyond the end of a socket, which the verifier refuses to read.
         let refused = failpoint::is_enabled("sockets-not-shown").then_some(1 << 20);
@@ -51,9 +54,9 @@ impl Features {
             ("KERNEL_TCP", keeps_addresses.into()),
             ("KERN_SOCK_BYTE", offset / 8),
             ("KERN_SOCK_BIT", 1 << (offset % 8)),
-            ("SOCK_TYPE", sock_type.unwrap_or(0)),
+            ("SOCK_TYPE", sock_type),
         ];
-        Self { constants, rdonly_cast }
+        Self { constants, rdonly_cast: cast.map(|(function, _)| function) }
     }
 
     /// The same with a slower way to read the kernel's sockets, or with none; `None` if these features do not read them.
@@ -62,7 +65,8 @@ impl Features {
         let mut ways = SOCKET_READS.iter().filter(|names| self.constants.iter().any(|it| reads(it, names)));
         let fastest = ways.next()?;
         let constants = self.constants.map(|it| if reads(&it, fastest) { (it.0, 0) } else { it });
-        Some(Self { constants, ..self })
+        // The kernel checks the call of a kernel function even where no path leads to it.
+        Some(Self { constants, rdonly_cast: None })
     }
 
     /// Whether programs read the kernel's sockets.
@@ -77,10 +81,10 @@ impl Features {
         }
     }
 
-    /// A kernel object with the ids of this kernel in the calls of kernel functions; where there is no id, no path leads to
-    /// the call.
+    /// A kernel object with the ids of this kernel in the calls of kernel functions. Without an id no path leads to the call,
+    /// and the verifier removes it. The last word is padded with zeroes.
     pub(super) fn link(&self, object: &[u8]) -> Vec<u64> {
-        // The length is that of an ELF file, whose instructions are aligned to 8 bytes.
+        // Instructions in an ELF file are aligned to 8 bytes.
         let mut words = vec![0_u64; object.len().div_ceil(size_of::<u64>())];
         bytemuck::cast_slice_mut(&mut words)[..object.len()].copy_from_slice(object);
         if let Some(id) = self.rdonly_cast {
@@ -109,7 +113,12 @@ pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> R
         match (load(features), features.with_fewer_socket_reads()) {
             // With a missing capability another attempt would fail, too.
             (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
-                tracing::debug!("the programs are loaded with fewer reads of sockets: {}", error_chain(&error));
+                if fewer.reads_sockets() {
+                    tracing::info!(
+                        "this kernel does not let programs cast a socket; helpers read it instead, which takes longer: {}",
+                        error_chain(&error)
+                    );
+                }
                 features = fewer;
                 refused = Some(error);
             }
@@ -139,4 +148,39 @@ fn check_btf() -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::NoBtf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded;
+
+    #[test]
+    fn calls_of_kernel_functions_are_linked_in_both_objects_if_there_is_an_id() {
+        let features = |rdonly_cast| Features { constants: [("", 0); 8], rdonly_cast };
+        for object in [embedded::bytes().unwrap(), embedded::traced().unwrap()] {
+            let count =
+                |features: Features, word| features.link(object).iter().filter(|it| **it == word).count();
+            let [placeholder, linked] = [call(0, RDONLY_CAST), call(BPF_PSEUDO_KFUNC_CALL, 0x1234)];
+            let calls = count(features(None), placeholder);
+            assert!(calls > 0);
+            assert_eq!(count(features(Some(0x1234)), placeholder), 0);
+            assert_eq!(count(features(Some(0x1234)), linked), calls);
+        }
+    }
+
+    #[test]
+    fn a_slower_way_to_read_sockets_is_tried_before_none() {
+        let constants = ["TCP_SOCK", "ANY_SOCK", "SOCK_TYPE", "MPTCP", "", "", "", ""].map(|it| (it, 1));
+        let fastest = Features { constants, rdonly_cast: Some(7) };
+        let helpers = fastest.with_fewer_socket_reads().unwrap();
+        assert_eq!(
+            helpers.constants[..4],
+            [("TCP_SOCK", 1), ("ANY_SOCK", 1), ("SOCK_TYPE", 0), ("MPTCP", 1)]
+        );
+        assert_eq!(helpers.rdonly_cast, None);
+        let none = helpers.with_fewer_socket_reads().unwrap();
+        assert_eq!(none.constants[..4], [("TCP_SOCK", 0), ("ANY_SOCK", 0), ("SOCK_TYPE", 0), ("MPTCP", 1)]);
+        assert!(fastest.reads_sockets() && helpers.reads_sockets() && !none.reads_sockets());
+    }
 }

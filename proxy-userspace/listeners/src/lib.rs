@@ -1,4 +1,4 @@
-//! What the servers of this program share: Unix sockets, limits of connections, and threads of their own.
+//! What servers and sources of this program share: Unix sockets, limits of connections, and threads of their own.
 //!
 //! Invariant: a listener costs a bounded number of connections, and a new one is always accepted.
 

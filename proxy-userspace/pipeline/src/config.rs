@@ -51,8 +51,8 @@ pub enum Error {
     #[error(transparent)]
     Kube(#[from] ClientConfigError),
     /// The thread of the source cannot be started.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[from] io::Error),
+    #[error("cannot start a thread for the source: {0}")]
+    Thread(#[source] io::Error),
     /// None of the manifests can be parsed.
     #[error("no manifest in {} can be parsed; the warnings name the reasons", .0.display())]
     NoManifest(PathBuf),

@@ -26,7 +26,7 @@ use crate::{
 /// How often the status of the API server's watches is reported.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The source of a thread of its own looks up one name at a time.
+/// For names that are looked up and credentials that are read again, in a thread of the source.
 const MAX_BLOCKING_THREADS: usize = 2;
 
 /// Names of sources in reports. An API server is reported by resource instead.
@@ -84,7 +84,7 @@ impl RunningSource {
                     ..Default::default()
                 };
                 let start_thread = || RuntimeThread::start("source", MAX_BLOCKING_THREADS);
-                let thread = own_thread.then(start_thread).transpose()?;
+                let thread = own_thread.then(start_thread).transpose().map_err(Error::Thread)?;
                 let _context = thread.as_ref().map(|it| it.handle().enter());
                 Self::Kube { source: KubeSource::start(&options)?, _thread: thread }
             }
