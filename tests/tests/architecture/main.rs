@@ -40,7 +40,7 @@ fn a_lower_crate_never_imports_a_higher_one() {
         ("wire", &["model", "proxy-contract"]),
         ("source", &["model", "proxy-contract", "wire"]),
         ("publish", &["listeners", "model", "proxy-contract", "wire"]),
-        ("pipeline", &["model", "brain", "proxy-contract", "publish", "source", "wire"]),
+        ("pipeline", &["listeners", "model", "brain", "proxy-contract", "publish", "source", "wire"]),
         ("netlink", &[]),
         ("datapath", &["model"]),
         ("datapath-nft", &["model", "netlink", "datapath"]),
