@@ -38,8 +38,8 @@ impl Features {
         let kern_sock = btf::member_offset(&types, "sock", "sk_kern_sock");
         let function = kern_sock.and_then(|_| btf::function_id(&types, "bpf_rdonly_cast"));
         let cast = function.zip(btf::struct_id(&types, "sock"));
-        // A function is no type of a socket.
-        let not_cast = failpoint::is_enabled("sockets-not-cast").then_some(function).flatten();
+        // A type that no kernel has, which the verifier refuses.
+        let not_cast = failpoint::is_enabled("sockets-not-cast").then_some(i32::MAX as u32);
         let sock_type = not_cast.or(cast.map(|(_, sock)| sock)).unwrap_or(0);
         let can_read = |helper| u32::from(kern_sock.is_some() && has(helper));
         // An offset beyond the end of a socket, which the verifier refuses to read.
