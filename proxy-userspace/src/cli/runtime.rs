@@ -19,7 +19,8 @@ const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 pub(super) fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     // Each client is an open file, and the soft limit is often that of programs that use select(2).
     listeners::raise_max_open_files();
-    // One thread is enough for the rest: pages, and the source of many nodes, have threads of their own; slow system calls run in blocking threads.
+    // One thread is enough for the rest: slow system calls run in blocking threads; pages, and the source of a brain for
+    // many nodes, have threads of their own.
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);
     // Blocking threads may be interrupted at any point.
