@@ -23,11 +23,18 @@ use tests::{
     fixtures::TARGET_PORT, load::ConnectSample, manifest::Service, run, scaled, test_node::expected_dump,
 };
 
-use crate::{step::Step, trace::Intervention};
+use crate::{
+    step::Step,
+    trace::{Interruption, Intervention, Order},
+};
 
 /// The errors that system calls are made to fail with, in turn.
 const ERRORS: [Errno; 6] =
     [Errno::ENOMEM, Errno::ENOSPC, Errno::EPERM, Errno::EINTR, Errno::E2BIG, Errno::EBUSY];
+
+/// The names of the tracer's files.
+const ORDER: &str = "order";
+const STEPS: &str = "steps";
 
 /// How many states have distinct endpoints.
 const DISTINCT: usize = 3;
@@ -62,6 +69,20 @@ impl fmt::Display for Scenario {
     }
 }
 
+impl Scenario {
+    /// Whether a proxy that runs goes through it; the others begin with a start.
+    fn is_change(self) -> bool {
+        matches!(self, Self::Update | Self::Growth)
+    }
+}
+
+/// How much a proxy has logged when a scenario begins.
+#[derive(Default)]
+struct LogPosition {
+    length: usize,
+    applied: usize,
+}
+
 /// What became of one interruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -77,23 +98,10 @@ pub(crate) enum Outcome {
     NotReached,
 }
 
-/// One interruption.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Interruption {
-    pub(crate) step: usize,
-    pub(crate) intervention: Intervention,
-    pub(crate) errno: Errno,
-}
-
 impl Interruption {
     /// A step that fails, with one of the errors in turn.
     pub(crate) fn failure(step: usize) -> Self {
-        Self { step, intervention: Intervention::Fail, errno: ERRORS[step % ERRORS.len()] }
-    }
-
-    /// A step before or after which the process is killed.
-    pub(crate) fn kill(step: usize, intervention: Intervention) -> Self {
-        Self { step, intervention, errno: Errno::UnknownErrno }
+        Self { step, intervention: Intervention::Fail(ERRORS[step % ERRORS.len()] as i32) }
     }
 }
 
@@ -103,13 +111,20 @@ pub(crate) struct Matrix {
     state: usize,
     others: usize,
     loads: Vec<(ConnectLoad, usize)>,
+    /// The proxy, where it serves the state under its tracer: the next change needs no start.
+    running: Option<Agent>,
+    orders: usize,
     pub(crate) connects: usize,
 }
 
 impl Matrix {
     pub(crate) fn new(mut node: TestNode) -> Self {
+        // The proxy reads the whole connection table with each change, and the load would fill it.
+        for timeout in ["tcp_timeout_close", "udp_timeout", "udp_timeout_stream"] {
+            let _ = fs::write(format!("/proc/sys/net/netfilter/nf_conntrack_{timeout}"), "1");
+        }
         node.serve(1..=(DISTINCT * ENDPOINTS) as u8);
-        Self { node, state: 0, others: 0, loads: Vec::new(), connects: 0 }
+        Self { node, state: 0, others: 0, loads: Vec::new(), running: None, orders: 0, connects: 0 }
     }
 
     /// Goes through a scenario, interrupted or not; the steps, and the outcome.
@@ -124,35 +139,36 @@ impl Matrix {
     ) -> Result<(Vec<Step>, Outcome)> {
         let build = if scenario == Scenario::Upgrade { Build::NextLayout } else { Build::Product };
         self.prepare(scenario)?;
-        let [from, steps] = ["from", "steps"].map(|it| self.node.sandbox().files().join(it));
-        for file in [&from, &steps] {
-            let _ = fs::remove_file(file);
-        }
-        let is_change = matches!(scenario, Scenario::Update | Scenario::Growth);
+        let mut begin = LogPosition::default();
         let mut agent = if scenario == Scenario::Cleanup {
-            fs::write(&from, "")?;
-            self.traced(self.cleanup(), interruption)?.start(self.node.sandbox())?
-        } else if is_change {
-            let mut agent = self.traced(self.command(build), interruption)?.start(self.node.sandbox())?;
-            self.wait_until_active(&mut agent, build)?;
-            fs::write(&from, "")?;
+            self.order(interruption)?;
+            self.traced(self.cleanup())?.start(self.node.sandbox())?
+        } else if scenario.is_change() {
+            let agent = match self.running.take() {
+                Some(agent) => agent,
+                None => self.start_and_wait(self.traced(self.command(build))?, build)?,
+            };
+            begin = LogPosition { length: agent.log().len(), applied: agent.count_logged(APPLIED) };
+            self.order(interruption)?;
             self.change(scenario);
             agent
         } else {
             self.change(scenario);
-            fs::write(&from, "")?;
-            self.traced(self.command(build), interruption)?.start(self.node.sandbox())?
+            self.order(interruption)?;
+            self.traced(self.command(build))?.start(self.node.sandbox())?
         };
-        let before = usize::from(is_change);
-        let mut outcome = self.await_outcome(scenario, &mut agent, build, before, interruption)?;
+        let mut outcome = self.await_outcome(scenario, &mut agent, build, &begin, interruption)?;
         let log = agent.log();
-        end(agent)?;
-        let found = fs::read_to_string(&steps).unwrap_or_default();
-        let found: Vec<_> = found.lines().map(Step::named).collect();
+        if outcome == Outcome::WentOn && scenario.is_change() {
+            self.running = Some(agent);
+        } else {
+            end(agent)?;
+        }
+        let serves = matches!(outcome, Outcome::Reported | Outcome::WentOn) && scenario != Scenario::Cleanup;
+        let found = self.steps();
         if interruption.is_some_and(|it| it.step > found.len()) {
             outcome = Outcome::NotReached;
         }
-        let serves = matches!(outcome, Outcome::Reported | Outcome::WentOn) && scenario != Scenario::Cleanup;
         if !serves {
             self.recover(scenario, build)
                 .with_context(|| format!("the next start failed; the log before:\n{log}"))?;
@@ -163,6 +179,11 @@ impl Matrix {
 
     /// Brings the node to where the scenario begins.
     fn prepare(&mut self, scenario: Scenario) -> Result<()> {
+        if let Some(agent) =
+            self.running.take_if(|it| !scenario.is_change() || it.wait(Duration::ZERO).is_ok())
+        {
+            end(agent)?;
+        }
         match scenario {
             Scenario::First => {
                 self.loads.clear();
@@ -180,9 +201,7 @@ impl Matrix {
         let layout = if before == Build::NextLayout { "v1007" } else { "v7" };
         if self.node.layouts() != [layout] {
             self.write();
-            let mut agent = self.command(before).start(self.node.sandbox())?;
-            self.wait_until_active(&mut agent, before)?;
-            agent.kill9()?;
+            self.start_and_wait(self.command(before), before)?.kill9()?;
         }
         if self.loads.is_empty() && scenario != Scenario::Cleanup {
             let [a, b] = frontends();
@@ -195,13 +214,13 @@ impl Matrix {
         Ok(())
     }
 
-    /// Waits until the scenario has ended, in whatever way; `before` states were active before.
+    /// Waits until the scenario that began there has ended, in whatever way.
     fn await_outcome(
         &self,
         scenario: Scenario,
         agent: &mut Agent,
         build: Build,
-        before: usize,
+        begin: &LogPosition,
         interruption: Option<Interruption>,
     ) -> Result<Outcome> {
         let mut active = None;
@@ -210,24 +229,25 @@ impl Matrix {
             status = agent.wait(Duration::ZERO).ok();
             if active.is_none()
                 && scenario != Scenario::Cleanup
-                && agent.count_logged(APPLIED) > before
+                && agent.count_logged(APPLIED) > begin.applied
                 && self.node.dump(build).is_ok_and(|it| self.is_state(&it))
             {
                 active = Some(Instant::now());
             }
             status.is_some() || active.is_some_and(|it| it.elapsed() > scaled(SETTLING))
         });
-        let log = agent.log();
+        let mut log = agent.log();
+        log.drain(..begin.length);
         ensure!(ended, "it neither ended nor served the state within {} s:\n{log}", TIMEOUT.as_secs());
         let is_reported = log.contains(" WARN ") || log.contains("ERROR ") || log.contains("error: ");
-        let outcome = match (status.and_then(|it| it.code()), interruption) {
-            (None | Some(0), _) if is_reported => Outcome::Reported,
-            (None | Some(0), _) => Outcome::WentOn,
-            (Some(137), Some(it)) if it.intervention != Intervention::Fail => Outcome::Killed,
-            (Some(_), Some(it)) if it.intervention == Intervention::Fail && is_reported => Outcome::Ended,
+        let intervention = interruption.map(|it| it.intervention);
+        match (status.and_then(|it| it.code()), intervention) {
+            (None | Some(0), _) if is_reported => Ok(Outcome::Reported),
+            (None | Some(0), _) => Ok(Outcome::WentOn),
+            (Some(137), Some(Intervention::KillBefore | Intervention::KillAfter)) => Ok(Outcome::Killed),
+            (Some(_), Some(Intervention::Fail(_))) if is_reported => Ok(Outcome::Ended),
             (Some(code), _) => bail!("it ended with {code}:\n{log}"),
-        };
-        Ok(outcome)
+        }
     }
 
     /// The next start, or the next cleanup, completes what was interrupted.
@@ -239,21 +259,29 @@ impl Matrix {
             fs::create_dir(self.node.sandbox().pins())?;
             return Ok(());
         }
-        let mut agent = self.command(build).start(self.node.sandbox())?;
-        self.wait_until_active(&mut agent, build)?;
+        let command = self.command(build);
+        let command = if scenario.is_change() { self.traced(command)? } else { command };
+        let agent = self.start_and_wait(command, build)?;
         let left: Vec<_> = self.node.pins().into_iter().filter(|it| it.ends_with("_new")).collect();
         ensure!(left.is_empty(), "left over: {left:?}");
+        if scenario.is_change() {
+            self.running = Some(agent);
+            return Ok(());
+        }
         agent.kill9()
     }
 
-    fn wait_until_active(&self, agent: &mut Agent, build: Build) -> Result<()> {
+    /// Starts the proxy, and waits until the state is active.
+    fn start_and_wait(&self, command: AgentCommand, build: Build) -> Result<Agent> {
+        let mut agent = command.start(self.node.sandbox())?;
         agent.wait_until_applied(TIMEOUT)?;
         let mut found = Ok(Vec::new());
         let result = agent.wait_until(TIMEOUT, || {
             found = self.node.dump(build);
             found.as_ref().is_ok_and(|it| self.is_state(it))
         });
-        result.with_context(|| format!("the kernel has {found:#?}"))
+        result.with_context(|| format!("the kernel has {found:#?}"))?;
+        Ok(agent)
     }
 
     /// Whether the sockets' tables and the packets' have this state.
@@ -341,19 +369,40 @@ impl Matrix {
     }
 
     /// The same command under the tracer.
-    fn traced(&self, command: AgentCommand, interruption: Option<Interruption>) -> Result<AgentCommand> {
-        let file = |name: &str| -> PathBuf { self.node.sandbox().files().join(name) };
-        let mut tracer = vec!["trace".to_owned()];
-        if let Some(Interruption { step, intervention, errno }) = interruption {
-            let name = intervention.to_possible_value().context("it has a name")?.get_name().to_owned();
-            tracer.extend(["--step".to_owned(), step.to_string(), "--intervention".to_owned(), name]);
-            tracer.extend(["--errno".to_owned(), (errno as i32).to_string()]);
+    fn traced(&self, command: AgentCommand) -> Result<AgentCommand> {
+        let [order, steps] = [ORDER, STEPS].map(|it| self.file(it).display().to_string());
+        let tracer = ["trace", "--order", &order, "--steps", &steps, "--"].map(str::to_owned);
+        Ok(command.under(&std::env::current_exe()?, tracer.into()))
+    }
+
+    /// From now on steps count, and one may be interrupted.
+    fn order(&mut self, interruption: Option<Interruption>) -> Result<()> {
+        self.orders += 1;
+        let order = serde_json::to_string(&Order { number: self.orders, interruption })?;
+        let new = self.file("order-new");
+        fs::write(&new, order)?;
+        Ok(fs::rename(new, self.file(ORDER))?)
+    }
+
+    /// The steps that counted; none does from now on.
+    fn steps(&self) -> Vec<Step> {
+        let _ = fs::remove_file(self.file(ORDER));
+        let steps = fs::read_to_string(self.file(STEPS)).unwrap_or_default();
+        let _ = fs::remove_file(self.file(STEPS));
+        steps.lines().map(Step::named).collect()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.node.sandbox().files().join(name)
+    }
+}
+
+impl Drop for Matrix {
+    fn drop(&mut self) {
+        // Before the node, whose maps it has.
+        if let Some(agent) = self.running.take() {
+            let _ = end(agent);
         }
-        for (flag, name) in [("--from", "from"), ("--steps", "steps")] {
-            tracer.extend([flag.to_owned(), file(name).display().to_string()]);
-        }
-        tracer.push("--".to_owned());
-        Ok(command.under(&std::env::current_exe()?, tracer))
     }
 }
 

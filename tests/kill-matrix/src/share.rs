@@ -5,13 +5,14 @@ use std::{fmt, str::FromStr};
 use anyhow::{Context as _, Result, bail};
 use build_tools::command::status;
 use clap::{Args, ValueEnum as _};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use tests::{Sandbox, TestNode};
 
 use crate::{
-    matrix::{Interruption, Matrix, Outcome, Scenario},
+    matrix::{Matrix, Outcome, Scenario},
     step::Step,
-    trace::Intervention,
+    trace::{Interruption, Intervention},
 };
 
 /// Which steps are interrupted, and how.
@@ -84,15 +85,23 @@ impl Share {
         let mut matrix = Matrix::new(TestNode::enter(Sandbox::new("kill-matrix")?)?);
         let mut found = Found::default();
         let mut selected = 0;
-        for scenario in selection.scenarios() {
-            let (steps, _) = matrix.go_through(*scenario, None).context("uninterrupted")?;
-            if self.index == 0 {
-                status("Scenario", &format!("{scenario}: {} steps", steps.len()));
+        // An upgrade ends where a downgrade begins: in turn, neither needs a start to come there.
+        let in_turn = |a: &Scenario, b: &Scenario| (*a, *b) == (Scenario::Upgrade, Scenario::Downgrade);
+        for scenarios in selection.scenarios().chunk_by(in_turn) {
+            let mut all = Vec::new();
+            for scenario in scenarios {
+                let (steps, _) = matrix.go_through(*scenario, None).context("uninterrupted")?;
+                if self.index == 0 {
+                    status("Scenario", &format!("{scenario}: {} steps", steps.len()));
+                }
+                all.push((*scenario, steps));
             }
-            for step in (1..=steps.len()).filter(|it| selection.contains(*it, steps.len())) {
+            let longest = all.iter().map(|(_, steps)| steps.len()).max().unwrap_or_default();
+            for step in (1..=longest).filter(|it| selection.contains(*it, longest)) {
+                let chosen: Vec<_> = all.iter().filter(|(_, steps)| step <= steps.len()).collect();
                 selected += 1;
                 if selected % self.of == self.index {
-                    found.interrupt(&mut matrix, *scenario, step, &steps, selection.after);
+                    found.interrupt(&mut matrix, step, &chosen, selection.after);
                 }
             }
         }
@@ -133,36 +142,45 @@ impl Found {
         joined
     }
 
-    /// Interrupts a step in every way.
+    /// Interrupts a step of scenarios that are gone through in turn, in every way.
     fn interrupt(
         &mut self,
         matrix: &mut Matrix,
-        scenario: Scenario,
         step: usize,
-        steps: &[Step],
+        scenarios: &[&(Scenario, Vec<Step>)],
         also_after: bool,
     ) {
-        let after = Interruption::kill(step, Intervention::KillAfter);
-        let interruptions = [Interruption::kill(step, Intervention::KillBefore), Interruption::failure(step)];
-        let mut call = steps.get(step - 1).cloned();
-        let mut outcomes = Vec::new();
-        for interruption in interruptions.into_iter().chain(also_after.then_some(after)) {
-            outcomes.push(match matrix.go_through(scenario, Some(interruption)) {
-                Ok((found, outcome)) => {
-                    // Threads take turns: the step may be another one.
-                    call = found.get(step - 1).cloned().or(call.take());
-                    text(interruption, outcome)
-                }
-                Err(error) => {
-                    let what = format!("{scenario}, step {step}, {}: {error:#}", describe(interruption));
-                    status("Failed", &what);
-                    self.problems.push(what);
-                    "FAILED".to_owned()
-                }
-            });
+        let mut rows: Vec<_> = scenarios
+            .iter()
+            .map(|(scenario, steps)| {
+                let call = steps.get(step - 1).map_or(String::new(), Step::to_string);
+                Row { scenario: *scenario, step, call, outcomes: Vec::new() }
+            })
+            .collect();
+        let kill = |intervention| Interruption { step, intervention };
+        let interruptions = [kill(Intervention::KillBefore), Interruption::failure(step)];
+        let after = also_after.then(|| kill(Intervention::KillAfter));
+        for interruption in interruptions.into_iter().chain(after) {
+            for row in &mut rows {
+                row.outcomes.push(match matrix.go_through(row.scenario, Some(interruption)) {
+                    Ok((found, outcome)) => {
+                        // Threads take turns: the step may be another one.
+                        if let Some(call) = found.get(step - 1) {
+                            row.call = call.to_string();
+                        }
+                        text(interruption, outcome)
+                    }
+                    Err(error) => {
+                        let what =
+                            format!("{}, step {step}, {}: {error:#}", row.scenario, describe(interruption));
+                        status("Failed", &what);
+                        self.problems.push(what);
+                        "FAILED".to_owned()
+                    }
+                });
+            }
         }
-        let call = call.as_ref().map_or(String::new(), Step::to_string);
-        self.rows.push(Row { scenario, step, call, outcomes });
+        self.rows.append(&mut rows);
     }
 }
 
@@ -170,7 +188,7 @@ fn describe(interruption: Interruption) -> String {
     match interruption.intervention {
         Intervention::KillBefore => "killed before".to_owned(),
         Intervention::KillAfter => "killed after".to_owned(),
-        Intervention::Fail => format!("failed with {:?}", interruption.errno),
+        Intervention::Fail(errno) => format!("failed with {:?}", Errno::from_raw(errno)),
     }
 }
 
@@ -183,7 +201,7 @@ fn text(interruption: Interruption, outcome: Outcome) -> String {
         Outcome::NotReached => return "-".to_owned(),
     };
     match interruption.intervention {
-        Intervention::Fail => format!("{:?}: {outcome}", interruption.errno),
+        Intervention::Fail(errno) => format!("{:?}: {outcome}", Errno::from_raw(errno)),
         _ => outcome.to_owned(),
     }
 }

@@ -1,10 +1,11 @@
 //! Runs a program under ptrace(2), and intervenes at one of its steps.
 //!
-//! The tracer is a process of its own, so that it can be started in place of the program; it and the program end together.
+//! The tracer is a process of its own, so that it can be started in place of the program; it and the program end together. What
+//! it shall do is in a file, which can be another one while the program runs.
 
 use std::{
     collections::HashMap,
-    fs::{File, OpenOptions},
+    fs::{self, OpenOptions},
     io::Write as _,
     os::unix::process::CommandExt as _,
     path::PathBuf,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nix::{
     errno::Errno,
     sys::{
@@ -22,36 +23,44 @@ use nix::{
     },
     unistd::Pid,
 };
+use serde::{Deserialize, Serialize};
 use syscalls::Sysno;
 
-use crate::step::Call;
+use crate::step::Step;
 
 /// What is done at a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Intervention {
     /// The process is killed before the system call.
     KillBefore,
     /// It is killed after the system call.
     KillAfter,
-    /// The system call is not made and returns an error.
-    Fail,
+    /// The system call is not made and returns the error of this number.
+    Fail(i32),
 }
 
-/// A program to trace, and where to intervene.
+/// What is done at which step.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Interruption {
+    /// The step, from 1.
+    pub(crate) step: usize,
+    pub(crate) intervention: Intervention,
+}
+
+/// What the file says: steps count from the first one on that finds it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Tells it from the one before.
+    pub(crate) number: usize,
+    pub(crate) interruption: Option<Interruption>,
+}
+
+/// A program to trace, and what is said about its steps.
 #[derive(Args, Debug)]
 pub(crate) struct Trace {
-    /// Which of its steps, from 1; none to list them all
+    /// The file with the order; while there is none, steps do not count
     #[arg(long)]
-    pub(crate) step: Option<usize>,
-    /// What is done there
-    #[arg(long, value_enum, default_value = "kill-before")]
-    pub(crate) intervention: Intervention,
-    /// The number of the error
-    #[arg(long, default_value_t = Errno::ENOMEM as i32)]
-    pub(crate) errno: i32,
-    /// Steps count once this file exists
-    #[arg(long)]
-    pub(crate) from: PathBuf,
+    pub(crate) order: PathBuf,
     /// Where the steps that count are written, one per line
     #[arg(long)]
     pub(crate) steps: PathBuf,
@@ -116,16 +125,23 @@ mod registers {
 enum InCall {
     Plain,
     ThenKill,
-    ThenFail,
+    ThenFail(i32),
+}
+
+/// The order that is followed, and how many steps it has seen.
+#[derive(Default)]
+struct Followed {
+    text: String,
+    interruption: Option<Interruption>,
+    count: usize,
 }
 
 impl Trace {
     /// Runs the program to its end; its exit code, or 137 if it was killed.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let mut steps = OpenOptions::new().create(true).append(true).open(&self.steps)?;
         let program = self.start()?;
         let mut calls: HashMap<Pid, InCall> = HashMap::new();
-        let mut count = 0;
+        let mut followed = Followed::default();
         let mut outcome = None;
         loop {
             let stopped = match (waitpid(None, Some(WaitPidFlag::__WALL)), outcome) {
@@ -147,7 +163,7 @@ impl Trace {
                     continue;
                 }
                 WaitStatus::PtraceSyscall(thread) => {
-                    match self.at_call(thread, &mut calls, &mut count, &mut steps) {
+                    match self.at_call(thread, &mut calls, &mut followed) {
                         // A thread that is killed meanwhile cannot be asked.
                         Ok(()) | Err(Errno::ESRCH) => (thread, None),
                         Err(error) => bail!("cannot trace thread {thread}: {error}"),
@@ -187,47 +203,43 @@ impl Trace {
         &self,
         thread: Pid,
         calls: &mut HashMap<Pid, InCall>,
-        count: &mut usize,
-        steps: &mut File,
+        followed: &mut Followed,
     ) -> nix::Result<()> {
         if let Some(call) = calls.remove(&thread) {
             match call {
                 InCall::Plain => {}
                 InCall::ThenKill => kill(thread, Signal::SIGKILL)?,
-                InCall::ThenFail => registers::return_error(thread, self.errno)?,
+                InCall::ThenFail(errno) => registers::return_error(thread, errno)?,
             }
             return Ok(());
         }
         let (call, before) = registers::call(thread)?;
-        calls.insert(thread, self.enter(&call, before, count, steps)?);
+        let intervention = call.step().and_then(|it| self.at_step(&it, followed));
+        let in_call = match intervention {
+            None => InCall::Plain,
+            Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL).map(|()| InCall::Plain)?,
+            Some(Intervention::KillAfter) => InCall::ThenKill,
+            Some(Intervention::Fail(errno)) => {
+                registers::replace_call(thread, before, Sysno::getpid.id().unsigned_abs().into())?;
+                InCall::ThenFail(errno)
+            }
+        };
+        calls.insert(thread, in_call);
         Ok(())
     }
 
-    fn enter(
-        &self,
-        call: &Call,
-        before: registers::Registers,
-        count: &mut usize,
-        steps: &mut File,
-    ) -> nix::Result<InCall> {
-        if !self.from.exists() {
-            return Ok(InCall::Plain);
+    /// Counts and lists a step, and says what is to be done there.
+    fn at_step(&self, step: &Step, followed: &mut Followed) -> Option<Intervention> {
+        let text = fs::read_to_string(&self.order).ok()?;
+        if text != followed.text {
+            let order: Order = serde_json::from_str(&text).ok()?;
+            *followed = Followed { text, interruption: order.interruption, count: 0 };
         }
-        let Some(step) = call.step() else { return Ok(InCall::Plain) };
+        let mut steps = OpenOptions::new().create(true).append(true).open(&self.steps).ok()?;
         // The reader ends with the tracer.
         let _ = writeln!(steps, "{step}");
-        *count += 1;
-        if Some(*count) != self.step {
-            return Ok(InCall::Plain);
-        }
-        match self.intervention {
-            Intervention::KillBefore => kill(call.thread, Signal::SIGKILL).map(|()| InCall::Plain),
-            Intervention::KillAfter => Ok(InCall::ThenKill),
-            Intervention::Fail => {
-                registers::replace_call(call.thread, before, Sysno::getpid.id().unsigned_abs().into())?;
-                Ok(InCall::ThenFail)
-            }
-        }
+        followed.count += 1;
+        followed.interruption.filter(|it| it.step == followed.count).map(|it| it.intervention)
     }
 }
 
