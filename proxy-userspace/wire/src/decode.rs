@@ -284,3 +284,6 @@ fn affinity(message: &localv1::service::SessionAffinity) -> ClientIpAffinity {
     let seconds = u32::try_from(it.timeout_seconds).ok().and_then(NonZeroU32::new);
     ClientIpAffinity { timeout_seconds: seconds.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
+
+#[cfg(test)]
+mod tests;

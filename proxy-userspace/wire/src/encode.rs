@@ -38,7 +38,6 @@ pub fn service(service: &Service) -> localv1::Service {
             load_balancer_ips: Some(load_balancer_ips),
             primary_v6: service.cluster_ips.first().is_some_and(IpAddr::is_ipv6),
         }),
-        map_ip: false,
         ports: service.ports.iter().map(port).collect(),
         external_traffic_to_local: service.external_policy == TrafficPolicy::Local,
         labels,
@@ -208,3 +207,6 @@ fn scopes(scopes: Scopes) -> localv1::EndpointScopes {
         cluster: Some(scopes.cluster),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,3 +99,37 @@ impl Extensions {
         self.iter().map(Into::into).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_sides_know_of_the_extensions_is_used() {
+        let sets = [Extensions::LOCAL, Extensions::POLL, Extensions::GLOBAL, Extensions::default()];
+        let known = || (0..100).filter_map(|it| Extension::try_from(it).ok());
+        for set in sets {
+            assert_eq!(set.negotiate(known()), set, "all are requested");
+            assert_eq!(set.negotiate([]), Extensions::default(), "none is requested");
+            for it in known() {
+                let one: Vec<_> = set.negotiate([it]).iter().collect();
+                assert_eq!(one, Vec::from_iter(set.iter().find(|own| *own == it)), "{it:?} is requested");
+            }
+            assert_eq!(set.numbers(), set.iter().map(|it| it as i32).collect::<Vec<_>>());
+        }
+        let names = |set: Extensions| set.iter().map(|it| it.as_str_name().to_owned()).collect::<Vec<_>>();
+        let local = [
+            "Revisions",
+            "TriggerTimes",
+            "Nodes",
+            "OtherServing",
+            "ServiceCidrs",
+            "ConflictingAddresses",
+            "Resume",
+            "Heartbeats",
+        ];
+        assert_eq!(names(Extensions::LOCAL), local);
+        assert_eq!(names(Extensions::POLL), local[..6]);
+        assert_eq!(names(Extensions::GLOBAL), ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Heartbeats"]);
+    }
+}

@@ -205,7 +205,41 @@ fn log_new(rejected: &[Rejected], before: &[Rejected]) {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Mutex, PoisonError},
+    };
+
+    use model::state::{NodeInfo, ServiceCidr};
+
     use super::*;
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Memory(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Memory {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The items whose rejection is logged meanwhile.
+    fn logged(act: impl FnOnce()) -> Vec<String> {
+        let written = Memory::default();
+        let writer = written.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, act);
+        let bytes = written.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = String::from_utf8(bytes).unwrap();
+        let items = text.lines().filter_map(|it| it.split_once("ignored in the state of the peer: "));
+        items.map(|(_, it)| it.split(": ").take(2).collect::<Vec<_>>().join(": ")).collect()
+    }
 
     fn message(namespace: &str, name: &str, ip: &str) -> Arc<ServiceEndpoints> {
         let cluster_ips = Some(localv1::IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
@@ -310,5 +344,86 @@ mod tests {
         let state = decoder.apply(&change(&[("a/x", None)]));
         assert_eq!(frontends(&state, "y"), (0, true));
         assert_eq!(decoder.services["a/y"].conflicts, []);
+    }
+
+    #[test]
+    fn a_rejection_is_logged_once() {
+        let mut decoder = NodeStateDecoder::default();
+        let node = |addresses: &[&str], pod_cidr: &str| {
+            let addresses = addresses.iter().map(ToString::to_string).collect();
+            let node = localv1::Node { addresses, pod_cidrs: vec![pod_cidr.into()], ..Default::default() };
+            Some(Arc::new(node))
+        };
+        let service_cidr = |cidrs: &[&str]| {
+            let cidrs = cidrs.iter().map(ToString::to_string).collect();
+            Some(Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() }))
+        };
+        let service = |external_ip: &str| {
+            let mut message = ServiceEndpoints::clone(&message("a", "x", "10.96.0.1"));
+            let ips = message.service.ips.as_mut().unwrap();
+            ips.external_ips = Some(localv1::IpSet { v4: vec![external_ip.into()], v6: Vec::new() });
+            Some(Arc::new(message))
+        };
+        let mut change = |node, cidr, service| {
+            let change = NodeChange {
+                nodes: BTreeMap::from([("n".into(), node)]),
+                service_cidrs: BTreeMap::from([("c".into(), cidr)]),
+                services: BTreeMap::from([("a/x".into(), service)]),
+                ..NodeChange::default()
+            };
+            logged(|| drop(decoder.apply(&change)))
+        };
+        let first = (node(&["nowhere"], "10.1.0.0/24"), service_cidr(&["nowhere"]), service("nowhere"));
+        let all = ["node n: addresses", "ServiceCIDR c: cidrs", "service a/x: external_ips"];
+        assert_eq!(change(first.0.clone(), first.1.clone(), first.2.clone()), all);
+        let same =
+            (node(&["nowhere", "10.0.0.1"], "10.1.0.0/24"), service_cidr(&["nowhere", "10.96.0.0/12"]));
+        assert_eq!(change(same.0.clone(), same.1.clone(), first.2.clone()), [""; 0], "logged before");
+        let more = change(node(&["nowhere"], "nowhere"), same.1, first.2.clone());
+        assert_eq!(more, ["node n: pod_cidrs"], "what is new");
+        assert_eq!(change(None, None, None), [""; 0]);
+        assert_eq!(change(first.0, first.1, first.2), all, "they are new again");
+    }
+
+    #[test]
+    fn a_conflict_is_logged_once() {
+        let mut decoder = NodeStateDecoder::default();
+        let service = |name: &str, is_local| {
+            let mut message = ServiceEndpoints::clone(&message("a", name, "10.96.0.1"));
+            let port = localv1::PortMapping { port: 80, protocol: 1, ..Default::default() };
+            message.service.ports = vec![port];
+            message.service.internal_traffic_to_local = is_local;
+            Some(Arc::new(message))
+        };
+        let both = change(&[("a/x", service("x", false)), ("a/y", service("y", false))]);
+        let first = logged(|| drop(decoder.apply(&both)));
+        assert_eq!(first.len(), 1, "{first:?}");
+        let other = change(&[("a/y", service("y", true))]);
+        assert_eq!(logged(|| drop(decoder.apply(&other))), [""; 0]);
+    }
+
+    #[test]
+    fn a_node_without_a_valid_name_is_ignored() {
+        let mut decoder = NodeStateDecoder::default();
+        let nodes = ["n", "A b"].map(|it| (it.into(), Some(Arc::default())));
+        let state = decoder.apply(&NodeChange { nodes: nodes.into(), ..NodeChange::default() });
+        assert_eq!(state.nodes.keys().map(|it| &**it).collect::<Vec<_>>(), ["n"]);
+    }
+
+    #[test]
+    fn a_node_has_what_its_message_says() {
+        let info = NodeInfo {
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
+            is_being_deleted: true,
+        };
+        let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
+        let mut full = State::default();
+        full.nodes.insert("n".into(), Arc::new(crate::node("n", &info)));
+        full.service_cidrs.insert("c".into(), Arc::new(crate::service_cidr(&cidr)));
+        let state = NodeStateDecoder::default().decode(&full);
+        assert_eq!((&state.nodes["n"], &*state.service_cidrs["c"]), (&info, &cidr));
+        assert_eq!(full.nodes["n"].name, "n");
+        assert_eq!(full.service_cidrs["c"].name, "c");
     }
 }

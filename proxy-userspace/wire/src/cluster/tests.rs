@@ -1,12 +1,21 @@
-//! Messages of KPNG's brain, and invalid ones. Round trips are tested over real streams, in `publish`.
+//! Round trips, messages of KPNG's brain, and invalid ones.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
 
 use brain::{Options, node_state};
 use model::{
-    RequestedMetadata, ServiceName,
-    cluster::{ClusterState, Conditions},
-    state::{NodeState, Scope},
+    Family, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
+    cluster::{
+        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+    },
+    state::{
+        Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Scope, ServiceCidr, ServiceKind, TargetPort,
+        TrafficPolicy,
+    },
 };
 use proxy_contract::{
     client::{Cluster, ClusterService},
@@ -14,7 +23,11 @@ use proxy_contract::{
     localv1::{self, IpSet, PortMapping, PortName, Protocol},
 };
 
-use super::{ClusterDecoder, service_with_slices};
+use super::{
+    ClusterDecoder, EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info,
+    service_with_slices,
+};
+use crate::service_cidr;
 
 fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
     let texts = |it: &[&str]| it.iter().map(ToString::to_string).collect();
@@ -90,8 +103,7 @@ fn state_of(cluster: &ClusterState, node: &str) -> NodeState {
 fn targets(cluster: &ClusterState) -> Vec<Vec<String>> {
     let state = state_of(cluster, "elsewhere");
     let Some(it) = state.services.get(&ServiceName::new("ns", "web")) else { return Vec::new() };
-    let families = [model::Family::V4, model::Family::V6];
-    let of = |port| families.into_iter().flat_map(move |family| it.targets(port, family, Scope::Internal));
+    let of = |port| Family::ALL.into_iter().flat_map(move |family| it.targets(port, family, Scope::Internal));
     (0..it.service.ports.len()).map(|port| of(port).map(|it| it.to_string()).collect()).collect()
 }
 
@@ -209,4 +221,242 @@ fn an_unchanged_object_stays_the_same_object() {
     assert_eq!(same, [true, false]);
     // A removed object leaves no trace.
     assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
+}
+
+/// The messages of a cluster.
+fn encoded(cluster: &ClusterState) -> Cluster {
+    let mut messages = Cluster::default();
+    for service in cluster.services().values() {
+        let slices: Vec<_> = cluster.slices_of(&service.name).filter(|it| is_slice_sent(it)).collect();
+        let trigger_time = slices.iter().filter_map(|it| it.trigger_time).max();
+        let mut endpoints = BTreeMap::new();
+        for slice in slices {
+            for (key, it) in EndpointKeys::of(slice).iter() {
+                let path = format!("{}|{key}", slice.name.name);
+                endpoints.insert(path.into(), Arc::new(endpoint_info(slice, it)));
+            }
+        }
+        let service_message = service_info(service, trigger_time).unwrap();
+        let message = Arc::new(ClusterService { service: service_message, endpoints });
+        messages.services.insert(service.name.to_string().into(), message);
+    }
+    for node in cluster.nodes().values() {
+        messages.nodes.insert(Arc::clone(&node.name), Arc::new(node_info(node).unwrap()));
+    }
+    for it in cluster.service_cidrs().values() {
+        messages.service_cidrs.insert(Arc::clone(&it.name), Arc::new(service_cidr(it)));
+    }
+    messages
+}
+
+fn number(port: u16) -> NonZeroU16 {
+    NonZeroU16::new(port).unwrap()
+}
+
+fn slice(name: &str, family: Family) -> EndpointSlice {
+    let name = SliceName { namespace: "ns".into(), name: name.into() };
+    EndpointSlice::new(name, ServiceName::new("ns", "web"), family)
+}
+
+/// A cluster whose objects have something in each field.
+fn full_cluster() -> ClusterState {
+    let mut cluster = ClusterState::default();
+    let time = Some(Timestamp::from_micros(1_700_000_000_000_001));
+    cluster.set_service(Service {
+        created: Some(Timestamp::from_micros(1_600_000_000_000_000)),
+        kind: Some(ServiceKind::LoadBalancer),
+        proxy_name: Some("other".into()),
+        cluster_ips: vec!["fd00::1".parse().unwrap(), "10.96.0.1".parse().unwrap()],
+        external_ips: vec!["192.0.2.1".parse().unwrap()],
+        load_balancer_ips: vec!["192.0.2.2".parse().unwrap()],
+        ports: vec![ServicePort {
+            name: "http".into(),
+            protocol: model::Protocol::Sctp,
+            port: number(80),
+            node_port: Some(number(30_080)),
+            target_port: TargetPort::Name("web".into()),
+        }],
+        internal_policy: TrafficPolicy::Local,
+        external_policy: TrafficPolicy::Local,
+        affinity: Some(ClientIpAffinity { timeout_seconds: NonZeroU32::new(77).unwrap() }),
+        load_balancing: LoadBalancing { algorithm: Algorithm::LeastConnections, ..LoadBalancing::default() },
+        source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
+        health_check_node_port: Some(number(30_081)),
+        metadata: Some(Arc::new(ServiceMetadata {
+            labels: BTreeMap::from([
+                ("app".into(), "web".into()),
+                ("service.kubernetes.io/service-proxy-name".into(), "other".into()),
+            ]),
+            annotations: BTreeMap::from([("example.com/note".into(), "text".into())]),
+        })),
+        ..Service::new(ServiceName::new("ns", "web"))
+    });
+    let ports = vec![SlicePort { name: "http".into(), protocol: model::Protocol::Sctp, port: number(8080) }];
+    cluster.set_slice(EndpointSlice {
+        ports: ports.clone(),
+        endpoints: vec![
+            Endpoint {
+                conditions: Conditions { ready: false, serving: true, terminating: true },
+                node: Some("n1".into()),
+                pod: Some("web-0".into()),
+                hostname: "web-0".into(),
+                node_hints: vec!["n1".into(), "n2".into()],
+                zone_hints: vec!["a".into(), "b".into()],
+                ..Endpoint::new("10.1.0.1".parse().unwrap())
+            },
+            Endpoint {
+                conditions: Conditions { ready: false, serving: false, terminating: false },
+                ..Endpoint::new("10.1.0.2".parse().unwrap())
+            },
+        ],
+        trigger_time: time,
+        ..slice("web-a", Family::V4)
+    });
+    cluster.set_slice(EndpointSlice {
+        ports,
+        endpoints: vec![Endpoint::new("fd00:1::1".parse().unwrap())],
+        trigger_time: time,
+        ..slice("web-b", Family::V6)
+    });
+    cluster.set_node(Node {
+        name: "n1".into(),
+        zone: Some("a".into()),
+        info: model::state::NodeInfo {
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00:2::1".parse().unwrap()],
+            pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
+            is_being_deleted: true,
+        },
+    });
+    cluster.set_service_cidr(ServiceCidr {
+        name: "kubernetes".into(),
+        cidrs: vec!["10.96.0.0/12".parse().unwrap(), "fd00::/112".parse().unwrap()],
+    });
+    cluster
+}
+
+#[test]
+fn a_round_trip_gives_the_same_cluster() {
+    let cluster = full_cluster();
+    let messages = encoded(&cluster);
+    let all = RequestedMetadata::everything();
+    for it in messages.services.values() {
+        assert_eq!(service_with_slices(it, &all).rejected, []);
+    }
+    let mut decoder = ClusterDecoder::new(all);
+    let first = decoder.decode(&messages);
+    assert_eq!(*first, cluster);
+    // An unchanged message is not decoded again, and a removed one leaves no trace.
+    assert!(Arc::ptr_eq(&first, &decoder.decode(&messages)));
+    let rest = Cluster { services: messages.services, ..Cluster::default() };
+    let state = decoder.decode(&rest);
+    assert_eq!((state.nodes().len(), state.service_cidrs().len(), state.services().len()), (0, 0, 1));
+    assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
+}
+
+#[test]
+fn only_what_affects_a_node_is_sent() {
+    let service = Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        ..Service::new(ServiceName::new("ns", "web"))
+    };
+    assert!(is_service_sent(&service, None, false));
+    assert!(is_service_sent(&service, Some("own"), true));
+    assert!(!is_service_sent(&service, Some("own"), false));
+    let named = Service { proxy_name: Some("own".into()), ..service.clone() };
+    assert_eq!([None, Some("own")].map(|it| is_service_sent(&named, it, false)), [false, true]);
+    for unsent in [
+        Service { kind: None, ..service.clone() },
+        Service { cluster_ips: Vec::new(), ..service.clone() },
+        Service { name: ServiceName::new("n|s", "web"), ..service.clone() },
+        Service { name: ServiceName::new("ns", "w/b"), ..service.clone() },
+    ] {
+        assert!(!is_service_sent(&unsent, None, true), "{unsent:?}");
+    }
+    assert_eq!(service_info(&Service { kind: None, ..service }, None), None);
+    let port = SlicePort { name: String::new(), protocol: model::Protocol::Tcp, port: number(80) };
+    let sent = EndpointSlice { ports: vec![port], ..slice("web-a", Family::V4) };
+    assert!(is_slice_sent(&sent));
+    for unsent in [
+        EndpointSlice { headless: true, ..sent.clone() },
+        EndpointSlice { ports: Vec::new(), ..sent.clone() },
+        EndpointSlice { name: SliceName { namespace: "ns".into(), name: "a|b".into() }, ..sent },
+    ] {
+        assert!(!is_slice_sent(&unsent), "{unsent:?}");
+    }
+    let node = |name: &str| Node { name: name.into(), zone: None, info: Default::default() };
+    assert_eq!(
+        [node("n1"), node("n|1"), node("n/1")].map(|it| node_info(&it).is_some()),
+        [true, false, false]
+    );
+}
+
+#[test]
+fn source_ranges_are_sent_for_families_that_have_a_load_balancer_ip() {
+    let cluster = full_cluster();
+    let mut service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    service.source_ranges.push("2001:db8::/32".parse().unwrap());
+    let filters = service_info(&service, None).unwrap().service.unwrap().ip_filters;
+    assert_eq!(filters.iter().map(|it| &it.source_ranges).collect::<Vec<_>>(), [&["198.51.100.0/24"]]);
+}
+
+#[test]
+fn a_hash_is_that_of_the_content() {
+    let cluster = full_cluster();
+    let service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    let hash = |it: &Service| service_info(it, None).unwrap().hash;
+    assert_eq!(hash(&service), hash(&service.clone()));
+    assert_ne!(hash(&service), hash(&Service { created: None, ..service.clone() }));
+    let slice = cluster.slices().next().unwrap();
+    let [a, b] = [0, 1].map(|it| endpoint_info(slice, &slice.endpoints[it]).hash);
+    assert_ne!(a, b);
+    let node = cluster.node("n1").unwrap();
+    assert_ne!(
+        node_info(node).unwrap().hash,
+        node_info(&Node { zone: None, ..Node::clone(node) }).unwrap().hash
+    );
+}
+
+#[test]
+fn an_endpoint_has_the_same_key_wherever_it_is_in_the_slice() {
+    let endpoint = |address: &str, pod: &str| Endpoint {
+        pod: Some(pod.into()),
+        ..Endpoint::new(address.parse().unwrap())
+    };
+    let all = [
+        endpoint("10.1.0.2", "c"),
+        endpoint("10.1.0.1", "b"),
+        endpoint("10.1.0.1", "a"),
+        endpoint("10.1.0.2", "c"),
+    ];
+    let mut slice = slice("web-a", Family::V4);
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
+        slice.endpoints = order.map(|it: usize| all[it].clone()).into();
+        let keys = EndpointKeys::of(&slice);
+        let found: Vec<_> = keys.iter().map(|(key, it)| (key, it.pod.as_deref())).collect();
+        assert_eq!(found, [("10.1.0.1", Some("a")), ("10.1.0.1+1", Some("b")), ("10.1.0.2", Some("c"))]);
+        assert_eq!(keys.get("10.1.0.1+1").map(|it| it.pod.as_deref()), Some(Some("b")));
+        assert_eq!(keys.get("10.1.0.3"), None);
+    }
+}
+
+#[test]
+fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
+    let of = |name: &str| {
+        let mut message = ServiceInfo::clone(&service(vec![port("", 80, 8080, "")]));
+        message.service.as_mut().unwrap().name = name.into();
+        cluster_service(message, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)])
+    };
+    let with = |services: &[(&str, &Arc<ClusterService>)]| {
+        let services = services.iter().map(|(path, it)| ((*path).into(), Arc::clone(it)));
+        Cluster { services: services.collect(), ..Cluster::default() }
+    };
+    let (a, b) = (of("a"), of("b"));
+    let mut decoder = ClusterDecoder::default();
+    decoder.decode(&with(&[("ns/a", &a)]));
+    // Both name the same slice, and the last one has it.
+    decoder.decode(&with(&[("ns/a", &a), ("ns/b", &b)]));
+    let state = decoder.decode(&with(&[("ns/b", &b)]));
+    assert_eq!(state.slices().map(|it| it.service.to_string()).collect::<Vec<_>>(), ["ns/b"]);
+    assert_eq!(state.services().keys().map(ToString::to_string).collect::<Vec<_>>(), ["ns/b"]);
+    assert_eq!(*decoder.decode(&with(&[])), ClusterState::default());
 }
