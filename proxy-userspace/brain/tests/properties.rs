@@ -54,6 +54,11 @@ fn cluster(bytes: &[u8]) -> ClusterState {
 
 proptest! {
     #[test]
+    fn a_history_leads_to_the_states_of_the_pure_function(bytes in vec(any::<u8>(), 0..4_000)) {
+        fuzz::brain::target(&bytes);
+    }
+
+    #[test]
     fn explanations_agree_with_the_state(bytes in vec(any::<u8>(), 0..4_000), external_ips: bool) {
         let (cluster, options) = (cluster(&bytes), Options { external_ips, ..Options::default() });
         for node in NODES {

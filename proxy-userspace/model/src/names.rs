@@ -91,6 +91,15 @@ mod tests {
     }
 
     #[test]
+    fn a_remedy_names_the_longest_name_that_is_accepted() {
+        for form in [DnsLabel, DnsSubdomain, LabelValue, QualifiedName, PortName, Key] {
+            let longest = form.remedy().split(' ').find_map(|it| it.parse().ok()).unwrap();
+            let accepted = [longest, longest + 1].map(|it| form.accepts(&"x".repeat(it)));
+            assert_eq!(accepted, [true, false], "{form:?}");
+        }
+    }
+
+    #[test]
     fn no_form_accepts_an_empty_name_or_one_that_is_not_printable() {
         for name in ["", "a b", "a\n", "a\u{1b}[2J", "a\u{9b}2J", "a\u{7f}", "\u{202e}a", "ä", "a\u{2028}"] {
             check(name, &[]);

@@ -21,3 +21,17 @@ pub fn nearest<T: Display>(
     similar.truncate(MAX_PROPOSED);
     similar.into_iter().map(|(_, name)| name).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_similar_names_are_proposed() {
+        let names = ["db", "web-4", "web-3", "web-2", "web-1"];
+        assert_eq!(nearest("web", names, 0.8), ["web-1", "web-2", "web-3"], "as similar, by name");
+        assert_eq!(nearest("web-2", names, 0.8), ["web-2", "web-1", "web-3"], "the best one first");
+        assert_eq!(nearest("web-2", names, 1.0), ["web-2"]);
+        assert_eq!(nearest("cache", names, 0.8), [""; 0]);
+    }
+}

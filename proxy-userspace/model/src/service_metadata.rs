@@ -178,6 +178,8 @@ mod tests {
     fn nothing_is_kept_of_a_service_that_has_nothing_requested() {
         let requested = RequestedMetadata::new(patterns(&["app"]), patterns(&["app"]));
         assert!(!requested.is_empty() && RequestedMetadata::default().is_empty());
+        assert!(!RequestedMetadata::new(patterns(&["app"]), Vec::new()).is_empty());
+        assert!(!RequestedMetadata::new(Vec::new(), patterns(&["app"])).is_empty());
         assert!(RequestedMetadata::new(patterns(&[""]), patterns(&["", ""])).is_empty());
         assert_eq!(select(&requested, &map(&[("other", "x")])), (None, Vec::new()));
         assert_eq!(select(&RequestedMetadata::default(), &map(&[("app", "x")])), (None, Vec::new()));
@@ -204,6 +206,10 @@ mod tests {
         let (found, rejected) = select(&requested, &items);
         assert_eq!(found.unwrap().annotations.keys().collect::<Vec<_>>(), ["a", "c"]);
         assert_eq!(rejected, [format!("annotations b: {TOO_MUCH}")]);
+        let rest = "x".repeat(MAX_SIZE / 2 - 1);
+        let (found, rejected) = select(&requested, &map(&[("a", &rest), ("b", &rest), ("c", "")]));
+        assert_eq!(found.unwrap().annotations.keys().collect::<Vec<_>>(), ["a", "b"], "just as large");
+        assert_eq!(rejected, [format!("annotations c: {TOO_MUCH}")]);
         // Those that are not requested do not count.
         let requested = RequestedMetadata::new(Vec::new(), patterns(&["b"]));
         assert_eq!(select(&requested, &items).1, [""; 0]);

@@ -1,5 +1,5 @@
 //! What the incremental brain shares, and whom it tells. That it computes the same as the pure function is tested with random
-//! histories, in the crate `fuzz`.
+//! histories, in `tests/properties.rs`.
 
 use model::{
     Timestamp,
@@ -35,20 +35,27 @@ fn of<'a>(brain: &'a Brain, node: &str, service: &str) -> &'a Arc<ServiceState> 
     services(brain, node).get(&ServiceName::new("ns", service)).unwrap()
 }
 
+/// Whether two states share the endpoint of a pod.
+fn share_endpoint(a: &ServiceState, b: &ServiceState, key: &str) -> bool {
+    let of = |it: &ServiceState| {
+        it.endpoints.iter().find(|it| it.key == EndpointKey::Pod(key.into())).cloned().unwrap()
+    };
+    Arc::ptr_eq(&of(a), &of(b))
+}
+
 #[test]
 fn nodes_share_equal_services_and_endpoints() {
-    let brain = brain();
+    let mut brain = brain();
     assert!(Arc::ptr_eq(of(&brain, "n1", "api"), of(&brain, "n3", "api")));
     let [near, far] = ["n1", "n3"].map(|it| of(&brain, it, "web"));
     assert_ne!(near, far);
     assert!(Arc::ptr_eq(&near.service, &far.service));
-    let shared = |key: &str| {
-        let of = |it: &ServiceState| {
-            it.endpoints.iter().find(|it| it.key == EndpointKey::Pod(key.into())).cloned().unwrap()
-        };
-        Arc::ptr_eq(&of(near), &of(far))
-    };
-    assert_eq!((shared("p"), shared("q")), (false, true));
+    assert!(!share_endpoint(near, far, "p") && share_endpoint(near, far, "q"));
+    // What is new, too.
+    brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.8"), "q")]));
+    brain.recompute();
+    let [near, far] = ["n1", "n3"].map(|it| of(&brain, it, "web"));
+    assert!(!share_endpoint(near, far, "p") && share_endpoint(near, far, "q"));
 }
 
 #[test]
@@ -83,6 +90,7 @@ fn every_state_contains_every_node() {
     let nodes = |brain: &Brain, name| brain.state(name).unwrap().nodes.clone();
     assert_eq!(nodes(&brain, "n1").get("elsewhere"), Some(&elsewhere));
     assert!(nodes(&brain, "n1").ptr_eq(&nodes(&brain, "n3")));
+    assert!(nodes(&brain, "n1").ptr_eq(brain.node_infos()));
     brain.delete_node("elsewhere");
     assert_eq!(brain.recompute().len(), 3);
     assert_eq!(nodes(&brain, "n2").get("elsewhere"), None);
@@ -165,6 +173,24 @@ fn zone_hints_apply_once_the_zone_of_the_node_is_known() {
 }
 
 #[test]
+fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have() {
+    let mut brain = brain();
+    brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    NODES.iter().for_each(|it| brain.set_node(node(it, Some("b"))));
+    brain.set_node(node("n4", Some("b")));
+    brain.set_node(node("n5", Some("a")));
+    brain.recompute();
+    brain.start_serving("n4");
+    brain.recompute();
+    assert!(services(&brain, "n4").ptr_eq(services(&brain, "n3")));
+    // No node is outside of the zones.
+    brain.start_serving("n5");
+    brain.recompute();
+    assert_ne!(of(&brain, "n5", "web"), of(&brain, "n3", "web"));
+    assert!(Arc::ptr_eq(of(&brain, "n5", "api"), of(&brain, "n3", "api")));
+}
+
+#[test]
 fn every_node_has_the_service_cidrs() {
     let mut brain = brain();
     let cidr = |range: &str| ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
@@ -173,6 +199,7 @@ fn every_node_has_the_service_cidrs() {
     brain.set_service_cidr(cidr("10.96.0.0/16"));
     assert_eq!(brain.recompute().len(), 0);
     let mut cluster = (**brain.cluster_state()).clone();
+    assert_eq!(cluster.services().len(), 2);
     cluster.set_service_cidr(cidr("10.97.0.0/16"));
     brain.replace_cluster(cluster.clone().into());
     assert_eq!(brain.recompute().len(), NODES.len());

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use model::{
     Family, Protocol,
     cluster::Service,
-    state::{EndpointKey, Scope, TrafficPolicy},
+    state::{EndpointKey, Scope, ServiceKind, TrafficPolicy},
 };
 
 use super::*;
@@ -20,6 +20,25 @@ fn one_address_with_two_targets_is_two_endpoints() {
     assert_eq!(targets(&state, 0, Scope::Internal), "1 1@9090");
     let keys: Vec<_> = state.endpoints.iter().map(|it| matches!(&it.key, EndpointKey::Pod(_))).collect();
     assert_eq!(keys, [true, false]);
+}
+
+#[test]
+fn one_address_with_a_target_for_each_port_is_one_endpoint() {
+    let ports = [("a", 80, 8080), ("b", 81, 8081), ("c", 82, 8082)];
+    let mut service = service();
+    service.ports = ports.map(|(name, port, _)| service_port(name, Protocol::Tcp, port)).into();
+    let port = |(name, _, port): (&str, _, _)| SlicePort {
+        name: name.into(),
+        protocol: Protocol::Tcp,
+        port: number(port),
+    };
+    let slice = EndpointSlice { ports: ports.map(port).into(), ..slice([at("10.1.0.1")]) };
+    let state = state(&service, &[slice]);
+    assert_eq!(state.endpoints.len(), 1);
+    assert_eq!(
+        state.endpoints[0].ports.iter().map(|it| it.port.get()).collect::<Vec<_>>(),
+        [8080, 8081, 8082]
+    );
 }
 
 #[test]
@@ -83,6 +102,21 @@ fn a_family_without_a_cluster_ip_has_no_frontends() {
     assert_eq!(state.load_balancer_ips, state.external_ips);
     assert_eq!(state.source_ranges, ["10.0.0.0/8".parse::<ipnet::IpNet>().unwrap()]);
     assert!(!state.ports[0].has_any_endpoint.v6);
+}
+
+#[test]
+fn addresses_and_source_ranges_of_ipv4_come_first() {
+    let mut service = Service { kind: Some(ServiceKind::LoadBalancer), ..service() };
+    let ips = |texts: [&str; 3]| texts.map(|it| it.parse().unwrap()).to_vec();
+    service.external_ips = ips(["2001:db8::1", "192.0.2.2", "192.0.2.1"]);
+    service.load_balancer_ips = ips(["2001:db8::2", "192.0.2.4", "192.0.2.3"]);
+    service.source_ranges =
+        ["2001:db8::/32", "198.51.100.0/24", "10.0.0.0/8"].map(|it| it.parse().unwrap()).to_vec();
+    let state = state(&service, &[]);
+    assert_eq!(state.service.external_ips, ips(["192.0.2.2", "192.0.2.1", "2001:db8::1"]));
+    assert_eq!(state.service.load_balancer_ips, ips(["192.0.2.4", "192.0.2.3", "2001:db8::2"]));
+    let ranges: Vec<_> = state.service.source_ranges.iter().map(ToString::to_string).collect();
+    assert_eq!(ranges, ["198.51.100.0/24", "10.0.0.0/8", "2001:db8::/32"]);
 }
 
 #[test]
