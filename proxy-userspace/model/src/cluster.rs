@@ -347,6 +347,60 @@ mod tests {
     }
 
     #[test]
+    fn objects_are_found_by_their_names() {
+        let mut cluster = ClusterState::default();
+        let name = ServiceName::new("ns", "a");
+        let service = |proxy: &str| Service { proxy_name: Some(proxy.into()), ..Service::new(name.clone()) };
+        assert_eq!(cluster.set_service(service("old")), None);
+        assert_eq!(cluster.set_service(service("new")), Some(Arc::new(service("old"))));
+        let node =
+            |zone: &str| Node { name: "n".into(), zone: Some(zone.into()), info: state::NodeInfo::default() };
+        assert_eq!(cluster.set_node(node("old")), None);
+        assert_eq!(cluster.set_node(node("new")), Some(Arc::new(node("old"))));
+        cluster.set_slice(slice("s", "a"));
+        let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
+        cluster.set_service_cidr(cidr.clone());
+        assert_eq!(cluster.service(&name).map(|it| &**it), Some(&service("new")));
+        assert_eq!(cluster.services().values().map(|it| &**it).collect::<Vec<_>>(), [&service("new")]);
+        assert_eq!(cluster.node("n").map(|it| &**it), Some(&node("new")));
+        assert_eq!(cluster.nodes().values().map(|it| &**it).collect::<Vec<_>>(), [&node("new")]);
+        let found = cluster.slice(&slice("s", "a").name).map(|it| &**it);
+        assert_eq!((found, cluster.slices().count()), (Some(&slice("s", "a")), 1));
+        assert_eq!(cluster.service_cidrs().values().map(|it| &**it).collect::<Vec<_>>(), [&cidr]);
+        assert_eq!(cluster.delete_service(&name), Some(Arc::new(service("new"))));
+        assert_eq!((cluster.delete_service(&name), cluster.service(&name)), (None, None));
+    }
+
+    #[test]
+    fn a_port_keeps_what_the_cluster_says_of_it() {
+        let [number, node_port] = [80, 30_080].map(|it| NonZeroU16::new(it).unwrap());
+        let port = ServicePort {
+            name: "http".into(),
+            protocol: Protocol::Sctp,
+            port: number,
+            node_port: Some(node_port),
+            target_port: TargetPort::Name("web".into()),
+        };
+        let expect = state::ServicePort {
+            name: "http".into(),
+            node_port: Some(node_port),
+            target_port: TargetPort::Name("web".into()),
+            ..state::ServicePort::new(Protocol::Sctp, number)
+        };
+        assert_eq!(state::ServicePort::from(&port), expect);
+    }
+
+    #[test]
+    fn a_slice_moves_to_a_service_that_has_others() {
+        let mut cluster = ClusterState::default();
+        cluster.set_slice(slice("s", "a"));
+        cluster.set_slice(slice("t", "b"));
+        assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
+        let names: Vec<_> = cluster.slices().map(|it| format!("{} of {}", it.name, it.service)).collect();
+        assert_eq!(names, ["ns/s of ns/b", "ns/t of ns/b"]);
+    }
+
+    #[test]
     fn a_slice_moves_to_another_service() {
         let mut cluster = ClusterState::default();
         assert_eq!(cluster.set_slice(slice("s", "a")), None);

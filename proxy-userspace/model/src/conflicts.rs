@@ -201,3 +201,141 @@ pub fn remove_conflicting(service: &mut Service, conflicting: &BTreeSet<Frontend
         port.conflicting_addresses.dedup();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+    use crate::state::ServicePort;
+
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+    const ADDRESSES: [&str; 3] = ["10.96.0.1", "10.96.0.2", "192.0.2.1"];
+
+    fn number(port: u16) -> NonZeroU16 {
+        NonZeroU16::new(port).expect("not zero")
+    }
+
+    fn name(index: usize) -> ServiceName {
+        ServiceName::new("ns", NAMES[index])
+    }
+
+    fn address(index: usize) -> IpAddr {
+        ADDRESSES[index].parse().expect("an address")
+    }
+
+    /// A Service with one cluster IP, an external IP of the same addresses, and ports, some of which have the node port.
+    fn service(cluster_ip: usize, external_ip: usize, ports: &[(bool, bool, bool)]) -> Service {
+        let port = |(is_udp, is_other, has_node_port): &(bool, bool, bool)| ServicePort {
+            node_port: has_node_port.then(|| number(30_080)),
+            ..ServicePort::new(
+                if *is_udp { Protocol::Udp } else { Protocol::Tcp },
+                number(if *is_other { 81 } else { 80 }),
+            )
+        };
+        Service {
+            cluster_ips: vec![address(cluster_ip)],
+            external_ips: vec![address(external_ip)],
+            ports: ports.iter().map(port).collect(),
+            ..Service::new(ServiceName::default())
+        }
+    }
+
+    /// The claims of each frontend in the order of precedence, as the documentation of this module has it.
+    fn ranked(claims: &BTreeMap<ServiceName, Claim>) -> BTreeMap<FrontendKey, Vec<ServiceName>> {
+        let mut all: BTreeMap<FrontendKey, Vec<_>> = BTreeMap::new();
+        for (name, claim) in claims {
+            for frontend in &claim.frontends {
+                let is_own = frontend.address.is_some_and(|it| claim.cluster_ips.contains(&it));
+                let created = claim.created.map_or(i64::MAX, Timestamp::as_micros);
+                all.entry(*frontend).or_default().push((!is_own, created, name.clone()));
+            }
+        }
+        let sorted = all.into_iter().map(|(key, mut claims)| {
+            claims.sort();
+            (key, claims.into_iter().map(|(.., name)| name).collect())
+        });
+        sorted.collect()
+    }
+
+    fn step() -> impl Strategy<Value = (usize, Option<(Service, Option<Timestamp>)>)> {
+        let service = (0..3_usize, 0..3_usize, vec(any::<(bool, bool, bool)>(), 0..3))
+            .prop_map(|(cluster_ip, external_ip, ports)| service(cluster_ip, external_ip, &ports));
+        let created = option::of((0_i64..3).prop_map(Timestamp::from_micros));
+        (0..NAMES.len(), option::of((service, created)))
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_by_precedence_owns_a_frontend_whatever_was_before(steps in vec(step(), 0..20)) {
+            let mut owners = FrontendOwners::default();
+            let mut claims = BTreeMap::new();
+            for (index, change) in steps {
+                let before = ranked(&claims);
+                let claim = change.map(|(service, created)| Claim::new(&service, created)).unwrap_or_default();
+                claims.insert(name(index), claim.clone());
+                let affected = owners.set(&name(index), claim);
+                let after = ranked(&claims);
+
+                let mut conflicting: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+                let mut rejected = Vec::new();
+                for (frontend, claimants) in &after {
+                    prop_assert!(owners.claimants(*frontend).eq(claimants));
+                    for loser in &claimants[1..] {
+                        conflicting.entry(loser.clone()).or_default().insert(*frontend);
+                        rejected.push((format!("Service {loser}: {frontend}"), claimants[0].clone()));
+                    }
+                }
+                prop_assert!(owners.owned().eq(after.iter().map(|(frontend, all)| (*frontend, &all[0]))));
+                let mut found = Vec::new();
+                for it in 0..NAMES.len() {
+                    prop_assert_eq!(owners.conflicting(&name(it)), conflicting.get(&name(it)));
+                    found.extend(owners.rejected_of(&name(it)));
+                }
+                prop_assert!(owners.rejected().eq(found.iter().cloned()));
+                rejected.sort();
+                let mut items: Vec<_> = found.iter().map(|it| (&it.item, &it.reason)).collect();
+                items.sort();
+                prop_assert_eq!(items.len(), rejected.len());
+                for ((item, reason), (expected, owner)) in items.into_iter().zip(&rejected) {
+                    prop_assert_eq!(item, expected);
+                    prop_assert!(reason.contains(&format!("it belongs to Service {owner} ")), "{reason}");
+                }
+
+                let owner = |all: &BTreeMap<FrontendKey, Vec<ServiceName>>, it| {
+                    all.get(it).map(|it: &Vec<ServiceName>| it[0].clone())
+                };
+                let changed = before.keys().chain(after.keys()).filter(|it| owner(&before, it) != owner(&after, it));
+                let mut expected: BTreeSet<_> =
+                    changed.flat_map(|it| [owner(&before, it), owner(&after, it)]).flatten().collect();
+                expected.remove(&name(index));
+                prop_assert_eq!(affected, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn only_lost_frontends_are_removed() {
+        let mut service = service(0, 2, &[(false, false, true), (true, false, true), (false, true, true)]);
+        let key = |address: Option<usize>, port, protocol| FrontendKey {
+            address: address.map(self::address),
+            port: number(port),
+            protocol,
+        };
+        let lost = BTreeSet::from([
+            key(Some(2), 80, Protocol::Tcp),
+            key(Some(0), 81, Protocol::Tcp),
+            key(Some(2), 81, Protocol::Tcp),
+            key(None, 30_080, Protocol::Udp),
+        ]);
+        for _ in 0..2 {
+            remove_conflicting(&mut service, &lost);
+            let found =
+                service.ports.iter().map(|it| (it.conflicting_addresses.clone(), it.node_port.is_some()));
+            let expect = [(vec![address(2)], true), (vec![], false), (vec![address(0), address(2)], true)];
+            assert_eq!(found.collect::<Vec<_>>(), expect);
+        }
+        let rest = Claim::new(&service, None).frontends;
+        assert!(rest.iter().all(|it| !lost.contains(it)) && rest.len() == 4, "{rest:?}");
+    }
+}

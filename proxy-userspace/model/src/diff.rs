@@ -42,3 +42,30 @@ fn merge<K, V>(
         EitherOrBoth::Both((key, before), (_, after)) => (key, Some(before), Some(after)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_is_paired_once() {
+        let found: Vec<_> = pairs([(1, 'a'), (2, 'b'), (4, 'd')], [(2, 'B'), (3, 'C'), (4, 'd')]).collect();
+        let expect = [
+            (1, Some('a'), None),
+            (2, Some('b'), Some('B')),
+            (3, None, Some('C')),
+            (4, Some('d'), Some('d')),
+        ];
+        assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn what_is_the_same_object_does_not_differ() {
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(Arc::new);
+        let copy = Arc::new("b");
+        let (before, after) = ([(1, &a), (2, &b), (4, &d)], [(2, &copy), (3, &c), (4, &d)]);
+        let expect = [(1, Some(&a), None), (2, Some(&b), Some(&copy)), (3, None, Some(&c))];
+        assert_eq!(differing(before, after).collect::<Vec<_>>(), expect);
+        assert_eq!(differing(after, after).count(), 0);
+    }
+}

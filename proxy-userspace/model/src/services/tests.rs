@@ -90,6 +90,9 @@ proptest! {
         prop_assert!(services.iter().eq(&reference));
         prop_assert_eq!(services.len(), services.iter().count());
         prop_assert!(reference.iter().all(|(name, state)| services.get(name) == Some(state)));
+        prop_assert_eq!(services.is_empty(), reference.is_empty());
+        prop_assert!(services.keys().eq(reference.keys()) && services.values().eq(reference.values()));
+        prop_assert!((0..450).all(|it| services.contains_key(&name(it)) == reference.contains_key(&name(it))));
         prop_assert_eq!(differences(&services, &first), reference_differences(&reference, &first_reference));
         prop_assert_eq!(differences(&first, &services), reference_differences(&first_reference, &reference));
         prop_assert_eq!(&services, &reference.into_values().collect::<Services>());

@@ -125,6 +125,7 @@ fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
     check(vec![port("", 53, 0, "dns")], &[("", 5353)], &["10.1.0.1:5353"]);
     check(vec![port("", 443, 8443, "")], &[], &["10.1.0.1:8443"]);
     check(vec![port("", 53, 0, "dns")], &[], &[""]);
+    check(vec![port("http", 80, 8080, "")], &[("other", 8081)], &[""]);
 }
 
 #[test]
@@ -220,6 +221,8 @@ fn an_unchanged_object_stays_the_same_object() {
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
     // A removed object leaves no trace.
+    let rest = decoder.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
+    assert_eq!(rest.slices_of(&name).map(|it| it.name.to_string()).collect::<Vec<_>>(), ["ns/b"]);
     assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
 }
 
@@ -291,7 +294,11 @@ fn full_cluster() -> ClusterState {
         })),
         ..Service::new(ServiceName::new("ns", "web"))
     });
-    let ports = vec![SlicePort { name: "http".into(), protocol: model::Protocol::Sctp, port: number(8080) }];
+    // The Service has no port of the second name.
+    let ports = vec![
+        SlicePort { name: "http".into(), protocol: model::Protocol::Sctp, port: number(8080) },
+        SlicePort { name: "other".into(), protocol: model::Protocol::Udp, port: number(8081) },
+    ];
     cluster.set_slice(EndpointSlice {
         ports: ports.clone(),
         endpoints: vec![
@@ -397,6 +404,24 @@ fn source_ranges_are_sent_for_families_that_have_a_load_balancer_ip() {
     service.source_ranges.push("2001:db8::/32".parse().unwrap());
     let filters = service_info(&service, None).unwrap().service.unwrap().ip_filters;
     assert_eq!(filters.iter().map(|it| &it.source_ranges).collect::<Vec<_>>(), [&["198.51.100.0/24"]]);
+}
+
+#[test]
+fn what_kpng_reads_is_sent_too() {
+    let cluster = full_cluster();
+    let slice = cluster.slices().next().unwrap();
+    let endpoint = endpoint_info(slice, &slice.endpoints[0]).endpoint.unwrap();
+    assert_eq!(endpoint.scopes, Some(localv1::EndpointScopes::default()), "a required field");
+    let node = node_info(cluster.node("n1").unwrap()).unwrap().node.unwrap();
+    assert_eq!(node.name, "n1");
+    assert_eq!(node.labels, BTreeMap::from([("topology.kubernetes.io/zone".into(), "a".into())]));
+    assert_eq!(node.topology, Some(TopologyInfo { node: "n1".into(), zone: "a".into() }));
+    let service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    let service = service_info(&Service { metadata: None, ..service }, None).unwrap().service.unwrap();
+    assert_eq!(
+        service.labels,
+        BTreeMap::from([("service.kubernetes.io/service-proxy-name".into(), "other".into())])
+    );
 }
 
 #[test]
