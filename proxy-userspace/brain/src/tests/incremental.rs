@@ -5,7 +5,7 @@ use model::{
     Timestamp,
     cluster::Node,
     services::Services,
-    state::{EndpointKey, ServiceCidr},
+    state::{EndpointKey, ServiceCidr, TrafficPolicy},
 };
 
 use super::*;
@@ -170,6 +170,18 @@ fn zone_hints_apply_once_the_zone_of_the_node_is_known() {
     brain.delete_node("n3");
     brain.recompute();
     assert!(Arc::ptr_eq(of(&brain, "n3", "web"), of(&brain, "n1", "web")));
+}
+
+#[test]
+fn nothing_is_local_at_a_node_that_no_endpoint_refers_to() {
+    let mut brain = brain();
+    brain.set_service(Service { internal_policy: TrafficPolicy::Local, ..service() });
+    let named = |node: &str| Endpoint { node: Some(node.into()), ..at("10.1.0.1") };
+    for name in ["", "?", "n2", "xyzzy"] {
+        brain.set_slice(slice([named(name)]));
+        brain.recompute();
+        assert_eq!(targets(of(&brain, "n3", "web"), 0, Scope::Internal), "", "{name:?}");
+    }
 }
 
 #[test]

@@ -124,6 +124,35 @@ fn a_change_copies_only_the_path_to_it() {
 }
 
 #[test]
+fn maps_of_other_services_are_not_equal() {
+    let services = many(3);
+    for other in
+        [many(2), many(4), Services::default(), [state(0, 0), state(1, 0), state(2, 1)].into_iter().collect()]
+    {
+        assert!(services != other && !services.ptr_eq(&other));
+    }
+    assert!(services == many(3) && !services.ptr_eq(&many(3)), "equal, and not the same");
+    assert!(Services::default().ptr_eq(&Services::default()));
+}
+
+#[test]
+fn a_map_is_made_of_services_in_any_order() {
+    let collect = |states: &[Arc<ServiceState>]| states.iter().cloned().collect::<Services>();
+    let [a, b, newer_b, c] = [state(1, 0), state(2, 0), state(2, 1), state(3, 0)];
+    for states in [
+        [a.clone(), b.clone(), newer_b.clone(), c.clone()],
+        [c.clone(), b.clone(), newer_b.clone(), a.clone()],
+        [b, c.clone(), a.clone(), newer_b.clone()],
+    ] {
+        let services = collect(&states);
+        assert!(services.values().eq([&a, &newer_b, &c]), "{services:?}");
+        assert!([1, 2, 3].iter().all(|it| services.contains_key(&name(*it))));
+        let named = states.map(|it| (it.service.name.clone(), it));
+        assert_eq!(named.into_iter().collect::<Services>(), services);
+    }
+}
+
+#[test]
 fn inserting_an_equal_service_changes_nothing() {
     let before = many(100);
     let mut after = before.clone();
@@ -131,6 +160,16 @@ fn inserting_an_equal_service_changes_nothing() {
     assert!(after.ptr_eq(&before));
     assert!(!after.apply(&mut Edit::delete(name(200))));
     assert!(after.ptr_eq(&before));
+}
+
+#[test]
+fn an_edit_says_whether_it_changes_something() {
+    let mut services = Services::default();
+    assert!(!services.apply(&mut Edit::delete(name(1))));
+    let mut edit = Edit::set(state(1, 0));
+    assert_eq!((edit.state(), Edit::delete(name(1)).state()), (Some(&state(1, 0)), None));
+    assert!(services.apply(&mut edit) && services.len() == 1);
+    assert!(services.apply(&mut Edit::delete(name(1))) && services.is_empty());
 }
 
 #[test]
