@@ -196,6 +196,39 @@ fn frontends_beyond_the_cluster_ip_are_explained() {
 }
 
 #[test]
+fn the_node_port_of_another_node_is_redirected_here_unless_the_policy_is_local() {
+    let cluster = cluster(with_node_port(), [at("10.1.0.2")]);
+    let found = ask(&cluster, "node 192.0.2.2:30080").unwrap();
+    assert_eq!(found.reason, "to 10.1.0.2:8080, the only endpoint");
+    check_rule(
+        &cluster,
+        "node 192.0.2.2:30080",
+        "frontend",
+        Some("node port: 192.0.2.2 is an address of node n2"),
+    );
+}
+
+#[test]
+fn a_port_on_two_protocols_is_meant_by_its_number_or_with_a_protocol() {
+    let mut dns = service();
+    dns.ports = vec![
+        service_port("dns", Protocol::Udp, 53),
+        service_port("dns-tcp", Protocol::Tcp, 53),
+        service_port("metrics", Protocol::Tcp, 9153),
+    ];
+    let cluster = cluster(dns, []);
+    let address = |words: &str| ask(&cluster, words).map(|it| format!("{}/{}", it.destination, it.protocol));
+    assert_eq!(address("node web.ns:53").unwrap(), "10.96.0.1:53/UDP");
+    assert_eq!(address("node web.ns:53/tcp").unwrap(), "10.96.0.1:53/TCP");
+    assert_eq!(address("node web.ns:dns-tcp").unwrap(), "10.96.0.1:53/TCP");
+    assert_eq!(address("node web.ns:metrics").unwrap(), "10.96.0.1:9153/TCP");
+    let several = address("node web.ns").unwrap_err();
+    assert!(several.starts_with("Service ns/web has several ports; name one: "), "{several}");
+    let none = address("node web.ns:9153/udp").unwrap_err();
+    assert!(none.starts_with("Service ns/web has no such port: "), "{none}");
+}
+
+#[test]
 fn what_no_service_has_is_explained() {
     let mut cluster = cluster(service(), [pod(here("10.1.0.1"), "web-1"), pod(at("10.1.0.2"), "web-2")]);
     cluster.set_service_cidr(ServiceCidr {

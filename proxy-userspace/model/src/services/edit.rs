@@ -152,3 +152,38 @@ fn collapse(mut root: Arc<TreeNode>) -> Arc<TreeNode> {
     }
     root
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Service;
+
+    /// Leaves with so many Services each, of which the one at `at` has become smaller: what they are afterwards.
+    #[track_caller]
+    fn check(sizes: &[usize], at: usize, expect: &[usize]) {
+        let mut names = (0..).map(|it| ServiceName::new("ns", format!("s{it:05}")));
+        let state = |name| Arc::new(ServiceState::new(Service::new(name), []));
+        let leaf =
+            |size: &usize| TreeNode::new(Children::Services(names.by_ref().take(*size).map(state).collect()));
+        let mut nodes: Vec<_> = sizes.iter().filter_map(leaf).collect();
+        merge_small(&mut nodes, at);
+        assert_eq!(nodes.iter().map(|it| it.children.len()).collect::<Vec<_>>(), expect, "{sizes:?} at {at}");
+    }
+
+    #[test]
+    fn a_small_node_is_merged_with_the_next_one_or_the_last_with_the_one_before() {
+        check(&[20, 7, 20], 1, &[20, 27]);
+        check(&[20, 7], 1, &[27]);
+        check(&[7, 25], 0, &[32]);
+        check(&[1, 1, 1], 0, &[2, 1]);
+    }
+
+    #[test]
+    fn what_is_large_enough_or_does_not_fit_stays() {
+        check(&[8, 8], 0, &[8, 8]);
+        check(&[7, 26], 0, &[7, 26]);
+        check(&[5, 7, 30], 1, &[5, 7, 30]);
+        check(&[7], 0, &[7]);
+        check(&[7], 1, &[7]);
+    }
+}
