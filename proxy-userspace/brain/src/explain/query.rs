@@ -167,12 +167,23 @@ mod tests {
     }
 
     #[test]
+    fn a_destination_may_be_an_address() {
+        let address = |text: &str| parse(text).unwrap().address();
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(address("node 10.96.0.10:80/udp"), Some((at("10.96.0.10:80"), Protocol::Udp)));
+        assert_eq!(address("node [fd00::1]:80"), Some((at("[fd00::1]:80"), Protocol::Tcp)));
+        assert_eq!(address("node web.default"), None);
+    }
+
+    #[test]
     fn what_is_wrong_with_a_question_is_named() {
         for (text, expect) in [
             ("", "ask for `node TO`"),
             ("node", "ask for `node TO`"),
             ("nodes 10.96.0.10:80", "ask for `node TO`"),
             ("pod web web.default", "\"web\": name a pod as NAMESPACE/NAME"),
+            ("pod /web web.default", "\"/web\": name a pod as NAMESPACE/NAME"),
+            ("pod default/ web.default", "\"default/\": name a pod as NAMESPACE/NAME"),
             ("outside n1 web.default", "\"n1\": not an IP address"),
             ("node 10.96.0.10", "\"10.96.0.10\": a port is missing"),
             ("node [fd00::1]", "a port is missing"),

@@ -107,3 +107,37 @@ pub(super) fn find(states: &[Arc<ServiceState>], name: &ServiceName) -> Result<u
 pub(super) fn child(nodes: &[Arc<TreeNode>], name: &ServiceName) -> usize {
     nodes.partition_point(|it| it.least <= *name).saturating_sub(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Service;
+
+    fn services(count: usize) -> Children {
+        let state =
+            |number| ServiceState::new(Service::new(ServiceName::new("ns", format!("s{number:05}"))), []);
+        Children::Services((0..count).map(|it| Arc::new(state(it))).collect())
+    }
+
+    fn nodes(count: usize) -> Children {
+        Children::Nodes((0..count).filter_map(|_| TreeNode::new(services(1))).collect())
+    }
+
+    #[test]
+    fn children_that_are_too_many_for_one_node_are_halved() {
+        for children in [services, nodes] {
+            for (count, expect) in [(0, [None, None]), (32, [Some(32), None]), (33, [Some(16), Some(17)])] {
+                let sizes = children(count).into_nodes().map(|it| it.map(|it| it.children.len()));
+                assert_eq!(sizes, expect, "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn children_of_one_kind_are_joined() {
+        let size = |it: Option<Children>| it.map(|it| it.len());
+        assert_eq!(size(services(2).join(&services(3))), Some(5));
+        assert_eq!(size(nodes(2).join(&nodes(3))), Some(5));
+        assert_eq!(size(nodes(2).join(&services(3))), None);
+    }
+}

@@ -18,3 +18,6 @@ pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
 };
+
+#[cfg(test)]
+mod tests;
