@@ -144,5 +144,5 @@ fn a_memo_is_derived_once_and_is_no_part_of_the_state() {
     assert_eq!(state.memo.get_or_init(|| 7_u8), Some(&7));
     assert_eq!(state.memo.get_or_init(|| 8_u8), Some(&7));
     assert_eq!(state.memo.get_or_init(|| "another type"), None);
-    assert!(!state.memo.is_empty() && state.clone().memo.is_empty());
+    assert!(!state.memo.is_empty() && Memo::clone(&state.memo).is_empty());
 }
