@@ -91,6 +91,15 @@ fn each_endpoint_has_a_reason() {
 #[test]
 fn the_policy_local_is_explained() {
     let local = Service { internal_policy: TrafficPolicy::Local, ..service() };
+    // Whatever the hints say.
+    for hinted in [
+        [zones(here("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])],
+        [nodes(here("10.1.0.1"), &["n1"]), nodes(at("10.1.0.2"), &["n2"])],
+    ] {
+        let verdict = "Redirected: to 10.1.0.1:8080, the only endpoint";
+        let reasons = ["1 used: ready, on this node", "2 not used: not on this node"];
+        check(&cluster(local.clone(), hinted), "node web.ns", &[&[verdict], &reasons[..]].concat());
+    }
     let with = |endpoints: &[Endpoint]| cluster(local.clone(), endpoints);
     let both = with(&[at("10.1.0.1"), here("10.1.0.2")]);
     let expect = ["Redirected: to 10.1.0.2:8080, the only endpoint", "2 used: ready, on this node"];
