@@ -307,6 +307,71 @@ fn a_frontend_that_two_services_claim_is_explained_with_its_owner() {
     let expect = "ns/thief claims it, too; it belongs to ns/web (by cluster IP, then age, then name)";
     check_rule(&cluster, "node 10.96.0.1:80", "conflict", Some(expect));
     check_rule(&cluster, "node 10.96.0.9:80", "conflict", None);
+    let cluster_ips = vec!["10.96.0.9".parse().unwrap()];
+    cluster.set_service(with_node_port());
+    cluster.set_service(Service { name: ServiceName::new("ns", "xerox"), cluster_ips, ..with_node_port() });
+    let expect = "ns/xerox claims it, too; it belongs to ns/web (by cluster IP, then age, then name)";
+    check_rule(&cluster, "node 192.0.2.1:30080", "conflict", Some(expect));
+}
+
+#[test]
+fn the_service_and_its_policies_are_named() {
+    let mut named = with_node_port();
+    named.external_ips = vec!["192.0.2.9".parse().unwrap()];
+    named.ports[0].name = "http".into();
+    let cluster_of = |policy| {
+        let mut service = named.clone();
+        service.external_policy = policy;
+        service.ports[0].target_port = TargetPort::Name("web".into());
+        cluster(service, [here("10.1.0.1")])
+    };
+    let [everywhere, here] = [TrafficPolicy::Cluster, TrafficPolicy::Local].map(cluster_of);
+    check_rule(&everywhere, "node web.ns", "service", Some("ns/web, port http 80/TCP to targetPort web"));
+    check_rule(
+        &cluster(service(), []),
+        "node web.ns",
+        "service",
+        Some("ns/web, port 80/TCP to targetPort 80"),
+    );
+    for (cluster, words, expect) in [
+        (&everywhere, "node web.ns", "internalTrafficPolicy Cluster: endpoints on every node"),
+        (&everywhere, "node 192.0.2.9:80", "externalTrafficPolicy Cluster: endpoints on every node"),
+        (&everywhere, "outside 192.0.2.9:80", "externalTrafficPolicy Cluster: endpoints on every node"),
+        (&here, "node web.ns", "internalTrafficPolicy Cluster: endpoints on every node"),
+        (&here, "outside 192.0.2.9:80", "externalTrafficPolicy Local: endpoints on this node only"),
+    ] {
+        check_rule(cluster, words, "policy", Some(expect));
+    }
+}
+
+#[test]
+fn source_ranges_concern_the_family_of_the_address() {
+    let with = |ranges: &[&str]| {
+        let service = Service {
+            load_balancer_ips: vec!["203.0.113.7".parse().unwrap(), "2001:db8::7".parse().unwrap()],
+            source_ranges: ranges.iter().map(|it| it.parse().unwrap()).collect(),
+            kind: Some(state::ServiceKind::LoadBalancer),
+            ..service()
+        };
+        cluster(service, [at("10.1.0.1")])
+    };
+    let words = "outside 198.51.100.9 203.0.113.7:80";
+    let one = with(&["198.51.100.0/24", "2001:db8:1::/48"]);
+    check_rule(
+        &one,
+        words,
+        "sources",
+        Some("loadBalancerSourceRanges 198.51.100.0/24: 198.51.100.9 is in it"),
+    );
+    check_rule(&one, "outside 203.0.113.7:80", "frontend", Some("load balancer IP"));
+    check_rule(&with(&["2001:db8:1::/48"]), words, "sources", None);
+    check_rule(&with(&["10.0.0.0/8", "0.0.0.0/0"]), words, "sources", None);
+    check_rule(
+        &one,
+        "outside 198.51.100.9 [2001:db8::7]:80",
+        "sources",
+        Some("loadBalancerSourceRanges 2001:db8:1::/48: the client's address decides"),
+    );
 }
 
 #[test]
