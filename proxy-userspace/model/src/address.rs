@@ -52,7 +52,7 @@ pub fn parse_range(text: &str) -> Option<IpNet> {
 
 /// The text without leading zeros of decimal numbers: of an IPv4 address, or of the one at the end of an IPv6 address.
 fn without_leading_zeros(text: &str) -> String {
-    let v4 = text.rfind(':').map_or(0, |it| it + 1);
+    let v4 = text.rfind(':').unwrap_or(0);
     let is_digit = |it: Option<char>| it.is_some_and(|it| it.is_ascii_digit());
     let mut out = String::with_capacity(text.len());
     for (at, it) in text.char_indices() {

@@ -149,6 +149,9 @@ fn hints_are_explained_whether_they_are_used_or_not() {
     without_zone.set_node(node("n1", None));
     let expect = "ignored: the Node object has no label topology.kubernetes.io/zone";
     check_rule(&without_zone, "node web.ns", "hints", Some(expect));
+    let mut without_zone = with(&by_node[1..]);
+    without_zone.set_node(node("n1", None));
+    check_rule(&without_zone, "node web.ns", "hints", Some("ignored: none is for this node"));
 }
 
 #[test]
