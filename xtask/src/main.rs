@@ -91,14 +91,14 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Change the code of the pure crates in small ways, one at a time, and list the changes that no test of the crate notices.
+    /// Change the pure code in small ways, one at a time, and list the changes that no test of its crate notices.
     ///
-    /// The crates are proxy-common, model, wire and brain. What is left out, and why, is in .cargo/mutants.toml. Installs
-    /// cargo-mutants if it is missing; the results are in target/mutants.
+    /// It is that of the crates proxy-common, model, wire and brain, and the layout of the tables in datapath-ebpf. What is left
+    /// out, and why, is in .cargo/mutants.toml. Installs cargo-mutants if it is missing; the results are in target/mutants.
     Mutants {
-        /// One of these crates; all by default
-        #[arg(value_name = "CRATE")]
-        package: Option<String>,
+        /// One of these crates, or `layout`; all by default
+        #[arg(value_name = "NAME")]
+        subject: Option<String>,
         /// Only the k-th of n parts, as in 0/6
         #[arg(long, value_name = "K/N")]
         shard: Option<String>,
@@ -183,7 +183,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Pictures => test::pictures(),
         Task::Metrics => test::metrics(),
         Task::Fuzz { targets, minutes, keep } => fuzz::fuzz(&targets, minutes, keep),
-        Task::Mutants { package, shard } => mutants::mutants(package.as_deref(), shard.as_deref()),
+        Task::Mutants { subject, shard } => mutants::mutants(subject.as_deref(), shard.as_deref()),
         Task::Dist { check_reproducible: true, arch } => dist::check_reproducible(&arch),
         Task::Dist { arch, .. } => dist::dist(&arch).map(drop),
         Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),

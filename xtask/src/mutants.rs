@@ -1,36 +1,66 @@
-//! `cargo xtask mutants`: mutation testing of the pure crates.
-//! Invariant: each crate is tested by its own tests alone.
+//! `cargo xtask mutants`: mutation testing of the pure code.
+//! Invariant: code is tested by the tests of its own crate alone.
 
-use anyhow::{Result, ensure};
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
 use build_tools::{
     command::{cargo, run, status, workspace},
     programs::find,
 };
 
-/// The crates, each with the features of its tests.
-const CRATES: [(&str, &[&str]); 4] =
-    [("proxy-common", &["--features", "user"]), ("model", &[]), ("wire", &[]), ("brain", &[])];
+/// A crate, or a part of one.
+struct Subject {
+    name: &'static str,
+    /// Which mutants.
+    selection: &'static [&'static str],
+    /// Which tests; empty for all of the crate.
+    tests: &'static [&'static str],
+}
 
-/// Tests the mutants of a crate, or of all, or of a part of them.
-pub(crate) fn mutants(package: Option<&str>, shard: Option<&str>) -> Result<()> {
+const SUBJECTS: [Subject; 5] = [
+    Subject {
+        name: "proxy-common",
+        selection: &["--package", "proxy-common", "--features", "user"],
+        tests: &[],
+    },
+    Subject { name: "model", selection: &["--package", "model"], tests: &[] },
+    Subject { name: "wire", selection: &["--package", "wire"], tests: &[] },
+    Subject { name: "brain", selection: &["--package", "brain"], tests: &[] },
+    // The layout of the tables, with maps in memory.
+    Subject {
+        name: "layout",
+        selection: &[
+            "--package",
+            "datapath-ebpf",
+            "--file",
+            "proxy-userspace/datapath-ebpf/src/layout.rs",
+            "--file",
+            "proxy-userspace/datapath-ebpf/src/layout/*.rs",
+        ],
+        tests: &["--lib", "--", "layout::", "double_buffer::tests"],
+    },
+];
+
+/// Tests the mutants of a subject, or of all, or of a part of them.
+pub(crate) fn mutants(subject: Option<&str>, shard: Option<&str>) -> Result<()> {
     if find("cargo-mutants").is_none() {
         status("Installing", "cargo-mutants");
         run(cargo().args(["install", "cargo-mutants", "--locked"]))?;
     }
-    let chosen: Vec<_> = CRATES.iter().filter(|(name, _)| package.is_none_or(|it| it == *name)).collect();
-    ensure!(!chosen.is_empty(), "no such crate; choose one of {}", CRATES.map(|(name, _)| name).join(", "));
+    let chosen: Vec<_> = SUBJECTS.iter().filter(|it| subject.is_none_or(|name| name == it.name)).collect();
+    ensure!(!chosen.is_empty(), "no such subject; choose one of {}", SUBJECTS.map(|it| it.name).join(", "));
+    let folder = workspace().join("target/mutants");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut failed = Vec::new();
-    for (name, features) in chosen {
-        let output = workspace().join("target/mutants").join(name);
+    for Subject { name, selection, tests } in chosen {
         let mut command = cargo();
-        command
-            .args(["mutants", "--package", name, "--no-shuffle", "--timeout", "60", "--output"])
-            .arg(&output);
-        command.args(*features).args(shard.map(|it| format!("--shard={it}")));
+        command.args(["mutants", "--no-shuffle", "--timeout", "60", "--output"]).arg(folder.join(name));
+        command.args(*selection).args(shard.map(|it| format!("--shard={it}"))).arg("--").args(*tests);
         // A rebuild per mutant: debug information is not needed, and most of the crate is unchanged.
         command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "1").current_dir(workspace());
         if run(&mut command).is_err() {
-            failed.push(name.to_owned());
+            failed.push(*name);
         }
     }
     ensure!(failed.is_empty(), "not every mutant is noticed in {}: see target/mutants", failed.join(", "));
