@@ -218,6 +218,9 @@ fn the_node_port_of_another_node_is_redirected_here_unless_the_policy_is_local()
         "frontend",
         Some("node port: 192.0.2.2 is an address of node n2"),
     );
+    // A Service's own address is no node's.
+    let refused = "Refused: 10.96.0.1 is a cluster IP of ns/web, which has no such port: it has 80/TCP";
+    check(&cluster, "node 10.96.0.1:30080", &[refused]);
 }
 
 #[test]
