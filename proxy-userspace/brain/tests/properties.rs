@@ -1,4 +1,4 @@
-//! Properties of the state of a Service, for random Services and slices.
+//! Properties of states, for random Services, slices and histories.
 
 use brain::{NodeView, Options, node_state, service_state};
 use fuzz::{

@@ -315,27 +315,27 @@ mod tests {
     }
 
     #[test]
-    fn only_lost_frontends_are_removed() {
+    fn only_conflicting_frontends_are_removed() {
         let mut service = service(0, 2, &[(false, false, true), (true, false, true), (false, true, true)]);
         let key = |address: Option<usize>, port, protocol| FrontendKey {
             address: address.map(self::address),
             port: number(port),
             protocol,
         };
-        let lost = BTreeSet::from([
+        let conflicting = BTreeSet::from([
             key(Some(2), 80, Protocol::Tcp),
             key(Some(0), 81, Protocol::Tcp),
             key(Some(2), 81, Protocol::Tcp),
             key(None, 30_080, Protocol::Udp),
         ]);
         for _ in 0..2 {
-            remove_conflicting(&mut service, &lost);
+            remove_conflicting(&mut service, &conflicting);
             let found =
                 service.ports.iter().map(|it| (it.conflicting_addresses.clone(), it.node_port.is_some()));
             let expect = [(vec![address(2)], true), (vec![], false), (vec![address(0), address(2)], true)];
             assert_eq!(found.collect::<Vec<_>>(), expect);
         }
         let rest = Claim::new(&service, None).frontends;
-        assert!(rest.iter().all(|it| !lost.contains(it)) && rest.len() == 4, "{rest:?}");
+        assert!(rest.iter().all(|it| !conflicting.contains(it)) && rest.len() == 4, "{rest:?}");
     }
 }

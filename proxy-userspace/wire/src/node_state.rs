@@ -216,9 +216,9 @@ mod tests {
 
     /// A log in memory.
     #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Memory {
+    impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
         }
@@ -230,7 +230,9 @@ mod tests {
 
     /// The items whose rejection is logged meanwhile.
     fn logged(act: impl FnOnce()) -> Vec<String> {
-        let written = Memory::default();
+        // With a second subscriber, other threads ask all of them whether to log, and not only their own.
+        let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+        let written = LogBuffer::default();
         let writer = written.clone();
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();

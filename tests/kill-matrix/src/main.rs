@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 
 use crate::{
-    share::{Found, Row, Selection, Share},
+    share::{Found, NOT_REACHED, Row, Selection, Share},
     trace::Trace,
 };
 
@@ -62,6 +62,9 @@ enum Tracer {
     },
 }
 
+/// One of so many interruptions may not be reached, as threads take turns.
+const MAX_NOT_REACHED: usize = 10;
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let traced = match &arguments.tracer {
@@ -92,9 +95,19 @@ fn run(arguments: &Arguments) -> Result<()> {
     });
     let Found { rows, problems, connects } = Found::join(found?);
     print(&rows, arguments.selection.after);
-    println!("{connects} connects meanwhile, {} problems, {} s", problems.len(), begin.elapsed().as_secs());
+    let outcomes: Vec<_> = rows.iter().flat_map(|it| &it.outcomes).collect();
+    let not_reached = outcomes.iter().filter(|it| ***it == NOT_REACHED).count();
+    println!(
+        "{} interruptions, {not_reached} of them not reached; {connects} connects meanwhile, {} problems, {} s",
+        outcomes.len(),
+        problems.len(),
+        begin.elapsed().as_secs()
+    );
     if !problems.is_empty() {
         bail!("{} interruptions had consequences", problems.len());
+    }
+    if not_reached * MAX_NOT_REACHED > outcomes.len() {
+        bail!("{not_reached} of {} steps were not reached: this says little", outcomes.len());
     }
     Ok(())
 }

@@ -41,6 +41,9 @@ const DISTINCT: usize = 3;
 /// How many endpoints a state has.
 const ENDPOINTS: usize = 2;
 
+/// How many Services there are at most beside those under load.
+const MAX_OTHERS: usize = 3_000;
+
 /// How long the proxy goes on after a state has become active, for steps that follow.
 const SETTLING: Duration = Duration::from_millis(400);
 
@@ -138,6 +141,8 @@ impl Matrix {
         interruption: Option<Interruption>,
     ) -> Result<(Vec<Step>, Outcome)> {
         let build = if scenario == Scenario::Upgrade { Build::NextLayout } else { Build::Product };
+        // Of a scenario that did not come to its end.
+        self.end_order();
         self.prepare(scenario)?;
         let mut begin = LogPosition::default();
         let mut agent = if scenario == Scenario::Cleanup {
@@ -157,32 +162,54 @@ impl Matrix {
             self.order(interruption)?;
             self.traced(self.command(build))?.start(self.node.sandbox())?
         };
-        let mut outcome = self.await_outcome(scenario, &mut agent, build, &begin, interruption)?;
-        let log = agent.log();
+        let outcome = self.await_outcome(scenario, &mut agent, build, &begin, interruption);
+        let steps = self.end_order();
+        let Ok(mut outcome) = outcome else {
+            end(agent)?;
+            return outcome.map(|it| (steps, it));
+        };
+        match interruption {
+            Some(it) if it.step > steps.len() => outcome = Outcome::NotReached,
+            // At a step after the state was active.
+            Some(it) if it.kills() => {
+                agent.wait(TIMEOUT)?;
+                outcome = Outcome::Killed;
+            }
+            _ => {}
+        }
+        let mut log = agent.log();
+        log.drain(..begin.length);
+        let serves = scenario != Scenario::Cleanup && !matches!(outcome, Outcome::Killed | Outcome::Ended);
         if outcome == Outcome::WentOn && scenario.is_change() {
             self.running = Some(agent);
         } else {
             end(agent)?;
-        }
-        let serves = matches!(outcome, Outcome::Reported | Outcome::WentOn) && scenario != Scenario::Cleanup;
-        let found = self.steps();
-        if interruption.is_some_and(|it| it.step > found.len()) {
-            outcome = Outcome::NotReached;
         }
         if !serves {
             self.recover(scenario, build)
                 .with_context(|| format!("the next start failed; the log before:\n{log}"))?;
         }
         self.check_load().context(log)?;
-        Ok((found, outcome))
+        Ok((steps, outcome))
     }
 
     /// Brings the node to where the scenario begins.
     fn prepare(&mut self, scenario: Scenario) -> Result<()> {
-        if let Some(agent) =
-            self.running.take_if(|it| !scenario.is_change() || it.wait(Duration::ZERO).is_ok())
-        {
-            end(agent)?;
+        // The maps of a proxy that runs do not become smaller: the last of the larger states is followed by a start.
+        let is_largest = scenario == Scenario::Growth && self.others * 2 > MAX_OTHERS;
+        if let Some(mut agent) = self.running.take() {
+            if let Ok(status) = agent.wait(Duration::ZERO) {
+                bail!("the proxy ended after the change before ({status}):\n{}", agent.log());
+            }
+            if scenario.is_change() && !is_largest {
+                self.running = Some(agent);
+            } else {
+                end(agent)?;
+            }
+        }
+        if is_largest {
+            self.others = 0;
+            self.write();
         }
         match scenario {
             Scenario::First => {
@@ -242,8 +269,11 @@ impl Matrix {
         let is_reported = log.contains(" WARN ") || log.contains("ERROR ") || log.contains("error: ");
         let intervention = interruption.map(|it| it.intervention);
         match (status.and_then(|it| it.code()), intervention) {
-            (None | Some(0), _) if is_reported => Ok(Outcome::Reported),
-            (None | Some(0), _) => Ok(Outcome::WentOn),
+            (None, _) if is_reported => Ok(Outcome::Reported),
+            (None, _) => Ok(Outcome::WentOn),
+            (Some(0), _) if scenario == Scenario::Cleanup => {
+                Ok(if is_reported { Outcome::Reported } else { Outcome::WentOn })
+            }
             (Some(137), Some(Intervention::KillBefore | Intervention::KillAfter)) => Ok(Outcome::Killed),
             (Some(_), Some(Intervention::Fail(_))) if is_reported => Ok(Outcome::Ended),
             (Some(code), _) => bail!("it ended with {code}:\n{log}"),
@@ -326,14 +356,11 @@ impl Matrix {
             self.state += 1;
         }
         self.others = match scenario {
-            // Twice the room that there was for the first ones, and back.
+            // Twice as many as there is room for.
             Scenario::Growth if self.others == 0 => 300,
             Scenario::Growth => self.others * 2,
             _ => 0,
         };
-        if self.others > 3_000 {
-            self.others = 0;
-        }
         self.write();
     }
 
@@ -384,8 +411,8 @@ impl Matrix {
         Ok(fs::rename(new, self.file(ORDER))?)
     }
 
-    /// The steps that counted; none does from now on.
-    fn steps(&self) -> Vec<Step> {
+    /// From now on no step counts; those that did.
+    fn end_order(&self) -> Vec<Step> {
         let _ = fs::remove_file(self.file(ORDER));
         let steps = fs::read_to_string(self.file(STEPS)).unwrap_or_default();
         let _ = fs::remove_file(self.file(STEPS));

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::command::status;
 use clap::{Args, ValueEnum as _};
 use nix::errno::Errno;
@@ -14,6 +14,9 @@ use crate::{
     step::Step,
     trace::{Interruption, Intervention},
 };
+
+/// The outcome of an interruption at a step that the proxy did not come to.
+pub(crate) const NOT_REACHED: &str = "-";
 
 /// Which steps are interrupted, and how.
 #[derive(Args)]
@@ -66,11 +69,11 @@ impl Selection {
         if self.scenarios.is_empty() { Scenario::value_variants() } else { &self.scenarios }
     }
 
-    fn contains(&self, step: usize, steps: usize) -> bool {
+    fn contains(&self, scenario: Scenario, step: usize) -> bool {
         match self.step {
             Some(only) => step == only,
-            // Not always the same ones of each scenario.
-            None => (step + steps).is_multiple_of(self.every.into()),
+            // Not the same ones of each scenario.
+            None => (step + 61 * (scenario as usize + 1)).is_multiple_of(self.every.into()),
         }
     }
 }
@@ -84,25 +87,25 @@ impl Share {
     pub(crate) fn go_through(self, selection: &Selection) -> Result<Found> {
         let mut matrix = Matrix::new(TestNode::enter(Sandbox::new("kill-matrix")?)?);
         let mut found = Found::default();
-        let mut selected = 0;
         // An upgrade ends where a downgrade begins: in turn, neither needs a start to come there.
         let in_turn = |a: &Scenario, b: &Scenario| (*a, *b) == (Scenario::Upgrade, Scenario::Downgrade);
         for scenarios in selection.scenarios().chunk_by(in_turn) {
             let mut all = Vec::new();
             for scenario in scenarios {
                 let (steps, _) = matrix.go_through(*scenario, None).context("uninterrupted")?;
+                ensure!(!steps.is_empty(), "{scenario} has no steps");
                 if self.index == 0 {
                     status("Scenario", &format!("{scenario}: {} steps", steps.len()));
                 }
                 all.push((*scenario, steps));
             }
             let longest = all.iter().map(|(_, steps)| steps.len()).max().unwrap_or_default();
-            for step in (1..=longest).filter(|it| selection.contains(*it, longest)) {
+            // By the step alone: the shares need not count the same number of steps.
+            let selected = (1..=longest)
+                .filter(|it| scenarios.first().is_some_and(|first| selection.contains(*first, *it)));
+            for (_, step) in selected.enumerate().filter(|(index, _)| index % self.of == self.index) {
                 let chosen: Vec<_> = all.iter().filter(|(_, steps)| step <= steps.len()).collect();
-                selected += 1;
-                if selected % self.of == self.index {
-                    found.interrupt(&mut matrix, step, &chosen, selection.after);
-                }
+                found.interrupt(&mut matrix, step, &chosen, selection.after);
             }
         }
         found.connects = matrix.connects;
@@ -162,7 +165,12 @@ impl Found {
         let after = also_after.then(|| kill(Intervention::KillAfter));
         for interruption in interruptions.into_iter().chain(after) {
             for row in &mut rows {
-                row.outcomes.push(match matrix.go_through(row.scenario, Some(interruption)) {
+                let mut went = matrix.go_through(row.scenario, Some(interruption));
+                if matches!(went, Ok((_, Outcome::NotReached))) {
+                    // Threads take turns, and a proxy that has run for longer may make fewer steps.
+                    went = matrix.go_through(row.scenario, Some(interruption));
+                }
+                row.outcomes.push(match went {
                     Ok((found, outcome)) => {
                         // Threads take turns: the step may be another one.
                         if let Some(call) = found.get(step - 1) {
@@ -198,7 +206,7 @@ fn text(interruption: Interruption, outcome: Outcome) -> String {
         Outcome::Ended => "ended, completed",
         Outcome::Reported => "reported",
         Outcome::WentOn => "went on",
-        Outcome::NotReached => return "-".to_owned(),
+        Outcome::NotReached => return NOT_REACHED.to_owned(),
     };
     match interruption.intervention {
         Intervention::Fail(errno) => format!("{:?}: {outcome}", Errno::from_raw(errno)),

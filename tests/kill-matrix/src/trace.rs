@@ -1,12 +1,12 @@
 //! Runs a program under ptrace(2), and intervenes at one of its steps.
 //!
-//! The tracer is a process of its own, so that it can be started in place of the program; it and the program end together. What
-//! it shall do is in a file, which can be another one while the program runs.
+//! The tracer is a process of its own, so that it can be started in place of the program; it and the program end together. Which
+//! step is interrupted is in the order file, which may be replaced while the program runs.
 
 use std::{
     collections::HashMap,
     fs::{self, OpenOptions},
-    io::Write as _,
+    io::{ErrorKind, Write as _},
     os::unix::process::CommandExt as _,
     path::PathBuf,
     process::{Command, ExitCode},
@@ -47,18 +47,25 @@ pub(crate) struct Interruption {
     pub(crate) intervention: Intervention,
 }
 
-/// What the file says: steps count from the first one on that finds it.
+impl Interruption {
+    /// Whether the process is killed.
+    pub(crate) fn kills(self) -> bool {
+        !matches!(self.intervention, Intervention::Fail(_))
+    }
+}
+
+/// The content of the order file. Steps are counted from 1 for each order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Tells it from the one before.
+    /// Distinguishes orders that are equal otherwise.
     pub(crate) number: usize,
     pub(crate) interruption: Option<Interruption>,
 }
 
-/// A program to trace, and what is said about its steps.
+/// A program to trace, and the files about its steps.
 #[derive(Args, Debug)]
 pub(crate) struct Trace {
-    /// The file with the order; while there is none, steps do not count
+    /// The order file; without it, steps do not count
     #[arg(long)]
     pub(crate) order: PathBuf,
     /// Where the steps that count are written, one per line
@@ -128,7 +135,7 @@ enum InCall {
     ThenFail(i32),
 }
 
-/// The order that is followed, and how many steps it has seen.
+/// The order that is followed, and how many steps were made since.
 #[derive(Default)]
 struct Followed {
     text: String,
@@ -165,8 +172,9 @@ impl Trace {
                 WaitStatus::PtraceSyscall(thread) => {
                     match self.at_call(thread, &mut calls, &mut followed) {
                         // A thread that is killed meanwhile cannot be asked.
-                        Ok(()) | Err(Errno::ESRCH) => (thread, None),
-                        Err(error) => bail!("cannot trace thread {thread}: {error}"),
+                        Ok(()) => (thread, None),
+                        Err(error) if error.downcast_ref() == Some(&Errno::ESRCH) => (thread, None),
+                        Err(error) => return Err(error.context(format!("cannot trace thread {thread}"))),
                     }
                 }
                 // A new thread begins with SIGSTOP, and a new program with SIGTRAP; neither is for the program.
@@ -199,12 +207,7 @@ impl Trace {
     }
 
     /// A thread enters or leaves a system call.
-    fn at_call(
-        &self,
-        thread: Pid,
-        calls: &mut HashMap<Pid, InCall>,
-        followed: &mut Followed,
-    ) -> nix::Result<()> {
+    fn at_call(&self, thread: Pid, calls: &mut HashMap<Pid, InCall>, followed: &mut Followed) -> Result<()> {
         if let Some(call) = calls.remove(&thread) {
             match call {
                 InCall::Plain => {}
@@ -214,7 +217,10 @@ impl Trace {
             return Ok(());
         }
         let (call, before) = registers::call(thread)?;
-        let intervention = call.step().and_then(|it| self.at_step(&it, followed));
+        let intervention = match call.step() {
+            Some(step) => self.at_step(&step, followed)?,
+            None => None,
+        };
         let in_call = match intervention {
             None => InCall::Plain,
             Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL).map(|()| InCall::Plain)?,
@@ -229,17 +235,19 @@ impl Trace {
     }
 
     /// Counts and lists a step, and says what is to be done there.
-    fn at_step(&self, step: &Step, followed: &mut Followed) -> Option<Intervention> {
-        let text = fs::read_to_string(&self.order).ok()?;
+    fn at_step(&self, step: &Step, followed: &mut Followed) -> Result<Option<Intervention>> {
+        let text = match fs::read_to_string(&self.order) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text.context("the order file")?,
+        };
         if text != followed.text {
-            let order: Order = serde_json::from_str(&text).ok()?;
-            *followed = Followed { text, interruption: order.interruption, count: 0 };
+            let Order { interruption, .. } = serde_json::from_str(&text).context("the order file")?;
+            *followed = Followed { text, interruption, count: 0 };
         }
-        let mut steps = OpenOptions::new().create(true).append(true).open(&self.steps).ok()?;
-        // The reader ends with the tracer.
-        let _ = writeln!(steps, "{step}");
+        let steps = OpenOptions::new().create(true).append(true).open(&self.steps);
+        writeln!(steps.context("the file of the steps")?, "{step}")?;
         followed.count += 1;
-        followed.interruption.filter(|it| it.step == followed.count).map(|it| it.intervention)
+        Ok(followed.interruption.filter(|it| it.step == followed.count).map(|it| it.intervention))
     }
 }
 

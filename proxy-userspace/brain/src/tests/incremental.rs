@@ -1,4 +1,4 @@
-//! What the incremental brain shares, and whom it tells. That it computes the same as the pure function is tested with random
+//! What the incremental brain shares, and which nodes it reports as changed. That it computes the same as the pure function is tested with random
 //! histories, in `tests/properties.rs`.
 
 use model::{
@@ -200,6 +200,19 @@ fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have() {
     brain.recompute();
     assert_ne!(of(&brain, "n5", "web"), of(&brain, "n3", "web"));
     assert!(Arc::ptr_eq(of(&brain, "n5", "api"), of(&brain, "n3", "api")));
+}
+
+#[test]
+fn the_services_of_a_zone_are_dropped_with_its_last_node() {
+    let mut brain = brain();
+    brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    brain.set_node(node("n3", Some("b")));
+    brain.recompute();
+    let of_zone = Arc::downgrade(of(&brain, "n3", "web"));
+    assert!(of_zone.upgrade().is_some());
+    brain.stop_serving("n3");
+    brain.recompute();
+    assert!(of_zone.upgrade().is_none());
 }
 
 #[test]

@@ -139,6 +139,7 @@ fn maps_of_other_services_are_not_equal() {
 fn a_map_is_made_of_services_in_any_order() {
     let collect = |states: &[Arc<ServiceState>]| states.iter().cloned().collect::<Services>();
     let [a, b, newer_b, c] = [state(1, 0), state(2, 0), state(2, 1), state(3, 0)];
+    assert!(collect(&[b.clone(), newer_b.clone()]).values().eq([&newer_b]));
     for states in [
         [a.clone(), b.clone(), newer_b.clone(), c.clone()],
         [c.clone(), b.clone(), newer_b.clone(), a.clone()],

@@ -1,4 +1,4 @@
-//! What a state tells about itself, and what states share.
+//! What can be read from a state, and what states share.
 
 use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 

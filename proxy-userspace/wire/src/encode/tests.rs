@@ -82,7 +82,7 @@ fn an_endpoint_has_the_scopes_that_any_of_its_ports_has() {
 }
 
 #[test]
-fn lost_addresses_are_left_out_for_a_client_that_knows_no_conflicts() {
+fn conflicting_addresses_are_left_out_for_a_client_without_the_extension() {
     let ips = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpAddr>>();
     let set = |v4: &[&str], v6: &[&str]| {
         let [v4, v6] = [v4, v6].map(|it| it.iter().map(ToString::to_string).collect());
