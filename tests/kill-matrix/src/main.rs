@@ -107,7 +107,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         bail!("{} interruptions had consequences", problems.len());
     }
     if not_reached * MAX_NOT_REACHED > outcomes.len() {
-        bail!("{not_reached} of {} steps were not reached: this says little", outcomes.len());
+        bail!("{not_reached} of {} interruptions were not reached: this says little", outcomes.len());
     }
     Ok(())
 }

@@ -164,9 +164,12 @@ impl Matrix {
         };
         let outcome = self.await_outcome(scenario, &mut agent, build, &begin, interruption);
         let steps = self.end_order();
-        let Ok(mut outcome) = outcome else {
-            end(agent)?;
-            return outcome.map(|it| (steps, it));
+        let mut outcome = match outcome {
+            Ok(it) => it,
+            Err(error) => {
+                end(agent)?;
+                return Err(error);
+            }
         };
         match interruption {
             Some(it) if it.step > steps.len() => outcome = Outcome::NotReached,
@@ -241,7 +244,7 @@ impl Matrix {
         Ok(())
     }
 
-    /// Waits until the scenario that began there has ended, in whatever way.
+    /// Waits until the scenario that began at this position of the log has ended, in whatever way.
     fn await_outcome(
         &self,
         scenario: Scenario,
@@ -267,13 +270,11 @@ impl Matrix {
         log.drain(..begin.length);
         ensure!(ended, "it neither ended nor served the state within {} s:\n{log}", TIMEOUT.as_secs());
         let is_reported = log.contains(" WARN ") || log.contains("ERROR ") || log.contains("error: ");
+        let went_on = if is_reported { Outcome::Reported } else { Outcome::WentOn };
         let intervention = interruption.map(|it| it.intervention);
         match (status.and_then(|it| it.code()), intervention) {
-            (None, _) if is_reported => Ok(Outcome::Reported),
-            (None, _) => Ok(Outcome::WentOn),
-            (Some(0), _) if scenario == Scenario::Cleanup => {
-                Ok(if is_reported { Outcome::Reported } else { Outcome::WentOn })
-            }
+            (None, _) => Ok(went_on),
+            (Some(0), _) if scenario == Scenario::Cleanup => Ok(went_on),
             (Some(137), Some(Intervention::KillBefore | Intervention::KillAfter)) => Ok(Outcome::Killed),
             (Some(_), Some(Intervention::Fail(_))) if is_reported => Ok(Outcome::Ended),
             (Some(code), _) => bail!("it ended with {code}:\n{log}"),

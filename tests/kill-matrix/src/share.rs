@@ -101,8 +101,7 @@ impl Share {
             }
             let longest = all.iter().map(|(_, steps)| steps.len()).max().unwrap_or_default();
             // By the step alone: the shares need not count the same number of steps.
-            let selected = (1..=longest)
-                .filter(|it| scenarios.first().is_some_and(|first| selection.contains(*first, *it)));
+            let selected = (1..=longest).filter(|it| selection.contains(scenarios[0], *it));
             for (_, step) in selected.enumerate().filter(|(index, _)| index % self.of == self.index) {
                 let chosen: Vec<_> = all.iter().filter(|(_, steps)| step <= steps.len()).collect();
                 found.interrupt(&mut matrix, step, &chosen, selection.after);

@@ -1,5 +1,5 @@
-//! What the incremental brain shares, and which nodes it reports as changed. That it computes the same as the pure function is tested with random
-//! histories, in `tests/properties.rs`.
+//! What the incremental brain shares, and which nodes it reports as changed. That it computes the same as the pure function is
+//! tested with random histories, in `tests/properties.rs`.
 
 use model::{
     Timestamp,
