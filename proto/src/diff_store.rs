@@ -99,12 +99,13 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     /// After a reset: sets the entries of the previous batch again that `is_kept` names.
     #[cfg(feature = "resume")]
     pub(crate) fn keep(&mut self, is_kept: impl Fn(&K) -> bool) {
-        for (key, old) in &mut self.before {
-            if old.is_some() && is_kept(key) {
-                self.entries.extend(old.take().map(|it| (key.clone(), it)));
-            }
-        }
-        self.before.retain(|key, old| old.is_some() || !self.entries.contains_key(key));
+        let entries = &mut self.entries;
+        self.before.retain(|key, old| {
+            let kept = old.take_if(|_| is_kept(key));
+            let is_kept = kept.is_some();
+            entries.extend(kept.map(|it| (key.clone(), it)));
+            !is_kept
+        });
     }
 
     /// Ends the batch. Its difference to the previous one can be read until the next call.
@@ -160,6 +161,8 @@ mod tests {
         Set(u8, u8),
         Delete(u8),
         Reset,
+        #[cfg(feature = "resume")]
+        Keep(u8),
         Done,
     }
 
@@ -168,6 +171,8 @@ mod tests {
             6 => (0_u8..8, 0_u8..3).prop_map(|(key, value)| Step::Set(key, value)),
             2 => (0_u8..8).prop_map(Step::Delete),
             1 => Just(Step::Reset),
+            #[cfg(feature = "resume")]
+            1 => any::<u8>().prop_map(Step::Keep),
             2 => Just(Step::Done),
         ]
     }
@@ -190,6 +195,12 @@ mod tests {
                     Step::Reset => {
                         store.reset();
                         now.clear();
+                    }
+                    #[cfg(feature = "resume")]
+                    Step::Keep(keys) => {
+                        let is_kept = |key: &u8| keys & (1 << key) != 0;
+                        store.keep(is_kept);
+                        now.extend(before.iter().filter(|(key, _)| is_kept(key)));
                     }
                     Step::Done => {
                         store.done();

@@ -1,8 +1,10 @@
 //! Texts of unknown length in messages of bounded length.
 
-/// The text in one line, with single blanks.
+use model::escaped_line;
+
+/// The text in one line, with single blanks and without control characters.
 pub(crate) fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    escaped_line(&text.split_whitespace().collect::<Vec<_>>().join(" ")).into_owned()
 }
 
 /// The first `max` characters of a longer text.

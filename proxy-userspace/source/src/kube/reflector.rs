@@ -24,6 +24,7 @@ use super::{
     watch_error::{ErrorKind, WatchError, quoted},
     watch_stream::{EventType, Lines, PartialObject, WatchEvent, decode, next_data, read_all},
 };
+use crate::text::one_line;
 
 /// Number of objects in a page of a list.
 const PAGE_SIZE: &str = "500";
@@ -317,7 +318,7 @@ impl<R: Resource> Reflector<R> {
                 let PartialObject { metadata } = self.partial(text)?;
                 let name = R::name(&metadata);
                 let rejected = Rejected::not_served(
-                    format!("{} {name}", R::KIND),
+                    format!("{} {}", R::KIND, one_line(&name.to_string())),
                     format!("{}; the last valid version stays active", quoted(&reason)),
                 );
                 self.store.keep(&name, rejected);
