@@ -129,21 +129,28 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
     symlink(deploy::folder(), top.path().join("deploy")).unwrap();
     let mine = top.path().join("mine");
     fs::create_dir(&mine).unwrap();
-    for overlay in ["deploy", "deploy/overlays/kubeadm"] {
+    for (overlay, metrics) in [
+        ("deploy", "metrics"),
+        ("deploy/overlays/kubeadm", "metrics"),
+        ("deploy/overlays/split", "metrics-split"),
+        ("deploy/overlays/central", "metrics-central"),
+    ] {
         let text = format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
-             components: [../deploy/components/kube-prometheus]\n"
+             components: [../deploy/components/{metrics}, ../deploy/components/kube-prometheus]\n"
         );
         fs::write(mine.join("kustomization.yaml"), text).unwrap();
         let objects = renderer.render(&mine).unwrap();
         let spec = &one(&objects, "DaemonSet")["spec"];
         assert_eq!(spec["template"]["metadata"]["labels"]["k8s-app"], "kube-proxy", "{overlay}");
         assert!(spec["selector"]["matchLabels"].get("k8s-app").is_none(), "{overlay}");
-        let mut containers = containers(pod(&objects));
-        containers.retain(|it| !is_initializing(it));
-        assert_eq!(containers.len(), 1, "{overlay}");
-        let address = settings(containers[0]).remove("--metrics-bind-address");
-        assert_eq!(address.as_deref(), Some("0.0.0.0:10249"), "{overlay}");
+        let containers = containers(pod(&objects)).into_iter().filter(|it| !is_initializing(it));
+        let settings = containers.map(settings);
+        let addresses: Vec<_> = settings
+            .filter(|it| it.contains_key("--pin-dir"))
+            .map(|mut it| it.remove("--metrics-bind-address"))
+            .collect();
+        assert_eq!(addresses, [Some("0.0.0.0:10249".to_owned())], "{overlay}");
         assert_eq!(spec["minReadySeconds"], 10);
     }
 }
@@ -432,7 +439,7 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_probes_have_an_address_of_their_own_on_loopback() {
+fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
         // All are on the host's network, and those of one pod share a folder for their sockets.
@@ -445,7 +452,12 @@ fn the_probes_have_an_address_of_their_own_on_loopback() {
                 assert_eq!(settings["--cgroup"], "/host/sys/fs/cgroup", "{folder}");
             }
             let serves: SocketAddr = settings["--probe-bind-address"].parse().unwrap();
-            assert!(serves.ip().is_loopback() && ports.insert(serves), "{folder}");
+            assert!(serves.ip().is_loopback(), "{folder}");
+            let others = ["--healthz-bind-address", "--metrics-bind-address"].map(|it| &settings[it]);
+            let others = others.into_iter().filter(|it| *it != "0").map(|it| it.parse().unwrap());
+            for it in others.chain([serves]) {
+                assert!(ports.insert(it.port()), "{folder}: {it} is used twice");
+            }
             let socket = &settings["--status-socket"];
             assert!(sockets.insert(socket.clone()), "{folder}: {socket}");
             let mounts = container["volumeMounts"].as_array().unwrap();
@@ -644,13 +656,15 @@ fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let plugin = |arguments: &str| {
         let mut command = Command::new(deploy::folder().join("kubectl-service_proxy"));
-        run(command.args(arguments.split_whitespace()).env("PATH", &path))
+        run(command.args(arguments.split_whitespace()).env("PATH", &path).stdin(Stdio::null()))
     };
     let exec = "-n kube-system exec --quiet pod/p1 -- /usr/local/bin/kube-proxy-ebpf";
     let called = plugin("status worker-1 --output json").success();
     assert_eq!(called, format!("{exec} status --output json\n"));
     let called = plugin("support-bundle worker-1 --anonymize").success();
     assert_eq!(called, format!("{exec} support-bundle - --anonymize\n"));
+    let called = plugin("top worker-1 --once").success();
+    assert_eq!(called, format!("{exec} top --once\n"), "without a terminal");
     for (arguments, code, message) in [
         ("status", 64, "usage: kubectl service-proxy COMMAND NODE"),
         ("cleanup worker-1", 64, "unknown command cleanup: use check,"),

@@ -37,7 +37,7 @@ const fn flag(
 }
 
 const NO_PACKETS: &str = "this command does not translate packets";
-const NO_IPTABLES: &str = "iptables is not used";
+const NODE_PORT_ADDRESSES: &str = "--nodeport-addresses says where node ports are served";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_SYNC: &str = "every change is applied at once, at a cost proportional to its size";
 const NO_WINDOWS: &str = "this is not a Windows node";
@@ -58,13 +58,13 @@ pub const FIELDS: &[Field] = &[
         "healthzBindAddress",
         "healthz_bind_address",
         &["0.0.0.0:10256"],
-        "this command serves no health pages",
+        "it is the agent's, and --healthz-bind-address sets the brain's",
     ),
     flag(
         "metricsBindAddress",
         "metrics_bind_address",
         &["127.0.0.1:10249"],
-        "this command serves no metrics",
+        "it is the agent's, and --metrics-bind-address sets the brain's",
     ),
     flag("nodePortAddresses", "node_port_addresses", &[], NO_NODE_PORTS),
     flag("bindAddress", "bind_address", &["0.0.0.0", "::"], NO_NODE_PORTS),
@@ -105,7 +105,7 @@ pub const FIELDS: &[Field] = &[
     unused("showHiddenMetricsForVersion", &[], "there are no hidden metrics"),
     // It also implies a default of another field.
     unused("mode", &["nftables"], "--backend chooses between eBPF and nftables"),
-    unused("iptables.localhostNodePorts", &["true"], NO_IPTABLES),
+    unused("iptables.localhostNodePorts", &["true"], NODE_PORT_ADDRESSES),
     unused("iptables.syncPeriod", &["30s"], NO_SYNC),
     unused("iptables.minSyncPeriod", &["1s"], NO_SYNC),
     unused("ipvs.*", &["30s"], NO_IPVS),

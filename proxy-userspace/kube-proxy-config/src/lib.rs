@@ -49,7 +49,7 @@ impl File {
     ///
     /// If it cannot be read, or as for [`File::parse`].
     pub fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
-        let invalid = |reason| ConfigError { path: path.to_owned(), reason };
+        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: one_line(&reason) };
         let text = fs::read_to_string(path)
             .map_err(|error| invalid(format!("{error}; set --config to a readable file")))?;
         Self::parse(path, &text, is_flag)
@@ -61,7 +61,7 @@ impl File {
     ///
     /// If it is no YAML, of another kind, or a flag cannot have the value of its field.
     pub fn parse(path: &Path, text: &str, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
-        let invalid = |reason| ConfigError { path: path.to_owned(), reason };
+        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: one_line(&reason) };
         let mut file = Self { path: path.to_owned(), ..Self::default() };
         let value: Value = match serde_saphyr::from_str(text) {
             Ok(value) => value,
@@ -72,7 +72,7 @@ impl File {
                 let last_wins = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
                 let value = serde_saphyr::from_str_with_options(text, last_wins);
                 let value = value.map_err(|_| invalid(format!("{reason}; correct the YAML")))?;
-                file.remarks.push(format!("{}: {reason}; the last one is used", path.display()));
+                file.remark(&format!("{}: {reason}; the last one is used", path.display()));
                 value
             }
         };
@@ -115,6 +115,10 @@ impl File {
         self.remarks.iter().map(String::as_str)
     }
 
+    fn remark(&mut self, text: &str) {
+        self.remarks.push(one_line(text));
+    }
+
     fn add(
         &mut self,
         at: &str,
@@ -124,11 +128,11 @@ impl File {
     ) -> Result<(), String> {
         let shown = self.path.display();
         let Some(Field { defaults, flag, reason, .. }) = field(at) else {
-            self.remarks.push(format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
+            self.remark(&format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
             return Ok(());
         };
-        // Of connection tracking 0 is a value: it leaves the setting to the host.
-        if is_empty(value) && (value.is_null() || !at.starts_with("conntrack.")) {
+        let is_unset = if is_pointer(at) { value.is_null() } else { is_empty(value) };
+        if is_unset {
             return Ok(());
         }
         if let Some(id) = flag.filter(|it| is_flag(it)) {
@@ -141,10 +145,16 @@ impl File {
         let reason = if is_used { reason } else { "it belongs to another mode" };
         let text = plain(value);
         if !defaults.contains(&text.as_str()) {
-            self.remarks.push(format!("{shown}: {at}: {text} is ignored, because {reason}"));
+            self.remark(&format!("{shown}: {at}: {text} is ignored, because {reason}"));
         }
         Ok(())
     }
+}
+
+/// The text with control characters escaped.
+fn one_line(text: &str) -> String {
+    let escaped = |it: char| if it.is_control() { it.escape_default().collect() } else { String::from(it) };
+    text.chars().map(escaped).collect()
 }
 
 /// Whether kube-proxy uses a field in this mode; the default mode is iptables.
@@ -183,6 +193,13 @@ fn collect<'a>(at: &str, value: &'a Value, found: &mut Vec<(String, &'a Value)>)
             _ => found.push((at, value)),
         }
     }
+}
+
+/// Whether a field is a pointer in kube-proxy's types: `null` where it is not set, so that 0 and `false` are values.
+fn is_pointer(at: &str) -> bool {
+    const POINTERS: [&str; 4] =
+        ["iptables.masqueradeBit", "nftables.masqueradeBit", "iptables.localhostNodePorts", "oomScoreAdj"];
+    at.starts_with("conntrack.") || POINTERS.contains(&at)
 }
 
 /// Whether a value means the same as a missing field: Go serializes fields that are not set.

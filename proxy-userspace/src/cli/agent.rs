@@ -28,11 +28,11 @@ pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
+    init: InitFlag,
+    #[command(flatten)]
     datapath: DatapathFlags,
     #[command(flatten)]
     packets: PacketFlags,
-    #[command(flatten)]
-    init: InitFlag,
     #[command(flatten)]
     reports: ReportFlags,
     #[command(flatten)]
@@ -98,7 +98,12 @@ async fn report_brain(admin: &Admin, upstream: &Upstream) {
                 reported = unknown;
             }
             // The client outlives the loop.
-            Ok(()) = outage.changed() => status.error.clone_from(&outage.borrow_and_update()),
+            Ok(()) = outage.changed() => {
+                status.error.clone_from(&outage.borrow_and_update());
+                if status.is_synced && status.error.is_none() {
+                    status.last_contact = Some(SystemTime::now());
+                }
+            }
         }
     }
 }

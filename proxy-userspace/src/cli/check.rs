@@ -32,15 +32,15 @@ use super::{
 pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFlag,
+    /// Output format
+    #[arg(long, short, default_value = "text")]
+    output: Output,
     #[command(flatten)]
     datapath: DatapathFlags,
     #[command(flatten)]
     packets: PacketFlags,
     #[command(flatten)]
     reports: ReportFlags,
-    /// Output format
-    #[arg(long, short, default_value = "text")]
-    output: Output,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -14,8 +14,10 @@ use clap::{
 use comfy_table::Table;
 
 use super::{
+    brain,
     flags::{PACKETS, PACKETS_OFF, implied_off},
     output::lines,
+    without_empty,
 };
 
 pub(super) use kube_proxy_config::{ConfigError, File};
@@ -74,7 +76,7 @@ impl CommandLine {
         original: Command,
         words: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, ParseError> {
-        let words: Vec<_> = words.into_iter().collect();
+        let words = without_empty(&original, words.into_iter());
         let mut command = original.clone();
         let mut read = None;
         if let Some((name, path)) = named_file(&command, &words) {
@@ -228,9 +230,13 @@ fn has(command: &Command, id: &str) -> bool {
     command.get_arguments().any(|it| it.get_id() == id)
 }
 
-/// Whether a subcommand accepts the flag with an id.
+/// Whether a subcommand takes the flag with an id from the file.
 fn is_flag_of<'a>(command: &'a Command, name: &'a str) -> impl Fn(&str) -> bool + 'a {
-    move |id| has(command, id) || command.find_subcommand(name).is_some_and(|it| has(it, id))
+    // Beside an agent, which reads the same file, these ports are the agent's.
+    let is_agents = move |id: &str| name == "brain" && brain::PORTS_OF_THE_AGENT.contains(&id);
+    move |id| {
+        has(command, id) || command.find_subcommand(name).is_some_and(|it| has(it, id) && !is_agents(id))
+    }
 }
 
 fn with_defaults(command: Command, name: &str, file: &File) -> Command {

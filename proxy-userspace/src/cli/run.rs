@@ -23,11 +23,11 @@ pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
+    init: InitFlag,
+    #[command(flatten)]
     datapath: DatapathFlags,
     #[command(flatten)]
     packets: PacketFlags,
-    #[command(flatten)]
-    init: InitFlag,
     #[command(flatten)]
     listen: ListenFlags,
     #[command(flatten)]

@@ -1,8 +1,9 @@
 //! The command line as a whole, and the precedence of flags and configuration file.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, ffi::OsString, fs, path::Path};
 
 use api_server::{ApiServer, Settings};
+use clap::Command;
 
 use super::{
     command,
@@ -96,6 +97,42 @@ fn an_agent_uses_its_part_of_the_file() {
     let remarks: Vec<_> = line.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
     assert!(remarks[0].contains("clientConnection.kubeconfig"), "only the brain needs it: {remarks:?}");
+}
+
+#[test]
+fn a_brain_leaves_the_ports_of_the_file_to_the_agent() {
+    let text = KUBEADM
+        .replace("metricsBindAddress: \"\"", "metricsBindAddress: 127.0.0.2:10249")
+        .replace("healthzBindAddress: \"\"", "healthzBindAddress: 0.0.0.0:10256");
+    let listen = ["--print-config", "--node-name=n1", "--listen=unix:///tmp/brain.sock"];
+    let brain = line_of("brain", &text, &listen).unwrap();
+    check_rows(&brain, &["--healthz-bind-address 0 default", "--metrics-bind-address 0 default"]);
+    let remarks: Vec<_> = brain.remarks().collect();
+    let about: Vec<_> = remarks.iter().filter(|it| it.contains("BindAddress")).collect();
+    assert_eq!(about.len(), 1, "kube-proxy's own default needs no remark: {remarks:?}");
+    assert!(about[0].contains("metricsBindAddress: 127.0.0.2:10249 is ignored"), "{about:?}");
+    let given = line_of("brain", &text, &[&listen[..], &["--metrics-bind-address=127.0.0.1:1"]].concat());
+    check_rows(&given.unwrap(), &["--metrics-bind-address 127.0.0.1:1 flag"]);
+}
+
+#[test]
+fn flags_are_under_the_heading_of_their_subject() {
+    let mut all = command();
+    all.build();
+    for (heading, prefixes) in [
+        ("Passive health of endpoints", &["passive-health"][..]),
+        ("Connection tracking", &["conntrack-", "proc-sys-net"]),
+        ("Other processes", &["listen", "socket-mode", "socket-group", "tls-", "serve-any-node"]),
+        ("Logging", &["log-format", "verbose"]),
+    ] {
+        for it in all.get_subcommands().flat_map(Command::get_arguments) {
+            let is_there = it.get_help_heading() == Some(heading) && !it.is_hide_set();
+            let long = it.get_long().unwrap_or_default();
+            assert!(!is_there || prefixes.iter().any(|prefix| long.starts_with(prefix)), "{heading}: {long}");
+        }
+        let run = all.find_subcommand("run").unwrap();
+        assert!(run.get_arguments().any(|it| it.get_help_heading() == Some(heading)), "{heading}");
+    }
 }
 
 #[test]
@@ -238,6 +275,36 @@ fn the_file_configures_connection_tracking() {
     check_rows(&file, &rows);
     assert_eq!(file.remarks().collect::<Vec<_>>(), [""; 0]);
     check_rejected(&text.replace("3m", "500ms"), &["conntrack.udpStreamTimeout", "shorter than a second"]);
+}
+
+#[test]
+fn zero_and_false_are_values_where_kube_proxy_has_a_default_for_null() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\noomScoreAdj: 0\n\
+                iptables: {masqueradeBit: 0, localhostNodePorts: false}\n";
+    let file = line(text, &["--print-config"]).unwrap();
+    check_rows(&file, &["--nft-masquerade-bit 0 file: iptables.masqueradeBit"]);
+    let remarks: Vec<_> = file.remarks().collect();
+    for it in ["iptables.localhostNodePorts: false is ignored", "oomScoreAdj: 0 is ignored"] {
+        assert!(remarks.iter().any(|remark| remark.contains(it)), "{it}: {remarks:?}");
+    }
+}
+
+#[test]
+fn an_empty_value_counts_as_not_given_unless_it_switches_something_off() {
+    let parse = |words: &[&str]| {
+        let words = ["kube-proxy-ebpf", "run", "--source=file:x", "--print-config"].iter().chain(words);
+        CommandLine::parse(command(), words.map(Into::into)).unwrap()
+    };
+    let empty = ["cluster-cidr", "nodeport-addresses", "bind-address", "node-name", "hostname-override"];
+    let empty: Vec<_> = empty.iter().map(|it| format!("--{it}=")).collect();
+    let empty: Vec<_> = empty.iter().map(String::as_str).collect();
+    assert_eq!(parse(&empty).printed(), parse(&[]).printed());
+    check_rows(&parse(&["--metrics-bind-address="]), &["--metrics-bind-address flag"]);
+    // What follows is another program's.
+    let words = ["kube-proxy-ebpf", "backend-conformance", "--lines", "--", "backend", "--node-name="];
+    let line = CommandLine::parse(command(), words.map(Into::into)).unwrap();
+    let (_, matches) = line.matches().subcommand().unwrap();
+    assert_eq!(matches.get_many::<OsString>("command").unwrap().next_back().unwrap(), "--node-name=");
 }
 
 #[test]
@@ -472,8 +539,7 @@ fn the_configuration_page_names_every_flag_and_variable() {
     const PAGE: &str = include_str!("../../../docs/configuration.md");
     let mut command = command();
     command.build();
-    for it in
-        command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(clap::Command::get_arguments)
+    for it in command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(Command::get_arguments)
     {
         let flag =
             it.get_long().filter(|it| !matches!(*it, "help" | "version")).map(|it| format!("`--{it}`"));

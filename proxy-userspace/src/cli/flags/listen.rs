@@ -33,6 +33,7 @@ impl UpstreamFlags {
 
 /// Where a brain serves, nowhere by default, and whose states.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Other processes")]
 pub(in crate::cli) struct ListenFlags {
     /// Serve the node's state over gRPC at this address: unix:///path, tcp://host:port or host:port
     ///

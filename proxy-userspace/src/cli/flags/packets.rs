@@ -18,32 +18,33 @@ use crate::cli::output::wrong_usage;
 
 /// Which datapaths run, and how nftables translates.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Packets")]
 pub(in crate::cli) struct PacketFlags {
     /// Datapath of connections to Services
-    #[arg(long, default_value = "ebpf")]
+    #[arg(long, default_value = "ebpf", help_heading = "Datapath")]
     backend: Backend,
     /// Where --backend userspace listens
-    #[arg(long, value_name = "loopback|services", default_value = "loopback")]
+    #[arg(long, value_name = "loopback|services", default_value = "loopback", help_heading = "Datapath")]
     userspace_listen: UserspaceListen,
     /// Who translates packets without a socket on this node, such as those from outside to NodePorts and load balancer
     /// addresses, and those of virtual machines
     ///
     /// Applies to the whole network namespace, regardless of --cgroup and --socket-lb-exclude-cgroup. With a --cgroup below
     /// the root, the default is off.
-    #[arg(long, default_value = "nft", help_heading = "Packets")]
+    #[arg(long, default_value = "nft")]
     packets: Packets,
     /// Pod CIDRs of the cluster, one per family; traffic to cluster IPs from other sources is masqueraded, and the external
     /// policy Local does not apply to packets of pods
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = "Packets")]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
     /// How traffic of this node's pods is recognized
-    #[arg(long, default_value = "ClusterCIDR", ignore_case = true, help_heading = "Packets")]
+    #[arg(long, default_value = "ClusterCIDR", ignore_case = true)]
     detect_local_mode: DetectLocalMode,
     /// Bridge interface of the pods, for --detect-local-mode BridgeInterface
-    #[arg(long, value_name = "INTERFACE", value_parser = interface, help_heading = "Packets")]
+    #[arg(long, value_name = "INTERFACE", value_parser = interface)]
     pod_bridge_interface: Option<String>,
     /// Name prefix of the pods' interfaces, for --detect-local-mode InterfaceNamePrefix
-    #[arg(long, value_name = "PREFIX", value_parser = interface, help_heading = "Packets")]
+    #[arg(long, value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
     /// Masquerade all packets to cluster IPs; without effect on sockets that eBPF redirects
     #[arg(
@@ -53,8 +54,7 @@ pub(in crate::cli) struct PacketFlags {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
-        action = ArgAction::Set,
-        help_heading = "Packets"
+        action = ArgAction::Set
     )]
     masquerade_all: bool,
     /// Bit of the packet mark that marks packets to masquerade; must not be used by others
@@ -62,8 +62,7 @@ pub(in crate::cli) struct PacketFlags {
         long,
         value_name = "0-31",
         default_value_t = 14,
-        value_parser = value_parser!(u8).range(0..=31),
-        help_heading = "Packets"
+        value_parser = value_parser!(u8).range(0..=31)
     )]
     nft_masquerade_bit: u8,
     /// Do not track TCP connections of programs in the host's network to pods (in --cluster-cidr), which need no translation: a
@@ -78,8 +77,7 @@ pub(in crate::cli) struct PacketFlags {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
-        action = ArgAction::Set,
-        help_heading = "Packets"
+        action = ArgAction::Set
     )]
     nft_notrack: bool,
     #[command(flatten)]

@@ -37,16 +37,16 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFlag,
-    #[command(flatten)]
-    datapath: DatapathFlags,
-    #[command(flatten)]
-    reports: ReportFlags,
     /// Refresh every 2 s
     #[arg(long)]
     watch: bool,
     /// Output format
     #[arg(long, short, default_value = "table")]
     output: Output,
+    #[command(flatten)]
+    datapath: DatapathFlags,
+    #[command(flatten)]
+    reports: ReportFlags,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

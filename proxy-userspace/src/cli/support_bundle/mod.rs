@@ -35,12 +35,6 @@ use super::{
 pub(super) struct Flags {
     #[command(flatten)]
     _config: config::ConfigFlag,
-    #[command(flatten)]
-    datapath: DatapathFlags,
-    #[command(flatten)]
-    packets: PacketFlags,
-    #[command(flatten)]
-    reports: ReportFlags,
     /// Replace addresses, and the names of namespaces, Services, pods, nodes and servers, by pseudonyms
     ///
     /// A word has the same pseudonym in all files of the archive. Loopback addresses and the names that every cluster has
@@ -50,6 +44,12 @@ pub(super) struct Flags {
     /// The archive, as in `bundle.tar.gz`, which must not exist; `-` for standard output
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    #[command(flatten)]
+    datapath: DatapathFlags,
+    #[command(flatten)]
+    packets: PacketFlags,
+    #[command(flatten)]
+    reports: ReportFlags,
 }
 
 /// A file of the archive.
