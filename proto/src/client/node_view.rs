@@ -9,7 +9,7 @@ use super::{
 };
 #[cfg(feature = "resume")]
 use crate::localv1::Digests;
-use crate::localv1::{Endpoint, Node, OpItem, Service, Set, WatchReq, sets_client::SetsClient};
+use crate::localv1::{Endpoint, Node, OpItem, Revision, Service, Set, WatchReq, sets_client::SetsClient};
 
 #[derive(Clone, Debug)]
 pub(super) enum NodeView {}
@@ -22,11 +22,15 @@ impl View for NodeView {
 
     fn request(connector: &Connector) -> WatchReq {
         let extensions = connector.extension_numbers();
-        WatchReq { node_name: connector.node.clone(), extensions, have: None, unconfirmed: false }
+        WatchReq { node_name: connector.node.clone(), extensions, ..WatchReq::default() }
     }
 
     fn unconfirmed(request: &mut WatchReq) {
         request.unconfirmed = true;
+    }
+
+    fn confirmed(request: &mut WatchReq, revision: Revision) {
+        request.confirmed = Some(revision);
     }
 
     #[cfg(feature = "resume")]

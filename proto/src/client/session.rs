@@ -6,7 +6,7 @@ use std::{fmt, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
 use prost::Message;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,6 +43,9 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
 
     /// Says in a request that the last state is not active.
     fn unconfirmed(_request: &mut Self::Request) {}
+
+    /// Makes a request say that the state of this revision, which was unconfirmed, is active now.
+    fn confirmed(_request: &mut Self::Request, _revision: Revision) {}
 
     /// Opens the stream.
     fn open(
@@ -119,12 +122,25 @@ struct WatchStream<V: View> {
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
     is_answered: bool,
-    /// Whether the next request says that the last state is not active.
-    is_unconfirmed: bool,
+    /// The revision of the last state.
+    revision: Option<Revision>,
+    activity: Activity,
     /// When the brain is taken for dead, if it sends heartbeats.
     silent_until: Option<Instant>,
     /// Whether `silent_until` has been postponed since the last item, because the caller was busy.
     is_postponed: bool,
+    outage: watch::Sender<Option<String>>,
+}
+
+/// Whether the last state is active at the client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Activity {
+    /// It is, or the client has not said otherwise.
+    Active,
+    /// It is not, which the next request says.
+    Inactive,
+    /// It is not, as the last request has said.
+    Unconfirmed,
 }
 
 /// Why a stream ended.
@@ -170,7 +186,14 @@ impl<V: View> Session<V> {
     /// The next request says that the last state is not active.
     pub(super) fn unconfirmed(&mut self) {
         if let Stage::Open(stream) = &mut self.stage {
-            stream.is_unconfirmed = true;
+            stream.activity = Activity::Inactive;
+        }
+    }
+
+    /// The last state, which was unconfirmed, is active now.
+    pub(super) fn confirm(&mut self) {
+        if let Stage::Open(stream) = &mut self.stage {
+            stream.confirm();
         }
     }
 
@@ -295,7 +318,8 @@ async fn open<V: View>(
     first: V::Request,
 ) -> Result<WatchStream<V>, Failure> {
     let channel = connector.connect(round).await?;
-    let (requests, outgoing) = mpsc::channel(1);
+    // A request, and a confirmation.
+    let (requests, outgoing) = mpsc::channel(2);
     let request = V::request(&connector);
     requests.try_send(first).map_err(|it| it.to_string())?;
     let response = timeout(CONNECT_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
@@ -305,20 +329,34 @@ async fn open<V: View>(
         requests,
         items,
         is_answered: false,
-        is_unconfirmed: false,
+        revision: None,
+        activity: Activity::Active,
         silent_until: None,
         is_postponed: false,
+        outage: connector.outage,
     })
 }
 
 impl<V: View> WatchStream<V> {
+    fn confirm(&mut self) {
+        // Unless the next request says so anyway.
+        if let (Activity::Unconfirmed, Some(revision)) =
+            (mem::replace(&mut self.activity, Activity::Active), self.revision)
+        {
+            let mut request = self.request.clone();
+            V::confirmed(&mut request, revision);
+            let _ = self.requests.try_send(request);
+        }
+    }
+
     async fn next(&mut self) -> Result<Op, Failure> {
         loop {
             if self.is_answered {
                 self.is_answered = false;
                 let mut request = self.request.clone();
-                if mem::take(&mut self.is_unconfirmed) {
+                if self.activity == Activity::Inactive {
                     V::unconfirmed(&mut request);
+                    self.activity = Activity::Unconfirmed;
                 }
                 // The channel has room, since the last request was answered. If it is closed, the items end.
                 let _ = self.requests.try_send(request);
@@ -330,13 +368,20 @@ impl<V: View> WatchStream<V> {
                 continue;
             };
             match &op {
-                Op::Heartbeat(_) => continue,
+                Op::Heartbeat(_) => {
+                    self.outage.send_modify(|_| {});
+                    continue;
+                }
                 Op::Reset(it) if it.extensions().any(|it| it == Extension::Heartbeats) => {
                     self.silent_until = Some(Instant::now() + HEARTBEAT_TIMEOUT);
                 }
                 _ => {}
             }
-            self.is_answered = matches!(op, Op::Sync(_));
+            if let Op::Sync(it) = &op {
+                self.is_answered = true;
+                self.revision = it.revision;
+                self.activity = Activity::Active;
+            }
             return Ok(op);
         }
     }

@@ -34,6 +34,11 @@ impl ChangeWatch {
         self.session.unconfirmed();
     }
 
+    /// Tells the brain that the last difference, which was [unconfirmed](Self::unconfirmed), is active now.
+    pub fn confirm(&mut self) {
+        self.session.confirm();
+    }
+
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty
     /// state. Intermediate states are skipped.
     ///

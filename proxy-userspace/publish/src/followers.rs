@@ -39,10 +39,19 @@ struct FollowingClient {
     states: Subscription,
     node: Arc<str>,
     since: Instant,
-    sent: Option<Arc<Published>>,
+    sent: Option<Sent>,
     acknowledged: Option<Arc<Published>>,
     /// From its publication to its acknowledgement.
     latency: Option<Duration>,
+}
+
+/// What was sent last, and not acknowledged yet.
+#[derive(Clone, Debug)]
+struct Sent {
+    /// Instance and revision, as the client knows them.
+    revision: (u64, u64),
+    /// The newest state that is the same for the client.
+    state: Arc<Published>,
 }
 
 /// What is known of a client that follows a node.
@@ -121,13 +130,24 @@ impl Followers {
 impl Following {
     /// A state was sent completely.
     pub(crate) fn sent(&self, state: &Arc<Published>) {
-        self.change(|it| it.sent = Some(Arc::clone(state)));
+        let sent = Sent { revision: (state.instance_id, state.rev), state: Arc::clone(state) };
+        self.change(|it| it.sent = Some(sent));
     }
 
-    /// What was sent is active.
-    pub(crate) fn acknowledged(&self) {
+    /// A state is the same for the client as what was sent last.
+    pub(crate) fn unchanged(&self, state: &Arc<Published>) {
+        let state = Arc::clone(state);
+        self.change(|it| match &mut it.sent {
+            Some(sent) => sent.state = state,
+            None => it.acknowledged = Some(state),
+        });
+    }
+
+    /// What was sent is active; with a revision, only if it is that one.
+    pub(crate) fn acknowledged(&self, revision: Option<(u64, u64)>) {
         self.change(|it| {
-            if let Some(state) = it.sent.take() {
+            let is_meant = |sent: &mut Sent| revision.is_none_or(|it| it == sent.revision);
+            if let Some(Sent { state, .. }) = it.sent.take_if(is_meant) {
                 it.latency = Some(state.at().elapsed());
                 it.acknowledged = Some(state);
             }

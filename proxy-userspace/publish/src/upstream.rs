@@ -3,7 +3,7 @@
 //! During an outage the last state stays published. What cannot be decoded is rejected and reported once; the rest is
 //! published.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use model::{RequestedMetadata, state::NodeState};
 use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
@@ -77,24 +77,33 @@ impl Upstream {
             }
         } else {
             let mut changes = self.client.changes();
-            while let Some(change) = changes.next().await {
+            let mut is_confirmed = true;
+            loop {
+                let change = tokio::select! {
+                    Some(change) = changes.next() => change,
+                    () = self.in_force(), if !is_confirmed => {
+                        changes.confirm();
+                        is_confirmed = true;
+                        continue;
+                    }
+                };
                 self.publish(change.revision, decoder.apply(&change));
-                if !self.is_in_force().await {
+                // Not for long: it may be that it cannot be applied, and that a newer state can.
+                is_confirmed = timeout(CONFIRM_TIMEOUT, self.in_force()).await.is_ok();
+                if !is_confirmed {
                     changes.unconfirmed();
                 }
             }
         }
     }
 
-    /// Waits until the published state is active; false if that takes long, as when it cannot be applied: a newer state may
-    /// help.
-    async fn is_in_force(&self) -> bool {
-        let (Some(in_force), Some(published)) = (&self.in_force, self.publisher.current()) else {
-            return true;
-        };
+    /// Waits until the published state is active.
+    async fn in_force(&self) {
+        let (Some(in_force), Some(published)) = (&self.in_force, self.publisher.current()) else { return };
         let revision = Some((published.instance_id, published.rev));
-        let mut in_force = in_force.clone();
-        timeout(CONFIRM_TIMEOUT, in_force.wait_for(|it| *it == revision)).await.is_ok_and(|it| it.is_ok())
+        if in_force.clone().wait_for(|it| *it == revision).await.is_err() {
+            pending::<()>().await;
+        }
     }
 
     fn publish(&self, revision: Option<Revision>, state: NodeState) {

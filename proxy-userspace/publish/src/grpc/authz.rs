@@ -45,7 +45,7 @@ impl Peer {
         match &self.0 {
             None => Identity::Host,
             Some(it) if it.is_allowed => Identity::Trusted,
-            Some(it) => Identity::Certificate(shown(&it.names.all)),
+            Some(it) => Identity::Certificate(it.names.all.clone()),
         }
     }
 
@@ -139,7 +139,7 @@ fn node_of_uri(uri: &str) -> Option<&str> {
 }
 
 /// Names for a message.
-fn shown(names: &BTreeSet<String>) -> String {
+pub(super) fn shown(names: &BTreeSet<String>) -> String {
     if names.is_empty() {
         return "no name".to_owned();
     }
@@ -174,6 +174,22 @@ mod tests {
         );
         assert!(peer("brain", &["brain"]).authorize_cluster().is_ok());
         assert!(Peer::LOCAL.authorize_cluster().is_ok());
+    }
+
+    #[test]
+    fn clients_count_together_only_if_all_names_of_their_certificates_are_the_same() {
+        let identity = |name: &str| peer(name, &[]).identity();
+        // Beyond the names that a message lists.
+        let name = |n: u8| format!("system:node:n{n}");
+        let many = |n: u8| {
+            let names = ["a.test", "b.test", "c.test"].map(str::to_owned);
+            let mut params = CertificateParams::new(names).unwrap();
+            params.distinguished_name.push(DnType::CommonName, name(n));
+            let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+            Peer::certified(certificate.der(), &BTreeSet::new()).identity()
+        };
+        assert!(many(1) == many(1) && many(1) != many(2));
+        assert!(identity("n1") == identity("n1") && identity("n1") != identity("n2"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariant: no client takes the place of another; what is refused is counted.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,6 +14,8 @@ use std::{
 
 use listeners::{Connections, Limits, max_open_files};
 use tokio::time::Instant;
+
+use super::authz::shown;
 
 /// How many clients there are in all: as many as the nodes of the largest supported cluster, three times over.
 const MAX_CLIENTS: usize = 16_384;
@@ -54,7 +56,7 @@ pub(super) enum Identity {
     /// Without TLS, on this host.
     Host,
     /// With a certificate that has these names.
-    Certificate(String),
+    Certificate(BTreeSet<String>),
 }
 
 /// The reasons why clients are refused.
@@ -121,7 +123,7 @@ impl Clients {
             Identity::Trusted => (usize::MAX, "at the Unix socket or on the allow-list".to_owned()),
             Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "of this host without TLS".to_owned()),
             Identity::Certificate(names) => {
-                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {names}"))
+                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {}", shown(names)))
             }
         };
         shared.open(|open| {
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
 
     fn certificate(name: &str) -> Identity {
-        Identity::Certificate(name.to_owned())
+        Identity::Certificate([name.to_owned()].into())
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::{
     authz::Peer,
     change_set::ChangeSet,
     cluster_diff::{ClusterDiff, Filter},
-    watch_session::{self, End, Items, Turns, View},
+    watch_session::{self, Asked, End, Items, Turns, View},
 };
 use crate::cluster::{ClusterSnapshot, ClusterSubscription, ClusterWatcher};
 
@@ -58,8 +58,8 @@ impl View for ClusterView {
         self.extensions
     }
 
-    fn request(&mut self, _: GlobalWatchReq) -> Result<bool, Status> {
-        Ok(!std::mem::replace(&mut self.has_request, true))
+    fn request(&mut self, _: GlobalWatchReq) -> Result<Asked, Status> {
+        Ok(if std::mem::replace(&mut self.has_request, true) { Asked::Change } else { Asked::State })
     }
 
     async fn next(&mut self) -> Result<ChangeSet<ClusterDiff>, End> {

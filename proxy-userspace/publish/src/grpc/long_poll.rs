@@ -4,12 +4,15 @@ use std::{pin::Pin, sync::Arc};
 
 use model::state::ServiceState;
 use proxy_contract::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
-use tokio::sync::mpsc::{self, Sender, error::SendError};
+use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use wire::Extensions;
 
-use super::authz::Peer;
+use super::{
+    authz::Peer,
+    watch_session::{End, room_for},
+};
 use crate::{node_states::NodeStates, publisher::Subscription};
 
 /// How many items are encoded ahead of the connection.
@@ -31,19 +34,21 @@ impl Endpoints for LongPoll {
         peer.authorize_node(&filter.node_name)?;
         let states = self.nodes.subscribe(&filter.node_name, (0, 0));
         let states = states.map_err(|it| it.status(&filter.node_name))?;
-        let (sender, items) = mpsc::channel(QUEUE_DEPTH);
-        // Fails only if the client has disconnected.
-        tokio::spawn(async move { drop(respond(filter, states, sender).await) });
+        let (sender, items) = mpsc::channel(QUEUE_DEPTH + 1);
+        // The room for it is kept: a stream that merely ended would be taken for a complete state.
+        let error = sender.clone().try_reserve_owned();
+        tokio::spawn(async move {
+            // Fails only if the client has disconnected, or does not read.
+            if let (Err(_), Ok(room)) = (respond(filter, states, sender).await, error) {
+                room.send(Err(Status::deadline_exceeded("the state was not read in time; ask again")));
+            }
+        });
         Ok(Response::new(Box::pin(ReceiverStream::new(items))))
     }
 }
 
 /// Sends the next state; nothing if the client disconnects or the publisher is dropped before.
-async fn respond(
-    filter: NextFilter,
-    mut states: Subscription,
-    sender: Sender<Item>,
-) -> Result<(), SendError<Item>> {
+async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<Item>) -> Result<(), End> {
     let extensions = Extensions::POLL.negotiate(filter.extensions());
     let (published, rev) = loop {
         let published = tokio::select! {
@@ -61,18 +66,17 @@ async fn respond(
     };
     let next = NextFilter { instance_id: published.instance_id, rev, ..filter };
     let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
-    sender.send(Ok(first)).await?;
+    let send = async |item| room_for(sender.reserve()).await.map(|room| room.send(Ok(item)));
+    send(first).await?;
     for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {
-        let item = NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() };
-        sender.send(Ok(item)).await?;
+        send(NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() }).await?;
     }
     for (name, node) in published.state.nodes.iter().filter(|_| extensions.nodes) {
-        let item = NextItem { node: Some(wire::node(name, node)), ..NextItem::default() };
-        sender.send(Ok(item)).await?;
+        send(NextItem { node: Some(wire::node(name, node)), ..NextItem::default() }).await?;
     }
     for state in published.state.services.values() {
         let endpoints = Some(service_endpoints(state, extensions));
-        sender.send(Ok(NextItem { endpoints, ..NextItem::default() })).await?;
+        send(NextItem { endpoints, ..NextItem::default() }).await?;
     }
     Ok(())
 }

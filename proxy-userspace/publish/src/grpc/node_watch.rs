@@ -18,7 +18,7 @@ use super::{
     encoded::{NodeDigests, kept},
     node_changes::NodeChanges,
     node_diff::NodeDiff,
-    watch_session::{self, End, Items, Turns, View},
+    watch_session::{self, Asked, End, Items, Turns, View},
 };
 use crate::{
     followers::{Followers, Following},
@@ -91,24 +91,25 @@ impl View for NodeView {
         self.extensions
     }
 
-    fn request(&mut self, request: WatchReq) -> Result<bool, Status> {
+    fn request(&mut self, request: WatchReq) -> Result<Asked, Status> {
         let node = request.node_name;
         if self.node.is_none() && self.extensions.resume {
             request.have.as_ref().map(Digests::parse).transpose().map_err(Status::invalid_argument)?;
             self.have = request.have;
         }
         if let Some(it) = self.following.as_ref().filter(|_| !request.unconfirmed) {
-            it.acknowledged();
+            it.acknowledged(request.confirmed.map(|it| (it.instance_id, it.rev)));
         }
         if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
-            return Ok(false);
+            return Ok(if request.confirmed.is_some() { Asked::Nothing } else { Asked::Change });
         }
         self.peer.authorize_node(&node)?;
         let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| it.status(&node))?;
         let shown = if node.is_empty() { "(the brain's own)" } else { &node };
         self.following = Some(self.followers.add(shown.into(), states.resume(0, 0)));
         self.node = Some((node, states));
-        Ok(true)
+        // Also if the state of one node is that of the other.
+        Ok(Asked::State)
     }
 
     async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
@@ -144,6 +145,12 @@ impl View for NodeView {
     async fn closed(&mut self) {
         if let Some((_, states)) = &mut self.node {
             states.closed().await;
+        }
+    }
+
+    fn skipped(&self) {
+        if let (Some(it), Some(state)) = (&self.following, &self.sent) {
+            it.unchanged(state);
         }
     }
 

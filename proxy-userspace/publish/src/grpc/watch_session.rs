@@ -48,8 +48,8 @@ pub(super) trait View: Send + 'static {
     /// The extensions of the first request that the stream will carry.
     fn negotiate(&mut self, request: &Self::Request) -> Extensions;
 
-    /// Takes a request; returns whether it must be answered even if the change set is empty.
-    fn request(&mut self, request: Self::Request) -> Result<bool, Status>;
+    /// Takes a request; returns what it asks for.
+    fn request(&mut self, request: Self::Request) -> Result<Asked, Status>;
 
     /// Waits for a state that was not sent yet, and returns the change set that leads to it. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Result<ChangeSet<Self::Diff>, End>> + Send;
@@ -57,8 +57,22 @@ pub(super) trait View: Send + 'static {
     /// Waits until the publisher is dropped.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 
+    /// The change set is empty, and is not sent.
+    fn skipped(&self) {}
+
     /// The sync after a change set.
     fn sync(&self) -> EmptyOp;
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// A change set, even if it is empty.
+    State,
+    /// A change set that is not empty.
+    Change,
+    /// Nothing: it only acknowledges.
+    Nothing,
 }
 
 /// Whose turn it is to send a batch of a long change set; the sessions of a server share it. One session has it at a time,
@@ -91,7 +105,15 @@ pub(super) enum End {
 /// Starts a session; returns its response stream.
 pub(super) fn start<V: View>(view: V, requests: Streaming<V::Request>, turns: Turns) -> Items {
     let (sender, items) = mpsc::channel(QUEUE_DEPTH);
-    let session = Session { view, requests, is_half_closed: false, sender, pending_requests: 0, turns };
+    let session = Session {
+        view,
+        requests,
+        is_half_closed: false,
+        sender,
+        pending_requests: 0,
+        must_answer: false,
+        turns,
+    };
     tokio::spawn(session.run());
     Box::pin(ReceiverStream::new(items))
 }
@@ -104,6 +126,8 @@ struct Session<V: View> {
     sender: Sender<Result<OpItem, Status>>,
     /// The number of requests without a change set.
     pending_requests: u32,
+    /// Whether one of them must be answered even if the change set is empty.
+    must_answer: bool,
     turns: Turns,
 }
 
@@ -121,21 +145,16 @@ impl<V: View> Session<V> {
             () = self.sender.closed() => return Err(End::Closed),
             message = self.requests.message() => message.ok().flatten().ok_or(End::Closed)?,
         };
-        self.pending_requests = 1;
         let extensions = self.view.negotiate(&request);
         self.send(Op::Reset(EmptyOp { extensions: extensions.numbers(), ..EmptyOp::default() })).await?;
-        // The first state, and that of another node, are sent even if the change set is empty.
-        let mut must_answer = self.view.request(request).map_err(End::Refused)?;
+        self.request(request)?;
         loop {
             let mut changes = tokio::select! {
                 biased;
                 () = self.sender.closed() => return Err(End::Closed),
                 message = self.requests.message(), if !self.is_half_closed => {
                     match message {
-                        Ok(Some(request)) => {
-                            self.pending_requests = self.pending_requests.saturating_add(1);
-                            must_answer |= self.view.request(request).map_err(End::Refused)?;
-                        }
+                        Ok(Some(request)) => self.request(request)?,
                         // The pending requests are still answered.
                         Ok(None) if self.pending_requests > 0 => self.is_half_closed = true,
                         Ok(None) | Err(_) => return Err(End::Closed),
@@ -148,17 +167,25 @@ impl<V: View> Session<V> {
                 }
                 changes = next_if(self.pending_requests > 0, &mut self.view) => changes?.peekable(),
             };
-            if changes.peek().is_none() && !must_answer {
+            if changes.peek().is_none() && !self.must_answer {
+                self.view.skipped();
                 continue;
             }
             self.send_changes(changes).await?;
             self.send(Op::Sync(self.view.sync())).await?;
-            must_answer = false;
+            self.must_answer = false;
             self.pending_requests -= 1;
             if self.pending_requests == 0 && self.is_half_closed {
                 return Err(End::Closed);
             }
         }
+    }
+
+    fn request(&mut self, request: V::Request) -> Result<(), End> {
+        let asked = self.view.request(request).map_err(End::Refused)?;
+        self.pending_requests = self.pending_requests.saturating_add((asked != Asked::Nothing).into());
+        self.must_answer |= asked == Asked::State;
+        Ok(())
     }
 
     async fn send_changes(&mut self, mut changes: Peekable<ChangeSet<V::Diff>>) -> Result<(), End> {
@@ -182,8 +209,8 @@ impl<V: View> Session<V> {
     }
 }
 
-/// Room for items. A client that does not read keeps two states from being freed, so it must not do so for ever.
-async fn room_for<T, E>(reserved: impl Future<Output = Result<T, E>>) -> Result<T, End> {
+/// Room for items. A client that does not read keeps states from being freed, so it must not do so for ever.
+pub(super) async fn room_for<T, E>(reserved: impl Future<Output = Result<T, E>>) -> Result<T, End> {
     match timeout(READ_TIMEOUT, reserved).await {
         Ok(room) => room.map_err(|_| End::Closed),
         Err(_) => Err(End::Closed),

@@ -1,4 +1,4 @@
-//! The difference between two states: a line per changed node, Service, port or endpoint.
+//! The difference between two states: a line per changed ServiceCIDR, node, Service, port or endpoint.
 //!
 //! Invariant: applying all lines of JSON or YAML to the state before results in the state after.
 
@@ -46,15 +46,15 @@ pub fn render_changes(
 
 /// An object that was added, changed or removed.
 struct Change<'a> {
-    /// `None` for a node.
+    /// `None` for a ServiceCIDR and a node.
     service: Option<&'a ServiceName>,
     key: Key,
     before: Option<Value>,
     after: Option<Value>,
 }
 
-/// Identifies an object, within its Service unless it is a node: the name of a node, PORT/PROTOCOL of a port, the key of
-/// an endpoint.
+/// Identifies an object, within its Service if it is a part of one: the name of a ServiceCIDR or a node, PORT/PROTOCOL of a
+/// port, the key of an endpoint.
 type Key = (Kind, String);
 
 /// The messages of objects, in their proto3 JSON form.
@@ -63,6 +63,7 @@ type Objects = BTreeMap<Key, Value>;
 /// Objects of a later kind need one of an earlier kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
+    ServiceCidr,
     Node,
     /// Without its ports and endpoints.
     Service,
@@ -73,6 +74,7 @@ enum Kind {
 /// In an order in which a port or an endpoint never exists without its Service.
 fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Result<Vec<Change<'a>>, serde_json::Error> {
     let mut changes = Vec::new();
+    changes.extend(differing(None, service_cidr_objects(before)?, service_cidr_objects(after)?));
     if !before.nodes.ptr_eq(&after.nodes) {
         changes.extend(differing(None, node_objects(before)?, node_objects(after)?));
     }
@@ -95,6 +97,11 @@ fn differing(
     diff::pairs(before, after)
         .filter(|(_, before, after)| before != after)
         .map(move |(key, before, after)| Change { service, key, before, after })
+}
+
+fn service_cidr_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
+    let all = state.service_cidrs.iter().map(|(name, it)| (name.to_string(), wire::service_cidr(it)));
+    all.map(|(name, it)| Ok(((Kind::ServiceCidr, name), to_value(it)?))).collect()
 }
 
 fn node_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
@@ -120,6 +127,7 @@ fn service_objects(state: &Arc<ServiceState>) -> Result<Objects, serde_json::Err
 impl Kind {
     fn name(self) -> &'static str {
         match self {
+            Self::ServiceCidr => "serviceCidr",
             Self::Node => "node",
             Self::Service => "service",
             Self::Port => "port",

@@ -10,7 +10,7 @@ use model::{
     Protocol, ServiceMetadata, ServiceName, escaped,
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, NodeInfo, NodeState, PerFamily, Scopes,
-        Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+        Service, ServiceCidr, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 
@@ -160,7 +160,7 @@ fn apply(state: &mut BTreeMap<String, serde_json::Value>, lines: &str) {
         };
         assert_eq!((was, line["change"].as_str().unwrap()), (before, change), "{line}");
         // Ports and endpoints exist only together with their Service.
-        let is_independent = line["kind"] == "service" || line["kind"] == "node";
+        let is_independent = ["service", "node", "serviceCidr"].iter().any(|it| line["kind"] == *it);
         assert!(is_independent || state.contains_key(&format!("\"service\" {} null", line["service"])));
     }
 }
@@ -199,7 +199,14 @@ fn change_lines_lead_from_one_state_to_the_other() {
         render_changes(before, after, Format::Json).unwrap()
     }
     let mut state = BTreeMap::new();
-    let history = [published(), changed(), changed(), empty, changed(), published()];
+    let mut ranges = changed();
+    let cidr = ServiceCidr { name: "kubernetes".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
+    ranges.state.service_cidrs = Arc::new([(Arc::clone(&cidr.name), Arc::new(cidr))].into());
+    let line = render(Some(&changed()), &ranges);
+    assert!(line.contains(r#""change":"added","kind":"serviceCidr","name":"kubernetes""#), "{line}");
+    let table = render_changes(Some(&changed()), &ranges, Format::Table).unwrap();
+    assert!(table.contains("serviceCidr kubernetes") && table.contains("10.96.0.0/12"), "{table}");
+    let history = [published(), changed(), ranges, changed(), changed(), empty, changed(), published()];
     let mut before = None;
     for after in &history {
         let lines = render(before, after);

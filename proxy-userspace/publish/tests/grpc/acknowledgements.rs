@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use model::state::NodeState;
+use model::state::{NodeInfo, NodeState};
 use proxy_contract::{globalv1::NodeStatus, localv1::WatchReq};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use crate::{
     common::{Brain, Folder, LIMIT, service, state, while_following},
@@ -22,7 +25,7 @@ async fn wait_for(folder: &Folder, is_so: impl Fn(&NodeStatus) -> bool) -> NodeS
             {
                 return node.clone();
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(LIMIT, wait).await.expect("it becomes so")
@@ -92,6 +95,84 @@ async fn an_agent_acknowledges_what_is_in_force() {
         let third = states.next().await.unwrap();
         let node = wait_for(&folder, |it| rev(&it.newest) == Some(3)).await;
         assert_eq!(rev(&node.acknowledged), Some(1));
+        in_force.send_replace(Some((third.instance_id, third.rev)));
+        wait_for(&folder, |it| rev(&it.acknowledged) == Some(3) && it.behind_ms.is_none()).await;
+    })
+    .await;
+    brain.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_for_which_nothing_changes_is_not_behind() {
+    let (folder, brain) = Brain::new().await;
+    let first = state([service("ns/a", &[("p", 7)])]);
+    brain.publisher.publish(first.clone());
+    let mut peer = NodePeer::start(&folder, "n1").await;
+    peer.change_set().await;
+    // A change, and back, before it asks again.
+    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publisher.publish(first.clone());
+    peer.ask("n1").await;
+    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
+    assert_eq!(rev(&node.acknowledged), Some(3));
+    // It has not requested nodes.
+    let nodes = [("n2".into(), NodeInfo::default())].into_iter().collect();
+    brain.publisher.publish(NodeState { nodes, ..first.clone() });
+    let node = wait_for(&folder, |it| rev(&it.newest) == Some(4) && it.behind_ms.is_none()).await;
+    assert_eq!(rev(&node.acknowledged), Some(4));
+    // What is not active yet becomes no more so by changes that it does not see.
+    let second = state([service("ns/b", &[("q", 8)])]);
+    brain.publisher.publish(second.clone());
+    peer.change_set().await;
+    let unconfirmed = WatchReq { node_name: "n1".into(), unconfirmed: true, ..WatchReq::default() };
+    peer.request(unconfirmed).await;
+    let nodes = [("n3".into(), NodeInfo::default())].into_iter().collect();
+    brain.publisher.publish(NodeState { nodes, ..second });
+    peer.receives_nothing().await;
+    let node = wait_for(&folder, |it| rev(&it.newest) == Some(6)).await;
+    assert_eq!(rev(&node.acknowledged), Some(4));
+    // A revision that was not sent acknowledges nothing, and neither asks for a change set.
+    let current = brain.publisher.current().unwrap();
+    let confirmed = |rev| WatchReq {
+        node_name: "n1".into(),
+        confirmed: Some(proxy_contract::localv1::Revision { instance_id: current.instance_id, rev }),
+        ..WatchReq::default()
+    };
+    peer.request(confirmed(4)).await;
+    peer.receives_nothing().await;
+    let node = wait_for(&folder, |it| rev(&it.newest) == Some(6)).await;
+    assert_eq!(rev(&node.acknowledged), Some(4));
+    peer.request(confirmed(5)).await;
+    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
+    assert_eq!(rev(&node.acknowledged), Some(6));
+    for name in ["ns/c", "ns/d"] {
+        brain.publisher.publish(state([service(name, &[])]));
+    }
+    peer.change_set().await;
+    peer.receives_nothing().await;
+    brain.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(NodeState::default());
+    let in_force = watch::Sender::new(None);
+    let upstream = folder.upstream().confirmed_by(in_force.subscribe());
+    let mut states = upstream.subscribe();
+    while_following(&upstream, async {
+        let first = states.next().await.unwrap();
+        sleep(Duration::from_secs(3)).await;
+        let node = wait_for(&folder, |it| rev(&it.newest) == Some(1)).await;
+        assert_eq!(rev(&node.acknowledged), None);
+        in_force.send_replace(Some((first.instance_id, first.rev)));
+        wait_for(&folder, |it| rev(&it.acknowledged) == Some(1) && it.behind_ms.is_none()).await;
+        // Later ones are acknowledged, and paced, as ever.
+        brain.publisher.publish(state([service("ns/a", &[])]));
+        let second = states.next().await.unwrap();
+        brain.publisher.publish(state([service("ns/b", &[])]));
+        in_force.send_replace(Some((second.instance_id, second.rev)));
+        let third = states.next().await.unwrap();
         in_force.send_replace(Some((third.instance_id, third.rev)));
         wait_for(&folder, |it| rev(&it.acknowledged) == Some(3) && it.behind_ms.is_none()).await;
     })

@@ -4,11 +4,14 @@ use std::{path::Path, time::Duration};
 
 use model::state::NodeState;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use proxy_contract::localv1::op_item::Op;
+use proxy_contract::{
+    localnetv1::{NextFilter, endpoints_client::EndpointsClient},
+    localv1::op_item::Op,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -167,5 +170,28 @@ async fn a_watcher_that_never_reads_holds_at_most_two_states() {
     slow.change_set().await;
     assert_eq!(slow.endpoints, quick.endpoints);
     slow.receives_nothing().await;
+    brain.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_poll_that_is_not_read_holds_its_state_for_five_minutes() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(large(1));
+    let held = std::sync::Arc::downgrade(&brain.publisher.current().unwrap());
+    let mut client = EndpointsClient::new(channel(&folder).await);
+    let mut items = client.next(NextFilter::default()).await.unwrap().into_inner();
+    brain.publisher.publish(large(2));
+    sleep(Duration::from_secs(290)).await;
+    assert!(held.strong_count() > 0, "it might still be read");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(held.strong_count(), 0);
+    // What was sent of it does not pass for a complete state.
+    let end = loop {
+        match items.message().await {
+            Ok(Some(_)) => {}
+            end => break end,
+        }
+    };
+    assert_eq!(end.unwrap_err().code(), tonic::Code::DeadlineExceeded);
     brain.stop().await;
 }
