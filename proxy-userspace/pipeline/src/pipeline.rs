@@ -252,9 +252,16 @@ mod tests {
     use std::{fs, sync::Mutex, thread, time::Duration};
 
     use api_server::{ApiServer, Settings};
+    use model::state::NodeState;
+    use proxy_contract::{Target, client::Client};
+    use publish::{
+        SingleNode,
+        cluster::{ClusterPublisher, ClusterSnapshot},
+        grpc::{self, Listener, ServedData},
+    };
     use serde_json::{Value, json};
     use source::kube::ClientConfig;
-    use tokio::sync::mpsc;
+    use tokio::{sync::mpsc, task::JoinSet};
 
     use super::*;
     use crate::SyncStatus;
@@ -312,6 +319,65 @@ mod tests {
         assert_eq!(synced, [("file", false), ("file", true)]);
         let rejected = recorder.rejected.lock().unwrap();
         assert!(rejected.iter().any(|it| it.contains("(found n2)")), "{rejected:?}");
+    }
+
+    #[tokio::test]
+    async fn an_outage_of_the_brain_that_is_followed_is_reported_until_it_is_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::Unix(folder.path().join("brain.sock"));
+        let served = Publisher::new("n1");
+        served.publish(NodeState::default());
+        let brain = async || {
+            let cluster = ClusterPublisher::new(None);
+            cluster.publish(ClusterSnapshot::State(Arc::default()));
+            let served = ServedData {
+                nodes: Arc::new(SingleNode::new("n1", served.subscribe())),
+                cluster: cluster.subscribe(),
+                followers: Default::default(),
+                explainer: None,
+            };
+            let listener = Listener::bind(&target).await.unwrap();
+            let serve = async move {
+                grpc::serve(listener, served, async {}, std::future::pending()).await.unwrap();
+                drop(cluster);
+            };
+            JoinSet::from_iter([serve])
+        };
+        let config = Config {
+            node: "n1".into(),
+            source: SourceConfig::Api(Client::new(target.clone().into(), "n1")),
+            service_metadata: Default::default(),
+            brain: brain::Options::default(),
+        };
+        let pipeline = Pipeline::start(config).unwrap();
+        let recorder = Recorder::default();
+        let reported = async |is_so: fn(&SyncStatus) -> bool| {
+            let is_last =
+                || recorder.sources.lock().unwrap().last().filter(|(_, it)| is_so(it)).cloned().is_some();
+            let wait = async {
+                while !is_last() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it is reported");
+        };
+        let check = async {
+            let is_ok = |it: &SyncStatus| it.is_synced && it.error.is_none() && it.last_contact.is_some();
+            reported(|it| !it.is_synced && it.error.is_some()).await;
+            let mut first = brain().await;
+            reported(is_ok).await;
+            first.shutdown().await;
+            reported(|it| it.is_synced && it.error.is_some()).await;
+            let _second = brain().await;
+            reported(is_ok).await;
+        };
+        tokio::select! {
+            () = pipeline.run(&recorder) => panic!("the source has ended"),
+            () = check => {}
+        }
+        let address = target.to_string();
+        let sources = recorder.sources.lock().unwrap();
+        assert!(sources.iter().all(|(name, it)| name == "api" && it.address.as_ref() == Some(&address)));
     }
 
     #[tokio::test]

@@ -61,7 +61,11 @@ pub(crate) enum RunningSource {
 /// Receives the events of a source.
 pub(crate) enum SourceEvents<'a> {
     File(&'a FileSource),
-    Api(watch::Receiver<Option<Update>>),
+    Api {
+        updates: watch::Receiver<Option<Update>>,
+        outage: watch::Receiver<Option<String>>,
+        status: SyncStatus,
+    },
     Kube(&'a KubeSource),
 }
 
@@ -93,16 +97,21 @@ impl RunningSource {
 
     /// The source's events, including the newest one that is there already.
     pub(crate) fn events(&self, observer: &impl Observer) -> SourceEvents<'_> {
-        let (name, events) = match self {
-            Self::File(it) => (FILE, SourceEvents::File(it)),
-            Self::Api(it) => (API, SourceEvents::Api(from_now(it.updates()))),
+        match self {
+            Self::File(it) => {
+                observer.source(FILE, SyncStatus::default());
+                SourceEvents::File(it)
+            }
+            Self::Api(it) => {
+                let status = SyncStatus { address: Some(it.address().to_owned()), ..SyncStatus::default() };
+                observer.source(API, status.clone());
+                SourceEvents::Api { updates: from_now(it.updates()), outage: from_now(it.outage()), status }
+            }
             Self::Kube { source, .. } => {
                 report(source, observer);
-                return SourceEvents::Kube(source);
+                SourceEvents::Kube(source)
             }
-        };
-        observer.source(name, SyncStatus::default());
-        events
+        }
     }
 }
 
@@ -140,16 +149,26 @@ impl SourceEvents<'_> {
                     }
                     Some(SourceEvent::Changes(changes))
                 }
-                Self::Api(updates) => {
-                    updates.changed().await.ok()?;
-                    updates.borrow_and_update().clone().map(|update| {
-                        let last_contact = Some(SystemTime::now());
-                        let status = SyncStatus { is_synced: true, last_contact, ..SyncStatus::default() };
-                        observer.source(API, status);
-                        match update {
-                            Update::Cluster(cluster) => SourceEvent::Cluster(cluster),
-                            Update::Node(state) => SourceEvent::Node(state),
+                Self::Api { updates, outage, status } => {
+                    let update = tokio::select! {
+                        changed = updates.changed() => {
+                            changed.ok()?;
+                            updates.borrow_and_update().clone()
                         }
+                        changed = outage.changed() => {
+                            changed.ok()?;
+                            status.error.clone_from(&outage.borrow_and_update());
+                            None
+                        }
+                    };
+                    status.is_synced |= update.is_some();
+                    if status.is_synced && status.error.is_none() {
+                        status.last_contact = Some(SystemTime::now());
+                    }
+                    observer.source(API, status.clone());
+                    update.map(|it| match it {
+                        Update::Cluster(cluster) => SourceEvent::Cluster(cluster),
+                        Update::Node(state) => SourceEvent::Node(state),
                     })
                 }
                 Self::Kube(source) => {

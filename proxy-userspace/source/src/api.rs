@@ -26,6 +26,8 @@ pub enum Update {
 #[derive(Debug)]
 pub struct ApiSource {
     updates: watch::Receiver<Option<Update>>,
+    outage: watch::Receiver<Option<String>>,
+    address: String,
     _task: JoinSet<()>,
 }
 
@@ -34,8 +36,19 @@ impl ApiSource {
     /// called within a tokio runtime.
     pub fn start(client: Client, requested: RequestedMetadata) -> Self {
         let (sender, updates) = watch::channel(None);
+        let (outage, address) = (client.outage(), client.targets().to_string());
         let _task = JoinSet::from_iter([Reflector::new(client, requested, sender).run()]);
-        Self { updates, _task }
+        Self { updates, outage, address, _task }
+    }
+
+    /// The addresses of the other brain.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Why the other brain cannot be followed now, as [`Client::outage`] says.
+    pub fn outage(&self) -> watch::Receiver<Option<String>> {
+        self.outage.clone()
     }
 
     /// The newest update, `None` before the first one.
