@@ -46,6 +46,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 pub struct HealthChecks {
     node: String,
     node_port_addresses: NodePortAddresses,
+    /// The addresses of the node's interfaces, as they were last read.
+    interfaces: BTreeSet<IpAddr>,
     /// The state that the listeners serve.
     state: NodeState,
     shared: Shared,
@@ -112,6 +114,7 @@ impl HealthChecks {
         Self {
             node: node.into(),
             node_port_addresses,
+            interfaces: BTreeSet::new(),
             state: NodeState::default(),
             shared,
             listeners: HashMap::new(),
@@ -189,14 +192,16 @@ impl HealthChecks {
     }
 
     /// The addresses to listen at.
-    fn addresses(&self) -> BTreeSet<IpAddr> {
-        // If they cannot be read, the Node object's are used until the next poll.
-        let interfaces = netlink::host_addresses::read().unwrap_or_default();
+    fn addresses(&mut self) -> BTreeSet<IpAddr> {
+        // If they cannot be read, they are as they were until the next poll.
+        if let Ok(interfaces) = netlink::host_addresses::read() {
+            self.interfaces = interfaces;
+        }
         let node = self.state.nodes.get(self.node.as_str()).cloned().unwrap_or_default();
         match &self.node_port_addresses {
             // It stands for all addresses of both families, also without IPv6.
             NodePortAddresses::All => [Ipv4Addr::UNSPECIFIED.into()].into(),
-            some => some.of_own(&node, &interfaces),
+            some => some.of_own(&node, &self.interfaces),
         }
     }
 }

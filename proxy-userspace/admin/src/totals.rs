@@ -69,14 +69,13 @@ impl Totals {
 
     fn of(state: &ServiceState) -> Self {
         let service = &state.service;
-        let is_external = !service.external_ips.is_empty()
-            || !service.load_balancer_ips.is_empty()
-            || service.ports.iter().any(|it| it.node_port.is_some());
         let without_endpoint = |policy, scope, family: Family| {
             let is_dropped = |(index, port): &(usize, &ServicePort)| {
-                *port.has_any_endpoint.of(family) && state.targets(*index, family, scope).next().is_none()
+                (scope == Scope::Internal || service.is_external(port, family))
+                    && *port.has_any_endpoint.of(family)
+                    && state.targets(*index, family, scope).next().is_none()
             };
-            let is_local = policy == TrafficPolicy::Local && (is_external || scope == Scope::Internal);
+            let is_local = policy == TrafficPolicy::Local;
             if is_local { service.ports.iter().enumerate().filter(is_dropped).count() } else { 0 }
         };
         let per_family = |policy, scope| PerFamily {
@@ -89,5 +88,40 @@ impl Totals {
             no_local_internal: per_family(service.internal_policy, Scope::Internal),
             no_local_external: per_family(service.external_policy, Scope::External),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use model::{Protocol, ServiceName, state::Service};
+
+    use super::*;
+
+    #[test]
+    fn a_port_without_local_endpoints_counts_in_the_families_in_which_it_is_exposed() {
+        let number = |it| NonZeroU16::new(it).unwrap();
+        let any = PerFamily { v4: true, v6: true };
+        let count = |load_balancer_ips: &[&str], node_port: Option<u16>| {
+            let port = ServicePort {
+                node_port: node_port.map(number),
+                has_any_endpoint: any,
+                ..ServicePort::new(Protocol::Tcp, number(80))
+            };
+            let service = Service {
+                cluster_ips: ["10.96.0.1", "fd00::1"].map(|it| it.parse().unwrap()).to_vec(),
+                load_balancer_ips: load_balancer_ips.iter().map(|it| it.parse().unwrap()).collect(),
+                ports: vec![port],
+                external_policy: TrafficPolicy::Local,
+                ..Service::new(ServiceName::new("default", "web"))
+            };
+            let PerFamily { v4, v6 } = Totals::of(&ServiceState::new(service, [])).no_local_external;
+            [v4, v6]
+        };
+        assert_eq!(count(&[], None), [0, 0]);
+        assert_eq!(count(&["203.0.113.1"], None), [1, 0]);
+        assert_eq!(count(&["203.0.113.1", "2001:db8::1"], None), [1, 1]);
+        assert_eq!(count(&[], Some(30_080)), [1, 1]);
     }
 }

@@ -7,7 +7,7 @@ use model::{
     Family,
     cluster::Service,
     conflicts::Claim,
-    state::{self, ServiceKind, ServicePort, TrafficPolicy},
+    state::{self, ServiceKind, TrafficPolicy},
 };
 
 use crate::Options;
@@ -54,13 +54,6 @@ pub(crate) fn claim(service: &Service, options: &Options) -> Claim {
 
 pub(crate) fn has_family(service: &Service, family: Family) -> bool {
     service.cluster_ips.iter().any(|it| Family::of(*it) == family)
-}
-
-/// Whether a port has a node port, an external IP or a load balancer IP in this family.
-pub(crate) fn is_external(service: &state::Service, port: &ServicePort, family: Family) -> bool {
-    let mut addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
-    port.node_port.is_some()
-        || addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
 }
 
 /// The items of IPv4 and then those of IPv6, each in their own order: the order of the wire format.

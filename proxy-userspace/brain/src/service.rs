@@ -13,7 +13,7 @@ use crate::{
     NodeView, Options,
     candidates::{Candidate, candidates, is_serving},
     endpoints::{SelectedPort, assemble},
-    frontends::{frontends, has_family, is_external},
+    frontends::{frontends, has_family},
     select::{Criteria, Selection, select},
 };
 
@@ -84,7 +84,7 @@ pub(crate) fn select_for<'a>(
     let criteria = Criteria {
         internal: service.internal_policy,
         external: service.external_policy,
-        is_external: is_external(state, &state.ports[port], family),
+        is_external: state.is_external(&state.ports[port], family),
         node,
     };
     let selection = select(&candidates, &criteria);

@@ -265,7 +265,7 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     }
     out.family(
         "socket_refused_by_cgroup",
-        "The same for the network namespaces that were refused most, by the cgroup that was refused last",
+        "Calls without room for their translation in the network namespaces that were refused most, by the cgroup that was refused last",
         "cgroup",
         by_cgroup,
     )?;
@@ -305,7 +305,11 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         "state",
         [("answered", clients as f64), ("unanswered", unanswered as f64)],
     )?;
-    out.gauge("packet_affinity_capacity", "Capacity for each of them, per IP family", f64::from(capacity))?;
+    out.gauge(
+        "packet_affinity_capacity",
+        "Clients with session affinity that the packet path has room for, per state and IP family",
+        f64::from(capacity),
+    )?;
     out.gauge(
         "packet_affinity_full_service_ports",
         "Service ports with so many clients that new ones get no session affinity on the packet path",

@@ -146,6 +146,13 @@ impl Service {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         [&self.cluster_ips, &self.external_ips, &self.load_balancer_ips].into_iter().flatten().copied()
     }
+
+    /// Whether one of its ports has a node port, an external IP or a load balancer IP in a family.
+    pub fn is_external(&self, port: &ServicePort, family: Family) -> bool {
+        let mut addresses = self.external_ips.iter().chain(&self.load_balancer_ips);
+        port.node_port.is_some()
+            || addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
+    }
 }
 
 /// The `type` of a Service.
