@@ -84,15 +84,17 @@ pub(super) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
             compiler.add(ip, FrontendKind::ClusterIp, Scope::Internal);
         }
     }
-    for &ip in &service.load_balancer_ips {
-        // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them.
-        let family = Family::of(ip);
-        if !service.source_ranges.iter().any(|it| Family::of(it.addr()) == family) {
-            compiler.add(ip, FrontendKind::LoadBalancerIp, Scope::Cluster);
-        }
-    }
-    for &ip in &service.external_ips {
-        compiler.add(ip, FrontendKind::ExternalIp, Scope::Cluster);
+    // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them. So it does
+    // where an address is an external IP, too.
+    let is_restricted = |ip: &IpAddr| {
+        let mut ranges = service.source_ranges.iter();
+        service.load_balancer_ips.contains(ip) && ranges.any(|it| Family::of(it.addr()) == Family::of(*ip))
+    };
+    for (kind, ips) in [
+        (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        (FrontendKind::ExternalIp, &service.external_ips),
+    ] {
+        ips.iter().filter(|it| !is_restricted(it)).for_each(|it| compiler.add(*it, kind, Scope::Cluster));
     }
     for &ip in &service.cluster_ips {
         compiler.add_node_ports(unspecified(Family::of(ip)));

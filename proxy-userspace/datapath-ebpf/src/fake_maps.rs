@@ -16,7 +16,8 @@ use proxy_common::{
     net::Be16,
     random::scale,
     tables::{
-        BackendEntry4, BackendEntry6, Family as _, Frontend, NodeAddrScope, NodePortKey, Prefilter, TCP, UDP,
+        BackendEntry4, BackendEntry6, Family as _, Frontend, HealthPolicy, NodeAddrScope, NodePortKey,
+        Prefilter, TCP, UDP,
     },
 };
 
@@ -96,6 +97,11 @@ impl FakeMaps {
     /// The backends of a frontend of the active side: all that a program could choose.
     pub(super) fn backends(&self, frontend: FrontendAddress) -> Option<Vec<SocketAddr>> {
         for_family!(frontend.family(), F => Some(self.find::<F>(frontend)?.1))
+    }
+
+    /// When backends of a frontend of the active side are ejected.
+    pub(super) fn health(&self, frontend: FrontendAddress) -> Option<HealthPolicy> {
+        for_family!(frontend.family(), F => Some(self.find::<F>(frontend)?.0.health))
     }
 
     /// Whether the set of a frontend of the active side has a member.

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 use model::{
-    NameForm, RequestedMetadata, ServiceName, Timestamp,
+    Family, NameForm, RequestedMetadata, ServiceName, Timestamp,
     address::{AddressUse, canonical_range},
     state::{
         ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
@@ -92,16 +92,15 @@ pub(crate) fn service(
     let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
     let health = Some(message.health_check_node_port).filter(|it| *it != 0);
     let (ports, positions) = ports(reader, &message.ports);
+    let set = ips.load_balancer_ips.as_ref();
+    let mut load_balancer_ips = reader.addresses("load_balancer_ips", set, AddressUse::Endpoint);
+    let source_ranges = source_ranges(reader, &message.ip_filters, &mut load_balancer_ips);
     let service = Service {
         name: ServiceName::new(namespace, name),
         kind,
         cluster_ips,
         external_ips: reader.addresses("external_ips", ips.external_ips.as_ref(), AddressUse::Endpoint),
-        load_balancer_ips: reader.addresses(
-            "load_balancer_ips",
-            ips.load_balancer_ips.as_ref(),
-            AddressUse::Endpoint,
-        ),
+        load_balancer_ips,
         ports,
         internal_policy: policy(message.internal_traffic_to_local),
         external_policy: policy(message.external_traffic_to_local),
@@ -110,7 +109,7 @@ pub(crate) fn service(
             .load_balancing
             .map(|it| load_balancing::decode(reader, it))
             .unwrap_or_default(),
-        source_ranges: source_ranges(reader, &message.ip_filters),
+        source_ranges,
         health_check_node_port: health.and_then(|it| reader.port_number("health_check_node_port", it)),
         metadata: requested.select(&message.labels, &message.annotations, |field, name, reason| {
             reader.reject(field, format!("\"{}\": {reason}", shown(name)));
@@ -119,13 +118,41 @@ pub(crate) fn service(
     Some((service, positions))
 }
 
-fn source_ranges(reader: &mut Reader, filters: &[localv1::IpFilter]) -> Vec<IpNet> {
+/// The source ranges, which are those of all load balancer IPs of a family. Where that is not so, or none of them can be read,
+/// the load balancer IPs of the family are not served: they must not be open to others.
+fn source_ranges(
+    reader: &mut Reader,
+    filters: &[localv1::IpFilter],
+    load_balancer_ips: &mut Vec<IpAddr>,
+) -> Vec<IpNet> {
     let mut seen = BTreeSet::new();
     let texts = filters.iter().flat_map(|it| &it.source_ranges);
     let ranges = texts.filter_map(|it| reader.parse("ip_filters", it)).map(|it: IpNet| canonical_range(it));
     let mut ranges: Vec<_> = ranges.filter(|it| seen.insert(*it)).collect();
     ranges.sort_by_key(|it| it.addr().is_ipv6());
+    let targets: Vec<_> = filters.iter().map(|it| addresses(it.target_ips.as_ref())).collect();
+    for family in Family::ALL {
+        let filters_of = |ip: &IpAddr| targets.iter().map(|it| it.contains(ip)).collect::<Vec<_>>();
+        let own = load_balancer_ips.iter().filter(|it| Family::of(**it) == family);
+        let filtered: BTreeSet<_> = own.map(filters_of).collect();
+        let is_filtered = filtered.iter().flatten().any(|it| *it);
+        let reason = if filtered.len() > 1 {
+            "have different filters, and one list of ranges is supported"
+        } else if is_filtered && !ranges.iter().any(|it| Family::of(it.addr()) == family) {
+            "have a filter of which no range can be read"
+        } else {
+            continue;
+        };
+        load_balancer_ips.retain(|it| Family::of(*it) != family);
+        reader.reject("ip_filters", format!("the {family} load balancer IPs {reason}; they are not served"));
+    }
     ranges
+}
+
+/// The addresses of a set, as far as they can be read.
+fn addresses(set: Option<&localv1::IpSet>) -> BTreeSet<IpAddr> {
+    let texts = set.into_iter().flat_map(|it| it.v4.iter().chain(&it.v6));
+    texts.filter_map(|it| it.parse().ok()).collect()
 }
 
 fn ports(reader: &mut Reader, messages: &[localv1::PortMapping]) -> (Vec<ServicePort>, PortPositions) {

@@ -3,8 +3,9 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU32,
+    num::{NonZeroU8, NonZeroU32},
     sync::Arc,
+    time::Duration,
 };
 
 use datapath::{FrontendAddress, unspecified};
@@ -12,8 +13,8 @@ use model::{
     Family, Protocol, ServiceMetadata,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
     state::{
-        ClientIpAffinity, EndpointPort, NodeState, Scope, Scopes, Service, ServicePort, ServiceState,
-        TrafficPolicy,
+        ClientIpAffinity, EndpointPort, NodeState, PassiveHealth, Scope, Scopes, Service, ServicePort,
+        ServiceState, TrafficPolicy,
     },
 };
 use proptest::prelude::*;
@@ -240,6 +241,68 @@ fn a_change_costs_what_it_touches() {
     // gap, and the UDP member.
     assert!(applied.entries <= 28, "{applied:?}");
     assert_eq!(applied.services, 1);
+}
+
+#[test]
+fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
+    let with_health = |n, passive_health| {
+        let mut state = service(n, n, &[1, 2]);
+        let service = Arc::make_mut(&mut Arc::make_mut(&mut state).service);
+        service.load_balancing.passive_health = passive_health;
+        state
+    };
+    let number = |it| NonZeroU8::new(it).unwrap();
+    let services = [
+        PassiveHealth::default(),
+        PassiveHealth { failures: Some(number(7)), ..PassiveHealth::default() },
+        PassiveHealth { max_ejected_percent: Some(number(20)), ..PassiveHealth::default() },
+        PassiveHealth { enabled: Some(false), ..PassiveHealth::default() },
+        PassiveHealth { enabled: Some(true), ..PassiveHealth::default() },
+    ];
+    let numbers = 1..=services.len() as u8;
+    let state = state(numbers.clone().zip(services).map(|(n, it)| with_health(n, it)));
+    let found = |options: Option<PassiveHealthOptions>| {
+        let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+        options.into_iter().for_each(|it| buffer.set_passive_health(it));
+        buffer.take(&state).unwrap();
+        let health = |n| {
+            let address = SocketAddr::from(([10, 96, 0, n], 80));
+            buffer.store.health(FrontendAddress { address, protocol: Protocol::Tcp }).unwrap()
+        };
+        numbers.clone().map(health).map(|it| (it.failures, it.max_ejected)).collect::<Vec<_>>()
+    };
+    let options = PassiveHealthOptions {
+        enabled: true,
+        failures: number(4),
+        max_ejected_percent: number(60),
+        ejection_time: Duration::from_secs(5),
+        max_ejection_time: Duration::from_secs(60),
+    };
+    const NEVER: (u8, u8) = (0, 0);
+    assert_eq!(found(Some(options)), [(4, 60), (7, 60), (4, 20), NEVER, (4, 60)]);
+    let disabled = PassiveHealthOptions { enabled: false, ..options };
+    assert_eq!(found(Some(disabled)), [NEVER, NEVER, NEVER, NEVER, (4, 60)]);
+    assert_eq!(found(None), [NEVER; 5]);
+}
+
+#[test]
+fn an_address_with_source_ranges_is_left_to_the_packet_path_whatever_else_it_is() {
+    let serves = |ranges: &[&str], ip: [u8; 4]| {
+        let service = Service {
+            load_balancer_ips: vec![IpAddr::from([203, 0, 113, 1])],
+            external_ips: vec![IpAddr::from([203, 0, 113, 1]), IpAddr::from([203, 0, 113, 2])],
+            source_ranges: ranges.iter().map(|it| it.parse().unwrap()).collect(),
+            ..fixtures::service("web", [[10, 96, 0, 1].into()], vec![fixtures::port("", Protocol::Tcp, 80)])
+        };
+        let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+        buffer.take(&state([Arc::new(ServiceState::new(service, []))])).unwrap();
+        let address = SocketAddr::from((ip, 80));
+        buffer.store.backends(FrontendAddress { address, protocol: Protocol::Tcp }).is_some()
+    };
+    let (both, external) = ([203, 0, 113, 1], [203, 0, 113, 2]);
+    assert!(!serves(&["192.0.2.0/24"], both) && serves(&["192.0.2.0/24"], external));
+    // Those of the other family restrict nothing.
+    assert!(serves(&["2001:db8::/32"], both) && serves(&[], both));
 }
 
 #[test]

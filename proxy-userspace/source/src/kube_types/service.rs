@@ -84,6 +84,8 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
+    let mut load_balancer_ips = load_balancer_ips(ingress, validator);
+    let source_ranges = source_ranges(spec, &mut load_balancer_ips, validator);
     Some(cluster::Service {
         name,
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
@@ -91,7 +93,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
         proxy_name: proxy_name.map(str::to_owned),
         cluster_ips: cluster_ips(spec, validator),
         external_ips: external_ips(spec, validator),
-        load_balancer_ips: load_balancer_ips(ingress, validator),
+        load_balancer_ips,
         ports: ports(spec, validator),
         internal_policy: validator.one_of(
             "spec.internalTrafficPolicy",
@@ -105,7 +107,7 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
         ),
         affinity: affinity(spec, validator),
         load_balancing,
-        source_ranges: source_ranges(spec, validator),
+        source_ranges,
         health_check_node_port: node_port("spec.healthCheckNodePort", spec.health_check_node_port, validator),
         metadata: None,
     })
@@ -163,13 +165,28 @@ fn load_balancer_ips(ingress: &[LoadBalancerIngress], validator: &mut Validator)
     unique(found)
 }
 
-fn source_ranges(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpNet> {
+/// The source ranges. A family of which none can be read is not open, but has no load balancer IPs.
+fn source_ranges(
+    spec: &ServiceSpec,
+    load_balancer_ips: &mut Vec<IpAddr>,
+    validator: &mut Validator,
+) -> Vec<IpNet> {
+    const FIELD: &str = "spec.loadBalancerSourceRanges";
     let texts = spec.load_balancer_source_ranges.iter().flatten().enumerate();
-    unique(
-        texts.filter_map(|(index, it)| {
-            validator.cidr(format_args!("spec.loadBalancerSourceRanges[{index}]"), it)
-        }),
-    )
+    let all: Vec<_> = texts.map(|(index, it)| validator.cidr(format_args!("{FIELD}[{index}]"), it)).collect();
+    let ranges = unique(all.iter().copied().flatten());
+    if all.contains(&None) {
+        let is_closed = |ip: &mut IpAddr| !ranges.iter().any(|it| Family::of(it.addr()) == Family::of(*ip));
+        let closed: Vec<_> = load_balancer_ips.extract_if(.., is_closed).map(|it| it.to_string()).collect();
+        if !closed.is_empty() {
+            let reason = "no range of their family can be read, and they would be open to everyone; correct the ranges";
+            validator.reject(
+                FIELD,
+                format!("the load balancer IPs {} are not served: {reason}", closed.join(", ")),
+            );
+        }
+    }
+    ranges
 }
 
 fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {

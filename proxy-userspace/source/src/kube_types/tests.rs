@@ -507,6 +507,36 @@ fn a_source_range_of_mapped_addresses_restricts_ipv4() {
 }
 
 #[test]
+fn a_load_balancer_ip_whose_source_ranges_cannot_be_read_is_not_open_to_everyone() {
+    let served = |ranges: &[&str]| {
+        let (object, rejected) = read(
+            service,
+            json!({
+                "metadata": {"name": "web"},
+                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "loadBalancerSourceRanges": ranges},
+                "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}]}},
+            }),
+        );
+        let object = object.unwrap();
+        assert!(rejected.iter().all(|it| it.contains("spec.loadBalancerSourceRanges")), "{rejected:?}");
+        (
+            object.load_balancer_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            rejected.len(),
+        )
+    };
+    let both = "192.0.2.1 2001:db8::1";
+    assert_eq!(served(&[]), (both.into(), 0));
+    assert_eq!(served(&["10.0.0.0/8"]), (both.into(), 0), "a family without a range is open");
+    assert_eq!(
+        served(&["10.0.0.5"]),
+        (String::new(), 2),
+        "it is not known of which family it was meant to be"
+    );
+    assert_eq!(served(&["10.0.0.5", "10.1.0.0/16"]), ("192.0.2.1".into(), 2));
+    assert_eq!(served(&["10.0.0.5", "10.1.0.0/16", "fd00::/8"]), (both.into(), 1));
+}
+
+#[test]
 fn lists_that_are_longer_than_an_api_server_allows_are_cut() {
     let endpoints: Vec<_> =
         (0..1_010).map(|it| json!({"addresses": [format!("10.1.{}.{}", it / 250, it % 250)]})).collect();

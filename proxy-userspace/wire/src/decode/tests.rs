@@ -69,6 +69,41 @@ fn a_port_of_another_brain_is_found_by_name_and_without_a_name_by_target_port() 
 }
 
 #[test]
+fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
+    let set = |texts: &[&str]| {
+        let (v6, v4) = texts.iter().map(|it| (*it).to_owned()).partition(|it: &String| it.contains(':'));
+        localv1::IpSet { v4, v6 }
+    };
+    let served = |filters: &[(&[&str], &[&str])]| {
+        let mut service = kpng_service(localv1::PortMapping::default());
+        service.ips.as_mut().unwrap().load_balancer_ips =
+            Some(set(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]));
+        let filter = |(targets, ranges): &(&[&str], &[&str])| localv1::IpFilter {
+            target_ips: Some(set(targets)),
+            source_ranges: ranges.iter().map(|it| (*it).to_owned()).collect(),
+        };
+        service.ip_filters = filters.iter().map(filter).collect();
+        let Decoded { value, rejected } = service_state(&service, []);
+        let service = value.unwrap().service;
+        let ips: Vec<_> = service.load_balancer_ips.iter().map(ToString::to_string).collect();
+        (ips.join(" "), service.source_ranges.len(), rejected.len())
+    };
+    let all = "192.0.2.1 192.0.2.2 2001:db8::1";
+    let (v4, range): (&[_], &[_]) = (&["192.0.2.1", "192.0.2.2"], &["10.0.0.0/8"]);
+    assert_eq!(served(&[]), (all.into(), 0, 0));
+    assert_eq!(served(&[(v4, range)]), (all.into(), 1, 0));
+    assert_eq!(served(&[(v4, range), (v4, &["10.0.0.0/8", "11.0.0.0/8"])]), (all.into(), 2, 0));
+    // Open beside restricted, and two lists.
+    assert_eq!(served(&[(&v4[..1], range)]), ("2001:db8::1".into(), 1, 1));
+    assert_eq!(served(&[(&v4[..1], range), (&v4[1..], &["11.0.0.0/8"])]), ("2001:db8::1".into(), 2, 1));
+    // Nobody may use them, or nobody that is known.
+    assert_eq!(served(&[(v4, &[])]), ("2001:db8::1".into(), 0, 1));
+    assert_eq!(served(&[(v4, &["10.0.0.5"])]), ("2001:db8::1".into(), 0, 2));
+    // As of a Service that has no load balancer IP of a family yet.
+    assert_eq!(served(&[(&[], &["fd00::/8"])]), (all.into(), 1, 0));
+}
+
+#[test]
 fn an_absent_cluster_scope_means_every_usable_endpoint() {
     let endpoint = kpng_endpoint(&[("", 1)]);
     let state =
