@@ -52,7 +52,7 @@ pub(super) struct Frontend {
 pub(super) struct PortImage {
     /// Its position among the ports of the Service.
     pub(super) index: usize,
-    /// Its identity: the cluster IP with protocol and port.
+    /// Its identity: the cluster IP with protocol and port, or another address of its own if that belongs to another Service.
     pub(super) identity: FrontendAddress,
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,
@@ -127,12 +127,9 @@ pub(super) fn compile(
         let family = Family::of(ip);
         image.cluster_ips.push(ip);
         for (index, port) in service.ports.iter().enumerate() {
-            // A Service that lost its cluster IP to another one is not served in this family at all.
-            if !port.conflicting_addresses.contains(&ip) {
-                let port = Port { state, index, port, family, avoided };
-                let compiled = port.compile(ip, &mut sources, &mut image);
-                image.ports.push(compiled);
-            }
+            let port = Port { state, index, port, family, avoided };
+            let compiled = port.compile(ip, &mut sources, &mut image);
+            image.ports.extend(compiled);
         }
     }
     for endpoint in state.endpoints.iter().filter(|it| it.local) {
@@ -200,17 +197,18 @@ impl SourceRanges<'_> {
 }
 
 impl Port<'_> {
+    /// `None` if all of its addresses belong to other Services.
     fn compile(
         self,
         cluster_ip: IpAddr,
         source_ranges: &mut SourceRanges<'_>,
         image: &mut ServiceImage,
-    ) -> PortImage {
+    ) -> Option<PortImage> {
         let Service { load_balancer_ips, external_ips, external_policy, affinity, .. } = &*self.state.service;
-        let identity = self.at(cluster_ip, self.port.port.get());
+        let at_cluster_ip = self.at(cluster_ip, self.port.port.get());
         let mut compiled = PortImage {
             index: self.index,
-            identity,
+            identity: at_cluster_ip,
             frontends: Vec::new(),
             sets: Vec::new(),
             affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(MAX_AFFINITY_SECONDS)),
@@ -221,7 +219,7 @@ impl Port<'_> {
             let (way, excess) = self.way(scope, compiled);
             if excess > 0 {
                 let reason = format!("{excess} endpoints too many for session affinity; the others serve");
-                image.reject(&self.state.service, FrontendKind::ClusterIp, identity, reason);
+                image.reject(&self.state.service, FrontendKind::ClusterIp, at_cluster_ip, reason);
             }
             way
         };
@@ -242,7 +240,10 @@ impl Port<'_> {
             }
             compiled.frontends.push(Frontend { address, policy, internal, external, sources });
         };
-        add(identity, FrontendKind::ClusterIp, FrontendPolicy::ClusterIp, internal, internal, None);
+        if !self.port.conflicting_addresses.contains(&cluster_ip) {
+            let policy = FrontendPolicy::ClusterIp;
+            add(at_cluster_ip, FrontendKind::ClusterIp, policy, internal, internal, None);
+        }
         let reachable = by_policy(FrontendPolicy::External, FrontendPolicy::ExternalLocal);
         let restricted = by_policy(FrontendPolicy::SourceRanges, FrontendPolicy::SourceRangesLocal);
         let mut unusable_ips = Vec::new();
@@ -272,7 +273,8 @@ impl Port<'_> {
                 image.reject(&self.state.service, kind, ip, reason);
             }
         }
-        compiled
+        compiled.identity = compiled.frontends.first()?.address;
+        Some(compiled)
     }
 
     /// Moves the endpoints that packets avoid out of a set: as many as may be, and never all.

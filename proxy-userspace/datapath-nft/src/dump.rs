@@ -170,15 +170,24 @@ fn target(
 /// A line per element that depends on the state.
 pub(super) fn lines(elements: &Elements) -> Vec<String> {
     let members = Members::of(elements);
-    // A cluster IP identifies its service port.
-    let identities =
-        elements.iter().filter(|(it, _)| it.map == Map::ServicePorts).filter_map(|(it, value)| {
-            let policy = elements.get(&Element { map: Map::Frontends, ..it.clone() })?;
-            let is_cluster_ip = number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word());
-            let identity = is_cluster_ip.then(|| frontend(&mut Parts::of(&it.key, it.family)))??;
-            Some(((it.family, number_in(value, it.family)?), identity))
-        });
-    let identities: Identities = identities.collect();
+    // A cluster IP identifies its service port; where it has none, its last address does.
+    let identities = elements.iter().filter_map(|(it, value)| {
+        let mut key = Parts::of(&it.key, it.family);
+        let (identity, is_cluster_ip) = match it.map {
+            Map::ServicePorts => {
+                let policy = elements.get(&Element { map: Map::Frontends, ..it.clone() })?;
+                let is_cluster_ip = number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word());
+                (frontend(&mut key)?, is_cluster_ip)
+            }
+            Map::NodeServicePorts => (port(&mut key, it.family)?, false),
+            _ => return None,
+        };
+        Some((is_cluster_ip, (it.family, number_in(value, it.family)?), identity))
+    });
+    let mut identities: Vec<_> = identities.collect();
+    identities.sort_unstable();
+    let identities: Identities =
+        identities.into_iter().map(|(_, number, identity)| (number, identity)).collect();
     let line = |(element, value): (&Element, &Value)| {
         line((&members, &identities), element, value)
             .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))

@@ -270,7 +270,11 @@ impl PlacedService {
             self.slots.get(index)?.get(set).cloned()
         };
         let slots = |(scope, set): &(Scope, Vec<SocketAddr>)| {
-            let old = old(*scope).or_else(|| previous.slots.remove(&(port.identity, set_number(*scope))));
+            let old = old(*scope).or_else(|| {
+                // Not every address uses every set.
+                let mut addresses = port.frontends.iter().map(|it| it.address);
+                addresses.find_map(|it| previous.slots.remove(&(it, set_number(*scope))))
+            });
             place(&old.unwrap_or_default(), set)
         };
         port.sets.iter().map(slots).collect()

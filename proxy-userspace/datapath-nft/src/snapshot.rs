@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use datapath::FrontendAddress;
+use datapath::{FrontendAddress, unspecified};
 use model::{Family, Protocol};
 use nix::errno::Errno;
 
@@ -19,7 +19,7 @@ use crate::{
     endpoint_selector::slot_of,
     error::{Error, TABLES},
     layout::PreviousSlots,
-    schema::{Bytes, Map, Parts, list_of, number},
+    schema::{Bytes, Field, Map, Parts, list_of, number},
     tables::{
         CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENTS, INTERVAL_END,
         RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE_FLAGS, TABLE_NAME,
@@ -149,16 +149,17 @@ impl Snapshot {
         for (element, value) in &self.elements {
             let mut key = Parts::of(&element.key, element.family);
             match element.map {
-                Map::Endpoints | Map::AffinityEndpoints => {
-                    if let Some((port, slot)) = slot(&mut key)
+                Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
+                    if let Some(port) = frontend_of(element, &mut key)
+                        && let Some(slot) = key.number()
                         && let Some(endpoint) = members.endpoint(element, value)
                     {
                         let (set, slot) = slot_of(slot);
                         slots.entry((port, set)).or_default().insert(slot, endpoint);
                     }
                 }
-                Map::ServicePorts => {
-                    if let Some(frontend) = frontend(&mut key)
+                Map::ServicePorts | Map::NodeServicePorts => {
+                    if let Some(frontend) = frontend_of(element, &mut key)
                         && let Some(number) = number_in(value, element.family)
                         // A table of another layout may have anything there.
                         && Numbers::is_service_port(number)
@@ -181,13 +182,13 @@ impl Snapshot {
     pub(super) fn udp_endpoints(&self) -> Vec<SocketAddr> {
         let members = Members::of(&self.elements);
         let udp = self.elements.iter().filter_map(|(element, value)| {
-            let mut key = Parts::of(&element.key, element.family);
-            let protocol = match element.map {
-                Map::Endpoints | Map::AffinityEndpoints => frontend(&mut key)?.protocol,
-                Map::NodeEndpoints | Map::NodeAffinityEndpoints => protocol_of(key.protocol()?)?,
-                _ => return None,
+            let (Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints) =
+                element.map
+            else {
+                return None;
             };
-            if protocol == Protocol::Udp { members.endpoint(element, value) } else { None }
+            let frontend = frontend_of(element, &mut Parts::of(&element.key, element.family))?;
+            if frontend.protocol == Protocol::Udp { members.endpoint(element, value) } else { None }
         });
         udp.collect()
     }
@@ -294,8 +295,13 @@ pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
     Some(FrontendAddress { address: SocketAddr::new(address, key.port()?), protocol })
 }
 
-fn slot(key: &mut Parts<'_>) -> Option<(FrontendAddress, u32)> {
-    Some((frontend(key)?, key.number()?))
+/// The frontend at the begin of an element's key; a node port is one at the unspecified address.
+fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
+    if element.map.key().first() != Some(&Field::Protocol) {
+        return frontend(key);
+    }
+    let protocol = protocol_of(key.protocol()?)?;
+    Some(FrontendAddress { address: SocketAddr::new(unspecified(element.family), key.port()?), protocol })
 }
 
 /// The endpoint in a value.

@@ -349,6 +349,56 @@ fn members_keep_their_numbers_over_changes_and_restarts() {
 }
 
 #[test]
+fn a_restart_keeps_the_slots_of_sets_that_only_some_addresses_use() {
+    for affinity in [false, true] {
+        let made = |pods: &[u32], balancer| Made {
+            local: pods.len(),
+            external_local: true,
+            affinity,
+            balancer,
+            node_port: Some(30_053),
+            ..Made::new(1, pods)
+        };
+        for balancer in [None, Some(7)] {
+            let mut layout = Layout::default();
+            for pods in [[1, 2, 3], [2, 3, 4]] {
+                layout.update(&state(&[made(&pods, balancer)]), &[], &mut PreviousSlots::default());
+            }
+            let mut previous = PreviousSlots::default();
+            Snapshot { elements: layout.elements(), ..Snapshot::default() }.previous(&mut previous);
+            let mut restarted = Layout::default();
+            restarted.update(&state(&[made(&[2, 3, 4], balancer)]), &[], &mut previous);
+            assert_eq!(restarted.elements(), layout.elements(), "{affinity} {balancer:?}");
+        }
+    }
+}
+
+#[test]
+fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
+    for affinity in [false, true] {
+        let lines = |made: Made| {
+            let mut state = made.state();
+            let service = Arc::make_mut(&mut state.service);
+            service.ports[0].conflicting_addresses = service.cluster_ips.clone();
+            let mut all = NodeState::default();
+            all.services.insert(state);
+            let mut layout = Layout::default();
+            layout.update(&all, &[], &mut PreviousSlots::default());
+            lines(&layout.elements())
+        };
+        let other = Made { affinity, balancer: Some(7), node_port: Some(30_053), ..Made::new(1, &[1]) };
+        let found = lines(other);
+        for address in ["203.0.113.7:53/UDP", "node:30053/UDP"] {
+            let line = format!("packets endpoint {address} any -> 10.244.0.1:5353");
+            assert!(found.contains(&line), "{line} is not in {found:#?}");
+        }
+        assert!(!found.iter().any(|it| it.contains("10.96.0.1:") || it.contains("unknown")), "{found:#?}");
+        let none = lines(Made { affinity, ..Made::new(1, &[1]) });
+        assert!(!none.iter().any(|it| it.contains("frontend")), "{none:#?}");
+    }
+}
+
+#[test]
 fn every_number_can_be_listed_and_loaded_by_nft() {
     let services: Vec<_> = (1..=3)
         .map(|n| Made {
