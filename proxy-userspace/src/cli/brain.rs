@@ -12,9 +12,6 @@ use super::{
     runtime::{Signals, block_on, trim_memory},
 };
 
-/// The ids of the flags that a brain does not take from the file of `--config`.
-pub(super) const PORTS_OF_THE_AGENT: [&str; 2] = ["healthz_bind_address", "metrics_bind_address"];
-
 /// Compute node states and serve them over gRPC, without touching the kernel
 ///
 /// Follows the cluster state and serves the state of this node to `agent`, to `print --target` and to backends written

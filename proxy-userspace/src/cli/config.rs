@@ -14,13 +14,16 @@ use clap::{
 use comfy_table::Table;
 
 use super::{
-    brain,
+    empty_values::without_empty,
     flags::{PACKETS, PACKETS_OFF, implied_off},
     output::lines,
-    without_empty,
 };
 
 pub(super) use kube_proxy_config::{ConfigError, File};
+
+/// The ids of the flags that a brain does not take from the file: beside an agent, which reads the same file, these ports are the
+/// agent's.
+const PORTS_OF_THE_AGENT: [&str; 2] = ["healthz_bind_address", "metrics_bind_address"];
 
 /// The file, for commands that inspect a process which was started with it.
 #[derive(Clone, Debug, Args)]
@@ -232,8 +235,7 @@ fn has(command: &Command, id: &str) -> bool {
 
 /// Whether a subcommand takes the flag with an id from the file.
 fn is_flag_of<'a>(command: &'a Command, name: &'a str) -> impl Fn(&str) -> bool + 'a {
-    // Beside an agent, which reads the same file, these ports are the agent's.
-    let is_agents = move |id: &str| name == "brain" && brain::PORTS_OF_THE_AGENT.contains(&id);
+    let is_agents = move |id: &str| name == "brain" && PORTS_OF_THE_AGENT.contains(&id);
     move |id| {
         has(command, id) || command.find_subcommand(name).is_some_and(|it| has(it, id) && !is_agents(id))
     }

@@ -10,6 +10,7 @@ mod cleanup;
 mod config;
 mod datapath;
 mod dump;
+mod empty_values;
 mod events;
 mod explain;
 mod flags;
@@ -26,11 +27,12 @@ mod support_bundle;
 mod top;
 mod trace;
 
-use std::{env, ffi::OsString, io, process::ExitCode};
+use std::{env, io, process::ExitCode};
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use config::{CommandLine, ParseError};
+use empty_values::without_empty_variable;
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
@@ -95,11 +97,7 @@ fn command() -> clap::Command {
         }
         _ => flag,
     };
-    let with_variable = |flag| {
-        let flag: Arg = with_variable(flag);
-        let is_empty = flag.get_env().and_then(env::var_os).is_some_and(|it| it.is_empty());
-        if is_empty && !is_off_if_empty(&flag) { flag.env(None) } else { flag }
-    };
+    let with_variable = |flag| without_empty_variable(with_variable(flag));
     let command = Cli::command().mut_args(with_variable).mut_subcommands(|it| {
         // The source of the process is not that of a question about it, nor its cgroup that of a trace, nor its datapath the
         // one that is asked.
@@ -111,26 +109,6 @@ fn command() -> clap::Command {
         it.clone().mut_args(|flag| if is_own(&flag) { flag } else { with_variable(flag) })
     });
     INSPECTING.iter().fold(command, |command, name| with_flags_of_the_process(command, name))
-}
-
-/// Whether an empty value switches off what a flag names. Of other flags it counts as not given, as with kube-proxy: manifests
-/// made from a template have such ones.
-fn is_off_if_empty(flag: &Arg) -> bool {
-    let is_address = |it: &str| it.ends_with("-bind-address") || it == "status-socket";
-    flag.get_long().is_some_and(is_address)
-}
-
-/// The words of a command line without the flags whose value is empty, as `--cluster-cidr=`.
-fn without_empty(command: &clap::Command, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut is_ended = false;
-    let all = || command.get_subcommands().chain([command]).flat_map(clap::Command::get_arguments);
-    let is_off = |long: &str| all().any(|it| it.get_long() == Some(long) && is_off_if_empty(it));
-    let is_given = |it: &OsString| {
-        is_ended |= it == "--";
-        let long = it.to_str().and_then(|it| it.strip_prefix("--")?.strip_suffix('='));
-        is_ended || long.is_none_or(|it| it.contains('=') || is_off(it))
-    };
-    words.filter(is_given).collect()
 }
 
 /// The commands that inspect a process, or what it left in the kernel.

@@ -45,7 +45,7 @@ impl Peer {
         match &self.0 {
             None => Identity::Host,
             Some(it) if it.is_allowed => Identity::Trusted,
-            Some(it) => Identity::Certificate(it.names.all.clone()),
+            Some(it) => Identity::Certificate { names: it.names.all.clone(), shown: shown(&it.names.all) },
         }
     }
 
@@ -139,7 +139,7 @@ fn node_of_uri(uri: &str) -> Option<&str> {
 }
 
 /// Names for a message.
-pub(super) fn shown(names: &BTreeSet<String>) -> String {
+fn shown(names: &BTreeSet<String>) -> String {
     if names.is_empty() {
         return "no name".to_owned();
     }

@@ -15,8 +15,6 @@ use std::{
 use listeners::{Connections, Limits, max_open_files};
 use tokio::time::Instant;
 
-use super::authz::shown;
-
 /// How many clients there are in all: as many as the nodes of the largest supported cluster, three times over.
 const MAX_CLIENTS: usize = 16_384;
 /// How many clients without TLS there are on this host, over TCP.
@@ -56,7 +54,11 @@ pub(super) enum Identity {
     /// Without TLS, on this host.
     Host,
     /// With a certificate that has these names.
-    Certificate(BTreeSet<String>),
+    Certificate {
+        names: BTreeSet<String>,
+        /// The names for a message, not all of them.
+        shown: String,
+    },
 }
 
 /// The reasons why clients are refused.
@@ -122,8 +124,8 @@ impl Clients {
         let (limit, peer) = match &identity {
             Identity::Trusted => (usize::MAX, "at the Unix socket or on the allow-list".to_owned()),
             Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "of this host without TLS".to_owned()),
-            Identity::Certificate(names) => {
-                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {}", shown(names)))
+            Identity::Certificate { shown, .. } => {
+                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {shown}"))
             }
         };
         shared.open(|open| {
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
 
     fn certificate(name: &str) -> Identity {
-        Identity::Certificate([name.to_owned()].into())
+        Identity::Certificate { names: [name.to_owned()].into(), shown: name.to_owned() }
     }
 
     #[test]

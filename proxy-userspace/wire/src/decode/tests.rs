@@ -96,7 +96,7 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
     // Open beside restricted, and two lists.
     assert_eq!(served(&[(&v4[..1], range)]), ("2001:db8::1".into(), 1, 1));
     assert_eq!(served(&[(&v4[..1], range), (&v4[1..], &["11.0.0.0/8"])]), ("2001:db8::1".into(), 2, 1));
-    // Nobody may use them, or nobody that is known.
+    // No source may use them, or none that is known.
     assert_eq!(served(&[(v4, &[])]), ("2001:db8::1".into(), 0, 1));
     assert_eq!(served(&[(v4, &["10.0.0.5"])]), ("2001:db8::1".into(), 0, 2));
     // As of a Service that has no load balancer IP of a family yet.
