@@ -16,8 +16,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
     fixtures::{WEB4, endpoint, web},
-    http::metric,
-    request, skip,
+    http::{health_status, metric},
+    request, run, skip,
 };
 
 const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
@@ -65,6 +65,29 @@ fn sockets_beyond_the_slots_keep_their_service() {
         socket.connect(direct).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), direct);
     }
+}
+
+#[test]
+fn sockets_of_the_node_that_have_used_up_their_share_do_not_make_it_unhealthy() {
+    let small = |it: AgentCommand| it.args(["--socket-slots", "8", "--udp-addresses", "8"]);
+    let Some(node) = node_or_skip(small, Build::Product) else { return };
+    // A TCP socket without room shows the endpoint.
+    let is_stored = |it: &EchoConnection| it.stream().peer_addr().unwrap() == FRONTEND.into();
+    let mut held: Vec<_> = std::iter::repeat_with(connect).take_while(is_stored).collect();
+    let is_known =
+        |hook: &str| metric(&format!("kube_proxy_ebpf_probe_success{{hook=\"{hook}\"}}")).is_some();
+    let without_room = eventually(TIMEOUT, || {
+        // The last room may have been the probe's.
+        held.extend(std::iter::repeat_with(connect).take_while(is_stored));
+        is_known("connect4") && !is_known("getpeername4") && !is_known("sendmsg4")
+    });
+    assert!(without_room, "{}", node.log());
+    assert_eq!(metric("kube_proxy_ebpf_probe_success{hook=\"connect4\"}"), Some(1.0));
+    assert_eq!(health_status("/livez"), 200);
+    let check = run(&mut node.cli("check"));
+    assert!(check.stdout.contains("have used up their share"), "{}", check.stdout);
+    drop(held);
+    assert!(eventually(TIMEOUT, || is_known("getpeername4") && is_known("sendmsg4")));
 }
 
 #[test]

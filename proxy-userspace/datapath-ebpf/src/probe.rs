@@ -28,6 +28,10 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// The subcommand with which this binary runs as the child process of a probe.
 pub const SUBCOMMAND: &str = "probe";
 
+/// Why hooks that work may show nothing.
+const NO_ROOM: &str = "no room, because the sockets of its network namespace have used up their share; raise --socket-slots and \
+                       --udp-addresses, or find what leaks sockets";
+
 /// The hooks that are probed, by family: connect, getpeername, sendmsg, recvmsg.
 const HOOKS: [[&str; 4]; 2] = [
     ["connect4", "getpeername4", "sendmsg4", "recvmsg4"],
@@ -87,8 +91,14 @@ fn probe_in_process() -> Vec<ProbeResult> {
         (Ipv6Addr::LOCALHOST.into(), IpAddr::V6(ADDRESS6.into())),
     ];
     let behaviors = families.into_iter().flat_map(|(loopback, reserved)| {
-        let [connect, getpeername] = probe_tcp(loopback, reserved).unwrap_or_else(|error| unknown(&error));
-        let [sendmsg, recvmsg] = probe_udp(loopback, reserved).unwrap_or_else(|error| unknown(&error));
+        let tcp = probe_tcp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
+        let udp = probe_udp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
+        let ([connect, getpeername], [sendmsg, recvmsg]) = (tcp.behaviors, udp.behaviors);
+        // Each may have another reason, but not both.
+        if tcp.may_lack_room && udp.may_lack_room {
+            let unknown = || HookBehavior::Unknown(NO_ROOM.into());
+            return [connect, unknown(), unknown(), unknown()];
+        }
         [connect, getpeername, sendmsg, recvmsg]
     });
     HOOKS
@@ -99,33 +109,48 @@ fn probe_in_process() -> Vec<ProbeResult> {
         .collect()
 }
 
-fn unknown(error: &io::Error) -> [HookBehavior; 2] {
-    [HookBehavior::Unknown(error.to_string()), HookBehavior::Unknown(error.to_string())]
+/// What the probe of a protocol has found.
+struct Probed {
+    behaviors: [HookBehavior; 2],
+    /// Whether it looks as if there were no room for the translations of its sockets, which is no fault of the hooks.
+    may_lack_room: bool,
+}
+
+impl Probed {
+    fn new(behaviors: [HookBehavior; 2]) -> Self {
+        Self { behaviors, may_lack_room: false }
+    }
+
+    fn unknown(error: &io::Error) -> Self {
+        Self::new([HookBehavior::Unknown(error.to_string()), HookBehavior::Unknown(error.to_string())])
+    }
 }
 
 /// Connects to a listener directly, then through the reserved address.
-fn probe_tcp(loopback: IpAddr, reserved: IpAddr) -> io::Result<[HookBehavior; 2]> {
+fn probe_tcp(loopback: IpAddr, reserved: IpAddr) -> io::Result<Probed> {
     let listener = TcpListener::bind((loopback, 0))?;
-    let port = listener.local_addr()?.port();
-    socket(reserved, Type::STREAM)?.connect_timeout(&SocketAddr::new(loopback, port).into(), STEP_TIMEOUT)?;
+    let server = listener.local_addr()?;
+    let port = server.port();
+    socket(reserved, Type::STREAM)?.connect_timeout(&server.into(), STEP_TIMEOUT)?;
     let to = SocketAddr::new(reserved, port);
     let client = socket(reserved, Type::STREAM)?;
     if let Err(error) = client.connect_timeout(&to.into(), STEP_TIMEOUT) {
         let how = format!("a connect to {to} was not redirected to {loopback}: {error}");
-        return Ok([HookBehavior::Fails(how), HookBehavior::Unknown("no connection".into())]);
+        return Ok(Probed::new([HookBehavior::Fails(how), HookBehavior::Unknown("no connection".into())]));
     }
-    let getpeername = match client.peer_addr()?.as_socket() {
+    let peer = client.peer_addr()?.as_socket();
+    let getpeername = match peer {
         Some(peer) if peer == to => HookBehavior::Ok,
         peer => {
             let peer = peer.map_or_else(|| "no address".into(), |it| it.to_string());
             HookBehavior::Fails(format!("the peer of a socket that connected to {to} is reported as {peer}"))
         }
     };
-    Ok([HookBehavior::Ok, getpeername])
+    Ok(Probed { behaviors: [HookBehavior::Ok, getpeername], may_lack_room: peer == Some(server) })
 }
 
 /// Sends a datagram to a server directly, then through the reserved address, and receives a reply.
-fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<[HookBehavior; 2]> {
+fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<Probed> {
     let server = UdpSocket::bind((loopback, 0))?;
     server.set_read_timeout(Some(STEP_TIMEOUT))?;
     let port = server.local_addr()?.port();
@@ -136,11 +161,16 @@ fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<[HookBehavior; 2]
     client.set_read_timeout(Some(STEP_TIMEOUT))?;
     let from = match client.send_to(b"?", to).and_then(|_| server.recv_from(&mut [0; 8])) {
         Ok((_, from)) => from,
-        // The hook has run: the sockets of this network namespace have used up their share.
-        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Err(error),
+        // The hook has run.
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+            let unknown = || HookBehavior::Unknown(NO_ROOM.into());
+            return Ok(Probed { behaviors: [unknown(), unknown()], may_lack_room: true });
+        }
         Err(error) => {
             let how = format!("a datagram to {to} was not redirected to {loopback}: {error}");
-            return Ok([HookBehavior::Fails(how), HookBehavior::Unknown("no datagram was sent".into())]);
+            let behaviors = [HookBehavior::Fails(how), HookBehavior::Unknown("no datagram was sent".into())];
+            // What a hook denies fails so before Linux 5.18.
+            return Ok(Probed { behaviors, may_lack_room: error.raw_os_error() == Some(libc::EPERM) });
         }
     };
     server.send_to(b"!", from)?;
@@ -150,7 +180,7 @@ fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<[HookBehavior; 2]
     } else {
         HookBehavior::Fails(format!("the reply to a datagram to {to} is reported to come from {source}"))
     };
-    Ok([HookBehavior::Ok, recvmsg])
+    Ok(Probed::new([HookBehavior::Ok, recvmsg]))
 }
 
 /// A socket whose traffic cannot leave this machine, and that leaves no port in TIME_WAIT.
