@@ -190,6 +190,9 @@ impl Datapath {
         let update = self.layout.update(state, &self.host.node.addresses, &mut previous);
         self.record_flow_rules(&update);
         if self.is_beside_sockets {
+            for (family, it) in snapshots.iter().flatten() {
+                self.removed_udp.resume(it.removed_udp(&mut self.netfilter, *family)?);
+            }
             let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
             let changes: Vec<_> = update.services.iter().map(|it| (&it.before, &it.after)).collect();
             self.removed_udp.update(&changes, before, || self.layout.ports());

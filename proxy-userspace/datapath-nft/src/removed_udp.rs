@@ -27,6 +27,8 @@ use netlink::Message;
 
 /// How long an endpoint is refused. Flows to it without a Service that began before are refused as well, so not for long.
 const SECONDS: u32 = 30;
+/// How long after that it is not refused again, or whoever may write endpoints could refuse flows to any address for ever.
+const PAUSE: Duration = Duration::from_secs(600);
 
 /// The removed endpoints of the last moments.
 #[derive(Debug, Default)]
@@ -37,6 +39,8 @@ pub(super) struct RemovedUdp {
     unsent: BTreeSet<SocketAddr>,
     /// Those that serve again, and that the kernel may still know.
     restored: BTreeSet<SocketAddr>,
+    /// When each was refused last.
+    refused: BTreeMap<SocketAddr, Instant>,
 }
 
 impl RemovedUdp {
@@ -61,11 +65,20 @@ impl RemovedUdp {
                 removed.retain(|it| !port.allows(it));
             }
         }
+        let now = Instant::now();
+        self.refused.retain(|_, at| now.duration_since(*at) < PAUSE);
+        removed.retain(|it| !self.refused.contains_key(it));
         self.unsent.retain(|it| !self.restored.contains(it));
         self.restored.retain(|it| !removed.contains(it));
-        let until = Instant::now() + Duration::from_secs(SECONDS.into());
+        let until = now + Duration::from_secs(SECONDS.into());
         self.until.extend(removed.iter().map(|it| (*it, until)));
         self.unsent.extend(removed);
+    }
+
+    /// Takes over those that an earlier process has removed, before the first [`RemovedUdp::update`].
+    pub(super) fn resume(&mut self, found: impl IntoIterator<Item = SocketAddr>) {
+        let until = Instant::now() + Duration::from_secs(SECONDS.into());
+        self.until.extend(found.into_iter().map(|it| (it, until)));
     }
 
     /// Leaves out new ones with such an address.
@@ -102,7 +115,8 @@ impl RemovedUdp {
 
     /// The messages have taken effect.
     pub(super) fn on_committed(&mut self) {
-        self.unsent.clear();
+        let now = Instant::now();
+        self.refused.extend(std::mem::take(&mut self.unsent).into_iter().map(|it| (it, now)));
         self.restored.clear();
     }
 }
@@ -179,6 +193,19 @@ mod tests {
         assert!(state.expire());
         assert_eq!(change(&mut state, udp, [&[2, 3], &[1, 2, 3]], &[]), [vec![endpoint(1)], vec![]]);
         assert!(!state.expire());
+        // Not again at once, but later.
+        assert_eq!(change(&mut state, udp, [&[1, 2], &[2]], &[]), [vec![], vec![]]);
+        change(&mut state, udp, [&[2], &[1, 2]], &[]);
+        state.refused.values_mut().for_each(|at| *at -= PAUSE);
+        assert_eq!(change(&mut state, udp, [&[1, 2], &[2]], &[]), [vec![], vec![endpoint(1)]]);
+    }
+
+    #[test]
+    fn what_an_earlier_process_has_removed_is_refused_until_it_serves_again() {
+        let mut state = RemovedUdp::default();
+        state.resume([endpoint(1), endpoint(2)]);
+        assert_eq!(change(&mut state, Protocol::Udp, [&[], &[1, 3]], &[]), [vec![endpoint(1)], vec![]]);
+        assert_eq!(state.until.keys().copied().collect::<Vec<_>>(), [endpoint(2)]);
     }
 
     #[test]

@@ -178,6 +178,21 @@ impl Snapshot {
         previous.slots.extend(slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())));
     }
 
+    /// The UDP endpoints that were removed in the last moments.
+    pub(super) fn removed_udp(
+        &self,
+        netfilter: &mut Netfilter,
+        family: Family,
+    ) -> Result<Vec<SocketAddr>, Error> {
+        let set = (Map::RemovedUdp, 0);
+        let mut elements = Elements::new();
+        if self.sets.contains_key(&set_name(set.0, set.1)) {
+            read_elements(netfilter, family, set, &mut elements)
+                .map_err(|errno| Error::Read { what: "elements", errno })?;
+        }
+        Ok(elements.keys().filter_map(|it| endpoint(&it.key, family)).collect())
+    }
+
     /// The endpoints of UDP ports.
     pub(super) fn udp_endpoints(&self) -> Vec<SocketAddr> {
         let members = Members::of(&self.elements);

@@ -1,6 +1,6 @@
 //! What a sequence of states and foreign changes does to the tables, in the kernel.
 
-use std::num::NonZeroU16;
+use std::{net::SocketAddr, num::NonZeroU16};
 
 use super::*;
 use crate::in_netns::in_netns;
@@ -117,6 +117,17 @@ fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_c
             let mut datapath = Datapath::start(&options).unwrap();
             datapath.apply(&state(&[])).unwrap();
             assert_eq!(watches(&mut datapath), expected);
+            // The next process knows what this one has removed, also what serves again.
+            drop(datapath);
+            let mut datapath = Datapath::start(&options).unwrap();
+            datapath.apply(&state(&[1])).unwrap();
+            assert_eq!(watches(&mut datapath), expected);
+            let refused = |it: &mut Datapath| {
+                let table = it.read().unwrap().remove(&Family::V4).unwrap();
+                table.removed_udp(&mut it.netfilter, Family::V4).unwrap()
+            };
+            let at = |n: u8| SocketAddr::from(([10, 244, 0, n], 53));
+            assert_eq!(refused(&mut datapath), if is_beside_sockets { vec![at(2)] } else { vec![] });
             drop(datapath);
             cleanup().unwrap();
         }
