@@ -27,8 +27,8 @@ use netlink::Message;
 
 /// How long an endpoint is refused. Flows to it without a Service that began before are refused as well, so not for long.
 const SECONDS: u32 = 30;
-/// How long after that it is not refused again, or whoever may write endpoints could refuse flows to any address for ever.
-const PAUSE: Duration = Duration::from_secs(600);
+/// How long it is not refused again: a user who may write endpoints could refuse flows to any address for ever.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The removed endpoints of the last moments.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl RemovedUdp {
             }
         }
         let now = Instant::now();
-        self.refused.retain(|_, at| now.duration_since(*at) < PAUSE);
+        self.refused.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
         removed.retain(|it| !self.refused.contains_key(it));
         self.unsent.retain(|it| !self.restored.contains(it));
         self.restored.retain(|it| !removed.contains(it));
@@ -196,7 +196,7 @@ mod tests {
         // Not again at once, but later.
         assert_eq!(change(&mut state, udp, [&[1, 2], &[2]], &[]), [vec![], vec![]]);
         change(&mut state, udp, [&[2], &[1, 2]], &[]);
-        state.refused.values_mut().for_each(|at| *at -= PAUSE);
+        state.refused.values_mut().for_each(|at| *at -= REPEAT_INTERVAL);
         assert_eq!(change(&mut state, udp, [&[1, 2], &[2]], &[]), [vec![], vec![endpoint(1)]]);
     }
 
