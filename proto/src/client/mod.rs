@@ -155,8 +155,8 @@ impl Client {
         &self.0.node
     }
 
-    /// Why the brain cannot be followed now; `None` while it can be, and before the first attempt has failed. Counts as changed
-    /// with each state and heartbeat.
+    /// Why the brain cannot be followed now; `None` while it can be, and before the first attempt has failed. Each state and each
+    /// heartbeat notifies the receiver, too.
     pub fn outage(&self) -> tokio::sync::watch::Receiver<Option<String>> {
         self.0.outage.subscribe()
     }

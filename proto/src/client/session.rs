@@ -122,6 +122,8 @@ struct WatchStream<V: View> {
     items: Streaming<OpItem>,
     /// Whether the last request has been answered.
     is_answered: bool,
+    /// Whether any has been.
+    is_synced: bool,
     /// The revision of the last state.
     revision: Option<Revision>,
     activity: Activity,
@@ -186,7 +188,7 @@ impl<V: View> Session<V> {
     /// The next request says that the last state is not active.
     pub(super) fn unconfirmed(&mut self) {
         if let Stage::Open(stream) = &mut self.stage {
-            stream.activity = Activity::Inactive;
+            stream.unconfirmed();
         }
     }
 
@@ -329,6 +331,7 @@ async fn open<V: View>(
         requests,
         items,
         is_answered: false,
+        is_synced: false,
         revision: None,
         activity: Activity::Active,
         silent_until: None,
@@ -338,6 +341,12 @@ async fn open<V: View>(
 }
 
 impl<V: View> WatchStream<V> {
+    fn unconfirmed(&mut self) {
+        if self.activity == Activity::Active {
+            self.activity = Activity::Inactive;
+        }
+    }
+
     fn confirm(&mut self) {
         // Unless the next request says so anyway.
         if let (Activity::Unconfirmed, Some(revision)) =
@@ -369,7 +378,8 @@ impl<V: View> WatchStream<V> {
             };
             match &op {
                 Op::Heartbeat(_) => {
-                    self.outage.send_modify(|_| {});
+                    // A stream of another kind may have failed meanwhile.
+                    self.outage.send_modify(|it| *it = it.take().filter(|_| !self.is_synced));
                     continue;
                 }
                 Op::Reset(it) if it.extensions().any(|it| it == Extension::Heartbeats) => {
@@ -378,7 +388,7 @@ impl<V: View> WatchStream<V> {
                 _ => {}
             }
             if let Op::Sync(it) = &op {
-                self.is_answered = true;
+                (self.is_answered, self.is_synced) = (true, true);
                 self.revision = it.revision;
                 self.activity = Activity::Active;
             }

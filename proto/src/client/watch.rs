@@ -15,6 +15,8 @@ use super::{
 pub struct ChangeWatch {
     session: Session<NodeView>,
     tracker: Tracker<NodeView>,
+    /// Whether the last difference is not active yet.
+    is_unconfirmed: bool,
 }
 
 /// Follows the full state of a node; returned by [`Client::watch`](super::Client::watch).
@@ -26,16 +28,18 @@ pub struct Watch {
 
 impl ChangeWatch {
     pub(super) fn new(connector: &Connector) -> Self {
-        Self { session: Session::new(connector), tracker: Tracker::default() }
+        Self { session: Session::new(connector), tracker: Tracker::default(), is_unconfirmed: false }
     }
 
     /// Tells the brain that the last difference is not active yet. Otherwise the next call acknowledges it.
     pub fn unconfirmed(&mut self) {
+        self.is_unconfirmed = true;
         self.session.unconfirmed();
     }
 
     /// Tells the brain that the last difference, which was [unconfirmed](Self::unconfirmed), is active now.
     pub fn confirm(&mut self) {
+        self.is_unconfirmed = false;
         self.session.confirm();
     }
 
@@ -48,7 +52,12 @@ impl ChangeWatch {
             match self.session.next().await {
                 Event::Sync(revision) => {
                     if let Some(change) = self.tracker.finish(revision) {
+                        self.is_unconfirmed = false;
                         return Some(change);
+                    }
+                    // The same state from another brain.
+                    if self.is_unconfirmed {
+                        self.session.unconfirmed();
                     }
                 }
                 event => self.tracker.apply(event),

@@ -94,7 +94,7 @@ fn probe_in_process() -> Vec<ProbeResult> {
         let tcp = probe_tcp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
         let udp = probe_udp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
         let ([connect, getpeername], [sendmsg, recvmsg]) = (tcp.behaviors, udp.behaviors);
-        // Each may have another reason, but not both.
+        // A socket that shows the endpoint may have another reason, but not if datagrams are denied.
         if tcp.may_lack_room && udp.may_lack_room {
             let unknown = || HookBehavior::Unknown(NO_ROOM.into());
             return [connect, unknown(), unknown(), unknown()];
@@ -161,16 +161,15 @@ fn probe_udp(loopback: IpAddr, reserved: IpAddr) -> io::Result<Probed> {
     client.set_read_timeout(Some(STEP_TIMEOUT))?;
     let from = match client.send_to(b"?", to).and_then(|_| server.recv_from(&mut [0; 8])) {
         Ok((_, from)) => from,
-        // The hook has run.
-        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-            let unknown = || HookBehavior::Unknown(NO_ROOM.into());
+        // A hook has run, and denied it; before Linux 5.18 it cannot choose the error.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EPERM)) => {
+            let unknown = || HookBehavior::Unknown(format!("{error}: perhaps {NO_ROOM}"));
             return Ok(Probed { behaviors: [unknown(), unknown()], may_lack_room: true });
         }
         Err(error) => {
             let how = format!("a datagram to {to} was not redirected to {loopback}: {error}");
             let behaviors = [HookBehavior::Fails(how), HookBehavior::Unknown("no datagram was sent".into())];
-            // What a hook denies fails so before Linux 5.18.
-            return Ok(Probed { behaviors, may_lack_room: error.raw_os_error() == Some(libc::EPERM) });
+            return Ok(Probed::new(behaviors));
         }
     };
     server.send_to(b"!", from)?;

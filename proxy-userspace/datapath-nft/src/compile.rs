@@ -52,7 +52,8 @@ pub(super) struct Frontend {
 pub(super) struct PortImage {
     /// Its position among the ports of the Service.
     pub(super) index: usize,
-    /// Its identity: the cluster IP with protocol and port, or another address of its own if that belongs to another Service.
+    /// Its identity: the cluster IP with protocol and port, or another address of its own if that belongs to another Service. Where
+    /// the cluster IP comes or goes, it is a new port, whose clients choose again.
     pub(super) identity: FrontendAddress,
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,

@@ -190,12 +190,11 @@ impl Datapath {
         let update = self.layout.update(state, &self.host.node.addresses, &mut previous);
         self.record_flow_rules(&update);
         if self.is_beside_sockets {
-            for (family, it) in snapshots.iter().flatten() {
-                self.removed_udp.resume(it.removed_udp(&mut self.netfilter, *family)?);
-            }
+            let known =
+                snapshots.iter().flat_map(BTreeMap::values).flat_map(|it| it.removed_udp.iter().copied());
             let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
             let changes: Vec<_> = update.services.iter().map(|it| (&it.before, &it.after)).collect();
-            self.removed_udp.update(&changes, before, || self.layout.ports());
+            self.removed_udp.update(&changes, before, known.collect(), || self.layout.ports());
             // Where nothing serves, the host itself answers.
             let host = &self.host;
             self.removed_udp.except(|it| host.interfaces.contains(&it) || host.node.addresses.contains(&it));

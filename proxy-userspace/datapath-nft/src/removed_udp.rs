@@ -29,6 +29,8 @@ use netlink::Message;
 const SECONDS: u32 = 30;
 /// How long it is not refused again: a user who may write endpoints could refuse flows to any address for ever.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
+/// How many endpoints that is remembered of; beyond that no further one is refused.
+const MAX_REFUSED: usize = 65_536;
 
 /// The removed endpoints of the last moments.
 #[derive(Debug, Default)]
@@ -44,11 +46,13 @@ pub(super) struct RemovedUdp {
 }
 
 impl RemovedUdp {
-    /// Takes over the changes of Services, each with its two images, and what else may have been removed. `ports` are all ports after the changes.
+    /// Takes over the changes of Services, each with its two images, and what else may have been removed. `known` are those that
+    /// an earlier process has removed and the kernel refuses. `ports` are all ports after the changes.
     pub(super) fn update<'a, P: Iterator<Item = &'a PortImage>>(
         &mut self,
         changes: &[(&ServiceImage, &ServiceImage)],
         others: impl IntoIterator<Item = SocketAddr>,
+        mut known: BTreeSet<SocketAddr>,
         ports: impl Fn() -> P,
     ) {
         let mut removed: BTreeSet<_> = others.into_iter().collect();
@@ -60,32 +64,34 @@ impl RemovedUdp {
             self.restored.extend(self.until.extract_if(.., |it, _| port.allows(it)).map(|(it, _)| it));
         }
         // Another Service may have the same endpoint.
-        if !removed.is_empty() {
+        if !removed.is_empty() || !known.is_empty() {
             for port in udp(ports()) {
                 removed.retain(|it| !port.allows(it));
+                self.restored.extend(known.extract_if(.., |it| port.allows(it)));
             }
         }
         let now = Instant::now();
-        self.refused.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
-        removed.retain(|it| !self.refused.contains_key(it));
+        let is_recent = |it: &SocketAddr| {
+            self.refused.get(it).is_some_and(|at| now.duration_since(*at) < REPEAT_INTERVAL)
+        };
+        removed.retain(|it| !is_recent(it) && self.refused.len() < MAX_REFUSED);
         self.unsent.retain(|it| !self.restored.contains(it));
         self.restored.retain(|it| !removed.contains(it));
         let until = now + Duration::from_secs(SECONDS.into());
         self.until.extend(removed.iter().map(|it| (*it, until)));
         self.unsent.extend(removed);
+        for it in known {
+            self.until.entry(it).or_insert(until);
+            self.refused.entry(it).or_insert(now);
+        }
     }
 
-    /// Takes over those that an earlier process has removed, before the first [`RemovedUdp::update`].
-    pub(super) fn resume(&mut self, found: impl IntoIterator<Item = SocketAddr>) {
-        let until = Instant::now() + Duration::from_secs(SECONDS.into());
-        self.until.extend(found.into_iter().map(|it| (it, until)));
-    }
-
-    /// Leaves out new ones with such an address.
+    /// Leaves out those with such an address.
     pub(super) fn except(&mut self, is_excepted: impl Fn(IpAddr) -> bool) {
         for it in self.unsent.extract_if(.., |it| is_excepted(it.ip())) {
             self.until.remove(&it);
         }
+        self.restored.extend(self.until.extract_if(.., |it, _| is_excepted(it.ip())).map(|(it, _)| it));
     }
 
     /// Forgets those whose time is over; returns whether any are left.
@@ -116,7 +122,10 @@ impl RemovedUdp {
     /// The messages have taken effect.
     pub(super) fn on_committed(&mut self) {
         let now = Instant::now();
-        self.refused.extend(std::mem::take(&mut self.unsent).into_iter().map(|it| (it, now)));
+        if !self.unsent.is_empty() {
+            self.refused.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
+            self.refused.extend(std::mem::take(&mut self.unsent).into_iter().map(|it| (it, now)));
+        }
         self.restored.clear();
     }
 }
@@ -178,7 +187,7 @@ mod tests {
     ) -> [Vec<SocketAddr>; 2] {
         let [before, after] = [before, after].map(|it| service(protocol, it));
         let other = service(Protocol::Udp, other);
-        state.update(&[(&before, &after)], [], || other.ports.iter());
+        state.update(&[(&before, &after)], [], BTreeSet::new(), || other.ports.iter());
         let sent = [state.restored.clone(), state.unsent.clone()].map(|it| it.into_iter().collect());
         state.on_committed();
         sent
@@ -203,9 +212,20 @@ mod tests {
     #[test]
     fn what_an_earlier_process_has_removed_is_refused_until_it_serves_again() {
         let mut state = RemovedUdp::default();
-        state.resume([endpoint(1), endpoint(2)]);
-        assert_eq!(change(&mut state, Protocol::Udp, [&[], &[1, 3]], &[]), [vec![endpoint(1)], vec![]]);
-        assert_eq!(state.until.keys().copied().collect::<Vec<_>>(), [endpoint(2)]);
+        let known = || BTreeSet::from([endpoint(1), endpoint(2), endpoint(3)]);
+        let (empty, service) = (ServiceImage::default(), service(Protocol::Udp, &[1, 4]));
+        let changes = [(&empty, &service)];
+        // Also where the transaction fails, and the next one makes no change.
+        for changes in [&changes[..], &[]] {
+            state.update(changes, [], known(), || service.ports.iter());
+            state.except(|it| it == endpoint(3).ip());
+            assert_eq!(state.restored, [endpoint(1), endpoint(3)].into());
+            assert_eq!(state.until.keys().copied().collect::<Vec<_>>(), [endpoint(2)]);
+        }
+        state.on_committed();
+        // Nor does a restart make it possible to refuse one again at once.
+        assert_eq!(change(&mut state, Protocol::Udp, [&[], &[2]], &[]), [vec![endpoint(2)], vec![]]);
+        assert_eq!(change(&mut state, Protocol::Udp, [&[2], &[]], &[]), [vec![], vec![]]);
     }
 
     #[test]
@@ -220,7 +240,7 @@ mod tests {
         let mut state = RemovedUdp::default();
         for (before, after) in [(&[1][..], &[][..]), (&[], &[1]), (&[1], &[])] {
             let [before, after] = [before, after].map(|it| service(Protocol::Udp, it));
-            state.update(&[(&before, &after)], [], || [].iter());
+            state.update(&[(&before, &after)], [], BTreeSet::new(), || [].iter());
         }
         assert_eq!((state.unsent.len(), state.restored.len()), (1, 0));
     }

@@ -47,6 +47,8 @@ pub(super) struct Snapshot {
     pub(super) sets: BTreeMap<String, (u32, u32)>,
     /// The elements of known sets.
     pub(super) elements: Elements,
+    /// The UDP endpoints that were removed in the last moments.
+    pub(super) removed_udp: BTreeSet<SocketAddr>,
 }
 
 impl Snapshot {
@@ -122,6 +124,12 @@ impl Snapshot {
                     .map_err(|errno| Error::Read { what: "elements", errno })?;
             }
         }
+        if snapshot.sets.contains_key(Map::RemovedUdp.name()) {
+            let mut elements = Elements::new();
+            read_elements(netfilter, family, (Map::RemovedUdp, 0), &mut elements)
+                .map_err(|errno| Error::Read { what: "elements", errno })?;
+            snapshot.removed_udp = elements.keys().filter_map(|it| endpoint(&it.key, family)).collect();
+        }
         for list in snapshot.lists() {
             read_elements(netfilter, family, (Map::SourceRanges, list), &mut snapshot.elements)
                 .map_err(|errno| Error::Read { what: "elements", errno })?;
@@ -176,21 +184,6 @@ impl Snapshot {
             }
         }
         previous.slots.extend(slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())));
-    }
-
-    /// The UDP endpoints that were removed in the last moments.
-    pub(super) fn removed_udp(
-        &self,
-        netfilter: &mut Netfilter,
-        family: Family,
-    ) -> Result<Vec<SocketAddr>, Error> {
-        let set = (Map::RemovedUdp, 0);
-        let mut elements = Elements::new();
-        if self.sets.contains_key(&set_name(set.0, set.1)) {
-            read_elements(netfilter, family, set, &mut elements)
-                .map_err(|errno| Error::Read { what: "elements", errno })?;
-        }
-        Ok(elements.keys().filter_map(|it| endpoint(&it.key, family)).collect())
     }
 
     /// The endpoints of UDP ports.
@@ -310,7 +303,7 @@ pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
     Some(FrontendAddress { address: SocketAddr::new(address, key.port()?), protocol })
 }
 
-/// The frontend at the begin of an element's key; a node port is one at the unspecified address.
+/// The frontend at the beginning of an element's key; a node port is one at the unspecified address.
 fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
     if element.map.key().first() != Some(&Field::Protocol) {
         return frontend(key);

@@ -49,7 +49,7 @@ impl File {
     ///
     /// If it cannot be read, or as for [`File::parse`].
     pub fn read(path: &Path, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
-        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: one_line(&reason) };
+        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: escaped_line(&reason) };
         let text = fs::read_to_string(path)
             .map_err(|error| invalid(format!("{error}; set --config to a readable file")))?;
         Self::parse(path, &text, is_flag)
@@ -61,7 +61,7 @@ impl File {
     ///
     /// If it is no YAML, of another kind, or a flag cannot have the value of its field.
     pub fn parse(path: &Path, text: &str, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
-        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: one_line(&reason) };
+        let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: escaped_line(&reason) };
         let mut file = Self { path: path.to_owned(), ..Self::default() };
         let value: Value = match serde_saphyr::from_str(text) {
             Ok(value) => value,
@@ -116,7 +116,7 @@ impl File {
     }
 
     fn remark(&mut self, text: &str) {
-        self.remarks.push(one_line(text));
+        self.remarks.push(escaped_line(text));
     }
 
     fn add(
@@ -131,7 +131,7 @@ impl File {
             self.remark(&format!("{shown}: {at} is unknown and ignored; is it misspelled?"));
             return Ok(());
         };
-        let is_unset = if is_pointer(at) { value.is_null() } else { is_empty(value) };
+        let is_unset = if has_zero(at) { value.is_null() } else { is_empty(value) };
         if is_unset {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl File {
 }
 
 /// The text with control characters escaped.
-fn one_line(text: &str) -> String {
+fn escaped_line(text: &str) -> String {
     let escaped = |it: char| if it.is_control() { it.escape_default().collect() } else { String::from(it) };
     text.chars().map(escaped).collect()
 }
@@ -195,11 +195,11 @@ fn collect<'a>(at: &str, value: &'a Value, found: &mut Vec<(String, &'a Value)>)
     }
 }
 
-/// Whether a field is a pointer in kube-proxy's types: `null` where it is not set, so that 0 and `false` are values.
-fn is_pointer(at: &str) -> bool {
-    const POINTERS: [&str; 4] =
+/// Whether 0 and `false` are values of a field, which is `null` where it is not set.
+fn has_zero(at: &str) -> bool {
+    const NULLABLE: [&str; 4] =
         ["iptables.masqueradeBit", "nftables.masqueradeBit", "iptables.localhostNodePorts", "oomScoreAdj"];
-    at.starts_with("conntrack.") || POINTERS.contains(&at)
+    at.starts_with("conntrack.") || NULLABLE.contains(&at)
 }
 
 /// Whether a value means the same as a missing field: Go serializes fields that are not set.

@@ -50,6 +50,8 @@ struct FollowingClient {
 struct Sent {
     /// Instance and revision, as the client knows them.
     revision: (u64, u64),
+    /// When it was published.
+    at: Instant,
     /// The newest state that is the same for the client.
     state: Arc<Published>,
 }
@@ -130,7 +132,8 @@ impl Followers {
 impl Following {
     /// A state was sent completely.
     pub(crate) fn sent(&self, state: &Arc<Published>) {
-        let sent = Sent { revision: (state.instance_id, state.rev), state: Arc::clone(state) };
+        let revision = (state.instance_id, state.rev);
+        let sent = Sent { revision, at: state.at(), state: Arc::clone(state) };
         self.change(|it| it.sent = Some(sent));
     }
 
@@ -147,8 +150,8 @@ impl Following {
     pub(crate) fn acknowledged(&self, revision: Option<(u64, u64)>) {
         self.change(|it| {
             let is_meant = |sent: &mut Sent| revision.is_none_or(|it| it == sent.revision);
-            if let Some(Sent { state, .. }) = it.sent.take_if(is_meant) {
-                it.latency = Some(state.at().elapsed());
+            if let Some(Sent { state, at, .. }) = it.sent.take_if(is_meant) {
+                it.latency = Some(at.elapsed());
                 it.acknowledged = Some(state);
             }
         });

@@ -79,7 +79,7 @@ impl CommandLine {
         original: Command,
         words: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, ParseError> {
-        let words = without_empty(&original, words.into_iter());
+        let words = without_empty(words);
         let mut command = original.clone();
         let mut read = None;
         if let Some((name, path)) = named_file(&command, &words) {

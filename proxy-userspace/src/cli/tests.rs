@@ -1,6 +1,6 @@
 //! The command line as a whole, and the precedence of flags and configuration file.
 
-use std::{collections::BTreeSet, ffi::OsString, fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use api_server::{ApiServer, Settings};
 use clap::Command;
@@ -290,21 +290,17 @@ fn zero_and_false_are_values_where_kube_proxy_has_a_default_for_null() {
 }
 
 #[test]
-fn an_empty_value_counts_as_not_given_unless_it_switches_something_off() {
+fn an_empty_value_is_the_default_switches_off_or_is_refused() {
     let parse = |words: &[&str]| {
-        let words = ["kube-proxy-ebpf", "run", "--source=file:x", "--print-config"].iter().chain(words);
-        CommandLine::parse(command(), words.map(Into::into)).unwrap()
+        let words = ["kube-proxy-ebpf", "agent", "--print-config"].iter().chain(words);
+        CommandLine::parse(command(), words.map(Into::into))
     };
-    let empty = ["cluster-cidr", "nodeport-addresses", "bind-address", "node-name", "hostname-override"];
-    let empty: Vec<_> = empty.iter().map(|it| format!("--{it}=")).collect();
-    let empty: Vec<_> = empty.iter().map(String::as_str).collect();
-    assert_eq!(parse(&empty).printed(), parse(&[]).printed());
-    check_rows(&parse(&["--metrics-bind-address="]), &["--metrics-bind-address flag"]);
-    // What follows is another program's.
-    let words = ["kube-proxy-ebpf", "backend-conformance", "--lines", "--", "backend", "--node-name="];
-    let line = CommandLine::parse(command(), words.map(Into::into)).unwrap();
-    let (_, matches) = line.matches().subcommand().unwrap();
-    assert_eq!(matches.get_many::<OsString>("command").unwrap().next_back().unwrap(), "--node-name=");
+    let empty = ["--cluster-cidr=", "--nodeport-addresses=", "--bind-address=", "--hostname-override="];
+    assert_eq!(parse(&empty).unwrap().printed(), parse(&[]).unwrap().printed());
+    check_rows(&parse(&["--metrics-bind-address="]).unwrap(), &["--metrics-bind-address flag"]);
+    for refused in [&["--tls-ca=", "--tls-cert=", "--tls-key="][..], &["--cgroup="]] {
+        assert!(parse(refused).is_err(), "{refused:?}");
+    }
 }
 
 #[test]

@@ -94,12 +94,14 @@ pub(crate) fn service(
     let (ports, positions) = ports(reader, &message.ports);
     let set = ips.load_balancer_ips.as_ref();
     let mut load_balancer_ips = reader.addresses("load_balancer_ips", set, AddressUse::Endpoint);
-    let source_ranges = source_ranges(reader, &message.ip_filters, &mut load_balancer_ips);
+    let mut external_ips = reader.addresses("external_ips", ips.external_ips.as_ref(), AddressUse::Endpoint);
+    let filtered = [&mut load_balancer_ips, &mut external_ips];
+    let source_ranges = source_ranges(reader, &message.ip_filters, filtered);
     let service = Service {
         name: ServiceName::new(namespace, name),
         kind,
         cluster_ips,
-        external_ips: reader.addresses("external_ips", ips.external_ips.as_ref(), AddressUse::Endpoint),
+        external_ips,
         load_balancer_ips,
         ports,
         internal_policy: policy(message.internal_traffic_to_local),
@@ -119,11 +121,11 @@ pub(crate) fn service(
 }
 
 /// The source ranges, which are those of all load balancer IPs of a family. Where that is not so, or none of them can be read,
-/// the load balancer IPs of the family are not served: they must not be open to others.
+/// the load balancer IPs of the family are not served: they must not be open to others. Nor are external IPs that have a filter.
 fn source_ranges(
     reader: &mut Reader,
     filters: &[localv1::IpFilter],
-    load_balancer_ips: &mut Vec<IpAddr>,
+    [load_balancer_ips, external_ips]: [&mut Vec<IpAddr>; 2],
 ) -> Vec<IpNet> {
     let mut seen = BTreeSet::new();
     let texts = filters.iter().flat_map(|it| &it.source_ranges);
@@ -139,13 +141,20 @@ fn source_ranges(
         let reason = if filtered.len() > 1 {
             "have different filters, and one list of ranges is supported"
         } else if is_filtered && !ranges.iter().any(|it| Family::of(it.addr()) == family) {
-            "have a filter of which no range can be read"
+            "have a filter without a usable range of their family"
         } else {
             continue;
         };
         load_balancer_ips.retain(|it| Family::of(*it) != family);
         reader.reject("ip_filters", format!("the {family} load balancer IPs {reason}; they are not served"));
     }
+    external_ips.retain(|ip| {
+        let is_open = load_balancer_ips.contains(ip) || !targets.iter().any(|it| it.contains(ip));
+        if !is_open {
+            reader.reject("ip_filters", format!("the external IP {ip} has a filter; it is not served"));
+        }
+        is_open
+    });
     ranges
 }
 

@@ -123,8 +123,7 @@ fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_c
             datapath.apply(&state(&[1])).unwrap();
             assert_eq!(watches(&mut datapath), expected);
             let refused = |it: &mut Datapath| {
-                let table = it.read().unwrap().remove(&Family::V4).unwrap();
-                table.removed_udp(&mut it.netfilter, Family::V4).unwrap()
+                it.read().unwrap().remove(&Family::V4).unwrap().removed_udp.into_iter().collect::<Vec<_>>()
             };
             let at = |n: u8| SocketAddr::from(([10, 244, 0, n], 53));
             assert_eq!(refused(&mut datapath), if is_beside_sockets { vec![at(2)] } else { vec![] });

@@ -35,11 +35,11 @@ impl Endpoints for LongPoll {
         let states = self.nodes.subscribe(&filter.node_name, (0, 0));
         let states = states.map_err(|it| it.status(&filter.node_name))?;
         let (sender, items) = mpsc::channel(QUEUE_DEPTH + 1);
-        // The room for it is kept: a stream that merely ended would be taken for a complete state.
-        let error = sender.clone().try_reserve_owned();
+        // A stream that merely ended would be taken for a complete state.
+        let room_for_error = sender.clone().try_reserve_owned();
         tokio::spawn(async move {
             // Fails only if the client has disconnected, or does not read.
-            if let (Err(_), Ok(room)) = (respond(filter, states, sender).await, error) {
+            if let (Err(_), Ok(room)) = (respond(filter, states, sender).await, room_for_error) {
                 room.send(Err(Status::deadline_exceeded("the state was not read in time; ask again")));
             }
         });

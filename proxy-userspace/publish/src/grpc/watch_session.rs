@@ -1,6 +1,6 @@
 //! One `Sets/Watch` stream: what the node's and the cluster's stream have in common.
 //!
-//! Invariant: each request is answered with one change set; changes in between are merged into it.
+//! Invariant: each request that asks for one is answered with one change set; changes in between are merged into it.
 //! Long change sets take turns: thousands of them delay none that is short.
 
 use std::{convert::Infallible, future::Future, iter::Peekable, pin::Pin, sync::Arc, time::Duration};

@@ -179,3 +179,30 @@ async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
     .await;
     brain.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnect_acknowledges_nothing_that_is_not_active() {
+    let (folder, brain) = Brain::new().await;
+    let served = state([service("ns/a", &[("p", 7)])]);
+    brain.publisher.publish(served.clone());
+    let in_force = watch::Sender::new(None);
+    let upstream = folder.upstream().confirmed_by(in_force.subscribe());
+    let mut states = upstream.subscribe();
+    while_following(&upstream, async {
+        let first = states.next().await.unwrap();
+        // It cannot be applied; meanwhile the brain is replaced by one with the same state.
+        sleep(Duration::from_secs(3)).await;
+        brain.stop().await;
+        let brain = Brain::start(&folder).await;
+        brain.publisher.publish(served);
+        let node = wait_for(&folder, |it| it.newest.is_some()).await;
+        assert_eq!(rev(&node.acknowledged), None);
+        sleep(Duration::from_secs(4)).await;
+        let node = wait_for(&folder, |it| it.newest.is_some()).await;
+        assert_eq!(rev(&node.acknowledged), None);
+        in_force.send_replace(Some((first.instance_id, first.rev)));
+        wait_for(&folder, |it| it.behind_ms.is_none()).await;
+        brain.stop().await;
+    })
+    .await;
+}

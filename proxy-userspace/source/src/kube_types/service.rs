@@ -84,15 +84,16 @@ fn convert(service: &objects::Service, validator: &mut Validator) -> Option<clus
     let spec = service.spec.as_ref().unwrap_or(&nothing);
     let ingress = service.status.as_ref().and_then(|it| it.load_balancer.as_ref());
     let ingress = ingress.and_then(|it| it.ingress.as_deref()).unwrap_or_default();
-    let mut load_balancer_ips = load_balancer_ips(ingress, validator);
-    let source_ranges = source_ranges(spec, &mut load_balancer_ips, validator);
+    let (mut load_balancer_ips, mut external_ips) =
+        (load_balancer_ips(ingress, validator), external_ips(spec, validator));
+    let source_ranges = source_ranges(spec, [&mut load_balancer_ips, &mut external_ips], validator);
     Some(cluster::Service {
         name,
         created: meta.creation_timestamp.as_ref().map(|it| timestamp(it.0)),
         kind: validator.one_of("spec.type", spec.type_.as_deref(), KINDS),
         proxy_name: proxy_name.map(str::to_owned),
         cluster_ips: cluster_ips(spec, validator),
-        external_ips: external_ips(spec, validator),
+        external_ips,
         load_balancer_ips,
         ports: ports(spec, validator),
         internal_policy: validator.one_of(
@@ -168,7 +169,7 @@ fn load_balancer_ips(ingress: &[LoadBalancerIngress], validator: &mut Validator)
 /// The source ranges. A family of which none can be read is not open, but has no load balancer IPs.
 fn source_ranges(
     spec: &ServiceSpec,
-    load_balancer_ips: &mut Vec<IpAddr>,
+    [load_balancer_ips, external_ips]: [&mut Vec<IpAddr>; 2],
     validator: &mut Validator,
 ) -> Vec<IpNet> {
     const FIELD: &str = "spec.loadBalancerSourceRanges";
@@ -177,8 +178,10 @@ fn source_ranges(
     let ranges = unique(all.iter().copied().flatten());
     if all.contains(&None) {
         let is_closed = |ip: &mut IpAddr| !ranges.iter().any(|it| Family::of(it.addr()) == Family::of(*ip));
-        let closed: Vec<_> = load_balancer_ips.extract_if(.., is_closed).map(|it| it.to_string()).collect();
+        let closed: Vec<_> = load_balancer_ips.extract_if(.., is_closed).collect();
         if !closed.is_empty() {
+            external_ips.retain(|it| !closed.contains(it));
+            let closed: Vec<_> = closed.iter().map(ToString::to_string).collect();
             let reason = "no range of their family can be read, and they would be open to everyone; correct the ranges";
             validator.reject(
                 FIELD,

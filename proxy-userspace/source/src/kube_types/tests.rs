@@ -513,16 +513,23 @@ fn a_load_balancer_ip_whose_source_ranges_cannot_be_read_is_not_open_to_everyone
             service,
             json!({
                 "metadata": {"name": "web"},
-                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "loadBalancerSourceRanges": ranges},
+                "spec": {
+                    "clusterIP": "10.96.0.1", "ports": [{"port": 80}], "loadBalancerSourceRanges": ranges,
+                    "externalIPs": ["192.0.2.1", "198.51.100.1"],
+                },
                 "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}]}},
             }),
         );
         let object = object.unwrap();
         assert!(rejected.iter().all(|it| it.contains("spec.loadBalancerSourceRanges")), "{rejected:?}");
-        (
-            object.load_balancer_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
-            rejected.len(),
-        )
+        let ips: Vec<_> = object.load_balancer_ips.iter().map(ToString::to_string).collect();
+        let is_external = object.external_ips.len() == 2;
+        assert_eq!(
+            is_external,
+            ips.first().is_some_and(|it| it == "192.0.2.1"),
+            "not by another list either"
+        );
+        (ips.join(" "), rejected.len())
     };
     let both = "192.0.2.1 2001:db8::1";
     assert_eq!(served(&[]), (both.into(), 0));

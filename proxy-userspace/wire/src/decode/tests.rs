@@ -76,8 +76,9 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
     };
     let served = |filters: &[(&[&str], &[&str])]| {
         let mut service = kpng_service(localv1::PortMapping::default());
-        service.ips.as_mut().unwrap().load_balancer_ips =
-            Some(set(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]));
+        let ips = service.ips.as_mut().unwrap();
+        ips.load_balancer_ips = Some(set(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]));
+        ips.external_ips = Some(set(&["192.0.2.1", "198.51.100.1"]));
         let filter = |(targets, ranges): &(&[&str], &[&str])| localv1::IpFilter {
             target_ips: Some(set(targets)),
             source_ranges: ranges.iter().map(|it| (*it).to_owned()).collect(),
@@ -86,7 +87,10 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
         let Decoded { value, rejected } = service_state(&service, []);
         let service = value.unwrap().service;
         let ips: Vec<_> = service.load_balancer_ips.iter().map(ToString::to_string).collect();
-        (ips.join(" "), service.source_ranges.len(), rejected.len())
+        let is_closed = !ips.contains(&"192.0.2.1".to_owned());
+        assert_eq!(service.external_ips.len(), if is_closed { 1 } else { 2 }, "not by another list either");
+        // That of the external IP is one more.
+        (ips.join(" "), service.source_ranges.len(), rejected.len() - usize::from(is_closed))
     };
     let all = "192.0.2.1 192.0.2.2 2001:db8::1";
     let (v4, range): (&[_], &[_]) = (&["192.0.2.1", "192.0.2.2"], &["10.0.0.0/8"]);
@@ -99,6 +103,12 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
     // No source may use them, or none that is known.
     assert_eq!(served(&[(v4, &[])]), ("2001:db8::1".into(), 0, 1));
     assert_eq!(served(&[(v4, &["10.0.0.5"])]), ("2001:db8::1".into(), 0, 2));
+    // The filter of an external IP is not supported.
+    let mut service = kpng_service(localv1::PortMapping::default());
+    service.ips.as_mut().unwrap().external_ips = Some(set(&["198.51.100.1"]));
+    let filter = localv1::IpFilter { target_ips: Some(set(&["198.51.100.1"])), ..Default::default() };
+    service.ip_filters = vec![filter];
+    assert!(service_state(&service, []).value.unwrap().service.external_ips.is_empty());
     // As of a Service that has no load balancer IP of a family yet.
     assert_eq!(served(&[(&[], &["fd00::/8"])]), (all.into(), 1, 0));
 }
