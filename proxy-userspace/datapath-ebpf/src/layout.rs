@@ -343,3 +343,6 @@ fn count(counts: &mut BTreeMap<u16, usize>, key: u16, was: bool, is: bool) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

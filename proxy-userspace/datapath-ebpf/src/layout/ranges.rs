@@ -59,6 +59,13 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_range_suits_as_many_entries_as_fill_a_quarter_of_it() {
+        let range = |size| Range { first: 3, size };
+        let fitting = |size| (0..20).filter(|it| range(size).fits(*it)).collect::<Vec<_>>();
+        assert_eq!((fitting(0), fitting(1), fitting(8)), (vec![0], vec![0, 1], (2..=8).collect()));
+    }
+
     proptest! {
         #[test]
         fn allocated_ranges_never_overlap_and_released_ones_are_reused(
