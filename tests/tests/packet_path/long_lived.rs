@@ -350,25 +350,33 @@ fn a_pods_connected_udp_socket_learns_that_its_endpoint_was_removed() {
     let remote = || web().endpoint_on("n2", "p3", &P3);
     let Some(mut it) = RunningCluster::or_skip("ebpf", &[remote()], &[]) else { return };
     assert!(eventually(TIMEOUT, || is_ready(&it)), "the sockets are served, too");
-    for (frontend, removed) in internal_frontends(1).into_iter().zip(P3) {
-        let connect = |it: &TestCluster, to| {
-            let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
-            let socket = udp_socket(to).unwrap();
-            socket.connect(to).unwrap();
-            socket
-        };
-        let [flow, direct] = [frontend, at(removed, TARGET)].map(|to| connect(&it, to));
-        assert!(exchange_connected(&flow).unwrap().starts_with("p3"));
-        it.apply(&[web().endpoint("p1", &P1)]);
-        let error = exchange_connected(&flow).unwrap_err();
+    let connect = |it: &TestCluster, to| {
+        let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
+        let socket = udp_socket(to).unwrap();
+        socket.connect(to).unwrap();
+        socket
+    };
+    let by_family: Vec<_> = internal_frontends(1).into_iter().zip(P3.map(|it| at(it, TARGET))).collect();
+    let flows: Vec<_> = by_family.iter().map(|(frontend, _)| connect(&it, *frontend)).collect();
+    let direct: Vec<_> = by_family.iter().map(|(_, removed)| connect(&it, *removed)).collect();
+    for flow in &flows {
+        assert!(exchange_connected(flow).unwrap().starts_with("p3"));
+    }
+    it.apply(&[web().endpoint("p1", &P1)]);
+    for ((frontend, removed), flow) in by_family.iter().zip(&flows) {
+        let error = exchange_connected(flow).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{frontend}: {error}");
         // The socket path may have chosen it just before, or because it serves again.
-        let new = exchange_connected(&connect(&it, at(removed, TARGET)));
+        let new = exchange_connected(&connect(&it, *removed));
         assert!(new.as_ref().is_ok_and(|it| it.starts_with("p3")), "a new flow: {new:?}");
-        let is_p1 = || exchange_connected(&connect(&it, frontend)).is_ok_and(|it| it.starts_with("p1"));
+        let is_p1 = || exchange_connected(&connect(&it, *frontend)).is_ok_and(|it| it.starts_with("p1"));
         assert!(eventually(TIMEOUT, is_p1), "the program connects again");
-        // It serves again at once, also for those who do not use the Service.
-        it.apply(&[remote()]);
-        assert!(exchange_connected(&direct).unwrap().starts_with("p3"));
     }
+    // It serves again at once, also for those who do not use the Service.
+    it.apply(&[remote()]);
+    let all_pass = || direct.iter().all(|it| exchange_connected(it).is_ok_and(|it| it.starts_with("p3")));
+    assert!(all_pass());
+    // Nor can users who may write endpoints refuse their flows again and again.
+    it.apply(&[web().endpoint("p1", &P1)]);
+    assert!(all_pass());
 }
