@@ -31,9 +31,11 @@ pub(crate) fn release(dry_run: bool, previous: Option<&Path>) -> Result<()> {
         "{VERSION} cannot be released:\n{}\n`--dry-run` builds it all the same",
         list(&obstacles)
     );
+    // Before the build, which takes minutes.
+    let previous = previous.map(Previous::unpack).transpose()?;
     let dist = dist(&Machine::ALL)?;
-    if let Some(archive) = previous {
-        upgrade(archive, &dist)?;
+    if let Some(previous) = previous {
+        previous.upgrade(&dist)?;
     } else {
         status("Skipped", "the upgrade from the previous release: no archive of one was given (--previous)");
     }
@@ -83,22 +85,36 @@ fn newest_heading(changelog: &str) -> Option<&str> {
     Some(heading.split(" - ").next()?.trim_matches(['[', ']', ' ']))
 }
 
-/// Upgrades a node, under load, from the binary in the archive of an earlier release to this one, and back.
-fn upgrade(archive: &Path, dist: &Dist) -> Result<()> {
-    let own = Machine::own()?;
-    let folder = workspace().join("target/previous-release");
-    let previous = unpack_binary(archive, &folder)?;
-    let version = output(Command::new(&previous).arg("--version"))
-        .with_context(|| format!("{} has no binary for {}", archive.display(), own.name()))?;
-    status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
-    let skipped = folder.join("skipped");
-    let mut test = cargo();
-    test.args(["test", "--package", "tests", "--test", "upgrade", "--target-dir"]);
-    test.arg(workspace().join("target")).args(["--", "--ignored", "--exact", TEST]);
-    run(test.env(PREVIOUS, previous).env(THIS, &dist.binaries[&own]).env(SKIPPED_TESTS_FILE, &skipped))?;
-    match fs::read_to_string(&skipped) {
-        Ok(reason) => bail!("the upgrade was not tried: {}", reason.trim()),
-        Err(_) => Ok(()),
+/// The binary of an earlier release, unpacked.
+struct Previous {
+    folder: PathBuf,
+    binary: PathBuf,
+    version: String,
+}
+
+impl Previous {
+    fn unpack(archive: &Path) -> Result<Self> {
+        let folder = workspace().join("target/previous-release");
+        let binary = unpack_binary(archive, &folder)?;
+        let version = output(Command::new(&binary).arg("--version"))
+            .with_context(|| format!("{} has no binary for {}", archive.display(), std::env::consts::ARCH))?;
+        Ok(Self { folder, binary, version })
+    }
+
+    /// Upgrades a node, under load, from it to this release, and back.
+    fn upgrade(&self, dist: &Dist) -> Result<()> {
+        let Self { folder, binary, version } = self;
+        status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
+        let skipped = folder.join("skipped");
+        let mut test = cargo();
+        test.args(["test", "--package", "tests", "--test", "upgrade", "--target-dir"]);
+        test.arg(workspace().join("target")).args(["--", "--ignored", "--exact", TEST]);
+        let this = &dist.binaries[&Machine::own()?];
+        run(test.env(PREVIOUS, binary).env(THIS, this).env(SKIPPED_TESTS_FILE, &skipped))?;
+        match fs::read_to_string(&skipped) {
+            Ok(reason) => bail!("the upgrade was not tried: {}", reason.trim()),
+            Err(_) => Ok(()),
+        }
     }
 }
 

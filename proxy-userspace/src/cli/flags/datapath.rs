@@ -16,6 +16,7 @@ use crate::cli::output::wrong_usage;
 
 /// The eBPF datapath, and what both datapaths share.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Datapath")]
 pub(in crate::cli) struct DatapathFlags {
     #[command(flatten)]
     pins: PinFlags,
