@@ -12,8 +12,8 @@ use crate::{
     endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_of, slot_word},
     error::Error,
     rules::FrontendPolicy,
-    schema::{Bytes, Field, Map, Parts, list_name},
-    snapshot::{self, Members, Snapshot, number_in, protocol_of},
+    schema::{Bytes, Map, Parts, list_name},
+    snapshot::{Members, Snapshot, frontend_of, number_in},
     tables::FAMILIES,
 };
 use datapath::{ActiveFrontend, FrontendAddress, unspecified};
@@ -94,7 +94,8 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     let members = Members::of(&elements);
     let is_node = elements.contains_key(&Element::new(family, Map::NodeAddresses, Bytes::new().address(ip)));
     let at = |by: MatchKey, map: Map, address: &FrontendAddress| {
-        let is_it = |it: &Element| it.map == map && frontend_of(by, it).as_ref() == Some(address);
+        let is_it =
+            |it: &Element| it.map == map && frontend_of(it, &mut key_of(it)).as_ref() == Some(address);
         let (element, value) = elements.iter().find(|(it, _)| is_it(it))?;
         target((&elements, &members), by, element, value)
     };
@@ -130,18 +131,7 @@ fn active_frontend(
         PacketTarget::Endpoints(endpoints) => endpoints,
         PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
     };
-    Some(ActiveFrontend { frontend: frontend_of(by, from)?.to_string(), backends, port: None })
-}
-
-/// The frontend of an element's key.
-fn frontend_of(by: MatchKey, element: &Element) -> Option<FrontendAddress> {
-    let mut key = Parts::of(&element.key, element.family);
-    let ip = match by {
-        MatchKey::Address => key.address()?,
-        MatchKey::NodePort => unspecified(element.family),
-    };
-    let (protocol, port) = (protocol_of(key.protocol()?)?, key.port()?);
-    Some(FrontendAddress { address: SocketAddr::new(ip, port), protocol })
+    Some(ActiveFrontend { frontend: frontend_of(from, &mut key_of(from))?.to_string(), backends, port: None })
 }
 
 /// Where an element of a map of selectors sends packets.
@@ -172,16 +162,15 @@ pub(super) fn lines(elements: &Elements) -> Vec<String> {
     let members = Members::of(elements);
     // A cluster IP identifies its service port; where it has none, its last address does.
     let identities = elements.iter().filter_map(|(it, value)| {
-        let mut key = Parts::of(&it.key, it.family);
-        let (identity, is_cluster_ip) = match it.map {
+        let is_cluster_ip = match it.map {
             Map::ServicePorts => {
                 let policy = elements.get(&Element { map: Map::Frontends, ..it.clone() })?;
-                let is_cluster_ip = number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word());
-                (frontend(&mut key)?, is_cluster_ip)
+                number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word())
             }
-            Map::NodeServicePorts => (port(&mut key, it.family)?, false),
+            Map::NodeServicePorts => false,
             _ => return None,
         };
+        let identity = frontend(it, &mut key_of(it))?;
         Some((is_cluster_ip, (it.family, number_in(value, it.family)?), identity))
     });
     let mut identities: Vec<_> = identities.collect();
@@ -205,12 +194,11 @@ fn line(
     value: &Value,
 ) -> Option<Option<String>> {
     let family = element.family;
-    let mut key = Parts::of(&element.key, family);
+    let mut key = key_of(element);
     let number = || number_in(value, family);
     let endpoint = || members.endpoint(element, value);
     let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK));
-    let by_node_port = element.map.key().first() == Some(&Field::Protocol);
-    let mut at = || if by_node_port { port(&mut key, family) } else { frontend(&mut key) };
+    let mut at = || frontend(element, &mut key);
     let line = match element.map {
         Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
         Map::Internal | Map::NodeInternal => format!("packets internal {} {}", at()?, selector(number()?)?),
@@ -250,17 +238,20 @@ fn line(
     Some(Some(line))
 }
 
-fn frontend(key: &mut Parts<'_>) -> Option<String> {
-    snapshot::frontend(key).map(|it| it.to_string())
+/// The frontend at the beginning of an element's key, in words.
+fn frontend(element: &Element, key: &mut Parts<'_>) -> Option<String> {
+    let frontend = frontend_of(element, key)?;
+    Some(match frontend.address {
+        SocketAddr::V4(it) if it.ip().is_unspecified() => format!("node:{}/{}", it.port(), frontend.protocol),
+        SocketAddr::V6(it) if it.ip().is_unspecified() => {
+            format!("[node]:{}/{}", it.port(), frontend.protocol)
+        }
+        _ => frontend.to_string(),
+    })
 }
 
-fn port(key: &mut Parts<'_>, family: Family) -> Option<String> {
-    let protocol = protocol_of(key.protocol()?)?;
-    let any = match family {
-        Family::V4 => "node",
-        Family::V6 => "[node]",
-    };
-    Some(format!("{any}:{}/{protocol}", key.port()?))
+fn key_of(element: &Element) -> Parts<'_> {
+    Parts::of(&element.key, element.family)
 }
 
 fn policy(word: u32) -> Option<&'static str> {

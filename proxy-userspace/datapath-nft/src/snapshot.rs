@@ -296,20 +296,12 @@ pub(super) fn keys(message: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     elements.filter_map(|(_, it)| Some((find(find(it, ELEMENT_KEY)?, DATA_VALUE)?, it)))
 }
 
-/// The frontend at the beginning of a key.
-pub(super) fn frontend(key: &mut Parts<'_>) -> Option<FrontendAddress> {
-    let address = key.address()?;
-    let protocol = protocol_of(key.protocol()?)?;
-    Some(FrontendAddress { address: SocketAddr::new(address, key.port()?), protocol })
-}
-
 /// The frontend at the beginning of an element's key; a node port is one at the unspecified address.
-fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
-    if element.map.key().first() != Some(&Field::Protocol) {
-        return frontend(key);
-    }
+pub(super) fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
+    let is_node_port = element.map.key().first() == Some(&Field::Protocol);
+    let ip = if is_node_port { unspecified(element.family) } else { key.address()? };
     let protocol = protocol_of(key.protocol()?)?;
-    Some(FrontendAddress { address: SocketAddr::new(unspecified(element.family), key.port()?), protocol })
+    Some(FrontendAddress { address: SocketAddr::new(ip, key.port()?), protocol })
 }
 
 /// The endpoint in a value.
