@@ -3,13 +3,16 @@
 //! Calls that only read or wait, and those that concern the process alone, are no steps.
 
 use std::{
-    fmt,
+    env, fmt,
     fs::{self, File},
     os::unix::fs::FileExt as _,
     path::Path,
+    str::FromStr as _,
 };
 
+use anyhow::Result;
 use nix::{libc, unistd::Pid};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use syscalls::Sysno;
 
 /// The commands of `bpf(2)` that change something (`enum bpf_cmd` of `linux/bpf.h`).
@@ -31,6 +34,62 @@ const BPF_COMMANDS: [(u64, &str); 16] = [
     (29, "LINK_UPDATE"),
     (34, "LINK_DETACH"),
 ];
+
+/// Which of the calls of one kind are steps, and what is printed beside their name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// `bpf(2)`, with its command.
+    Bpf,
+    /// Each, with the path to which this argument points.
+    Path(usize),
+    /// Those that may create or empty the file, with its path.
+    Open,
+    /// Those of a file, with its path.
+    File,
+    /// Those of a netlink socket.
+    Netlink,
+    /// Each.
+    Plain,
+}
+
+/// The system calls of which some are steps. A machine need not have all of them.
+const CALLS: [(&str, Kind); 22] = [
+    ("bpf", Kind::Bpf),
+    ("mkdir", Kind::Path(0)),
+    ("mkdirat", Kind::Path(1)),
+    ("rmdir", Kind::Path(0)),
+    ("unlink", Kind::Path(0)),
+    ("unlinkat", Kind::Path(1)),
+    ("rename", Kind::Path(1)),
+    ("renameat", Kind::Path(3)),
+    ("renameat2", Kind::Path(3)),
+    ("link", Kind::Path(1)),
+    ("linkat", Kind::Path(3)),
+    ("symlink", Kind::Path(1)),
+    ("mount", Kind::Path(1)),
+    ("openat", Kind::Open),
+    ("write", Kind::File),
+    ("pwrite64", Kind::File),
+    ("ftruncate", Kind::File),
+    ("flock", Kind::File),
+    ("fchmod", Kind::File),
+    ("sendto", Kind::Netlink),
+    ("sendmsg", Kind::Netlink),
+    ("bind", Kind::Plain),
+];
+
+/// Lets a tracer stop this thread and its children at the system calls of which some are steps, and at no others.
+pub(crate) fn stop_at_calls() -> Result<()> {
+    let numbers =
+        CALLS.iter().filter_map(|(name, _)| Some((i64::from(Sysno::from_str(name).ok()?.id()), Vec::new())));
+    let filter = SeccompFilter::new(
+        numbers.collect(),
+        SeccompAction::Allow,
+        SeccompAction::Trace(0),
+        env::consts::ARCH.try_into()?,
+    )?;
+    Ok(seccompiler::apply_filter(&BpfProgram::try_from(filter)?)?)
+}
 
 /// A system call that a process is about to make.
 #[derive(Clone, Copy, Debug)]
@@ -63,38 +122,21 @@ impl Step {
 impl Call {
     /// The step that this call is, if it is one.
     pub(crate) fn step(&self) -> Option<Step> {
-        let [first, second, third, _] = self.arguments;
-        let name = match Sysno::new(usize::try_from(self.number).ok()?)? {
-            Sysno::bpf => {
-                let (_, name) = BPF_COMMANDS.into_iter().find(|it| it.0 == first)?;
-                format!("bpf {name}")
-            }
-            call @ (Sysno::mkdir | Sysno::rmdir | Sysno::unlink) => self.on_path(call, first),
-            call @ (Sysno::mkdirat | Sysno::unlinkat) => self.on_path(call, second),
-            call @ (Sysno::rename | Sysno::link | Sysno::symlink | Sysno::mount) => {
-                self.on_path(call, second)
-            }
-            call @ (Sysno::renameat | Sysno::renameat2 | Sysno::linkat) => {
-                self.on_path(call, self.arguments[3])
-            }
-            call @ Sysno::openat if third & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => {
-                self.on_path(call, second)
-            }
-            call @ (Sysno::sendto | Sysno::sendmsg) if self.is_netlink(first) => format!("netlink {call}"),
-            call @ (Sysno::write | Sysno::pwrite64 | Sysno::ftruncate) if first > 2 => {
-                format!("{call} {}", self.file(first).filter(|it| it.starts_with('/'))?)
-            }
-            call @ (Sysno::flock | Sysno::fchmod) => {
-                format!("{call} {}", self.file(first).unwrap_or_default())
-            }
-            call @ Sysno::bind => call.to_string(),
-            _ => return None,
+        let [first, second, flags, _] = self.arguments;
+        let name = Sysno::new(usize::try_from(self.number).ok()?)?.name();
+        let (_, kind) = CALLS.into_iter().find(|it| it.0 == name)?;
+        let path = |pointer| short(&self.text(pointer).unwrap_or_default());
+        let shown = match kind {
+            Kind::Bpf => BPF_COMMANDS.into_iter().find(|it| it.0 == first)?.1.to_owned(),
+            Kind::Path(argument) => path(self.arguments[argument]),
+            Kind::Open if flags & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => path(second),
+            // Not its log.
+            Kind::File if first > 2 => self.file(first).filter(|it| it.starts_with('/'))?,
+            Kind::Netlink if self.is_netlink(first) => return Some(Step(format!("netlink {name}"))),
+            Kind::Plain => return Some(Step(name.to_owned())),
+            Kind::Open | Kind::File | Kind::Netlink => return None,
         };
-        Some(Step(name))
-    }
-
-    fn on_path(&self, call: Sysno, pointer: u64) -> String {
-        format!("{call} {}", short(&self.text(pointer).unwrap_or_default()))
+        Some(Step(format!("{name} {shown}")))
     }
 
     /// The text at an address of the process.

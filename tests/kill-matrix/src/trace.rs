@@ -4,7 +4,6 @@
 //! step is interrupted is in the order file, which may be replaced while the program runs.
 
 use std::{
-    collections::HashMap,
     fs::{self, OpenOptions},
     io::{ErrorKind, Write as _},
     os::unix::process::CommandExt as _,
@@ -12,10 +11,11 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use nix::{
     errno::Errno,
+    libc,
     sys::{
         ptrace::{self, Options},
         signal::{Signal, kill},
@@ -24,9 +24,8 @@ use nix::{
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
-use syscalls::Sysno;
 
-use crate::step::Step;
+use crate::step::{Step, stop_at_calls};
 
 /// What is done at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,15 +90,10 @@ mod registers {
         Ok((Call { thread, number: it.orig_rax, arguments }, it))
     }
 
-    /// Makes the thread call something else.
-    pub(super) fn replace_call(thread: Pid, mut registers: Registers, number: u64) -> nix::Result<()> {
-        registers.orig_rax = number;
-        ptrace::setregs(thread, registers)
-    }
-
-    /// Makes a call return an error.
-    pub(super) fn return_error(thread: Pid, errno: i32) -> nix::Result<()> {
-        let mut registers = ptrace::getregs(thread)?;
+    /// Makes the thread go on as if its call had returned an error.
+    pub(super) fn fail_call(thread: Pid, mut registers: Registers, errno: i32) -> nix::Result<()> {
+        // There is no such call: none is made, and the result stays.
+        registers.orig_rax = u64::MAX;
         registers.rax = i64::from(-errno).cast_unsigned();
         ptrace::setregs(thread, registers)
     }
@@ -118,21 +112,16 @@ mod registers {
         Err(Errno::ENOSYS)
     }
 
-    pub(super) fn replace_call(_: Pid, (): Registers, _: u64) -> nix::Result<()> {
-        Err(Errno::ENOSYS)
-    }
-
-    pub(super) fn return_error(_: Pid, _: i32) -> nix::Result<()> {
+    pub(super) fn fail_call(_: Pid, (): Registers, _: i32) -> nix::Result<()> {
         Err(Errno::ENOSYS)
     }
 }
 
-/// Whether a thread is inside of a system call, and what happens when that returns.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum InCall {
-    Plain,
-    ThenKill,
-    ThenFail(i32),
+/// How a thread goes on that has stopped at a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Continue,
+    StopAfterCall,
 }
 
 /// The order that is followed, and how many steps were made since.
@@ -147,7 +136,6 @@ impl Trace {
     /// Runs the program to its end; its exit code, or 137 if it was killed.
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let program = self.start()?;
-        let mut calls: HashMap<Pid, InCall> = HashMap::new();
         let mut followed = Followed::default();
         let mut outcome = None;
         loop {
@@ -169,13 +157,22 @@ impl Trace {
                     outcome = Some(137);
                     continue;
                 }
-                WaitStatus::PtraceSyscall(thread) => {
-                    match self.at_call(thread, &mut calls, &mut followed) {
+                WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_SECCOMP) => {
+                    match self.at_call(thread, &mut followed) {
+                        Ok(Next::Continue) => (thread, None),
+                        Ok(Next::StopAfterCall) => {
+                            let _ = ptrace::syscall(thread, None);
+                            continue;
+                        }
                         // A thread that is killed meanwhile cannot be asked.
-                        Ok(()) => (thread, None),
                         Err(error) if error.downcast_ref() == Some(&Errno::ESRCH) => (thread, None),
                         Err(error) => return Err(error.context(format!("cannot trace thread {thread}"))),
                     }
+                }
+                // After the call at which it is to be killed.
+                WaitStatus::PtraceSyscall(thread) => {
+                    let _ = kill(thread, Signal::SIGKILL);
+                    (thread, None)
                 }
                 // A new thread begins with SIGSTOP, and a new program with SIGTRAP; neither is for the program.
                 WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
@@ -183,7 +180,7 @@ impl Trace {
                 WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
                 _ => continue,
             };
-            match ptrace::syscall(thread, signal) {
+            match ptrace::cont(thread, signal) {
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(error) => bail!("cannot continue thread {thread}: {error}"),
             }
@@ -195,43 +192,33 @@ impl Trace {
         let mut command = Command::new(std::env::current_exe()?);
         let child = command.arg("traced").arg("--").args(&self.command).spawn()?;
         let program = Pid::from_raw(child.id().cast_signed());
-        waitpid(program, None).context("the program does not start")?;
+        let stopped = waitpid(program, None)?;
+        ensure!(matches!(stopped, WaitStatus::Stopped(..)), "{:?} does not start: {stopped:?}", self.command);
         let options = Options::PTRACE_O_TRACESYSGOOD
+            | Options::PTRACE_O_TRACESECCOMP
             | Options::PTRACE_O_TRACECLONE
             | Options::PTRACE_O_TRACEFORK
             | Options::PTRACE_O_TRACEVFORK
             | Options::PTRACE_O_EXITKILL;
         ptrace::setoptions(program, options)?;
-        ptrace::syscall(program, None)?;
+        ptrace::cont(program, None)?;
         Ok(program)
     }
 
-    /// A thread enters or leaves a system call.
-    fn at_call(&self, thread: Pid, calls: &mut HashMap<Pid, InCall>, followed: &mut Followed) -> Result<()> {
-        if let Some(call) = calls.remove(&thread) {
-            match call {
-                InCall::Plain => {}
-                InCall::ThenKill => kill(thread, Signal::SIGKILL)?,
-                InCall::ThenFail(errno) => registers::return_error(thread, errno)?,
-            }
-            return Ok(());
-        }
-        let (call, before) = registers::call(thread)?;
+    /// Does what is to be done at a system call that a thread is about to make.
+    fn at_call(&self, thread: Pid, followed: &mut Followed) -> Result<Next> {
+        let (call, registers) = registers::call(thread)?;
         let intervention = match call.step() {
             Some(step) => self.at_step(&step, followed)?,
             None => None,
         };
-        let in_call = match intervention {
-            None => InCall::Plain,
-            Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL).map(|()| InCall::Plain)?,
-            Some(Intervention::KillAfter) => InCall::ThenKill,
-            Some(Intervention::Fail(errno)) => {
-                registers::replace_call(thread, before, Sysno::getpid.id().unsigned_abs().into())?;
-                InCall::ThenFail(errno)
-            }
-        };
-        calls.insert(thread, in_call);
-        Ok(())
+        match intervention {
+            None => {}
+            Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL)?,
+            Some(Intervention::KillAfter) => return Ok(Next::StopAfterCall),
+            Some(Intervention::Fail(errno)) => registers::fail_call(thread, registers, errno)?,
+        }
+        Ok(Next::Continue)
     }
 
     /// Counts and lists a step, and says what is to be done there.
@@ -255,5 +242,6 @@ impl Trace {
 pub(crate) fn become_traced(command: &[String]) -> Result<ExitCode> {
     let [program, arguments @ ..] = command else { bail!("no program") };
     ptrace::traceme()?;
+    stop_at_calls()?;
     Err(Command::new(program).args(arguments).exec()).with_context(|| format!("cannot start {program}"))
 }
