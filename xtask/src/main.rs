@@ -200,19 +200,23 @@ fn perform(task: Task) -> Result<()> {
             }
             Ok(())
         }
-        Task::Demo(it) => become_task("demo", &it),
-        Task::Vmtest(it) => become_task("vmtest", &it),
-        Task::Soak(it) => become_task("soak", &it),
-        Task::KillMatrix(it) => become_task("kill-matrix", &it),
-        Task::Simulate(it) => become_task("simulation", &it),
-        Task::Bench(it) => become_task("bench", &it),
-        Task::Conformance(it) => become_task("conformance", &it),
+        Task::Demo(it) => become_task("demo", &[], &it),
+        Task::Vmtest(it) => become_task("vmtest", &[], &it),
+        Task::Soak(it) => become_task("soak", &[], &it),
+        Task::KillMatrix(it) => become_task("kill-matrix", &[], &it),
+        Task::Simulate(it) => become_task("simulation", &["--profile", "simulation"], &it),
+        Task::Bench(it) => become_task("bench", &[], &it),
+        Task::Conformance(it) => become_task("conformance", &[], &it),
     }
 }
 
 /// Builds the crate of a task and replaces this process with it: signals and the exit code are the task's own.
-fn become_task(package: &str, forwarded: &Forwarded) -> Result<()> {
+fn become_task(package: &str, arguments: &[&str], forwarded: &Forwarded) -> Result<()> {
     let mut command = cargo();
-    command.args(["run", "--package", package, "--target-dir"]).arg(workspace().join("target"));
+    command
+        .args(["run", "--package", package])
+        .args(arguments)
+        .arg("--target-dir")
+        .arg(workspace().join("target"));
     Err(command.arg("--").args(&forwarded.arguments).exec()).context("cannot start cargo")
 }
