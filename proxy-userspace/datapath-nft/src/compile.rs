@@ -66,10 +66,14 @@ pub(super) struct PortImage {
 }
 
 impl PortImage {
+    /// The endpoints that flows may lead to, some of them more than once.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = &SocketAddr> {
+        self.sets.iter().flat_map(|(_, set)| set).chain(&self.unselected)
+    }
+
     /// The endpoints that flows may lead to.
     pub(super) fn allowed(&self) -> BTreeSet<SocketAddr> {
-        let selected = self.sets.iter().flat_map(|(_, set)| set);
-        selected.chain(&self.unselected).copied().collect()
+        self.endpoints().copied().collect()
     }
 
     /// Whether flows may lead to an endpoint.

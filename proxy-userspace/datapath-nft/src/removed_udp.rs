@@ -60,21 +60,32 @@ impl RemovedUdp {
             removed.extend(udp(before.ports.iter()).flat_map(PortImage::allowed));
         }
         for port in changes.iter().flat_map(|(_, after)| udp(after.ports.iter())) {
-            removed.retain(|it| !port.allows(it));
-            self.restored.extend(self.until.extract_if(.., |it, _| port.allows(it)).map(|(it, _)| it));
+            for it in allowed(port, removed.iter(), |it| removed.contains(it)) {
+                removed.remove(&it);
+            }
+            for it in allowed(port, self.until.keys(), |it| self.until.contains_key(it)) {
+                self.until.remove(&it);
+                self.restored.insert(it);
+            }
         }
         // Another Service may have the same endpoint.
         if !removed.is_empty() || !known.is_empty() {
             for port in udp(ports()) {
-                removed.retain(|it| !port.allows(it));
-                self.restored.extend(known.extract_if(.., |it| port.allows(it)));
+                for it in allowed(port, removed.iter(), |it| removed.contains(it)) {
+                    removed.remove(&it);
+                }
+                for it in allowed(port, known.iter(), |it| known.contains(it)) {
+                    known.remove(&it);
+                    self.restored.insert(it);
+                }
             }
         }
         let now = Instant::now();
         let is_recent = |it: &SocketAddr| {
             self.refused.get(it).is_some_and(|at| now.duration_since(*at) < REPEAT_INTERVAL)
         };
-        removed.retain(|it| !is_recent(it) && self.refused.len() < MAX_REFUSED);
+        let room = MAX_REFUSED.saturating_sub(self.refused.len() + self.unsent.len());
+        let removed: BTreeSet<_> = removed.into_iter().filter(|it| !is_recent(it)).take(room).collect();
         self.unsent.retain(|it| !self.restored.contains(it));
         self.restored.retain(|it| !removed.contains(it));
         let until = now + Duration::from_secs(SECONDS.into());
@@ -151,9 +162,22 @@ pub(super) fn rule(family: Family) -> Rule {
         .verdict(&Verdict::Goto("refuse".into()))
 }
 
+/// The endpoints of a port that are among others. What it costs depends on the fewer of both.
+fn allowed<'a>(
+    port: &PortImage,
+    others: impl ExactSizeIterator<Item = &'a SocketAddr>,
+    is_other: impl Fn(&SocketAddr) -> bool,
+) -> Vec<SocketAddr> {
+    if port.endpoints().count() < others.len() {
+        port.endpoints().filter(|it| is_other(it)).copied().collect()
+    } else {
+        others.filter(|it| port.allows(it)).copied().collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use std::net::Ipv4Addr;
 
     use datapath::FrontendAddress;
     use model::state::Scope;
@@ -233,6 +257,29 @@ mod tests {
         let mut state = RemovedUdp::default();
         assert_eq!(change(&mut state, Protocol::Udp, [&[1], &[]], &[1]), [vec![], vec![]]);
         assert_eq!(change(&mut state, Protocol::Tcp, [&[1], &[]], &[]), [vec![], vec![]]);
+    }
+
+    #[test]
+    fn of_many_endpoints_at_once_only_so_many_are_refused() {
+        let mut service = service(Protocol::Udp, &[]);
+        let all =
+            || (0..MAX_REFUSED as u32 + 10).map(|n| SocketAddr::from((Ipv4Addr::from(0x0af4_0000 + n), 53)));
+        service.ports[0].sets = vec![(Scope::Cluster, all().collect())];
+        let mut state = RemovedUdp::default();
+        state.update(&[(&service, &ServiceImage::default())], [], BTreeSet::new(), || [].iter());
+        assert_eq!(state.unsent.len(), MAX_REFUSED);
+        state.on_committed();
+        // Those that serve again are not, whether they are fewer than the others or not.
+        let again = |count| {
+            let mut some = service.clone();
+            some.ports[0].sets[0].1.truncate(count);
+            some
+        };
+        for (before, after) in [(0, 5), (5, 10), (10, MAX_REFUSED + 10)] {
+            let [before, after] = [before, after].map(again);
+            state.update(&[(&before, &after)], [], BTreeSet::new(), || after.ports.iter());
+            assert_eq!(state.until.len(), MAX_REFUSED.saturating_sub(after.ports[0].sets[0].1.len()));
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! What a sequence of states and foreign changes does to the tables, in the kernel.
 
-use std::{net::SocketAddr, num::NonZeroU16};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU16,
+};
 
 use super::*;
 use crate::in_netns::in_netns;
@@ -75,26 +78,44 @@ fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
     });
 }
 
+/// A state with one UDP Service; its endpoints are 10.244.0.0 plus a number.
+fn dns(endpoints: impl Iterator<Item = u32>) -> NodeState {
+    let port = NonZeroU16::new(53).unwrap();
+    let service = Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        ports: vec![ServicePort::new(Protocol::Udp, port)],
+        ..Service::new(ServiceName::new("default", "dns"))
+    };
+    let scopes = Scopes { internal: true, external: true, cluster: true };
+    let endpoints = endpoints.map(|n| Endpoint {
+        v4: Some(Ipv4Addr::from(0x0af4_0000 + n)),
+        ports: vec![EndpointPort { index: 0, port, scopes }],
+        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}")))
+    });
+    let mut state = NodeState::default();
+    state.services.insert(ServiceState::new(service, endpoints));
+    state
+}
+
+#[test]
+fn any_number_of_udp_endpoints_can_be_removed_at_once() {
+    in_netns(|| {
+        let options = Options { is_beside_sockets: true, ..Options::default() };
+        let mut datapath = Datapath::start(&options).unwrap();
+        datapath.apply(&dns(0..100_000)).unwrap();
+        datapath.apply(&dns(0..1)).unwrap();
+        let refused = |it: &mut Datapath| it.read().unwrap().remove(&Family::V4).unwrap().removed_udp.len();
+        let count = refused(&mut datapath);
+        assert!((50_000..100_000).contains(&count), "{count}");
+        datapath.apply(&dns(0..100_000)).unwrap();
+        assert_eq!(refused(&mut datapath), 0);
+    });
+}
+
 #[test]
 fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_connected_to_them() {
     in_netns(|| {
-        let state = |endpoints: &[u8]| {
-            let port = NonZeroU16::new(53).unwrap();
-            let service = Service {
-                cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-                ports: vec![ServicePort::new(Protocol::Udp, port)],
-                ..Service::new(ServiceName::new("default", "dns"))
-            };
-            let scopes = Scopes { internal: true, external: true, cluster: true };
-            let endpoints = endpoints.iter().map(|n| Endpoint {
-                v4: Some([10, 244, 0, *n].into()),
-                ports: vec![EndpointPort { index: 0, port, scopes }],
-                ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}")))
-            });
-            let mut state = NodeState::default();
-            state.services.insert(ServiceState::new(service, endpoints));
-            state
-        };
+        let state = |endpoints: &[u8]| dns(endpoints.iter().map(|it| u32::from(*it)));
         for is_beside_sockets in [false, true] {
             let options = Options { is_beside_sockets, ..Options::default() };
             let watches = |it: &mut Datapath| {
