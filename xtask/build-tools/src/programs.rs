@@ -55,9 +55,10 @@ pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
     if let Some(path) = find(program).or_else(|| Some(private.clone()).filter(|it| is_executable(it))) {
         return Ok(path);
     }
-    status("Installing", &format!("{program} {version}, once (some minutes)"));
+    status("Installing", &format!("{program} {version}, once (a minute or two)"));
     let mut install = cargo();
-    install.args(["install", program, "--version", version, "--locked", "--root"]).arg(root);
+    // It runs for seconds, and would be optimised for minutes.
+    install.args(["install", program, "--version", version, "--debug", "--locked", "--root"]).arg(root);
     // An ordinary program of the host.
     install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
     run(&mut install).with_context(|| format!("`{program}` is missing and cannot be installed"))?;
