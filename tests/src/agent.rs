@@ -59,7 +59,7 @@ impl Output {
     #[must_use]
     #[track_caller]
     pub fn success(self) -> String {
-        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
         self.stdout
     }
 }

@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use tests::{
-    Build, Sandbox,
+    Build, Sandbox, TIMEOUT,
     agent::{Output, run},
+    scaled,
 };
 
 /// Asks a backend; `None` if the machine lacks what every test here needs.
@@ -12,7 +13,8 @@ fn ask(arguments: &[&str]) -> Option<Output> {
     let _sandbox = Sandbox::or_skip()?;
     let mut command = Command::new(Build::Product.binary());
     // The harness turns the packet path off for proxies that share a network namespace with others.
-    command.arg("backend-conformance").args(arguments).env_remove("KUBE_PROXY_EBPF_PACKETS");
+    command.arg("backend-conformance").args(["--timeout", &scaled(TIMEOUT).as_secs().to_string()]);
+    command.args(arguments).env_remove("KUBE_PROXY_EBPF_PACKETS");
     Some(run(&mut command))
 }
 

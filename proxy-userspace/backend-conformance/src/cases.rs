@@ -169,16 +169,15 @@ fn killed_in_a_change_set(session: &mut Session<'_>) -> Result<(), String> {
         session.kill_brain();
         let sample = lookups(&current).into_iter().step_by(25).collect();
         // What was received may still be applied.
-        let mut is_one = false;
-        for _ in 0..10 {
+        let begin = Instant::now();
+        loop {
             sleep(Duration::from_millis(300));
-            is_one = session.is_state(&current, &sample)? || session.is_state(&next, &sample)?;
-            if is_one {
+            if session.is_state(&current, &sample)? || session.is_state(&next, &sample)? {
                 break;
             }
-        }
-        if !is_one {
-            return Err(format!("round {round}: the answers are those of neither state"));
+            if begin.elapsed() > session.timeout() {
+                return Err(format!("round {round}: the answers are those of neither state"));
+            }
         }
         session.start_brain().map_err(|it| it.to_string())?;
         session.publish(next.clone());

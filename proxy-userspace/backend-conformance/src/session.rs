@@ -62,6 +62,11 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
+    /// How long the backend may take to apply a state.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.options.timeout
+    }
+
     fn socket(&self) -> PathBuf {
         self.folder.join("proxy.sock")
     }
@@ -126,8 +131,8 @@ impl<'a> Session<'a> {
             if is_right {
                 return Ok(());
             }
-            if begin.elapsed() > self.options.timeout {
-                let timeout = self.options.timeout.as_secs();
+            if begin.elapsed() > self.timeout() {
+                let timeout = self.timeout().as_secs();
                 return Err(format!(
                     "the state was not applied within {timeout} s: `{question}` is still answered by {answer:?}, not \
                      {expected}"
