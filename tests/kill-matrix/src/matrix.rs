@@ -45,7 +45,7 @@ const ENDPOINTS: usize = 2;
 const MAX_OTHERS: usize = 3_000;
 
 /// How long the proxy goes on after a state has become active, for steps that follow.
-const SETTLING: Duration = Duration::from_millis(400);
+const SETTLING: Duration = Duration::from_millis(250);
 
 /// What the proxy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
@@ -237,7 +237,7 @@ impl Matrix {
             let [a, b] = frontends();
             self.loads = [(Transport::Tcp, a), (Transport::Tcp, b), (Transport::UdpUnconnected, a)]
                 .map(|(transport, address)| {
-                    (ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(2))), 0)
+                    (ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(5))), 0)
                 })
                 .into();
         }

@@ -11,8 +11,9 @@ use build_tools::command::workspace;
 
 use crate::{initramfs::Initramfs, system::System};
 
-/// The certificates that this machine trusts.
-const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Files of this machine that programs read: the certificates that a client of an API server trusts, and the names of protocols
+/// for `nft`.
+const FILES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/protocols"];
 
 /// The root with these test binaries, without kernel modules and without a plan.
 pub(crate) fn root(system: &System, binaries: &BTreeSet<PathBuf>) -> Result<Initramfs> {
@@ -24,9 +25,10 @@ pub(crate) fn root(system: &System, binaries: &BTreeSet<PathBuf>) -> Result<Init
     for (program, path) in system.programs() {
         root.program(system, program, path)?;
     }
-    // The client of an API server needs trusted certificates.
-    if let Ok(certificates) = fs::read(CERTIFICATES) {
-        root.file(CERTIFICATES, certificates);
+    for path in FILES {
+        if let Ok(bytes) = fs::read(path) {
+            root.file(path, bytes);
+        }
     }
     // The tests read the proxy's capabilities from the DaemonSet.
     root.folder(&workspace().join("deploy"))?;
