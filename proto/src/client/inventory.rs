@@ -257,9 +257,8 @@ mod tests {
         };
         assert!(operations.len() <= MIN_FORGOTTEN);
         inventory.sync();
-        let last: Vec<_> = (5 * MIN_FORGOTTEN - 3..5 * MIN_FORGOTTEN).collect();
         let mut once = Inventory::default();
-        for n in last {
+        for n in 5 * MIN_FORGOTTEN - 3..5 * MIN_FORGOTTEN {
             once.set(Set::EndpointsSet, &format!("ns/a/{}", n % 3), &n.to_be_bytes());
         }
         once.sync();

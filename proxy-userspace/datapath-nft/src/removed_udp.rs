@@ -60,9 +60,7 @@ impl RemovedUdp {
             removed.extend(udp(before.ports.iter()).flat_map(PortImage::allowed));
         }
         for port in changes.iter().flat_map(|(_, after)| udp(after.ports.iter())) {
-            for it in allowed(port, removed.iter(), |it| removed.contains(it)) {
-                removed.remove(&it);
-            }
+            take_allowed(port, &mut removed);
             for it in allowed(port, self.until.keys(), |it| self.until.contains_key(it)) {
                 self.until.remove(&it);
                 self.restored.insert(it);
@@ -71,13 +69,8 @@ impl RemovedUdp {
         // Another Service may have the same endpoint.
         if !removed.is_empty() || !known.is_empty() {
             for port in udp(ports()) {
-                for it in allowed(port, removed.iter(), |it| removed.contains(it)) {
-                    removed.remove(&it);
-                }
-                for it in allowed(port, known.iter(), |it| known.contains(it)) {
-                    known.remove(&it);
-                    self.restored.insert(it);
-                }
+                take_allowed(port, &mut removed);
+                self.restored.extend(take_allowed(port, &mut known));
             }
         }
         let now = Instant::now();
@@ -173,6 +166,15 @@ fn allowed<'a>(
     } else {
         others.filter(|it| port.allows(it)).copied().collect()
     }
+}
+
+/// Takes the endpoints of a port out of others.
+fn take_allowed(port: &PortImage, others: &mut BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
+    let taken = allowed(port, others.iter(), |it| others.contains(it));
+    for it in &taken {
+        others.remove(it);
+    }
+    taken
 }
 
 #[cfg(test)]
