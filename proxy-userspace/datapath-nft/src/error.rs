@@ -63,7 +63,7 @@ fn remedy(error: &io::Error) -> &'static str {
         }
         Some(libc::ENOENT) => {
             " (a module of nftables is missing: nft_chain_nat, nft_nat, nft_masq, nft_reject, nft_numgen, nft_fib_ipv4 \
-             and nft_fib_ipv6 are needed, from Linux 5.10)"
+             and nft_fib_ipv6 are needed, from Linux 5.10, and nft_socket for connections that are not tracked)"
         }
         Some(libc::ENOMEM | libc::ENOBUFS) => " (out of kernel memory)",
         Some(libc::EINTR) => " (they change faster than they can be listed: try again)",

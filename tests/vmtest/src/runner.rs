@@ -67,13 +67,13 @@ impl<'a> Runner<'a> {
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
         }
-        let binaries: BTreeSet<_> = tests.iter().map(|it| it.binary.clone()).collect();
         let is_wanted =
             |it: &Test| filters.is_empty() || filters.iter().any(|part| it.title().contains(part));
         let tests: Vec<_> = tests.into_iter().filter(is_wanted).collect();
         if tests.is_empty() {
             bail!("no test's name contains {}", filters.join(" or "));
         }
+        let binaries: BTreeSet<_> = tests.iter().map(|it| it.binary.clone()).collect();
         let features = table.features.iter().filter_map(|it| it.btf_name.clone()).collect();
         let plan = TestPlan { tests, features, environment: BTreeMap::new(), timeout: TEST_TIMEOUT };
         let supply = |packages| anyhow::Ok(Supplies { packages, root: rootfs::root(&system, &binaries)? });

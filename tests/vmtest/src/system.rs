@@ -43,12 +43,15 @@ impl System {
     /// This machine's, which are built or installed where they are missing.
     pub(crate) fn own() -> Result<Self> {
         build_for_tests()?;
-        let mut programs: Vec<_> = test_programs().into_iter().map(|it| (it.clone(), it)).collect();
+        let mut programs = test_programs();
+        programs.retain(|it| !TOO_LARGE.iter().any(|large| it.ends_with(large)));
+        let mut programs: Vec<_> = programs.into_iter().map(|it| (it.clone(), it)).collect();
         for build in fs::read_dir(workspace().join("target/test-binaries"))?.flatten() {
             let binary = build.path().join("kube-proxy-ebpf");
             programs.push((binary.clone(), binary));
         }
         programs.push((env::current_exe()?, "/guest".into()));
+        programs.extend(iptables_extensions(Path::new("/"), Machine::own()?));
         Ok(Self { programs, other: None })
     }
 
@@ -64,6 +67,7 @@ impl System {
                 programs.push((path, Path::new("/usr/bin").join(program)));
             }
         }
+        programs.extend(iptables_extensions(&root, machine));
         Ok(Self { programs, other: Some(Other { machine, target, root }) })
     }
 
@@ -138,6 +142,14 @@ fn packages(machine: Machine) -> Result<PathBuf> {
         fs::write(complete, "")?;
     }
     Ok(root)
+}
+
+/// What iptables loads for the matches and targets of its rules: files below a root, and their paths there.
+fn iptables_extensions(root: &Path, machine: Machine) -> Vec<(PathBuf, PathBuf)> {
+    let folder = format!("usr/lib/{}-linux-gnu/xtables", machine.name());
+    // Without them only the tests with rules of iptables fail.
+    let files = fs::read_dir(root.join(&folder)).into_iter().flatten().flatten();
+    files.map(|it| (it.path(), Path::new("/").join(&folder).join(it.file_name()))).collect()
 }
 
 fn find_below(root: &Path, program: &str) -> Option<PathBuf> {

@@ -15,11 +15,18 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 7] = [
+const TEST_PROGRAMS: [(&str, &str); 14] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("ip", "iproute2"),
+    ("ip6tables-legacy-restore", "iptables"),
+    ("ip6tables-legacy-save", "iptables"),
+    ("ip6tables-nft-restore", "iptables"),
+    ("ip6tables-nft-save", "iptables"),
+    ("iptables-legacy-restore", "iptables"),
+    ("iptables-legacy-save", "iptables"),
     ("iptables-nft-restore", "iptables"),
+    ("iptables-nft-save", "iptables"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
