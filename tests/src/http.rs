@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use crate::scaled;
+
 /// The default port of the health pages.
 pub const HEALTH_PORT: u16 = 10256;
 /// The default port of the metrics pages.
@@ -33,7 +35,7 @@ pub struct Response {
 /// If nothing listens there, or the response is not HTTP.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     let stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(scaled(TIMEOUT)))?;
     request(stream, path)
 }
 
@@ -44,7 +46,7 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 /// If nothing listens there, or the response is not HTTP.
 pub fn get_from_socket(socket: &Path, path: &str) -> io::Result<Response> {
     let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(scaled(TIMEOUT)))?;
     request(stream, path)
 }
 

@@ -83,6 +83,8 @@ fn what_pods_open_does_not_charge_the_agent_beyond_its_budget() {
     }
     let (netns, _servers) = innocent(4);
     resolve_all(&netns, 4);
+    // The cgroup waits for its processes.
+    node.kill();
 }
 
 #[test]
