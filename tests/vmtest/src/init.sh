@@ -3,6 +3,9 @@
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t devtmpfs dev /dev
+# Terminals.
+mkdir -p /dev/pts
+mount -t devpts devpts /dev/pts
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 none /sys/fs/cgroup
