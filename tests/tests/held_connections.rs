@@ -22,6 +22,7 @@ use tests::{
     eventually,
     fixtures::web4,
     http::{self, HEALTH_PORT, METRICS_PORT, health, metric, metrics, probe},
+    is_slow_machine,
     manifest::Service,
     repetitions,
 };
@@ -72,7 +73,9 @@ fn hold(n: usize) -> io::Result<Socket> {
 #[test]
 fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     let Some(mut node) = TestNode::or_skip() else { return };
-    allow_open_files(HELD + 1_000);
+    // On an emulated machine opening them all takes half an hour; these are also several times what the pages hold.
+    let held = if is_slow_machine() { 3_000 } else { HELD };
+    allow_open_files(held + 1_000);
     let attackers = attackers(&node);
     let web = web4([1]).load_balancer_ips(&[[203, 0, 113, 1].into()]);
     node.write(&[web.external_local().health_check_node_port(CHECK_PORT)]);
@@ -89,7 +92,7 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
             // More and more, and then again and again.
             while !is_done.load(Ordering::Relaxed) {
                 all.extend(hold(opened.load(Ordering::Relaxed)));
-                if all.len() > HELD {
+                if all.len() > held {
                     all.pop_front();
                     thread::sleep(Duration::from_millis(1));
                 }
@@ -113,7 +116,7 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
         };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // While the connections are opened, and while they are held.
-            while opened.load(Ordering::Relaxed) <= HELD {
+            while opened.load(Ordering::Relaxed) <= held {
                 round();
                 thread::sleep(Duration::from_millis(20));
             }
@@ -128,7 +131,7 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     assert!((1.0..=512.0).contains(&number), "{number} connections are open");
     assert!(
         metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap()
-            > HELD as f64 / 2.0
+            > held as f64 / 2.0
     );
     assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
     let files = metric("process_open_fds").unwrap();
@@ -138,7 +141,7 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     let (longest, name) = times.iter().max().unwrap();
     let sum: Duration = times.iter().map(|(it, _)| *it).sum();
     println!(
-        "{} answers beside {HELD} connections: mean {:?}, longest {longest:?} ({name})",
+        "{} answers beside {held} connections: mean {:?}, longest {longest:?} ({name})",
         times.len(),
         sum / times.len() as u32
     );
