@@ -132,7 +132,7 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
     let least = if is_slow_machine() { 0.0 } else { held as f64 / 2.0 };
     let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
-    assert!(closed > least, "{closed} of {held} were closed for newer ones");
+    assert!(closed >= least, "{closed} of {held} were closed for newer ones");
     assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
     let files = metric("process_open_fds").unwrap();
     // Those that are about to close have not been closed yet.
