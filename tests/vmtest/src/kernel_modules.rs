@@ -22,6 +22,7 @@ const WANTED: &[&str] = &[
     "nf_tables",
     "nft_chain_nat",
     "nft_compat",
+    "nft_counter",
     "nft_ct",
     "nft_fib_ipv4",
     "nft_fib_ipv6",
