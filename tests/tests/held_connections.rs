@@ -45,7 +45,7 @@ fn attackers(node: &TestNode) -> NetNs {
     attackers
 }
 
-/// Raises this process's limit of open files, which is 1,024 on a machine that nobody has set up.
+/// Raises this process's limit of open files, which is 1,024 by default.
 fn allow_open_files(number: usize) {
     let number = number as u64;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
