@@ -129,10 +129,9 @@ fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
     });
 
     assert!((1.0..=512.0).contains(&number), "{number} connections are open");
-    // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
-    let least = if is_slow_machine() { 0.0 } else { held as f64 / 2.0 };
     let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
-    assert!(closed >= least, "{closed} of {held} were closed for newer ones");
+    // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
+    assert!(is_slow_machine() || closed > held as f64 / 2.0, "{closed} of {held} were closed for newer ones");
     assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
     let files = metric("process_open_fds").unwrap();
     // Those that are about to close have not been closed yet.
