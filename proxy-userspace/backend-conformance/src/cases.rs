@@ -172,18 +172,19 @@ fn killed_in_a_change_set(session: &mut Session<'_>) -> Result<(), String> {
         let begin = Instant::now();
         loop {
             sleep(Duration::from_millis(300));
-            if session.is_state(&current, &sample)? || session.is_state(&next, &sample)? {
-                break;
-            }
+            let Some(not_before) = session.first_wrong(&current, &sample)? else { break };
+            let Some(not_after) = session.first_wrong(&next, &sample)? else { break };
             if begin.elapsed() > session.timeout() {
-                return Err(format!("round {round}: the answers are those of neither state"));
+                return Err(format!(
+                    "round {round}: the answers are those of neither state\nbefore: {not_before}\nafter: {not_after}"
+                ));
             }
         }
         session.start_brain().map_err(|it| it.to_string())?;
         session.publish(next.clone());
         session.applied()?;
-        if !session.is_state(&next, &sample)? {
-            return Err(format!("round {round}: the state after the restart is not applied"));
+        if let Some(wrong) = session.first_wrong(&next, &sample)? {
+            return Err(format!("round {round}: after the restart\n{wrong}"));
         }
         current = next;
     }

@@ -190,14 +190,20 @@ impl<'a> Session<'a> {
         Err(wrong.join("\n"))
     }
 
-    /// Whether every answer is that of a state.
-    pub(crate) fn is_state(&mut self, state: &NodeState, lookups: &BTreeSet<Lookup>) -> Result<bool, String> {
+    /// The first answer that is not that of a state.
+    pub(crate) fn first_wrong(
+        &mut self,
+        state: &NodeState,
+        lookups: &BTreeSet<Lookup>,
+    ) -> Result<Option<String>, String> {
         for lookup in lookups {
-            if !self.ask(lookup, &oracle::answer(state, lookup))?.1 {
-                return Ok(false);
+            let expected = oracle::answer(state, lookup);
+            let (answer, is_right) = self.ask(lookup, &expected)?;
+            if !is_right {
+                return Ok(Some(format!("{lookup}: {answer:?}, not {expected}")));
             }
         }
-        Ok(true)
+        Ok(None)
     }
 }
 

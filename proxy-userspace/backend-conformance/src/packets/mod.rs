@@ -39,6 +39,8 @@ const PER_ROUND: usize = 8;
 const MAX_ROUNDS: usize = 16;
 /// How long the kernel may take for a packet.
 const KERNEL_TIMEOUT: Duration = Duration::from_secs(10);
+/// After how long a client's kernel sends the first packet of a connection again (RFC 6298, 2.1).
+const FIRST_RETRANSMISSION: Duration = Duration::from_secs(1);
 /// Who sends the packets that mark the end of an answer, and to whom.
 const SENTINELS: [[&str; 2]; 2] =
     [["198.18.255.1", "198.18.255.2"], ["fd00:ffff:ffff::1", "fd00:ffff:ffff::2"]];
@@ -229,13 +231,21 @@ impl PacketBackend {
     fn listener(&mut self, lookup: &Lookup) -> io::Result<String> {
         self.drain(lookup)?;
         let (client, destination) = (self.client(lookup), lookup.destination);
-        self.network.send(&first(lookup.protocol, client, destination), destination.ip())?;
-        let deadline = Instant::now() + self.timeout;
+        let first = first(lookup.protocol, client, destination);
+        let mut retransmission = Instant::now();
+        let deadline = retransmission + self.timeout;
         let mut is_accepted = false;
         let answer = loop {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let Some((packet, bytes)) = self.network.receive(destination.ip(), left)? else {
+            let now = Instant::now();
+            if now >= deadline {
                 break "drop".to_owned();
+            }
+            if now >= retransmission && !is_accepted {
+                self.network.send(&first, destination.ip())?;
+                retransmission = now + FIRST_RETRANSMISSION;
+            }
+            let Some((packet, bytes)) = self.network.receive(destination.ip(), FIRST_RETRANSMISSION)? else {
+                continue;
             };
             let is_nodes = is_node(packet.source.ip());
             match packet.kind {
@@ -250,6 +260,8 @@ impl PacketBackend {
                     is_accepted = true;
                     self.answer(&packet, &bytes)?;
                 }
+                // The backend ends those of former questions whenever it comes to that.
+                Kind::Ended { .. } => self.answer(&packet, &bytes)?,
                 _ => {}
             }
         };
