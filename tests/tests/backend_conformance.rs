@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    panic::resume_unwind,
     process::Command,
     thread::{scope, sleep},
     time::Duration,
@@ -45,37 +46,66 @@ fn the_userspace_backend_passes_every_case() {
     assert_passes("userspace");
 }
 
+/// Asks the backend of sockets, and looks again and again at the processes that may be it.
+fn asked_userspace(filter: &str, mut look: impl FnMut(&[u32])) -> Option<Output> {
+    scope(|scope| {
+        let asked = scope.spawn(|| ask(&["--backend", "userspace", "--filter", filter]));
+        while !asked.is_finished() {
+            look(&children(std::process::id()).flat_map(children).collect::<Vec<_>>());
+            sleep(Duration::from_millis(50));
+        }
+        asked.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+fn children(of: u32) -> impl Iterator<Item = u32> {
+    let tasks = fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
+    lists.flat_map(|it| it.split_whitespace().filter_map(|it| it.parse().ok()).collect::<Vec<_>>())
+}
+
 /// Thousands that nothing ends fill the queues of the kernel with their retransmissions, which then loses a question.
 #[test]
 fn the_connections_of_answered_questions_end() {
     const FIN_WAIT1: &str = "04";
+    let is_waiting = |line: &&str| line.split_whitespace().nth(3) == Some(FIN_WAIT1);
     let mut most = 0;
-    let asked = scope(|scope| {
-        let asked = scope.spawn(|| ask(&["--backend", "userspace", "--filter", "streams/the-same-state"]));
-        while !asked.is_finished() {
-            most = most.max(backend_connections(FIN_WAIT1));
-            sleep(Duration::from_millis(200));
-        }
-        asked.join()
+    let output = asked_userspace("streams/the-same-state", |backends| {
+        let tables =
+            backends.iter().flat_map(|it| ["tcp", "tcp6"].map(|name| format!("/proc/{it}/net/{name}")));
+        let texts = tables.filter_map(|it| fs::read_to_string(it).ok());
+        most = most.max(texts.map(|it| it.lines().filter(is_waiting).count()).sum());
     });
-    let Some(output) = asked.unwrap() else { return };
+    let Some(output) = output else { return };
     assert!(output.success().ends_with(" passed, 0 failed, 0 skipped\n"));
     assert!(most < 100, "{most} connections of the backend wait for the end of the other side");
 }
 
-/// How many connections of the backend that a harness of this process has started are in a state, as the kernel writes it.
-fn backend_connections(state: &str) -> usize {
-    let children = |of: u32| {
-        let tasks = fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
-        let lists = tasks.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
-        lists.flat_map(|it| it.split_whitespace().filter_map(|it| it.parse().ok()).collect::<Vec<u32>>())
+#[test]
+fn a_question_that_the_kernel_loses_is_sent_again() {
+    const LOSS: &str = "table inet loss { chain first { type filter hook prerouting priority raw; \
+        tcp flags & (syn | ack) == syn numgen inc mod 100 == 0 counter drop; }; }";
+    let nft = |backend: u32, arguments: &[&str]| {
+        let namespace = format!("--net=/proc/{backend}/ns/net");
+        run(Command::new("nsenter").args([&namespace, "nft"]).args(arguments))
     };
-    let backends = children(std::process::id()).flat_map(children).collect::<Vec<_>>();
-    let tables = backends.iter().flat_map(|it| ["tcp", "tcp6"].map(|name| format!("/proc/{it}/net/{name}")));
-    let count = |table: String| {
-        table.lines().skip(1).filter(|it| it.split_whitespace().nth(3) == Some(state)).count()
-    };
-    tables.filter_map(|it| fs::read_to_string(it).ok()).map(count).sum()
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    let is_elsewhere = |it: &&u32| fs::read_link(format!("/proc/{it}/ns/net")).is_ok_and(|it| it != own);
+    let mut rules = String::new();
+    let output = asked_userspace("policies/", |backends| {
+        let Some(&backend) = backends.iter().find(is_elsewhere) else { return };
+        // It may have ended, or be `ip`, which sets the network up.
+        if rules.is_empty() {
+            nft(backend, &[LOSS]);
+        }
+        let now = nft(backend, &["list", "ruleset"]);
+        if now.code == Some(0) {
+            rules = now.stdout;
+        }
+    });
+    let Some(output) = output else { return };
+    assert!(output.success().ends_with(" passed, 0 failed, 0 skipped\n"));
+    assert!(rules.contains("packets") && !rules.contains("packets 0 "), "{rules}");
 }
 
 /// It takes traffic from outside for traffic of pods, and no pods for pods.
