@@ -166,8 +166,9 @@ fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
         check(&mut connections, when);
         flows.iter_mut().for_each(|it| it.exchange(when));
     }
-    // What the previous release has left is not in the way of changes.
-    node.apply(&[web(1..=5)]);
+    // What the previous release has left is not in the way of changes. The tests' own binaries need not be built here.
+    node.write(&[web(1..=5)]);
+    node.wait_until(|_| request(Transport::Tcp, addresses[0]).is_ok_and(|it| it == "web-5"));
     check(&mut connections, "after a change");
     for load in loads {
         let report = LoadReport::of(&load.stop());
