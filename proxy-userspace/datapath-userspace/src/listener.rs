@@ -20,6 +20,8 @@ use crate::{frontend::Frontend, options::ListenAt, table::Table, tcp, udp};
 const BACKLOG: i32 = 1024;
 /// What is added to a port that this user may not listen at: 80 becomes 10080.
 const UNPRIVILEGED_OFFSET: u16 = 10_000;
+/// This process has too many open files (asm-generic/errno-base.h).
+const EMFILE: i32 = 24;
 /// How many frontends are named that cannot be listened at.
 const MAX_REPORTED: usize = 100;
 
@@ -147,7 +149,10 @@ fn bind_at(address: SocketAddr, protocol: Protocol) -> io::Result<Bound> {
     Ok(if is_tcp { Bound::Tcp(socket.into()) } else { Bound::Udp(socket.into()) })
 }
 
-fn remedy(error: &io::Error, listen_at: ListenAt) -> &'static str {
+pub(crate) fn remedy(error: &io::Error, listen_at: ListenAt) -> &'static str {
+    if error.raw_os_error() == Some(EMFILE) {
+        return "raise the limit of open files (LimitNOFILE of systemd): each address takes one, each connection two";
+    }
     match (error.kind(), listen_at) {
         (io::ErrorKind::AddrInUse, _) => "end the program that listens there",
         (io::ErrorKind::AddrNotAvailable, ListenAt::Services) => {

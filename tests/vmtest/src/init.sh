@@ -10,8 +10,9 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 none /sys/fs/cgroup
 ip link set lo up
-# As container runtimes do: an old kernel accounts maps as locked memory.
+# As container runtimes do: an old kernel accounts maps as locked memory, and a proxy of sockets has one for each Service.
 ulimit -l unlimited
+ulimit -n 20000
 while read -r module; do
     insmod "/modules/$module.ko" || echo "cannot load $module"
 done </modules/order
