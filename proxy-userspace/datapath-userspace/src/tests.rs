@@ -264,6 +264,6 @@ async fn an_address_in_use_is_reported_and_served_once_it_is_free() {
 fn the_remedy_of_too_many_open_files_is_their_limit() {
     let error = std::io::Error::from_raw_os_error(24);
     assert_eq!(error.to_string(), "Too many open files (os error 24)");
-    let remedy = crate::listener::remedy(&error, ListenAt::Services);
+    let remedy = listener::remedy(&error, ListenAt::Services);
     assert!(remedy.starts_with("raise the limit of open files"), "{remedy}");
 }
