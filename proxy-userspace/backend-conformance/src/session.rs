@@ -151,6 +151,12 @@ impl<'a> Session<'a> {
         Ok((answer, is_right))
     }
 
+    /// The answer to a question beside the right one, if it is wrong.
+    fn wrong(&mut self, question: &Lookup, expected: &Answer) -> Result<Option<String>, String> {
+        let (answer, is_right) = self.ask(question, expected)?;
+        Ok((!is_right).then(|| format!("{question}: {answer:?}, not {expected}")))
+    }
+
     /// Publishes a state, and checks every answer once it is applied, also about what was asked before.
     pub(crate) fn check(&mut self, state: NodeState) -> Result<(), String> {
         let lookups = state.services.values().flat_map(|it| oracle::lookups(it)).collect();
@@ -170,10 +176,9 @@ impl<'a> Session<'a> {
                 continue;
             }
             let expected = oracle::answer(&self.state, &lookup);
-            let (answer, is_right) = self.ask(&lookup, &expected)?;
-            if !is_right {
+            if let Some(it) = self.wrong(&lookup, &expected)? {
                 count += 1;
-                wrong.push(format!("{lookup}: {answer:?}, not {expected}"));
+                wrong.push(it);
                 wrong.truncate(MAX_REPORTED);
             }
             // What is unmatched need not be asked again.
@@ -197,10 +202,8 @@ impl<'a> Session<'a> {
         lookups: &BTreeSet<Lookup>,
     ) -> Result<Option<String>, String> {
         for lookup in lookups {
-            let expected = oracle::answer(state, lookup);
-            let (answer, is_right) = self.ask(lookup, &expected)?;
-            if !is_right {
-                return Ok(Some(format!("{lookup}: {answer:?}, not {expected}")));
+            if let Some(it) = self.wrong(lookup, &oracle::answer(state, lookup))? {
+                return Ok(Some(it));
             }
         }
         Ok(None)
