@@ -55,24 +55,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long tests wait for an expected event before they fail.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long tests wait for an expected event before they fail: only a hang takes as long.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The environment variable with the factor that multiplies every timeout on a slow (emulated) machine.
-pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
+pub use build_tools::TIMEOUT_FACTOR;
 
-/// A timeout, multiplied by [`TIMEOUT_FACTOR`].
+/// A limit of time, multiplied by [`TIMEOUT_FACTOR`].
 #[must_use]
 pub fn scaled(limit: Duration) -> Duration {
-    static FACTOR: OnceLock<u32> = OnceLock::new();
-    let factor = || env::var(TIMEOUT_FACTOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
-    limit * *FACTOR.get_or_init(factor)
+    static FACTOR: OnceLock<f64> = OnceLock::new();
+    let factor = || env::var(TIMEOUT_FACTOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1.0);
+    limit.mul_f64(*FACTOR.get_or_init(factor))
 }
 
-/// Whether the machine is slow (emulated).
+/// Whether the machine is emulated, and repetitions are too slow there.
 #[must_use]
 pub fn is_slow_machine() -> bool {
-    scaled(Duration::from_secs(1)) > Duration::from_secs(1)
+    repetition_divisor() > 1
 }
 
 /// The environment variable with the divisor of every number of repetitions on a slow machine.
@@ -81,19 +80,26 @@ pub const REPETITION_DIVISOR: &str = "KUBE_PROXY_EBPF_TEST_REPETITION_DIVISOR";
 /// A number of repetitions, divided by [`REPETITION_DIVISOR`], but at least three.
 #[must_use]
 pub fn repetitions(times: usize) -> usize {
-    let divisor = env::var(REPETITION_DIVISOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1);
-    times.checked_div(divisor).unwrap_or(times).max(3)
+    (times / repetition_divisor()).max(3)
 }
 
-/// Polls until `condition` holds; `false` if it does not within `limit` (scaled).
+fn repetition_divisor() -> usize {
+    env::var(REPETITION_DIVISOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1).max(1)
+}
+
+/// Polls until `condition` holds; `false` if it does not within `limit` (scaled). Half of the time it sleeps, so that a
+/// condition that starts a program leaves the processor to what it waits for.
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let limit = scaled(limit);
     let started = Instant::now();
-    while !condition() {
+    loop {
+        let asked = Instant::now();
+        if condition() {
+            return true;
+        }
         if started.elapsed() > limit {
             return false;
         }
-        thread::sleep(Duration::from_millis(2));
+        thread::sleep(asked.elapsed().max(Duration::from_millis(2)));
     }
-    true
 }

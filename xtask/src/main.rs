@@ -9,6 +9,7 @@ mod fuzz;
 mod image;
 mod interop;
 mod licences;
+mod lint;
 mod mutants;
 mod provenance;
 mod release;
@@ -55,10 +56,11 @@ enum Task {
     /// Run every test: unit, property, scenario and end-to-end tests against the kernel (as root).
     ///
     /// Builds what is missing. End-to-end tests that this machine cannot run are skipped and listed.
-    Test {
-        /// Only tests whose names contain this
-        filter: Option<String>,
-    },
+    Test(test::Options),
+    /// Check the format, lints, the product for other machines, the dependencies and the package of the contract.
+    ///
+    /// Everything that CI checks without running the product; what is missing for it is installed.
+    Lint,
     /// Run the end-to-end tests on other kernels, in virtual machines, and on this machine's own (as root).
     #[command(disable_help_flag = true)]
     Vmtest(Forwarded),
@@ -179,7 +181,8 @@ fn perform(task: Task) -> Result<()> {
             status("Ready", &binary.display().to_string());
             Ok(())
         }
-        Task::Test { filter } => test::test(filter.as_deref()),
+        Task::Test(options) => test::test(&options),
+        Task::Lint => lint::lint(),
         Task::Pictures => test::pictures(),
         Task::Metrics => test::metrics(),
         Task::Fuzz { targets, minutes, keep } => fuzz::fuzz(&targets, minutes, keep),

@@ -17,7 +17,7 @@ use build_tools::{
 
 use crate::dist::{Dist, VERSION, archive_name, dist};
 
-/// The name of the test in tests/tests/upgrade.rs, and of its variables.
+/// The name of the test in tests/tests/end_to_end/upgrade.rs, and of its variables.
 const TEST: &str = "sockets_are_kept_by_an_upgrade_from_the_previous_release";
 const PREVIOUS: &str = "KUBE_PROXY_EBPF_PREVIOUS_RELEASE";
 const THIS: &str = "KUBE_PROXY_EBPF_THIS_RELEASE";
@@ -107,7 +107,7 @@ impl Previous {
         status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
         let skipped = folder.join("skipped");
         let mut test = cargo();
-        test.args(["test", "--package", "tests", "--test", "upgrade", "--target-dir"]);
+        test.args(["test", "--package", "tests", "--test", "end_to_end", "--target-dir"]);
         test.arg(workspace().join("target")).args(["--", "--ignored", "--exact", TEST]);
         let this = &dist.binaries[&Machine::own()?];
         run(test.env(PREVIOUS, binary).env(THIS, this).env(SKIPPED_TESTS_FILE, &skipped))?;

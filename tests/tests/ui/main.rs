@@ -12,7 +12,6 @@ use tests::{
     fixtures::{WEB4, web4},
     http,
     manifest::Service,
-    run,
 };
 
 use browser::Browser;
@@ -189,28 +188,4 @@ fn a_process_that_goes_is_missed_and_one_that_comes_is_followed() {
         it.contains("Revision 1") && it.contains("complete")
     });
     assert_eq!(browser.evaluate("document.getElementById('lost').hidden"), true);
-}
-
-#[test]
-fn only_addresses_of_this_host_are_accepted_and_a_socket_is_roots() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let Some(mut node) = TestNode::or_skip() else { return };
-    for address in ["0.0.0.0:10247", "[::]:10247", "192.0.2.1:80", "localhost:1"] {
-        let refused = run(node.cli("run").args(["--source", &node.source(), "--ui", address]));
-        assert_eq!(refused.code, Some(64), "{address}");
-        assert!(
-            refused.stderr.contains(address) && refused.stderr.contains("127.0.0.1:10247"),
-            "{refused:?}"
-        );
-    }
-    let socket = node.sandbox().files().join("ui.sock");
-    node.serve([1]);
-    node.write(&[web4([1])]);
-    node.start(&[&format!("--ui=unix://{}", socket.display())]);
-    node.wait_until(|_| socket.exists());
-    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let page = http::get_from_socket(&socket, "/").unwrap();
-    assert!(page.status == 200 && page.body.contains("<title>kube-proxy-ebpf</title>"));
-    let live = http::get_from_socket(&socket, "/live").unwrap();
-    assert!(live.body.contains("\"default/web\""), "{}", live.body);
 }

@@ -5,9 +5,10 @@ use std::{collections::BTreeSet, ops::Range};
 
 use ::tests::requirements::version;
 use anyhow::{Context as _, Result, bail};
+use build_tools::test_suite::Outcome;
 
 use crate::{
-    plan::{HOST, Outcome, short_name},
+    plan::{HOST, short_name},
     report::KernelRun,
 };
 

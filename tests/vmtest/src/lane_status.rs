@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use build_tools::{command::status, progress::ProgressLine};
 
-use crate::plan::{Event, Outcome};
+use build_tools::test_suite::Outcome;
+
+use crate::plan::Event;
 
 /// The current test of each lane, and how many have ended.
 #[derive(Default)]

@@ -33,12 +33,7 @@ use build_tools::{
 };
 use clap::Parser;
 
-use crate::{
-    kernel_table::KernelTable,
-    lane_status::LaneStatus,
-    plan::{HOST, Test},
-    runner::Runner,
-};
+use crate::{kernel_table::KernelTable, lane_status::LaneStatus, plan::HOST, runner::Runner};
 
 /// The matrix: `own` is this machine's kernel, a number without a dot is the newest of its major version.
 const KERNELS: [&str; 6] = [HOST, "5.10", "5.15", "6.1", "6.12", "7"];
@@ -122,7 +117,7 @@ fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
     drop(status);
 
     let runs: Vec<_> = runs.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect();
-    let tests: Vec<_> = runner.plan.tests.iter().map(Test::title).collect();
+    let tests: Vec<_> = runner.plan.tests.iter().map(|it| it.name.clone()).collect();
     match report::print(&tests, &runs, begin.elapsed()) {
         0 => Ok(()),
         failures => bail!("{failures} failures, see above"),

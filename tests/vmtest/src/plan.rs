@@ -1,10 +1,8 @@
 //! The tests to run on a kernel, and the events of a run: JSON between the host and a virtual machine.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
+use build_tools::test_suite::{Outcome, Test};
 use serde::{Deserialize, Serialize};
 
 /// This machine's own kernel, without a virtual machine.
@@ -19,22 +17,6 @@ pub(crate) struct TestPlan {
     pub(crate) environment: BTreeMap<String, String>,
     /// The timeout of a test, in seconds.
     pub(crate) timeout: u64,
-}
-
-/// A test of a test binary.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Test {
-    pub(crate) binary: PathBuf,
-    /// The binary's name in the workspace, such as `sockets`.
-    pub(crate) suite: String,
-    pub(crate) name: String,
-}
-
-impl Test {
-    /// Its name in reports.
-    pub(crate) fn title(&self) -> String {
-        format!("{}::{}", self.suite, self.name)
-    }
 }
 
 /// The name of a test without its suite and modules, as in tests/KERNELS.md.
@@ -54,17 +36,6 @@ pub(crate) enum Event {
     Ended { test: String, outcome: Outcome, seconds: f64 },
     /// All tests have ended.
     Done,
-}
-
-/// The result of a test.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    Passed,
-    /// The test's reason: something that this kernel or machine lacks.
-    Skipped(String),
-    /// The test's output.
-    Failed(String),
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::plan::Outcome;
+use build_tools::test_suite::Outcome;
 
 /// The results on a kernel.
 #[derive(Default)]

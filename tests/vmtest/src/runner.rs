@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::{command::workspace, machine::Machine};
+use build_tools::{command::workspace, machine::Machine, test_suite::Test};
 
 use crate::{
     guest,
@@ -18,7 +18,7 @@ use crate::{
     kernel_modules,
     kernel_packages::{Kernel, KernelPackages},
     kernel_table::KernelTable,
-    plan::{Event, HOST, Test, TestPlan, short_name},
+    plan::{Event, HOST, TestPlan, short_name},
     report::KernelRun,
     rootfs,
     system::System,
@@ -67,8 +67,7 @@ impl<'a> Runner<'a> {
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
         }
-        let is_wanted =
-            |it: &Test| filters.is_empty() || filters.iter().any(|part| it.title().contains(part));
+        let is_wanted = |it: &Test| filters.is_empty() || filters.iter().any(|part| it.name.contains(part));
         let tests: Vec<_> = tests.into_iter().filter(is_wanted).collect();
         if tests.is_empty() {
             bail!("no test's name contains {}", filters.join(" or "));

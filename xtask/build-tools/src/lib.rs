@@ -12,11 +12,15 @@ pub mod machine;
 pub mod programs;
 pub mod progress;
 pub mod target;
+pub mod test_suite;
 pub mod toolchain;
 
 use std::path::{Path, PathBuf};
 
 use walkdir::{DirEntry, WalkDir};
+
+/// The environment variable with the factor by which tests multiply limits of time, such as `1.5`: how slow the machine is.
+pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
 
 /// The environment variable that names the file to which each skipped test appends a line.
 pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";

@@ -1,0 +1,247 @@
+//! Session affinity on the socket path: what identifies a client, and how long it keeps its endpoint.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::maps::{Array, HashMap, Map, MapData};
+use socket2::{Domain, Socket, Type};
+use tests::{
+    EchoServer, NetNs, TIMEOUT, TestNode, Transport,
+    client::{exchange, exchange_connected, udp_socket},
+    eventually,
+    fixtures::{WEB4, endpoint, web, web_frontends},
+    http::metric,
+    manifest::Service,
+    request,
+};
+
+/// A node with `web` at ten endpoints.
+fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve(1..=10);
+    node.write(&[web(1..=10).affinity(affinity_seconds)]);
+    node.start(arguments);
+    Some(node)
+}
+
+fn frontend() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// The servers that reply to `times` requests.
+#[track_caller]
+fn servers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<String> {
+    (0..times).map(|_| request(transport, address).unwrap()).collect()
+}
+
+/// Connects a UDP socket that is bound to a source address.
+fn connect_from(source: [u8; 4]) -> UdpSocket {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&frontend().into()).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.into()
+}
+
+/// A map of the affinity table.
+fn affinity_map(node: &TestNode, name: &str) -> Map {
+    let map = MapData::from_pin(node.sandbox().pins().join("affinity2").join(name)).unwrap();
+    Map::from_map_data(map).unwrap()
+}
+
+/// The number of clients in the table.
+fn clients(node: &TestNode) -> usize {
+    let clients: HashMap<MapData, [u64; 4], [u64; 4]> = affinity_map(node, "affinity").try_into().unwrap();
+    clients.keys().count()
+}
+
+#[test]
+fn a_client_keeps_its_endpoint() {
+    let Some(mut node) = node_or_skip(3600, &[]) else { return };
+    let request_all = || {
+        let [v4, v6, _] = web_frontends();
+        let all = [v4, v6].into_iter().flat_map(|address| Transport::ALL.map(|it| (it, address)));
+        all.map(|(transport, address)| servers(transport, address, 20)).collect::<Vec<_>>()
+    };
+    let before = request_all();
+    for servers in &before {
+        assert_eq!(servers.len(), 1, "{servers:?}");
+    }
+    // Connected and unconnected UDP use the same service port.
+    assert_eq!(before[1], before[2]);
+    assert_eq!(before[4], before[5]);
+    // A restart and a new generation do not change that.
+    node.kill();
+    node.start(&[]);
+    assert_eq!(request_all(), before);
+}
+
+#[test]
+fn concurrent_connects_of_a_new_client_get_one_endpoint() {
+    let Some(_node) = node_or_skip(3600, &[]) else { return };
+    const THREADS: usize = 8;
+    for n in 0..50 {
+        let start = Barrier::new(THREADS);
+        let connect = || {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([10, 244, 3, n], 0)).into()).unwrap();
+            start.wait();
+            socket.connect(&frontend().into()).unwrap();
+            exchange_connected(&socket.into()).unwrap()
+        };
+        let servers: BTreeSet<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(connect)).collect();
+            threads.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        assert_eq!(servers.len(), 1, "client {n}: {servers:?}");
+    }
+}
+
+#[test]
+fn removing_an_endpoint_ends_its_affinity_at_once() {
+    let Some(mut node) = node_or_skip(3600, &[]) else { return };
+    let first = request(Transport::Tcp, frontend()).unwrap();
+    let others = (1..=10).filter(|n| format!("web-{n}") != first);
+    node.write(&[web(others).affinity(3600)]);
+    let now = || servers(Transport::Tcp, frontend(), 10);
+    node.wait_until(|_| !now().contains(&first));
+    let second = now();
+    assert_eq!(second.len(), 1);
+    // When the endpoint is added again, its former clients keep their new endpoint.
+    node.apply(&[web(1..=10).affinity(3600)]);
+    assert_eq!(now(), second);
+}
+
+#[test]
+fn each_namespace_and_each_address_of_the_node_is_a_client() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    for n in 1..=30 {
+        node.netns().ip(&["address", "add", &format!("10.244.2.{n}/32"), "dev", "lo"]).unwrap();
+    }
+    node.serve(1..=10);
+    node.write(&[web(1..=10).affinity(3600)]);
+    node.start(&[]);
+    let server_of = |source| exchange_connected(&connect_from(source)).unwrap();
+    // The probability that 30 clients share one of 10 endpoints is 10^-29.
+    let mut servers_seen = BTreeSet::new();
+    for n in 1..=30 {
+        let first = server_of([10, 244, 2, n]);
+        assert!((0..5).all(|_| server_of([10, 244, 2, n]) == first), "client {n}");
+        servers_seen.insert(first);
+    }
+    assert!(servers_seen.len() > 1);
+    // Neither a loopback address nor one that is not the node's identifies a client other than the namespace.
+    let unbound = request(Transport::Udp, frontend()).unwrap();
+    assert!((1..=30).all(|n| server_of([127, 0, 1, n]) == unbound));
+    assert!((1..=30).all(|n| server_of([10, 244, 3, n]) == unbound));
+    // A socket that is not bound is identified by its namespace.
+    let mut servers_seen = BTreeSet::new();
+    for _ in 0..30 {
+        let servers = NetNs::with_local_endpoints().unwrap().run(|| {
+            let _servers: Vec<_> = (1..=10)
+                .map(|n| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], 8080).into()).unwrap())
+                .collect();
+            servers(Transport::Tcp, frontend(), 5)
+        });
+        assert_eq!(servers.len(), 1, "{servers:?}");
+        servers_seen.extend(servers);
+    }
+    assert!(servers_seen.len() > 1);
+}
+
+#[test]
+fn a_source_address_chosen_by_the_kernel_is_not_a_client() {
+    let Some(node) = node_or_skip(3600, &[]) else { return };
+    for (family, address) in web_frontends().into_iter().take(2).enumerate() {
+        let first = request(Transport::Udp, address).unwrap();
+        assert_eq!(clients(&node), family + 1);
+        // All endpoints are local: a socket connected to one has the endpoint's address as its source.
+        for n in 1..=10 {
+            let socket = udp_socket(address).unwrap();
+            let endpoint = SocketAddr::new(endpoint(n)[family], 8080);
+            socket.connect(endpoint).unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), endpoint.ip());
+            // The reply is dropped, because it does not come from the peer.
+            socket.send_to(b"who?", address).unwrap();
+            for _ in 0..2 {
+                socket.connect(address).unwrap();
+                assert_eq!(exchange_connected(&socket).unwrap(), first);
+            }
+            assert_eq!(clients(&node), family + 1, "clients after endpoint {n}");
+        }
+    }
+}
+
+#[test]
+fn binding_to_the_unspecified_address_does_not_identify_a_client() {
+    let Some(node) = node_or_skip(3600, &[]) else { return };
+    let [v4, _, mapped] = web_frontends();
+    let first = request(Transport::Udp, v4).unwrap();
+    for any in ["[::]:0", "[::ffff:0.0.0.0]:0"] {
+        for is_connected in [true, false] {
+            let socket = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
+            socket.set_only_v6(false).unwrap();
+            socket.bind(&any.parse::<SocketAddr>().unwrap().into()).unwrap();
+            let socket = UdpSocket::from(socket);
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            let server = if is_connected {
+                socket.connect(mapped).unwrap();
+                exchange_connected(&socket).unwrap()
+            } else {
+                exchange(&socket, mapped).unwrap().0
+            };
+            assert_eq!(server, first);
+        }
+    }
+    assert_eq!(clients(&node), 1);
+}
+
+#[test]
+fn affinity_expires_after_its_timeout() {
+    let Some(_node) = node_or_skip(1, &[]) else { return };
+    let has_expired = |_: usize| {
+        let before = request(Transport::Tcp, frontend()).unwrap();
+        thread::sleep(Duration::from_millis(1050));
+        request(Transport::Tcp, frontend()).unwrap() != before
+    };
+    // A new choice among ten endpoints differs with a probability of 9/10.
+    assert!((0..9).any(has_expired), "the probability of this is 10^-9");
+    // Every connect within the timeout extends it.
+    let begin = Instant::now();
+    let mut last = (request(Transport::Tcp, frontend()).unwrap(), begin);
+    while begin.elapsed() < Duration::from_secs(3) {
+        thread::sleep(Duration::from_millis(50));
+        let now = Instant::now();
+        let server = request(Transport::Tcp, frontend()).unwrap();
+        // Unless this machine was too busy to connect within the timeout.
+        assert!(server == last.0 || last.1.elapsed() >= Duration::from_secs(1));
+        last = (server, now);
+    }
+}
+
+#[test]
+fn the_least_recently_used_affinity_is_evicted_first() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    // A client is counted at each Service.
+    let ip = |n: u16| IpAddr::from([10, 97, (n >> 8) as u8, n as u8]);
+    let service =
+        |n| Service::new(&format!("s-{n}"), &[ip(n)]).port("", "UDP", 80, 8080).endpoints([1]).affinity(3600);
+    node.write(&(0..1024).map(service).collect::<Vec<_>>());
+    node.start(&["--affinity-clients", "128"]);
+    let socket = udp_socket(frontend()).unwrap();
+    for n in 0..1024 {
+        socket.connect((ip(n), 80)).unwrap();
+    }
+    let count = clients(&node);
+    assert!((1..=128).contains(&count), "{count} clients");
+    // The table accepted every client.
+    let inserts: Array<MapData, u64> = affinity_map(&node, "affinity_inserts").try_into().unwrap();
+    assert_eq!(inserts.get(&0, 0).unwrap(), 1024);
+    assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_affinity_inserts_total") == Some(1024.0)));
+    assert_eq!(metric("kube_proxy_ebpf_affinity_capacity"), Some(128.0));
+}

@@ -1,0 +1,348 @@
+//! Errors are reported with a remedy; what works keeps working, and nothing is left half-done.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::{self, Command, Stdio},
+};
+
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
+};
+use tests::{
+    Build, ObjectTracker, TIMEOUT, TestNode, Transport,
+    agent::{Output, run},
+    eventually,
+    fixtures::{WEB4, web4},
+    http::{health, metrics},
+    manifest::Service,
+    request,
+    sandbox::move_to,
+};
+
+fn frontend() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// A node with `web`; no proxy runs yet.
+fn node_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1]);
+    node.write(&[web4([1])]);
+    Some(node)
+}
+
+fn product(arguments: &[&str]) -> Output {
+    run(Command::new(Build::Product.binary()).args(arguments))
+}
+
+/// Runs the binary, which must exit with this code and report all of these texts.
+#[track_caller]
+fn assert_fails(arguments: &[&str], code: i32, texts: &[&str]) {
+    let Output { code: found, stderr, stdout } = product(arguments);
+    assert_eq!(found, Some(code), "{arguments:?}: {stderr}");
+    for it in texts {
+        assert!(stderr.contains(it), "{arguments:?} does not report {it:?}: {stderr}");
+    }
+    assert!(stdout.is_empty(), "{stdout}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Whether a connect fails for lack of a route, because nothing is translated.
+#[track_caller]
+fn assert_not_translated() {
+    assert_eq!(TcpStream::connect(frontend()).unwrap_err().raw_os_error(), Some(nix::libc::ENETUNREACH));
+}
+
+#[test]
+fn wrong_usage_exits_64() {
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&[], &["Usage"]),
+        (&["frobnicate"], &["frobnicate"]),
+        (&["run"], &["--source"]),
+        (&["run", "--source", "manifests"], &["manifests", "file:PATH"]),
+        (&["run", "--source", "file:"], &["needs a path"]),
+        (&["run", "--source", "file:x", "--node-name", "No Node"], &["No Node", "lower-case"]),
+        (&["run", "--source", "file:x", "--pin-dir", "pins"], &["pins", "absolute"]),
+        (&["print", "--source", "file:x", "--output", "xml"], &["xml", "json"]),
+        (&["print", "--source", "file:x", "--feature-gates", "Magic=maybe"], &["maybe", "true nor false"]),
+        (&["print", "--source", "file:x", "--hostname-override", "No Node"], &["No Node", "lower-case"]),
+        (&["brain", "--source", "file:x", "--tls-cert", "x.crt"], &["--tls-key", "--tls-client-ca"]),
+        (&["agent", "--tls-cert", "x.crt", "--tls-key", "x.key"], &["--tls-ca"]),
+    ];
+    for (arguments, texts) in cases {
+        assert_fails(arguments, 64, texts);
+    }
+}
+
+#[test]
+fn help_and_version_exit_0() {
+    for arguments in [&["--help"][..], &["--version"], &["run", "--help"], &["dump", "--help"]] {
+        assert!(!product(arguments).success().is_empty());
+    }
+}
+
+#[test]
+fn a_failed_start_is_explained_and_leaves_nothing_behind() {
+    let Some(node) = node_or_skip() else { return };
+    let mut objects = ObjectTracker::new(node.sandbox());
+    let source = node.source();
+    let (pins, cgroup) = (text(node.sandbox().pins()), text(node.sandbox().cgroup()));
+    let files = text(node.sandbox().files());
+    let with_dot = format!("{pins}/a.b");
+    let cases: [(&str, &str, &str, &[&str]); 5] = [
+        (&source, files, pins, &[files, "not a cgroup2", "--cgroup"]),
+        (&source, "/no/such/cgroup", pins, &["/no/such/cgroup does not exist", "mkdir"]),
+        (&source, cgroup, files, &[files, "bpf file system", "--pin-dir"]),
+        (&source, cgroup, &with_dot, &["a.b", "dot"]),
+        ("file:/no/such/manifests", cgroup, pins, &["/no/such/manifests"]),
+    ];
+    for (source, cgroup, pins, texts) in cases {
+        let run = ["run", "--source", source, "--node-name", "n1", "--cgroup", cgroup, "--pin-dir", pins];
+        assert_fails(&run, 1, texts);
+    }
+    assert_fails(&["dump", "--pin-dir", pins], 1, &[pins, "no state is active"]);
+    let is_clean = eventually(TIMEOUT, || objects.observe().is_empty());
+    assert!(is_clean, "left behind: {:?}", objects.observe());
+    assert_not_translated();
+}
+
+#[test]
+fn a_missing_capability_is_reported() {
+    let Some(node) = node_or_skip() else { return };
+    let binary = node.sandbox().files().join("kube-proxy-ebpf");
+    fs::copy(Build::Product.binary(), &binary).unwrap();
+    fs::set_permissions(node.sandbox().files(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(&binary);
+    command.args(["run", "--source", &node.source(), "--node-name", "n1", "--cgroup"]);
+    command.arg(node.sandbox().cgroup()).arg("--pin-dir").arg(node.sandbox().pins());
+    let Output { code, stderr, .. } = run(command.uid(65534).gid(65534));
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("CAP_BPF") && stderr.contains("root"), "{stderr}");
+}
+
+#[test]
+fn a_second_instance_is_refused_and_the_first_keeps_running() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    let mut second = node.command(Build::Product).start(node.sandbox()).unwrap();
+    assert_eq!(second.wait(TIMEOUT).unwrap().code(), Some(1));
+    assert!(second.log().contains("another instance is running"), "{}", second.log());
+    let pins = text(node.sandbox().pins());
+    assert_fails(&["cleanup", "--pin-dir", pins], 1, &["another instance", "stop it first"]);
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+}
+
+#[test]
+fn pins_of_an_unknown_layout_are_refused_and_not_modified() {
+    let Some(mut node) = node_or_skip() else { return };
+    let layout = node.sandbox().pins().join("v7");
+    fs::create_dir(&layout).unwrap();
+    // An array as the one of the active side, but with values of 32 bytes: a lookup would overwrite our memory.
+    let mut foreign = Array::<_, [u8; 32]>::create(1, 0).unwrap();
+    foreign.set(0, [7; 32], 0).unwrap();
+    foreign.pin(layout.join("active")).unwrap();
+    node.start_inactive(&node.command(Build::Product));
+    assert_eq!(node.agent_mut().wait(TIMEOUT).unwrap().code(), Some(1));
+    for it in ["v7/active", "32 bytes", "4 bytes", "cleanup"] {
+        assert!(node.log().contains(it), "the log does not contain {it}: {}", node.log());
+    }
+    let found = MapData::from_pin(layout.join("active")).unwrap();
+    let found: Array<_, [u8; 32]> = Map::from_map_data(found).unwrap().try_into().unwrap();
+    assert_eq!(found.get(&0, 0).unwrap(), [7; 32]);
+    assert_not_translated();
+}
+
+#[test]
+fn a_broken_manifest_keeps_the_last_good_state() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    let file = node.manifests().join("all.yaml");
+    let good = fs::read_to_string(&file).unwrap();
+    for broken in ["kind: Service\n  metadata: [", "\0\u{1}\u{2} garbage", &good[..good.len() / 2]] {
+        // Written in place, not atomically.
+        fs::write(&file, broken).unwrap();
+        node.wait_until_logged(&["all.yaml", "WARN"]);
+        assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    }
+    // The next valid manifest is applied.
+    let late = Service::new("late", &[[10, 96, 0, 11].into()]).port("", "TCP", 80, 8080);
+    node.apply(&[web4([1]), late]);
+}
+
+#[test]
+fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
+    let Some(mut node) = node_or_skip() else { return };
+    // A program without Services, which redirects nothing.
+    node.write(&[]);
+    node.start(&[]);
+    let mut idle =
+        CgroupSockAddr::from_pin(node.program("connect6"), CgroupSockAddrAttachType::Connect6).unwrap();
+    node.terminate();
+    let _ = run(&mut node.cli("cleanup")).success();
+    // As many as the kernel allows at one cgroup (BPF_CGROUP_MAX_PROGS).
+    let cgroup = fs::File::open(node.sandbox().cgroup()).unwrap();
+    let mut attach = || {
+        let link = idle.attach(&cgroup, CgroupAttachMode::Single).unwrap();
+        idle.take_link(link).unwrap()
+    };
+    let full: Vec<_> = (0..64).map(|_| attach()).collect();
+    node.write(&[web4([1])]);
+    node.start_inactive(&node.command(Build::Product));
+    node.agent_mut()
+        .wait_for_log(TIMEOUT, |log| log.matches("attach of program connect6 failed").count() > 3)
+        .unwrap();
+    let links = node.sandbox().pins().join("links");
+    // Between two attempts, whose interval grows.
+    let redirects = || ["connect4", "sendmsg4", "sendmsg6"].iter().any(|it| links.join(it).exists());
+    assert!(eventually(TIMEOUT, || !redirects()), "{}", node.log());
+    TcpStream::connect(frontend()).unwrap_err();
+    assert!(links.join("sock_release").exists(), "sockets that were translated meanwhile are still released");
+    drop(full);
+    node.wait_until(|_| request(Transport::Tcp, frontend()).is_ok());
+}
+
+#[test]
+fn cleanup_does_not_touch_foreign_objects() {
+    let Some(node) = node_or_skip() else { return };
+    let files = node.sandbox().files().join("precious");
+    fs::create_dir_all(files.join("v7")).unwrap();
+    fs::write(files.join("v7/active"), "data").unwrap();
+    assert_fails(&["cleanup", "--pin-dir", text(&files)], 1, &[text(&files), "bpf file system"]);
+    assert_eq!(fs::read_to_string(files.join("v7/active")).unwrap(), "data");
+
+    let foreign = node.sandbox().pins().join("foreign");
+    Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();
+    let Output { code, stderr, .. } = run(&mut node.cli("cleanup"));
+    assert_eq!(code, Some(0));
+    assert!(stderr.contains(text(&foreign)) && stderr.contains("was kept"), "{stderr}");
+    assert!(foreign.exists());
+}
+
+#[test]
+fn another_cgroup_is_refused_while_the_first_exists() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    node.kill();
+    let (source, root) = (node.source(), text(node.sandbox().root_cgroup()));
+    let pins = text(node.sandbox().pins());
+    let run = ["run", "--source", &source, "--node-name", "n1", "--cgroup", root, "--pin-dir", pins];
+    assert_fails(&run, 1, &["links/", "another cgroup", "--cgroup", "cleanup"]);
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+}
+
+#[test]
+fn a_recreated_cgroup_is_served_again() {
+    let Some(node) = node_or_skip() else { return };
+    let slice = node.sandbox().cgroup().join("slice");
+    fs::create_dir(&slice).unwrap();
+    let mut agent = node
+        .cli("run")
+        .args(["--source", &node.source(), "--node-name", "n1", "--cgroup", text(&slice)])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let is_served = || {
+        move_to(&slice, process::id()).unwrap();
+        let reply = request(Transport::Tcp, frontend());
+        node.sandbox().add_process(process::id()).unwrap();
+        reply.is_ok()
+    };
+    assert!(eventually(TIMEOUT, is_served));
+    // The agent's probe may run in it for a moment.
+    assert!(eventually(TIMEOUT, || fs::remove_dir(&slice).is_ok()));
+    fs::create_dir(&slice).unwrap();
+    let again = eventually(TIMEOUT, is_served);
+    let _ = agent.kill();
+    agent.wait().unwrap();
+    let _ = fs::remove_dir(&slice);
+    assert!(again, "the new cgroup is not served");
+}
+
+#[test]
+fn cleanup_removes_everything_from_the_node() {
+    let Some(mut node) = node_or_skip() else { return };
+    let mut objects = ObjectTracker::new(node.sandbox());
+    node.start(&[]);
+    assert!(!objects.observe().is_empty());
+    node.terminate();
+    // The kernel serves without the agent.
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert!(!objects.observe().is_empty());
+    let _ = run(&mut node.cli("cleanup")).success();
+    assert!(!node.sandbox().pins().exists());
+    assert_not_translated();
+    let is_clean = eventually(TIMEOUT, || objects.observe().is_empty() && objects.leaked().is_empty());
+    assert!(is_clean, "{:?} now; leaked: {:?}", objects.observe(), objects.leaked());
+    // Again: nothing to do, and no error.
+    let _ = run(&mut node.cli("cleanup")).success();
+}
+
+/// A screen is cleared, a line is forged, a direction is reversed.
+const ACTIVE_NAME: &str = "web\\u001b[2J\\u009b31m\\nERROR forged\\u202e\\u0007";
+
+#[test]
+fn nothing_that_a_tenant_names_acts_on_a_terminal() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    let names = format!(r#""name":"{ACTIVE_NAME}","namespace":"{ACTIVE_NAME}""#);
+    let slice = format!(
+        r#"{{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","metadata":{{"name":"bad",
+        "namespace":"default","labels":{{"kubernetes.io/service-name":"bad"}},
+        "annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{ACTIVE_NAME}"}}}},
+        "ports":[{{"name":"{ACTIVE_NAME}","port":80,"appProtocol":"{ACTIVE_NAME}"}}],
+        "endpoints":[{{"addresses":["{ACTIVE_NAME}"],"hostname":"{ACTIVE_NAME}"}},
+        {{"addresses":["10.244.1.9"],"hostname":"{ACTIVE_NAME}","nodeName":"{ACTIVE_NAME}",
+          "hints":{{"forZones":[{{"name":"{ACTIVE_NAME}"}}]}},"targetRef":{{"kind":"Pod","name":"{ACTIVE_NAME}"}}}}]}}"#
+    );
+    let service = |metadata: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{{metadata}}},"spec":{{"clusterIP":"10.96.0.66",
+            "type":"{ACTIVE_NAME}","externalIPs":["{ACTIVE_NAME}"],"ports":[{{"name":"{ACTIVE_NAME}","port":80}},
+            {{"name":"ok","port":81,"protocol":"{ACTIVE_NAME}"}},{{"name":"fine","port":82,"targetPort":"{ACTIVE_NAME}"}}]}}}}"#
+        )
+    };
+    let (named, bad) = (service(&names), service(r#""name":"bad","namespace":"default""#));
+    node.write_file("bad.json", &format!("{named}\n{bad}\n{slice}"));
+    node.wait_until_logged(&["Service default/bad", "EndpointSlice default/bad"]);
+    // A file that does not parse is quoted as well.
+    node.write_file(
+        "broken.json",
+        &format!(r#"{{"apiVersion":"{ACTIVE_NAME}","kind":"Service","spec":"{ACTIVE_NAME}"}}"#),
+    );
+    node.write_file("unknown.json", &format!(r#"{{"apiVersion":"v1","kind":"{ACTIVE_NAME}"}}"#));
+    node.write_file("typed.json", &format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{ACTIVE_NAME}"}},"spec":"{ACTIVE_NAME}"}}"#));
+    node.wait_until_logged(&["unknown.json", "typed.json"]);
+
+    let mut outputs = vec![("the log".to_owned(), node.log())];
+    let source = node.source();
+    for arguments in [
+        &["status"][..],
+        &["status", "--output", "json"],
+        &["check"],
+        &["check", "--output", "json"],
+        &["dump"],
+        &["print", "--once", "--source", &source, "--node-name", "n1"],
+        &["print", "--once", "--source", &source, "--node-name", "n1", "--output", "yaml"],
+    ] {
+        let Output { stdout, stderr, .. } = run(node.cli(arguments[0]).args(&arguments[1..]));
+        outputs.push((arguments.join(" "), stdout + &stderr));
+    }
+    for page in ["/metrics", "/state", "/status"] {
+        outputs.push((page.to_owned(), metrics(page).unwrap().body));
+    }
+    outputs.push(("/readyz".to_owned(), health("/readyz").unwrap().body));
+    for (name, text) in &outputs {
+        let is_active = |it: char| it != '\n' && (it.is_control() || it == '\u{202e}');
+        assert!(!text.contains(is_active), "{name}: {text:?}");
+        assert!(!text.lines().any(|it| it.starts_with("ERROR forged")), "{name}: {text}");
+    }
+    assert!(outputs[1].1.contains("default/bad"), "{}", outputs[1].1);
+}

@@ -1,0 +1,73 @@
+//! The capabilities of the DaemonSet, on the real kernel: they suffice, and none is superfluous.
+
+use std::{fs, path::Path};
+
+use tests::{
+    AgentCommand, Build, TIMEOUT, TestNode, Transport, deploy, eventually,
+    fixtures::{web, web_frontends},
+    http, request,
+    requirements::kernel_at_least,
+};
+
+/// The bounding set of a process.
+fn bounding_set(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let set = status.lines().find_map(|it| it.strip_prefix("CapBnd:")).unwrap();
+    u64::from_str_radix(set.trim(), 16).unwrap()
+}
+
+/// Every other end-to-end test starts the proxy in the same way.
+#[test]
+fn the_capabilities_of_the_manifest_suffice() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    node.write(&[web([1])]);
+    node.start(&[]);
+    assert_eq!(bounding_set(node.agent().pid()), deploy::capabilities().unwrap().bits());
+
+    node.wait_until_active(&[web([1])]);
+    for frontend in &web_frontends()[..2] {
+        for transport in Transport::ALL {
+            let is_served = || request(transport, *frontend).is_ok_and(|it| it == "web-1");
+            let reply = || request(transport, *frontend);
+            assert!(
+                eventually(TIMEOUT, is_served),
+                "{transport:?} to {frontend}: {:?}\n{}",
+                reply(),
+                node.log()
+            );
+        }
+    }
+    // The pages of the liveness and readiness probes.
+    node.wait_until(|_| ["/livez", "/readyz"].iter().all(|it| http::health_status(it) == 200));
+}
+
+#[test]
+fn without_any_of_its_capabilities_the_proxy_reports_what_it_needs() {
+    let Some(node) = TestNode::or_skip() else { return };
+    node.write(&[web([1])]);
+    let all = deploy::capabilities().unwrap();
+    for (name, missing) in all.iter_names() {
+        let command = node.command(Build::Product).capabilities(all.difference(missing));
+        let mut agent = command.start(node.sandbox()).unwrap();
+        let status = agent.wait(TIMEOUT).unwrap_or_else(|error| panic!("{name} is not needed: {error:#}"));
+        assert_eq!(status.code(), Some(1), "{name}");
+        let log = agent.log();
+        assert!(log.contains("CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"), "the log without {name}:\n{log}");
+    }
+}
+
+#[test]
+fn a_low_memlock_limit_is_raised_or_reported() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web([1])]);
+    let line = format!("ulimit -l 64 && exec {}", node.command(Build::Product).line());
+    node.start_inactive(&AgentCommand::new(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]));
+    if kernel_at_least(5, 11) {
+        node.wait_until(TestNode::is_attached);
+        return;
+    }
+    let status = node.agent_mut().wait(TIMEOUT).unwrap();
+    assert_eq!(status.code(), Some(1), "{}", node.log());
+    assert!(node.log().contains("add CAP_SYS_RESOURCE, or raise the limit"), "{}", node.log());
+}

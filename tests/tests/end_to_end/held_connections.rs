@@ -1,0 +1,205 @@
+//! Clients that hold connections to the pages of the proxy, idle, slow or without reading, take nothing from others.
+//!
+//! They are in a network namespace of their own, and need no capability for what they do.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
+use tests::{
+    NetNs, TestNode,
+    agent::status_socket,
+    eventually,
+    fixtures::web4,
+    http::{self, HEALTH_PORT, METRICS_PORT, health, metric, metrics, probe},
+    is_slow_machine,
+    manifest::Service,
+    repetitions,
+};
+
+const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// A load balancer, beside the attackers.
+const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const CHECK_PORT: u16 = 32_001;
+/// How many connections the attackers hold.
+const HELD: usize = 10_000;
+
+/// The namespace of the attackers, who have every address of 10.99.0.0/16.
+fn attackers(node: &TestNode) -> NetNs {
+    let attackers = NetNs::new().unwrap();
+    node.netns().connect_veth("attack", &attackers, "eth0").unwrap();
+    node.netns().add_interface_address(&format!("{NODE}/24"), "attack").unwrap();
+    node.netns().ip(&["route", "add", "10.99.0.0/16", "via", &NEIGHBOUR.to_string()]).unwrap();
+    attackers.add_interface_address(&format!("{NEIGHBOUR}/24"), "eth0").unwrap();
+    attackers.ip(&["route", "add", "local", "10.99.0.0/16", "dev", "lo"]).unwrap();
+    attackers
+}
+
+/// Raises this process's limit of open files, which is 1,024 by default.
+fn allow_open_files(number: usize) {
+    let number = number as u64;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(number), hard.max(number)).unwrap();
+}
+
+/// The n-th connection: each from another address, idle, with half of a request, or with requests whose responses it
+/// does not read.
+fn hold(n: usize) -> io::Result<Socket> {
+    let port = if n.is_multiple_of(2) { HEALTH_PORT } else { CHECK_PORT };
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let source = Ipv4Addr::from_bits(Ipv4Addr::new(10, 99, 0, 1).to_bits() + n as u32 % 60_000);
+    socket.bind(&SocketAddr::from((source, 0)).into())?;
+    socket.connect_timeout(&SocketAddr::from((NODE, port)).into(), Duration::from_secs(10))?;
+    let sent = match n % 3 {
+        0 => String::new(),
+        1 => "GET /healthz HTTP/1.1\r\nHost:".to_owned(),
+        _ => "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100),
+    };
+    // The server may have closed it already.
+    let _ = (&socket).write(sent.as_bytes());
+    Ok(socket)
+}
+
+#[test]
+fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    // On an emulated machine opening them all takes more than ten minutes; these are also several times what the pages hold.
+    let held = if is_slow_machine() { 3_000 } else { HELD };
+    allow_open_files(held + 1_000);
+    let attackers = attackers(&node);
+    let web = web4([1]).load_balancer_ips(&[[203, 0, 113, 1].into()]);
+    node.write(&[web.external_local().health_check_node_port(CHECK_PORT)]);
+    node.start(&["--packets=off"]);
+    node.wait_until_ready();
+    node.wait_until(|_| http::get((NODE, CHECK_PORT).into(), "/").is_ok());
+
+    let (opened, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let open = || metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
+    let (times, number) = thread::scope(|scope| {
+        scope.spawn(|| {
+            let _inside = attackers.enter().unwrap();
+            let mut all = VecDeque::new();
+            // More and more, and then again and again.
+            while !is_done.load(Ordering::Relaxed) {
+                all.extend(hold(opened.load(Ordering::Relaxed)));
+                if all.len() > held {
+                    all.pop_front();
+                    thread::sleep(Duration::from_millis(1));
+                }
+                opened.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut times = Vec::new();
+        let mut check = |name: &'static str, get: &dyn Fn() -> io::Result<http::Response>, status: u16| {
+            let start = Instant::now();
+            let response = get().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(response.status, status, "{name}: {response:?}");
+            times.push((start.elapsed(), name));
+        };
+        let from_outside = |port: u16, path: &str| attackers.run(|| http::get((NODE, port).into(), path));
+        let round = &mut || {
+            check("probe", &|| probe("/livez"), 200);
+            check("readiness probe", &|| probe("/readyz"), 200);
+            check("/livez of this host", &|| health("/livez"), 200);
+            check("/healthz of a load balancer", &|| from_outside(HEALTH_PORT, "/healthz"), 200);
+            check("health-check node port", &|| from_outside(CHECK_PORT, "/"), 200);
+        };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // While the connections are opened, and while they are held.
+            while opened.load(Ordering::Relaxed) <= held {
+                round();
+                thread::sleep(Duration::from_millis(20));
+            }
+            (0..repetitions(30)).for_each(|_| round());
+            open()
+        }));
+        is_done.store(true, Ordering::Relaxed);
+        let number = result.unwrap_or_else(|it| std::panic::resume_unwind(it));
+        (times, number)
+    });
+
+    assert!((1.0..=512.0).contains(&number), "{number} connections are open");
+    let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
+    // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
+    assert!(is_slow_machine() || closed > held as f64 / 2.0, "{closed} of {held} were closed for newer ones");
+    assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
+    let files = metric("process_open_fds").unwrap();
+    // Those that are about to close have not been closed yet.
+    assert!(files < 1_300.0, "{files} files are open");
+    assert!(node.agent().count_logged("connections are open") <= 3, "{}", node.log());
+    let (longest, name) = times.iter().max().unwrap();
+    let sum: Duration = times.iter().map(|(it, _)| *it).sum();
+    println!(
+        "{} answers beside {held} connections: mean {:?}, longest {longest:?} ({name})",
+        times.len(),
+        sum / times.len() as u32
+    );
+}
+
+/// On slow machines, too: a small rendering says nothing about the memory of many.
+const SERVICES: usize = 800;
+
+/// Services whose state is large.
+fn large(last: u8) -> Vec<Service> {
+    let service = |n: usize| {
+        let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 96, 16, 0).to_bits() + n as u32);
+        Service::new(&format!("service-{n}"), &[address.into()])
+            .port("http", "TCP", 80, 8080)
+            .endpoints(1..=last)
+    };
+    (0..SERVICES).map(service).collect()
+}
+
+#[test]
+fn readers_that_never_read_share_at_most_two_renderings() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let socket = status_socket(node.sandbox());
+    node.write(&large(19));
+    node.start(&[]);
+    node.wait_until_ready();
+    // What any reader costs, and what the process needs anyway.
+    let page = node.status_page("/state").unwrap();
+    assert_eq!(page.status, 200);
+    let rendering = page.body.len() as u64 / 1024;
+    let before = node.agent().memory_kb("VmRSS").unwrap();
+    let mut readers = Vec::new();
+    let mut scrapers = Vec::new();
+    for round in 0..3 {
+        for _ in 0..20 {
+            let mut reader = UnixStream::connect(&socket).unwrap();
+            reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            readers.push(reader);
+            let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
+            scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            scrapers.push(scraper);
+        }
+        // Each round reads another state.
+        let backends = |last: u8| {
+            let rows = f64::from(last) * SERVICES as f64;
+            move || metric("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(rows)
+        };
+        let last = 18 - round;
+        node.write(&large(last));
+        assert!(eventually(tests::TIMEOUT, backends(last)), "{}", node.log());
+    }
+    let after = node.agent().memory_kb("VmRSS").unwrap();
+    let grown = after.saturating_sub(before);
+    println!(
+        "60 readers of {rendering} kB that never read, and 60 scrapers: {before} kB before, {after} kB after"
+    );
+    assert!(grown < 15 * rendering, "grown by {grown} kB, a rendering has {rendering} kB");
+    // Others are served.
+    assert_eq!(metrics("/metrics").unwrap().status, 200);
+    assert!(node.status_page("/state").unwrap().body.contains("service-0"));
+    assert!(metric("kube_proxy_ebpf_http_connections{pages=\"status\"}") <= Some(32.0));
+    assert!(metric("kube_proxy_ebpf_http_connections{pages=\"metrics\"}") <= Some(16.0 + 1.0));
+    drop((readers, scrapers));
+}

@@ -1,0 +1,185 @@
+//! What a pod can do to the proxy and to other pods with nothing but sockets: no more than its share.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+
+use aya::maps::{HashMap, Map, MapData};
+use socket2::{Domain, Socket, Type};
+use tests::{
+    Attack, Build, EchoServer, MemoryCgroup, NetNs, Pod, TIMEOUT, TestNode, Transport, eventually,
+    fixtures::{WEB4, endpoint, web},
+    http::metric,
+    manifest::Service,
+    pod, repetitions, request,
+};
+
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
+
+/// The process of a [`Pod`].
+#[test]
+#[ignore = "it is not a test, but the process of a hostile pod"]
+fn hostile_process() {
+    pod::attack();
+}
+
+/// The address of a Service of [`resolvers`].
+fn resolver(n: u8) -> SocketAddr {
+    ([10, 97, 0, n], 53).into()
+}
+
+/// Services with a UDP port and an endpoint.
+fn resolvers(number: u8) -> Vec<Service> {
+    let ip = |n| resolver(n).ip();
+    let service = |n| Service::new(&format!("s-{n}"), &[ip(n)]).port("", "UDP", 53, 8080).endpoints([n]);
+    (1..=number).map(service).collect()
+}
+
+/// A pod that means no harm: a namespace with a server at each endpoint, which names itself.
+fn innocent(endpoints: u8) -> (NetNs, Vec<EchoServer>) {
+    let netns = NetNs::with_local_endpoints().unwrap();
+    let start = |n: u8| EchoServer::start(&n.to_string(), (endpoint(n)[0], 8080).into()).unwrap();
+    let servers = netns.run(|| (1..=endpoints).map(start).collect());
+    (netns, servers)
+}
+
+/// Sends to every Service of [`resolvers`] from one socket, and expects each reply from the Service's address.
+#[track_caller]
+fn resolve_all(netns: &NetNs, number: u8) {
+    netns.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        for n in 1..=number {
+            socket.send_to(b"who?", resolver(n)).unwrap();
+            let (length, from) = socket.recv_from(&mut [0; 64]).unwrap();
+            assert!(length > 0 && from == resolver(n), "a reply of {from} instead of {}", resolver(n));
+        }
+    });
+}
+
+#[test]
+fn what_pods_open_does_not_charge_the_agent_beyond_its_budget() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let Some(memory) = MemoryCgroup::or_skip(node.sandbox()) else { return };
+    node.write(&resolvers(3));
+    node.start_with(&node.command(Build::Product).memory_cgroup(&memory));
+    let before = memory.kernel().unwrap();
+    assert!(before > 1 << 20, "{before} bytes cannot be all of the agent's kernel memory");
+    // Each takes a slot, as far as the share goes, and after that entries in the overflow table, as far as that share goes.
+    let sockets = repetitions(19_000);
+    let pod =
+        Pod::attack(node.sandbox(), "pod", &Attack::send_udp(sockets, &[1, 2, 3].map(resolver))).unwrap();
+    assert_eq!(pod.report.done + pod.report.refused, 3 * sockets);
+    let charged = memory.kernel().unwrap().saturating_sub(before);
+    assert!(charged < 4 << 20, "{charged} bytes were charged for {:?}", pod.report);
+    // What was enough for a start without pods is enough for a change and for several starts beside them.
+    if let Ok(peak) = memory.peak() {
+        memory.limit(peak + (8 << 20)).unwrap();
+    }
+    node.apply(&resolvers(4));
+    for _ in 0..3 {
+        node.kill();
+        node.start_with(&node.command(Build::Product).memory_cgroup(&memory));
+    }
+    let (netns, _servers) = innocent(4);
+    resolve_all(&netns, 4);
+    // The cgroup waits for its processes.
+    node.kill();
+}
+
+#[test]
+fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&resolvers(10));
+    node.start(&["--udp-addresses", "512"]);
+    let attack = Attack::send_udp(200, &(1..=10).map(resolver).collect::<Vec<_>>());
+    let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
+    assert!(pod.report.refused > 1000, "{:?}", pod.report);
+    let (netns, _servers) = innocent(10);
+    for _ in 0..3 {
+        resolve_all(&netns, 10);
+    }
+    // Nor do several.
+    let _more = ["b", "c", "d"].map(|it| Pod::attack(node.sandbox(), it, &attack).unwrap());
+    resolve_all(&netns, 10);
+    // The culprits are named.
+    let named = r#"kube_proxy_ebpf_socket_refused_by_cgroup{cgroup="/pod"}"#;
+    assert!(eventually(TIMEOUT, || metric(named) > Some(1000.0)));
+    assert!(eventually(TIMEOUT, || node.log().contains("(ENOBUFS), most of them in /")));
+    // What is closed is free again.
+    drop((pod, _more));
+    let again = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
+    assert!(again.report.done > 200, "{:?}", again.report);
+}
+
+#[test]
+fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web([1])]);
+    node.start(&["--socket-slots", "2048"]);
+    let before = node.used_socket_slots();
+    let attack = Attack::connect_tcp(4000, FRONTEND.into());
+    let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
+    assert_eq!((pod.report.done, pod.report.refused), (4000, 0), "TCP is never refused");
+    assert!(node.used_socket_slots() <= before + 2048 / 4 + 8, "{} slots", node.used_socket_slots());
+    let (netns, _servers) = innocent(1);
+    netns.run(|| {
+        let connections: Vec<_> = (0..50).map(|_| TcpStream::connect(FRONTEND).unwrap()).collect();
+        for connection in &connections {
+            assert_eq!(connection.peer_addr().unwrap(), FRONTEND.into());
+        }
+    });
+    drop(pod);
+    assert!(eventually(TIMEOUT, || node.used_socket_slots() <= before));
+}
+
+/// The clients in the session affinity table.
+fn clients(node: &TestNode) -> usize {
+    let map = MapData::from_pin(node.sandbox().pins().join("affinity2/affinity")).unwrap();
+    let map: HashMap<MapData, [u64; 4], [u64; 4]> = Map::from_map_data(map).unwrap().try_into().unwrap();
+    map.keys().count()
+}
+
+#[test]
+fn a_pod_is_one_client_whatever_addresses_it_binds() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web(1..=10).affinity(3600)]);
+    node.start(&["--affinity-clients", "128"]);
+    let (netns, _servers) = innocent(10);
+    let server = || netns.run(|| request(Transport::Tcp, FRONTEND.into()).unwrap());
+    let first = server();
+    assert_eq!(clients(&node), 1);
+    let attack = Attack::connect_from(1000, FRONTEND.into());
+    let _pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
+    assert_eq!(clients(&node), 2);
+    assert!((0..20).all(|_| server() == first));
+}
+
+#[test]
+fn two_pods_with_one_address_are_two_clients() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web(1..=10).affinity(3600)]);
+    node.start(&[]);
+    for expected in 1..=3 {
+        let (netns, _servers) = innocent(10);
+        netns.run(|| {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([10, 244, 9, 9], 0)).into()).unwrap();
+            socket.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
+        });
+        assert_eq!(clients(&node), expected);
+    }
+}
+
+#[test]
+fn the_host_is_recognised_though_its_loopback_interface_is_down() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let other = NetNs::new().unwrap();
+    node.write(&[Service::new("web", &[WEB4.into()])
+        .port("http", "TCP", 80, 8080)
+        .node_port(30080)
+        .endpoints([1])]);
+    node.netns().ip(&["link", "set", "lo", "down"]).unwrap();
+    node.start(&[]);
+    let bind = || TcpListener::bind(("0.0.0.0", 30080)).map(|_| ());
+    assert_eq!(bind().unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    other.run(|| bind().unwrap());
+}

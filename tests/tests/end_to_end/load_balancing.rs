@@ -1,0 +1,160 @@
+//! Which endpoint a connection gets: that with fewer connections, and fewer connections for a new one; on real sockets.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, thread, time::Duration};
+
+use tests::{
+    EchoConnection, TIMEOUT, TestNode,
+    client::{exchange_connected, udp_socket},
+    eventually,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    manifest::Service,
+    run, scaled,
+};
+
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
+
+fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
+    web4(endpoints).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
+}
+
+fn slow_start(endpoints: impl IntoIterator<Item = u8>, time: &str) -> Service {
+    web4(endpoints).annotation("kube-proxy-ebpf.io/slow-start", time)
+}
+
+/// A node with servers at some endpoints, and a Service.
+fn node_or_skip(servers: impl IntoIterator<Item = u8>, service: Service) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve(servers);
+    node.write(&[service]);
+    node.start(&[]);
+    Some(node)
+}
+
+fn hold(connections: usize) -> Vec<EchoConnection> {
+    (0..connections).map(|_| EchoConnection::connect(FRONTEND.into()).unwrap()).collect()
+}
+
+/// How many connections each server has.
+fn by_server(connections: &[EchoConnection]) -> BTreeMap<&str, usize> {
+    let mut count = BTreeMap::new();
+    for it in connections {
+        *count.entry(it.name()).or_default() += 1;
+    }
+    count
+}
+
+/// Between two endpoints both are always compared.
+#[test]
+fn a_connection_goes_to_the_endpoint_with_fewer() {
+    let Some(_node) = node_or_skip([1, 2], least_connections([1, 2])) else { return };
+    let mut held = hold(100);
+    assert_eq!(by_server(&held), BTreeMap::from([("web-1", 50), ("web-2", 50)]));
+    held.retain(|it| it.name() != "web-2");
+    assert_eq!(by_server(&hold(50)), BTreeMap::from([("web-2", 50)]));
+    // The fifty are closed again.
+    held.truncate(20);
+    held.extend(hold(80));
+    assert_eq!(by_server(&held), BTreeMap::from([("web-1", 50), ("web-2", 50)]));
+}
+
+#[test]
+fn among_many_endpoints_connections_stay_level() {
+    let Some(_node) = node_or_skip(1..=8, least_connections(1..=8)) else { return };
+    let held = hold(400);
+    let count = by_server(&held);
+    // At random, one in a thousand times they would be as level as that.
+    assert!(count.len() == 8 && count.values().all(|it| (45..=55).contains(it)), "{count:?}");
+}
+
+#[test]
+fn open_connections_are_known_after_a_restart_and_counted_while_the_proxy_is_down() {
+    let Some(mut node) = node_or_skip([1, 2], least_connections([1])) else { return };
+    let first = hold(30);
+    node.kill();
+    let second = hold(10);
+    node.start(&[]);
+    node.apply(&[least_connections([1, 2])]);
+    assert_eq!(by_server(&hold(40)), BTreeMap::from([("web-2", 40)]));
+    node.kill();
+    drop(first);
+    node.start(&[]);
+    assert_eq!(by_server(&second), BTreeMap::from([("web-1", 10)]));
+    assert_eq!(by_server(&hold(90)), BTreeMap::from([("web-1", 40), ("web-2", 50)]));
+}
+
+/// A refused one as well, as soon as the program closes its socket.
+#[test]
+fn failed_connections_do_not_stay_open() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[least_connections([1, 2])]);
+    node.start(&["--passive-health=off"]);
+    for _ in 0..50 {
+        assert!(EchoConnection::connect(FRONTEND.into()).is_err());
+    }
+    node.serve([1, 2]);
+    assert_eq!(by_server(&hold(20)), BTreeMap::from([("web-1", 10), ("web-2", 10)]));
+}
+
+/// TCP sockets hardly ever do.
+#[test]
+fn a_socket_that_connects_again_is_counted_once() {
+    let service = |endpoints: &[u8]| {
+        let service = Service::new("web", &[WEB4.into()]).port("", "UDP", FRONTEND.1, TARGET_PORT);
+        service
+            .endpoints(endpoints.iter().copied())
+            .annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
+    };
+    let Some(mut node) = node_or_skip([1, 2], service(&[1])) else { return };
+    let sockets: Vec<_> = (0..20).map(|_| udp_socket(FRONTEND.into()).unwrap()).collect();
+    for socket in &sockets {
+        (0..5).for_each(|_| socket.connect(FRONTEND).unwrap());
+    }
+    // Elsewhere, and no Service.
+    sockets[10..].iter().for_each(|it| it.connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    node.apply(&[service(&[1, 2])]);
+    let more: Vec<_> = (0..10).map(|_| udp_socket(FRONTEND.into()).unwrap()).collect();
+    for socket in &more {
+        socket.connect(FRONTEND).unwrap();
+        assert_eq!(exchange_connected(socket).unwrap(), "web-2", "ten are open to web-1");
+    }
+}
+
+#[test]
+fn session_affinity_comes_before_open_connections() {
+    let Some(_node) = node_or_skip([1, 2], least_connections([1, 2]).affinity(3600)) else { return };
+    assert_eq!(by_server(&hold(20)).len(), 1);
+}
+
+/// How many of 300 connections reach endpoint 2.
+fn connections_to_the_second() -> usize {
+    by_server(&hold(300)).get("web-2").copied().unwrap_or(0)
+}
+
+/// If a restart made all endpoints new, both would have the same share.
+#[test]
+fn the_share_of_a_new_endpoint_grows_through_a_restart_and_anew_when_it_returns() {
+    let time = scaled(Duration::from_secs(12));
+    let service = |endpoints: &[u8]| slow_start(endpoints.iter().copied(), &format!("{}s", time.as_secs()));
+    let Some(mut node) = node_or_skip([1, 2], service(&[1])) else { return };
+    thread::sleep(time + Duration::from_secs(1));
+    node.apply(&[service(&[1, 2])]);
+    node.kill();
+    node.start(&[]);
+    let first = connections_to_the_second();
+    assert!((5..110).contains(&first), "a tenth of the other's at first: {first}");
+    assert!(eventually(TIMEOUT, || connections_to_the_second() > 130));
+    node.apply(&[service(&[1])]);
+    node.apply(&[service(&[1, 2])]);
+    let again = connections_to_the_second();
+    assert!((5..110).contains(&again), "{again}");
+}
+
+#[test]
+fn the_dump_shows_how_endpoints_are_chosen() {
+    let service = least_connections([1]).annotation("kube-proxy-ebpf.io/slow-start", "90s");
+    let Some(node) = node_or_skip([1], service) else { return };
+    let dump = run(&mut node.cli("dump")).success();
+    let line = format!("frontend {WEB4}:80/TCP backends=1 least-connections slow-start=90s");
+    assert!(dump.contains(&line), "{dump}");
+    assert!(dump.contains(&format!("backend {WEB4}:80/TCP -> 10.244.1.1:{TARGET_PORT}")), "{dump}");
+}

@@ -1,0 +1,41 @@
+//! The end-to-end tests: real processes, real sockets, the real kernel.
+//! Invariant: each test runs in a process of its own (`cargo xtask test`), since a process is in one cgroup.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod affinity;
+mod at_scale;
+mod backend_conformance;
+mod bad_input;
+mod brain_chain;
+mod capabilities;
+mod check;
+mod counters;
+mod exclusion;
+mod explain;
+mod flip;
+mod harness;
+mod held_connections;
+mod hook_probe;
+mod hostile_pods;
+mod kube;
+mod kube_proxy_rules;
+mod load_balancing;
+mod node_ports;
+mod packet_path;
+mod passive_health;
+mod passthrough;
+mod protocols;
+mod reports;
+mod restart;
+mod scenarios;
+mod several_brains;
+mod socket_slots;
+mod socket_termination;
+mod sockets;
+mod support_bundle;
+mod top;
+mod trace;
+mod two_processes;
+mod unconnected_udp;
+mod upgrade;

@@ -1,0 +1,226 @@
+//! The rules of Services: traffic policies, refusals and source ranges.
+
+use std::{
+    io::Read as _,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tests::{
+    NetNs, TIMEOUT,
+    manifest::Service,
+    repetitions,
+    test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
+};
+
+use super::{
+    NODE_PORT, RunningCluster, at, check, check_dropped, check_refused, cluster_ips, dump, external,
+    external_frontends, external_ips, internal, internal_frontends, load_balancer_ips, on_both_nodes, server,
+    sources::N1_AT_POD,
+};
+
+#[test]
+fn a_cluster_ip_reaches_every_endpoint_and_keeps_the_source() {
+    RunningCluster::each(&[on_both_nodes(internal("web", 1))], &[], |it| {
+        for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
+            // From the client, the replies of p3 would take another route.
+            check(&it.pods[1], frontend, &[("p1", P2[index]), ("p3", P2[index])]);
+            check(&it.n1, frontend, &[("p1", N1[index]), ("p3", N1[index])]);
+        }
+    });
+}
+
+#[test]
+fn internal_policy_local_uses_endpoints_of_this_node_only() {
+    let local = on_both_nodes(internal("local", 1)).internal_local();
+    let remote = internal("remote", 2).endpoint_on("n2", "p3", &P3).internal_local();
+    RunningCluster::each(&[local, remote], &[], |it| {
+        for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
+            check(&it.pods[1], frontend, &[("p1", P2[index])]);
+            check(&it.client, frontend, &[("p1", CLIENT[index])]);
+        }
+        check_dropped(&it.client, internal_frontends(2)[0]);
+    });
+}
+
+#[test]
+fn external_traffic_reaches_every_endpoint_and_is_masqueraded() {
+    RunningCluster::each(&[on_both_nodes(external("web", 1))], &[], |it| {
+        for frontend in external_frontends(1) {
+            let index = usize::from(frontend.is_ipv6());
+            check(&it.client, frontend, &[("p1", N1_AT_POD[index]), ("p3", N1[index])]);
+        }
+    });
+}
+
+#[test]
+fn external_policy_local_uses_endpoints_of_this_node_and_keeps_the_source() {
+    let local = on_both_nodes(external("local", 1)).external_local();
+    let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
+    let detect_local = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
+    RunningCluster::each(&[local, remote], &detect_local, |it| {
+        for frontend in external_frontends(1) {
+            check(&it.client, frontend, &[("p1", CLIENT[usize::from(frontend.is_ipv6())])]);
+        }
+        // A node without endpoints does not reply, so that a load balancer uses another one.
+        check_dropped(&it.client, at(N1[0], NODE_PORT + 2));
+        check_dropped(&it.client, at(load_balancer_ips(2)[1], 80));
+        // The policy does not apply to traffic from inside the cluster.
+        for from in [&it.pods[0], &it.n1] {
+            for frontend in external_frontends(2) {
+                assert_eq!(server(from, frontend), "p3", "{frontend}");
+            }
+        }
+    });
+}
+
+#[test]
+fn without_a_detect_local_mode_the_local_policy_applies_to_packets_of_pods() {
+    let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
+    let Some(it) = RunningCluster::or_skip("nft", &[remote], &[]) else { return };
+    check_dropped(&it.pods[0], at(load_balancer_ips(2)[0], 80));
+    // The host recognises itself.
+    assert_eq!(server(&it.n1, at(load_balancer_ips(2)[0], 80)), "p3");
+}
+
+#[test]
+fn a_node_port_of_another_node_is_not_translated() {
+    let web = on_both_nodes(external("web", 1)).external_local();
+    RunningCluster::each(&[web], &[], |it| {
+        // There is no proxy on n2.
+        for from in [&it.pods[0], &it.n1] {
+            check_refused(from, at(N2[0], NODE_PORT + 1));
+        }
+    });
+}
+
+#[test]
+fn a_service_without_endpoints_refuses() {
+    RunningCluster::each(&[external("web", 1)], &[], |it| {
+        for frontend in external_frontends(1).into_iter().chain(internal_frontends(1)) {
+            for from in [&it.client, &it.pods[0], &it.n1] {
+                check_refused(from, frontend);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_undefined_port_of_a_service_refuses() {
+    RunningCluster::each(&[on_both_nodes(internal("web", 1))], &[], |it| {
+        for ip in cluster_ips(1) {
+            for from in [&it.client, &it.pods[0], &it.n1] {
+                check_refused(from, at(ip, 81));
+            }
+        }
+    });
+}
+
+#[test]
+fn source_ranges_apply_to_all_traffic_to_a_load_balancer_ip_only() {
+    let web = external("web", 1).endpoint("p1", &P1);
+    let web = web.source_ranges(&["192.168.50.100/32", "10.244.1.11/32"]);
+    RunningCluster::each(&[web], &[], |it| {
+        let balancer = at(load_balancer_ips(1)[0], 80);
+        assert_eq!(server(&it.client, balancer), "p1");
+        assert_eq!(server(&it.pods[1], balancer), "p1");
+        check_dropped(&it.pods[0], balancer);
+        check_dropped(&it.n1, balancer);
+        // Other addresses are open, and so is the family without ranges.
+        for open in [at(external_ips(1)[0], 80), at(N1[0], NODE_PORT + 1), at(load_balancer_ips(1)[1], 80)] {
+            assert_eq!(server(&it.n1, open), "p1", "{open}");
+        }
+    });
+}
+
+/// It compares times.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_guarded_connect_costs_the_same_with_any_number_of_source_ranges() {
+        const MANY: usize = 20_000;
+        // Every second address of 10.0.0.0/9, so that no two of them are one range.
+        let others =
+            |count: usize| (0..count).map(|n| format!("10.{}.{}.{}/32", n >> 15, n >> 7 & 255, n << 1 & 255));
+        let guarded = |n: u8, count: usize| {
+            let ranges: Vec<_> =
+                ["192.168.50.100/32".to_owned()].into_iter().chain(others(count - 1)).collect();
+            let ranges: Vec<_> = ranges.iter().map(String::as_str).collect();
+            external(&format!("guarded-{n}"), n).endpoint("p1", &P1).source_ranges(&ranges)
+        };
+        let services = [guarded(1, 1), guarded(2, MANY)];
+        let Some(mut it) = RunningCluster::or_skip("nft", &services, &[]) else { return };
+        let connect = |it: &RunningCluster, n: u8| {
+            let begin = Instant::now();
+            assert_eq!(server(&it.client, at(load_balancer_ips(n)[0], 80)), "p1");
+            begin.elapsed()
+        };
+        // In turn, so that whatever else the machine does slows both; the fastest of many is the cost itself.
+        let mut fastest = [Duration::MAX; 2];
+        for _ in 0..repetitions(300).max(50) {
+            for n in [1, 2] {
+                fastest[usize::from(n - 1)] = fastest[usize::from(n - 1)].min(connect(&it, n));
+            }
+        }
+        eprintln!("the fastest connect with 1 and {MANY} ranges: {fastest:?}");
+        assert!(fastest[1] < fastest[0] * 2, "{fastest:?}");
+        // A source that is in no range, and one between two ranges.
+        it.apply(&[external("guarded-1", 1)
+            .endpoint("p1", &P1)
+            .source_ranges(&["192.168.50.99/32", "192.168.50.101/32"])]);
+        check_dropped(&it.client, at(load_balancer_ips(1)[0], 80));
+        // Lists that are not used any more are gone.
+        assert_eq!(dump(&it).iter().filter(|it| it.starts_with("packets sources-")).count(), 4);
+    }
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_own_service() {
+    RunningCluster::each(&[external("web", 1).endpoint("p1", &P1)], &[], |it| {
+        for frontend in internal_frontends(1) {
+            assert_eq!(server(&it.pods[0], frontend), "p1");
+        }
+    });
+}
+
+/// CRC32c, bit by bit (RFC 9260, appendix A).
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc: u32, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |it, _| if it & 1 == 1 { it >> 1 ^ 0x82f6_3b78 } else { it >> 1 })
+    })
+}
+
+/// The first packet of an SCTP association, without an IP header.
+fn sctp_init(from: u16, to: u16) -> Vec<u8> {
+    let ports = [from.to_be_bytes(), to.to_be_bytes()].concat();
+    // Type, flags and length of the INIT chunk; tag, window, outbound and inbound streams, initial TSN.
+    let chunk = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
+    let mut packet = [&ports[..], &[0; 8], &chunk].concat();
+    let crc = crc32c(&packet).to_le_bytes();
+    packet[8..12].copy_from_slice(&crc);
+    packet
+}
+
+#[test]
+fn sctp_is_translated() {
+    let web = Service::new("web", &cluster_ips(1)).port("sctp", "SCTP", 80, TARGET).node_port(NODE_PORT + 1);
+    RunningCluster::each(&[web.endpoint("p1", &P1)], &[], |it| {
+        // Raw sockets send and receive SCTP packets without support in the kernel.
+        let raw = |from: &NetNs| {
+            from.run(|| Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(132))).unwrap())
+        };
+        let (client, pod) = (raw(&it.client), raw(&it.pods[0]));
+        pod.set_read_timeout(Some(TIMEOUT)).unwrap();
+        for (from, to) in [(4_000, internal_frontends(1)[0]), (4_001, at(N1[0], NODE_PORT + 1))] {
+            let packet = sctp_init(from, to.port());
+            client.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).unwrap();
+            let mut received = [0; 256];
+            let length = (&pod).read(&mut received).unwrap();
+            // The destination port, after an IP header of 20 bytes.
+            let port = u16::from_be_bytes([received[22], received[23]]);
+            assert!(length > 24 && port == TARGET, "{to}: {:?}", &received[..length]);
+        }
+    });
+}

@@ -1,0 +1,245 @@
+//! Passive health: endpoints to which connections fail get no new ones for a time, on real sockets.
+
+use std::{
+    collections::BTreeMap,
+    io::{ErrorKind, Read as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    libc::{EINPROGRESS, linger},
+    sys::socket::{setsockopt, sockopt},
+};
+use socket2::{Domain, Socket, Type};
+use tests::{
+    BlackHole, EchoServer, NetNs, TIMEOUT, TestNode, eventually,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    http::metric,
+    manifest::Service,
+    run,
+};
+
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
+/// Longer than any test.
+const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
+/// A SYN is retransmitted after a second, which is when its connection counts as failed.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// An endpoint that answers no SYN.
+fn hole(n: u8) -> BlackHole {
+    BlackHole::at((endpoint(n)[0], TARGET_PORT).into())
+}
+
+/// What became of a connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Served(u8),
+    Refused,
+    Unanswered,
+}
+use Outcome::{Refused, Served, Unanswered};
+
+fn connect() -> Outcome {
+    match TcpStream::connect_timeout(&FRONTEND.into(), CONNECT_TIMEOUT) {
+        Ok(mut stream) => {
+            setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+            let mut name = [0; 64];
+            let length = stream.read(&mut name).unwrap();
+            let name = str::from_utf8(&name[..length]).unwrap().trim();
+            Served(name.strip_prefix("web-").map_or(0, |it| it.parse().unwrap()))
+        }
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Refused,
+        Err(error) if error.kind() == ErrorKind::TimedOut => Unanswered,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// How often each outcome came of so many connects.
+fn outcomes(connects: usize) -> BTreeMap<Outcome, usize> {
+    let mut outcomes = BTreeMap::new();
+    for _ in 0..connects {
+        *outcomes.entry(connect()).or_default() += 1;
+    }
+    outcomes
+}
+
+/// So many connects at once.
+fn outcomes_at_once(connects: usize) -> BTreeMap<Outcome, usize> {
+    let mut outcomes = BTreeMap::new();
+    thread::scope(|it| {
+        let threads: Vec<_> = (0..connects).map(|_| it.spawn(connect)).collect();
+        threads.into_iter().for_each(|it| *outcomes.entry(it.join().unwrap()).or_default() += 1);
+    });
+    outcomes
+}
+
+/// A node with `web` at a good endpoint 1, endpoint 2, which refuses, and endpoint 3, which answers no SYN.
+fn node_or_skip(services: &[Service], arguments: &[&str]) -> Option<(TestNode, BlackHole)> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1]);
+    let hole = hole(3);
+    node.write(services);
+    node.start(arguments);
+    Some((node, hole))
+}
+
+/// Connects until the failing endpoints are ejected.
+#[track_caller]
+fn eject_failing() {
+    let first = outcomes_at_once(60);
+    assert!(first[&Refused] >= 3 && first[&Unanswered] >= 3, "{first:?}");
+}
+
+fn ejected() -> Option<f64> {
+    metric("kube_proxy_ebpf_endpoint_ejected{namespace=\"default\",service=\"web\",port=\"\"}")
+}
+
+fn revision() -> Option<f64> {
+    metric("kube_proxy_ebpf_active_revision")
+}
+
+#[test]
+fn failing_endpoints_get_no_new_connections() {
+    let Some((mut node, _hole)) = node_or_skip(&[web4(1..=3)], &FOR_EVER) else { return };
+    eject_failing();
+    assert_eq!(outcomes(300), BTreeMap::from([(Served(1), 300)]));
+    node.wait_until(|_| ejected() == Some(2.0));
+    let reasons = ["timeout", "refused"]
+        .map(|it| metric(&format!("kube_proxy_ebpf_ejections_total{{reason=\"{it}\"}}")));
+    assert!(reasons.iter().all(|it| *it >= Some(1.0)), "{reasons:?}");
+    node.wait_until_logged(&["endpoint 10.244.1.2:8080 of default/web is ejected", "10.244.1.3:8080 of"]);
+    let status = run(&mut node.cli("status")).success();
+    assert!(status.contains("ejected    10.244.1.3:8080 of default/web for 1 client"), "{status}");
+    let check = run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    let check = check.split_whitespace().collect::<Vec<_>>().join(" ");
+    let finding = "degraded endpoints connections from this node to 2 endpoints of default/web fail";
+    assert!(check.contains(finding), "{check}");
+}
+
+#[test]
+fn ejected_endpoints_stay_ejected_through_a_restart() {
+    let Some((mut node, _hole)) = node_or_skip(&[web4(1..=3)], &FOR_EVER) else { return };
+    eject_failing();
+    node.kill();
+    assert_eq!(outcomes(50), BTreeMap::from([(Served(1), 50)]), "the kernel decides");
+    node.start(&FOR_EVER);
+    assert_eq!(outcomes(50), BTreeMap::from([(Served(1), 50)]));
+    node.wait_until(|_| ejected() == Some(2.0));
+}
+
+#[test]
+fn a_healed_endpoint_gets_its_share_after_one_connection_has_tried() {
+    let arguments = ["--passive-health-ejection-time=1s", "--passive-health-max-ejection-time=2s"];
+    let Some((_node, hole)) = node_or_skip(&[web4([1, 3])], &arguments) else { return };
+    assert!(outcomes_at_once(40)[&Unanswered] >= 3);
+    // While it is down, one connection at a time tries.
+    let tries = outcomes_at_once(60);
+    assert!(tries.get(&Unanswered).copied().unwrap_or(0) <= 3, "{tries:?}");
+    let _healed = hole.heal().unwrap();
+    assert!(eventually(TIMEOUT, || connect() == Served(0)));
+    let shares = outcomes(400);
+    assert_eq!(shares.values().sum::<usize>(), 400);
+    assert!((120..280).contains(&shares[&Served(0)]), "{shares:?}");
+}
+
+#[test]
+fn where_all_endpoints_fail_all_are_used() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web4(1..=3)]);
+    node.start(&FOR_EVER);
+    assert_eq!(outcomes(60), BTreeMap::from([(Refused, 60)]));
+    // Each of them, so that one is used at once when it serves.
+    node.serve([2]);
+    assert!(outcomes(60)[&Served(2)] > 0);
+    assert_eq!(outcomes(60), BTreeMap::from([(Served(2), 60)]));
+}
+
+/// A pod may be kept from an endpoint by a network policy, or pretend to be.
+#[test]
+fn what_fails_for_a_pod_is_not_ejected_for_others() {
+    let Some((_node, _hole)) = node_or_skip(&[web4(1..=3)], &FOR_EVER) else { return };
+    let other = NetNs::with_local_endpoints().unwrap();
+    let _servers = other.run(|| {
+        let start =
+            |n: u8| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], TARGET_PORT).into()).unwrap();
+        (1..=3).map(start).collect::<Vec<_>>()
+    });
+    for _ in 0..3 {
+        outcomes_at_once(60);
+    }
+    let shares = other.run(|| outcomes(300));
+    assert!((1..=3).all(|it| (60..140).contains(&shares[&Served(it)])), "{shares:?}");
+}
+
+#[test]
+fn a_socket_that_is_closed_early_is_no_failure() {
+    let Some((node, _hole)) = node_or_skip(&[web4([3])], &FOR_EVER) else { return };
+    for _ in 0..50 {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let error = socket.connect(&SocketAddr::from(FRONTEND).into()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(EINPROGRESS));
+    }
+    thread::sleep(CONNECT_TIMEOUT);
+    assert_eq!(node.health_words(), [0; 4], "no record");
+    assert_eq!(outcomes_at_once(3), BTreeMap::from([(Unanswered, 3)]));
+    assert_eq!(node.health_words()[..3], [1, 1, 0], "one ejection, for want of an answer");
+}
+
+#[test]
+fn an_annotation_says_whether_and_when_endpoints_are_ejected() {
+    let of = |it: &str| web4([1, 2]).annotation("kube-proxy-ebpf.io/passive-health", it);
+    let Some((mut node, _hole)) = node_or_skip(&[of("off")], &FOR_EVER) else { return };
+    let apply = |node: &mut TestNode, service| {
+        let before = revision();
+        node.write(&[service]);
+        node.wait_until(|_| revision() > before);
+    };
+    let refused = |connects| outcomes(connects).get(&Refused).copied().unwrap_or(0);
+    assert!(refused(100) > 25);
+    apply(&mut node, of("failures=20"));
+    assert!((20..23).contains(&refused(400)));
+    // The last one of a set never is.
+    apply(&mut node, of("max-ejected=49%"));
+    assert!(refused(100) > 25);
+    apply(&mut node, of("on"));
+    assert_eq!(refused(100), 0);
+    node.kill();
+    node.start(&["--passive-health=off"]);
+    assert_eq!(refused(100), 0);
+    apply(&mut node, web4([1, 2]));
+    assert!(refused(100) > 25);
+}
+
+#[test]
+fn an_endpoint_that_left_and_returned_is_not_ejected() {
+    let Some((mut node, _hole)) = node_or_skip(&[web4([1, 2])], &FOR_EVER) else { return };
+    // A connection that changes its CPU as it begins is not watched.
+    let refused = || outcomes(200).get(&Refused).copied().unwrap_or(0);
+    assert!((3..6).contains(&refused()));
+    assert_eq!(refused(), 0);
+    node.apply(&[web4([1])]);
+    node.apply(&[web4([1, 2])]);
+    assert!((3..6).contains(&refused()));
+}
+
+#[test]
+fn a_client_with_session_affinity_returns_to_its_endpoint() {
+    let arguments = ["--passive-health-ejection-time=10s", "--passive-health-max-ejection-time=10s"];
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 3]);
+    node.write(&[web4(1..=3).affinity(3600)]);
+    node.start(&arguments);
+    node.apply(&[web4([2]).affinity(3600)]);
+    assert_eq!(connect(), Refused);
+    node.apply(&[web4(1..=3).affinity(3600)]);
+    assert!(eventually(TIMEOUT, || connect() != Refused));
+    let others = outcomes(20);
+    assert_eq!(others.len(), 1, "one endpoint meanwhile: {others:?}");
+    node.serve([2]);
+    assert!(eventually(TIMEOUT, || connect() == Served(2)));
+    assert_eq!(outcomes(20), BTreeMap::from([(Served(2), 20)]));
+}

@@ -1,0 +1,147 @@
+//! What passes untranslated: sockets connected before the proxy started, frontends of the packet path, and binds without
+//! a port.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+
+use tests::{
+    EchoConnection, EchoServer, TIMEOUT, TestNode, Transport,
+    client::{exchange, exchange_connected, udp_socket},
+    eventually,
+    fixtures::{WEB, WEB4, endpoint, web_frontends},
+    manifest::Service,
+    request,
+    requirements::kernel_at_least,
+};
+
+const NODE_PORT: u16 = 30_080;
+
+/// The Service `web` with node ports.
+fn web() -> Service {
+    Service::new("web", &WEB)
+        .port("tcp", "TCP", 80, 8080)
+        .node_port(NODE_PORT)
+        .port("udp", "UDP", 80, 8080)
+        .node_port(NODE_PORT)
+        .endpoint("web-1", &endpoint(1))
+}
+
+fn node_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1]);
+    Some(node)
+}
+
+/// A connected UDP socket, and its peer.
+struct Connected(UdpSocket, SocketAddr);
+
+impl Connected {
+    fn new(peer: SocketAddr) -> Self {
+        let socket = udp_socket(peer).unwrap();
+        socket.connect(peer).unwrap();
+        Self(socket, peer)
+    }
+
+    #[track_caller]
+    fn is_served_by(&self, name: &str) {
+        let Self(socket, peer) = self;
+        assert_eq!(exchange_connected(socket).unwrap(), name, "{peer}");
+        assert_eq!(exchange(socket, *peer).unwrap(), (name.to_owned(), *peer));
+        assert_eq!(socket.peer_addr().unwrap(), *peer);
+    }
+}
+
+#[test]
+fn sockets_connected_before_the_proxy_started_are_not_translated() {
+    let Some(mut node) = node_or_skip() else { return };
+    // Other servers at the Service's addresses.
+    let frontends = web_frontends();
+    let _before: Vec<_> = frontends[..2]
+        .iter()
+        .map(|it| {
+            node.netns().add_ipvs_address(it.ip()).unwrap();
+            EchoServer::start("before", *it).unwrap()
+        })
+        .collect();
+    let mut streams =
+        frontends.map(|it| EchoConnection::connect(it).unwrap_or_else(|error| panic!("{it}: {error}")));
+    let datagrams = frontends.map(Connected::new);
+    datagrams.iter().for_each(|it| it.is_served_by("before"));
+
+    node.write(&[web()]);
+    node.start(&[]);
+    for frontend in frontends {
+        assert_eq!(request(Transport::Tcp, frontend).unwrap(), "web-1");
+        Connected::new(frontend).is_served_by("web-1");
+    }
+    for (stream, frontend) in streams.iter_mut().zip(frontends) {
+        stream.ping().unwrap();
+        assert_eq!((stream.name(), stream.stream().peer_addr().unwrap()), ("before", frontend));
+    }
+    datagrams.iter().for_each(|it| it.is_served_by("before"));
+}
+
+#[test]
+fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.write(&[web()]);
+    node.start(&[]);
+    let frontend = SocketAddr::from((WEB4, 80));
+    let is_served_by =
+        |name: &str| Transport::ALL.iter().all(|it| request(*it, frontend).is_ok_and(|reply| reply == name));
+    assert!(is_served_by("web-1"));
+    // As NodeLocal DNSCache does: an interface with the DNS Service's address, and a server there.
+    node.netns().add_address(WEB4.into()).unwrap();
+    let cache = EchoServer::start("cache", frontend).unwrap();
+    assert!(eventually(TIMEOUT, || is_served_by("cache")));
+    node.wait_until_logged(&["default/web: sockets that connect to 10.96.0.10 are left to this host"]);
+    // The other family is served, and so are node ports.
+    assert_eq!(request(Transport::Tcp, (WEB[1], 80).into()).unwrap(), "web-1");
+    assert_eq!(
+        request(Transport::Tcp, (Ipv4Addr::LOCALHOST, NODE_PORT).into()).is_ok(),
+        kernel_at_least(5, 14)
+    );
+    // A start finds it.
+    node.kill();
+    node.start(&[]);
+    assert!(is_served_by("cache"));
+    drop(cache);
+    node.netns().remove_address(WEB4.into()).unwrap();
+    assert!(eventually(TIMEOUT, || is_served_by("web-1")));
+}
+
+#[test]
+fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
+    let Some(mut node) = node_or_skip() else { return };
+    let ips: [IpAddr; 2] = ["203.0.113.10", "fd00:10:eee::10"].map(|it| it.parse().unwrap());
+    node.write(&[web().load_balancer_ips(&ips).source_ranges(&["192.0.2.0/24"])]);
+    node.start(&[]);
+    // The ranges restrict only their own family.
+    let open = SocketAddr::new(ips[1], 80);
+    assert_eq!(request(Transport::Tcp, open).unwrap(), "web-1");
+    assert_eq!(request(Transport::Udp, open).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, (WEB4, 80).into()).unwrap(), "web-1");
+    let restricted = SocketAddr::new(ips[0], 80);
+    for transport in Transport::ALL {
+        let error = request(transport, restricted).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
+    }
+    // Without ranges the socket path serves it.
+    node.write(&[web().load_balancer_ips(&ips)]);
+    assert!(eventually(TIMEOUT, || request(Transport::Tcp, restricted).is_ok()));
+}
+
+#[test]
+fn a_bind_without_a_port_is_never_refused() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.write(&[web()]);
+    node.start(&[]);
+    // An older kernel does not identify the node's namespace, and nothing is refused.
+    assert_eq!(TcpListener::bind(("0.0.0.0", NODE_PORT)).is_err(), kernel_at_least(5, 14));
+    // The only port that the kernel can choose. The agent's probe would use it for a moment.
+    node.kill();
+    node.netns().set_sysctl("ipv4/ip_local_port_range", &format!("{NODE_PORT} {NODE_PORT}")).unwrap();
+    for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {
+        assert_eq!(TcpListener::bind(any).unwrap().local_addr().unwrap().port(), NODE_PORT);
+        assert_eq!(UdpSocket::bind(any).unwrap().local_addr().unwrap().port(), NODE_PORT);
+    }
+}

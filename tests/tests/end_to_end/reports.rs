@@ -1,0 +1,251 @@
+//! Pages, metrics, logs and `status` report the actual state, without affecting the data plane.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use tests::{
+    AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
+    agent::{run, status_socket},
+    eventually,
+    fixtures::{WEB4, web4},
+    http::{
+        self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe,
+    },
+    load::LoadReport,
+    manifest::Service,
+    request, scaled,
+    test_node::NODE,
+};
+
+fn frontend() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// A node with `web`; no proxy runs yet.
+fn node_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1, 2]);
+    node.write(&[web4([1])]);
+    Some(node)
+}
+
+fn write_node(node: &TestNode, spec: &str) {
+    let text = format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {NODE}}}\nspec: {{{spec}}}\n");
+    node.write_file("node.yaml", &text);
+}
+
+#[test]
+fn health_metrics_and_status_pages_report_the_node() {
+    let Some(mut node) = node_or_skip() else { return };
+    write_node(&node, "");
+    node.start_inactive(&node.command(Build::Product));
+    node.wait_until_ready();
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1", "a ready node serves");
+
+    let healthz = health("/healthz").unwrap();
+    assert_eq!(healthz.status, 200, "{healthz:?}");
+    assert!(healthz.body.contains("\"nodeEligible\":true"), "{healthz:?}");
+    assert_eq!(health_status("/livez"), 200);
+    assert_eq!(metrics("/proxyMode").unwrap().body, "ebpf");
+    let state = node.status_page("/state").unwrap();
+    assert!(state.body.contains("10.96.0.10") && state.body.contains("10.244.1.1"), "{state:?}");
+
+    for series in [
+        "kube_proxy_ebpf_active_revision",
+        "kube_proxy_ebpf_services",
+        "kube_proxy_ebpf_endpoints",
+        "kube_proxy_ebpf_map_entries{table=\"frontends4\"}",
+        "kube_proxy_ebpf_map_entries{table=\"backends4\"}",
+        "kube_proxy_ebpf_program_attached{hook=\"connect4\"}",
+        "kube_proxy_ebpf_source_synced{source=\"file\"}",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}",
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}",
+        "kubeproxy_sync_proxy_rules_service_changes_total",
+        "kubeproxy_proxy_healthz_total{code=\"200\"}",
+    ] {
+        assert_eq!(metric(series), Some(1.0), "{series}");
+    }
+
+    // A change, and a rejected item.
+    node.write(&[web4([1, 2])]);
+    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
+               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
+    node.write_file("bad.yaml", bad);
+    node.wait_until(|_| {
+        metric("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
+            && metric("kube_proxy_ebpf_rejected_items{by=\"source\"}") >= Some(1.0)
+    });
+    let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
+    assert!(metric(partial) >= Some(1.0));
+    assert!(node.status_page("/status").unwrap().body.contains("10.96.0.300"));
+
+    // Load balancers leave a node that will be deleted, but the proxy must not be restarted.
+    write_node(&node, "taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]");
+    node.wait_until(|_| health_status("/healthz") == 503);
+    assert!(health("/healthz").unwrap().body.contains("\"nodeEligible\":false"));
+    assert_eq!(health_status("/livez"), 200);
+    assert!(is_ready());
+}
+
+#[test]
+fn an_address_in_use_is_reported_once_and_taken_when_it_is_free() {
+    let Some(mut node) = node_or_skip() else { return };
+    let ports = [METRICS_PORT, HEALTH_PORT, PROBE_PORT];
+    let listeners = ports.map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
+    let socket = UnixListener::bind(status_socket(node.sandbox())).unwrap();
+    node.start(&[]);
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    node.wait_until_logged(&[
+        "0.0.0.0:10256",
+        "127.0.0.1:10249",
+        "--healthz-bind-address",
+        "--metrics-bind-address",
+        "127.0.0.1:10245",
+        "--probe-bind-address",
+        "ss -ltnp",
+        "status.sock: another process listens there",
+        "a second instance on this node needs another --status-socket",
+    ]);
+    drop((listeners, socket));
+    node.wait_until(|_| is_ready() && metrics("/metrics").is_ok() && probe("/livez").is_ok());
+    node.wait_until(|node| node.status_page("/status").is_ok());
+    let log = node.log();
+    assert_eq!((log.matches("cannot serve the").count(), log.matches("ERROR").count()), (4, 0), "{log}");
+}
+
+#[test]
+fn disabled_pages_are_not_served() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start_inactive(&node.command(Build::Product).args([
+        "--probe-bind-address=0",
+        "--healthz-bind-address=",
+        "--metrics-bind-address=0",
+        "--status-socket=",
+    ]));
+    node.agent_mut().wait_until_applied(TIMEOUT).unwrap();
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    // Pages are served before the first state is applied.
+    assert!(health("/livez").is_err() && metrics("/metrics").is_err());
+    assert!(probe("/livez").is_err() && node.status_page("/status").is_err());
+    assert!(!node.log().contains("cannot serve"), "{}", node.log());
+}
+
+#[test]
+fn detached_programs_are_reattached_and_reported() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    node.wait_until_ready();
+    let links = node.sandbox().pins().join("links");
+    for hook in ["connect4", "recvmsg6"] {
+        // The last reference of the link: the kernel detaches the program.
+        fs::remove_file(links.join(hook)).unwrap();
+    }
+    assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_err()), "it is detached");
+    node.wait_until(|_| metric("kube_proxy_ebpf_program_detachments_total") == Some(1.0) && is_ready());
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
+    let log = node.log();
+    assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
+}
+
+/// What `status` prints.
+fn status(node: &TestNode) -> String {
+    run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup())).success()
+}
+
+#[test]
+fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
+    let Some(mut node) = node_or_skip() else { return };
+    node.start(&[]);
+    node.wait_until_ready();
+    let load = ConnectLoad::start(Transport::Tcp, frontend(), 1, scaled(Duration::from_millis(1)));
+
+    // A resized map cannot be pinned, because there is a folder at the path of its pin.
+    let sides = [0, 1].map(|side| node.program("").join(format!("../side{side}")));
+    let maps = sides.iter().flat_map(|it| fs::read_dir(it).unwrap().flatten());
+    let folders: Vec<_> = maps.map(|it| format!("{}_new", it.path().display())).collect();
+    assert!(folders.len() > 8, "{folders:?}");
+    folders.iter().for_each(|it| fs::create_dir(it).unwrap());
+    let large = (1..=200)
+        .fold(Service::new("large", &[[10, 96, 0, 11].into()]).port("", "TCP", 80, 8080), |it, n| {
+            it.endpoint(&format!("e{n}"), &[[10, 244, 2, n].into()])
+        });
+    let services = [web4([1]), large];
+    let before = node.dump(Build::Product).unwrap();
+    node.write(&services);
+    node.wait_until(|_| metric("kube_proxy_ebpf_failures_total{step=\"apply\"}") >= Some(3.0));
+    let text = status(&node);
+    for it in
+        ["revision 1 active", "pending    a change, for ", "apply: unlink of ", "_new failed", "irectory"]
+    {
+        assert!(text.contains(it), "{it} is not in\n{text}");
+    }
+    let finish_failures = metric("kube_proxy_ebpf_failures_total{step=\"finish\"}");
+    assert_eq!(finish_failures, Some(0.0), "each failure counts once");
+    assert_eq!(node.dump(Build::Product).unwrap(), before);
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+
+    folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
+    node.wait_until_active(&services);
+    node.wait_until(|node| !status(node).contains("pending"));
+    let report = LoadReport::of(&load.stop());
+    assert_eq!(report.failed, 0, "{:?}", report.errors);
+    assert!(report.connects > 10);
+}
+
+#[test]
+fn a_brain_serves_pages_if_addresses_are_given() {
+    let Some(mut node) = node_or_skip() else { return };
+    let listen = format!("unix://{}", node.sandbox().files().join("proxy.sock").display());
+    let command = AgentCommand::new(&Build::Product.binary(), &[])
+        .args(["brain", "--source", &node.source(), "--node-name", NODE, "--listen", &listen])
+        .args(["--healthz-bind-address=127.0.0.1", "--metrics-bind-address=127.0.0.1"])
+        .arg("--status-socket")
+        .arg(status_socket(node.sandbox()));
+    node.start_inactive(&command);
+    node.wait_until_ready();
+    assert_eq!(metric("kube_proxy_ebpf_services"), Some(1.0));
+    assert_eq!(metric("kube_proxy_ebpf_active_revision"), None, "a brain has no data plane");
+    let watchers = |count| eventually(TIMEOUT, || metric("kube_proxy_ebpf_watchers") == Some(count));
+    assert_eq!(metric("kube_proxy_ebpf_watchers"), Some(0.0));
+    let mut watcher = Command::new(Build::Product.binary())
+        .args(["print", "--target", &listen, "--node-name", NODE])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let is_counted = watchers(1.0);
+    let _ = watcher.kill();
+    watcher.wait().unwrap();
+    assert!(is_counted, "a watcher is counted");
+    assert!(watchers(0.0), "until it ends");
+    assert!(node.status_page("/state").unwrap().body.contains("10.244.1.1"));
+}
+
+#[test]
+fn the_page_is_served_at_addresses_of_this_host_only_and_a_socket_is_roots() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    for address in ["0.0.0.0:10247", "[::]:10247", "192.0.2.1:80", "localhost:1"] {
+        let refused = run(node.cli("run").args(["--source", &node.source(), "--ui", address]));
+        assert_eq!(refused.code, Some(64), "{address}");
+        assert!(
+            refused.stderr.contains(address) && refused.stderr.contains("127.0.0.1:10247"),
+            "{refused:?}"
+        );
+    }
+    let socket = node.sandbox().files().join("ui.sock");
+    node.serve([1]);
+    node.write(&[web4([1])]);
+    node.start(&[&format!("--ui=unix://{}", socket.display())]);
+    node.wait_until(|_| socket.exists());
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let page = http::get_from_socket(&socket, "/").unwrap();
+    assert!(page.status == 200 && page.body.contains("<title>kube-proxy-ebpf</title>"));
+    let live = http::get_from_socket(&socket, "/live").unwrap();
+    assert!(live.body.contains("\"default/web\""), "{}", live.body);
+}

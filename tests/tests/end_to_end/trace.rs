@@ -1,0 +1,537 @@
+//! `trace` on a node: each connect of a load is a line and nothing else is, each filter lets through what it names, and when
+//! the reader is gone, however it ended, the programs are the product's.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    process::{self, Command},
+    thread,
+    time::Duration,
+};
+
+use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
+use nix::{
+    libc::linger,
+    sys::socket::{setsockopt, sockopt},
+};
+use serde_json::Value;
+use tests::{
+    BlackHole, Build, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
+    agent::{self, Output, run, status_socket},
+    client::{exchange, udp_socket},
+    eventually,
+    fixtures::{TARGET_PORT, WEB, WEB4, endpoint, web, web4},
+    manifest::Service,
+    pod::{self, Attack, Pod},
+    request,
+    requirements::kernel_at_least,
+    sandbox::move_to,
+    skip::skip,
+};
+
+/// The hooks whose programs a trace replaces.
+const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
+
+/// The process of a [`Pod`].
+#[test]
+#[ignore = "run by other tests"]
+fn hostile_process() {
+    pod::attack();
+}
+
+#[track_caller]
+fn start(node: &TestNode, arguments: &[&str]) -> Trace {
+    Trace::start(trace(node).args(arguments))
+}
+
+fn trace(node: &TestNode) -> Command {
+    let mut command = Command::new(Build::Product.binary());
+    command.arg("trace").env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
+    command
+}
+
+#[track_caller]
+fn refused(node: &TestNode, arguments: &[&str]) -> String {
+    let Output { code, stderr, .. } = run(trace(node).args(arguments));
+    assert_eq!(code, Some(1), "{stderr}");
+    stderr
+}
+
+/// A node with these Services, and servers at the endpoints 1 and 2.
+fn node_or_skip(services: &[Service]) -> Option<TestNode> {
+    let mut node = TestNode::or_skip()?;
+    node.serve([1, 2]);
+    node.write(services);
+    node.start(&[]);
+    Some(node)
+}
+
+/// The Service `other` with IPv4 and TCP only.
+fn other4(endpoints: impl IntoIterator<Item = u8>) -> Service {
+    Service::new("other", &[OTHER4.into()]).port("http", "TCP", 80, TARGET_PORT).endpoints(endpoints)
+}
+
+fn web4_address() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// The id of the program under a hook's link, and that of the product's.
+fn programs(node: &TestNode, hook: &str) -> (u32, u32) {
+    let link = PinnedLink::from_pin(node.sandbox().pins().join("links").join(hook)).unwrap();
+    let linked = aya::programs::links::FdLink::from(link).info().unwrap().program_id();
+    (linked, ProgramInfo::from_pin(node.program(hook)).unwrap().id())
+}
+
+/// Whether the programs under the links are the product's, byte for byte: the same programs as at the start.
+fn are_products(node: &TestNode) -> bool {
+    TRACED.iter().all(|hook| {
+        let (linked, product) = programs(node, hook);
+        linked == product
+    })
+}
+
+#[test]
+fn every_connect_is_traced_and_nothing_else() {
+    const THREADS: usize = 4;
+    const REQUESTS: usize = 50;
+    let Some(mut node) = node_or_skip(&[web([1, 2]), other4([1])]) else { return };
+    assert!(are_products(&node));
+    let trace = start(&node, &[]);
+    assert!(!are_products(&node));
+    // While the agent checks and probes its programs.
+    node.wait_until_ready();
+    let load = || {
+        let mut replies = BTreeMap::<String, usize>::new();
+        for n in 0..REQUESTS {
+            let address = SocketAddr::new(WEB[n % 2], 80);
+            for transport in Transport::ALL {
+                *replies.entry(request(transport, address).unwrap()).or_default() += 1;
+            }
+        }
+        replies
+    };
+    let replies = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(load)).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+    });
+    let mut expected = BTreeMap::<String, usize>::new();
+    for (name, number) in replies.into_iter().flatten() {
+        *expected.entry(name).or_default() += number;
+    }
+    drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
+    let lines = trace.until((OTHER4, 80).into());
+    assert_eq!(lines.len(), THREADS * REQUESTS * Transport::ALL.len(), "{:?}", lines.first());
+    let mut traced = BTreeMap::<String, usize>::new();
+    let (mut calls, mut ports) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
+    for line in &lines {
+        let text =
+            |field: &str| line[field].as_str().unwrap_or_else(|| panic!("{field} of {line}")).to_owned();
+        let endpoint_of: SocketAddr = text("endpoint").parse().unwrap();
+        let n = (1..=2).find(|n| endpoint(*n).contains(&endpoint_of.ip())).unwrap();
+        *traced.entry(format!("web-{n}")).or_default() += 1;
+        *calls.entry(text("event")).or_default() += 1;
+        *ports.entry(text("port")).or_default() += 1;
+        assert_eq!((text("service").as_str(), text("verdict").as_str()), ("default/web", "redirected"));
+        assert_eq!(text("protocol").to_lowercase(), text("port"));
+        assert_eq!(line["pid"], process::id());
+        assert!(text("cgroup").ends_with(node.sandbox().name()), "{line}");
+    }
+    assert_eq!(traced, expected, "the endpoints are those that have replied");
+    let each = THREADS * REQUESTS;
+    assert_eq!(calls, BTreeMap::from([("connect".to_owned(), 2 * each), ("send".to_owned(), each)]));
+    assert_eq!(ports, BTreeMap::from([("tcp".to_owned(), each), ("udp".to_owned(), 2 * each)]));
+    let status = run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    assert!(status.contains("\ntrace      runs since 2"), "{status}");
+    assert!(status.contains("attached at all 12 hooks"), "{status}");
+    drop(trace);
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    assert!(!run(&mut node.cli("status")).stdout.contains("trace  "));
+    assert!(!node.log().contains("foreign program"), "{}", node.log());
+}
+
+#[test]
+fn what_is_not_redirected_is_traced_with_its_reason() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    node.write(&[web4([1]), other4([])]);
+    let excluded = node.sandbox().cgroup().join("excluded");
+    fs::create_dir(&excluded).unwrap();
+    node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap()]);
+    let trace = start(&node, &[]);
+    assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
+    let line = trace.next();
+    assert_eq!((&line["verdict"], &line["service"]), (&"noEndpoints".into(), &"default/other".into()));
+    assert_eq!((&line["port"], &line["endpoint"]), (&"http".into(), &Value::Null));
+
+    // The network is known, the address is not.
+    TcpStream::connect((Ipv4Addr::new(10, 96, 0, 99), 80)).unwrap_err();
+    let line = trace.next();
+    assert_eq!((&line["verdict"], &line["service"]), (&"passed".into(), &Value::Null));
+    assert_eq!(line["destination"], "10.96.0.99:80");
+
+    // The endpoint itself is in no network of Services.
+    drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    assert_eq!(trace.next()["verdict"], "redirected");
+    move_to(&excluded, process::id()).unwrap();
+    TcpStream::connect(web4_address()).unwrap_err();
+    node.sandbox().add_process(process::id()).unwrap();
+    let line = trace.next();
+    assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
+    assert_eq!(line["destination"], "10.96.0.10:80");
+    fs::remove_dir(&excluded).unwrap();
+    drop(trace);
+
+    // Every destination, and every datagram, on request.
+    let trace = start(&node, &["--all"]);
+    drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    let passed = SocketAddr::new(endpoint(1)[0], TARGET_PORT);
+    assert!(trace.until(passed).is_empty());
+}
+
+#[test]
+fn a_filter_lets_through_what_it_names() {
+    let Some(node) = node_or_skip(&[web4([1]), other4([2])]) else { return };
+    let (web, other) = (web4_address(), SocketAddr::from((OTHER4, 80)));
+    let connect = |to| drop(EchoConnection::connect(to).unwrap());
+    let own = process::id().to_string();
+    let from_pod = || Pod::attack(node.sandbox(), "pod", &Attack::connect_tcp(1, other)).unwrap();
+    #[track_caller]
+    fn check(node: &TestNode, arguments: &[&str], before: impl Fn(), wanted: impl Fn(), expect: SocketAddr) {
+        let trace = start(node, arguments);
+        before();
+        wanted();
+        let line = trace.next();
+        assert_eq!(line["destination"], expect.to_string(), "{arguments:?}: {line}");
+    }
+    check(&node, &["--service", "default/web"], || connect(other), || connect(web), web);
+    check(&node, &["--to", "10.96.0.10"], || connect(other), || connect(web), web);
+    check(&node, &["--to", "10.96.0.20:80"], || connect(web), || connect(other), other);
+    let of_endpoint = format!("{}:{TARGET_PORT}", endpoint(2)[0]);
+    check(&node, &["--to", &of_endpoint], || connect(web), || connect(other), other);
+    check(&node, &["--pid", &own], || drop(from_pod()), || connect(web), web);
+
+    // Of a cgroup below, not of one beside it.
+    let pod = node.sandbox().cgroup().join("pod");
+    let uid = "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a";
+    let by_uid = node.sandbox().cgroup().join(format!("pod{uid}"));
+    for (path, arguments) in [
+        (&pod, ["--cgroup".to_owned(), pod.display().to_string()]),
+        (&by_uid, ["--pod".to_owned(), uid.to_owned()]),
+    ] {
+        fs::create_dir(path).unwrap();
+        let trace = start(&node, &arguments.each_ref().map(String::as_str));
+        connect(web);
+        move_to(path, process::id()).unwrap();
+        connect(other);
+        node.sandbox().add_process(process::id()).unwrap();
+        let line = trace.next();
+        assert_eq!(line["destination"], other.to_string(), "{arguments:?}: {line}");
+        let is_pod = arguments[0] == "--pod";
+        assert_eq!(line["podUid"].as_str(), is_pod.then_some(uid), "{line}");
+        fs::remove_dir(path).unwrap();
+    }
+}
+
+#[test]
+fn failures_alone_are_traced_on_request() {
+    // Endpoint 3 has no server.
+    let Some(node) = node_or_skip(&[
+        web4([1]),
+        other4([]),
+        Service::new("down", &[IpAddr::from([10, 96, 0, 30])])
+            .port("", "TCP", 80, TARGET_PORT)
+            .endpoints([3]),
+    ]) else {
+        return;
+    };
+    let trace = start(&node, &["--failed"]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    TcpStream::connect((OTHER4, 80)).unwrap_err();
+    assert_eq!(trace.next()["verdict"], "noEndpoints");
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    TcpStream::connect(("10.96.0.30", 80)).unwrap_err();
+    let line = trace.next();
+    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"refused".into()), "{line}");
+    assert_eq!((&line["service"], &line["port"]), (&"default/down".into(), &"80".into()), "{line}");
+    assert!(line["seconds"].as_f64().is_some() && line["establishedSeconds"].is_null(), "{line}");
+}
+
+#[test]
+fn the_end_of_each_connection_is_traced_on_request() {
+    let Some(node) = node_or_skip(&[web4([1])]) else { return };
+    let trace = start(&node, &["--close"]);
+    let connection = TcpStream::connect(web4_address()).unwrap();
+    assert_eq!(trace.next()["event"], "connect");
+    drop(connection);
+    let line = trace.next();
+    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"closed".into()), "{line}");
+    assert_eq!(line["destination"], "10.96.0.10:80");
+    let [established, after] = ["establishedSeconds", "seconds"].map(|it| line[it].as_f64().unwrap());
+    assert!(0.0 < established && established <= after, "{line}");
+    // The server closes when the client has shut down its side: that counts as closed by the client.
+    let connection = TcpStream::connect(web4_address()).unwrap();
+    connection.shutdown(std::net::Shutdown::Write).unwrap();
+    let _ = (&connection).read_to_end(&mut Vec::new());
+    drop(connection);
+    assert_eq!(trace.next()["event"], "connect");
+    assert_eq!(trace.next()["end"], "closed");
+}
+
+#[test]
+fn the_steps_of_a_decision_are_traced_on_request() {
+    const NODE_PORT: u16 = 30_080;
+    let web = web4([1, 2]).node_port(NODE_PORT).affinity(3600);
+    let Some(node) = node_or_skip(&[web, other4([1])]) else { return };
+    let trace = start(&node, &["-v", "--service", "default/web"]);
+    let steps = || {
+        let line = trace.next();
+        let steps = line["steps"].as_array().unwrap_or_else(|| panic!("{line}")).clone();
+        // Numbers depend on the history.
+        let words = |it: &Value| {
+            let words =
+                it.as_str().unwrap().split(' ').filter(|it| !it.starts_with(|it: char| it.is_numeric()));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        steps.iter().map(words).collect::<Vec<_>>()
+    };
+    drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let first = ["frontend: set with endpoints", "endpoint: position", "affinity: the client has no entry"];
+    let mut found = steps();
+    found.sort_unstable();
+    let mut expect = first.to_vec();
+    expect.sort_unstable();
+    assert_eq!(found, expect);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let found = steps();
+    assert!(found.contains(&"member: the endpoint is in set".to_owned()), "{found:?}");
+    assert!(found.contains(&"affinity: the client's entry was used s ago".to_owned()), "{found:?}");
+    if EchoConnection::connect((Ipv4Addr::LOCALHOST, NODE_PORT).into()).is_ok() {
+        let found = steps();
+        assert_eq!(found[..2], ["node port: set with endpoints", "node address: loopback"], "{found:?}");
+    }
+}
+
+#[test]
+fn session_affinity_is_traced() {
+    let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600)]) else { return };
+    let trace = start(&node, &["--count", "2"]);
+    let first = request(Transport::Tcp, web4_address()).unwrap();
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), first);
+    let (new, kept) = (trace.next(), trace.next());
+    assert_eq!((&new["affinity"], &kept["affinity"]), (&"new".into(), &"kept".into()));
+    assert_eq!(new["endpoint"], kept["endpoint"]);
+    // It has ended by itself.
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+}
+
+#[test]
+fn the_products_programs_return_however_the_trace_ends() {
+    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
+    let ended_by_time = run(trace(&node).args(["--for", "100ms"]));
+    assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    let mut killed = start(&node, &[]);
+    assert!(!are_products(&node));
+    killed.kill();
+    assert!(eventually(TIMEOUT, || are_products(&node)));
+    // Of an agent that ends.
+    let traced = start(&node, &[]);
+    node.terminate();
+    assert!(are_products(&node));
+    drop(traced);
+    node.start(&[]);
+    // Of an agent that is killed, the next start.
+    let traced = start(&node, &[]);
+    node.kill();
+    assert!(!are_products(&node));
+    drop(traced);
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    node.start(&[]);
+    assert!(are_products(&node));
+    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+}
+
+#[test]
+fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
+    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
+    let first = start(&node, &["--service", "default/web"]);
+    let error = refused(&node, &[]);
+    assert!(error.contains("another trace runs since 2"), "{error}");
+    assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
+    drop(first);
+    assert!(eventually(TIMEOUT, || run(trace(&node).args(["--for", "1ms"])).code == Some(0)));
+    let error = refused(&node, &["--service", "default/wep"]);
+    assert!(error.contains("there is no Service default/wep; nearest: default/web"), "{error}");
+    let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);
+    assert!(error.contains("/none-such does not exist"), "{error}");
+    let error = refused(&node, &["--pod", "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a"]);
+    assert!(
+        error.contains("no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"),
+        "{error}"
+    );
+    assert!(are_products(&node));
+    node.terminate();
+    let error = refused(&node, &[]);
+    assert!(error.contains("no process answers at "), "{error}");
+}
+
+#[test]
+fn lost_events_are_counted() {
+    const SENT: usize = 40_000;
+    let Some(node) = node_or_skip(&[web([1])]) else { return };
+    let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+    reader.write_all(b"GET /trace?all&to=10.96.0.10:80 HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut reader = BufReader::new(reader);
+    let mut line = String::new();
+    let mut next = || {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).ok()
+    };
+    while next().is_none_or(|it| it["event"] != "started") {}
+    // Nobody reads meanwhile.
+    let address = SocketAddr::from((WEB4, 80));
+    let socket = udp_socket(address).unwrap();
+    exchange(&socket, address).unwrap();
+    for _ in 1..SENT {
+        socket.send_to(b"who?", address).unwrap();
+    }
+    let (mut events, mut lost) = (0, 0);
+    while events + lost < SENT {
+        let Some(line) = next() else { continue };
+        match line["event"].as_str().unwrap() {
+            "lost" => {
+                lost += line["count"].as_u64().unwrap() as usize;
+                assert_eq!(line["total"], lost);
+            }
+            _ => events += 1,
+        }
+    }
+    assert_eq!(events + lost, SENT);
+    assert!(lost > 0 && events > 8_000, "{events} events, {lost} lost");
+}
+
+#[test]
+fn how_an_endpoint_was_chosen_is_traced() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    let least = web4([1, 2]).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections");
+    // Endpoint 3 refuses, and is tried again and again.
+    node.write(&[least, other4([1, 3])]);
+    node.start(&[
+        "--passive-health-failures=1",
+        "--passive-health-ejection-time=1s",
+        "--passive-health-max-ejection-time=1s",
+    ]);
+    let trace = start(&node, &[]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    let line = trace.next();
+    assert_eq!((&line["leastConnections"], &line["ejected"]), (&true.into(), &Value::Null), "{line}");
+    let mut seen = BTreeMap::<String, String>::new();
+    let has_seen_both = || {
+        drop(TcpStream::connect((OTHER4, 80)));
+        let line = trace.next();
+        assert_eq!(line["leastConnections"], Value::Null, "{line}");
+        if let Some(it) = line["ejected"].as_str() {
+            seen.insert(it.to_owned(), line["endpoint"].as_str().unwrap().to_owned());
+        }
+        seen.len() == 2
+    };
+    assert!(eventually(TIMEOUT, has_seen_both));
+    let at = |n| SocketAddr::new(endpoint(n)[0], TARGET_PORT).to_string();
+    assert_eq!(seen, BTreeMap::from([("avoided".to_owned(), at(1)), ("tried".to_owned(), at(3))]));
+}
+
+#[test]
+fn the_connections_of_a_pod_are_traced_by_its_name() {
+    if !kernel_at_least(5, 14) {
+        return skip("network namespaces have no cookies for user space (Linux 5.14)");
+    }
+    let client = "10.244.9.9".parse().unwrap();
+    let clients = Service::new("clients", &[IpAddr::from([10, 96, 0, 40])]);
+    let clients = clients.port("", "TCP", 80, TARGET_PORT).endpoint("client", &[client]);
+    let Some(node) = node_or_skip(&[web4([1]), other4([1]), clients]) else { return };
+    let pod = NetNs::with_local_endpoints().unwrap();
+    pod.add_address(client).unwrap();
+    let error = refused(&node, &["--pod", "default/client"]);
+    assert!(error.contains("no network namespace on this node has an address of the pod"), "{error}");
+    let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());
+    let trace = start(&node, &["--pod", "default/client"]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    // Nothing listens in the pod's network namespace.
+    pod.run(|| TcpStream::connect((OTHER4, 80)).unwrap_err());
+    let line = trace.next();
+    assert_eq!(line["destination"], "10.96.0.20:80", "{line}");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let error = refused(&node, &["--pod", "default/none"]);
+    assert!(error.contains("no endpoint is of a pod default/none"), "{error}");
+}
+
+#[test]
+fn each_way_in_which_a_connection_ends_is_told_apart() {
+    let Some(node) = node_or_skip(&[web4([3])]) else { return };
+    node.netns().set_sysctl("ipv4/tcp_syn_retries", "1").unwrap();
+    // This test is the endpoint.
+    let listener = TcpListener::bind((endpoint(3)[0], TARGET_PORT)).unwrap();
+    let trace = start(&node, &["--close"]);
+    let end = || {
+        assert_eq!(trace.next()["event"], "connect");
+        let line = trace.next();
+        assert_eq!(line["event"], "end", "{line}");
+        (line["end"].as_str().unwrap().to_owned(), line["establishedSeconds"].is_f64())
+    };
+    let mut client = TcpStream::connect(web4_address()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    setsockopt(&server, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+    drop(server);
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    drop(client);
+    assert_eq!(end(), ("reset".into(), true));
+
+    let mut client = TcpStream::connect(web4_address()).unwrap();
+    drop(listener.accept().unwrap());
+    client.read_to_end(&mut Vec::new()).unwrap();
+    drop(client);
+    assert_eq!(end(), ("closedByEndpoint".into(), true));
+
+    drop(listener);
+    let _hole = BlackHole::at((endpoint(3)[0], TARGET_PORT).into());
+    let error = TcpStream::connect(web4_address()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(end(), ("noAnswer".into(), false));
+    // It closes the socket.
+    let error = TcpStream::connect_timeout(&web4_address(), Duration::from_millis(100)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(end(), ("givenUp".into(), false));
+}
+
+/// See `programs_stay_far_below_the_verifier_limit`; those that report are larger.
+#[test]
+fn traced_programs_stay_far_below_the_verifier_limit() {
+    let Some(node) = node_or_skip(&[web([1])]) else { return };
+    for arguments in [
+        &[][..],
+        &["--close"],
+        &["--failed", "--all", "-v"],
+        &["--service", "default/web", "--pid", "1", "--to", "::1"],
+    ] {
+        let _trace = start(&node, arguments);
+        for hook in TRACED {
+            let (linked, _) = programs(&node, hook);
+            let program = loaded_programs().flatten().find(|it| it.id() == linked).unwrap();
+            let Some(instructions) = program.verified_instruction_count() else {
+                return skip("this kernel does not report the number of verified instructions (Linux 5.16)");
+            };
+            println!("{hook} {arguments:?}: {instructions}");
+            assert!((1..200_000).contains(&instructions), "{hook}: {instructions}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A brain and an agent in two processes behave as `run` does in one, and each may crash and restart.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use tests::{
+    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
+    agent::{APPLIED, brain_socket},
+    eventually,
+    fixtures::{WEB4, endpoint, web4},
+    http,
+    load::LoadReport,
+    manifest::{self, Service},
+    scaled,
+    test_node::{NODE, expected_dump},
+};
+
+fn frontend() -> SocketAddr {
+    (WEB4, 80).into()
+}
+
+/// `web` with these endpoints, and a Service that never changes.
+fn services(endpoints: &[u8]) -> Vec<Service> {
+    let other = Service::new("other", &[IpAddr::from([10, 96, 0, 11])]).port("udp", "UDP", 53, 5353);
+    vec![other.endpoint("o1", &endpoint(9)), web4(endpoints.iter().copied())]
+}
+
+fn start_brain(node: &TestNode) -> Agent {
+    let command = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
+    command.start(node.sandbox()).unwrap()
+}
+
+fn start_agent(node: &TestNode) -> Agent {
+    AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE).start(node.sandbox()).unwrap()
+}
+
+/// Waits until exactly the Services with these endpoints are active; the programs are attached after the first state has
+/// been written.
+#[track_caller]
+fn wait_until_active(node: &TestNode, agent: &mut Agent, endpoints: &[u8]) {
+    agent.wait_until_applied(TIMEOUT).unwrap();
+    let expected = expected_dump(&services(endpoints));
+    agent.wait_until(TIMEOUT, || node.dump(Build::Product).is_ok_and(|it| it == expected)).unwrap();
+}
+
+#[track_caller]
+fn assert_active(node: &TestNode, endpoints: &[u8]) {
+    assert_eq!(node.dump(Build::Product).unwrap(), expected_dump(&services(endpoints)));
+}
+
+#[test]
+fn two_processes_behave_as_one() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve(1..=3);
+    node.write(&services(&[1]));
+
+    // In one process.
+    node.start(&[]);
+    node.wait_until_active(&services(&[1]));
+    let mut connection = EchoConnection::connect(frontend()).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, frontend(), 1, scaled(Duration::from_millis(1)));
+    node.terminate();
+
+    // The same in two, whichever starts first; connections survive.
+    let mut agent = start_agent(&node);
+    agent.wait_until_logged(TIMEOUT, "no state received yet").unwrap();
+    let is_reported = |failing| {
+        let metric = || http::metric("kube_proxy_ebpf_source_failing{source=\"brain\"}");
+        assert!(eventually(TIMEOUT, || metric() == Some(failing)), "{:?}", metric());
+    };
+    is_reported(1.0);
+    assert_active(&node, &[1]);
+    let brain = start_brain(&node);
+    node.write(&services(&[1, 2]));
+    wait_until_active(&node, &mut agent, &[1, 2]);
+    is_reported(0.0);
+    connection.ping().unwrap();
+
+    // A crash of the brain changes nothing, and changes made meanwhile are applied when it is back.
+    brain.kill9().unwrap();
+    node.write(&services(&[3]));
+    agent.wait_until_logged(TIMEOUT, "stays active").unwrap();
+    is_reported(1.0);
+    assert_active(&node, &[1, 2]);
+    connection.ping().unwrap();
+    let before = agent.count_logged(APPLIED);
+    let brain = start_brain(&node);
+    wait_until_active(&node, &mut agent, &[3]);
+    is_reported(0.0);
+    assert!(eventually(TIMEOUT, || agent.count_logged(APPLIED) > before));
+    assert_eq!(agent.count_logged(APPLIED), before + 1, "{}", agent.log());
+    let last = agent.log().lines().rfind(|it| it.contains(APPLIED)).unwrap().to_owned();
+    assert!(last.contains("changed=1"), "only the difference is written: {last}");
+
+    // A brain that comes back with the same state changes nothing: the next change is the next generation.
+    let synced = agent.count_logged("in sync again");
+    assert!(brain.terminate().unwrap().success());
+    let brain = start_brain(&node);
+    assert!(eventually(TIMEOUT, || agent.count_logged("in sync again") > synced), "{}", agent.log());
+    node.write(&services(&[1, 3]));
+    wait_until_active(&node, &mut agent, &[1, 3]);
+    assert!(eventually(TIMEOUT, || agent.count_logged(APPLIED) > before + 1));
+    assert_eq!(agent.count_logged(APPLIED), before + 2, "{}", agent.log());
+
+    // A crash of the agent, and a change before it is back.
+    agent.kill9().unwrap();
+    node.write(&services(&[2, 3]));
+    let mut agent = start_agent(&node);
+    wait_until_active(&node, &mut agent, &[2, 3]);
+    connection.ping().unwrap();
+    let report = LoadReport::of(&load.stop());
+    assert_eq!(report.failed, 0, "{:?}", report.errors);
+    assert!(report.connects > 100);
+
+    assert!(agent.terminate().unwrap().success());
+    assert!(brain.terminate().unwrap().success());
+    assert!(!node.sandbox().files().join("proxy.sock").exists());
+    assert_active(&node, &[2, 3]);
+}
+
+#[test]
+fn brain_and_agent_report_an_unknown_node_name() {
+    let Some(node) = TestNode::or_skip() else { return };
+    node.write(&services(&[1]));
+    node.write_file("node.yaml", &manifest::node("n2"));
+    // Both must run until both have reported it.
+    for process in &mut [start_brain(&node), start_agent(&node)] {
+        process.wait_until_logged(TIMEOUT, "no Node object has this name (found n2)").unwrap();
+    }
+}
+
+#[test]
+fn print_watches_a_brain_and_resumes_at_its_revision() {
+    let Some(node) = TestNode::or_skip() else { return };
+    node.write(&services(&[1]));
+    let _brain = start_brain(&node);
+    let start = |more: &[&str]| {
+        let mut command = Command::new(Build::Product.binary());
+        command.args([
+            "print",
+            "--once",
+            "--output",
+            "json",
+            "--node-name",
+            NODE,
+            "--target",
+            &brain_socket(node.sandbox()),
+        ]);
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let end = |print: Child| {
+        let output = print.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap())
+    };
+    let [first, hint] = end(start(&[]));
+    // The flags with which it says one can resume.
+    let value = |flag: &str| {
+        let rest = hint.split_once(flag).unwrap_or_else(|| panic!("{flag} is not in {hint}")).1;
+        rest.split_whitespace().next().unwrap().to_owned()
+    };
+    let (instance, rev) = (value("--instance-id "), value("--rev "));
+    assert!(first.starts_with(&format!("{{\"instanceId\":\"{instance}\",\"rev\":\"{rev}\"")), "{first}");
+    // Watch and long poll return the same.
+    let [stale, _] = end(start(&["--instance-id", &instance, "--rev", "0"]));
+    assert_eq!(stale, first);
+    let mut waiting = start(&["--instance-id", &instance, "--rev", &rev]);
+    thread::sleep(Duration::from_millis(300));
+    assert!(waiting.try_wait().unwrap().is_none(), "this revision is current");
+    node.write(&services(&[1, 2]));
+    let [second, _] = end(waiting);
+    assert!(second.contains("10.244.1.2"), "{second}");
+}

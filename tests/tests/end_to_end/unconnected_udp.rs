@@ -1,0 +1,315 @@
+//! One unconnected UDP socket and many Services: it keeps an endpoint of each, and replies bear the Service's address.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+};
+
+use aya::maps::{HashMap, Map, MapData};
+use tests::{
+    TIMEOUT, TestNode, client::udp_socket, eventually, fixtures::endpoint, manifest::Service,
+    requirements::kernel_at_least,
+};
+
+/// Far more Services than the one that a socket has in its slot.
+const MANY: u16 = 100;
+/// A few, for Services that change often.
+const SOME: u16 = 10;
+
+fn ips(n: u16) -> [IpAddr; 2] {
+    [[10, 96, 1, n as u8].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 1, n].into()]
+}
+
+/// A number of Services with these endpoints, each with a target port of its own.
+fn services(number: u16, endpoints: &[u8]) -> Vec<Service> {
+    let service = |n| {
+        let service = Service::new(&format!("s-{n}"), &ips(n)).port("", "UDP", 53, 9000 + n);
+        service.endpoints(endpoints.iter().copied())
+    };
+    (0..number).map(service).collect()
+}
+
+/// The notation in which a client uses a Service's address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Notation {
+    V4,
+    V6,
+    Mapped,
+}
+
+impl Notation {
+    fn address(self, service: u16) -> SocketAddr {
+        let ip = match (self, ips(service)) {
+            (Self::V4, [v4, _]) => v4,
+            (Self::V6, [_, v6]) => v6,
+            (Self::Mapped, [IpAddr::V4(v4), _]) => v4.to_ipv6_mapped().into(),
+            (Self::Mapped, _) => unreachable!("the first address is of IPv4"),
+        };
+        SocketAddr::new(ip, 53)
+    }
+}
+
+/// A client's socket.
+struct Client {
+    notation: Notation,
+    socket: UdpSocket,
+}
+
+impl Client {
+    fn new(notation: Notation) -> Self {
+        Self { notation, socket: udp_socket(notation.address(0)).unwrap() }
+    }
+
+    /// One of each notation.
+    fn all() -> [Self; 3] {
+        [Notation::V4, Notation::V6, Notation::Mapped].map(Self::new)
+    }
+
+    fn try_send(&self, service: u16) -> std::io::Result<usize> {
+        self.socket.send_to(b"who?", self.notation.address(service))
+    }
+
+    /// Sends a request to each of the first Services.
+    #[track_caller]
+    fn send(&self, services: u16) {
+        (0..services).for_each(|it| {
+            self.try_send(it).unwrap();
+        });
+    }
+
+    /// Receives a reply, which must bear the address of its Service: the Service.
+    #[track_caller]
+    fn receive(&self) -> u16 {
+        let mut reply = [0; 2];
+        let (_, from) = self.socket.recv_from(&mut reply).unwrap();
+        let service = u16::from_ne_bytes(reply);
+        assert_eq!(from, self.notation.address(service), "the source of a reply to {:?}", self.notation);
+        service
+    }
+}
+
+struct Node {
+    services: u16,
+    /// Both sockets of every endpoint of every Service; they reply when the test says so.
+    servers: BTreeMap<(u16, u8), [UdpSocket; 2]>,
+    node: TestNode,
+}
+
+impl Node {
+    fn or_skip(services: u16, arguments: &[&str]) -> Option<Self> {
+        let mut node = TestNode::or_skip()?;
+        let mut servers = BTreeMap::new();
+        for n in 1..=3 {
+            node.netns().add_address(endpoint(n)[1]).unwrap();
+            for service in 0..services {
+                let sockets = endpoint(n).map(|ip| UdpSocket::bind((ip, 9000 + service)).unwrap());
+                sockets.iter().for_each(|it| it.set_nonblocking(true).unwrap());
+                servers.insert((service, n), sockets);
+            }
+        }
+        node.write(&self::services(services, &[1, 2, 3]));
+        node.start(arguments);
+        Some(Self { services, servers, node })
+    }
+
+    #[track_caller]
+    fn apply(&mut self, endpoints: &[u8]) {
+        self.node.apply(&services(self.services, endpoints));
+    }
+
+    /// Replies to the next request for a Service: the endpoint that received it.
+    #[track_caller]
+    fn reply(&self, service: u16) -> u8 {
+        for n in 1..=3 {
+            for server in &self.servers[&(service, n)] {
+                if let Ok((_, from)) = server.recv_from(&mut [0; 64]) {
+                    server.send_to(&service.to_ne_bytes(), from).unwrap();
+                    return n;
+                }
+            }
+        }
+        panic!("no endpoint of Service {service} received a request");
+    }
+
+    /// Discards every request that an endpoint has received so far.
+    fn discard(&self, n: u8) {
+        let servers = (0..self.services).flat_map(|service| &self.servers[&(service, n)]);
+        servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});
+    }
+
+    /// An endpoint replies to every request it has received so far; the clients receive each Service's reply.
+    #[track_caller]
+    fn reply_late(&self, n: u8, clients: &[Client], services: u16) {
+        for service in 0..services {
+            let mut replies = 0;
+            for server in &self.servers[&(service, n)] {
+                while let Ok((_, from)) = server.recv_from(&mut [0; 64]) {
+                    server.send_to(&service.to_ne_bytes(), from).unwrap();
+                    replies += 1;
+                }
+            }
+            assert_eq!(replies, clients.len(), "requests for Service {service} at endpoint {n}");
+            for client in clients {
+                assert_eq!(client.receive(), service, "of {services} Services, from endpoint {n}");
+            }
+        }
+    }
+
+    /// A client sends a request to every Service before it receives the replies: the endpoint of each Service.
+    #[track_caller]
+    fn round(&self, client: &Client) -> Vec<u8> {
+        client.send(self.services);
+        let endpoints = (0..self.services).map(|it| self.reply(it)).collect();
+        let mut waiting: BTreeSet<_> = (0..self.services).collect();
+        while !waiting.is_empty() {
+            let service = client.receive();
+            assert!(waiting.remove(&service), "Service {service} replies twice");
+        }
+        endpoints
+    }
+
+    /// The number of entries beyond the sockets' slots.
+    fn entries(&self) -> usize {
+        let entries = self.node.sandbox().pins().join("sock_nat4/overflow");
+        let map = Map::from_map_data(MapData::from_pin(entries).unwrap()).unwrap();
+        let entries: HashMap<MapData, [u64; 4], [u64; 6]> = HashMap::try_from(map).unwrap();
+        entries.keys().count()
+    }
+}
+
+#[test]
+fn one_socket_can_use_any_number_of_services() {
+    let Some(mut node) = Node::or_skip(MANY, &[]) else { return };
+    assert_eq!(node.entries(), 0);
+    let clients = Client::all();
+    let first = clients.each_ref().map(|it| node.round(it));
+    for endpoints in &first {
+        assert!((1..=3).all(|n| endpoints.contains(&n)), "100 choices of three: {endpoints:?}");
+    }
+    assert_eq!(clients.each_ref().map(|it| node.round(it)), first);
+    // When endpoint 3 is removed, its clients move, and they stay when it is added again.
+    node.apply(&[1, 2]);
+    let second = clients.each_ref().map(|it| node.round(it));
+    for (before, after) in first.iter().flatten().zip(second.iter().flatten()) {
+        assert!(after == before || (*before == 3 && *after != 3), "from {before} to {after}");
+    }
+    node.apply(&[1, 2, 3]);
+    assert_eq!(clients.each_ref().map(|it| node.round(it)), second);
+    let one = Client::new(Notation::V4);
+    node.round(&one);
+    // A process in the root cgroup can use as many.
+    let another = Client::new(Notation::V4);
+    let root = node.node.sandbox().enter_root_cgroup().unwrap();
+    let endpoints = node.round(&another);
+    assert_eq!(node.round(&another), endpoints);
+    drop((root, another));
+    let before = node.entries();
+    drop(one);
+    assert!(node.entries() < before);
+    drop(clients);
+    assert_eq!(node.entries(), 0, "closed sockets leave nothing");
+}
+
+#[test]
+fn a_late_reply_of_a_removed_endpoint_bears_the_services_address() {
+    let Some(mut node) = Node::or_skip(SOME, &[]) else { return };
+    // In the socket's slot, and beyond it.
+    for services in [1, 2, SOME] {
+        let clients = Client::all();
+        node.apply(&[1]);
+        clients.iter().for_each(|it| it.send(services));
+        for (before, now) in [(1, 2), (2, 3), (3, 1)] {
+            node.apply(&[now]);
+            clients.iter().for_each(|it| it.send(services));
+            node.reply_late(before, &clients, services);
+        }
+        node.reply_late(1, &clients, services);
+        drop(clients);
+        assert_eq!(node.entries(), 0, "closed sockets leave nothing");
+    }
+}
+
+#[test]
+fn late_replies_bear_the_services_address_when_the_share_is_nearly_used_up() {
+    // 32 entries, of which one network namespace may have four.
+    let Some(mut node) = Node::or_skip(2, &["--udp-addresses", "16"]) else { return };
+    let client = Client::new(Notation::V4);
+    // The slot and one more address: three entries.
+    client.send(2);
+    for now in [1, 2, 3, 1, 2, 3] {
+        node.apply(&[now]);
+        // Entries of previous endpoints are evicted for those of current ones.
+        client.send(2);
+        (1..=3).filter(|it| *it != now).for_each(|it| node.discard(it));
+        for _ in 0..2 {
+            node.discard(now);
+            client.send(2);
+            node.reply_late(now, std::slice::from_ref(&client), 2);
+        }
+    }
+    drop(client);
+    assert_eq!(node.entries(), 0);
+}
+
+#[test]
+fn the_addresses_of_a_socket_survive_a_restart() {
+    let Some(mut node) = Node::or_skip(MANY, &[]) else { return };
+    let clients = Client::all();
+    let first = clients.each_ref().map(|it| node.round(it));
+    node.node.kill();
+    assert_eq!(clients.each_ref().map(|it| node.round(it)), first);
+    // The table keeps the capacity that it was created with.
+    node.node.start(&["--udp-addresses", "2"]);
+    assert_eq!(clients.each_ref().map(|it| node.round(it)), first);
+    drop(clients);
+    assert_eq!(node.entries(), 0);
+}
+
+#[test]
+fn a_datagram_without_room_for_its_entry_is_not_sent() {
+    let Some(node) = Node::or_skip(MANY, &["--udp-addresses", "64"]) else { return };
+    let full = Client::new(Notation::V4);
+    let sent = |client: &Client| (0..MANY).take_while(|it| client.try_send(*it).is_ok()).count();
+    // Of 128 entries one network namespace may have 15: the head, and two for each address; the first address needs none.
+    assert_eq!(sent(&full), 1 + 7);
+    let error = full.try_send(8).unwrap_err();
+    let expected = if kernel_at_least(5, 18) { nix::libc::ENOBUFS } else { nix::libc::EPERM };
+    assert_eq!(error.raw_os_error(), Some(expected));
+    // Existing entries still work.
+    for service in 0..8 {
+        node.reply(service);
+        full.receive();
+    }
+    // Another socket of the namespace has its slot, but no more.
+    let other = Client::new(Notation::V4);
+    assert_eq!(sent(&other), 1);
+    // Datagrams to other destinations are not affected.
+    let unrelated = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    full.socket.send_to(b"direct", unrelated.local_addr().unwrap()).unwrap();
+    drop(full);
+    assert_eq!(node.entries(), 0);
+    assert_eq!(sent(&other), 8);
+}
+
+#[test]
+fn leaked_entries_of_a_closed_socket_are_collected() {
+    let Some(node) = TestNode::or_skip() else { return };
+    let addresses: Vec<_> = (0..400_u16).map(|n| IpAddr::from([10, 97, (n >> 8) as u8, n as u8])).collect();
+    let service = |(n, ip): (usize, &IpAddr)| {
+        Service::new(&format!("s-{n}"), &[*ip]).port("", "UDP", 53, 9000).endpoints([1])
+    };
+    node.write(&addresses.iter().enumerate().map(service).collect::<Vec<_>>());
+    let mut node = Node { services: 0, servers: BTreeMap::new(), node };
+    node.node.start(&[]);
+    let client = Client::new(Notation::V4);
+    for ip in &addresses {
+        client.socket.send_to(b"who?", (*ip, 53)).unwrap();
+    }
+    assert_eq!(node.entries(), 1 + 399 + 1, "the head, the addresses, and the common endpoint");
+    // Another agent than the one that ran when the socket was closed collects them.
+    node.node.kill();
+    drop(client);
+    assert!(node.entries() > 0, "one run of the program cannot delete all");
+    node.node.start(&[]);
+    assert!(eventually(TIMEOUT, || node.entries() == 0));
+}

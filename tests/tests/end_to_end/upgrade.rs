@@ -1,0 +1,207 @@
+//! Sockets keep their translation across an upgrade to another map layout and back.
+
+use std::{
+    env, fs,
+    net::{SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use aya::maps::MapData;
+use tests::{
+    AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
+    agent::run,
+    client::{receive, udp_socket},
+    fixtures::{WEB, WEB4, web, web4},
+    load::LoadReport,
+    manifest::Service,
+    request, scaled,
+    test_node::expected_dump,
+};
+
+/// A UDP socket whose replies must all come from the same endpoint, with the Service's address.
+struct Flow {
+    socket: UdpSocket,
+    service: SocketAddr,
+    is_connected: bool,
+    server: Option<String>,
+}
+
+impl Flow {
+    fn new(service: SocketAddr, is_connected: bool) -> Self {
+        let socket = udp_socket(service).unwrap();
+        if is_connected {
+            socket.connect(service).unwrap();
+        }
+        Self { socket, service, is_connected, server: None }
+    }
+
+    fn send(&self) {
+        let Self { socket, service, .. } = self;
+        if self.is_connected { socket.send(b"who?") } else { socket.send_to(b"who?", service) }.unwrap();
+    }
+
+    #[track_caller]
+    fn receive(&mut self, when: &str) {
+        let (name, from) = receive(&self.socket).unwrap_or_else(|error| panic!("{when}: {error}"));
+        assert_eq!(from, self.service, "the source of a reply, {when}");
+        let before = self.server.get_or_insert_with(|| name.clone());
+        assert_eq!(*before, name, "the server of a flow, {when}");
+    }
+
+    #[track_caller]
+    fn exchange(&mut self, when: &str) {
+        self.send();
+        if self.is_connected {
+            assert_eq!(self.socket.peer_addr().unwrap(), self.service, "{when}");
+        }
+        self.receive(when);
+    }
+}
+
+#[track_caller]
+fn start(node: &mut TestNode, build: Build, services: &[Service]) {
+    // The log says that the state is active after the links were switched and the previous layout was removed.
+    node.start_with(&node.command(build));
+    assert_eq!(node.dump(build).unwrap(), expected_dump(services), "{}", node.log());
+}
+
+#[track_caller]
+fn check(connections: &mut [(EchoConnection, SocketAddr)], when: &str) {
+    for (connection, service) in connections {
+        connection.ping().unwrap();
+        assert_eq!(connection.stream().peer_addr().unwrap(), *service, "{when}");
+    }
+}
+
+#[test]
+fn upgrade_keeps_sockets() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let [service, service6] = WEB.map(|it| SocketAddr::new(it, 80));
+    node.serve(1..=5);
+    let services = [web(1..=5)];
+    node.write(&services);
+    start(&mut node, Build::Failpoints, &services);
+    assert_eq!(node.layouts(), ["v7"]);
+
+    let mut connections = [service, service6].map(|it| (EchoConnection::connect(it).unwrap(), it));
+    let mut flows: Vec<_> = [service, service6]
+        .into_iter()
+        .flat_map(|it| [Flow::new(it, true), Flow::new(it, false), Flow::new(it, false)])
+        .collect();
+    flows.iter_mut().for_each(|it| it.exchange("at first"));
+    let loads = [(Transport::Tcp, service), (Transport::Udp, service6), (Transport::UdpUnconnected, service)]
+        .map(|(transport, address)| {
+            ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
+        });
+
+    for (build, layout) in [
+        (Build::NextLayout, "v1007"),
+        (Build::Failpoints, "v7"),
+        (Build::NextLayout, "v1007"),
+        (Build::Failpoints, "v7"),
+    ] {
+        // A reply to a request that was sent before the upgrade arrives after it.
+        let mut pending = Flow::new(service, false);
+        pending.send();
+        node.kill();
+        start(&mut node, build, &services);
+        let when = format!("on layout {layout}");
+        assert_eq!(node.layouts(), [layout], "the other layout is removed");
+        pending.receive(&when);
+        check(&mut connections, &when);
+        flows.iter_mut().for_each(|it| it.exchange(&when));
+    }
+
+    // After a crash between two links, some programs are of one layout, some of the other.
+    node.kill();
+    node.start_inactive(&node.command(Build::NextLayout).env("KUBE_PROXY_EBPF_FAULT", "half-attached"));
+    node.agent_mut().wait(TIMEOUT).unwrap();
+    assert_eq!(node.layouts(), ["v1007", "v7"]);
+    flows.iter_mut().for_each(|it| it.exchange("between two layouts"));
+    start(&mut node, Build::Failpoints, &services);
+    assert_eq!(node.layouts(), ["v7"]);
+    flows.iter_mut().for_each(|it| it.exchange("at the end"));
+    check(&mut connections, "at the end");
+
+    for load in loads {
+        let report = LoadReport::of(&load.stop());
+        eprintln!("{} connects, {} failed", report.connects, report.failed);
+        assert_eq!(report.failed, 0, "{:?}", report.errors);
+        assert!(report.connects > 100);
+    }
+}
+
+/// As in a cluster: each binary is that of its release, under the capabilities and the seccomp profile of the manifests.
+#[test]
+#[ignore = "needs the binaries of two releases: `cargo xtask release --previous ARCHIVE` runs it"]
+fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
+    let binary = |variable: &str| PathBuf::from(env::var_os(variable).expect("the binary of a release"));
+    let previous = binary("KUBE_PROXY_EBPF_PREVIOUS_RELEASE");
+    let this = binary("KUBE_PROXY_EBPF_THIS_RELEASE");
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let addresses = WEB.map(|it| SocketAddr::new(it, 80));
+    node.serve(1..=5);
+    node.write(&[web(1..=4)]);
+    let start = |node: &mut TestNode, binary: &Path| {
+        node.start_with(&AgentCommand::run(binary, node.sandbox(), &node.manifests(), "n1"));
+    };
+    start(&mut node, &previous);
+
+    let mut connections = addresses.map(|it| (EchoConnection::connect(it).unwrap(), it));
+    let mut flows: Vec<_> =
+        addresses.into_iter().flat_map(|it| [Flow::new(it, true), Flow::new(it, false)]).collect();
+    flows.iter_mut().for_each(|it| it.exchange("at first"));
+    let loads =
+        [(Transport::Tcp, addresses[0]), (Transport::Udp, addresses[1])].map(|(transport, address)| {
+            ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
+        });
+    for (binary, when) in
+        [(&this, "after the upgrade"), (&previous, "after the downgrade"), (&this, "at the end")]
+    {
+        node.kill();
+        start(&mut node, binary);
+        check(&mut connections, when);
+        flows.iter_mut().for_each(|it| it.exchange(when));
+    }
+    // What the previous release has left is not in the way of changes. The tests' own binaries need not be built here.
+    node.write(&[web(1..=5)]);
+    node.wait_until(|_| request(Transport::Tcp, addresses[0]).is_ok_and(|it| it == "web-5"));
+    check(&mut connections, "after a change");
+    for load in loads {
+        let report = LoadReport::of(&load.stop());
+        eprintln!("{} connects, {} failed", report.connects, report.failed);
+        assert_eq!(report.failed, 0, "{:?}", report.errors);
+        assert!(report.connects > 100);
+    }
+}
+
+#[test]
+fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    let links = node.sandbox().pins().join("links");
+    // A link with a name that the older version does not know, whose program uses the later version's maps.
+    let rename = || fs::rename(links.join("connect4"), links.join("later4")).unwrap();
+
+    node.write(&[web4([1])]);
+    start(&mut node, Build::NextLayout, &[web4([1])]);
+    node.kill();
+    rename();
+    node.write(&[web4([2])]);
+    start(&mut node, Build::Failpoints, &[web4([2])]);
+    let frontend = (WEB4, 80).into();
+    assert_eq!(request(Transport::Tcp, frontend).unwrap(), "web-2", "no program uses the previous maps");
+    assert!(!links.join("later4").exists(), "{:?}", node.pins());
+    assert!(node.log().contains("detached later4"), "{}", node.log());
+    node.kill();
+
+    rename();
+    let no_link = links.join("no_link");
+    MapData::from_pin(node.program("").join("../active")).unwrap().pin(&no_link).unwrap();
+    let output = run(&mut node.cli("cleanup"));
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stderr.contains("links/no_link does not belong to kube-proxy-ebpf"), "{}", output.stderr);
+    assert_eq!(node.pins(), ["/links/no_link"]);
+    assert!(request(Transport::Tcp, frontend).is_err(), "no hook is left");
+}

@@ -1,0 +1,274 @@
+//! What ARCHITECTURE.md promises about the code itself.
+
+mod module_graph;
+
+use std::{fs, path::Path};
+
+use self::module_graph::{ModuleGraph, cycles};
+use build_tools::{command::workspace, files_below};
+
+/// Every Rust file below a folder, by its path from the workspace, with its text.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    let mut files = files_below(&workspace().join(folder)).unwrap();
+    files.retain(|it| it.extension().is_some_and(|it| it == "rs"));
+    let name = |it: &Path| it.strip_prefix(workspace()).unwrap().display().to_string();
+    files.iter().map(|it| (name(it), fs::read_to_string(it).unwrap())).collect()
+}
+
+const FOLDERS: [&str; 6] = ["proto", "proxy-common", "proxy-ebpf", "proxy-userspace", "tests", "xtask"];
+
+/// The dependencies that a crate's manifest names in its section `[dependencies]`.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let text = fs::read_to_string(workspace().join(manifest)).unwrap();
+    let section = text.split("\n[").find(|it| it.starts_with("dependencies]")).unwrap_or_default();
+    section
+        .lines()
+        .skip(1)
+        .filter_map(|it| it.split(['.', ' ', '=']).next().filter(|it| !it.is_empty() && !it.starts_with('#')))
+        .map(ToOwned::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_lower_crate_never_imports_a_higher_one() {
+    let allowed: [(&str, &[&str]); 15] = [
+        ("listeners", &[]),
+        ("model", &[]),
+        ("brain", &["model"]),
+        ("wire", &["model", "proxy-contract"]),
+        ("source", &["model", "proxy-contract", "wire"]),
+        ("publish", &["listeners", "model", "proxy-contract", "wire"]),
+        ("pipeline", &["listeners", "model", "brain", "proxy-contract", "publish", "source", "wire"]),
+        ("netlink", &[]),
+        ("datapath", &["model"]),
+        ("datapath-nft", &["model", "netlink", "datapath"]),
+        ("datapath-ebpf", &["model", "netlink", "datapath"]),
+        ("datapath-userspace", &["model", "datapath"]),
+        (
+            "reconciler",
+            &[
+                "model",
+                "netlink",
+                "publish",
+                "datapath",
+                "datapath-nft",
+                "datapath-ebpf",
+                "datapath-userspace",
+            ],
+        ),
+        ("admin", &["listeners", "model", "netlink", "publish", "pipeline", "datapath", "reconciler"]),
+        ("../proto", &[]),
+    ];
+    let names: Vec<_> = allowed.iter().map(|(name, _)| name.trim_start_matches("../")).collect();
+    for (name, may) in allowed {
+        for it in dependencies(&format!("proxy-userspace/{name}/Cargo.toml")) {
+            let is_ours =
+                names.contains(&it.as_str()) || ["proxy-contract", "kube-proxy-ebpf"].contains(&&*it);
+            assert!(!is_ours || may.contains(&it.as_str()), "{name} must not import {it}");
+        }
+    }
+}
+
+/// Every crate of the workspace with its folder, from the highest layer to the lowest.
+const LAYERS: [(&str, &str); 33] = [
+    ("xtask", "xtask"),
+    ("vmtest", "tests/vmtest"),
+    ("conformance", "tests/conformance"),
+    ("bench", "tests/bench"),
+    ("demo", "tests/demo"),
+    ("soak", "tests/soak"),
+    ("kill-matrix", "tests/kill-matrix"),
+    ("simulation", "tests/simulation"),
+    ("fuzz", "tests/fuzz"),
+    ("tests", "tests"),
+    ("build-tools", "xtask/build-tools"),
+    ("kube-proxy-ebpf", "proxy-userspace"),
+    ("backend-conformance", "proxy-userspace/backend-conformance"),
+    ("kube-proxy-config", "proxy-userspace/kube-proxy-config"),
+    ("admin", "proxy-userspace/admin"),
+    ("reconciler", "proxy-userspace/reconciler"),
+    ("datapath-ebpf", "proxy-userspace/datapath-ebpf"),
+    ("datapath-nft", "proxy-userspace/datapath-nft"),
+    ("datapath-userspace", "proxy-userspace/datapath-userspace"),
+    ("datapath", "proxy-userspace/datapath"),
+    ("netlink", "proxy-userspace/netlink"),
+    ("pipeline", "proxy-userspace/pipeline"),
+    ("publish", "proxy-userspace/publish"),
+    ("scenarios", "tests/scenarios"),
+    ("source", "proxy-userspace/source"),
+    ("api-server", "tests/api-server"),
+    ("wire", "proxy-userspace/wire"),
+    ("proxy-contract", "proto"),
+    ("brain", "proxy-userspace/brain"),
+    ("listeners", "proxy-userspace/listeners"),
+    ("model", "proxy-userspace/model"),
+    ("proxy-ebpf", "proxy-ebpf"),
+    ("proxy-common", "proxy-common"),
+];
+
+#[test]
+fn modules_import_in_one_direction() {
+    let layer = |name: &str| LAYERS.iter().position(|(it, _)| it.replace('-', "_") == name.replace('-', "_"));
+    let manifest: String = fs::read_to_string(workspace().join("Cargo.toml")).unwrap();
+    let members = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    let members: Vec<_> = members.split('"').skip(1).step_by(2).collect();
+    let listed = |it: &&str| LAYERS.iter().any(|(_, folder)| folder == it);
+    assert!(members.iter().all(listed) && members.len() == LAYERS.len(), "every crate has a layer");
+
+    let mut graph = ModuleGraph::default();
+    let mut errors = Vec::new();
+    for (name, folder) in LAYERS {
+        let source = workspace().join(folder).join("src");
+        for (root, crate_name) in [("lib.rs", name.replace('-', "_")), ("main.rs", format!("{name}/main.rs"))]
+        {
+            if source.join(root).exists() {
+                graph.add(&crate_name, &source.join(root), workspace());
+            }
+        }
+        let dependencies = dependencies(&format!("{folder}/Cargo.toml"));
+        let upward = dependencies.iter().filter(|it| layer(it).is_some_and(|it| Some(it) <= layer(name)));
+        errors.extend(upward.map(|it| format!("{name} depends on {it}, which is above it\n")));
+    }
+    let (files, crates) = graph.edges();
+    assert!(files.len() > 300 && crates.len() > 30, "{} and {} uses", files.len(), crates.len());
+    errors.extend(cycles(&files));
+    errors.extend(cycles(&crates));
+    for ((from, to), names) in &crates {
+        let from = from.trim_end_matches("/main.rs");
+        if layer(to) < layer(from) {
+            errors.push(format!("{from} uses {names:?} of {to}, which is above it\n"));
+        }
+    }
+    assert!(errors.is_empty(), "{}", errors.concat());
+}
+
+#[test]
+fn a_cycle_is_found_behind_re_exports_macros_and_globs() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |files: &[(&str, &str)], expected: &[&str]| {
+        let source = folder.path().join("src");
+        let _ = fs::remove_dir_all(&source);
+        for (name, text) in files {
+            let file = source.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let mut graph = ModuleGraph::default();
+        graph.add("example", &source.join("lib.rs"), folder.path());
+        let cycles = cycles(&graph.edges().0).concat();
+        assert_eq!(cycles.is_empty(), expected.is_empty(), "{cycles}");
+        for it in expected {
+            assert!(cycles.contains(it), "{it} is not in {cycles}");
+        }
+    };
+    const ROOT: (&str, &str) = ("lib.rs", "mod a; mod b; pub use b::Two;");
+    check(
+        &[ROOT, ("a.rs", "use crate::Two; pub struct One(Two);"), ("b.rs", "pub struct Two(super::a::One);")],
+        &["src/a.rs uses Two of src/b.rs", "src/b.rs uses One of src/a.rs"],
+    );
+    check(
+        &[
+            ROOT,
+            ("a.rs", "use super::*; pub fn one(_: Two) {}"),
+            ("b.rs", "pub struct Two; fn f() { g!(crate::a::one()) }"),
+        ],
+        &["src/a.rs uses Two of src/b.rs", "src/b.rs uses one of src/a.rs"],
+    );
+    // A parent that only re-exports is not part of a cycle; one that uses its child is.
+    let child = ("b.rs", "mod c; use crate::TOP; pub struct Two;");
+    let leaf = ("b/c.rs", "use super::super::TOP;");
+    check(&[("lib.rs", "mod b; pub use b::Two; pub const TOP: u8 = 1;"), child, leaf], &[]);
+    check(
+        &[("lib.rs", "mod b; pub use b::Two; pub const TOP: Two = Two;"), child, leaf],
+        &["src/b.rs uses TOP of src/lib.rs", "src/lib.rs uses Two of src/b.rs"],
+    );
+    // Tests may use what they test.
+    let tested = ("a.rs", "pub struct One; #[cfg(test)] mod tests { use crate::b::Two; }");
+    check(&[ROOT, tested, ("b.rs", "use crate::a::One; pub struct Two(One);")], &[]);
+}
+
+#[test]
+fn the_brain_and_compile_are_pure() {
+    const IMPURE: [&str; 11] = [
+        "fs::",
+        "io::",
+        "env::",
+        "process::",
+        "thread::",
+        "Instant",
+        "SystemTime",
+        "UdpSocket",
+        "tokio",
+        "tracing",
+        "rand::",
+    ];
+    let datapaths = ["ebpf", "nft"].map(|it| sources(&format!("proxy-userspace/datapath-{it}/src")));
+    let compile = datapaths
+        .into_iter()
+        .flatten()
+        .filter(|(file, _)| file.ends_with("compile.rs") || file.contains("/layout"));
+    let brain = sources("proxy-userspace/brain/src").into_iter().filter(|(file, _)| !file.contains("tests"));
+    let mut files = 0;
+    for (file, text) in brain.chain(compile) {
+        files += 1;
+        for it in IMPURE {
+            assert!(!text.contains(it), "{file} uses {it}");
+        }
+    }
+    assert!(files > 4);
+    for it in dependencies("proxy-userspace/brain/Cargo.toml") {
+        assert!(!IMPURE.contains(&it.as_str()), "the brain depends on {it}");
+    }
+}
+
+#[test]
+fn unsafe_lives_in_one_module() {
+    let ours = file!();
+    let with_unsafe: Vec<_> = ["proto", "proxy-common", "proxy-userspace", "tests", "xtask"]
+        .into_iter()
+        .flat_map(sources)
+        .filter(|(file, _)| file != ours)
+        .filter(|(_, text)| ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|it| text.contains(it)))
+        .map(|(file, _)| file)
+        .collect();
+    assert_eq!(with_unsafe, ["proxy-userspace/datapath-ebpf/src/raw_bpf.rs"]);
+}
+
+#[test]
+fn every_file_has_a_module_doc() {
+    for (file, text) in FOLDERS.into_iter().flat_map(sources) {
+        assert!(text.starts_with("//! "), "{file} does not begin with `//!`");
+    }
+}
+
+/// The last cell of each row names tests or scenarios in backquotes.
+#[test]
+fn every_claim_names_its_tests() {
+    let sources: String = FOLDERS.into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let scenarios = files_below(&workspace().join("tests/scenarios")).unwrap().into_iter();
+    let scenarios: String = scenarios.map(|it| fs::read_to_string(it).unwrap()).collect();
+    for (file, section, count) in [
+        ("ARCHITECTURE.md", "Invariants", 21..=21),
+        ("docs/security.md", "What is defended", 1..=usize::MAX),
+        ("docs/differences.md", "Deliberate", 1..=usize::MAX),
+        ("docs/promises.md", "Promises", 1..=usize::MAX),
+        ("tests/BEHAVIOUR.md", "", 1..=usize::MAX),
+    ] {
+        let text = fs::read_to_string(workspace().join(file)).unwrap();
+        let lines = text.split("\n## ").filter(|it| it.starts_with(section)).flat_map(str::lines);
+        let is_row =
+            |it: &&str| it.starts_with("| ") && !it.starts_with("| |") && !it.starts_with("| claim |");
+        let rows: Vec<_> = lines.filter(is_row).collect();
+        assert!(count.contains(&rows.len()), "{file} has {} rows", rows.len());
+        for row in rows {
+            let tests = row.rsplit('|').nth(1).unwrap();
+            let names: Vec<_> = tests.split('`').skip(1).step_by(2).collect();
+            assert!(!names.is_empty(), "no test in {row}");
+            for name in names {
+                let is_test = sources.contains(&format!("fn {name}("));
+                let is_scenario = scenarios.contains(&format!("\nname: {name}\n"));
+                assert!(is_test || is_scenario, "there is no test or scenario {name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `cargo xtask test`: every test of the workspace.
+//! Invariant: skipped tests are listed at the end with their reasons.
+
+mod report;
+mod schedule;
+mod speed;
+
+use std::{
+    collections::BTreeMap,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use build_tools::{
+    TIMEOUT_FACTOR,
+    build::build_for_tests,
+    command::{cargo, run, status, workspace},
+    programs::{install_font, promtool, test_programs},
+    test_suite::{Outcome, TestBinary, build_test_binaries},
+};
+use clap::Args;
+
+use self::{
+    report::Progress,
+    schedule::{Ended, Schedule},
+};
+
+/// The packages whose tests run the product in a sandbox.
+const OF_THE_PRODUCT: [&str; 4] = ["tests", "kill-matrix", "soak", "backend-conformance"];
+/// After this time a test hangs, on a machine of ordinary speed.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Which tests run, and how.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Only tests whose names contain this
+    filter: Option<String>,
+    /// Only tests that need neither a sandbox nor root; builds no kernel object
+    #[arg(long)]
+    fast: bool,
+    /// The seed of an earlier run, for its order; random by default
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How many tests run at a time; by default two for each processor, since most tests wait most of the time
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+}
+
+/// Builds everything and runs the tests.
+pub(crate) fn test(options: &Options) -> Result<()> {
+    let begin = Instant::now();
+    let mut tests = Vec::new();
+    let filter = options.filter.as_deref().unwrap_or_default();
+    for binary in build(options.fast)? {
+        tests.extend(binary.tests()?.into_iter().filter(|it| it.title().contains(filter)));
+    }
+    if tests.is_empty() {
+        bail!("no test's name contains {filter:?}");
+    }
+
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let jobs = options.jobs.unwrap_or(processors * 2).max(1);
+    let factor = speed::factor(processors);
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+    status("Built", &format!("{} tests, in {:.0} s", tests.len(), begin.elapsed().as_secs_f64()));
+    status(
+        "Running",
+        &format!("{jobs} at a time, limits of time x {factor:.1}; `--seed {seed}` repeats the order"),
+    );
+    let schedule = Schedule {
+        seed,
+        jobs,
+        environment: BTreeMap::from([(TIMEOUT_FACTOR.to_owned(), format!("{factor:.2}"))]),
+        limit: LIMIT.mul_f64(factor),
+    };
+    let running = Instant::now();
+    let mut progress = Progress::new(tests.len());
+    let mut ended = schedule.run(tests, |it| progress.on_end(it))?;
+    report::print(&mut ended, running.elapsed());
+    let failed = ended.iter().filter(|it: &&Ended| matches!(it.outcome, Outcome::Failed(_))).count();
+    if failed > 0 {
+        bail!("{failed} tests failed; `cargo xtask test --seed {seed}` runs them in the same order");
+    }
+    if options.filter.is_none() { run(cargo_test().arg("--doc")) } else { Ok(()) }
+}
+
+/// Builds the tests and what they run; returns the binaries.
+fn build(fast: bool) -> Result<Vec<TestBinary>> {
+    if !fast {
+        // A missing program has been warned about; its tests are skipped.
+        let _ = test_programs();
+        if let Err(error) = promtool() {
+            status("Warning", &format!("{error:#}"));
+        }
+        build_for_tests()?;
+    }
+    let mut binaries = build_test_binaries(cargo_test())?;
+    binaries.retain(|it| !fast || !OF_THE_PRODUCT.contains(&it.package()));
+    Ok(binaries)
+}
+
+/// `cargo test` of the workspace, without the kernel's side.
+fn cargo_test() -> Command {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--exclude", "proxy-ebpf", "--target-dir"]);
+    command.arg(workspace().join("target"));
+    command
+}
+
+/// Takes the pictures in the documents.
+pub(crate) fn pictures() -> Result<()> {
+    let _ = test_programs();
+    install_font()?;
+    build_for_tests()?;
+    run(cargo_test().args([
+        "--test",
+        "end_to_end",
+        "the_pictures_of_the_page",
+        "--",
+        "--ignored",
+        "--nocapture",
+    ]))?;
+    status("Ready", "docs/pictures");
+    Ok(())
+}
+
+/// Writes the help texts of metrics into the documents.
+pub(crate) fn metrics() -> Result<()> {
+    run(cargo()
+        .args(["test", "--package", "admin", "--target-dir"])
+        .arg(workspace().join("target"))
+        .args(["the_documented_help_texts_are_those_that_are_served"])
+        .env("KUBE_PROXY_EBPF_UPDATE_DOCUMENTS", "1"))?;
+    status("Ready", "docs/metrics.md");
+    Ok(())
+}

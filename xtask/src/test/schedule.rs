@@ -1,0 +1,145 @@
+//! Runs tests beside each other, in a random order.
+//! Invariant: a test that needs the machine for itself runs when no other does.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Result;
+use build_tools::test_suite::{Outcome, Test, run_test};
+
+/// The module of tests that run alone: they count objects of the whole machine, or take all of its processors.
+const ALONE: &str = "alone";
+
+/// A test that has ended.
+pub(crate) struct Ended {
+    pub(crate) test: Test,
+    pub(crate) outcome: Outcome,
+    pub(crate) took: Duration,
+}
+
+/// How tests run.
+pub(crate) struct Schedule {
+    /// Decides the order.
+    pub(crate) seed: u64,
+    /// How many run at a time.
+    pub(crate) jobs: usize,
+    /// The variables of every test.
+    pub(crate) environment: BTreeMap<String, String>,
+    /// After this time a test is killed.
+    pub(crate) limit: Duration,
+}
+
+impl Schedule {
+    /// Runs all tests; `on_end` is called after each.
+    pub(crate) fn run(&self, mut tests: Vec<Test>, on_end: impl FnMut(&Ended) + Send) -> Result<Vec<Ended>> {
+        // The same seed gives the same order, in whatever order the binaries were built.
+        tests.sort_by_key(Test::title);
+        fastrand::Rng::with_seed(self.seed).shuffle(&mut tests);
+        let (alone, others) = tests.into_iter().partition(|it| is_alone(&it.name));
+        let progress = Mutex::new((Vec::new(), on_end));
+        self.run_beside_each_other(others, self.jobs, &progress)?;
+        self.run_beside_each_other(alone, 1, &progress)?;
+        Ok(progress.into_inner().unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn run_beside_each_other<F: FnMut(&Ended) + Send>(
+        &self,
+        tests: Vec<Test>,
+        jobs: usize,
+        progress: &Mutex<(Vec<Ended>, F)>,
+    ) -> Result<()> {
+        let queue = Mutex::new(tests.into_iter());
+        let work = || -> Result<()> {
+            loop {
+                let next = lock(&queue).next();
+                let Some(test) = next else { return Ok(()) };
+                let (outcome, took) = run_test(&test, &self.environment, self.limit)?;
+                let ended = Ended { test, outcome, took };
+                let (all, on_end) = &mut *lock(progress);
+                on_end(&ended);
+                all.push(ended);
+            }
+        };
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|it| it.join().expect("no worker panics"))
+        })
+    }
+}
+
+fn is_alone(name: &str) -> bool {
+    name.split("::").any(|it| it == ALONE)
+}
+
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+    use super::*;
+
+    /// A test binary that notes when a test begins and ends.
+    fn tests(folder: &Path, names: &[&str]) -> Vec<Test> {
+        let binary = folder.join("binary");
+        let journal = folder.join("journal");
+        let text = format!(
+            "#!/bin/sh\necho \"begin $2\" >> {0}\nsleep 0.2\necho \"end $2\" >> {0}\n\
+             echo 'test result: ok. 1 passed; 0 failed'\n",
+            journal.display()
+        );
+        fs::write(&binary, text).unwrap();
+        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+        let test = |name: &&str| Test {
+            binary: binary.clone(),
+            folder: folder.to_owned(),
+            suite: "suite".to_owned(),
+            name: (*name).to_owned(),
+        };
+        names.iter().map(test).collect()
+    }
+
+    fn schedule(seed: u64) -> Schedule {
+        Schedule { seed, jobs: 3, environment: BTreeMap::new(), limit: Duration::from_secs(60) }
+    }
+
+    #[test]
+    fn a_test_that_needs_the_machine_runs_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["a", "alone::x", "b", "c", "m::alone::y", "stands_alone", "d"];
+        let ended = schedule(7).run(tests(folder.path(), &names), |_| {}).unwrap();
+        assert_eq!(ended.len(), names.len());
+        assert!(ended.iter().all(|it| it.outcome == Outcome::Passed));
+        let journal = fs::read_to_string(folder.path().join("journal")).unwrap();
+        let lines: Vec<_> = journal.lines().collect();
+        assert!(
+            lines.windows(2).any(|it| it[0].starts_with("begin") && it[1].starts_with("begin")),
+            "{journal}"
+        );
+        for name in ["alone::x", "m::alone::y"] {
+            let begin = lines.iter().position(|it| *it == format!("begin {name}")).unwrap();
+            assert_eq!(lines[begin + 1], format!("end {name}"), "{journal}");
+        }
+    }
+
+    #[test]
+    fn the_seed_decides_the_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let order = |seed, reversed| {
+            let mut tests = tests(folder.path(), &["alone::a", "alone::b", "alone::c", "alone::d"]);
+            if reversed {
+                tests.reverse();
+            }
+            let ended = schedule(seed).run(tests, |_| {}).unwrap();
+            ended.into_iter().map(|it| it.test.name).collect::<Vec<_>>()
+        };
+        assert_eq!(order(3, false), order(3, true));
+        assert_ne!(order(3, false), order(4, false));
+    }
+}
