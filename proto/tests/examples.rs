@@ -22,6 +22,9 @@ use tokio::{
 
 use scripted_brain::{ScriptedBrain, delete, set};
 
+/// Only a hang takes as long.
+const LIMIT: Duration = Duration::from_secs(120);
+
 fn service(path: &str, ip: &str) -> OpItem {
     let (namespace, name) = path.split_once('/').unwrap();
     let cluster_ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
@@ -86,7 +89,7 @@ async fn check(example: &str, expect: &str) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     for expect in expect.lines() {
-        let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
+        let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
         assert_eq!(line, expect);
     }
     // The example keeps running.
@@ -125,7 +128,7 @@ async fn an_address_without_a_brain_is_logged() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let line = timeout(Duration::from_secs(10), lines.next_line()).await.unwrap().unwrap().unwrap();
+        let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
         assert!(line.contains("unix:///no/such.sock: ") && line.contains("reconnecting in"), "{line}");
     }
 }

@@ -31,7 +31,7 @@ use build_tools::command::line;
 
 pub use build_tools::build::Build;
 
-use crate::{MemoryCgroup, Sandbox, deploy, eventually, sandbox::move_to};
+use crate::{MemoryCgroup, Sandbox, TIMEOUT, deploy, eventually, sandbox::move_to};
 
 /// Makes every decision of the programs take long, in the builds that have faults.
 pub const SLOW_PROGRAMS: (&str, &str) = ("KUBE_PROXY_EBPF_FAULT", "slow-programs");
@@ -367,10 +367,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends SIGTERM and waits for the end, for at most five seconds.
+    /// Sends SIGTERM and waits for the end.
     pub fn terminate(mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
-        self.wait(Duration::from_secs(5))
+        self.wait(TIMEOUT)
     }
 
     /// Waits until it ends; fails if it still runs after `limit`.

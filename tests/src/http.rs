@@ -17,7 +17,7 @@ pub const METRICS_PORT: u16 = 10249;
 /// The default port of the kubelet's probes, on loopback.
 pub const PROBE_PORT: u16 = 10245;
 /// How long a response may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]

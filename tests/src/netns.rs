@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use crate::eventually;
 
 /// How long the kernel may take to install a route.
-const ROUTE_TIMEOUT: Duration = Duration::from_secs(10);
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The port of the `discard` service; nothing is sent to it.
 const DISCARD: u16 = 9;
 

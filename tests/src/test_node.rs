@@ -7,6 +7,7 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::net::UnixStream,
     path::PathBuf,
     process::Command,
 };
@@ -127,7 +128,7 @@ impl TestNode {
         AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
 
-    /// Starts the proxy with more arguments and waits until a generation is active.
+    /// Starts the proxy with more arguments and waits until a generation is active and the status pages are served.
     #[track_caller]
     pub fn start(&mut self, arguments: &[&str]) {
         self.start_with(&self.command(Build::Product).args(arguments));
@@ -138,6 +139,9 @@ impl TestNode {
     pub fn start_with(&mut self, command: &AgentCommand) {
         self.start_inactive(command);
         self.agent_mut().wait_until_applied(TIMEOUT).expect("the proxy becomes active");
+        let socket = agent::status_socket(&self.sandbox);
+        let is_served = || UnixStream::connect(&socket).is_ok();
+        self.agent_mut().wait_until(TIMEOUT, is_served).expect("the status pages are served");
     }
 
     /// Starts the proxy and does not wait.

@@ -359,7 +359,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it is reported");
+            tokio::time::timeout(Duration::from_secs(120), wait).await.expect("it is reported");
         };
         let check = async {
             let is_ok = |it: &SyncStatus| it.is_synced && it.error.is_none() && it.last_contact.is_some();

@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint as TonicEndpoint};
 
 use crate::explanations::Echo;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A Service with one port, and endpoints with a key and the last byte of their address; keys of anonymous ones begin
 /// with `@`.

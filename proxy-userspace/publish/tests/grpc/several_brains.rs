@@ -12,10 +12,7 @@ use proxy_contract::{
     localnetv1::NextFilter,
 };
 use publish::upstream::Upstream;
-use tokio::{
-    net::UnixListener,
-    time::{Instant, timeout},
-};
+use tokio::{net::UnixListener, time::timeout};
 
 use crate::{
     common::{Brain, Folder, LIMIT, service, state, while_following},
@@ -77,13 +74,12 @@ async fn a_client_whose_brain_is_lost_receives_almost_nothing_from_another() {
         if lost == 1 {
             std::mem::swap(&mut lost_brain, &mut other);
         }
-        let (start, bytes) = (Instant::now(), fronts[1 - lost].bytes());
+        let bytes = fronts[1 - lost].bytes();
         lost_brain.1.stop().await;
         let mut after = before.clone();
         after.services.insert(service("zz/last", &[]).1);
         other.1.publisher.publish(after.clone());
         assert_eq!(states.next().await.unwrap().state, after);
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         let bytes = fronts[1 - lost].bytes() - bytes;
         assert!((30_000..50_000).contains(&bytes), "{bytes} bytes");
         other.1.stop().await;
@@ -101,9 +97,9 @@ async fn a_brain_without_a_state_gets_no_client_of_several_brains() {
     for watch in &mut clients {
         // The long poll as well.
         let mut poll = client.poll(NextFilter::default());
-        let state = timeout(Duration::from_secs(2), poll.next()).await.unwrap().unwrap();
+        let state = timeout(LIMIT, poll.next()).await.unwrap().unwrap();
         instances.insert(instance(&state));
-        let state = timeout(Duration::from_secs(2), watch.next()).await.unwrap().unwrap();
+        let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
         instances.insert(instance(&state));
     }
     assert_eq!(instances, BTreeSet::from([ready_brain.publisher.current().unwrap().instance_id]));

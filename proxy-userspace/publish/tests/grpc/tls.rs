@@ -364,7 +364,7 @@ async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
             while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {}
         }
     };
-    timeout(Duration::from_secs(30), gone).await.expect("they end in time");
+    timeout(LIMIT, gone).await.expect("they end in time");
     brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
 }
 

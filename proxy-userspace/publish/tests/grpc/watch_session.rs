@@ -8,7 +8,7 @@ use publish::{NodeStates, Publisher, SubscribeError, Subscription};
 use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, Folder, service, state},
+    common::{Brain, Folder, LIMIT, service, state},
     peer::NodePeer,
 };
 
@@ -225,5 +225,5 @@ async fn a_disconnected_watcher_is_dropped_at_once() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(1), gone).await.unwrap();
+    timeout(LIMIT, gone).await.unwrap();
 }

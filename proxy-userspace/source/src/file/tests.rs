@@ -18,7 +18,7 @@ use super::{FileReport, FileSource, FileUpdate, read, store::GRACE_PERIOD};
 use crate::ClusterChanges;
 
 /// Time-out of what should happen at once, with room for a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn service(name: &str, port: u16) -> String {
     format!(
@@ -218,7 +218,7 @@ async fn an_edit_hands_over_what_it_changes_and_nothing_else() {
     fs::write(&file, all(80)).unwrap();
     fs::write(folder.path().join("other.yaml"), service("other", 80)).unwrap();
     let follower = TestSource::new(folder.path()).await;
-    assert_eq!(follower.update(TIMEOUT).await.map(|it| it.changes.services.len()), None);
+    assert_eq!(follower.update(GRACE_PERIOD * 2).await.map(|it| it.changes.services.len()), None);
     // Neither a comment nor the order of files or documents is a change.
     replace(&file, &format!("# a comment\n{}", all(81)));
     let FileUpdate { changes, report } = follower.update(TIMEOUT).await.unwrap();

@@ -18,7 +18,7 @@ use source::{
     kube::{ClientConfig, Health, KubeSource, Options, Timing},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Short delays, for quick tests.
 pub(crate) const QUICK: Timing = Timing {
