@@ -183,9 +183,10 @@ fn linker() -> Result<PathBuf> {
         }
         other = Some(version);
     }
-    status("Installing", &format!("bpf-linker {LINKER}, once per machine (about 90 s on two cores)"));
+    status("Installing", &format!("bpf-linker {LINKER}, once per machine (about 30 s on two cores)"));
     let mut install = cargo();
-    install.args(["install", "bpf-linker", "--version", LINKER, "--locked"]);
+    // LLVM does the work: optimizing what calls it takes longer than it saves.
+    install.args(["install", "bpf-linker", "--version", LINKER, "--debug", "--locked"]);
     // The linker is an ordinary program of the host.
     install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
     let installed = if let Some(version) = other {
