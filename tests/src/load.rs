@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -90,7 +90,14 @@ impl LoadReport {
 #[derive(Debug)]
 pub struct ConnectLoad {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    handle: JoinHandle<()>,
+    /// How many connects have ended.
+    ended: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -106,8 +113,10 @@ impl ConnectLoad {
         let shared = Arc::new(Shared::default());
         let threads = (0..threads)
             .map(|_| {
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || connect_until_stopped(&shared, transport, address, interval))
+                let (shared, ended) = (Arc::clone(&shared), Arc::<AtomicUsize>::default());
+                let count = Arc::clone(&ended);
+                let connect = move || connect_until_stopped(&shared, &count, transport, address, interval);
+                Thread { handle: thread::spawn(connect), ended }
             })
             .collect();
         Self { shared, threads }
@@ -126,14 +135,15 @@ impl ConnectLoad {
         self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Waits until more connects than there are threads have started and ended, so that every connect that was in
-    /// progress has ended; `false` if they have not within `limit`.
+    /// Waits until each thread has started and ended a connect, so that every connect that was in progress has ended;
+    /// `false` if they have not within `limit`.
     #[must_use]
     pub fn wait_for_new_connects(&self, limit: Duration) -> bool {
-        let now = Instant::now();
-        let first = self.count();
+        let ended = |it: &Thread| it.ended.load(Ordering::Relaxed);
+        let before: Vec<_> = self.threads.iter().map(ended).collect();
+        // The first one that ends may have started before.
         crate::eventually(limit, || {
-            self.since(first).iter().filter(|it| it.started > now).count() > self.threads.len()
+            self.threads.iter().zip(&before).all(|(it, before)| ended(it) > before + 1)
         })
     }
 
@@ -148,7 +158,7 @@ impl ConnectLoad {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             // The samples of a thread that panicked are kept.
-            let _ = thread.join();
+            let _ = thread.handle.join();
         }
     }
 }
@@ -159,12 +169,19 @@ impl Drop for ConnectLoad {
     }
 }
 
-fn connect_until_stopped(shared: &Shared, transport: Transport, address: SocketAddr, interval: Duration) {
+fn connect_until_stopped(
+    shared: &Shared,
+    ended: &AtomicUsize,
+    transport: Transport,
+    address: SocketAddr,
+    interval: Duration,
+) {
     while !shared.stop.load(Ordering::Relaxed) {
         let started = Instant::now();
         let result = request(transport, address).map_err(|it| it.to_string());
         let sample = ConnectSample { started, duration: started.elapsed(), result };
         shared.samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+        ended.fetch_add(1, Ordering::Relaxed);
         if !interval.is_zero() {
             thread::sleep(interval);
         }

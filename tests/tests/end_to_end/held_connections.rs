@@ -68,80 +68,89 @@ fn hold(n: usize) -> io::Result<Socket> {
     Ok(socket)
 }
 
-#[test]
-fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    // On an emulated machine opening them all takes more than ten minutes; these are also several times what the pages hold.
-    let held = if is_slow_machine() { 3_000 } else { HELD };
-    allow_open_files(held + 1_000);
-    let attackers = attackers(&node);
-    let web = web4([1]).load_balancer_ips(&[[203, 0, 113, 1].into()]);
-    node.write(&[web.external_local().health_check_node_port(CHECK_PORT)]);
-    node.start(&["--packets=off"]);
-    node.wait_until_ready();
-    node.wait_until(|_| http::get((NODE, CHECK_PORT).into(), "/").is_ok());
+/// As many connections as the machine can open.
+mod alone {
+    use super::*;
 
-    let (opened, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let open = || metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
-    let (times, number) = thread::scope(|scope| {
-        scope.spawn(|| {
-            let _inside = attackers.enter().unwrap();
-            let mut all = VecDeque::new();
-            // More and more, and then again and again.
-            while !is_done.load(Ordering::Relaxed) {
-                all.extend(hold(opened.load(Ordering::Relaxed)));
-                if all.len() > held {
-                    all.pop_front();
-                    thread::sleep(Duration::from_millis(1));
+    #[test]
+    fn every_probe_is_answered_while_ten_thousand_connections_are_held() {
+        let Some(mut node) = TestNode::or_skip() else { return };
+        // On an emulated machine opening them all takes more than ten minutes; these are also several times what the pages hold.
+        let held = if is_slow_machine() { 3_000 } else { HELD };
+        allow_open_files(held + 1_000);
+        let attackers = attackers(&node);
+        let web = web4([1]).load_balancer_ips(&[[203, 0, 113, 1].into()]);
+        node.write(&[web.external_local().health_check_node_port(CHECK_PORT)]);
+        node.start(&["--packets=off"]);
+        node.wait_until_ready();
+        node.wait_until(|_| http::get((NODE, CHECK_PORT).into(), "/").is_ok());
+
+        let (opened, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let open = || metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
+        let (times, number) = thread::scope(|scope| {
+            scope.spawn(|| {
+                let _inside = attackers.enter().unwrap();
+                let mut all = VecDeque::new();
+                // More and more, and then again and again.
+                while !is_done.load(Ordering::Relaxed) {
+                    all.extend(hold(opened.load(Ordering::Relaxed)));
+                    if all.len() > held {
+                        all.pop_front();
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    opened.fetch_add(1, Ordering::Relaxed);
                 }
-                opened.fetch_add(1, Ordering::Relaxed);
-            }
+            });
+            let mut times = Vec::new();
+            let mut check =
+                |name: &'static str, get: &dyn Fn() -> io::Result<http::Response>, status: u16| {
+                    let start = Instant::now();
+                    let response = get().unwrap_or_else(|error| panic!("{name}: {error}"));
+                    assert_eq!(response.status, status, "{name}: {response:?}");
+                    times.push((start.elapsed(), name));
+                };
+            let from_outside = |port: u16, path: &str| attackers.run(|| http::get((NODE, port).into(), path));
+            let round = &mut || {
+                check("probe", &|| probe("/livez"), 200);
+                check("readiness probe", &|| probe("/readyz"), 200);
+                check("/livez of this host", &|| health("/livez"), 200);
+                check("/healthz of a load balancer", &|| from_outside(HEALTH_PORT, "/healthz"), 200);
+                check("health-check node port", &|| from_outside(CHECK_PORT, "/"), 200);
+            };
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                // While the connections are opened, and while they are held.
+                while opened.load(Ordering::Relaxed) <= held {
+                    round();
+                    thread::sleep(Duration::from_millis(20));
+                }
+                (0..repetitions(30)).for_each(|_| round());
+                open()
+            }));
+            is_done.store(true, Ordering::Relaxed);
+            let number = result.unwrap_or_else(|it| std::panic::resume_unwind(it));
+            (times, number)
         });
-        let mut times = Vec::new();
-        let mut check = |name: &'static str, get: &dyn Fn() -> io::Result<http::Response>, status: u16| {
-            let start = Instant::now();
-            let response = get().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert_eq!(response.status, status, "{name}: {response:?}");
-            times.push((start.elapsed(), name));
-        };
-        let from_outside = |port: u16, path: &str| attackers.run(|| http::get((NODE, port).into(), path));
-        let round = &mut || {
-            check("probe", &|| probe("/livez"), 200);
-            check("readiness probe", &|| probe("/readyz"), 200);
-            check("/livez of this host", &|| health("/livez"), 200);
-            check("/healthz of a load balancer", &|| from_outside(HEALTH_PORT, "/healthz"), 200);
-            check("health-check node port", &|| from_outside(CHECK_PORT, "/"), 200);
-        };
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // While the connections are opened, and while they are held.
-            while opened.load(Ordering::Relaxed) <= held {
-                round();
-                thread::sleep(Duration::from_millis(20));
-            }
-            (0..repetitions(30)).for_each(|_| round());
-            open()
-        }));
-        is_done.store(true, Ordering::Relaxed);
-        let number = result.unwrap_or_else(|it| std::panic::resume_unwind(it));
-        (times, number)
-    });
 
-    assert!((1.0..=512.0).contains(&number), "{number} connections are open");
-    let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
-    // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
-    assert!(is_slow_machine() || closed > held as f64 / 2.0, "{closed} of {held} were closed for newer ones");
-    assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
-    let files = metric("process_open_fds").unwrap();
-    // Those that are about to close have not been closed yet.
-    assert!(files < 1_300.0, "{files} files are open");
-    assert!(node.agent().count_logged("connections are open") <= 3, "{}", node.log());
-    let (longest, name) = times.iter().max().unwrap();
-    let sum: Duration = times.iter().map(|(it, _)| *it).sum();
-    println!(
-        "{} answers beside {held} connections: mean {:?}, longest {longest:?} ({name})",
-        times.len(),
-        sum / times.len() as u32
-    );
+        assert!((1.0..=512.0).contains(&number), "{number} connections are open");
+        let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
+        // An emulated machine opens them hardly faster than the pages end idle ones by themselves.
+        assert!(
+            is_slow_machine() || closed > held as f64 / 2.0,
+            "{closed} of {held} were closed for newer ones"
+        );
+        assert_eq!(metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"probes\"}"), Some(0.0));
+        let files = metric("process_open_fds").unwrap();
+        // Those that are about to close have not been closed yet.
+        assert!(files < 1_300.0, "{files} files are open");
+        assert!(node.agent().count_logged("connections are open") <= 3, "{}", node.log());
+        let (longest, name) = times.iter().max().unwrap();
+        let sum: Duration = times.iter().map(|(it, _)| *it).sum();
+        println!(
+            "{} answers beside {held} connections: mean {:?}, longest {longest:?} ({name})",
+            times.len(),
+            sum / times.len() as u32
+        );
+    }
 }
 
 /// On slow machines, too: a small rendering says nothing about the memory of many.

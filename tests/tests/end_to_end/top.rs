@@ -79,7 +79,9 @@ impl Terminal {
             let _ = self.child.kill();
         }
         assert!(has_ended && self.child.wait().unwrap().success());
-        assert!(!self.screen.lock().unwrap().screen().alternate_screen(), "the terminal is as it was");
+        // The last of its output may not have been read yet.
+        let is_restored = || !self.screen.lock().unwrap().screen().alternate_screen();
+        assert!(eventually(TIMEOUT, is_restored), "the terminal is as it was");
     }
 }
 

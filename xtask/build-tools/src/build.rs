@@ -161,14 +161,9 @@ pub fn build_for_tests() -> Result<()> {
     // The product comes last: it stays in target/debug.
     for build in Build::ALL.into_iter().rev() {
         let mut command = cargo();
-        // With the features that the tests of the workspace need, which an example selects: dependencies are compiled once.
-        command.args(["build", "--workspace", "--exclude", "proxy-ebpf", "--bin", "kube-proxy-ebpf"]);
-        command.args(["--example", "lines", "--target-dir"]).arg(&target);
-        if let Some(features) = build.features() {
-            let features: Vec<_> = features.split(',').map(|it| format!("kube-proxy-ebpf/{it}")).collect();
-            command.args(["--features", &features.join(",")]);
-        }
-        run(&mut command)?;
+        // With its own features of its dependencies, as users have it, and not with those of all that tests use.
+        command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
+        run(command.args(build.arguments()))?;
         copy_if_changed(&target.join("debug/kube-proxy-ebpf"), &build.test_binary())?;
     }
     Ok(())
