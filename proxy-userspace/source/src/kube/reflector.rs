@@ -105,19 +105,20 @@ impl<R: Resource> Reflector<R> {
                 }
                 Err(error) => error,
             };
-            if streams && self.version.is_none() && error.kind.concerns_request() {
-                self.streams_from = Instant::now() + self.timing.streaming_retry;
-                tracing::info!("{error}; the next list is not a streaming one");
-                if error.kind == ErrorKind::NoWatchList {
-                    continue;
-                }
-            }
-            if error.kind == ErrorKind::NoFieldSelector
+            if error.kind == ErrorKind::BadRequest
                 && self.selectors.fields_are_optional
                 && self.selectors.fields.take().is_some()
             {
                 tracing::debug!("{error}; watching without the field selector");
                 continue;
+            }
+            if streams && self.version.is_none() && error.kind.concerns_request() {
+                self.streams_from = Instant::now() + self.timing.streaming_retry;
+                tracing::info!("{error}; the next list is not a streaming one");
+                // A server that answers is asked for an ordinary list at once, which is no outage.
+                if error.kind != ErrorKind::NoResponse {
+                    continue;
+                }
             }
             self.recover(&error).await;
         }

@@ -31,8 +31,8 @@ pub(super) enum ErrorKind {
     Expired,
     /// The server does not support watch-list: list in pages.
     NoWatchList,
-    /// The server does not support the field selector.
-    NoFieldSelector,
+    /// The server does not know a parameter: of a streaming list, or the field selector.
+    BadRequest,
     /// There is no connection: read the configuration again.
     NoConnection,
     /// There is a connection, but no response, or not all of it: read the configuration again.
@@ -57,7 +57,7 @@ impl ErrorKind {
 
     /// Whether a streaming list may have failed because of what it asks for.
     pub(super) fn concerns_request(self) -> bool {
-        matches!(self, Self::NoWatchList | Self::NoResponse | Self::Other)
+        matches!(self, Self::NoWatchList | Self::BadRequest | Self::NoResponse | Self::Other)
     }
 }
 
@@ -88,7 +88,7 @@ impl WatchError {
             }
             StatusCode::NOT_FOUND => (ErrorKind::NotFound, ""),
             StatusCode::UNPROCESSABLE_ENTITY => (ErrorKind::NoWatchList, ""),
-            StatusCode::BAD_REQUEST => (ErrorKind::NoFieldSelector, ""),
+            StatusCode::BAD_REQUEST => (ErrorKind::BadRequest, ""),
             StatusCode::UNAUTHORIZED => (
                 ErrorKind::Unauthorized,
                 "; renew the token or certificate, it is read again before each retry",

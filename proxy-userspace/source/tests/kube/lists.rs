@@ -137,20 +137,25 @@ async fn a_streaming_list_that_never_ends_is_followed_by_one_in_pages() {
 #[tokio::test]
 async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again_later() {
     let failures = [
-        Fault::NoResponse,
-        Fault::DisconnectAfter(10),
-        Fault::Status { code: 500, message: "not today".into(), retry_after: None },
-        Fault::ErrorEvent { code: 500, message: "not today".into() },
+        (1, Fault::NoResponse),
+        (1, Fault::DisconnectAfter(10)),
+        // Without the field selector it is asked once more.
+        (2, Fault::Status { code: 400, message: "unknown parameter".into(), retry_after: None }),
+        (1, Fault::Status { code: 405, message: "no watch".into(), retry_after: None }),
+        (1, Fault::Status { code: 500, message: "not today".into(), retry_after: None }),
+        (1, Fault::ErrorEvent { code: 500, message: "not today".into() }),
     ];
-    for fault in failures {
+    for (times, fault) in failures {
         let server = server(Settings::default());
-        server.inject_fault(Resource::Services, Verb::Watch, 1, fault.clone());
+        server.inject_fault(Resource::Services, Verb::Watch, times, fault.clone());
         let mut test = SourceTest::follow(&server);
         test.next().await;
         let mut requests = server.requests();
         requests.retain(|it| it.starts_with("/api/v1/services?"));
         let streaming = |it: &str| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents");
-        assert!(streaming(&requests[0]) && requests[1].contains("limit=500"), "{fault:?}: {requests:?}");
+        let (failed, others) = requests.split_at(times);
+        assert!(failed.iter().all(|it| streaming(it)), "{fault:?}: {requests:?}");
+        assert!(others[0].contains("limit=500"), "{fault:?}: {requests:?}");
         // Whenever everything is listed again after that.
         test.wait_for(|_| {
             server.compact();
