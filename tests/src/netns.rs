@@ -16,9 +16,13 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use build_tools::command::output;
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::{
+    ifaddrs::{InterfaceAddress, getifaddrs},
+    net::if_::InterfaceFlags,
+    sched::{CloneFlags, setns, unshare},
+};
 
-use crate::eventually;
+use crate::{TIMEOUT, eventually};
 
 /// How long the kernel may take to install a route.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -138,12 +142,23 @@ impl NetNs {
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Connects it to another namespace by a veth pair with these interface names.
+    /// Connects it to another namespace by a veth pair with these interface names, and waits until packets pass: a busy kernel
+    /// takes a while to give an interface that is up its queue.
     pub fn connect_veth(&self, end: &str, other: &Self, other_end: &str) -> Result<()> {
         let words = ["link", "add", end, "type", "veth", "peer", "name", other_end, "netns", &other.path()];
         self.ip(&words)?;
         self.ip(&["link", "set", end, "up"])?;
-        other.ip(&["link", "set", other_end, "up"])
+        other.ip(&["link", "set", other_end, "up"])?;
+        for (namespace, interface) in [(self, end), (other, other_end)] {
+            let _inside = namespace.enter()?;
+            let is_running = |it: InterfaceAddress| {
+                it.interface_name == interface && it.flags.contains(InterfaceFlags::IFF_RUNNING)
+            };
+            if !eventually(TIMEOUT, || getifaddrs().is_ok_and(|mut all| all.any(is_running))) {
+                bail!("the interface {interface} has no carrier");
+            }
+        }
+        Ok(())
     }
 
     /// Runs `ip` inside.
