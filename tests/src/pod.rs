@@ -95,7 +95,7 @@ impl Pod {
         fs::create_dir(&cgroup).with_context(|| format!("cannot create {}", cgroup.display()))?;
         let mut command = Command::new(env::current_exe()?);
         command
-            .args([PROCESS, "--ignored", "--nocapture"])
+            .args([PROCESS, "--exact", "--ignored", "--nocapture"])
             .env(ATTACK, attack.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

@@ -9,17 +9,10 @@ use tests::{
     fixtures::{WEB4, endpoint, web},
     http::metric,
     manifest::Service,
-    pod, repetitions, request,
+    repetitions, request,
 };
 
 const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
-
-/// The process of a [`Pod`].
-#[test]
-#[ignore = "it is not a test, but the process of a hostile pod"]
-fn hostile_process() {
-    pod::attack();
-}
 
 /// The address of a Service of [`resolvers`].
 fn resolver(n: u8) -> SocketAddr {

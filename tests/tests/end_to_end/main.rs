@@ -39,3 +39,10 @@ mod trace;
 mod two_processes;
 mod unconnected_udp;
 mod upgrade;
+
+/// The process of a [`tests::Pod`], which every test of this binary can start.
+#[test]
+#[ignore = "it is not a test, but the process of a hostile pod"]
+fn hostile_process() {
+    tests::pod::attack();
+}

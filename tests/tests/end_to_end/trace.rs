@@ -25,7 +25,7 @@ use tests::{
     eventually,
     fixtures::{TARGET_PORT, WEB, WEB4, endpoint, web, web4},
     manifest::Service,
-    pod::{self, Attack, Pod},
+    pod::{Attack, Pod},
     request,
     requirements::kernel_at_least,
     sandbox::move_to,
@@ -35,13 +35,6 @@ use tests::{
 /// The hooks whose programs a trace replaces.
 const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
 const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
-
-/// The process of a [`Pod`].
-#[test]
-#[ignore = "run by other tests"]
-fn hostile_process() {
-    pod::attack();
-}
 
 #[track_caller]
 fn start(node: &TestNode, arguments: &[&str]) -> Trace {

@@ -136,9 +136,7 @@ pub fn build(release: bool) -> Result<PathBuf> {
         return Ok(path);
     }
     build_ebpf()?;
-    let target = workspace().join("target");
-    run(cargo().args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target))?;
-    Ok(target.join("debug/kube-proxy-ebpf"))
+    build_binary(Build::Product)
 }
 
 /// Builds the product for the nodes of a machine: with optimisations, and linked statically, so that it needs no file of
@@ -153,18 +151,22 @@ pub fn build_release(machine: Machine) -> Result<PathBuf> {
     Ok(target.folder("release").join("kube-proxy-ebpf"))
 }
 
+/// Builds the binary around a kernel object that has been built.
+fn build_binary(build: Build) -> Result<PathBuf> {
+    let target = workspace().join("target");
+    let mut command = cargo();
+    command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
+    run(command.args(build.arguments()))?;
+    Ok(target.join("debug/kube-proxy-ebpf"))
+}
+
 /// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
 pub fn build_for_tests() -> Result<()> {
     let toolchain = Toolchain::find_or_install()?;
     Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
-    let target = workspace().join("target");
     // The product comes last: it stays in target/debug.
     for build in Build::ALL.into_iter().rev() {
-        let mut command = cargo();
-        // With its own features of its dependencies, as users have it, and not with those of all that tests use.
-        command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
-        run(command.args(build.arguments()))?;
-        copy_if_changed(&target.join("debug/kube-proxy-ebpf"), &build.test_binary())?;
+        copy_if_changed(&build_binary(build)?, &build.test_binary())?;
     }
     Ok(())
 }
