@@ -57,7 +57,7 @@ pub(crate) fn descriptors() -> Result<Vec<u8>> {
     descriptors_of(&mut check)
 }
 
-/// The same, from a command of cargo that builds the contract.
+/// The encoded `FileDescriptorSet` of the contract, as a command of cargo that builds it writes it.
 fn descriptors_of(build: &mut Command) -> Result<Vec<u8>> {
     build.args(["--message-format", "json", "--target-dir"]).arg(workspace().join("target"));
     let messages = output(build)?;

@@ -18,7 +18,7 @@ use build_tools::{
 use crate::dist::{Dist, VERSION, archive_name, dist};
 
 /// The name of the test in tests/tests/end_to_end/upgrade.rs, and of its variables.
-const TEST: &str = "sockets_are_kept_by_an_upgrade_from_the_previous_release";
+const TEST: &str = "upgrade::sockets_are_kept_by_an_upgrade_from_the_previous_release";
 const PREVIOUS: &str = "KUBE_PROXY_EBPF_PREVIOUS_RELEASE";
 const THIS: &str = "KUBE_PROXY_EBPF_THIS_RELEASE";
 

@@ -114,14 +114,7 @@ pub(crate) fn pictures() -> Result<()> {
     let _ = test_programs();
     install_font()?;
     build_for_tests()?;
-    run(cargo_test().args([
-        "--test",
-        "end_to_end",
-        "the_pictures_of_the_page",
-        "--",
-        "--ignored",
-        "--nocapture",
-    ]))?;
+    run(cargo_test().args(["--test", "ui", "the_pictures_of_the_page", "--", "--ignored", "--nocapture"]))?;
     status("Ready", "docs/pictures");
     Ok(())
 }
