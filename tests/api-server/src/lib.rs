@@ -212,6 +212,12 @@ impl ApiServer {
         self.shared.state().objects.compact();
     }
 
+    /// Restores a backup of this version, as it was then; versions count on from there.
+    pub fn restore(&self, version: u64) {
+        self.shared.state().objects.restore(version);
+        self.shared.version.send_replace(version);
+    }
+
     /// Changes its settings.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.shared.state().settings);

@@ -153,6 +153,18 @@ impl Objects {
         self.compacted = self.version;
     }
 
+    /// Goes back to the objects as they were at a version that was not dropped, and forgets everything since.
+    pub(crate) fn restore(&mut self, version: u64) {
+        while let Some(change) = self.history.pop_back_if(|it| it.version > version) {
+            let key = (change.resource, change.key);
+            match change.before {
+                Some(before) => drop(self.objects.insert(key, before)),
+                None => drop(self.objects.remove(&key)),
+            }
+        }
+        self.version = version;
+    }
+
     /// The objects of a kind after `key`, in the order of their keys.
     pub(crate) fn after<'a>(
         &'a self,

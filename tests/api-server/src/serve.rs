@@ -301,7 +301,9 @@ impl Watch {
         loop {
             changed.mark_unchanged();
             let (text, now) = self.changes(seen);
-            seen = now.unwrap_or(seen);
+            // From a version that is not reached yet on, there is nothing to say before it is.
+            let is_reached = now.is_some_and(|it| it >= seen);
+            seen = seen.max(now.unwrap_or(0));
             out.send(text).await?;
             if now.is_none() {
                 return Ok(());
@@ -313,6 +315,9 @@ impl Watch {
                 () = sleep_until(self.deadline) => return Ok(()),
                 () = sleep_until(bookmark) => {
                     bookmark = Instant::now() + every;
+                    if !is_reached {
+                        continue;
+                    }
                     out.send(self.bookmark(seen, &json!({}))).await?;
                 }
             }

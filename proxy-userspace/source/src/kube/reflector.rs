@@ -55,6 +55,8 @@ pub(super) struct Reflector<R: Resource> {
     /// The oldest resource version that a list may have, so that time does not go backwards; `None` if the server must ask
     /// its database.
     oldest_list: Option<String>,
+    /// Whether the API server may have gone back to older data since: after an outage.
+    may_be_restored: bool,
     /// From when on lists are requested as the start of a watch (KEP-3157).
     streams_from: Instant,
     /// Whether the connection is pinged, as HTTP/2 allows.
@@ -83,6 +85,7 @@ impl<R: Resource> Reflector<R> {
             store: Store::new(),
             version: None,
             oldest_list: Some(ANY_VERSION.into()),
+            may_be_restored: false,
             streams_from: Instant::now(),
             is_pinged: false,
             has_events: false,
@@ -137,6 +140,7 @@ impl<R: Resource> Reflector<R> {
         } else {
             self.shared.failed(R::INDEX, error, next);
         }
+        self.may_be_restored |= error.kind.is_unreachable();
         self.shared.wait(next, error.retry_after.is_none()).await;
         if (error.kind.is_unreachable() || error.kind == ErrorKind::Unauthorized)
             && let Err(text) = self.client.reload(&self.used).await
@@ -162,10 +166,46 @@ impl<R: Resource> Reflector<R> {
 
     /// Lists if necessary, and watches until the watch ends.
     async fn session(&mut self, streams: bool) -> Result<(), WatchError> {
+        if self.may_be_restored {
+            let compared = self.compare_version().await;
+            self.may_be_restored = self.version.is_some() && compared.is_err();
+            compared?;
+        }
         if self.version.is_none() && !streams {
             self.list().await?;
         }
         self.watch().await
+    }
+
+    /// Lists anew if the server's database is older than what was followed, as after its restore from a backup: a watch from a
+    /// version that is not reached yet would send nothing, neither events nor bookmarks, until it is.
+    ///
+    /// The server asks its database, so that one that lags behind others of its cluster is not taken for one with older data.
+    async fn compare_version(&mut self) -> Result<(), WatchError> {
+        let Some(known) = self.version.as_deref().and_then(number) else { return Ok(()) };
+        let mut body = self.get(&self.query(&[("limit", "1")])).await?;
+        let mut list = ListItems::default();
+        while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
+            list.read(&data, |_| Ok(()))?;
+        }
+        let metadata = list.finish().map_err(|it| Self::invalid(&it))?;
+        if let Some(now) = metadata.resource_version.as_deref().and_then(number)
+            && now < known
+        {
+            return Err(self.restored(now, known));
+        }
+        Ok(())
+    }
+
+    /// The server has older data than what was followed: list again, whatever its version.
+    fn restored(&mut self, now: u64, known: u64) -> WatchError {
+        self.version = None;
+        let text = format!(
+            "{}: the API server's data is older than what was followed, resource version {now} after {known}, as after a restore \
+             from a backup",
+            R::PLURAL
+        );
+        WatchError::new(ErrorKind::Expired, text)
     }
 
     /// Lists in pages.
@@ -274,18 +314,18 @@ impl<R: Resource> Reflector<R> {
         match event.event_type {
             EventType::Added | EventType::Modified => {
                 let version = self.set(event.object)?;
-                self.advance(version);
+                self.advance(version)?;
             }
             EventType::Deleted => {
                 let PartialObject { metadata } = self.partial(event.object)?;
                 self.store.delete(&R::name(&metadata));
-                self.advance(metadata.resource_version);
+                self.advance(metadata.resource_version)?;
             }
             EventType::Bookmark => {
                 let PartialObject { metadata } = self.partial(event.object)?;
                 let annotations = metadata.annotations.unwrap_or_default();
                 if self.version.is_some() {
-                    self.advance(metadata.resource_version);
+                    self.advance(metadata.resource_version)?;
                 } else if annotations.initial_events_end.as_deref() == Some("true") {
                     self.listed(metadata.resource_version);
                 }
@@ -344,11 +384,19 @@ impl<R: Resource> Reflector<R> {
     }
 
     /// Continues from the version of an event. While a list is read, its end has the version.
-    fn advance(&mut self, version: Option<String>) {
-        if self.version.is_some() && version.as_deref().is_some_and(|it| !it.is_empty()) {
+    fn advance(&mut self, version: Option<String>) -> Result<(), WatchError> {
+        let Some(known) = &self.version else { return Ok(()) };
+        let [known, now] = [Some(known), version.as_ref()].map(|it| it.and_then(|it| number(it)));
+        if let (Some(known), Some(now)) = (known, now)
+            && now < known
+        {
+            return Err(self.restored(now, known));
+        }
+        if version.as_deref().is_some_and(|it| !it.is_empty()) {
             self.version = version;
             self.backoff.reset();
         }
+        Ok(())
     }
 
     /// An event cannot be decoded, not even its name: list again.
@@ -386,6 +434,11 @@ impl<R: Resource> Reflector<R> {
             is_starting,
         ))
     }
+}
+
+/// A resource version as a number, as which versions of one resource can be compared (KEP-5504).
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
 }
 
 /// Tells the reader that a reflector has ended, for whatever reason.

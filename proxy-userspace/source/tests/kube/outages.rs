@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api_server::{Answers, Fault, Resource, Settings, Verb};
+use api_server::{Answers, Fault, Resource, Settings, Verb, WatchList};
 
 use source::kube::{ClientConfig, Options, Timing};
 
@@ -41,6 +41,36 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     let same = |a, b| Arc::ptr_eq(before.service(a).unwrap(), test.cluster.service(b).unwrap());
     let web = model::ServiceName::new("default", "web");
     assert!(same(&web, &web));
+}
+
+#[tokio::test]
+async fn a_server_that_was_restored_from_a_backup_is_listed_again() {
+    for watch_list in [WatchList::Supported, WatchList::Rejected] {
+        let (mut server, mut test) = synced(Settings { watch_list, ..Settings::default() }).await;
+        let backup = server.version();
+        for n in 11..20 {
+            server.set(service(&format!("after-{n}"), &format!("10.96.0.{n}")));
+        }
+        test.until(has_service("after-19")).await;
+        server.stop();
+        server.restore(backup);
+        server.resume().unwrap();
+        test.until(|cluster| !has_service("after-19")(cluster)).await;
+        assert!(test.service("web").is_some() && test.service("after-11").is_none());
+        // Versions that were followed before are given to other changes now.
+        server.set(service("anew", "10.96.0.11"));
+        test.until(has_service("anew")).await;
+        // One that was not restored is not listed again.
+        let _ = server.requests();
+        server.stop();
+        test.wait_for(has_error(0, &["services"])).await;
+        server.resume().unwrap();
+        server.set(service("later", "10.96.0.12"));
+        test.until(has_service("later")).await;
+        let lists =
+            server.requests().into_iter().filter(|it| !it.contains("watch=true") && !it.contains("limit=1"));
+        assert_eq!(lists.collect::<Vec<_>>(), Vec::<String>::new());
+    }
 }
 
 /// Longer than any test.

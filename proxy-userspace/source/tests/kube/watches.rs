@@ -189,7 +189,8 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
     server.set(node("n2", "b"));
     test.until(|it| it.node("n2").is_some()).await;
     let requests = server.requests();
-    let nodes = requests.iter().find(|it| it.starts_with("/api/v1/nodes")).unwrap();
+    let nodes =
+        requests.iter().find(|it| it.starts_with("/api/v1/nodes") && it.contains("watch=true")).unwrap();
     assert!(nodes.ends_with(&format!("resourceVersion={newest}")), "{nodes}");
 }
 
