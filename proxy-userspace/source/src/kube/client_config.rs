@@ -28,7 +28,12 @@ use kube::{
 use model::error_chain;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-use super::{connector::Connector, request_log::RequestLog, timing::Timing};
+use super::{
+    connector::Connector,
+    http_proxy::{Proxy, Route},
+    request_log::RequestLog,
+    timing::Timing,
+};
 
 /// Time-out of connecting: a server that returns is connected to within this time, and the delay of a retry.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -67,15 +72,20 @@ impl ClientConfig {
                 "the credentials for {server} cannot be used: {reason}; correct the certificate, key or token"
             ))
         };
-        if let Some(proxy) = &config.proxy_url {
-            tracing::warn!(
-                "connecting to {server} directly, not through {proxy}: HTTP proxies are not supported"
-            );
+        // The client library takes the environment for a part of the kubeconfig, without exceptions.
+        let explicit = config.proxy_url.take().map(|it| it.to_string()).filter(|it| !is_of_environment(it));
+        let proxy = Proxy::of(&server, explicit.as_deref())
+            .map_err(|reason| ClientConfigError(format!("{server} cannot be reached: {reason}")))?;
+        if let Some(proxy) = &proxy {
+            tracing::info!("connecting to {server} through {}", proxy.address());
         }
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
         let send = match &self.connector {
             Some(connector) => sender(connector.clone(), timing),
-            None => sender(https_connector(&config, tcp()).map_err(invalid)?, timing),
+            None => {
+                let route = Route::new(tcp(), proxy.as_ref());
+                sender(https_connector(&config, route).map_err(invalid)?, timing)
+            }
         };
         let requests = self.requests.clone();
         let service = ServiceBuilder::new()
@@ -200,10 +210,7 @@ fn tcp() -> HttpConnector {
 }
 
 /// A connector with HTTP/2, which that of the client library lacks.
-fn https_connector(
-    config: &Config,
-    tcp: HttpConnector,
-) -> Result<HttpsConnector<HttpConnector>, kube::Error> {
+fn https_connector(config: &Config, route: Route) -> Result<HttpsConnector<Route>, kube::Error> {
     let builder =
         HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     let builder = match &config.tls_server_name {
@@ -213,7 +220,16 @@ fn https_connector(
         }
         None => builder,
     };
-    Ok(builder.enable_all_versions().wrap_connector(tcp))
+    Ok(builder.enable_all_versions().wrap_connector(route))
+}
+
+/// Whether a proxy is that of HTTPS_PROXY.
+fn is_of_environment(url: &str) -> bool {
+    let same = |name| {
+        let value = env::var(name).unwrap_or_default();
+        value.parse::<http::Uri>().is_ok_and(|it| it.to_string() == url)
+    };
+    same("HTTPS_PROXY") || same("https_proxy")
 }
 
 fn parse_server(text: &str) -> Result<http::Uri, ClientConfigError> {

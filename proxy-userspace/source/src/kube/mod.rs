@@ -11,6 +11,7 @@ mod connector;
 mod event_recorder;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod http_proxy;
 mod list_items;
 mod options;
 mod outage;

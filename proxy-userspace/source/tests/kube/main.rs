@@ -6,6 +6,7 @@ mod errors;
 mod event_recorder;
 mod lists;
 mod outages;
+mod proxies;
 mod service_cidrs;
 mod source_test;
 mod watches;

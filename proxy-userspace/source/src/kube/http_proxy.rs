@@ -1,0 +1,176 @@
+//! The proxy between this process and the API server, as client-go chooses it: `proxy-url` of the kubeconfig, or else
+//! HTTPS_PROXY and its like.
+
+use std::{
+    env,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::Uri;
+use hyper_util::{
+    client::{
+        legacy::connect::{
+            HttpConnector,
+            proxy::{SocksV5, Tunnel},
+        },
+        proxy::matcher::{Intercept, Matcher},
+    },
+    rt::TokioIo,
+};
+use tokio::net::TcpStream;
+use tower::{BoxError, Service, ServiceExt as _};
+
+/// Connects to the API server, directly or through a proxy.
+#[derive(Clone, Debug)]
+pub(super) enum Route {
+    Direct(HttpConnector),
+    /// By an HTTP CONNECT request.
+    Tunnel(Tunnel<HttpConnector>),
+    Socks(SocksV5<HttpConnector>),
+}
+
+/// Which proxy is to be used.
+#[derive(Debug)]
+pub(super) struct Proxy(Intercept);
+
+impl Proxy {
+    /// The proxy for this server: `explicit`, or that of the environment; `None` if it is reached directly.
+    ///
+    /// # Errors
+    ///
+    /// If it is of a kind that is not supported: what is wrong, and the remedy.
+    pub(super) fn of(server: &Uri, explicit: Option<&str>) -> Result<Option<Self>, String> {
+        Self::by(server, explicit, |name| {
+            let value = |name: &str| env::var(name).ok().filter(|it| !it.is_empty());
+            value(name).or_else(|| value(&name.to_ascii_lowercase()))
+        })
+    }
+
+    fn by(
+        server: &Uri,
+        explicit: Option<&str>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, String> {
+        let (matcher, origin) = match explicit {
+            Some(url) => (Matcher::builder().all(url).build(), "proxy-url"),
+            // Go never uses a proxy of the environment for addresses of this host.
+            None if is_this_host(server) => return Ok(None),
+            None => {
+                let value = |name| variable(name).unwrap_or_default();
+                let builder = Matcher::builder().http(value("HTTP_PROXY")).https(value("HTTPS_PROXY"));
+                (builder.no(value("NO_PROXY")).build(), "HTTPS_PROXY")
+            }
+        };
+        let Some(found) = matcher.intercept(server) else {
+            return match explicit {
+                Some(url) => {
+                    Err(format!("proxy-url {url:?} is not a URL; write it as http://192.0.2.1:3128"))
+                }
+                None => Ok(None),
+            };
+        };
+        match found.uri().scheme_str() {
+            Some("http" | "socks5" | "socks5h") => Ok(Some(Self(found))),
+            scheme => Err(format!(
+                "a proxy of the kind {} is not supported ({origin}); use one that speaks http or socks5, or reach the API server \
+                 without (NO_PROXY)",
+                scheme.unwrap_or("?")
+            )),
+        }
+    }
+
+    /// Its address, without credentials.
+    pub(super) fn address(&self) -> String {
+        let uri = self.0.uri();
+        format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |it| it.as_str()))
+    }
+}
+
+impl Route {
+    pub(super) fn new(tcp: HttpConnector, proxy: Option<&Proxy>) -> Self {
+        let Some(Proxy(proxy)) = proxy else { return Self::Direct(tcp) };
+        if proxy.uri().scheme_str() != Some("http") {
+            // Names are resolved by the proxy, as by Go.
+            let socks = SocksV5::new(proxy.uri().clone(), tcp).local_dns(false);
+            return Self::Socks(match proxy.raw_auth() {
+                Some((user, password)) => socks.with_auth(user.into(), password.into()),
+                None => socks,
+            });
+        }
+        let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+        Self::Tunnel(match proxy.basic_auth() {
+            Some(it) => tunnel.with_auth(it.clone()),
+            None => tunnel,
+        })
+    }
+}
+
+impl Service<Uri> for Route {
+    type Response = TokioIo<TcpStream>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        let route = self.clone();
+        Box::pin(async move {
+            Ok(match route {
+                Self::Direct(it) => it.oneshot(server).await?,
+                Self::Tunnel(it) => it.oneshot(server).await?,
+                Self::Socks(it) => it.oneshot(server).await?,
+            })
+        })
+    }
+}
+
+/// Whether the server has an address of this host, or its name.
+fn is_this_host(server: &Uri) -> bool {
+    let host = server.host().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|it: std::net::IpAddr| it.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The proxy for a server, `direct` if there is none, or the error.
+    fn proxy(server: &str, explicit: Option<&str>, variables: &[(&str, &str)]) -> String {
+        let variable =
+            |name: &str| variables.iter().find(|it| it.0 == name).map(|(_, value)| (*value).to_owned());
+        match Proxy::by(&server.parse().unwrap(), explicit, variable) {
+            Ok(found) => found.map_or_else(|| "direct".into(), |it| it.address()),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn proxy_url_comes_before_the_environment_and_no_proxy() {
+        let environment = [("HTTPS_PROXY", "http://proxy:3128"), ("NO_PROXY", "10.0.0.0/8,.cluster.local")];
+        let api = "https://192.0.2.1:6443";
+        assert_eq!(proxy(api, None, &[]), "direct");
+        assert_eq!(proxy(api, None, &environment), "http://proxy:3128");
+        assert_eq!(proxy("https://10.96.0.1", None, &environment), "direct");
+        assert_eq!(proxy("https://api.cluster.local", None, &environment), "direct");
+        assert_eq!(proxy("http://192.0.2.1:8080", None, &environment), "direct");
+        for own in ["https://127.0.0.1:6443", "https://[::1]:6443", "https://localhost:6443"] {
+            assert_eq!(proxy(own, None, &environment), "direct");
+        }
+        let explicit = Some("socks5://user:secret@bastion:1080");
+        assert_eq!(proxy("https://10.96.0.1", explicit, &environment), "socks5://bastion:1080");
+        assert_eq!(proxy("https://127.0.0.1:6443", explicit, &[]), "socks5://bastion:1080");
+    }
+
+    #[test]
+    fn a_proxy_of_another_kind_is_refused() {
+        for (explicit, words) in
+            [("https://proxy:3128", ["https", "not supported"]), ("::", ["\"::\"", "not a URL"])]
+        {
+            let error = proxy("https://192.0.2.1:6443", Some(explicit), &[]);
+            assert!(words.iter().all(|it| error.contains(it)), "{error}");
+        }
+    }
+}
