@@ -102,11 +102,21 @@ fn line(location: &Location, otherwise: Position) -> Position {
 }
 
 fn yaml_error(error: &Error, last: Position) -> DocumentError {
+    let reason = one_line(&error.without_snippet().to_string());
+    let place = error.location().map(|it| format!(" at line {}, column {}", it.line(), it.column()));
     DocumentError {
         at: error.location().map_or(last, |it| line(&it, last)),
         needs_document: matches!(error.without_snippet(), Error::UnknownAnchor { .. }),
-        reason: one_line(&error.without_snippet().to_string()),
+        reason: without_place(reason, place),
     }
+}
+
+/// A reason without the place that a parser appends, which is one in what it was given: a part of the file.
+fn without_place(mut reason: String, place: Option<String>) -> String {
+    if let Some(rest) = place.and_then(|it| reason.strip_suffix(&it).map(str::len)) {
+        reason.truncate(rest);
+    }
+    reason
 }
 
 fn yaml_options() -> Options {
@@ -133,7 +143,8 @@ pub(super) fn json(bytes: &[u8]) -> Result<Value, DocumentError> {
 /// An error of a JSON text, at its line.
 pub(super) fn json_error(error: &serde_json::Error) -> DocumentError {
     let line = u32::try_from(error.line().max(1)).unwrap_or(u32::MAX);
-    DocumentError::new(Position { line, ..Position::START }, error.to_string())
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    DocumentError::new(Position { line, ..Position::START }, without_place(error.to_string(), Some(place)))
 }
 
 /// The lines on which the documents of a YAML stream start. `---` in the first column is always a document marker.
