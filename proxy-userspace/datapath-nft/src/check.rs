@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{Ipv4Addr, Ipv6Addr},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use datapath::{Finding, Level};
@@ -17,7 +17,7 @@ use netlink::{Attribute, Message, Netfilter};
 use nix::errno::Errno;
 
 use crate::{
-    affinity,
+    TABLE, affinity,
     config::{Config, Host},
     datapath::named,
     endpoint_selector::{MatchKey, Selector},
@@ -95,6 +95,40 @@ pub fn tables(has_run: bool) -> Result<Finding, Error> {
 /// The same, with errors as findings.
 pub fn installation(has_run: bool) -> Finding {
     tables(has_run).unwrap_or_else(|error| Finding::failed(TABLES, Level::Degraded, &error))
+}
+
+/// Files with rulesets, which services of distributions load, or folders of such files: Debian and Arch, Fedora, Gentoo.
+const RULESETS: [&str; 6] = [
+    "etc/nftables.conf",
+    "etc/nftables",
+    "etc/nftables.d",
+    "etc/sysconfig/nftables.conf",
+    "etc/sysconfig/nftables",
+    "var/lib/nftables/rules-save",
+];
+
+/// The saved ruleset below one of these roots that has our tables, if there is one: while the proxy runs, the kernel lets no
+/// other process change them, and `nft -f` fails as a whole.
+pub fn saved_rulesets<const N: usize>(roots: [&Path; N]) -> Option<Finding> {
+    let paths = roots.into_iter().flat_map(|root| RULESETS.map(|it| root.join(it)));
+    let files = paths.flat_map(|path| match fs::read_dir(&path) {
+        Ok(entries) => entries.flatten().map(|it| it.path()).collect(),
+        Err(_) => vec![path],
+    });
+    let names_ours = |path: &PathBuf| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.lines().any(|line| line.trim_start().starts_with("table ") && line.contains(TABLE))
+    };
+    let found = files.into_iter().find(names_ours)?;
+    Some(Finding::degraded(
+        "saved ruleset",
+        format!(
+            "{} has our tables {TABLE}: `nft -f` of it fails as a whole while the proxy runs, since the kernel lets no other \
+             process change them",
+            found.display()
+        ),
+        "remove our tables from the file: the proxy writes them itself",
+    ))
 }
 
 /// Whether packets of pods pass the host's netfilter, as far as the interfaces below a `/sys/class/net` tell.
@@ -207,6 +241,19 @@ mod tests {
             }
         }
         folder
+    }
+
+    #[test]
+    fn a_saved_ruleset_with_our_tables_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let find = || saved_rulesets([root.path()]).map(|it| it.says);
+        assert_eq!(find(), None);
+        let folder = root.path().join("etc/nftables.d");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("theirs.nft"), "table inet filter {\n# kube-proxy-ebpf\n}\n").unwrap();
+        assert_eq!(find(), None);
+        fs::write(folder.join("saved.nft"), "table inet filter {}\ntable ip kube-proxy-ebpf {\n}\n").unwrap();
+        assert!(find().unwrap().contains("etc/nftables.d/saved.nft"));
     }
 
     #[test]

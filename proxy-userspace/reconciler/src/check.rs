@@ -28,6 +28,8 @@ pub fn check(options: &Options) -> Checkup {
         checkup.host.push(packets.conntrack.finding(has_run || has_tables()));
         // Without the socket path only the tables show whether it has run.
         checkup.installation.push(nft::installation(has_run));
+        // In a container they are those of the host, if its first process can be seen.
+        checkup.conflicts.extend(nft::saved_rulesets(["/".as_ref(), "/proc/1/root".as_ref()]));
         if options.sockets.is_some() && !ebpf::reaches_sockets_of_pods() {
             checkup.host.push(nft::pods("/sys/class/net".as_ref()));
         }
