@@ -4,7 +4,7 @@
 //! rule.
 //! The numbers are those of linux/netfilter/nf_tables.h.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 use model::Family;
@@ -568,6 +568,24 @@ impl Rule {
     /// Masquerades the connection.
     pub(super) fn masquerade(self) -> Self {
         self.push("masq", vec![Attribute::u32(1, FULLY_RANDOM)])
+    }
+
+    /// The same with source ports in a range. The rule must have checked the protocol: `nft` asks for that.
+    pub(super) fn masquerade_from_ports(self, ports: RangeInclusive<u16>) -> Self {
+        let [min, max] = [Register(0), Register(1)];
+        self.immediate_port(min, *ports.start()).immediate_port(max, *ports.end()).push(
+            "masq",
+            vec![
+                Attribute::u32(1, FULLY_RANDOM),
+                Attribute::u32(2, min.number()),
+                Attribute::u32(3, max.number()),
+            ],
+        )
+    }
+
+    fn immediate_port(self, to: Register, port: u16) -> Self {
+        let value = Attribute::nested(2, [Attribute::bytes(DATA_VALUE, port.to_be_bytes())]);
+        self.push("immediate", vec![Attribute::u32(1, to.number()), value])
     }
 
     /// Rejects with a TCP reset.

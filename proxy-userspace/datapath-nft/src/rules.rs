@@ -9,6 +9,8 @@
 //!
 //! `nft` can list every rule, and load again what it lists: administrators' programs depend on it.
 
+use std::ops::RangeInclusive;
+
 use ipnet::IpNet;
 use model::Family;
 
@@ -27,6 +29,9 @@ use crate::{
 
 /// The chain that refuses packets to Services without endpoints.
 pub(super) const REFUSE_CHAIN: &str = "refuse";
+
+/// The ports from which UDP is masqueraded: above the default range of node ports (30000-32767).
+const UDP_SOURCE_PORTS: RangeInclusive<u16> = 32_768..=65_535;
 
 /// The policy of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -278,26 +283,30 @@ impl TableConfig {
 
     fn postrouting(&self) -> Vec<Rule> {
         let translated = self.rule("translated").if_translated().verdict(&Verdict::Goto("translated".into()));
-        vec![translated, self.masquerade_marked()]
+        let mut rules = vec![translated];
+        rules.extend(self.masquerade("marked", |it| it.take_mark(self.mark)));
+        rules
     }
 
-    fn masquerade_marked(&self) -> Rule {
-        self.rule("marked").take_mark(self.mark).masquerade()
+    /// Masquerades what meets a condition: of UDP from ports that are no node ports by default, since a reply could be taken for
+    /// a datagram to a node port by proxies that redirect sockets.
+    fn masquerade(&self, comment: &str, condition: impl Fn(Rule) -> Rule) -> [Rule; 2] {
+        let udp = self.rule(&format!("{comment}, UDP")).if_udp();
+        [condition(udp).masquerade_from_ports(UDP_SOURCE_PORTS), condition(self.rule(comment)).masquerade()]
     }
 
     fn translated(&self) -> Vec<Rule> {
         let at = Registers::new(self.family);
         let destination = Register(at.width);
-        vec![
-            self.rule("restore the priority")
-                .if_priority_at_least(FIRST_NUMBER_OF_A_TRANSLATED_PACKET)
-                .store_number_in_priority(0),
-            self.masquerade_marked(),
-            self.rule("hairpin: from an endpoint to itself")
-                .source(Register(0))
-                .destination(destination)
-                .if_in(Map::Hairpin, Register(0))
-                .masquerade(),
-        ]
+        let restore = self
+            .rule("restore the priority")
+            .if_priority_at_least(FIRST_NUMBER_OF_A_TRANSLATED_PACKET)
+            .store_number_in_priority(0);
+        let mut rules = vec![restore];
+        rules.extend(self.masquerade("marked", |it| it.take_mark(self.mark)));
+        rules.extend(self.masquerade("hairpin: from an endpoint to itself", |it| {
+            it.source(Register(0)).destination(destination).if_in(Map::Hairpin, Register(0))
+        }));
+        rules
     }
 }
