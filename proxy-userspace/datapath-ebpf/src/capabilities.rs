@@ -52,6 +52,17 @@ pub(crate) fn may_load_programs() -> bool {
     own.has(BPF) || own.has(SYS_ADMIN)
 }
 
+/// Whether this process is in another user namespace than the initial one: its capabilities do not hold outside
+/// (user_namespaces(7)).
+pub(crate) fn is_in_user_namespace() -> bool {
+    fs::read_to_string("/proc/self/uid_map").is_ok_and(|it| !maps_every_id(&it))
+}
+
+/// Whether a map of user ids is that of the initial user namespace.
+fn maps_every_id(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// The limit of locked memory in bytes, where this kernel counts maps as locked memory and this process cannot lift it.
 pub(crate) fn memlock_limit() -> Option<u64> {
     let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(_, hard)| hard);
@@ -79,6 +90,14 @@ pub(crate) fn kernel_version(release: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_initial_user_namespace_maps_every_id() {
+        assert!(maps_every_id("         0          0 4294967295\n"));
+        for other in ["0 100000 65536\n", "0 1000 1\n1 100000 65536\n", ""] {
+            assert!(!maps_every_id(other), "{other:?}");
+        }
+    }
 
     #[test]
     fn only_old_kernels_charge_locked_memory() {

@@ -62,6 +62,12 @@ pub enum Error {
     /// This process lacks the capability to load programs.
     #[error("this process may not load programs{PRIVILEGES}")]
     MissingCapabilities,
+    /// The capabilities of this process are those of a user namespace.
+    #[error(
+        "this process is in a user namespace, and Linux lets none load programs from there, whatever its capabilities: use \
+         --backend nft, which can serve there, or run it outside of the namespace"
+    )]
+    UserNamespace,
     /// The bpf file system refuses the name of the folder for pins.
     #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
     DottedPinDir(PathBuf),

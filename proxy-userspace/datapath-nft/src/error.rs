@@ -66,6 +66,10 @@ fn remedy(error: &io::Error) -> &'static str {
              and nft_fib_ipv6 are needed, from Linux 5.10, and nft_socket for connections that are not tracked)"
         }
         Some(libc::ENOMEM | libc::ENOBUFS) => " (out of kernel memory)",
+        Some(libc::EMSGSIZE) => {
+            " (a process in a user namespace may send no more at a time than the host's sysctl net.core.wmem_max allows: raise it, \
+             such as to 67108864)"
+        }
         Some(libc::EINTR) => " (they change faster than they can be listed: try again)",
         _ => "",
     }

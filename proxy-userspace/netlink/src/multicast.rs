@@ -18,12 +18,12 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         eventfd::{EfdFlags, EventFd},
-        socket::{MsgFlags, SockFlag, SockProtocol, recv, setsockopt, sockopt},
+        socket::{MsgFlags, SockFlag, SockProtocol, recv},
     },
 };
 use tokio::sync::Notify;
 
-use crate::socket::{DATAGRAM_SIZE, messages, open};
+use crate::socket::{DATAGRAM_SIZE, messages, open, set_receive_buffer};
 
 /// The size of the receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
@@ -68,7 +68,7 @@ impl Notifications {
     /// If the socket cannot be created.
     pub fn subscribe(protocol: SockProtocol, groups: u32) -> io::Result<Self> {
         let socket = open(protocol, groups, SockFlag::SOCK_NONBLOCK)?;
-        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+        set_receive_buffer(&socket, RECEIVE_BUFFER)?;
         Ok(Self { socket, datagram: vec![0; DATAGRAM_SIZE] })
     }
 
@@ -105,7 +105,7 @@ impl MulticastListener {
         is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool + Send + 'static,
     ) -> io::Result<Self> {
         let socket = open(protocol, groups, SockFlag::empty())?;
-        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+        set_receive_buffer(&socket, RECEIVE_BUFFER)?;
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()

@@ -12,9 +12,7 @@ use netlink_packet_core::{
 };
 use nix::{
     errno::Errno,
-    sys::socket::{
-        MsgFlags, NetlinkAddr, SockFlag, SockProtocol, getsockname, recv, send, setsockopt, sockopt,
-    },
+    sys::socket::{MsgFlags, NetlinkAddr, SockFlag, SockProtocol, getsockname, recv, send},
 };
 
 use crate::{
@@ -140,7 +138,7 @@ impl Netfilter {
             message.emit(&mut request, self.sequence, resource);
         }
         // The whole batch is one datagram, however long. The kernel adds its own overhead to the length.
-        setsockopt(&self.socket, sockopt::SndBufForce, &(request.len() + (1 << 20)))?;
+        socket::set_send_buffer(&self.socket, request.len() + (1 << 20))?;
         send(self.socket.as_raw_fd(), &request, MsgFlags::empty())?;
         let mut refused = Vec::new();
         loop {

@@ -5,7 +5,9 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use netlink_packet_core::{ErrorBuffer, NetlinkBuffer, NetlinkHeader};
 use nix::{
     errno::Errno,
-    sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, socket},
+    sys::socket::{
+        AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, setsockopt, socket, sockopt,
+    },
 };
 
 /// More bytes than the kernel puts into one datagram.
@@ -17,6 +19,24 @@ pub(crate) fn open(protocol: SockProtocol, groups: u32, flags: SockFlag) -> Resu
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
     Ok(socket)
+}
+
+/// Sets the size of the receive buffer in bytes; without CAP_NET_ADMIN of the initial user namespace as far as
+/// `net.core.rmem_max` allows.
+pub(crate) fn set_receive_buffer(socket: &OwnedFd, size: usize) -> Result<(), Errno> {
+    match setsockopt(socket, sockopt::RcvBufForce, &size) {
+        Err(Errno::EPERM) => setsockopt(socket, sockopt::RcvBuf, &size),
+        result => result,
+    }
+}
+
+/// Sets the size of the send buffer in bytes; without CAP_NET_ADMIN of the initial user namespace as far as
+/// `net.core.wmem_max` allows. A datagram that is larger is refused with `EMSGSIZE`.
+pub(crate) fn set_send_buffer(socket: &OwnedFd, size: usize) -> Result<(), Errno> {
+    match setsockopt(socket, sockopt::SndBufForce, &size) {
+        Err(Errno::EPERM) => setsockopt(socket, sockopt::SndBuf, &size),
+        result => result,
+    }
 }
 
 /// The messages of a datagram: header and payload.

@@ -11,8 +11,8 @@ use netlink::{netns::sees_all_processes, sock_diag::Transport};
 
 use crate::{
     capabilities::{
-        Capabilities, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, charges_memlock, kernel_release, kernel_version,
-        memlock_limit,
+        Capabilities, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, charges_memlock, is_in_user_namespace,
+        kernel_release, kernel_version, memlock_limit,
     },
     cgroup::{Cgroup, NESTED, NESTED_REMEDY, Reach},
     exclusions,
@@ -165,6 +165,13 @@ fn capability_finding(capabilities: Capabilities) -> Finding {
         let needed = capabilities.needed().iter().filter(|it| !only_missing || !capabilities.has(**it));
         needed.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
     };
+    if is_in_user_namespace() {
+        return Finding::broken(
+            SUBJECT,
+            "they are those of a user namespace, from which Linux loads no programs",
+            "use --backend nft, or run it outside of the namespace",
+        );
+    }
     let missing = names(true);
     if missing.is_empty() {
         return Finding::ok(SUBJECT, format!("{} are effective", names(false)));
