@@ -98,6 +98,9 @@ fn udp_lite_passes_untouched() {
     WEB.iter().for_each(|ip| passes(Protocol::UDPLITE, *ip));
     // The same holds for the probe's addresses, which are constants of every program.
     node.netns().add_address(PROBE[1]).unwrap();
+    // The programs redirect the connect that shows whether there is a route yet.
+    let lite = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDPLITE)).unwrap();
+    assert!(eventually(TIMEOUT, || lite.connect(&SocketAddr::new(PROBE[1], PORT).into()).is_ok()));
     PROBE.iter().for_each(|ip| passes(Protocol::UDPLITE, *ip));
 }
 
