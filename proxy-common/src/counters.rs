@@ -99,7 +99,9 @@ pub const CONNECTIONS: CounterIndex = 0;
 pub const NO_BACKEND: CounterIndex = 1;
 /// System calls denied for another reason: a bind to the node port, a datagram whose socket has no memory left.
 pub const DENIED: CounterIndex = 2;
-/// How many counters a service port has; the last one is for later versions. A power of two.
+/// System calls left to the packet path.
+pub const LEFT_TO_PACKETS: CounterIndex = 3;
+/// How many counters a service port has. A power of two.
 pub const COUNTERS_PER_PORT: CounterIndex = 4;
 
 /// The chunk of a counter.

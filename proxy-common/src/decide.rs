@@ -5,7 +5,7 @@
 use crate::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     choice::{Choice, NO_POSITION},
-    counters::{CounterIndex, NO_COUNTER},
+    counters::{CounterIndex, LEFT_TO_PACKETS, NO_BACKEND, NO_COUNTER},
     health::{Watch, client},
     net::{Be16, SockAddr, V6},
     random::scale,
@@ -20,6 +20,8 @@ pub trait Tables {
     /// The family's IP address.
     type Ip: Family;
 
+    /// The number of the side.
+    fn side(&self) -> u32;
     /// The prefilter.
     fn prefilter(&self) -> Option<&Prefilter>;
     /// The frontend at a destination.
@@ -49,21 +51,36 @@ pub trait Tables {
     }
 }
 
+/// What the program of a socket has chosen of the source and the way of its packets.
+pub trait SocketOrigin {
+    /// Whether it has chosen the interface that they leave through.
+    fn has_chosen_interface(&self, protocol: u8) -> bool;
+    /// Whether it has bound the socket to a port of its own choice.
+    fn has_chosen_port(&self) -> bool;
+    /// The address that it has bound the socket to, IPv4 as v4-mapped; unset if none is known.
+    fn bound_address(&self) -> V6;
+    /// Whether the socket is in the node's own network namespace, where the loopback address is the node's.
+    fn is_in_host_netns(&self) -> bool;
+}
+
 /// The socket that connects or sends, and its process, as far as the decision depends on them.
-pub trait SocketContext {
+pub trait SocketContext: SocketOrigin {
     /// Whether the process is excluded from load balancing.
     fn is_excluded(&self) -> bool;
     /// The backend that this socket used for this destination before, or unset: it is kept while it is in the set.
     /// (As an `Option` it would be an undefined word in the kernel, which the verifier rejects.) Asked only at a frontend.
     fn previous_backend(&self) -> SockAddr;
+    /// Whether the packet path translates what is left to it.
+    fn packets_serve(&self) -> bool;
+    /// Whether the socket, or another one at its port, has just received a datagram from this address. Asked only at a
+    /// frontend that is no cluster IP.
+    fn has_just_heard(&self, peer: &SockAddr) -> bool;
+    /// [`only_packets_reach`].
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool;
     /// 32 random bits.
     fn random(&self) -> u32;
-    /// Whether the socket is in the node's own network namespace, where the loopback address is the node's.
-    fn is_in_host_netns(&self) -> bool;
     /// The cookie of the socket's network namespace.
     fn netns(&self) -> u64;
-    /// The address that the program has bound the socket to, IPv4 as v4-mapped; unset if none is known.
-    fn bound_address(&self) -> V6;
     /// The monotonic clock in nanoseconds.
     fn now(&self) -> u64;
     /// The affinity entry of a client; the default if there is none.
@@ -92,6 +109,11 @@ pub enum Verdict<Backend = SockAddr> {
     Refuse {
         /// The first counter of the service port.
         port_counter: CounterIndex,
+    },
+    /// A Service that the packet path translates for this socket: leave the destination as it is.
+    Leave {
+        /// The counter of the reason: of the calls left to packets, or of those that found no backend.
+        counter: CounterIndex,
     },
 }
 
@@ -135,6 +157,7 @@ pub fn decide<T: Tables>(
         }),
         Verdict::Pass => Verdict::Pass,
         Verdict::Refuse { port_counter } => Verdict::Refuse { port_counter },
+        Verdict::Leave { counter } => Verdict::Leave { counter },
         Verdict::Redirect(Selection { backend, port_counter, backend_counter, watch }) => {
             let backend = T::Ip::sock_addr(backend);
             Verdict::Redirect(Selection { backend, port_counter, backend_counter, watch })
@@ -159,14 +182,30 @@ fn decide_by_tables<T: Tables>(
     let found = match frontend {
         Some(frontend) => Some(frontend),
         // Decided by the port alone, so that other ports cost no second look-up.
-        None if tables.may_be_node_port(port) => node_port(tables, socket, ip, port, protocol),
+        None if tables.may_be_node_port(port) => {
+            node_port(tables, ip, port, protocol, || socket.is_in_host_netns())
+                .inspect(|_| socket.prefetch_socket())
+        }
         None => None,
     };
     let Some(frontend) = found else {
         return Verdict::Pass;
     };
     let port_counter = frontend.counter;
-    if frontend.backend_count == 0 {
+    let is_udp = protocol == UDP;
+    if is_udp && frontend.options.is_external() && socket.has_just_heard(&SockAddr::new(ip.mapped(), port)) {
+        return Verdict::Pass;
+    }
+    let is_empty = frontend.backend_count == 0;
+    let is_left = is_empty && is_udp
+        || frontend.options.is_to_packets()
+        || socket.is_reached_by_packets_only(tables, protocol);
+    if is_left && socket.packets_serve() {
+        return Verdict::Leave {
+            counter: port_counter + if is_empty { NO_BACKEND } else { LEFT_TO_PACKETS },
+        };
+    }
+    if is_empty {
         return Verdict::Refuse { port_counter };
     }
     let previous = T::Ip::backend_at(socket.previous_backend());
@@ -184,6 +223,25 @@ fn decide_by_tables<T: Tables>(
         _ => select_with_affinity(tables, socket, &frontend),
     };
     selection.map_or(Verdict::Refuse { port_counter }, Verdict::Redirect)
+}
+
+/// Whether the program of the socket has chosen the source or the way of its packets, so that only translated packets may
+/// reach a backend:
+///
+/// - The interface may lead to the Service's address alone.
+/// - A connection from this port to the same backend may exist, through another Service.
+/// - In the node's network namespace, backends may have no way back to the address that the socket is bound to, or the
+///   kernel none from there to them (loopback). A pod's address is known to all backends.
+#[inline(always)]
+pub fn only_packets_reach<T: Tables>(tables: &T, socket: &impl SocketOrigin, protocol: u8) -> bool {
+    if socket.has_chosen_interface(protocol) || (protocol == TCP && socket.has_chosen_port()) {
+        return true;
+    }
+    // Read again rather than kept on the stack, where there is little room.
+    socket.bound_address() != V6::default()
+        && socket.is_in_host_netns()
+        && T::Ip::from_mapped(socket.bound_address())
+            .is_some_and(|it| tables.node_addr_scope(it) != Some(NodeAddrScope::LOCAL))
 }
 
 /// A new connection to a backend of the frontend.
@@ -255,7 +313,7 @@ fn affinity_client<T: Tables>(tables: &T, socket: &impl SocketContext) -> Affini
     if bound != V6::default()
         && socket.is_in_host_netns()
         && let Some(ip) = T::Ip::from_mapped(bound)
-        && tables.node_addr_scope(ip) == Some(NodeAddrScope::LOCAL)
+        && tables.node_addr_scope(ip).is_some_and(NodeAddrScope::is_local)
     {
         return AffinityClient::Address(bound);
     }
@@ -285,26 +343,39 @@ fn random_position<T: Tables>(tables: &T, socket: &impl SocketContext, frontend:
     frontend.backend_offset + scale(random, frontend.backend_count)
 }
 
-/// The node port at this address, if it is served there for this socket.
+/// The node port at this address, if it is served there for a socket in this network namespace.
 #[inline(always)]
 fn node_port<T: Tables>(
     tables: &T,
-    socket: &impl SocketContext,
     ip: T::Ip,
     port: Be16,
     protocol: u8,
+    is_in_host_netns: impl FnOnce() -> bool,
 ) -> Option<Frontend> {
     let frontend = tables.node_port(port, protocol)?;
     let is_served = match tables.node_addr_scope(ip)? {
-        NodeAddrScope::LOCAL => true,
+        NodeAddrScope::LOCAL | NodeAddrScope::INTERFACE => true,
         NodeAddrScope::REMOTE => !frontend.options.local_addresses_only(),
-        NodeAddrScope::LOOPBACK => socket.is_in_host_netns(),
+        NodeAddrScope::LOOPBACK => is_in_host_netns(),
         _ => false,
     };
-    is_served.then(|| {
-        socket.prefetch_socket();
-        frontend
-    })
+    is_served.then_some(frontend)
+}
+
+/// Whether a datagram to this source of another one would be taken for one to a Service.
+#[inline(always)]
+pub fn may_be_hijacked<T: Tables>(
+    tables: &T,
+    ip: T::Ip,
+    port: Be16,
+    is_in_host_netns: impl FnOnce() -> bool,
+) -> bool {
+    if tables.may_be_frontend(ip)
+        && let Some(frontend) = tables.frontend(ip, port, UDP)
+    {
+        return frontend.options.is_external();
+    }
+    tables.may_be_node_port(port) && node_port(tables, ip, port, UDP, is_in_host_netns).is_some()
 }
 
 /// The node port that shadows a bind on the node to this address, or to every address: its connections would go to the
@@ -315,9 +386,7 @@ pub fn node_port_conflict<T: Tables>(tables: &T, ip: T::Ip, port: Be16, protocol
         return None;
     }
     let frontend = tables.node_port(port, protocol)?;
-    if ip != T::Ip::default()
-        && !matches!(tables.node_addr_scope(ip)?, NodeAddrScope::LOCAL | NodeAddrScope::LOOPBACK)
-    {
+    if ip != T::Ip::default() && tables.node_addr_scope(ip)? == NodeAddrScope::REMOTE {
         return None;
     }
     Some(frontend)

@@ -18,6 +18,7 @@ pub mod net;
 pub mod overflow;
 pub mod probe;
 pub mod random;
+pub mod senders;
 pub mod sock_nat;
 pub mod tables;
 pub mod trace;
@@ -26,9 +27,9 @@ pub mod udp_nat;
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
 /// old ones.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1007 } else { 7 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1008 } else { 8 };
 
-/// The layout version of [`sock_nat`] and [`overflow`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
+/// The layout version of [`sock_nat`], [`overflow`] and [`senders`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
 /// upgrade: with another version they lose their translation.
 pub const SOCK_NAT_VERSION: u32 = 4;
 

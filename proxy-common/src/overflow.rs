@@ -143,6 +143,13 @@ pub const fn has_room(used: u64, total: u64, capacity: u64) -> bool {
     used * 8 < capacity.saturating_sub(total)
 }
 
+/// How much of the table's capacity the entries of TCP sockets may use: they only show the Service as the peer, and give way to
+/// datagrams, which are not sent without an entry.
+#[inline(always)]
+pub const fn tcp_capacity(capacity: u64) -> u64 {
+    capacity / 2
+}
+
 /// The table as one socket sees it. Methods that are not called cost nothing.
 pub trait OverflowTable {
     /// The socket's cookie.
@@ -301,5 +308,24 @@ mod tests {
             assert!(has_room(0, total, capacity));
         }
         assert!(!has_room(0, capacity, capacity) && !has_room(0, capacity + 1, capacity));
+    }
+
+    #[test]
+    fn tcp_entries_leave_room_for_datagrams_of_the_same_namespace_and_of_others() {
+        let capacity = 10_000;
+        for namespaces in [1_u64, 3, 30, 1000] {
+            let mut used = vec![0; namespaces as usize];
+            let mut total = 0;
+            // All take what they get.
+            while let Some(next) = used.iter_mut().find(|it| has_room(**it, total, tcp_capacity(capacity))) {
+                *next += 1;
+                total += 1;
+            }
+            assert!(total <= capacity / 2, "{namespaces} took {total}");
+            for of_tcp in used.into_iter().chain([0]) {
+                let room = (0..).take_while(|it| has_room(of_tcp + it, total + it, capacity)).count();
+                assert!(room > 50, "beside {of_tcp} of {namespaces} namespaces: {room}");
+            }
+        }
     }
 }

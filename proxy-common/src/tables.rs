@@ -68,11 +68,13 @@ pub struct FrontendOptions(u16);
 
 /// The node port is not translated at the addresses of other nodes, which decide for themselves (external policy Local).
 const LOCAL_ADDRESSES_ONLY: u16 = 1;
-const LEAST_CONNECTIONS: u16 = 2;
+const LEAST_CONNECTIONS: u16 = 1 << 1;
 /// The seconds of the slow start are the bits from here on.
 const SLOW_START: u32 = 2;
 /// The longest slow start in seconds.
-pub const MAX_SLOW_START: u16 = u16::MAX >> SLOW_START;
+pub const MAX_SLOW_START: u16 = (1 << 12) - 1;
+const TO_PACKETS: u16 = 1 << 14;
+const EXTERNAL: u16 = 1 << 15;
 
 impl FrontendOptions {
     /// `local_addresses_only`: not translated at the addresses of other nodes; `least_connections`: of two backends the one
@@ -82,6 +84,18 @@ impl FrontendOptions {
         let slow_start = if slow_start > MAX_SLOW_START { MAX_SLOW_START } else { slow_start };
         let least_connections = if least_connections { LEAST_CONNECTIONS } else { 0 };
         Self(local_addresses_only as u16 | least_connections | slow_start << SLOW_START)
+    }
+
+    /// The same of a frontend at an address that is no cluster IP: clients may have it, too.
+    #[must_use]
+    pub const fn external(self) -> Self {
+        Self(self.0 | EXTERNAL)
+    }
+
+    /// The same of a frontend that is left to the packet path.
+    #[must_use]
+    pub const fn to_packets(self) -> Self {
+        Self(self.0 | TO_PACKETS)
     }
 
     /// Whether other nodes decide for their own addresses.
@@ -99,13 +113,25 @@ impl FrontendOptions {
     /// How long the share of a new backend grows, in seconds.
     #[inline(always)]
     pub const fn slow_start(self) -> u32 {
-        (self.0 >> SLOW_START) as u32
+        (self.0 >> SLOW_START & MAX_SLOW_START) as u32
     }
 
     /// Whether backends are chosen by more than chance.
     #[inline(always)]
     pub const fn is_balanced(self) -> bool {
-        self.0 & !LOCAL_ADDRESSES_ONLY != 0
+        self.0 & (LEAST_CONNECTIONS | MAX_SLOW_START << SLOW_START) != 0
+    }
+
+    /// Whether the address is no cluster IP.
+    #[inline(always)]
+    pub const fn is_external(self) -> bool {
+        self.0 & EXTERNAL != 0
+    }
+
+    /// Whether the packet path translates, where there is one.
+    #[inline(always)]
+    pub const fn is_to_packets(self) -> bool {
+        self.0 & TO_PACKETS != 0
     }
 
     /// The bits.
@@ -147,6 +173,14 @@ impl NodeAddrScope {
     pub const REMOTE: Self = Self(2);
     /// The loopback address: this node, in the node's own network namespace.
     pub const LOOPBACK: Self = Self(3);
+    /// This node, and no address of its Node object: that of a bridge or a tunnel, which others may have no way to.
+    pub const INTERFACE: Self = Self(4);
+
+    /// Whether it is an address of this node that other hosts may reach.
+    #[inline(always)]
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::LOCAL | Self::INTERFACE)
+    }
 }
 
 /// A range of ports.

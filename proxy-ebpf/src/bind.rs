@@ -39,7 +39,7 @@ fn try_bind(ctx: &SockAddrContext, node_port: impl Fn(&SockAddrContext) -> Optio
     if !ctx::is_in_host_netns(ctx) {
         return Some(PASS);
     }
-    counters::failure(node_port.counter, DENIED);
+    counters::not_redirected(node_port.counter + DENIED);
     Some(ctx::fail(EADDRINUSE))
 }
 

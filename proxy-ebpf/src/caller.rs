@@ -10,7 +10,7 @@ use aya_ebpf::{
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::CounterIndex,
-    decide::{SocketContext, Verdict, decide},
+    decide::{SocketContext, SocketOrigin, Tables, Verdict, decide},
     net::{SockAddr, V6},
     random::mix,
     tables::Frontend,
@@ -25,8 +25,10 @@ use crate::{
     ctx,
     exclusion::is_excluded,
     health,
-    maps::{AFFINITY, AFFINITY_INSERTS},
+    maps::{AFFINITY, AFFINITY_INSERTS, PACKET_PATH},
     notes::Notes,
+    origin::Origin,
+    senders,
     side::{FamilyTables, Side},
     slot::SlotRef,
     udp_nat,
@@ -85,6 +87,11 @@ impl<'a> Caller<'a> {
         self.slot.get().known().or_else(|| SlotRef::of(self.ctx))
     }
 
+    #[inline(always)]
+    fn origin(&self) -> Origin<'_> {
+        Origin { ctx: self.ctx }
+    }
+
     /// Loads the slot into the cache, where it rarely is.
     #[inline(always)]
     fn prefetch_slot(&self) {
@@ -111,6 +118,28 @@ impl<'a> Caller<'a> {
     #[inline(always)]
     pub(crate) fn counter(&self) -> Counter {
         self.counter.get()
+    }
+}
+
+impl SocketOrigin for Caller<'_> {
+    #[inline(always)]
+    fn has_chosen_interface(&self, protocol: u8) -> bool {
+        self.origin().has_chosen_interface(protocol)
+    }
+
+    #[inline(always)]
+    fn has_chosen_port(&self) -> bool {
+        self.origin().has_chosen_port()
+    }
+
+    #[inline(always)]
+    fn bound_address(&self) -> V6 {
+        self.origin().bound_address()
+    }
+
+    #[inline(always)]
+    fn is_in_host_netns(&self) -> bool {
+        self.origin().is_in_host_netns()
     }
 }
 
@@ -141,21 +170,24 @@ impl SocketContext for Caller<'_> {
     }
 
     #[inline(always)]
-    fn is_in_host_netns(&self) -> bool {
-        ctx::is_in_host_netns(self.ctx)
+    fn packets_serve(&self) -> bool {
+        // SAFETY: a slot of an array is never freed; volatile, so that it is one load.
+        PACKET_PATH.get_ptr(0).is_some_and(|it| unsafe { it.read_volatile() } != 0)
+    }
+
+    #[inline(always)]
+    fn has_just_heard(&self, peer: &SockAddr) -> bool {
+        senders::has_just_heard(self.ctx, peer)
+    }
+
+    #[inline(always)]
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool {
+        self.origin().is_reached_by_packets_only(tables.side(), protocol)
     }
 
     #[inline(always)]
     fn netns(&self) -> u64 {
         ctx::netns(self.ctx)
-    }
-
-    /// A connected UDP socket always has a source address, and the kernel does not report who selected it. It counts as
-    /// selected by the kernel, since hardly any program binds an address and connects twice: one that does is the client of
-    /// its namespace from the second connect on, and when it sends to another Service than its peer.
-    #[inline(always)]
-    fn bound_address(&self) -> V6 {
-        if ctx::is_connected(self.ctx) { V6::default() } else { ctx::source(self.ctx) }
     }
 
     #[inline(always)]

@@ -62,17 +62,17 @@ pub(crate) static MPTCP: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static KERNEL_TCP: Global<u32> = Global::new(0);
 
-/// Not zero if [`KERN_SOCK_BIT`] of a TCP socket can be read: the kernel has `bpf_skc_to_tcp_sock` (5.10), and type
+/// Not zero if fields of a TCP socket such as [`KERN_SOCK_BIT`] can be read: the kernel has `bpf_skc_to_tcp_sock` (5.10), and type
 /// information that locates the bit.
 #[unsafe(no_mangle)]
 pub(crate) static TCP_SOCK: Global<u32> = Global::new(0);
 
-/// Not zero if [`KERN_SOCK_BIT`] of any socket can be read: the kernel has `bpf_probe_read_kernel` for these programs, and
+/// Not zero if fields of any socket such as [`KERN_SOCK_BIT`] can be read: the kernel has `bpf_probe_read_kernel` for these programs, and
 /// type information that locates the bit.
 #[unsafe(no_mangle)]
 pub(crate) static ANY_SOCK: Global<u32> = Global::new(0);
 
-/// The BTF id of `struct sock`, if [`KERN_SOCK_BIT`] of any socket can be read by a cast to it; else 0.
+/// The BTF id of `struct inet_sock`, which begins with `struct sock`, if any socket can be read by a cast to it; else 0.
 #[unsafe(no_mangle)]
 pub(crate) static SOCK_TYPE: Global<u32> = Global::new(0);
 
@@ -83,3 +83,23 @@ pub(crate) static KERN_SOCK_BYTE: Global<u32> = Global::new(0);
 /// The mask of `sk_kern_sock` in that byte: set for a socket of the kernel's own.
 #[unsafe(no_mangle)]
 pub(crate) static KERN_SOCK_BIT: Global<u32> = Global::new(0);
+
+/// The offset of the byte of `struct sock` that holds `SOCK_BINDPORT_LOCK` of `sk_userlocks` in this kernel.
+#[unsafe(no_mangle)]
+pub(crate) static PORT_LOCK_BYTE: Global<u32> = Global::new(0);
+
+/// The mask of `SOCK_BINDPORT_LOCK` in that byte: set for a socket whose program has bound it to a certain port.
+#[unsafe(no_mangle)]
+pub(crate) static PORT_LOCK_BIT: Global<u32> = Global::new(0);
+
+/// The offset of `uc_index` in `struct inet_sock`: the interface of `IP_UNICAST_IF`. 0 if it is not known.
+#[unsafe(no_mangle)]
+pub(crate) static UNICAST_IF: Global<u32> = Global::new(0);
+
+/// The offset of `pinet6` in `struct inet_sock`.
+#[unsafe(no_mangle)]
+pub(crate) static PINET6: Global<u32> = Global::new(0);
+
+/// The offset of `ucast_oif` in `struct ipv6_pinfo`: the interface of `IPV6_UNICAST_IF`. 0 if it is not known.
+#[unsafe(no_mangle)]
+pub(crate) static UNICAST_IF6: Global<u32> = Global::new(0);

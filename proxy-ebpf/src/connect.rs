@@ -4,8 +4,8 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    counters::{DENIED, NO_BACKEND},
-    decide::Verdict,
+    counters::{DENIED, LEFT_TO_PACKETS, NO_BACKEND},
+    decide::{SocketContext as _, Verdict},
     net::{SockAddr, V4, V6},
     sock_nat::SockNat,
     tables::UDP,
@@ -63,35 +63,40 @@ fn apply<F: ReportingFamily>(
     loopback: F,
 ) -> Option<i32> {
     let destination = ctx::sock_addr::<F>(ctx);
-    match verdict {
+    let counter = match verdict {
         Verdict::Pass => {
             trace::passed::<F>(ctx, caller);
             remove_nat(ctx, caller, &destination);
+            return Some(PASS);
         }
         Verdict::Refuse { port_counter } => {
             trace::no_backends::<F>(ctx, caller, port_counter);
-            counters::failure(port_counter, NO_BACKEND);
+            counters::not_redirected(port_counter + NO_BACKEND);
             return Some(ctx::refuse_connect(ctx, loopback));
         }
+        Verdict::Leave { counter } => counter,
         Verdict::Redirect(selection) => {
             // For getpeername, and for the source of replies.
             let nat = SockNat { service: destination, backend: selection.backend };
             match sock_nat::insert(ctx, &mut caller.slot()?, &nat, selection.watch) {
-                Insertion::Done => trace::redirected::<F>(ctx, caller, &selection),
-                Insertion::NotOurs => {
-                    trace::left_to_packets::<F>(ctx, caller, &selection);
+                Insertion::Done => {
+                    trace::redirected::<F>(ctx, caller, &selection);
+                    caller.counter().connection(&selection);
+                    ctx::rewrite::<F>(ctx, &selection.backend)?;
                     return Some(PASS);
                 }
-                Insertion::NoRoom => {
+                Insertion::NoRoom if !caller.packets_serve() => {
                     trace::no_room::<F>(ctx, caller, &selection);
-                    counters::failure(selection.port_counter, DENIED);
+                    counters::not_redirected(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }
+                Insertion::NotOurs | Insertion::NoRoom => selection.port_counter + LEFT_TO_PACKETS,
             }
-            caller.counter().connection(&selection);
-            ctx::rewrite::<F>(ctx, &selection.backend)?;
         }
-    }
+    };
+    trace::left_to_packets::<F>(ctx, caller, counter);
+    counters::not_redirected(counter);
+    remove_nat(ctx, caller, &destination);
     Some(PASS)
 }
 

@@ -53,13 +53,10 @@ pub(crate) fn connection(selection: &Selection) {
     }
 }
 
-/// Counts a failed system call: `reason` is [`NO_BACKEND`] or [`DENIED`].
-///
-/// [`NO_BACKEND`]: proxy_common::counters::NO_BACKEND
-/// [`DENIED`]: proxy_common::counters::DENIED
+/// Counts a system call that is not redirected: `counter` is that of the service port for the reason, such as
+/// `port_counter` + [`NO_BACKEND`](proxy_common::counters::NO_BACKEND).
 #[inline(always)]
-pub(crate) fn failure(port_counter: CounterIndex, reason: CounterIndex) {
-    let counter = port_counter + reason;
+pub(crate) fn not_redirected(counter: CounterIndex) {
     count(row(counter, stripe()), counter);
 }
 

@@ -261,6 +261,33 @@ pub(crate) fn source(ctx: &SockAddrContext) -> V6 {
     if source == V4::default().mapped() { V6::default() } else { source }
 }
 
+/// The port that the socket is bound to, in host byte order; 0 if it has none yet.
+#[inline(always)]
+pub(crate) fn local_port(ctx: &SockAddrContext) -> u32 {
+    let sk = socket(ctx);
+    if sk.is_null() { 0 } else { read!(sk, src_port) }
+}
+
+/// The index of the interface that the socket is bound to (`SO_BINDTODEVICE`), or 0.
+#[inline(always)]
+pub(crate) fn bound_device(ctx: &SockAddrContext) -> u32 {
+    let sk = socket(ctx);
+    if sk.is_null() { 0 } else { read!(sk, bound_dev_if) }
+}
+
+/// Whether the socket has an address, a port or an interface before it is connected.
+#[inline(always)]
+pub(crate) fn is_bound(ctx: &SockAddrContext) -> bool {
+    source(ctx) != V6::default() || local_port(ctx) != 0 || bound_device(ctx) != 0
+}
+
+/// Whether it is an IPv6 socket, which may send to IPv4 addresses, too.
+#[inline(always)]
+pub(crate) fn is_v6(ctx: &SockAddrContext) -> bool {
+    let sk = socket(ctx);
+    !sk.is_null() && read!(sk, family) != AF_INET
+}
+
 /// The cookie of the socket's network namespace.
 #[inline(always)]
 pub(crate) fn netns(ctx: &impl EbpfContext) -> u64 {

@@ -23,13 +23,16 @@ mod ctx;
 mod exclusion;
 mod getpeername;
 mod health;
+mod kernel_sock;
 mod maps;
 mod notes;
+mod origin;
 mod overflow;
 mod recvmsg;
 mod release;
 #[cfg(feature = "trace")]
 mod ring;
+mod senders;
 mod sendmsg;
 mod side;
 mod slot;

@@ -12,6 +12,7 @@ use proxy_common::{
     health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     net::{V4, V6},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
+    senders::{MAX_SENDERS, SenderKey},
     sock_nat::{NatSlot, SLOT_SHARE_CELLS},
     tables::{BackendSetMember, Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
 };
@@ -92,6 +93,13 @@ pub(crate) static NETNS_USAGE: HashMap<
 #[btf_map]
 pub(crate) static NETNS_COLLECTED: HashMap<u64, u64, { MAX_NETNS as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
+
+/// Who has just sent to which port: when, in nanoseconds of the monotonic clock.
+#[btf_map]
+pub(crate) static SENDERS: LruHashMap<SenderKey, u64, { MAX_SENDERS as usize }> = LruHashMap::new();
+/// Not zero while the packet path translates what is left to it.
+#[btf_map]
+pub(crate) static PACKET_PATH: Array<u32, 1> = Array::new();
 
 /// Which endpoints fail for which clients.
 #[btf_map]

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use proxy_common::overflow::{
     COLLECTED, DELETED, INSERTED, LEAKED, NetnsUsage, OverflowEntry, OverflowKey, OverflowTable, REFUSED,
-    SOCKETS, has_room,
+    SOCKETS, has_room, tcp_capacity,
 };
 
 use crate::{
@@ -23,13 +23,21 @@ use crate::{
 pub(crate) struct Table<'a, C> {
     ctx: &'a C,
     slot: SlotRef,
+    /// Whether entries are inserted for a TCP socket.
+    is_tcp: bool,
 }
 
 impl<'a, C: EbpfContext> Table<'a, C> {
     /// The view of the socket with this slot.
     #[inline(always)]
     pub(crate) fn new(ctx: &'a C, slot: &SlotRef) -> Self {
-        Self { ctx, slot: *slot }
+        Self { ctx, slot: *slot, is_tcp: false }
+    }
+
+    /// The same for a socket that is connected, which may be a TCP socket.
+    #[inline(always)]
+    pub(crate) fn of_connected(ctx: &'a C, slot: &SlotRef, is_tcp: bool) -> Self {
+        Self { is_tcp, ..Self::new(ctx, slot) }
     }
 }
 
@@ -90,9 +98,9 @@ impl<C: EbpfContext> OverflowTable for Table<'_, C> {
         let collected = unsafe { NETNS_COLLECTED.get(netns) }.copied().unwrap_or(0);
         let used = inserted.saturating_sub(deleted + collected);
         let total = stat(INSERTED).saturating_sub(stat(DELETED) + stat(COLLECTED));
-        if !has_room(used, total, u64::from(OVERFLOW_CAPACITY.load()))
-            || OVERFLOW.insert(key, entry, u64::from(BPF_NOEXIST)).is_err()
-        {
+        let capacity = u64::from(OVERFLOW_CAPACITY.load());
+        let capacity = if self.is_tcp { tcp_capacity(capacity) } else { capacity };
+        if !has_room(used, total, capacity) || OVERFLOW.insert(key, entry, u64::from(BPF_NOEXIST)).is_err() {
             return false;
         }
         count(INSERTED, 1);

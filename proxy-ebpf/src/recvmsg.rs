@@ -1,6 +1,7 @@
 //! recvmsg4, recvmsg6: rewrites the source of a backend's reply to the address of the Service.
 //!
 //! Only the socket's own translations are used: a reply in flight keeps its source whatever happened to the Service.
+//! Any other sender may be a client, to whom this socket replies ([`senders`]).
 //! These hooks must return [`PASS`]; the kernel accepts nothing else.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
@@ -8,6 +9,7 @@ use proxy_common::net::{SockAddr, V4, V6};
 
 use crate::{
     ctx::{self, HookFamily, PASS},
+    senders,
     slot::SlotRef,
     sock_nat, udp_nat,
 };
@@ -26,9 +28,12 @@ pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
 
 #[inline(always)]
 fn rewrite_source<F: HookFamily>(ctx: &SockAddrContext) -> i32 {
-    let service = service_of(ctx, &ctx::sock_addr::<F>(ctx));
+    let sender = ctx::sock_addr::<F>(ctx);
+    let service = service_of(ctx, &sender);
     if !service.is_unset() {
         let _ = ctx::rewrite::<F>(ctx, &service);
+    } else if !ctx::is_connected(ctx) {
+        senders::on_received(ctx, &sender);
     }
     PASS
 }

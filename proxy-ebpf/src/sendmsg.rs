@@ -6,8 +6,8 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use proxy_common::{
-    counters::{DENIED, NO_BACKEND},
-    decide::Verdict,
+    counters::{DENIED, LEFT_TO_PACKETS, NO_BACKEND},
+    decide::{SocketContext as _, Verdict},
     net::{SockAddr, V4, V6},
     sock_nat::SockNat,
 };
@@ -47,36 +47,39 @@ fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Opti
             return Some(PASS);
         }
     }
-    match caller.decide(F::address(ctx))? {
+    let counter = match caller.decide(F::address(ctx))? {
         Verdict::Pass => {
             trace::passed::<F>(ctx, &caller);
             udp_nat::remove(ctx, &caller.slot()?, &service);
-            Some(PASS)
+            return Some(PASS);
         }
         Verdict::Refuse { port_counter } => {
             trace::no_backends::<F>(ctx, &caller, port_counter);
-            counters::failure(port_counter, NO_BACKEND);
-            Some(ctx::fail(ECONNREFUSED))
+            counters::not_redirected(port_counter + NO_BACKEND);
+            return Some(ctx::fail(ECONNREFUSED));
         }
+        Verdict::Leave { counter } => counter,
         Verdict::Redirect(selection) => {
             let nat = SockNat { service, backend: selection.backend };
             match udp_nat::insert(ctx, &mut caller.slot()?, &nat) {
-                Insertion::Done => trace::redirected::<F>(ctx, &caller, &selection),
-                Insertion::NotOurs => {
-                    trace::left_to_packets::<F>(ctx, &caller, &selection);
+                Insertion::Done => {
+                    trace::redirected::<F>(ctx, &caller, &selection);
+                    counters::connection(&selection);
+                    ctx::rewrite::<F>(ctx, &selection.backend)?;
                     return Some(PASS);
                 }
-                Insertion::NoRoom => {
+                Insertion::NoRoom if !caller.packets_serve() => {
                     trace::no_room::<F>(ctx, &caller, &selection);
-                    counters::failure(selection.port_counter, DENIED);
+                    counters::not_redirected(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }
+                Insertion::NotOurs | Insertion::NoRoom => selection.port_counter + LEFT_TO_PACKETS,
             }
-            counters::connection(&selection);
-            ctx::rewrite::<F>(ctx, &selection.backend)?;
-            Some(PASS)
         }
-    }
+    };
+    trace::left_to_packets::<F>(ctx, &caller, counter);
+    counters::not_redirected(counter);
+    Some(PASS)
 }
 
 /// The backend for datagrams of a connected socket to its own Service. The socket's peer is compared, as a later connect to

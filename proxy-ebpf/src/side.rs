@@ -100,6 +100,11 @@ impl<F: FamilyTables> Tables for Side<F> {
     type Ip = F;
 
     #[inline(always)]
+    fn side(&self) -> u32 {
+        self.index
+    }
+
+    #[inline(always)]
     fn prefilter(&self) -> Option<&Prefilter> {
         PREFILTER.get(self.index)
     }

@@ -43,7 +43,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
         }
         slot.claim(ctx);
     }
-    let table = Table::new(ctx, slot);
+    let table = Table::of_connected(ctx, slot, is_tcp);
     if let Some(own) = slot.own()
         && (!own.is_unconnected() || own.nat.backend.is_unset())
     {

@@ -4,7 +4,7 @@
 
 use proxy_common::{
     choice::Choice,
-    counters::CounterIndex,
+    counters::{CounterIndex, NO_COUNTER},
     decide::Tables,
     net::Be16,
     tables::{Family, Frontend, NodeAddrScope, Prefilter},
@@ -35,6 +35,11 @@ impl<F> Steps<'_, F> {
 
 impl<F: FamilyTables> Tables for Steps<'_, F> {
     type Ip = F;
+
+    #[inline(always)]
+    fn side(&self) -> u32 {
+        self.side.side()
+    }
 
     #[inline(always)]
     fn prefilter(&self) -> Option<&Prefilter> {
@@ -70,9 +75,10 @@ impl<F: FamilyTables> Tables for Steps<'_, F> {
 
     #[inline(always)]
     fn member(&self, set: u32, backend: <Self::Ip as Family>::Backend) -> Option<CounterIndex> {
-        let found = self.side.member(set, backend);
-        self.notes.step(STEP_MEMBER, set.into(), found.is_some().into());
-        found
+        // Without a value for "none", that would be an undefined word after the step, which the verifier rejects.
+        let counter = self.side.member(set, backend).unwrap_or(NO_COUNTER);
+        self.notes.step(STEP_MEMBER, set.into(), (counter != NO_COUNTER).into());
+        (counter != NO_COUNTER).then_some(counter)
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockContext, SockOpsContext},
 };
 use proxy_common::{
-    counters::{CounterIndex, NO_COUNTER},
+    counters::{COUNTERS_PER_PORT, CounterIndex, NO_COUNTER},
     decide::{Selection, SocketContext as _, Tables as _},
     exclusion::MAX_LEVELS,
     net::{Be16, SockAddr, V4, V6},
@@ -134,14 +134,15 @@ pub(crate) fn redirected<F: ReportingFamily>(
     call::<F>(ctx, caller, REDIRECTED, selection.port_counter, &selection.backend);
 }
 
-/// The socket is the kernel's own.
+/// The packet path translates for this socket. The counter is one of the service port's.
 #[inline(always)]
 pub(crate) fn left_to_packets<F: ReportingFamily>(
     ctx: &SockAddrContext,
     caller: &Caller<'_>,
-    selection: &Selection,
+    counter: CounterIndex,
 ) {
-    call::<F>(ctx, caller, LEFT_TO_PACKETS, selection.port_counter, &SockAddr::UNSET);
+    let port_counter = counter & !(COUNTERS_PER_PORT - 1);
+    call::<F>(ctx, caller, LEFT_TO_PACKETS, port_counter, &SockAddr::UNSET);
 }
 
 /// There is no room for the translation.
@@ -150,9 +151,16 @@ pub(crate) fn no_room<F: ReportingFamily>(ctx: &SockAddrContext, caller: &Caller
     call::<F>(ctx, caller, NO_ROOM, selection.port_counter, &SockAddr::UNSET);
 }
 
-/// What is known of a decision beside the context: the upper and the lower half of the backend's IP address; its port, the
-/// verdict and the notes; and the counter of the service port.
-type Arguments = [u64; 4];
+/// What is known of a decision beside the context: the upper and the lower half of the backend's IP address; and the counter of
+/// the service port, the notes, the backend's port and the verdict, see [`pack`]. With the context they fit into the registers
+/// that outlast calls.
+type Arguments = [u64; 3];
+
+/// The last of the arguments. The notes are [`AFFINITY`](proxy_common::trace::AFFINITY) and its neighbors, which fit into a byte.
+#[inline(always)]
+const fn pack(counter: CounterIndex, notes: u32, port: Be16, verdict: u8) -> u64 {
+    (counter as u64) << 32 | (notes as u8 as u64) << 24 | (port.raw() as u64) << 8 | verdict as u64
+}
 
 /// An address family of hooks that report. Its functions are not inlined: the verifier checks each once, as it does
 /// `side::choose`, and the programs have no room left on their stack.
@@ -169,44 +177,38 @@ macro_rules! reporting_family {
     ($family:ty, $is_wanted:ident, $connect:ident, $send:ident) => {
         impl ReportingFamily for $family {
             #[inline(always)]
-            fn is_wanted(ctx: &SockAddrContext, [high, low, what, counter]: Arguments) -> bool {
-                $is_wanted(ctx.sock_addr, high, low, what, counter) != 0
+            fn is_wanted(ctx: &SockAddrContext, [high, low, what]: Arguments) -> bool {
+                $is_wanted(ctx.sock_addr, high, low, what) != 0
             }
 
             #[inline(always)]
-            fn report_connect(ctx: &SockAddrContext, [high, low, what, counter]: Arguments) {
-                $connect(ctx.sock_addr, high, low, what, counter);
+            fn report_connect(ctx: &SockAddrContext, [high, low, what]: Arguments) {
+                $connect(ctx.sock_addr, high, low, what);
             }
 
             #[inline(always)]
-            fn report_send(ctx: &SockAddrContext, [high, low, what, counter]: Arguments) {
-                $send(ctx.sock_addr, high, low, what, counter);
+            fn report_send(ctx: &SockAddrContext, [high, low, what]: Arguments) {
+                $send(ctx.sock_addr, high, low, what);
             }
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $is_wanted(
-            ctx: *mut bpf_sock_addr,
-            high: u64,
-            low: u64,
-            what: u64,
-            counter: u64,
-        ) -> u64 {
-            is_wanted::<$family>(&SockAddrContext::new(ctx), [high, low, what, counter]).into()
+        extern "C" fn $is_wanted(ctx: *mut bpf_sock_addr, high: u64, low: u64, what: u64) -> u64 {
+            is_wanted::<$family>(&SockAddrContext::new(ctx), [high, low, what]).into()
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $connect(ctx: *mut bpf_sock_addr, high: u64, low: u64, what: u64, counter: u64) -> u64 {
-            report::<$family, true>(&SockAddrContext::new(ctx), [high, low, what, counter]);
+        extern "C" fn $connect(ctx: *mut bpf_sock_addr, high: u64, low: u64, what: u64) -> u64 {
+            report::<$family, true>(&SockAddrContext::new(ctx), [high, low, what]);
             0
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $send(ctx: *mut bpf_sock_addr, high: u64, low: u64, what: u64, counter: u64) -> u64 {
-            report::<$family, false>(&SockAddrContext::new(ctx), [high, low, what, counter]);
+        extern "C" fn $send(ctx: *mut bpf_sock_addr, high: u64, low: u64, what: u64) -> u64 {
+            report::<$family, false>(&SockAddrContext::new(ctx), [high, low, what]);
             0
         }
     };
@@ -229,10 +231,8 @@ fn call<F: ReportingFamily>(
         return;
     }
     let [a, b, c, d] = backend.ip.raw().map(u64::from);
-    let port = u64::from(backend.port.raw());
-    let notes = u64::from(caller.notes().get());
-    let what = notes << 32 | port << 16 | u64::from(verdict);
-    let arguments = [a << 32 | b, c << 32 | d, what, port_counter.into()];
+    let what = pack(port_counter, caller.notes().get(), backend.port, verdict);
+    let arguments = [a << 32 | b, c << 32 | d, what];
     if !F::is_wanted(ctx, arguments) {
         return;
     }
@@ -245,9 +245,9 @@ fn call<F: ReportingFamily>(
 
 /// The backend in arguments.
 #[inline(always)]
-const fn backend([high, low, what, _]: Arguments) -> SockAddr {
+const fn backend([high, low, what]: Arguments) -> SockAddr {
     let ip = V6::from_raw([(high >> 32) as u32, high as u32, (low >> 32) as u32, low as u32]);
-    SockAddr::new(ip, Be16::from_raw((what >> 16) as u16))
+    SockAddr::new(ip, Be16::from_raw((what >> 8) as u16))
 }
 
 /// Whether the filters let an event through. What needs the most of the arguments comes first.
@@ -256,8 +256,8 @@ fn is_wanted<F: HookFamily>(ctx: &SockAddrContext, arguments: Arguments) -> bool
     if BY_ADDRESS.load() != 0 && !is_address(&ctx::sock_addr::<F>(ctx)) && !is_address(&backend(arguments)) {
         return false;
     }
-    let [_, _, what, counter] = arguments;
-    if BY_PORT.load() != 0 && PORTS.get_ptr(counter as u32).is_none() {
+    let [.., what] = arguments;
+    if BY_PORT.load() != 0 && PORTS.get_ptr((what >> 32) as u32).is_none() {
         return false;
     }
     let is_passed = matches!(what as u8, PASSED | EXCLUDED);
@@ -267,15 +267,15 @@ fn is_wanted<F: HookFamily>(ctx: &SockAddrContext, arguments: Arguments) -> bool
 /// Writes an event.
 #[inline(always)]
 fn report<F: HookFamily, const CONNECTS: bool>(ctx: &SockAddrContext, arguments: Arguments) {
-    let [_, _, what, counter] = arguments;
+    let [.., what] = arguments;
     let verdict = what as u8;
     let fill = |event: *mut Event| {
         // What is in the arguments comes first, so that the stack need not keep it.
         // SAFETY: the verifier checks that there is room for an event.
         unsafe {
             (*event).backend = backend(arguments);
-            (*event).port_counter = counter as u32;
-            (*event).notes = (what >> 32) as u32;
+            (*event).port_counter = (what >> 32) as u32;
+            (*event).notes = u32::from((what >> 24) as u8);
             (*event).verdict = verdict;
             (*event).call = if CONNECTS { CONNECT } else { SEND };
             (*event).end = 0;

@@ -23,7 +23,7 @@ pub(crate) fn no_backends<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_
 pub(crate) fn redirected<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_>, _: &Selection) {}
 
 #[inline(always)]
-pub(crate) fn left_to_packets<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_>, _: &Selection) {}
+pub(crate) fn left_to_packets<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_>, _: CounterIndex) {}
 
 #[inline(always)]
 pub(crate) fn no_room<F: ReportingFamily>(_: &SockAddrContext, _: &Caller<'_>, _: &Selection) {}

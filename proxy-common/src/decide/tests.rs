@@ -20,6 +20,7 @@ const OFFSET: u32 = 100;
 const LOCAL: u32 = NodeAddrScope::LOCAL.0;
 const REMOTE: u32 = NodeAddrScope::REMOTE.0;
 const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
+const INTERFACE: u32 = NodeAddrScope::INTERFACE.0;
 /// A network namespace.
 const CLIENT: u64 = 5;
 const REFUSED: Verdict = Verdict::Refuse { port_counter: PORT };
@@ -60,6 +61,8 @@ struct OneFrontend {
     protocol: u8,
     backends: &'static [u32],
     affinity_timeout: u32,
+    /// Of the frontend; not of node ports.
+    options: FrontendOptions,
     health: HealthPolicy,
     records: Rc<Records>,
     prefilter: Box<Prefilter>,
@@ -73,7 +76,8 @@ impl OneFrontend {
         prefilter.node_ports = PortRange { min: 30_000, max: 30_100 };
         [7, 8].into_iter().for_each(|it| prefilter.networks4.insert(network4(ip(it))));
         let (health, records) = (HealthPolicy::default(), Rc::default());
-        Self { protocol, backends, affinity_timeout, health, records, prefilter, lookups: cell::Cell::new(0) }
+        let (options, lookups) = (FrontendOptions::default(), cell::Cell::new(0));
+        Self { protocol, backends, affinity_timeout, options, health, records, prefilter, lookups }
     }
 
     fn value(&self, options: FrontendOptions) -> Frontend {
@@ -99,6 +103,10 @@ impl OneFrontend {
 impl Tables for OneFrontend {
     type Ip = V4;
 
+    fn side(&self) -> u32 {
+        0
+    }
+
     fn prefilter(&self) -> Option<&Prefilter> {
         Some(&self.prefilter)
     }
@@ -107,19 +115,19 @@ impl Tables for OneFrontend {
         assert!([ip(7), ip(8)].contains(&address), "only looked up if the prefilter matches");
         self.count_lookup();
         (address == ip(7) && port == Be16::new(80) && protocol == self.protocol)
-            .then(|| self.value(FrontendOptions::default()))
+            .then(|| self.value(self.options))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
         self.count_lookup();
         assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
-        let options = FrontendOptions::new(port.get() == 30_081, false, 0);
+        let options = FrontendOptions::new(port.get() == 30_081, false, 0).external();
         ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(options))
     }
 
     fn node_addr_scope(&self, address: V4) -> Option<NodeAddrScope> {
         self.count_lookup();
-        (LOCAL..=LOOPBACK).find(|it| ip(*it) == address).map(NodeAddrScope)
+        (LOCAL..=INTERFACE).find(|it| ip(*it) == address).map(NodeAddrScope)
     }
 
     fn backend(&self, position: u32) -> Option<(Backend4, CounterIndex)> {
@@ -188,6 +196,10 @@ impl BackendStates for Records {
 #[derive(Default)]
 struct FakeSocket {
     is_excluded: bool,
+    packets_serve: bool,
+    heard: Option<SockAddr>,
+    has_chosen_interface: bool,
+    has_chosen_port: bool,
     previous: cell::Cell<SockAddr>,
     random: u32,
     is_host: bool,
@@ -201,6 +213,24 @@ struct FakeSocket {
     lookups: cell::Cell<u32>,
 }
 
+impl SocketOrigin for FakeSocket {
+    fn has_chosen_interface(&self, _: u8) -> bool {
+        self.has_chosen_interface
+    }
+
+    fn has_chosen_port(&self) -> bool {
+        self.has_chosen_port
+    }
+
+    fn bound_address(&self) -> V6 {
+        self.bound
+    }
+
+    fn is_in_host_netns(&self) -> bool {
+        self.is_host
+    }
+}
+
 impl SocketContext for FakeSocket {
     fn is_excluded(&self) -> bool {
         self.is_excluded
@@ -210,20 +240,24 @@ impl SocketContext for FakeSocket {
         self.previous.get()
     }
 
+    fn packets_serve(&self) -> bool {
+        self.packets_serve
+    }
+
+    fn has_just_heard(&self, peer: &SockAddr) -> bool {
+        self.heard == Some(*peer)
+    }
+
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool {
+        only_packets_reach(tables, self, protocol)
+    }
+
     fn random(&self) -> u32 {
         self.random
     }
 
-    fn is_in_host_netns(&self) -> bool {
-        self.is_host
-    }
-
     fn netns(&self) -> u64 {
         self.client
-    }
-
-    fn bound_address(&self) -> V6 {
-        self.bound
     }
 
     fn now(&self) -> u64 {
@@ -276,6 +310,100 @@ fn check(protocol: u8, backends: &'static [u32], previous: u32, random: u32, exp
 fn a_service_without_backends_refuses() {
     check(TCP, &[], 0, 0, REFUSED);
     check(UDP, &[], 10, 0, REFUSED);
+}
+
+const LEFT: Verdict = Verdict::Leave { counter: PORT + LEFT_TO_PACKETS };
+
+/// The verdict on the frontend where the packet path serves, and where it does not.
+#[track_caller]
+fn check_with_packets(tables: &OneFrontend, mut socket: FakeSocket, serve: Verdict, otherwise: Verdict) {
+    for (packets_serve, expect) in [(true, serve), (false, otherwise)] {
+        socket.packets_serve = packets_serve;
+        assert_eq!(verdict(tables, &socket, 7, 80, 0), expect, "packets serve: {packets_serve}");
+    }
+}
+
+#[test]
+fn udp_to_a_service_without_backends_is_left_to_packets() {
+    let [tcp, udp] = [TCP, UDP].map(|it| OneFrontend::new(it, &[], 0));
+    check_with_packets(&tcp, FakeSocket::default(), REFUSED, REFUSED);
+    let left = Verdict::Leave { counter: PORT + NO_BACKEND };
+    check_with_packets(&udp, FakeSocket::default(), left, REFUSED);
+}
+
+#[test]
+fn a_socket_whose_program_has_chosen_its_source_or_way_is_left_to_packets() {
+    let [tcp, udp] = [TCP, UDP].map(|it| OneFrontend::new(it, &[10], 0));
+    let interface = || FakeSocket { has_chosen_interface: true, ..FakeSocket::default() };
+    let port = || FakeSocket { has_chosen_port: true, ..FakeSocket::default() };
+    check_with_packets(&tcp, interface(), LEFT, to(10));
+    check_with_packets(&udp, interface(), LEFT, to(10));
+    check_with_packets(&tcp, port(), LEFT, to(10));
+    // A UDP socket can be connected to one backend twice, and servers send from their port.
+    check_with_packets(&udp, port(), to(10), to(10));
+    for (is_host, address, is_left) in [
+        (true, LOCAL, false),
+        (true, INTERFACE, true),
+        (true, LOOPBACK, true),
+        (true, 9, true),
+        // A pod's own address, whatever the node has.
+        (false, 9, false),
+        (false, INTERFACE, false),
+    ] {
+        let bound = || FakeSocket { is_host, bound: ip(address).mapped(), ..FakeSocket::default() };
+        for tables in [&tcp, &udp] {
+            check_with_packets(tables, bound(), if is_left { LEFT } else { to(10) }, to(10));
+        }
+    }
+}
+
+#[test]
+fn a_frontend_may_be_left_to_packets() {
+    let mut tables = OneFrontend::new(TCP, &[10], 0);
+    tables.options = FrontendOptions::new(false, false, 0).to_packets();
+    check_with_packets(&tables, FakeSocket::default(), LEFT, to(10));
+}
+
+#[test]
+fn a_datagram_to_a_sender_is_a_reply_unless_the_address_is_a_cluster_ip() {
+    let heard = |address, port| FakeSocket {
+        heard: Some(SockAddr::new(ip(address).mapped(), Be16::new(port))),
+        ..FakeSocket::default()
+    };
+    let mut tables = OneFrontend::new(UDP, &[10], 0);
+    assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), to(10));
+    tables.options = tables.options.external();
+    assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), Verdict::Pass);
+    assert_eq!(verdict(&tables, &heard(7, 81), 7, 80, 0), to(10));
+    assert_eq!(verdict(&tables, &heard(LOCAL, 30_080), LOCAL, 30_080, 0), Verdict::Pass);
+    assert_eq!(verdict(&tables, &heard(REMOTE, 30_080), LOCAL, 30_080, 0), to(10));
+    // Nor where there is no backend.
+    tables.backends = &[];
+    assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), Verdict::Pass);
+    // A connection is no reply.
+    tables.protocol = TCP;
+    tables.backends = &[10];
+    assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), to(10));
+}
+
+#[test]
+fn only_senders_at_frontends_that_are_no_cluster_ips_are_kept() {
+    let mut tables = OneFrontend::new(UDP, &[10], 0);
+    let check = |tables: &OneFrontend, address, port, is_host, expect| {
+        let found = may_be_hijacked(tables, ip(address), Be16::new(port), || is_host);
+        assert_eq!(found, expect, "{address}:{port}");
+    };
+    check(&tables, 7, 80, false, false);
+    tables.options = tables.options.external();
+    check(&tables, 7, 80, false, true);
+    check(&tables, 7, 81, false, false);
+    check(&tables, INTERFACE, 30_080, false, true);
+    check(&tables, REMOTE, 30_080, false, true);
+    check(&tables, REMOTE, 30_081, false, false);
+    check(&tables, LOOPBACK, 30_080, true, true);
+    check(&tables, LOOPBACK, 30_080, false, false);
+    check(&tables, 9, 40_000, false, false);
+    assert_eq!(tables.lookups.take(), 2 + 1 + 2 * 5, "a sender elsewhere costs no look-up");
 }
 
 #[test]
@@ -496,7 +624,7 @@ fn check_node_port(is_host: bool, address: u32, port: u16, expect: Verdict) {
 
 #[test]
 fn a_node_port_is_served_at_node_addresses() {
-    for address in [LOCAL, REMOTE] {
+    for address in [LOCAL, INTERFACE, REMOTE] {
         check_node_port(false, address, 30_080, to(10));
         check_node_port(false, address, 30_082, Verdict::Pass);
     }
@@ -515,6 +643,7 @@ fn a_bind_conflicts_with_a_node_port_where_it_is_served() {
     for (address, port, protocol, expect) in [
         (0, 30_080, TCP, true),
         (LOCAL, 30_080, TCP, true),
+        (INTERFACE, 30_080, TCP, true),
         (LOOPBACK, 30_081, TCP, true),
         (REMOTE, 30_080, TCP, false),
         (9, 30_080, TCP, false),

@@ -52,6 +52,7 @@ impl ServiceCounters {
             connections: sum.connections + it.connections,
             no_backend: sum.no_backend + it.no_backend,
             denied: sum.denied + it.denied,
+            left_to_packets: sum.left_to_packets + it.left_to_packets,
         })
     }
 }

@@ -72,12 +72,15 @@ pub struct CountersStatus {
     pub no_backend: u64,
     /// Calls that were denied for another reason.
     pub denied: u64,
+    /// Calls that were left to the packet path.
+    #[serde(default)]
+    pub left_to_packets: u64,
 }
 
 impl From<PortCounts> for CountersStatus {
     fn from(it: PortCounts) -> Self {
-        let PortCounts { connections, no_backend, denied } = it;
-        Self { connections, no_backend, denied }
+        let PortCounts { connections, no_backend, denied, left_to_packets } = it;
+        Self { connections, no_backend, denied, left_to_packets }
     }
 }
 

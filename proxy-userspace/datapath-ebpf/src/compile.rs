@@ -175,6 +175,7 @@ impl Compiler<'_> {
             balancing.algorithm == Algorithm::LeastConnections,
             balancing.slow_start.map_or(0, NonZeroU16::get),
         );
+        let options = if kind == FrontendKind::ClusterIp { options } else { options.external() };
         let health = match protocol {
             Protocol::Tcp => balancing.passive_health,
             // Nothing tells whether a datagram was answered.

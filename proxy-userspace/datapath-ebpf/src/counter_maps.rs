@@ -20,7 +20,7 @@ use datapath::{PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
     AGE_ROW, BASE_ROW, BackendAge, CONNECTIONS, COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, DENIED,
-    MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW, chunk_of, index_in_chunk,
+    LEFT_TO_PACKETS, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW, chunk_of, index_in_chunk,
 };
 
 use crate::{
@@ -300,7 +300,12 @@ impl Counts {
             return PortCounts::default();
         };
         let value = |offset: CounterIndex| self.value(first + offset);
-        PortCounts { connections: value(CONNECTIONS), no_backend: value(NO_BACKEND), denied: value(DENIED) }
+        PortCounts {
+            connections: value(CONNECTIONS),
+            no_backend: value(NO_BACKEND),
+            denied: value(DENIED),
+            left_to_packets: value(LEFT_TO_PACKETS),
+        }
     }
 
     /// How many connections of a service port were redirected to one of its backends.

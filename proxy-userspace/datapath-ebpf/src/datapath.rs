@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::Ebpf;
+use aya::{
+    Ebpf,
+    maps::{Array, MapData},
+};
 use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
 use model::{
     ServiceName,
@@ -24,7 +27,7 @@ use crate::{
     exclusions::Exclusions,
     failure_records::FailureRecords,
     features::with_features,
-    hook_status, hooks,
+    hook_status, hooks, map_spec,
     node_addresses::{NodeAddresses, node_addresses},
     open_connections::Recount,
     options::Options,
@@ -42,6 +45,8 @@ const REPORT_TIME: Duration = Duration::from_secs(3);
 pub struct Datapath {
     buffer: DoubleBuffer<BpfMaps>,
     ebpf: Ebpf,
+    /// The word that says whether the packet path serves.
+    packet_path: Array<MapData, u32>,
     stats: StatsReader,
     failures: FailureRecords,
     recount: Recount,
@@ -80,6 +85,9 @@ impl Datapath {
         if !capabilities::may_load_programs() {
             return Err(Error::MissingCapabilities);
         }
+        if capabilities::is_in_user_namespace() {
+            return Err(Error::UserNamespace);
+        }
         let cgroup = Cgroup::open(options.cgroup.as_deref())?;
         let pins = Pins::new(&options.pin_dir);
         let lock = pins.prepare()?;
@@ -89,6 +97,7 @@ impl Datapath {
             hooks::load(&mut ebpf)?;
             Ok((ebpf, maps))
         })?;
+        let packet_path = map_spec::take(&mut ebpf, "PACKET_PATH")?;
         let stats = StatsReader::take(&mut ebpf)?;
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
         let failures = FailureRecords::take(&mut ebpf)?;
@@ -102,6 +111,7 @@ impl Datapath {
         Ok(Self {
             buffer,
             ebpf,
+            packet_path,
             stats,
             failures,
             recount,
@@ -127,6 +137,15 @@ impl Datapath {
         self.buffer.set_host_addresses(addresses.clone());
         self.interfaces = addresses;
         self.nodes = None;
+    }
+
+    /// Says whether the packet path translates what is left to it. What is said holds after this value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// What was said before holds.
+    pub fn set_packets_serve(&mut self, serve: bool) -> Result<(), Error> {
+        self.packet_path.set(0, u32::from(serve), 0).map_err(Error::map("PACKET_PATH"))
     }
 
     /// Makes a state active, for all sockets at the same moment. Programs are attached by [`Datapath::attach`].

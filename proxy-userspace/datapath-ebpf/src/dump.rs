@@ -215,6 +215,9 @@ impl Generation {
             if row.options.slow_start() != 0 {
                 line += &format!(" slow-start={}s", row.options.slow_start());
             }
+            if row.options.is_to_packets() {
+                line += " to-packets";
+            }
             lines.push(line);
             for (key, (backend, _)) in self.backends_of(frontend) {
                 lines.push(format!("backend {name} -> {backend}"));
@@ -234,6 +237,7 @@ impl Generation {
             NodeAddrScope::LOCAL => format!("node-address {address} local"),
             NodeAddrScope::REMOTE => format!("node-address {address} remote"),
             NodeAddrScope::LOOPBACK => format!("node-address {address} loopback"),
+            NodeAddrScope::INTERFACE => format!("node-address {address} interface"),
             NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
         }));
         lines.sort_unstable();

@@ -179,6 +179,10 @@ struct ActiveSide<'a, F>(&'a FakeMaps, PhantomData<F>);
 impl<F: TableFamily> Tables for ActiveSide<'_, F> {
     type Ip = F;
 
+    fn side(&self) -> u32 {
+        self.0.active.word()
+    }
+
     fn prefilter(&self) -> Option<&Prefilter> {
         Some(&self.0.prefilters[self.0.active.index()])
     }

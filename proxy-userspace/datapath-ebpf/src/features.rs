@@ -22,10 +22,15 @@ use crate::{btf, capabilities, error::Error, failpoint};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
     /// The constants of the programs, by name.
-    constants: [(&'static str, u32); 8],
+    constants: [(&'static str, u32); CONSTANTS],
     /// The BTF id of [`RDONLY_CAST`], if programs cast sockets.
     rdonly_cast: Option<u32>,
 }
+
+/// How many constants there are.
+const CONSTANTS: usize = 13;
+/// `SOCK_BINDPORT_LOCK`, as the number of its bit in `sk_userlocks`.
+const BINDPORT_LOCK: u32 = 3;
 
 /// The constants that let programs read the kernel's sockets: by a cast, or by helpers.
 const SOCKET_READS: [&[&str]; 2] = [&["SOCK_TYPE"], &["TCP_SOCK", "ANY_SOCK"]];
@@ -37,7 +42,8 @@ impl Features {
         let types = fs::read(btf::KERNEL).unwrap_or_default();
         let kern_sock = btf::member_offset(&types, "sock", "sk_kern_sock");
         let function = kern_sock.and_then(|_| btf::function_id(&types, "bpf_rdonly_cast"));
-        let cast = function.zip(btf::struct_id(&types, "sock"));
+        // It begins with its `sock`.
+        let cast = function.zip(btf::struct_id(&types, "inet_sock"));
         // A type that no kernel has, which the verifier refuses.
         let not_cast = failpoint::is_enabled("sockets-not-cast").then_some(i32::MAX as u32);
         let sock_type = not_cast.or(cast.map(|(_, sock)| sock)).unwrap_or(0);
@@ -45,6 +51,8 @@ impl Features {
         // An offset beyond the end of a socket, which the verifier refuses to read.
         let refused = failpoint::is_enabled("sockets-not-shown").then_some(1 << 20);
         let offset = refused.or(kern_sock).unwrap_or(0);
+        let port_lock = btf::member_offset(&types, "sock", "sk_userlocks").map(|it| it + BINDPORT_LOCK);
+        let field = |of, name| btf::member_offset(&types, of, name).map_or(0, |it| it / 8);
         let keeps_addresses = KernelVersion::current().is_ok_and(|it| it >= KernelVersion::new(6, 6, 0));
         let constants = [
             ("SET_RETVAL", has(BpfHelper::BPF_FUNC_set_retval).into()),
@@ -55,6 +63,11 @@ impl Features {
             ("KERN_SOCK_BYTE", offset / 8),
             ("KERN_SOCK_BIT", 1 << (offset % 8)),
             ("SOCK_TYPE", sock_type),
+            ("PORT_LOCK_BYTE", port_lock.unwrap_or(0) / 8),
+            ("PORT_LOCK_BIT", port_lock.map_or(0, |it| 1 << (it % 8))),
+            ("UNICAST_IF", field("inet_sock", "uc_index")),
+            ("PINET6", field("inet_sock", "pinet6")),
+            ("UNICAST_IF6", field("ipv6_pinfo", "ucast_oif")),
         ];
         Self { constants, rdonly_cast: cast.map(|(function, _)| function) }
     }
@@ -157,7 +170,7 @@ mod tests {
 
     #[test]
     fn calls_of_kernel_functions_are_linked_in_both_objects_if_there_is_an_id() {
-        let features = |rdonly_cast| Features { constants: [("", 0); 8], rdonly_cast };
+        let features = |rdonly_cast| Features { constants: [("", 0); CONSTANTS], rdonly_cast };
         for object in [embedded::bytes().unwrap(), embedded::traced().unwrap()] {
             let count =
                 |features: Features, word| features.link(object).iter().filter(|it| **it == word).count();
@@ -171,7 +184,10 @@ mod tests {
 
     #[test]
     fn a_slower_way_to_read_sockets_is_tried_before_none() {
-        let constants = ["TCP_SOCK", "ANY_SOCK", "SOCK_TYPE", "MPTCP", "", "", "", ""].map(|it| (it, 1));
+        let mut constants = [("", 1); CONSTANTS];
+        for (constant, name) in constants.iter_mut().zip(["TCP_SOCK", "ANY_SOCK", "SOCK_TYPE", "MPTCP"]) {
+            constant.0 = name;
+        }
         let fastest = Features { constants, rdonly_cast: Some(7) };
         let helpers = fastest.with_fewer_socket_reads().unwrap();
         assert_eq!(

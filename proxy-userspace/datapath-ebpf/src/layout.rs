@@ -4,13 +4,14 @@
 //! Unchanged Services are not compiled again, a set keeps its id and mostly its range, and a removed backend leaves its slot
 //! to a new one or to the last one.
 
+mod entry_points;
 mod ranges;
 mod rows;
 mod writer;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use datapath::{EjectedEndpoint, FrontendAddress, PassiveHealthOptions};
@@ -24,6 +25,7 @@ use proxy_common::{
 };
 
 use self::{
+    entry_points::EntryPoints,
     ranges::RangeAllocator,
     rows::{
         backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
@@ -49,6 +51,8 @@ pub(super) struct Layout {
     services: HashMap<ServiceName, ServiceLayout>,
     /// The row of each frontend. A frontend has one Service, because the state has no conflicts, see [`model::conflicts`].
     frontends: HashMap<FrontendAddress, Row>,
+    /// The frontends that are no cluster IPs.
+    entry_points: EntryPoints,
     /// How many frontends each node port has: one per protocol and family.
     node_ports: BTreeMap<u16, usize>,
     /// How many frontends each network has.
@@ -112,7 +116,6 @@ impl Layout {
         changed.extend(affected.map(|it| (&it.service.name, Some(it))));
         let new = changed.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
-        let options = self.passive_health;
         let mut writer = Writer {
             updates: MapUpdates::default(),
             ids: &mut self.ids,
@@ -120,10 +123,11 @@ impl Layout {
             counters: &mut self.counters,
             rows: &mut self.rows,
         };
-        // The rows of the frontends that these Services had and have. One that moves from a Service to another is both given
-        // up and taken, in either order.
-        let mut frontends = BTreeMap::new();
-        let services = removed.len() + changed.len();
+        // The frontends that these Services had, and that they have. One that moves from a Service to another is both given up
+        // and taken, in either order.
+        let (mut given_up, mut taken) = (BTreeSet::new(), BTreeSet::new());
+        let names: BTreeSet<_> = removed.iter().chain(&changed).map(|it| it.0).collect();
+        let services = names.len();
         // Removed Services come first, so that their ids can be reused.
         for (name, now) in removed.into_iter().chain(changed) {
             let mut image = now.map(|it| compile(it, &self.host_addresses)).unwrap_or_default();
@@ -136,17 +140,30 @@ impl Layout {
             }
             for it in &old.frontends {
                 writer.counters.release(CounterOwner::port(it.port_id));
-                frontends.entry(it.address).or_insert(None);
+                given_up.insert((it.address, it.options.is_external()));
             }
             let new = writer.update_service(old, image);
-            for it in &new.frontends {
-                let health =
-                    options.map_or_else(HealthPolicy::default, |options| policy(&options, it.health));
-                frontends.insert(it.address, row(&new, it, health, writer.counters));
-            }
+            taken.extend(new.frontends.iter().map(|it| (it.address, it.options.is_external())));
             if now.is_some() {
                 self.services.insert(name.clone(), new);
             }
+        }
+        let moved = self.entry_points.update(&given_up, &taken, &self.node_addresses, node_addresses);
+        let mut frontends: BTreeMap<_, _> =
+            given_up.into_iter().map(|(address, _)| (address, None)).collect();
+        let others = (!moved.is_empty()).then(|| {
+            self.services
+                .iter()
+                .filter(|(name, it)| !names.contains(name) && moved.concern(it, node_addresses))
+        });
+        let services_now = names.iter().filter_map(|it| self.services.get(*it));
+        for service in services_now.chain(others.into_iter().flatten().map(|(_, it)| it)) {
+            frontends.extend(service.frontends.iter().map(|it| {
+                let health = self.passive_health.as_ref().map(|options| policy(options, it.health));
+                let is_entry_point =
+                    |backend| self.entry_points.contain(backend, it.address.protocol, node_addresses);
+                (it.address, row(service, it, health.unwrap_or_default(), writer.counters, is_entry_point))
+            }));
         }
         for (address, row) in frontends {
             let old = match row {
@@ -296,18 +313,22 @@ fn set_or_remove<T>(lists: &mut BTreeMap<ServiceName, Vec<T>>, name: &ServiceNam
     }
 }
 
-/// The row of a frontend of `owner`.
+/// The row of a frontend of `owner`. If one of its backends is the address of a frontend, the frontend is left to packets: those
+/// of a redirected socket would be translated once more.
 fn row(
     owner: &ServiceLayout,
     frontend: &Frontend,
     health: HealthPolicy,
     counters: &CounterAllocator,
+    is_entry_point: impl Fn(SocketAddr) -> bool,
 ) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
+    let is_translated_again = set.slots.iter().any(|it| is_entry_point(it.backend));
+    let options = frontend.options;
     Some(Row {
         set: set.id,
         backend_count: count_of(&set.slots),
-        options: frontend.options,
+        options: if is_translated_again { options.to_packets() } else { options },
         health,
         affinity_timeout: frontend.affinity,
         service_port: frontend.port_id,

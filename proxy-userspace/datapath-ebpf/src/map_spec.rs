@@ -16,6 +16,7 @@ use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
+    senders::{MAX_SENDERS, SenderKey},
     sock_nat::{NatSlot, SLOT_SHARE_CELLS},
     tables::Prefilter,
 };
@@ -140,6 +141,8 @@ pub(super) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, overflow: u32
         ("ACTIVE", pins.active(), array::<u32>(2)),
         ("PREFILTER", pins.prefilters(), array::<Prefilter>(2)),
         ("SLOTS", pins.sock_nat_map("slots"), array::<NatSlot>(slots)),
+        ("PACKET_PATH", pins.packet_path(), array::<u32>(1)),
+        ("SENDERS", pins.sock_nat_map("senders"), lru::<SenderKey, u64>(MAX_SENDERS)),
         ("AFFINITY", pins.affinity().join("affinity"), affinity),
         ("AFFINITY_INSERTS", pins.affinity().join("affinity_inserts"), array::<u64>(1)),
         ("FAILURES", pins.health().join("failures"), lru::<FailureKey, FailureRecord>(MAX_RECORDS)),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use datapath::NodePortAddresses;
-use model::state::NodeInfos;
+use model::{Family, state::NodeInfos};
 use proxy_common::tables::NodeAddrScope;
 
 /// The addresses at which node ports are served, each with the node it belongs to. There may be thousands, and they rarely
@@ -27,7 +27,13 @@ pub(super) fn node_addresses(
     }
     // Inserted after those of other nodes: an address of this node is local even if another node claims it.
     let node = nodes.get(own).cloned().unwrap_or_default();
-    addresses.extend(usable(which.of_own(&node, interfaces)).map(|it| (it, NodeAddrScope::LOCAL)));
+    // Without a Node object, or one that lists no address of the family, any address may be the node's.
+    let listed = |ip: IpAddr| {
+        let mut of_family = node.addresses.iter().filter(|it| Family::of(**it) == Family::of(ip)).peekable();
+        of_family.peek().is_none() || of_family.any(|it| it.to_canonical() == ip)
+    };
+    let scope = |ip| if listed(ip) { NodeAddrScope::LOCAL } else { NodeAddrScope::INTERFACE };
+    addresses.extend(usable(which.of_own(&node, interfaces)).map(|it| (it, scope(it))));
     let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
     let loopback = loopback.into_iter().filter(|it| which.has_loopback(*it));
     addresses.extend(loopback.map(|it| (it, NodeAddrScope::LOOPBACK)));
@@ -80,7 +86,7 @@ mod tests {
                 ("2001:db8::1", NodeAddrScope::LOCAL),
                 ("203.0.113.1", NodeAddrScope::LOCAL),
                 // Another node claims it, but it is on an interface of this node.
-                ("198.51.100.1", NodeAddrScope::LOCAL),
+                ("198.51.100.1", NodeAddrScope::INTERFACE),
                 ("192.0.2.2", NodeAddrScope::REMOTE),
                 ("203.0.113.2", NodeAddrScope::REMOTE),
             ],

@@ -6,9 +6,9 @@
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters2/{chunks,chunk0,…}   counters; COUNTERS_VERSION
 //! PIN_DIR/health2/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
-//! PIN_DIR/v7/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
-//! PIN_DIR/v7/side0/frontends4 …         inner maps
-//! PIN_DIR/v7/programs/connect4 …        programs
+//! PIN_DIR/v8/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
+//! PIN_DIR/v8/side0/frontends4 …         inner maps
+//! PIN_DIR/v8/programs/connect4 …        programs
 //! ```
 //!
 //! Invariant: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -193,6 +193,11 @@ impl Pins {
 
     pub(super) fn programs(&self) -> PathBuf {
         self.layout().join("programs")
+    }
+
+    /// The map with the word that says whether the packet path serves.
+    pub(super) fn packet_path(&self) -> PathBuf {
+        self.layout().join("packet_path")
     }
 
     /// The map with the active-side word.

@@ -113,6 +113,7 @@ impl fmt::Display for TraceStep {
                 Ok(NodeAddrScope::LOCAL) => "node address: of this node",
                 Ok(NodeAddrScope::REMOTE) => "node address: of another node",
                 Ok(NodeAddrScope::LOOPBACK) => "node address: loopback",
+                Ok(NodeAddrScope::INTERFACE) => "node address: of an interface of this node",
                 _ => "node address: of no node",
             }),
             (raw::STEP_AFFINITY, 0) => f.write_str("affinity: the client has no entry"),

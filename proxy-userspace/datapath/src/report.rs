@@ -51,6 +51,8 @@ pub struct PortCounts {
     pub no_backend: u64,
     /// Calls that were denied for another reason: a bind to the node port, a datagram without room for its NAT entry.
     pub denied: u64,
+    /// Calls that were left to the packet path.
+    pub left_to_packets: u64,
 }
 
 /// Usage of the tables that clients fill.

@@ -97,6 +97,15 @@ impl Sockets {
         }
     }
 
+    /// Says whether the packet path translates what sockets leave to it.
+    ///
+    /// # Errors
+    ///
+    /// What was said before holds.
+    pub(crate) fn set_packets_serve(&mut self, serve: bool) -> Result<(), Error> {
+        Ok(self.datapath.as_mut().map_or(Ok(()), |it| it.set_packets_serve(serve))?)
+    }
+
     /// Makes a state active, at one moment for all sockets; `None` if the socket path is off.
     ///
     /// # Errors

@@ -41,6 +41,8 @@ pub struct Reconciler<'a> {
     packet_path: Option<PacketPath>,
     /// Which of its tables are as they were written.
     tables: Vec<(&'static str, bool)>,
+    /// Whether it translates what sockets leave to it, as the socket path was told; `None` if it was not told yet.
+    packets_serve: Option<bool>,
     states: Subscription,
     observer: &'a dyn Observer,
     /// The state published last; it is applied again when the host's addresses change.
@@ -105,6 +107,7 @@ impl<'a> Reconciler<'a> {
             packets,
             packet_path: None,
             tables: Vec::new(),
+            packets_serve: None,
             begin: Instant::now(),
             turn: 0,
             interfaces: BTreeSet::new(),
@@ -138,6 +141,9 @@ impl<'a> Reconciler<'a> {
         let packets = self.packets.take();
         self.observer.on_packet_path(packets.as_ref().and_then(Packets::unavailable_reason));
         self.packet_path = packets.map(PacketPath::start);
+        if self.packet_path.is_none() {
+            self.set_packets_serve(false).await;
+        }
         if let Some(addresses) = self.addresses.poll() {
             self.set_interfaces(addresses);
         }
@@ -223,6 +229,7 @@ impl<'a> Reconciler<'a> {
     /// The packet path was applied or repaired, or that failed.
     async fn on_packets(&mut self, report: Box<PacketReport>) {
         let PacketReport { applied, failed, error, tables } = *report;
+        self.set_packets_serve(!tables.is_empty() && tables.iter().all(|(_, is_there)| *is_there)).await;
         self.tables = tables;
         self.observer.on_packet_path(error.as_ref());
         if let Some(applied) = applied.and_then(|it| self.progress.packets_have(it)) {
@@ -247,6 +254,22 @@ impl<'a> Reconciler<'a> {
                 "apply failed (rev {rev}): {cause}; the previous state stays active; retrying in {retry:?}"
             ),
             Step::Attach => tracing::error!("repairing the tables failed: {cause}; retrying in {retry:?}"),
+        }
+    }
+
+    /// Says whether the packet path translates what sockets leave to it.
+    async fn set_packets_serve(&mut self, serve: bool) {
+        if self.packets_serve == Some(serve) {
+            return;
+        }
+        match self.on_blocking_thread(move |it| it.set_packets_serve(serve)).await {
+            Ok(()) => self.packets_serve = Some(serve),
+            Err(error) => {
+                tracing::warn!(
+                    "sockets cannot be told whether packets are translated: {}",
+                    error_chain(&error)
+                );
+            }
         }
     }
 

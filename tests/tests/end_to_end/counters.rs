@@ -120,7 +120,8 @@ fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() 
         r#"kube_proxy_ebpf_no_backend_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
     assert!(http::metrics("/metrics").unwrap().body.contains(series));
     let status = node.status_page("/status").unwrap().body;
-    let sums = format!(r#""counters":{{"connections":32,"noBackend":4,"denied":{denied}}}"#);
+    let sums =
+        format!(r#""counters":{{"connections":32,"noBackend":4,"denied":{denied},"leftToPackets":0}}"#);
     assert!(status.contains(&sums), "{status}");
 }
 

@@ -351,7 +351,8 @@ fn counters(service_counters: Option<&ServiceCounters>, out: &mut MetricWriter<'
         "denied",
         "Binds to the node port that were denied, and datagrams without room for a NAT entry",
         |it| it.denied,
-    )
+    )?;
+    family("left_to_packets", "Calls that were left to the packet path", |it| it.left_to_packets)
 }
 
 fn flag(is_set: bool) -> f64 {

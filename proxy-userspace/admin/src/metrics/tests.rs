@@ -49,7 +49,9 @@ fn busy(role: Role) -> Admin {
         max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
-    admin.set_counter_source(|| Some(Box::new(PortCounts { connections: 7, no_backend: 2, denied: 1 })));
+    admin.set_counter_source(|| {
+        Some(Box::new(PortCounts { connections: 7, no_backend: 2, denied: 1, left_to_packets: 3 }))
+    });
     admin
 }
 

@@ -231,6 +231,7 @@ fn plus(a: PortCounts, b: PortCounts) -> PortCounts {
         connections: a.connections + b.connections,
         no_backend: a.no_backend + b.no_backend,
         denied: a.denied + b.denied,
+        left_to_packets: a.left_to_packets + b.left_to_packets,
     }
 }
 

@@ -202,9 +202,13 @@ impl PacketBackend {
             Err(error) => return Ok(format!("the error of connect(2): {error}")),
         };
         if !is_tcp && let Err(error) = socket.send(b"?") {
-            // netfilter says so if it drops what a socket sends.
-            let is_dropped = error.kind() == io::ErrorKind::PermissionDenied;
-            return Ok(if is_dropped { "drop".to_owned() } else { format!("the error of send(2): {error}") });
+            // The kernel says so if netfilter refuses or drops what a socket sends.
+            let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
+            return Ok(if is_refused {
+                "refuse".to_owned()
+            } else {
+                format!("the error of send(2): {error}")
+            });
         }
         let mut answer = None;
         let mut replies = Vec::new();

@@ -10,6 +10,7 @@ use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_pars
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
+use nix::sys::sysinfo::sysinfo;
 
 use super::passive_health::PassiveHealthFlags;
 use crate::cli::output::wrong_usage;
@@ -38,18 +39,19 @@ pub(in crate::cli) struct DatapathFlags {
     /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
-    /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two
+    /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two [default: by the
+    /// memory of the machine: 65536 with 2 GiB, at most 524288]
     ///
-    /// Each entry takes 64 bytes of kernel memory. Further sockets use the table of --udp-addresses, which takes connect(2)
+    /// Each entry takes 64 bytes of kernel memory, by default a 512th of it. Further sockets use the table of --udp-addresses, which takes connect(2)
     /// about 300 ns longer. One network namespace may use a quarter. Used when the maps are created, until `cleanup`.
-    #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
-    socket_slots: u32,
+    #[arg(long, value_name = "NUMBER", value_parser = table_size())]
+    socket_slots: Option<u32>,
     /// Service addresses that sockets can use beyond those in their slots, in total; rounded up to a power of two
     ///
     /// An unconnected UDP socket has its first Service address in its slot. Each further one takes about 250 bytes of kernel
     /// memory until the socket is closed, and twice that after its endpoint has changed, as long as there is room. One
-    /// network namespace may use an eighth of what is free; beyond, UDP calls fail with ENOBUFS. Used when the map is
-    /// created, until `cleanup`.
+    /// network namespace may use an eighth of what is free, and TCP half of all; beyond, UDP calls are left to packets, or
+    /// fail with ENOBUFS where those are not translated. Used when the map is created, until `cleanup`.
     #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     udp_addresses: u32,
     /// Clients with session affinity that are remembered, counted per service port and IP family; rounded up to a power
@@ -82,6 +84,15 @@ pub(in crate::cli) struct DatapathFlags {
     protect_node_ports: bool,
     #[command(flatten)]
     passive_health: PassiveHealthFlags,
+}
+
+/// The default of `--socket-slots`: a quarter of them, which one network namespace may use, is enough for 100,000 connections
+/// from 16 GiB of memory on.
+fn default_socket_slots() -> u32 {
+    const BYTES_PER_SLOT: u64 = 1 << 15;
+    let memory = sysinfo().map_or(0, |it| it.ram_total());
+    let slots = memory.next_power_of_two() / BYTES_PER_SLOT;
+    u32::try_from(slots).unwrap_or(u32::MAX).clamp(16_384, 524_288)
 }
 
 /// The value of `--socket-lb`.
@@ -136,7 +147,7 @@ impl DatapathFlags {
         Ok(ebpf::Options {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
-            socket_slots: self.socket_slots.next_power_of_two(),
+            socket_slots: self.socket_slots.unwrap_or_else(default_socket_slots).next_power_of_two(),
             udp_addresses: self.udp_addresses.next_power_of_two(),
             affinity_clients: self.affinity_clients.next_power_of_two(),
             host_only: self.socket_lb == SocketLb::Host,

@@ -58,7 +58,7 @@ fn counters(seen: &Seen) -> Vec<Value> {
         ports[index].2.push(frontend);
     }
     let counters = ports.into_iter().map(|(name, port, frontends)| {
-        let PortCounts { connections, no_backend, denied } = counts.of(port);
+        let PortCounts { connections, no_backend, denied, left_to_packets } = counts.of(port);
         let backends: BTreeSet<_> = frontends.iter().flat_map(|it| &it.backends).collect();
         let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
         json!({
@@ -67,6 +67,7 @@ fn counters(seen: &Seen) -> Vec<Value> {
             "connections": connections,
             "noBackend": no_backend,
             "denied": denied,
+            "leftToPackets": left_to_packets,
             "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
         })
     });

@@ -7,6 +7,7 @@ mod listing;
 mod long_lived;
 mod node;
 mod policies;
+mod sockets;
 mod sources;
 mod switch_over;
 mod trace;

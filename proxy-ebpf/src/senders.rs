@@ -1,0 +1,68 @@
+//! Who has just sent to a socket, so that replies are told from datagrams to a Service.
+//!
+//! Invariant: what is no frontend costs no look-up beyond the prefilter's.
+
+use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_ktime_get_ns, programs::SockAddrContext};
+use proxy_common::{
+    decide::may_be_hijacked,
+    net::{Be16, SockAddr, V4, V6},
+    senders::{REPLY_TIME, SenderKey},
+};
+
+use crate::{
+    ctx,
+    maps::SENDERS,
+    side::{FamilyTables, Side},
+};
+
+/// A socket has received a datagram.
+#[inline(always)]
+pub(crate) fn on_received(ctx: &SockAddrContext, sender: &SockAddr) {
+    let is_kept = match V4::from_mapped(sender.ip) {
+        Some(ip) => is_kept::<V4>(ctx, ip, sender),
+        None => is_kept::<V6>(ctx, sender.ip, sender),
+    };
+    if !is_kept {
+        return;
+    }
+    let key = SenderKey::new(*sender, ctx::netns(ctx), ctx::local_port(ctx) as u16);
+    let now = now();
+    match SENDERS.get_ptr_mut(&key) {
+        // SAFETY: the entry may be reused for another sender meanwhile, which is just as recent.
+        Some(time) => unsafe { time.write_volatile(now) },
+        None => _ = SENDERS.insert(&key, &now, 0),
+    }
+}
+
+/// Whether this socket, or another one at its port, has just received a datagram from this address.
+#[inline(always)]
+pub(crate) fn has_just_heard(ctx: &SockAddrContext, sender: &SockAddr) -> bool {
+    let [a, b, c, d] = sender.ip.raw().map(u64::from);
+    let ports = u64::from(ctx::local_port(ctx)) << 16 | u64::from(sender.port.raw());
+    just_heard(ctx.sock_addr, a << 32 | b, c << 32 | d, ports) != 0
+}
+
+/// The same, with the socket's own port above the sender's. It is not inlined: the verifier checks it once, as `side::choose4`;
+/// and it has no more arguments than registers outlast calls, since the programs leave little room on the stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn just_heard(ctx: *mut bpf_sock_addr, high: u64, low: u64, ports: u64) -> u64 {
+    let ctx = &SockAddrContext::new(ctx);
+    let ip = V6::from_raw([(high >> 32) as u32, high as u32, (low >> 32) as u32, low as u32]);
+    let sender = SockAddr::new(ip, Be16::from_raw(ports as u16));
+    let key = SenderKey::new(sender, ctx::netns(ctx), (ports >> 16) as u16);
+    // SAFETY: an entry that is reused meanwhile is copied out at once, and is recent.
+    let heard = unsafe { SENDERS.get(key) }.copied();
+    heard.is_some_and(|at| now().wrapping_sub(at) < REPLY_TIME).into()
+}
+
+#[inline(always)]
+fn is_kept<F: FamilyTables>(ctx: &SockAddrContext, ip: F, sender: &SockAddr) -> bool {
+    Side::<F>::active().is_some_and(|it| may_be_hijacked(&it, ip, sender.port, || ctx::is_in_host_netns(ctx)))
+}
+
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: the helper takes nothing and touches nothing.
+    unsafe { bpf_ktime_get_ns() }
+}
