@@ -1,12 +1,20 @@
 //! The capabilities of the DaemonSet, on the real kernel: they suffice, and none is superfluous.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    thread,
+};
 
+use nix::sched::{CloneFlags, setns};
+use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, TIMEOUT, TestNode, Transport, deploy, eventually,
-    fixtures::{web, web_frontends},
+    AgentCommand, Build, EchoServer, TIMEOUT, TestNode, Transport, deploy, eventually,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web, web_frontends},
     http, request,
     requirements::kernel_at_least,
+    run, skip,
 };
 
 /// The bounding set of a process.
@@ -70,4 +78,44 @@ fn a_low_memlock_limit_is_raised_or_reported() {
     let status = node.agent_mut().wait(TIMEOUT).unwrap();
     assert_eq!(status.code(), Some(1), "{}", node.log());
     assert!(node.log().contains("add CAP_SYS_RESOURCE, or raise the limit"), "{}", node.log());
+}
+
+/// As of rootless k3s and of unprivileged containers.
+#[test]
+fn in_a_user_namespace_the_nftables_backend_serves_and_the_other_one_names_it() {
+    const INSIDE: [&str; 3] = ["--user", "--map-root-user", "--net"];
+    let Some(node) = TestNode::or_skip() else { return };
+    if !Command::new("unshare").args(INSIDE).arg("true").status().unwrap().success() {
+        return skip("this kernel lets no process create a user namespace");
+    }
+    node.write(&[web([1])]);
+    let start = |arguments: &[&str]| {
+        // Mapping root takes some of root's own.
+        let command = node.command(Build::Product).args(arguments).capabilities(CapabilitySet::all());
+        command.under("unshare".as_ref(), INSIDE.map(String::from).into()).start(node.sandbox()).unwrap()
+    };
+    let mut ebpf = start(&[]);
+    assert_eq!(ebpf.wait(TIMEOUT).unwrap().code(), Some(1));
+    assert!(ebpf.log().contains("user namespace") && ebpf.log().contains("--backend nft"), "{}", ebpf.log());
+
+    let mut nft = start(&["--backend=nft", "--packets=nft"]);
+    nft.wait_for_log(TIMEOUT, |log| log.contains("state active")).unwrap();
+    let network = File::open(format!("/proc/{}/ns/net", nft.pid())).unwrap();
+    let reply = thread::spawn(move || {
+        setns(network, CloneFlags::CLONE_NEWNET).unwrap();
+        for words in [
+            "link set lo up",
+            "link add out type veth peer name other",
+            "link set out up",
+            "link set other up",
+            "address add 192.0.2.1/24 dev out",
+            "route add default dev out",
+            "address add 10.244.1.1/32 dev lo",
+        ] {
+            run(Command::new("ip").args(words.split(' '))).success();
+        }
+        let _server = EchoServer::start("web-1", (endpoint(1)[0], TARGET_PORT).into()).unwrap();
+        request(Transport::Tcp, (WEB4, 80).into())
+    });
+    assert_eq!(reply.join().unwrap().unwrap(), "web-1");
 }
