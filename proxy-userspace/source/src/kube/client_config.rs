@@ -227,7 +227,7 @@ fn https_connector(config: &Config, route: Route) -> Result<HttpsConnector<Route
 fn is_of_environment(url: &str) -> bool {
     let same = |name| {
         let value = env::var(name).unwrap_or_default();
-        value.parse::<http::Uri>().is_ok_and(|it| it.to_string() == url)
+        value.parse::<http::Uri>().is_ok_and(|it| it == *url)
     };
     same("HTTPS_PROXY") || same("https_proxy")
 }
