@@ -11,6 +11,8 @@ pub enum Verb {
     List,
     /// A watch, including one that begins with a list.
     Watch,
+    /// A list of one object, of which the resource version alone is used.
+    Version,
 }
 
 /// How a request fails.

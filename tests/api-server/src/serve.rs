@@ -109,7 +109,11 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     let Some(resource) = Resource::of_path(uri.path()) else {
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
     };
-    let verb = if query.contains_key("watch") { Verb::Watch } else { Verb::List };
+    let verb = match query.get("limit") {
+        _ if query.contains_key("watch") => Verb::Watch,
+        Some(limit) if limit == "1" => Verb::Version,
+        _ => Verb::List,
+    };
     let (fault, settings) = {
         let mut state = shared.state();
         state.requests.push(text_of(uri));
@@ -138,7 +142,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
             Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
         };
     let body = BodyFaults::new(&fault);
-    if verb == Verb::List {
+    if verb != Verb::Watch {
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {

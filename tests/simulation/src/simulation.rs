@@ -117,7 +117,8 @@ impl Simulation {
                 server.compact();
             }
             24 | 25 => {
-                let (resource, verb) = (RESOURCES[usize(..4)], if bool() { Verb::List } else { Verb::Watch });
+                let verb = [Verb::List, Verb::Watch, Verb::Version][usize(..3)];
+                let resource = RESOURCES[usize(..4)];
                 let (fault, times) = (fault(), usize(1..4));
                 history::note(format_args!("{times} times {verb:?} of {resource:?}: {fault:?}"));
                 server.inject_fault(resource, verb, times, fault);

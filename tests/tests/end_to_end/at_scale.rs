@@ -6,19 +6,16 @@ use std::{
     fs,
     io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    time::Duration,
 };
 
 use tests::{
-    Agent, AgentCommand, Build, TestNode,
+    Agent, AgentCommand, Build, TIMEOUT, TestNode,
     agent::APPLIED,
     manifest::{self, Service},
     repetitions,
     requirements::kernel_at_least,
     test_node::{NODE, expected_dump},
 };
-
-const LARGE_STATE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// More entries than the maps of a few Services have room for, and fewer than all Services need.
 const MANY_ENTRIES: u32 = 2_000;
@@ -158,7 +155,7 @@ fn wait_until_active(
     let count = format!(" services={} ", services.len() + invalid);
     let is_logged =
         |log: &str| log.lines().rfind(|it| it.contains(APPLIED)).is_some_and(|it| it.contains(&count));
-    agent.wait_for_log(LARGE_STATE_TIMEOUT, is_logged).unwrap();
+    agent.wait_for_log(TIMEOUT, is_logged).unwrap();
     let mut expected = expected_dump(services);
     expected.extend(rest.iter().map(|&it| it.to_owned()));
     expected.sort_unstable();
@@ -215,5 +212,5 @@ fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
     drop((brain, agent));
     let [_brain, mut agent] = start(&node);
     wait_until_active(&node, &mut agent, &few, NOTHING);
-    agent.wait_until(LARGE_STATE_TIMEOUT, || capacity(&node) < MANY_ENTRIES).unwrap();
+    agent.wait_until(TIMEOUT, || capacity(&node) < MANY_ENTRIES).unwrap();
 }

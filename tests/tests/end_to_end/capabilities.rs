@@ -112,7 +112,7 @@ fn in_a_user_namespace_the_nftables_backend_serves_and_the_other_one_names_it() 
             "route add default dev out",
             "address add 10.244.1.1/32 dev lo",
         ] {
-            run(Command::new("ip").args(words.split(' '))).success();
+            assert_eq!(run(Command::new("ip").args(words.split(' '))).success(), "");
         }
         let _server = EchoServer::start("web-1", (endpoint(1)[0], TARGET_PORT).into()).unwrap();
         request(Transport::Tcp, (WEB4, 80).into())

@@ -74,13 +74,15 @@ fn fill(server: &ApiServer) {
     }
 }
 
-/// The lists of Services that were requested since the last call, without those that begin a watch.
+/// The requests for Services since the last call, without those for a version alone, which an outage adds.
+fn service_requests(server: &ApiServer) -> Vec<String> {
+    let is_kept = |it: &String| it.starts_with("/api/v1/services?") && !it.ends_with("limit=1");
+    server.requests().into_iter().filter(is_kept).collect()
+}
+
+/// The lists among them, without those that begin a watch.
 fn service_lists(server: &ApiServer) -> Vec<String> {
-    // After an outage the version alone is asked for, by a list of one.
-    let is_list = |it: &String| {
-        it.starts_with("/api/v1/services?") && !it.contains("watch=true") && !it.ends_with("limit=1")
-    };
-    server.requests().into_iter().filter(is_list).collect()
+    service_requests(server).into_iter().filter(|it| !it.contains("watch=true")).collect()
 }
 
 #[tokio::test]
@@ -112,7 +114,7 @@ async fn lists_are_answered_from_the_servers_cache() {
         message: "Timeout: Too large resource version: 1204, current: 7".into(),
         retry_after: None,
     };
-    for (verb, times) in [(Verb::Watch, 1), (Verb::List, 2)] {
+    for (verb, times) in [(Verb::Watch, 1), (Verb::List, 1)] {
         server.inject_fault(Resource::Services, verb, times, too_large.clone());
     }
     server.disconnect_all();
@@ -153,8 +155,7 @@ async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again
         server.inject_fault(Resource::Services, Verb::Watch, times, fault.clone());
         let mut test = SourceTest::follow(&server);
         test.next().await;
-        let mut requests = server.requests();
-        requests.retain(|it| it.starts_with("/api/v1/services?"));
+        let requests = service_requests(&server);
         let streaming = |it: &str| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents");
         let (failed, others) = requests.split_at(times);
         assert!(failed.iter().all(|it| streaming(it)), "{fault:?}: {requests:?}");
