@@ -20,12 +20,14 @@ use crate::{
 
 /// IPv4.
 #[cgroup_sock_addr(bind4)]
+#[inline(always)]
 pub(crate) fn bind4(ctx: SockAddrContext) -> i32 {
     try_bind(&ctx, node_port4).unwrap_or(PASS)
 }
 
 /// IPv6 and v4-mapped.
 #[cgroup_sock_addr(bind6)]
+#[inline(always)]
 pub(crate) fn bind6(ctx: SockAddrContext) -> i32 {
     try_bind(&ctx, node_port6).unwrap_or(PASS)
 }

@@ -22,12 +22,14 @@ use crate::{
 
 /// IPv4, also of v6 sockets that were given a v4 address.
 #[cgroup_sock_addr(connect4)]
+#[inline(always)]
 pub(crate) fn connect4(ctx: SockAddrContext) -> i32 {
     try_connect4(&ctx).unwrap_or(PASS)
 }
 
 /// IPv6 and v4-mapped.
 #[cgroup_sock_addr(connect6)]
+#[inline(always)]
 pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
     try_connect6(&ctx).unwrap_or(PASS)
 }

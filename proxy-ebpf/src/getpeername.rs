@@ -13,12 +13,14 @@ use crate::{
 
 /// Peers of v4 sockets.
 #[cgroup_sock_addr(getpeername4)]
+#[inline(always)]
 pub(crate) fn getpeername4(ctx: SockAddrContext) -> i32 {
     rewrite_peer::<V4>(&ctx)
 }
 
 /// Peers of v6 sockets, v4-mapped ones included.
 #[cgroup_sock_addr(getpeername6)]
+#[inline(always)]
 pub(crate) fn getpeername6(ctx: SockAddrContext) -> i32 {
     rewrite_peer::<V6>(&ctx)
 }

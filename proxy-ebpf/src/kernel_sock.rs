@@ -64,31 +64,33 @@ pub(crate) fn has_chosen_interface(ctx: &SockAddrContext, protocol: u8) -> bool 
 /// Datagrams of an IPv6 socket to a v4-mapped address follow `IP_UNICAST_IF`.
 #[inline(always)]
 fn has_unicast_interface(ctx: &SockAddrContext) -> bool {
-    let (offset, pinet6, offset6) = (UNICAST_IF.load(), PINET6.load(), UNICAST_IF6.load());
-    if offset == 0 {
+    if UNICAST_IF.load() == 0 {
         return false;
     }
-    let has_six = offset6 != 0 && ctx::is_v6(ctx);
+    // Each offset is loaded where it is used rather than kept on the stack, where there is little room.
+    let has_six = || UNICAST_IF6.load() != 0 && ctx::is_v6(ctx);
     if SOCK_TYPE.load() != 0 {
         let sk = cast(ctx);
         // SAFETY: both are fields of an `inet_sock`, as every UDP socket is; a read that faults gives 0.
-        let interface = unsafe { sk.add(offset as usize).cast::<u32>().read_volatile() };
-        if interface != 0 || !has_six {
+        let interface = unsafe { sk.add(UNICAST_IF.load() as usize).cast::<u32>().read_volatile() };
+        if interface != 0 || !has_six() {
             return interface != 0;
         }
         // SAFETY: as above.
-        let inet6 = unsafe { sk.add(pinet6 as usize).cast::<*const u8>().read_volatile() };
+        let inet6 = unsafe { sk.add(PINET6.load() as usize).cast::<*const u8>().read_volatile() };
+        if inet6.is_null() {
+            return false;
+        }
         // SAFETY: as above, of a `ipv6_pinfo`.
-        return !inet6.is_null() && unsafe { inet6.add(offset6 as usize).cast::<u32>().read_volatile() } != 0;
+        return unsafe { inet6.add(UNICAST_IF6.load() as usize).cast::<u32>().read_volatile() } != 0;
     }
     if ANY_SOCK.load() == 0 {
         return false;
     }
-    let sk = address(ctx);
-    if probe::<u32>(sk, offset) != 0 {
+    if probe::<u32>(address(ctx), UNICAST_IF.load()) != 0 {
         return true;
     }
-    has_six && probe::<u32>(probe(sk, pinet6), offset6) != 0
+    has_six() && probe::<u32>(probe(address(ctx), PINET6.load()), UNICAST_IF6.load()) != 0
 }
 
 /// The socket as the kernel has it. The cast takes no instruction, and a read that faults gives 0.

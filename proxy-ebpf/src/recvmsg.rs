@@ -16,12 +16,14 @@ use crate::{
 
 /// Replies to v4 sockets.
 #[cgroup_sock_addr(recvmsg4)]
+#[inline(always)]
 pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
     rewrite_source::<V4>(&ctx)
 }
 
 /// Replies to v6 sockets, v4-mapped ones included.
 #[cgroup_sock_addr(recvmsg6)]
+#[inline(always)]
 pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
     rewrite_source::<V6>(&ctx)
 }

@@ -10,6 +10,7 @@ use crate::{
 
 /// Sockets of both families, when their last descriptor is closed.
 #[cgroup_sock(sock_release)]
+#[inline(always)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {
     let protocol = ctx::released_protocol(&ctx);
     if matches!(protocol, TCP | UDP) {

@@ -24,12 +24,14 @@ use crate::{
 
 /// IPv4, and v4-mapped destinations of v6 sockets.
 #[cgroup_sock_addr(sendmsg4)]
+#[inline(always)]
 pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
     try_sendmsg::<V4>(&ctx).unwrap_or(PASS)
 }
 
 /// IPv6.
 #[cgroup_sock_addr(sendmsg6)]
+#[inline(always)]
 pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
     try_sendmsg::<V6>(&ctx).unwrap_or(PASS)
 }

@@ -27,6 +27,7 @@ const KEEP: u32 = BPF_SOCK_OPS_RETRANS_CB_FLAG;
 
 /// Every TCP socket, at several moments.
 #[sock_ops]
+#[inline(always)]
 pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
     trace::on_sock_ops(&ctx);
     match ctx::operation(&ctx) {
