@@ -189,6 +189,15 @@ impl Service {
         self
     }
 
+    /// Makes all endpoints so far neither ready nor serving.
+    #[must_use]
+    pub fn not_ready(mut self) -> Self {
+        for it in &mut self.endpoints {
+            (it.ready, it.terminating) = (false, false);
+        }
+        self
+    }
+
     /// Makes all endpoints so far serving and terminating.
     #[must_use]
     pub fn terminating(mut self) -> Self {

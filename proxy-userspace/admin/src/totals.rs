@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use model::{
     Family, PerFamily,
-    state::{Endpoint, NodeState, OtherServing, Scope, ServicePort, ServiceState, TrafficPolicy},
+    state::{Endpoint, NodeState, PortTarget, Scope, ServicePort, ServiceState, TrafficPolicy},
 };
 
 /// How much a state contains.
@@ -40,7 +40,7 @@ impl ChangeCounts {
     pub(crate) fn add(&mut self, before: Option<&Arc<ServiceState>>, after: Option<&Arc<ServiceState>>) {
         let service = |it: Option<&Arc<ServiceState>>| it.map(|it| Arc::clone(&it.service));
         self.services += usize::from(service(before) != service(after));
-        fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[OtherServing]) {
+        fn endpoints(state: Option<&Arc<ServiceState>>) -> (&[Arc<Endpoint>], &[PortTarget]) {
             state.map(|it| (&*it.endpoints, &*it.other_serving)).unwrap_or_default()
         }
         self.endpoints += usize::from(endpoints(before) != endpoints(after));

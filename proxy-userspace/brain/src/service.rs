@@ -6,7 +6,7 @@ use model::{
     Family, Protocol, Timestamp,
     cluster::{EndpointSlice, Service},
     conflicts::{FrontendKey, remove_conflicting},
-    state::{self, OtherServing, ServiceState},
+    state::{self, PortTarget, ServiceState},
 };
 
 use crate::{
@@ -43,7 +43,8 @@ pub(crate) fn resolved_state<'a>(
     }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
-    let (mut selected, mut other_serving) = (Vec::new(), Vec::new());
+    let mut selected = Vec::new();
+    let (mut other_serving, mut not_serving) = (Vec::new(), Vec::new());
     // TCP connections continue in any case, unless the Service drains.
     let drains = service.load_balancing.drain.is_some();
     for (index, port) in service.ports.iter().enumerate() {
@@ -56,15 +57,22 @@ pub(crate) fn resolved_state<'a>(
                 let scopes = selection.scopes(number);
                 if !scopes.is_empty() {
                     selected.push(SelectedPort::new(candidate, index, scopes, node));
-                } else if (drains || port.protocol != Protocol::Tcp) && is_serving(candidate.endpoint) {
-                    other_serving.push(OtherServing { index, target: candidate.target() });
+                    continue;
+                }
+                let target = PortTarget { index, target: candidate.target() };
+                match is_serving(candidate.endpoint) {
+                    true if drains || port.protocol != Protocol::Tcp => other_serving.push(target),
+                    false if port.protocol == Protocol::Udp => not_serving.push(target),
+                    _ => {}
                 }
             }
         }
     }
     other_serving.sort_unstable();
+    not_serving.sort_unstable();
     Some(ServiceState {
         other_serving: other_serving.into(),
+        not_serving: not_serving.into(),
         trigger_time: trigger_time(&slices),
         ..ServiceState::new(state, assemble(selected))
     })

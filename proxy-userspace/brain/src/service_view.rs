@@ -111,6 +111,7 @@ impl<'a> ServiceView<'a> {
             service: Arc::clone(&zone_state.service),
             endpoints: endpoints.collect(),
             other_serving: Arc::clone(&zone_state.other_serving),
+            not_serving: Arc::clone(&zone_state.not_serving),
             // `zone_state` may be an equal state of an earlier time.
             trigger_time: trigger_time(&self.slices),
             memo: Memo::default(),

@@ -124,7 +124,7 @@ fn for_each(
 
 #[cfg(test)]
 mod tests {
-    use model::state::{EndpointPort, OtherServing, ServicePort};
+    use model::state::{EndpointPort, PortTarget, ServicePort};
 
     use super::*;
     use crate::fixtures::{ALL_SCOPES, endpoint, number, port, service, state_of};
@@ -142,7 +142,7 @@ mod tests {
         let endpoint = |n: &u8| endpoint((*n).into(), Some([10, 1, 0, *n].into()), None, ports);
         let mut service = ServiceState::new(service, endpoints.iter().map(endpoint));
         service.other_serving =
-            unselected.iter().map(|n| OtherServing { index: 1, target: backend(*n) }).collect();
+            unselected.iter().map(|n| PortTarget { index: 1, target: backend(*n) }).collect();
         state_of([service])
     }
 

@@ -22,6 +22,7 @@ use crate::{
     bpf_maps::{self, BpfMaps},
     capabilities,
     cgroup::Cgroup,
+    connected_backends::ConnectedBackends,
     double_buffer::{Applied, DoubleBuffer},
     error::Error,
     exclusions::Exclusions,
@@ -319,6 +320,15 @@ impl Datapath {
     /// If the maps with the NAT entries of sockets cannot be opened.
     pub fn socket_terminator(&self) -> Result<SocketTerminator, Error> {
         SocketTerminator::open(&self.pins)
+    }
+
+    /// Opens what sockets are connected to.
+    ///
+    /// # Errors
+    ///
+    /// If the maps with the NAT entries of sockets cannot be opened.
+    pub fn connected_backends(&self) -> Result<ConnectedBackends, Error> {
+        ConnectedBackends::open(&self.pins)
     }
 
     /// Updates the excluded cgroups: each may have been created, removed, or created anew.

@@ -7,6 +7,7 @@ mod capabilities;
 mod cgroup;
 mod cgroup_paths;
 mod compile;
+mod connected_backends;
 mod counter_alloc;
 mod counter_maps;
 mod datapath;
@@ -54,6 +55,7 @@ pub use allowed_backends::{
 };
 pub use cgroup::{find_cgroup2, is_nested_cgroup};
 pub use cgroup_paths::{CgroupPaths, pod_uid};
+pub use connected_backends::ConnectedBackends;
 pub use counter_maps::{Counts, counts};
 pub use dump::{active_frontends, dump, generation};
 pub use error::Error;

@@ -278,27 +278,54 @@ pub(super) fn lookup_all(
     entry: EntrySize,
     capacity: u32,
 ) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    // The kernel's cursor: a u32 for a hash map; more room does no harm.
+    let mut all = (Vec::new(), Vec::new());
+    lookup_pages(map, entry, capacity, |keys, values| {
+        if all.0.is_empty() {
+            all = (std::mem::take(keys), std::mem::take(values));
+        } else {
+            // What was added meanwhile.
+            all.0.append(keys);
+            all.1.append(values);
+        }
+    })?;
+    Ok(all)
+}
+
+/// The same in pages of at most `page` entries, for a map that is larger than what is wanted of it. A page of a hash map has
+/// room for the entries of its largest bucket.
+pub(super) fn lookup_pages(
+    map: BorrowedFd<'_>,
+    entry: EntrySize,
+    page: u32,
+    mut each: impl FnMut(&mut Vec<u8>, &mut Vec<u8>),
+) -> io::Result<()> {
+    // The kernel's cursor: a u32 for a hash map, a key for an array; more room does no harm.
     let mut cursor = [0_u64; 4];
-    let mut keys = vec![0; capacity as usize * entry.key];
-    let mut values = vec![0; capacity as usize * entry.value];
-    let mut attr = attr();
-    attr.batch.map_fd = fd(map);
-    attr.batch.out_batch = cursor.as_mut_ptr() as u64;
-    attr.batch.keys = keys.as_mut_ptr() as u64;
-    attr.batch.values = values.as_mut_ptr() as u64;
-    attr.batch.count = capacity;
-    // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its cursor.
-    let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
-    match result {
-        Ok(_) => {}
-        // The end of the map was reached.
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-        Err(error) => return Err(error),
+    let mut is_first = true;
+    loop {
+        let mut keys = vec![0; page as usize * entry.key];
+        let mut values = vec![0; page as usize * entry.value];
+        let mut attr = attr();
+        attr.batch.map_fd = fd(map);
+        attr.batch.in_batch = if is_first { 0 } else { cursor.as_ptr() as u64 };
+        attr.batch.out_batch = cursor.as_mut_ptr() as u64;
+        attr.batch.keys = keys.as_mut_ptr() as u64;
+        attr.batch.values = values.as_mut_ptr() as u64;
+        attr.batch.count = page;
+        // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its cursor.
+        let is_last = match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the field the kernel wrote; an integer.
+        let count = unsafe { attr.batch.count } as usize;
+        keys.truncate(count * entry.key);
+        values.truncate(count * entry.value);
+        each(&mut keys, &mut values);
+        if is_last {
+            return Ok(());
+        }
+        is_first = false;
     }
-    // SAFETY: the field the kernel wrote; an integer.
-    let count = unsafe { attr.batch.count } as usize;
-    keys.truncate(count * entry.key);
-    values.truncate(count * entry.value);
-    Ok((keys, values))
 }

@@ -11,7 +11,7 @@ use std::{
 
 use model::{
     Family, FrontendKind, Protocol, Rejected,
-    state::{Scope, Service, ServicePort, ServiceState, TrafficPolicy},
+    state::{PortTarget, Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
 use crate::{
@@ -63,6 +63,8 @@ pub(super) struct PortImage {
     pub(super) affinity: u32,
     /// Endpoints that keep existing flows but get no new ones.
     pub(super) unselected: Vec<SocketAddr>,
+    /// Endpoints that are there and get no flows.
+    pub(super) not_serving: Vec<SocketAddr>,
 }
 
 impl PortImage {
@@ -217,7 +219,8 @@ impl Port<'_> {
             frontends: Vec::new(),
             sets: Vec::new(),
             affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(MAX_AFFINITY_SECONDS)),
-            unselected: self.unselected(),
+            unselected: self.own(&self.state.other_serving),
+            not_serving: self.own(&self.state.not_serving),
         };
         // The common case first; equal sets are stored once.
         let mut way = |scope, compiled: &mut PortImage| {
@@ -301,8 +304,9 @@ impl Port<'_> {
         }
     }
 
-    fn unselected(self) -> Vec<SocketAddr> {
-        let own = self.state.other_serving.iter().filter(|it| usize::from(it.index) == self.index);
+    /// Those of a list of targets that are of this port and family.
+    fn own(self, targets: &[PortTarget]) -> Vec<SocketAddr> {
+        let own = targets.iter().filter(|it| usize::from(it.index) == self.index);
         own.map(|it| it.target).filter(|it| Family::of(it.ip()) == self.family).collect()
     }
 

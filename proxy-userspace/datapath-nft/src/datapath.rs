@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -108,8 +108,8 @@ pub struct Datapath {
 struct AppliedConfig {
     configs: Vec<TableConfig>,
     node_port_addresses: BTreeSet<IpAddr>,
-    /// Whether packets to removed UDP endpoints are looked for.
-    has_removed_udp: bool,
+    /// Where packets to removed UDP endpoints are looked for, the interfaces to other hosts.
+    uplinks: Option<BTreeSet<u32>>,
 }
 
 impl Datapath {
@@ -335,14 +335,19 @@ impl Datapath {
         kube_proxy::has_rules(&mut self.netfilter)
     }
 
-    /// Ends what is only for a moment after a change. To be called from time to time.
+    /// The UDP endpoints that were removed in the last moments.
+    pub fn removed_udp(&self) -> BTreeSet<SocketAddr> {
+        self.removed_udp.removed()
+    }
+
+    /// Refuses flows from pods to those of them to which sockets are still connected, `in_use`, and to no others. To be called
+    /// after a change, and from time to time.
     ///
     /// # Errors
     ///
     /// [`Datapath::repair`] tries again.
-    pub fn expire(&mut self) -> Result<(), Error> {
-        let has_expired = |it: &AppliedConfig| it.has_removed_udp && !self.removed_udp.expire();
-        if self.is_pending || !self.applied.as_ref().is_some_and(has_expired) {
+    pub fn refuse_removed_udp(&mut self, in_use: &BTreeSet<SocketAddr>) -> Result<(), Error> {
+        if self.is_pending || self.applied.is_none() || !self.removed_udp.select(in_use) {
             return Ok(());
         }
         let desired = self.desired();
@@ -384,10 +389,21 @@ impl Datapath {
 
     fn desired(&mut self) -> AppliedConfig {
         AppliedConfig {
-            has_removed_udp: self.removed_udp.expire(),
+            uplinks: self.removed_udp.is_refusing().then(|| self.uplinks()),
             configs: FAMILIES.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
             node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
         }
+    }
+
+    /// The interfaces with an address of the node: packets that arrive there come from other hosts.
+    fn uplinks(&self) -> BTreeSet<u32> {
+        let addresses = &self.host.node.addresses;
+        netlink::host_addresses::interfaces_with(|it| addresses.contains(&it)).unwrap_or_else(|error| {
+            tracing::warn!(
+                "the interfaces cannot be listed: {error}; flows from outside may be refused for a moment"
+            );
+            BTreeSet::new()
+        })
     }
 
     /// Writes a difference to what was applied last.
@@ -549,9 +565,14 @@ impl AppliedConfig {
         let address = |it: &IpAddr| {
             (Element::new(Family::of(*it), Map::NodeAddresses, Bytes::new().address(*it)), Value::None)
         };
-        let watches = FAMILIES.into_iter().filter(|_| self.has_removed_udp);
-        let watches = watches.map(|it| Watch::RemovedUdp.element(it));
-        self.node_port_addresses.iter().map(address).chain(watches).collect()
+        let refusals =
+            FAMILIES.into_iter().zip(std::iter::repeat(&self.uplinks)).filter_map(|(family, uplinks)| {
+                let uplink = move |number: &u32| {
+                    (Element::new(family, Map::Uplinks, Bytes::new().number(*number)), Value::None)
+                };
+                Some(uplinks.as_ref()?.iter().map(uplink).chain([Watch::RemovedUdp.element(family)]))
+            });
+        self.node_port_addresses.iter().map(address).chain(refusals.flatten()).collect()
     }
 }
 

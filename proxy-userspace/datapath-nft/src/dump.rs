@@ -233,6 +233,7 @@ fn line(
         | Map::AffinityTimeouts
         | Map::AffinityFull
         | Map::RemovedUdp
+        | Map::Uplinks
         | Map::Watches => return Some(None),
     };
     Some(Some(line))

@@ -45,10 +45,13 @@ const DATA: u16 = 2;
 
 const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
+const META_IIF: u32 = 4;
 const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_TRACED: u32 = 12;
 const META_L4PROTO: u32 = 16;
+/// `NFT_META_IIFKIND`, Linux 5.0.
+const META_IIFKIND: u32 = 26;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const EQUAL: u32 = 0;
@@ -269,16 +272,21 @@ impl Rule {
         self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, interface_name(interface))
     }
 
-    /// Continues unless the packet arrived at an interface.
-    pub(super) fn if_interface_is_not(self, interface: &str) -> Self {
-        self.meta(META_IIFNAME, Register(0)).compare(Register(0), NOT_EQUAL, interface_name(interface))
-    }
-
     /// Continues if the packet arrived at an interface whose name has this prefix.
     pub(super) fn if_interface_prefix(self, prefix: &str) -> Self {
         let mut name = prefix.as_bytes().to_vec();
         name.truncate(INTERFACE_NAME - 1);
         self.meta(META_IIFNAME, Register(0)).compare(Register(0), EQUAL, name)
+    }
+
+    /// Continues if the packet arrived at an interface of a kind (`rtnl_link_ops.kind`), as `veth`.
+    pub(super) fn if_interface_kind(self, kind: &str) -> Self {
+        self.meta(META_IIFKIND, Register(0)).compare(Register(0), EQUAL, interface_name(kind))
+    }
+
+    /// Loads the number of the interface at which the packet arrived.
+    pub(super) fn interface_number(self, to: Register) -> Self {
+        self.meta(META_IIF, to)
     }
 
     /// Continues if the source address is one of this host's.

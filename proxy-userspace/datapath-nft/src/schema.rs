@@ -63,8 +63,10 @@ pub(super) enum Map {
     SourceChains,
     /// Addresses at which node ports are served.
     NodeAddresses,
-    /// UDP endpoints that were removed a moment ago.
+    /// UDP endpoints that were removed a moment ago, and to which sockets are still connected.
     RemovedUdp,
+    /// The numbers of the interfaces with an address of the node, while there are such endpoints.
+    Uplinks,
     /// Which chains see every packet, see [`crate::watch`]; no rule reads it.
     Watches,
     /// Cluster IPs; ports without a Service are rejected there.
@@ -148,7 +150,7 @@ const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 31] = [
+const MAPS: [(Map, &str, &[Field], MapData); 32] = [
     (Map::Frontends, "frontends", FRONTEND, NUMBER),
     (Map::Internal, "internal", FRONTEND, NUMBER),
     (Map::External, "external", FRONTEND, NUMBER),
@@ -176,6 +178,7 @@ const MAPS: [(Map, &str, &[Field], MapData); 31] = [
     (Map::SourceChains, "source-chains", &[Field::Number], MapData::Verdict),
     (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
     (Map::RemovedUdp, "removed-udp", &[Field::Address, Field::Port], MapData::None),
+    (Map::Uplinks, "uplinks", &[Field::Number], MapData::None),
     (Map::Watches, "watches", &[Field::Number], MapData::None),
     (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
     (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),

@@ -50,11 +50,17 @@ impl Watch {
             Self::Answered => affinity::answered(family),
             Self::RemovedUdp => vec![removed_udp::rule(family)],
         };
-        let jump = Rule::new(family, "every packet").verdict(&Verdict::Jump(self.name().into()));
+        let jump = |rule: Rule| rule.verdict(&Verdict::Jump(self.name().into()));
+        let jumps = match self {
+            Self::Answered => vec![jump(Rule::new(family, "every packet"))],
+            Self::RemovedUdp => removed_udp::POD_INTERFACES
+                .map(|kind| jump(Rule::new(family, format!("packets of {kind}")).if_interface_kind(kind)))
+                .into(),
+        };
         let hooked = move |(name, hook): &(&str, Hook)| Chain {
             name: (*name).to_owned(),
             hook: Some(*hook),
-            rules: vec![jump.clone()],
+            rules: jumps.clone(),
         };
         let own = Chain { name: self.name().to_owned(), hook: None, rules };
         let next = (self == Self::Answered).then(|| affinity::by_timeout(family));

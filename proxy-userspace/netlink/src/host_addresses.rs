@@ -11,8 +11,9 @@ use std::{
 };
 
 use nix::{
-    ifaddrs::getifaddrs,
+    ifaddrs::{InterfaceAddress, getifaddrs},
     libc,
+    net::if_::if_nametoindex,
     sys::socket::{SockFlag, SockProtocol},
 };
 use tokio::{
@@ -119,12 +120,25 @@ async fn next_notification(notifications: &UnixDatagram) -> io::Result<()> {
 ///
 /// If the kernel refuses to list them.
 pub fn read() -> io::Result<BTreeSet<IpAddr>> {
-    let addresses = getifaddrs()?.filter(|it| it.interface_name != KUBE_IPVS).filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
-    });
-    Ok(addresses.filter(is_reachable).collect())
+    let interfaces = getifaddrs()?.filter(|it| it.interface_name != KUBE_IPVS);
+    Ok(interfaces.filter_map(|it| address_of(&it)).filter(is_reachable).collect())
+}
+
+/// The numbers of the interfaces that have such an address.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn interfaces_with(is_wanted: impl Fn(IpAddr) -> bool) -> io::Result<BTreeSet<u32>> {
+    let interfaces = getifaddrs()?.filter(|it| address_of(it).is_some_and(&is_wanted));
+    // One that has gone meanwhile has no number.
+    Ok(interfaces.filter_map(|it| if_nametoindex(it.interface_name.as_str()).ok()).collect())
+}
+
+fn address_of(interface: &InterfaceAddress) -> Option<IpAddr> {
+    let address = interface.address.as_ref()?;
+    let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
 }
 
 fn is_reachable(address: &IpAddr) -> bool {

@@ -176,7 +176,7 @@ mod tests {
     use std::num::{NonZeroU16, NonZeroU32};
 
     use model::state::{
-        Endpoint, EndpointKey, EndpointPort, LoadBalancing, OtherServing, Scopes, Service, ServicePort,
+        Endpoint, EndpointKey, EndpointPort, LoadBalancing, PortTarget, Scopes, Service, ServicePort,
     };
 
     use super::*;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn with_others<const N: usize>(mut service: ServiceState, others: [u8; N]) -> ServiceState {
-        service.other_serving = others.map(|n| OtherServing { index: 0, target: target(n) }).into();
+        service.other_serving = others.map(|n| PortTarget { index: 0, target: target(n) }).into();
         service
     }
 

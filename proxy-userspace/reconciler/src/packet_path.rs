@@ -6,6 +6,7 @@
 use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
 
 use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
+use datapath_ebpf::ConnectedBackends;
 use datapath_nft as nft;
 use model::{Rejected, error_chain};
 use publish::Published;
@@ -40,8 +41,8 @@ pub(crate) struct Packets {
     /// `None` if it is unavailable, which it may be only beside the socket path.
     datapath: Option<nft::Datapath>,
     unavailable_reason: Option<Rejected>,
-    /// Whether the socket path serves without it.
-    is_optional: bool,
+    /// What sockets are connected to, beside the socket path.
+    connected: Option<ConnectedBackends>,
 }
 
 /// What the packet path should be.
@@ -162,13 +163,16 @@ impl Packets {
     /// # Errors
     ///
     /// If that fails, and the socket path does not serve without it.
-    pub(crate) fn start(options: &nft::Options, is_optional: bool) -> Result<Self, nft::Error> {
+    pub(crate) fn start(
+        options: &nft::Options,
+        connected: Option<ConnectedBackends>,
+    ) -> Result<Self, nft::Error> {
         let (datapath, unavailable_reason) = match nft::Datapath::start(options) {
             Ok(datapath) => (Some(datapath), None),
-            Err(error) if is_optional => (None, Some(unavailable(&error))),
+            Err(error) if options.is_beside_sockets => (None, Some(unavailable(&error))),
             Err(error) => return Err(error),
         };
-        Ok(Self { options: options.clone(), datapath, unavailable_reason, is_optional })
+        Ok(Self { options: options.clone(), datapath, unavailable_reason, connected })
     }
 
     /// Why it is on but does not exist.
@@ -188,13 +192,13 @@ impl Packets {
         datapath.set_avoided(&desired.avoided);
         let applied = is_due.then(|| datapath.apply(&published.state));
         if let Some(Err(error @ nft::Error::Incapable(_))) = &applied
-            && self.is_optional
+            && self.options.is_beside_sockets
         {
             self.unavailable_reason = Some(unavailable(error));
             self.datapath = None;
             return self.reconcile(desired, is_due);
         }
-        let repaired = datapath.repair();
+        let repaired = datapath.repair().and_then(|()| refuse_removed_udp(datapath, self.connected.as_ref()));
         // Flows are deleted only once their next packet finds the new state.
         let is_current = !matches!(applied, Some(Err(_))) && repaired.is_ok();
         let finished = if is_current { datapath.finish_generation() } else { Ok(false) };
@@ -225,8 +229,12 @@ impl Packets {
 
     /// Looks at flows once more; what fails is left to their timeouts.
     fn finish_generation_again(&mut self) {
-        if let Some(Err(error)) = self.datapath.as_mut().map(nft::Datapath::finish_generation_again) {
+        let Some(datapath) = &mut self.datapath else { return };
+        if let Err(error) = datapath.finish_generation_again() {
             tracing::warn!("a second pass over conntrack failed: {}", error_chain(&error));
+        }
+        if let Err(error) = refuse_removed_udp(datapath, self.connected.as_ref()) {
+            tracing::warn!("removed UDP endpoints are not refused: {}", error_chain(&error));
         }
     }
 
@@ -234,8 +242,8 @@ impl Packets {
     /// rules; what fails is tried again the next time.
     fn upkeep(&mut self) -> Upkeep {
         let Some(datapath) = &mut self.datapath else { return Upkeep::default() };
-        let expired = datapath.expire();
-        if let Err(error) = &expired {
+        let refused = refuse_removed_udp(datapath, self.connected.as_ref());
+        if let Err(error) = &refused {
             tracing::debug!("the rules for removed UDP endpoints stay: {}", error_chain(error));
         }
         let affinity = datapath.count_affinity().unwrap_or_else(|error| {
@@ -246,7 +254,7 @@ impl Packets {
             tracing::debug!("looking for kube-proxy's rules failed: {}", error_chain(&error));
             false
         });
-        Upkeep { affinity, has_kube_proxy_rules, must_repair: expired.is_err() }
+        Upkeep { affinity, has_kube_proxy_rules, must_repair: refused.is_err() }
     }
 
     async fn changed_externally(&self) {
@@ -255,6 +263,23 @@ impl Packets {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Refuses flows to removed UDP endpoints as long as sockets are connected to them: the sockets of pods whose network namespace
+/// cannot be entered are not terminated.
+fn refuse_removed_udp(
+    datapath: &mut nft::Datapath,
+    connected: Option<&ConnectedBackends>,
+) -> Result<(), nft::Error> {
+    let removed = datapath.removed_udp();
+    let in_use = match connected {
+        Some(connected) if !removed.is_empty() => connected.among(&removed).unwrap_or_else(|error| {
+            tracing::warn!("removed UDP endpoints are not refused: {}", error_chain(&error));
+            BTreeSet::new()
+        }),
+        _ => BTreeSet::new(),
+    };
+    datapath.refuse_removed_udp(&in_use)
 }
 
 /// The results of the steps of an attempt.
@@ -390,13 +415,13 @@ impl Packets {
         let applied = match applied {
             Some(Err(it)) => {
                 failure = Some(failed(Step::Apply, &it));
-                self.is_optional.then(ApplyReport::default)
+                self.options.is_beside_sockets.then(ApplyReport::default)
             }
             Some(Ok(report)) => Some(report),
             None => None,
         };
         // Beside the socket path, it is behind.
-        if self.is_optional
+        if self.options.is_beside_sockets
             && let Some(it) = failure.as_ref().filter(|it| it.step != Step::Finish)
         {
             let reason = format!("{}; its previous state stays active; retried", it.error);
@@ -445,10 +470,10 @@ mod tests {
             }
             let reason = Rejected::not_served("packets", "it failed before");
             let mut packets = Packets {
-                options: nft::Options::default(),
+                options: nft::Options { is_beside_sockets: true, ..nft::Options::default() },
                 datapath: None,
                 unavailable_reason: Some(reason.clone()),
-                is_optional: true,
+                connected: None,
             };
             let published = Published::new(1, 1, "n1", NodeState::default());
             let state = Some((Arc::new(published), 1, Instant::now()));

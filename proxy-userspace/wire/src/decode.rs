@@ -11,7 +11,7 @@ use model::{
     Family, NameForm, RequestedMetadata, ServiceName, Timestamp,
     address::{AddressUse, canonical_range},
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, PortTarget, Scopes, Service,
         ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
@@ -46,8 +46,10 @@ pub fn service_state<'a>(
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
         let trigger_time = message.trigger_time.map(Timestamp::from_micros);
-        let other_serving = other_serving(&mut reader, &message.ports, &positions).into();
-        ServiceState { other_serving, trigger_time, ..ServiceState::new(service, endpoints) }
+        let mut targets = |field, of| targets(&mut reader, &message.ports, &positions, field, of).into();
+        let other_serving = targets("ports.other_serving", |it| &it.other_serving);
+        let not_serving = targets("ports.not_serving", |it| &it.not_serving);
+        ServiceState { other_serving, not_serving, trigger_time, ..ServiceState::new(service, endpoints) }
     });
     reader.finish(state)
 }
@@ -211,21 +213,23 @@ fn port(reader: &mut Reader, message: &localv1::PortMapping) -> Option<ServicePo
     })
 }
 
-/// The targets that serve and were not selected, in ascending order.
-fn other_serving(
+/// The targets of a list of each port, in ascending order.
+fn targets(
     reader: &mut Reader,
     ports: &[localv1::PortMapping],
     positions: &PortPositions,
-) -> Vec<OtherServing> {
+    field: &'static str,
+    of: fn(&localv1::PortMapping) -> &Vec<String>,
+) -> Vec<PortTarget> {
     let mut found = Vec::new();
     for (message, position) in ports.iter().zip(positions) {
         let Some(index) = *position else { continue };
-        let targets = message.other_serving.iter().filter_map(|it| {
-            let target: SocketAddr = reader.parse("ports.other_serving", it)?;
-            let is_usable = reader.is_usable("ports.other_serving", target.ip(), AddressUse::Endpoint);
+        let targets = of(message).iter().filter_map(|it| {
+            let target: SocketAddr = reader.parse(field, it)?;
+            let is_usable = reader.is_usable(field, target.ip(), AddressUse::Endpoint);
             is_usable.then_some(target)
         });
-        found.extend(targets.map(|target| OtherServing { index, target }));
+        found.extend(targets.map(|target| PortTarget { index, target }));
     }
     found.sort_unstable();
     found

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 use model::{
     Family, Protocol, ServiceMetadata, Timestamp,
     state::{
-        Endpoint, EndpointKey, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
-        TrafficPolicy,
+        Endpoint, EndpointKey, PortTarget, Scopes, Service, ServiceKind, ServicePort, ServiceState,
+        TargetPort, TrafficPolicy,
     },
 };
 use proxy_contract::localv1;
@@ -74,11 +74,15 @@ pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> 
         message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
     }
     if extensions.other_serving {
-        for it in &*state.other_serving {
-            if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
-                port.other_serving.push(it.target.to_string());
+        let mut list = |targets: &[PortTarget], of: fn(&mut localv1::PortMapping) -> &mut Vec<String>| {
+            for it in targets {
+                if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
+                    of(port).push(it.target.to_string());
+                }
             }
-        }
+        };
+        list(&state.other_serving, |it| &mut it.other_serving);
+        list(&state.not_serving, |it| &mut it.not_serving);
     }
     if !extensions.conflicting_addresses {
         leave_out_conflicting(&mut message);
@@ -145,6 +149,7 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
         conflicting_addresses: (!port.conflicting_addresses.is_empty())
             .then(|| ip_set(&port.conflicting_addresses)),
         other_serving: Vec::new(),
+        not_serving: Vec::new(),
     }
 }
 

@@ -12,8 +12,8 @@ use model::{
     Protocol, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
     address::{AddressUse, canonical_range, refusal},
     state::{
-        Algorithm, ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, LoadBalancing, OtherServing,
-        PassiveHealth, PerFamily, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
+        Algorithm, ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, LoadBalancing, PassiveHealth,
+        PerFamily, PortTarget, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
         TrafficPolicy,
     },
 };
@@ -204,24 +204,26 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
-fn other_serving() -> impl Strategy<Value = BTreeSet<OtherServing>> {
+fn targets() -> impl Strategy<Value = BTreeSet<PortTarget>> {
     let address = prop_oneof![v4().prop_map(IpAddr::V4), v6().prop_map(IpAddr::V6)];
     let target = (address, any::<u16>()).prop_map(SocketAddr::from);
-    btree_set((0_u16..4, target).prop_map(|(index, target)| OtherServing { index, target }), 0..4)
+    btree_set((0_u16..4, target).prop_map(|(index, target)| PortTarget { index, target }), 0..4)
 }
 
 fn some_state() -> impl Strategy<Value = ServiceState> {
-    let rest = (other_serving(), option::of(any::<i64>().prop_map(Timestamp::from_micros)));
+    let rest = ([targets(), targets()], option::of(any::<i64>().prop_map(Timestamp::from_micros)));
     (some_service(), vec(some_endpoint(), 0..5), rest).prop_map(|(service, mut endpoints, rest)| {
         let count = service.ports.len();
-        let other_serving = rest.0.into_iter().filter(|it| usize::from(it.index) < count).collect();
+        let [other_serving, not_serving] =
+            rest.0.map(|it| it.into_iter().filter(|it| usize::from(it.index) < count).collect());
         for endpoint in &mut endpoints {
             endpoint.ports.retain(|it| usize::from(it.index) < count);
         }
         endpoints.retain(|it| !it.ports.is_empty());
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
-        ServiceState { other_serving, trigger_time: rest.1, ..ServiceState::new(service, endpoints) }
+        let state = ServiceState::new(service, endpoints);
+        ServiceState { other_serving, not_serving, trigger_time: rest.1, ..state }
     })
 }
 

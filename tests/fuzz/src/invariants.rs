@@ -43,7 +43,9 @@ pub fn service_state(state: &ServiceState) {
             );
         }
     }
-    assert!(state.other_serving.is_sorted_by(|a, b| a < b), "the unselected targets of {name} are sorted");
+    for targets in [&state.other_serving, &state.not_serving] {
+        assert!(targets.is_sorted_by(|a, b| a < b), "the unselected targets of {name} are sorted");
+    }
 }
 
 /// Checks the rules of Services; another brain may have others.
@@ -82,11 +84,15 @@ fn selection(state: &ServiceState) {
             );
         }
     }
-    for it in state.other_serving.iter() {
+    let others = state.other_serving.iter().map(|it| (it, true));
+    for (it, serves) in others.chain(state.not_serving.iter().map(|it| (it, false))) {
         let index = usize::from(it.index);
         let port = service.ports.get(index).expect("an unselected target has a port of the Service");
-        let is_listed = port.protocol != Protocol::Tcp || service.load_balancing.drain.is_some();
-        assert!(is_listed, "{name}: TCP has no unselected targets, unless it is drained");
+        let is_listed = match serves {
+            true => port.protocol != Protocol::Tcp || service.load_balancing.drain.is_some(),
+            false => port.protocol == Protocol::Udp,
+        };
+        assert!(is_listed, "{name}: a port of {} has the unselected target {}", port.protocol, it.target);
         let family = Family::of(it.target.ip());
         let is_selected =
             SCOPES.iter().any(|scope| state.targets(index, family, *scope).any(|to| to == it.target));

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use model::{
     Family, Protocol,
     cluster::Service,
-    state::{EndpointKey, Scope, ServiceKind, TrafficPolicy},
+    state::{EndpointKey, PortTarget, Scope, ServiceKind, TrafficPolicy},
 };
 
 use super::*;
@@ -74,7 +74,11 @@ fn over_udp(mut service: Service, endpoints: impl Into<Vec<Endpoint>>) -> Servic
 }
 
 fn other_serving(state: &ServiceState) -> Vec<String> {
-    state.other_serving.iter().map(|it| format!("{} {}", it.index, it.target)).collect()
+    listed(&state.other_serving)
+}
+
+fn listed(targets: &[PortTarget]) -> Vec<String> {
+    targets.iter().map(|it| format!("{} {}", it.index, it.target)).collect()
 }
 
 #[test]
@@ -88,6 +92,16 @@ fn udp_and_drained_endpoints_that_serve_unselected_are_listed() {
     let mut drained = service();
     drained.load_balancing.drain = NonZeroU32::new(30);
     assert_eq!(other_serving(&state(&drained, &[slice(endpoints)])), ["0 10.1.0.2:8080"]);
+}
+
+#[test]
+fn udp_endpoints_that_are_there_and_do_not_serve_are_listed() {
+    let mut ending = terminating(at("10.1.0.2"));
+    ending.conditions.serving = false;
+    let endpoints = [here("10.1.0.1"), ending, unready(at("10.1.0.3")), terminating(at("10.1.0.4"))];
+    let udp = over_udp(service(), endpoints.clone());
+    assert_eq!(listed(&udp.not_serving), ["0 10.1.0.2:8080", "0 10.1.0.3:8080"]);
+    assert_eq!(state(&service(), &[slice(endpoints)]).not_serving[..], []);
 }
 
 #[test]

@@ -104,6 +104,8 @@ fn any_number_of_udp_endpoints_can_be_removed_at_once() {
         let mut datapath = Datapath::start(&options).unwrap();
         datapath.apply(&dns(0..100_000)).unwrap();
         datapath.apply(&dns(0..1)).unwrap();
+        let removed = datapath.removed_udp();
+        datapath.refuse_removed_udp(&removed).unwrap();
         let refused = |it: &mut Datapath| it.read().unwrap().remove(&Family::V4).unwrap().removed_udp.len();
         let count = refused(&mut datapath);
         assert!((50_000..100_000).contains(&count), "{count}");
@@ -113,7 +115,7 @@ fn any_number_of_udp_endpoints_can_be_removed_at_once() {
 }
 
 #[test]
-fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_connected_to_them() {
+fn senders_to_removed_udp_endpoints_are_refused_while_sockets_are_connected_to_them() {
     in_netns(|| {
         let state = |endpoints: &[u8]| dns(endpoints.iter().map(|it| u32::from(*it)));
         for is_beside_sockets in [false, true] {
@@ -126,17 +128,22 @@ fn senders_to_removed_udp_endpoints_are_refused_for_a_moment_where_sockets_are_c
             let mut datapath = Datapath::start(&options).unwrap();
             datapath.apply(&state(&[1, 2])).unwrap();
             assert_eq!(watches(&mut datapath), 0);
+            let refuse = |it: &mut Datapath| {
+                let removed = it.removed_udp();
+                it.refuse_removed_udp(&removed).unwrap();
+            };
             datapath.apply(&state(&[1])).unwrap();
+            assert_eq!(watches(&mut datapath), 0, "no socket is known to be connected");
+            refuse(&mut datapath);
             assert_eq!(watches(&mut datapath), expected);
-            datapath.expire().unwrap();
-            assert_eq!(watches(&mut datapath), expected, "not yet");
-            datapath.removed_udp = RemovedUdp::default();
-            datapath.expire().unwrap();
-            assert_eq!(watches(&mut datapath), 0);
+            datapath.refuse_removed_udp(&BTreeSet::new()).unwrap();
+            assert_eq!(watches(&mut datapath), 0, "the last socket has gone");
             // Nor is one forgotten that is removed while no process runs.
+            datapath.apply(&state(&[1, 2])).unwrap();
             drop(datapath);
             let mut datapath = Datapath::start(&options).unwrap();
             datapath.apply(&state(&[])).unwrap();
+            refuse(&mut datapath);
             assert_eq!(watches(&mut datapath), expected);
             // The next process knows what this one has removed, also what serves again.
             drop(datapath);
@@ -184,8 +191,9 @@ fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
         datapath.apply(&NodeState::default()).unwrap();
         let before = datapath.read().unwrap();
         // The kernel does not know the rules that are to be ended.
-        datapath.applied.as_mut().unwrap().has_removed_udp = true;
-        datapath.expire().unwrap_err();
+        datapath.applied.as_mut().unwrap().uplinks = Some(BTreeSet::new());
+        let desired = datapath.desired();
+        datapath.change(Update::default(), desired).unwrap_err();
         datapath.changed.take();
         datapath.repair().unwrap();
         assert!(datapath.applied.is_some());

@@ -11,7 +11,7 @@ use datapath::AvoidedEndpoint;
 use model::{
     Protocol,
     state::{
-        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, OtherServing, PerFamily, Scopes, Service,
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, PortTarget, Scopes, Service,
         ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
@@ -482,7 +482,7 @@ fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
     let balanced = |pods: &[u32]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
     let mut left = balanced(&[1, 2]).state();
     left.other_serving =
-        [OtherServing { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+        [PortTarget { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
     let of = |it: Made| it.state();
     let cases = [
         (of(balanced(&[1])), of(balanced(&[1, 2])), true),

@@ -70,9 +70,9 @@ pub struct EndpointPort {
     pub scopes: Scopes,
 }
 
-/// A target that serves a port of a Service and was not selected for this node.
+/// A target of a port of a Service that was not selected for this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct OtherServing {
+pub struct PortTarget {
     /// The position in [`Service::ports`](super::Service::ports).
     pub index: u16,
     /// The address and port that it listens on.

@@ -11,7 +11,7 @@ mod node;
 mod service;
 
 pub use crate::PerFamily;
-pub use endpoint::{Endpoint, EndpointKey, EndpointPort, OtherServing, Scope, Scopes};
+pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scopes};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};

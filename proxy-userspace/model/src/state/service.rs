@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::{
     LoadBalancing, Memo,
-    endpoint::{Endpoint, OtherServing, Scope},
+    endpoint::{Endpoint, PortTarget, Scope},
 };
 use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp};
 
@@ -27,7 +27,11 @@ pub struct ServiceState {
     ///
     /// Existing flows to them continue: a flow without a connection, or a connection that is drained, ends when its endpoint
     /// stops serving, not when the endpoint is no longer selected.
-    pub other_serving: Arc<[OtherServing]>,
+    pub other_serving: Arc<[PortTarget]>,
+    /// Targets of its UDP ports that are still there and do not serve, in ascending order: not ready, or terminating.
+    ///
+    /// The Service sends nothing to them, and others may talk to them without it.
+    pub not_serving: Arc<[PortTarget]>,
     /// The time of the last change of the endpoints in the cluster that led to this state
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if known.
     ///
@@ -42,6 +46,7 @@ impl PartialEq for ServiceState {
         self.service == other.service
             && self.endpoints == other.endpoints
             && self.other_serving == other.other_serving
+            && self.not_serving == other.not_serving
     }
 }
 
@@ -57,6 +62,7 @@ impl ServiceState {
             service: service.into(),
             endpoints,
             other_serving: Arc::default(),
+            not_serving: Arc::default(),
             trigger_time: None,
             memo: Memo::default(),
         }
@@ -70,6 +76,9 @@ impl ServiceState {
         }
         if self.other_serving == other.other_serving {
             self.other_serving = Arc::clone(&other.other_serving);
+        }
+        if self.not_serving == other.not_serving {
+            self.not_serving = Arc::clone(&other.not_serving);
         }
         let mut others = other.endpoints.iter().peekable();
         for own in &mut self.endpoints {

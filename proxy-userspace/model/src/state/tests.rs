@@ -70,9 +70,10 @@ fn a_service_has_addresses_of_three_kinds() {
 fn states_are_equal_whatever_led_to_them() {
     let same = ServiceState { trigger_time: Some(Timestamp::from_micros(1)), ..state() };
     assert_eq!(state(), same);
-    let other = OtherServing { index: 0, target: "10.1.0.9:1".parse().unwrap() };
+    let other = PortTarget { index: 0, target: "10.1.0.9:1".parse().unwrap() };
     for different in [
         ServiceState { other_serving: Arc::new([other]), ..state() },
+        ServiceState { not_serving: Arc::new([other]), ..state() },
         ServiceState { endpoints: state().endpoints[1..].to_vec(), ..state() },
         ServiceState { service: Service::new(ServiceName::new("ns", "web")).into(), ..state() },
     ] {
@@ -91,13 +92,14 @@ fn what_is_equal_is_shared_and_the_rest_stays() {
     assert_eq!(after, expect);
     assert!(Arc::ptr_eq(&after.service, &before.service));
     assert!(Arc::ptr_eq(&after.other_serving, &before.other_serving));
+    assert!(Arc::ptr_eq(&after.not_serving, &before.not_serving));
     let is_shared = |it: &&Arc<Endpoint>| before.endpoints.iter().any(|old| Arc::ptr_eq(old, it));
     let shared: Vec<_> = after.endpoints.iter().filter(is_shared).map(|it| &it.key).collect();
     assert_eq!(shared, [&before.endpoints[0].key, &before.endpoints[2].key]);
 
     let mut other = ServiceState {
         service: Service::new(ServiceName::new("ns", "other")).into(),
-        other_serving: Arc::new([OtherServing { index: 0, target: "10.1.0.9:1".parse().unwrap() }]),
+        other_serving: Arc::new([PortTarget { index: 0, target: "10.1.0.9:1".parse().unwrap() }]),
         ..state()
     };
     let expect = other.clone();

@@ -99,7 +99,8 @@ impl ServiceChange<'_> {
             old.service == new.service
                 && wire::named_targets(old) == wire::named_targets(new)
                 && (!extensions.trigger_times || old.trigger_time == new.trigger_time)
-                && (!extensions.other_serving || old.other_serving == new.other_serving)
+                && (!extensions.other_serving
+                    || old.other_serving == new.other_serving && old.not_serving == new.not_serving)
         });
         (!is_same).then(|| {
             let bytes = match self.shared {

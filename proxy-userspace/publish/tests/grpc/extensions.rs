@@ -1,10 +1,10 @@
 //! Extensions of KPNG's API.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use model::{
     Timestamp,
-    state::{NodeState, OtherServing, ServiceCidr, ServiceCidrs, ServiceState},
+    state::{NodeState, PortTarget, ServiceCidr, ServiceCidrs, ServiceState},
 };
 use prost::Message as _;
 use proxy_contract::{
@@ -156,9 +156,10 @@ async fn the_long_poll_sends_requested_extensions() {
 /// A state with a node, and with a target that serves but is not selected.
 fn with_node(address: &str, last: u8) -> NodeState {
     let (name, it) = service("ns/a", &[("p", 1)]);
-    let target = format!("10.1.0.{last}:53").parse().unwrap();
-    let other_serving = [OtherServing { index: 0, target }].into();
-    let it = Arc::new(ServiceState { other_serving, ..(*it).clone() });
+    let target: SocketAddr = format!("10.1.0.{last}:53").parse().unwrap();
+    let other_serving = [PortTarget { index: 0, target }].into();
+    let not_serving = [PortTarget { index: 0, target: SocketAddr::new(target.ip(), 54) }].into();
+    let it = Arc::new(ServiceState { other_serving, not_serving, ..(*it).clone() });
     let node = model::state::NodeInfo {
         addresses: vec![address.parse().unwrap(), "fd00::7".parse().unwrap()],
         pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
@@ -185,7 +186,9 @@ async fn nodes_service_cidrs_and_other_serving_targets_are_sent_on_request() {
     assert_eq!(plain.change_set().await, ["+s ns/a", "+e ns/a/p"]);
     assert_eq!(requesting.services["ns/a"].ports[0].other_serving, ["10.1.0.8:53"]);
     assert_eq!(requesting.nodes["n7"].addresses, ["192.0.2.1", "fd00::7"]);
+    assert_eq!(requesting.services["ns/a"].ports[0].not_serving, ["10.1.0.8:54"]);
     assert!(plain.services["ns/a"].ports[0].other_serving.is_empty());
+    assert!(plain.services["ns/a"].ports[0].not_serving.is_empty());
     for peer in [&requesting, &plain] {
         peer.ask("").await;
     }

@@ -231,7 +231,8 @@ fn is_active(cluster: &TestCluster, services: &[Service]) -> bool {
         for (ip, port) in ports {
             let frontend = format!("{}/{}", at(ip, port.port), port.protocol);
             expected.insert(format!("{frontend} cluster-ip"));
-            let endpoints = service.endpoints.iter().filter(|it| !service.internal_local || it.node == "n1");
+            let endpoints = service.endpoints.iter().filter(|it| it.ready || it.terminating);
+            let endpoints = endpoints.filter(|it| !service.internal_local || it.node == "n1");
             for endpoint in endpoints.flat_map(|it| &it.addresses).filter(|it| it.is_ipv4() == ip.is_ipv4()) {
                 expected.insert(format!("{frontend} -> {}", at(*endpoint, port.target)));
             }
