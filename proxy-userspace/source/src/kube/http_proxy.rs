@@ -65,7 +65,11 @@ impl Proxy {
         let Some(found) = matcher.intercept(server) else {
             return match explicit {
                 Some(url) => {
-                    Err(format!("proxy-url {url:?} is not a URL; write it as http://192.0.2.1:3128"))
+                    // Without credentials.
+                    let shown = url.rsplit_once('@').map_or(url, |(_, host)| host);
+                    Err(format!(
+                        "proxy-url {shown:?} is not the URL of a proxy; write it as http://192.0.2.1:3128 or socks5://192.0.2.1:1080"
+                    ))
                 }
                 None => Ok(None),
             };
@@ -92,7 +96,7 @@ impl Route {
         let Some(Proxy(proxy)) = proxy else { return Self::Direct(tcp) };
         if proxy.uri().scheme_str() != Some("http") {
             // Names are resolved by the proxy, as by Go.
-            let socks = SocksV5::new(proxy.uri().clone(), tcp).local_dns(false);
+            let socks = SocksV5::new(with_socks_port(proxy.uri()), tcp).local_dns(false);
             return Self::Socks(match proxy.raw_auth() {
                 Some((user, password)) => socks.with_auth(user.into(), password.into()),
                 None => socks,
@@ -125,6 +129,15 @@ impl Service<Uri> for Route {
             })
         })
     }
+}
+
+/// A SOCKS proxy has port 1080 unless its URL names another (RFC 1928).
+fn with_socks_port(proxy: &Uri) -> Uri {
+    let with_port = proxy.host().filter(|_| proxy.port().is_none()).and_then(|host| {
+        let authority = format!("{host}:1080");
+        Uri::builder().scheme(proxy.scheme_str()?).authority(authority).path_and_query("/").build().ok()
+    });
+    with_port.unwrap_or_else(|| proxy.clone())
 }
 
 /// Whether the server has an address of this host, or its name.
@@ -166,11 +179,21 @@ mod tests {
 
     #[test]
     fn a_proxy_of_another_kind_is_refused() {
-        for (explicit, words) in
-            [("https://proxy:3128", ["https", "not supported"]), ("::", ["\"::\"", "not a URL"])]
-        {
+        for (explicit, words) in [
+            ("https://proxy:3128", ["https", "not supported"]),
+            ("::", ["\"::\"", "not the URL"]),
+            ("ftp://user:secret@host", ["\"host\"", "not the URL"]),
+        ] {
             let error = proxy("https://192.0.2.1:6443", Some(explicit), &[]);
-            assert!(words.iter().all(|it| error.contains(it)), "{error}");
+            assert!(words.iter().all(|it| error.contains(it)) && !error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_socks_proxy_has_port_1080_by_default() {
+        for (url, expect) in [("socks5://bastion", "bastion:1080"), ("socks5://[::1]:99", "[::1]:99")] {
+            let uri = with_socks_port(&url.parse().unwrap());
+            assert_eq!(uri.authority().unwrap().as_str(), expect);
         }
     }
 }
