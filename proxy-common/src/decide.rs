@@ -76,7 +76,7 @@ pub trait SocketContext: SocketOrigin {
     /// frontend that is no cluster IP.
     fn has_just_heard(&self, peer: &SockAddr) -> bool;
     /// [`only_packets_reach`].
-    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool;
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool;
     /// 32 random bits.
     fn random(&self) -> u32;
     /// The cookie of the socket's network namespace.
@@ -110,7 +110,8 @@ pub enum Verdict<Backend = SockAddr> {
         /// The first counter of the service port.
         port_counter: CounterIndex,
     },
-    /// A Service that the packet path translates for this socket: leave the destination as it is.
+    /// A Service that the packet path translates for this socket: leave the destination as it is. It translates nothing to a
+    /// loopback address: what is left there is refused, or reaches a program of the node.
     Leave {
         /// The counter of the reason: of the calls left to packets, or of those that found no backend.
         counter: CounterIndex,
@@ -193,17 +194,20 @@ fn decide_by_tables<T: Tables>(
     };
     let port_counter = frontend.counter;
     let is_udp = protocol == UDP;
-    if is_udp && frontend.options.is_external() && socket.has_just_heard(&SockAddr::new(ip.mapped(), port)) {
-        return Verdict::Pass;
-    }
     let is_empty = frontend.backend_count == 0;
-    let is_left = is_empty && is_udp
-        || frontend.options.is_to_packets()
-        || socket.is_reached_by_packets_only(tables, protocol);
-    if is_left && socket.packets_serve() {
+    let to_loopback = ip.is_loopback();
+    let is_left = || {
+        is_empty && is_udp
+            || frontend.options.is_to_packets() && !to_loopback
+            || socket.is_reached_by_packets_only(tables, protocol, to_loopback)
+    };
+    if socket.packets_serve() && is_left() {
         return Verdict::Leave {
             counter: port_counter + if is_empty { NO_BACKEND } else { LEFT_TO_PACKETS },
         };
+    }
+    if is_udp && frontend.options.is_external() && socket.has_just_heard(&SockAddr::new(ip.mapped(), port)) {
+        return Verdict::Pass;
     }
     if is_empty {
         return Verdict::Refuse { port_counter };
@@ -232,8 +236,18 @@ fn decide_by_tables<T: Tables>(
 /// - A connection from this port to the same backend may exist, through another Service.
 /// - In the node's network namespace, backends may have no way back to the address that the socket is bound to, or the
 ///   kernel none from there to them (loopback). A pod's address is known to all backends.
+///
+/// Packets to a loopback address are not translated: there, only a socket that is bound to one is left, and refused.
 #[inline(always)]
-pub fn only_packets_reach<T: Tables>(tables: &T, socket: &impl SocketOrigin, protocol: u8) -> bool {
+pub fn only_packets_reach<T: Tables>(
+    tables: &T,
+    socket: &impl SocketOrigin,
+    protocol: u8,
+    to_loopback: bool,
+) -> bool {
+    if to_loopback {
+        return socket.bound_address().is_loopback();
+    }
     if socket.has_chosen_interface(protocol) || (protocol == TCP && socket.has_chosen_port()) {
         return true;
     }

@@ -32,9 +32,12 @@ impl SenderKey {
     }
 }
 
-/// How long a datagram to a sender is a reply, in nanoseconds: as long as connection tracking remembers a UDP flow of both
-/// directions by default (`nf_conntrack_udp_timeout_stream`).
+/// How long a datagram to a sender is a reply, in nanoseconds, since the last datagram of either of both: as long as connection
+/// tracking remembers a UDP flow of both directions by default (`nf_conntrack_udp_timeout_stream`).
 pub const REPLY_TIME: u64 = 120_000_000_000;
+
+/// For how long a reply leaves the time as it is, in nanoseconds, so that a stream of them does not write it each time.
+pub const REFRESH_TIME: u64 = 10_000_000_000;
 
 /// The number of senders that are remembered; the one that was silent longest is forgotten first.
 pub const MAX_SENDERS: u32 = 16_384;

@@ -292,6 +292,8 @@ pub trait Family: Copy + Default + PartialEq {
     /// The key of a member of a backend set.
     type BackendSetMemberKey: 'static;
 
+    /// Whether it is a loopback address, or an IPv4-mapped one.
+    fn is_loopback(self) -> bool;
     /// The key of the frontend at this address.
     fn frontend_key(self, port: Be16, protocol: u8) -> Self::FrontendKey;
     /// The address and protocol of a frontend.
@@ -382,6 +384,11 @@ macro_rules! family {
             type Backend = $backend;
             type BackendEntry = $backend_entry;
             type BackendSetMemberKey = $member_key;
+
+            #[inline(always)]
+            fn is_loopback(self) -> bool {
+                self.is_loopback()
+            }
 
             #[inline(always)]
             fn frontend_key(self, port: Be16, protocol: u8) -> $frontend_key {

@@ -88,7 +88,7 @@ pub const SEND: u8 = 2;
 pub const PASSED: u8 = 1;
 /// The process or its network namespace is excluded.
 pub const EXCLUDED: u8 = 2;
-/// The socket is the kernel's own, and is left to the packet path.
+/// The call is left to the packet path, as one of the kernel's own sockets or one about which only NAT knows enough.
 pub const LEFT_TO_PACKETS: u8 = 3;
 /// The destination was rewritten.
 pub const REDIRECTED: u8 = 4;

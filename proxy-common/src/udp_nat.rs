@@ -1,7 +1,7 @@
 //! The translations of an unconnected UDP socket: that of its first Service address is in its slot, all others are in the
 //! [`overflow`](crate::overflow) table.
 //!
-//! Invariant: without room for its translation a datagram is not sent, as the reply would show the backend as its source.
+//! Invariant: without room for its translation a datagram is not redirected, as the reply would show the backend as its source.
 //! A Service address in the table has an entry with its current backend. A Service address whose backend has changed has one
 //! with its previous backend, which may still reply. These are linked into a chain, so that the release of the socket finds
 //! them all. Each backend of a node, and a backend that several addresses share, has a reverse entry with the Service address

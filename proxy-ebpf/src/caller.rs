@@ -181,8 +181,8 @@ impl SocketContext for Caller<'_> {
     }
 
     #[inline(always)]
-    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool {
-        self.origin().is_reached_by_packets_only(tables.side(), protocol)
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool {
+        self.origin().is_reached_by_packets_only(tables.side(), protocol, to_loopback)
     }
 
     #[inline(always)]

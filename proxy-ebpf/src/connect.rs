@@ -87,7 +87,7 @@ fn apply<F: ReportingFamily>(
                     ctx::rewrite::<F>(ctx, &selection.backend)?;
                     return Some(PASS);
                 }
-                Insertion::NoRoom if !caller.packets_serve() => {
+                Insertion::NoRoom if !caller.packets_serve() || destination.ip.is_loopback() => {
                     trace::no_room::<F>(ctx, caller, &selection);
                     counters::not_redirected(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));

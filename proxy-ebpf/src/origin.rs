@@ -19,21 +19,22 @@ pub(crate) struct Origin<'a> {
 impl Origin<'_> {
     /// [`only_packets_reach`], with the node addresses of a side.
     #[inline(always)]
-    pub(crate) fn is_reached_by_packets_only(&self, side: u32, protocol: u8) -> bool {
+    pub(crate) fn is_reached_by_packets_only(&self, side: u32, protocol: u8, to_loopback: bool) -> bool {
         // A TCP socket whose program has chosen nothing, as most are.
         if protocol == TCP && !ctx::is_bound(self.ctx) {
             return false;
         }
-        reached_by_packets_only(self.ctx.sock_addr, side.into()) != 0
+        reached_by_packets_only(self.ctx.sock_addr, side.into(), to_loopback.into()) != 0
     }
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn reached_by_packets_only(ctx: *mut bpf_sock_addr, side: u64) -> u64 {
+extern "C" fn reached_by_packets_only(ctx: *mut bpf_sock_addr, side: u64, to_loopback: u64) -> u64 {
     let ctx = &SockAddrContext::new(ctx);
     // Node addresses of both families are in one table, by their IPv6 form.
-    only_packets_reach(&Side::<V6>::of(side as u32), &Origin { ctx }, ctx::protocol(ctx)).into()
+    only_packets_reach(&Side::<V6>::of(side as u32), &Origin { ctx }, ctx::protocol(ctx), to_loopback != 0)
+        .into()
 }
 
 impl SocketOrigin for Origin<'_> {

@@ -6,7 +6,7 @@ use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_ktime_get_ns, pr
 use proxy_common::{
     decide::may_be_hijacked,
     net::{Be16, SockAddr, V4, V6},
-    senders::{REPLY_TIME, SenderKey},
+    senders::{REFRESH_TIME, REPLY_TIME, SenderKey},
 };
 
 use crate::{
@@ -51,9 +51,17 @@ extern "C" fn just_heard(ctx: *mut bpf_sock_addr, high: u64, low: u64, ports: u6
     let ip = V6::from_raw([(high >> 32) as u32, high as u32, (low >> 32) as u32, low as u32]);
     let sender = SockAddr::new(ip, Be16::from_raw(ports as u16));
     let key = SenderKey::new(sender, ctx::netns(ctx), (ports >> 16) as u16);
+    let Some(time) = SENDERS.get_ptr_mut(&key) else { return 0 };
     // SAFETY: an entry that is reused meanwhile is copied out at once, and is recent.
-    let heard = unsafe { SENDERS.get(key) }.copied();
-    heard.is_some_and(|at| now().wrapping_sub(at) < REPLY_TIME).into()
+    let age = now().wrapping_sub(unsafe { time.read_volatile() });
+    if age >= REPLY_TIME {
+        return 0;
+    }
+    if age >= REFRESH_TIME {
+        // SAFETY: as above; the other sender is just as recent.
+        unsafe { time.write_volatile(now()) };
+    }
+    1
 }
 
 #[inline(always)]

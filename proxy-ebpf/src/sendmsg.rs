@@ -70,7 +70,7 @@ fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Opti
                     ctx::rewrite::<F>(ctx, &selection.backend)?;
                     return Some(PASS);
                 }
-                Insertion::NoRoom if !caller.packets_serve() => {
+                Insertion::NoRoom if !caller.packets_serve() || F::address(ctx).is_loopback() => {
                     trace::no_room::<F>(ctx, &caller, &selection);
                     counters::not_redirected(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));

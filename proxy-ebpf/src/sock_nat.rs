@@ -25,7 +25,7 @@ use crate::{
 pub(crate) enum Insertion {
     /// It is stored, or the socket can do without: a TCP socket then shows the backend's address as its peer.
     Done,
-    /// There is no room for it, and the socket must not be connected: its replies would bear the backend's address.
+    /// There is no room for it, and the socket must not be redirected: its replies would bear the backend's address.
     NoRoom,
     /// The socket is the kernel's own and has to be left to the packet path.
     NotOurs,

@@ -1,7 +1,7 @@
 //! The translations of an unconnected UDP socket: that of its first Service address in its slot, the others in the overflow
 //! table.
 //!
-//! Invariant: without room for its translation a datagram is not sent, as the reply would show the backend as its source.
+//! Invariant: without room for its translation a datagram is not redirected, as the reply would show the backend as its source.
 
 use aya_ebpf::programs::SockAddrContext;
 use proxy_common::{net::SockAddr, sock_nat::SockNat, udp_nat};

@@ -122,11 +122,15 @@ impl Tables for OneFrontend {
         self.count_lookup();
         assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
         let options = FrontendOptions::new(port.get() == 30_081, false, 0).external();
+        let options = if self.options.is_to_packets() { options.to_packets() } else { options };
         ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(options))
     }
 
     fn node_addr_scope(&self, address: V4) -> Option<NodeAddrScope> {
         self.count_lookup();
+        if address.is_loopback() {
+            return Some(NodeAddrScope::LOOPBACK);
+        }
         (LOCAL..=INTERFACE).find(|it| ip(*it) == address).map(NodeAddrScope)
     }
 
@@ -248,8 +252,8 @@ impl SocketContext for FakeSocket {
         self.heard == Some(*peer)
     }
 
-    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8) -> bool {
-        only_packets_reach(tables, self, protocol)
+    fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool {
+        only_packets_reach(tables, self, protocol, to_loopback)
     }
 
     fn random(&self) -> u32 {
@@ -362,6 +366,25 @@ fn a_frontend_may_be_left_to_packets() {
     let mut tables = OneFrontend::new(TCP, &[10], 0);
     tables.options = FrontendOptions::new(false, false, 0).to_packets();
     check_with_packets(&tables, FakeSocket::default(), LEFT, to(10));
+}
+
+/// The packet path translates nothing there.
+#[test]
+fn a_node_port_on_loopback_is_left_to_packets_only_by_clients_bound_to_loopback() {
+    let port = Be16::new(30_080);
+    for protocol in [TCP, UDP] {
+        let mut tables = OneFrontend::new(protocol, &[10], 0);
+        tables.options = tables.options.to_packets();
+        let host = || FakeSocket { is_host: true, packets_serve: true, ..FakeSocket::default() };
+        let bound = |to: V4| FakeSocket { bound: to.mapped(), ..host() };
+        for (socket, expect) in [
+            (FakeSocket { has_chosen_port: true, has_chosen_interface: true, ..host() }, to(10)),
+            (bound(ip(INTERFACE)), to(10)),
+            (bound(V4::LOOPBACK), LEFT),
+        ] {
+            assert_eq!(decide(&tables, &socket, V4::LOOPBACK, port, protocol), expect);
+        }
+    }
 }
 
 #[test]

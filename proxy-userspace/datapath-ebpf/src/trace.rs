@@ -173,7 +173,7 @@ pub enum TraceVerdict {
     Passed,
     /// The process is excluded.
     Excluded,
-    /// The socket is the kernel's own.
+    /// The call is left to the packet path.
     LeftToPackets,
     /// The destination was rewritten.
     Redirected,

@@ -344,15 +344,19 @@ fn counters(service_counters: Option<&ServiceCounters>, out: &mut MetricWriter<'
     family("connections", "Connections and UDP associations that were redirected to an endpoint", |it| {
         it.connections
     })?;
-    family("no_backend", "Connections that were refused because the Service had no endpoint", |it| {
-        it.no_backend
-    })?;
+    family(
+        "no_backend",
+        "Calls that found no endpoint of the Service: refused, or UDP left to the packet path",
+        |it| it.no_backend,
+    )?;
     family(
         "denied",
-        "Binds to the node port that were denied, and datagrams without room for a NAT entry",
+        "Binds to the node port that were denied, and without the packet path, datagrams without room for a NAT entry",
         |it| it.denied,
     )?;
-    family("left_to_packets", "Calls that were left to the packet path", |it| it.left_to_packets)
+    family("left_to_packets", "Calls to a Service with endpoints that were left to the packet path", |it| {
+        it.left_to_packets
+    })
 }
 
 fn flag(is_set: bool) -> f64 {

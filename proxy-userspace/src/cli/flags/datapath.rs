@@ -40,7 +40,7 @@ pub(in crate::cli) struct DatapathFlags {
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
     /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two [default: by the
-    /// memory of the machine: 65536 with 2 GiB, at most 524288]
+    /// memory of the machine: 65536 up to 2 GiB, 524288 above 8 GiB]
     ///
     /// Each entry takes 64 bytes of kernel memory, by default a 512th of it. Further sockets use the table of --udp-addresses, which takes connect(2)
     /// about 300 ns longer. One network namespace may use a quarter. Used when the maps are created, until `cleanup`.
@@ -87,7 +87,7 @@ pub(in crate::cli) struct DatapathFlags {
 }
 
 /// The default of `--socket-slots`: a quarter of them, which one network namespace may use, is enough for 100,000 connections
-/// from 16 GiB of memory on.
+/// above 8 GiB of memory.
 fn default_socket_slots() -> u32 {
     const BYTES_PER_SLOT: u64 = 1 << 15;
     let memory = sysinfo().map_or(0, |it| it.ram_total());
