@@ -50,6 +50,8 @@ pub(super) struct ServiceImage {
     pub(super) rejected: Vec<Rejected>,
     /// Its cluster IPs that are on an interface of the host, and so have no frontends.
     pub(super) left_to_host: Vec<IpAddr>,
+    /// Its load balancer IPs with source ranges, at each port: only packets are translated there.
+    pub(super) packets_only: Vec<FrontendAddress>,
 }
 
 /// The backends of some frontends of a Service.
@@ -95,6 +97,12 @@ pub(super) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
         (FrontendKind::ExternalIp, &service.external_ips),
     ] {
         ips.iter().filter(|it| !is_restricted(it)).for_each(|it| compiler.add(*it, kind, Scope::Cluster));
+    }
+    for &ip in service.load_balancer_ips.iter().filter(|it| is_restricted(it)) {
+        let ports = service.ports.iter().filter(|it| !it.conflicting_addresses.contains(&ip));
+        let at = ports
+            .map(|it| FrontendAddress { address: SocketAddr::new(ip, it.port.get()), protocol: it.protocol });
+        compiler.image.packets_only.extend(at);
     }
     for &ip in &service.cluster_ips {
         compiler.add_node_ports(unspecified(Family::of(ip)));

@@ -123,9 +123,10 @@ impl Layout {
             counters: &mut self.counters,
             rows: &mut self.rows,
         };
-        // The frontends that these Services had, and that they have. One that moves from a Service to another is both given up
+        // The entry points that these Services had, and that they have. One that moves from a Service to another is both given up
         // and taken, in either order.
         let (mut given_up, mut taken) = (BTreeSet::new(), BTreeSet::new());
+        let mut frontends = BTreeMap::new();
         let names: BTreeSet<_> = removed.iter().chain(&changed).map(|it| it.0).collect();
         let services = names.len();
         // Removed Services come first, so that their ids can be reused.
@@ -140,17 +141,16 @@ impl Layout {
             }
             for it in &old.frontends {
                 writer.counters.release(CounterOwner::port(it.port_id));
-                given_up.insert((it.address, it.options.is_external()));
+                frontends.insert(it.address, None);
             }
+            given_up.extend(old.entry_points());
             let new = writer.update_service(old, image);
-            taken.extend(new.frontends.iter().map(|it| (it.address, it.options.is_external())));
+            taken.extend(new.entry_points());
             if now.is_some() {
                 self.services.insert(name.clone(), new);
             }
         }
         let moved = self.entry_points.update(&given_up, &taken, &self.node_addresses, node_addresses);
-        let mut frontends: BTreeMap<_, _> =
-            given_up.into_iter().map(|(address, _)| (address, None)).collect();
         let others = (!moved.is_empty()).then(|| {
             self.services
                 .iter()

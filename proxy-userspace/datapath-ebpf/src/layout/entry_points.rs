@@ -24,21 +24,18 @@ pub(super) struct Moved {
 }
 
 impl EntryPoints {
-    /// Takes over which frontends Services have given up and taken, each with whether it is one of these, and the addresses at
-    /// which node ports are served, before and now.
+    /// Takes over which of them Services have given up and taken, and the addresses at which node ports are served, before and
+    /// now.
     pub(super) fn update(
         &mut self,
-        given_up: &BTreeSet<(FrontendAddress, bool)>,
-        taken: &BTreeSet<(FrontendAddress, bool)>,
+        given_up: &BTreeSet<FrontendAddress>,
+        taken: &BTreeSet<FrontendAddress>,
         before: &NodeAddresses,
         now: &NodeAddresses,
     ) -> Moved {
         let mut moved = Moved::default();
-        for (it, is_entry_point) in given_up.symmetric_difference(taken) {
-            if !is_entry_point {
-                continue;
-            }
-            if taken.contains(&(*it, true)) {
+        for it in given_up.symmetric_difference(taken) {
+            if taken.contains(it) {
                 self.0.insert(*it)
             } else {
                 self.0.remove(it)
@@ -49,7 +46,8 @@ impl EntryPoints {
             };
         }
         if before != now {
-            let differs = |ip: &&IpAddr| before.get(ip) != now.get(ip);
+            // Those of other nodes come and go with each of them.
+            let differs = |ip: &&IpAddr| is_local(before, ip) != is_local(now, ip);
             moved.ips.extend(before.keys().chain(now.keys()).filter(differs));
         }
         moved
@@ -65,7 +63,7 @@ impl EntryPoints {
         let contain = |address| self.0.contains(&FrontendAddress { address, protocol });
         let ip = address.ip();
         contain(address)
-            || (node_addresses.get(&ip).is_some_and(|it| it.is_local())
+            || (is_local(node_addresses, &ip)
                 && contain(SocketAddr::new(unspecified(Family::of(ip)), address.port())))
     }
 }
@@ -79,8 +77,12 @@ impl Moved {
     pub(super) fn concern(&self, service: &ServiceLayout, node_addresses: &NodeAddresses) -> bool {
         let is_concerned = |it: SocketAddr| {
             self.ips.contains(&it.ip())
-                || (self.node_ports.contains(&it.port()) && node_addresses.contains_key(&it.ip()))
+                || (self.node_ports.contains(&it.port()) && is_local(node_addresses, &it.ip()))
         };
         service.sets.iter().flat_map(|it| &it.slots).any(|it| is_concerned(it.backend))
     }
+}
+
+fn is_local(node_addresses: &NodeAddresses, ip: &IpAddr) -> bool {
+    node_addresses.get(ip).is_some_and(|it| it.is_local())
 }

@@ -1,11 +1,21 @@
 //! What a layout says of itself, beside the tables, which the tests of the double buffer check.
 
-use std::{net::SocketAddr, num::NonZeroU8, sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU8,
+    sync::Arc,
+    time::Duration,
+};
 
 use model::{
     Protocol,
     state::{EndpointPort, Service, ServicePort, ServiceState},
 };
+use proptest::{
+    collection::{btree_map, btree_set, vec},
+    prelude::*,
+};
+use proxy_common::tables::{FrontendOptions, NodeAddrScope};
 
 use super::*;
 use crate::fixtures::{self, ALL_SCOPES, number, state_of};
@@ -113,4 +123,86 @@ fn ejected_endpoints_are_named_by_the_counters_of_their_connections() {
     let expect = [ejected("admin", "10.1.0.2:8081", 3, true), ejected("http", "10.1.0.1:8080", 1, false)];
     assert_eq!(layout.ejected(&avoiders), expect);
     assert_eq!(layout.ejected(&HashMap::new()), []);
+}
+
+/// A Service whose endpoints may be addresses of Services: external IPs, restricted load balancer IPs, node ports.
+#[derive(Clone, Debug)]
+struct AnyService {
+    has_external_ip: bool,
+    has_restricted_ip: bool,
+    has_node_port: bool,
+    /// Each with the last byte of its address and its port.
+    endpoints: BTreeSet<(u8, u16)>,
+}
+
+impl AnyService {
+    fn any() -> impl Strategy<Value = Self> {
+        let address = prop_oneof![1u8..4, 11u8..14, 21u8..24];
+        let endpoints = btree_set((address, prop_oneof![Just(80u16), 30_001u16..30_004]), 0..4);
+        (any::<[bool; 3]>(), endpoints).prop_map(|(has, endpoints)| Self {
+            has_external_ip: has[0],
+            has_restricted_ip: has[1],
+            has_node_port: has[2],
+            endpoints,
+        })
+    }
+
+    fn state(&self, n: u8) -> ServiceState {
+        let node_port = self.has_node_port.then(|| number(30_000 + u16::from(n)));
+        let port = ServicePort { node_port, ..fixtures::port("http", Protocol::Tcp, 80) };
+        let mut service = fixtures::service(&format!("s{n}"), [[10, 96, 0, n].into()], vec![port]);
+        service.external_ips.extend(self.has_external_ip.then(|| IpAddr::V4(address(n))));
+        service.load_balancer_ips.extend(self.has_restricted_ip.then(|| IpAddr::V4(address(10 + n))));
+        service.source_ranges.push("192.0.2.0/24".parse().unwrap());
+        let endpoints = self.endpoints.iter().zip(1..).map(|(&(n, port), key)| {
+            let to = EndpointPort { index: 0, port: number(port), scopes: ALL_SCOPES };
+            fixtures::endpoint(key, Some(address(n)), None, [to])
+        });
+        ServiceState::new(service, endpoints)
+    }
+}
+
+fn address(n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 1, 0, n)
+}
+
+/// The options of each frontend.
+fn options(layout: &Layout) -> BTreeMap<FrontendAddress, FrontendOptions> {
+    layout.frontends.iter().map(|(at, it)| (*at, it.options)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_left_to_packets_follows_from_the_last_state_alone(
+        history in vec(
+            (btree_map(1u8..4, AnyService::any(), 0..4), btree_set((21u8..24, any::<bool>()), 0..3)),
+            1..8,
+        ),
+    ) {
+        let mut layout = Layout::default();
+        for (services, nodes) in history {
+            let state = state_of(services.iter().map(|(n, it)| Arc::new(it.state(*n))));
+            let scope = |is_own| if is_own { NodeAddrScope::LOCAL } else { NodeAddrScope::REMOTE };
+            let nodes: NodeAddresses =
+                BTreeMap::from_iter(nodes.iter().map(|(n, is_own)| (address(*n).into(), scope(*is_own)))).into();
+            layout.update(&state, &nodes);
+            let mut fresh = Layout::default();
+            fresh.update(&state, &nodes);
+            prop_assert_eq!(options(&layout), options(&fresh));
+            for (n, it) in &services {
+                let is_entry_point = |&(at, port): &(u8, u16)| services.iter().any(|(n, of)| {
+                    let is_own_node = nodes.get(&address(at).into()) == Some(&NodeAddrScope::LOCAL);
+                    of.has_external_ip && (at, port) == (*n, 80)
+                        || of.has_restricted_ip && (at, port) == (10 + n, 80)
+                        || of.has_node_port && is_own_node && port == 30_000 + u16::from(*n)
+                });
+                let cluster_ip = SocketAddr::new([10, 96, 0, *n].into(), 80);
+                let at = FrontendAddress { address: cluster_ip, protocol: Protocol::Tcp };
+                let expected = it.endpoints.iter().any(is_entry_point);
+                prop_assert_eq!(options(&layout)[&at].is_to_packets(), expected, "s{}", n);
+            }
+        }
+    }
 }

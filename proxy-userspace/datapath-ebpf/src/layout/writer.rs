@@ -67,7 +67,8 @@ impl Writer<'_> {
             self.update_set(&mut set, &image.backends);
             set
         });
-        ServiceLayout { sets: sets.collect(), frontends: image.frontends }
+        let packets_only = image.packets_only;
+        ServiceLayout { sets: sets.collect(), frontends: image.frontends, packets_only }
     }
 
     /// Replaces the backends of a set by these, which are sorted: a backend that stays keeps its slot, a new one takes the
@@ -163,6 +164,15 @@ impl Writer<'_> {
 pub(super) struct ServiceLayout {
     pub(super) frontends: Vec<Frontend>,
     pub(super) sets: Vec<Set>,
+    packets_only: Vec<FrontendAddress>,
+}
+
+impl ServiceLayout {
+    /// The addresses at which packets are translated beside its cluster IPs.
+    pub(super) fn entry_points(&self) -> impl Iterator<Item = FrontendAddress> {
+        let external = self.frontends.iter().filter(|it| it.options.is_external());
+        external.map(|it| it.address).chain(self.packets_only.iter().copied())
+    }
 }
 
 /// A backend set in the tables.
