@@ -46,6 +46,10 @@ pub const MAX_RECORDS: u32 = 16_384;
 /// second.
 pub const TRIAL_TIME: u64 = 3_000_000_000;
 
+/// How long a connection must have been unanswered to count as failed when its program gives it up, in microseconds. Happy eyeballs
+/// give up the slower family earlier: 250 to 300 ms after its first segment (RFC 8305), and as long as the other one takes.
+pub const MIN_GIVEN_UP_TIME: u64 = 400_000;
+
 /// The connections of a client to a backend that failed since the last one that succeeded. There is no record without a
 /// failure. Times are in nanoseconds of the monotonic clock.
 #[repr(C)]

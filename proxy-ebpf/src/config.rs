@@ -96,6 +96,11 @@ pub(crate) static PORT_LOCK_BIT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static UNICAST_IF: Global<u32> = Global::new(0);
 
+/// The offset of `tcp_mstamp` in `struct tcp_sock`: when a socket last sent or received, in microseconds of the monotonic clock. 0
+/// if programs that release sockets cannot read it.
+#[unsafe(no_mangle)]
+pub(crate) static TCP_MSTAMP: Global<u32> = Global::new(0);
+
 /// The offset of `pinet6` in `struct inet_sock`.
 #[unsafe(no_mangle)]
 pub(crate) static PINET6: Global<u32> = Global::new(0);

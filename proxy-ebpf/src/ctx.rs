@@ -26,6 +26,8 @@ pub(crate) const ENOBUFS: i32 = 105;
 pub(crate) const EADDRINUSE: i32 = 98;
 /// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
+/// `TCP_SYN_SENT`: the connection is not answered yet.
+pub(crate) const TCP_SYN_SENT: u32 = 2;
 const AF_INET: u32 = 2;
 
 /// Reads a field of a context, or of a socket that was checked for null, as the verifier requires; volatile, so that the
@@ -110,7 +112,6 @@ pub(crate) fn released_protocol(ctx: &SockContext) -> u8 {
 }
 
 /// The state of a TCP socket that is released.
-#[cfg(feature = "trace")]
 #[inline(always)]
 pub(crate) fn released_state(ctx: &SockContext) -> u32 {
     read!(ctx.sock, state)

@@ -2,15 +2,17 @@
 //!
 //! Invariant: nothing is looked up while there is no record.
 
-use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns};
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, programs::SockContext};
 use proxy_common::{
-    health::{Cause, FailureRecord, HAS_RECORDS, key},
+    health::{Cause, FailureRecord, HAS_RECORDS, MIN_GIVEN_UP_TIME, key},
     sock_nat::NatSlot,
 };
 
 use crate::{
     atomic,
     config::{EJECTION_TIME, MAX_EJECTION_TIME},
+    ctx::{self, TCP_SYN_SENT},
+    kernel_sock,
     maps::{CONNECTING, FAILURES, HEALTH},
 };
 
@@ -58,6 +60,18 @@ pub(crate) fn take_watch(cookie: u64) -> bool {
 pub(crate) fn succeeded(slot: &NatSlot) {
     if slot.watch.is_pending() && has_records() {
         let _ = FAILURES.remove(key(slot.client, slot.watch.backend()));
+    }
+}
+
+/// A socket is released: if the program gives up a connection that was unanswered for long, it has failed. Its program may never
+/// wait until the first segment is sent again.
+#[inline(always)]
+pub(crate) fn given_up(ctx: &SockContext, slot: &mut NatSlot) {
+    if slot.watch.failures() != 0
+        && ctx::released_state(ctx) == TCP_SYN_SENT
+        && kernel_sock::time_since_syn(ctx) >= MIN_GIVEN_UP_TIME
+    {
+        failed(slot, Cause::Timeout);
     }
 }
 

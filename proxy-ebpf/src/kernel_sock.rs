@@ -5,9 +5,10 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::bpf_sock,
-    helpers::generated::{bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
-    programs::SockAddrContext,
+    helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
+    programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
     kernel_functions::RDONLY_CAST,
@@ -15,7 +16,10 @@ use proxy_common::{
 };
 
 use crate::{
-    config::{ANY_SOCK, PINET6, PORT_LOCK_BIT, PORT_LOCK_BYTE, SOCK_TYPE, TCP_SOCK, UNICAST_IF, UNICAST_IF6},
+    config::{
+        ANY_SOCK, PINET6, PORT_LOCK_BIT, PORT_LOCK_BYTE, SOCK_TYPE, TCP_MSTAMP, TCP_SOCK, UNICAST_IF,
+        UNICAST_IF6,
+    },
     ctx,
 };
 
@@ -93,6 +97,19 @@ fn has_unicast_interface(ctx: &SockAddrContext) -> bool {
     has_six() && probe::<u32>(probe(address(ctx), PINET6.load()), UNICAST_IF6.load()) != 0
 }
 
+/// How long ago a released TCP socket sent its first segment, if it has sent no other and received none, in microseconds; 0 if
+/// that cannot be read.
+#[inline(always)]
+pub(crate) fn time_since_syn(ctx: &SockContext) -> u64 {
+    if TCP_MSTAMP.load() == 0 {
+        return 0;
+    }
+    // The context of such a program is the socket itself.
+    let sent: u64 = probe(number(ctx.as_ptr() as u64), TCP_MSTAMP.load());
+    // SAFETY: the helper takes nothing and touches nothing.
+    (unsafe { bpf_ktime_get_ns() } / 1000).saturating_sub(sent)
+}
+
 /// The socket as the kernel has it. The cast takes no instruction, and a read that faults gives 0.
 #[inline(always)]
 fn cast(ctx: &SockAddrContext) -> *const u8 {
@@ -107,9 +124,13 @@ fn cast(ctx: &SockAddrContext) -> *const u8 {
 /// The address of the socket.
 #[inline(always)]
 fn address(ctx: &SockAddrContext) -> u64 {
-    // Negated twice, a pointer is a number to the verifier, which allows arithmetic on it. The compiler would optimise both
-    // negations away.
-    let mut address = ctx::socket(ctx) as u64;
+    number(ctx::socket(ctx) as u64)
+}
+
+/// A pointer as a number: negated twice, it is one to the verifier, which allows arithmetic on it. The compiler would optimise
+/// both negations away.
+#[inline(always)]
+fn number(mut address: u64) -> u64 {
     // SAFETY: nothing but that register is touched.
     unsafe { core::arch::asm!("{0} = -{0}", inout(reg) address) };
     address.wrapping_neg()

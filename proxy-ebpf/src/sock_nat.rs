@@ -105,6 +105,7 @@ pub(crate) fn release(ctx: &SockContext) {
         }
     }
     if let Some(own) = slot.own() {
+        health::given_up(ctx, own);
         backend_states::replace(own.watch, Watch::NONE);
     }
     slot.free();

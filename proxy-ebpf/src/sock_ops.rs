@@ -1,7 +1,7 @@
 //! sock_ops: watches the TCP connections that were translated until they are established or have failed.
 //!
-//! Invariant: a connection counts as failed once at most. Neither a program that closes its socket early nor an error on the
-//! way out is a failure of the endpoint: only silence and a reset are.
+//! Invariant: a connection counts as failed once at most. An error on the way out is no failure of the endpoint: only silence and
+//! a reset are. Of a socket that its program closes meanwhile see [`health::given_up`].
 
 use aya_ebpf::{
     bindings::{
@@ -13,10 +13,14 @@ use aya_ebpf::{
 };
 use proxy_common::{health::Cause, sock_nat::NatSlot};
 
-use crate::{ctx, health, slot::SlotRef, trace};
+use crate::{
+    ctx::{self, TCP_SYN_SENT},
+    health,
+    slot::SlotRef,
+    trace,
+};
 
 const TCP_ESTABLISHED: u32 = 1;
-const TCP_SYN_SENT: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 
 /// The calls for time-outs and for changes of the state, which only watched connections ask for.

@@ -33,7 +33,7 @@ use proxy_common::{
 
 use crate::{
     caller::Caller,
-    ctx::{self, HookFamily},
+    ctx::{self, HookFamily, TCP_SYN_SENT},
     ring::{EVENTS, STEPS, count_lost, output},
     side::Side,
 };
@@ -89,7 +89,6 @@ static ENDS: Global<u64> = Global::new(0);
 static ALL: Global<u64> = Global::new(0);
 
 const TCP_ESTABLISHED: u32 = 1;
-const TCP_SYN_SENT: u32 = 2;
 const TCP_FIN_WAIT1: u32 = 4;
 const TCP_CLOSE: u32 = 7;
 const TCP_CLOSE_WAIT: u32 = 8;

@@ -28,12 +28,12 @@ pub(super) struct Features {
 }
 
 /// How many constants there are.
-const CONSTANTS: usize = 13;
+const CONSTANTS: usize = 14;
 /// `SOCK_BINDPORT_LOCK`, as the number of its bit in `sk_userlocks`.
 const BINDPORT_LOCK: u32 = 3;
 
 /// The constants that let programs read the kernel's sockets: by a cast, or by helpers.
-const SOCKET_READS: [&[&str]; 2] = [&["SOCK_TYPE"], &["TCP_SOCK", "ANY_SOCK"]];
+const SOCKET_READS: [&[&str]; 2] = [&["SOCK_TYPE"], &["TCP_SOCK", "ANY_SOCK", "TCP_MSTAMP"]];
 
 impl Features {
     /// Detects the features of this kernel.
@@ -53,6 +53,8 @@ impl Features {
         let offset = refused.or(kern_sock).unwrap_or(0);
         let port_lock = btf::member_offset(&types, "sock", "sk_userlocks").map(|it| it + BINDPORT_LOCK);
         let field = |of, name| btf::member_offset(&types, of, name).map_or(0, |it| it / 8);
+        let probe = BpfHelper::BPF_FUNC_probe_read_kernel;
+        let can_probe_released = is_helper_supported(ProgramType::CgroupSock, probe).unwrap_or(false);
         let keeps_addresses = KernelVersion::current().is_ok_and(|it| it >= KernelVersion::new(6, 6, 0));
         let constants = [
             ("SET_RETVAL", has(BpfHelper::BPF_FUNC_set_retval).into()),
@@ -68,6 +70,7 @@ impl Features {
             ("UNICAST_IF", field("inet_sock", "uc_index")),
             ("PINET6", field("inet_sock", "pinet6")),
             ("UNICAST_IF6", field("ipv6_pinfo", "ucast_oif")),
+            ("TCP_MSTAMP", if can_probe_released { field("tcp_sock", "tcp_mstamp") } else { 0 }),
         ];
         Self { constants, rdonly_cast: cast.map(|(function, _)| function) }
     }

@@ -119,6 +119,27 @@ fn failing_endpoints_get_no_new_connections() {
     assert!(check.contains(finding), "{check}");
 }
 
+/// Gives up connects of clients without patience: this many, one after the other, each after so long.
+fn give_up(connects: usize, after: Duration) {
+    for _ in 0..connects {
+        let connected = TcpStream::connect_timeout(&FRONTEND.into(), after);
+        assert_eq!(connected.unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}
+
+#[test]
+fn an_endpoint_that_clients_without_patience_give_up_is_ejected() {
+    let Some((mut node, _hole)) = node_or_skip(&[web4([3])], &FOR_EVER) else { return };
+    // Happy eyeballs (RFC 8305) give up the slower family of two after 250 or 300 ms.
+    give_up(10, Duration::from_millis(250));
+    assert_eq!(ejected().unwrap_or(0.0), 0.0);
+    give_up(3, Duration::from_millis(500));
+    node.wait_until(|_| ejected() == Some(1.0));
+    node.write(&[web4([1, 3])]);
+    node.wait_until(|_| outcomes(1) == BTreeMap::from([(Served(1), 1)]));
+    assert_eq!(outcomes(50), BTreeMap::from([(Served(1), 50)]));
+}
+
 #[test]
 fn ejected_endpoints_stay_ejected_through_a_restart() {
     let Some((mut node, _hole)) = node_or_skip(&[web4(1..=3)], &FOR_EVER) else { return };
