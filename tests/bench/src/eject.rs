@@ -25,7 +25,6 @@ use tests::{NetNs, Sandbox, TestNode, agent::AgentCommand, manifest::Service, te
 use crate::figures::Figures;
 
 const ENDPOINTS: u8 = 100;
-const DEAD: u8 = 30;
 const PORT: u16 = 8080;
 const FRONTEND: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
 const THREADS: u32 = 8;
@@ -33,11 +32,11 @@ const THREADS: u32 = 8;
 const INTERVAL: Duration = Duration::from_millis(4);
 /// A connect that takes longer is slow.
 const SLOW: Duration = Duration::from_secs(1);
-/// When a program gives up.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long connects are made before the endpoints die, and afterwards.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(20);
+/// After this time failures should be over.
+const LATE: Duration = Duration::from_secs(2);
 /// The resolution of the timeline.
 const TIMELINE_STEP: Duration = Duration::from_millis(250);
 /// When the proxy is killed and started again, after the endpoints have died.
@@ -47,6 +46,17 @@ const RESTART: Duration = Duration::from_millis(500);
 pub(crate) const WITHOUT: &str = "without passive health";
 pub(crate) const WITH: &str = "with passive health";
 
+/// A case.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// The value of `--passive-health`.
+    passive_health: &'static str,
+    /// How many endpoints die.
+    dead: u8,
+    /// When a program gives up a connect.
+    patience: Duration,
+}
+
 /// What became of the connects after the death.
 #[derive(Clone, Debug)]
 struct EjectFigures {
@@ -55,6 +65,8 @@ struct EjectFigures {
     slow: usize,
     /// How many of them began later than two seconds after the death.
     late: usize,
+    /// How long after the death the last of them began.
+    last: Duration,
     /// The share of slow ones among those that began in an interval, in percent, by its seconds after the death.
     timeline: Vec<(f64, f64)>,
 }
@@ -62,7 +74,8 @@ struct EjectFigures {
 /// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let [without, with] = ["off", "on"].map(|it| measure(&binary, it));
+    let case = |passive_health| Case { passive_health, dead: 30, patience: Duration::from_secs(2) };
+    let [without, with] = ["off", "on"].map(|it| measure(&binary, case(it)));
     let (without, with) = (without?, with?);
     let mut report = Figures::new("CASE");
     report.figure("connects", with.connects as f64, "", 0);
@@ -73,14 +86,26 @@ pub(crate) fn bench() -> Result<Figures> {
     report.series(WITH, with.timeline);
     let share = with.late as f64 / without.late as f64;
     report.row("those after the first 2 s, with, of those without", 0.02, share, "", 4);
+    for patience in [500, 900, 3000].map(Duration::from_millis) {
+        let last = measure(&binary, Case { dead: 75, patience, ..case("on") })?.last.as_secs_f64();
+        let name = format!("last connect given up after {patience:?}, 75 endpoints dead");
+        report.row(&name, 3.0, last, "s", 2);
+    }
     Ok(report.method(
         "A node with 30 of 100 endpoints dies under 2,000 connects per second of one client; a slow connect takes more than 1 s. The proxy is \
-         killed half a second after the death, and started again.",
+         killed half a second after the death, and started again. Then the same with 75 of 100, and programs that give up connects \
+         earlier or later: when the last connect begins that is slow or given up.",
     ))
 }
 
-fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigures> {
-    status("Measuring", &format!("passive health {passive_health}"));
+fn measure(binary: &std::path::Path, case: Case) -> Result<EjectFigures> {
+    let Case { passive_health, dead, patience } = case;
+    status(
+        "Measuring",
+        &format!(
+            "passive health {passive_health}, {dead} endpoints die, connects given up after {patience:?}"
+        ),
+    );
     let mut node = TestNode::enter(Sandbox::new("bench")?)?;
     let service = Service::new("web", &[FRONTEND.0.into()]).port("", "TCP", FRONTEND.1, PORT);
     node.write(&[(1..=ENDPOINTS).fold(service, |it, n| it.endpoint(&format!("p{n}"), &[endpoint(n)]))]);
@@ -92,20 +117,22 @@ fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigure
     let death = begin + BEFORE;
     let server = listener.try_clone()?;
     let accepting = thread::spawn(move || while server.accept().is_ok() {});
-    let clients: Vec<_> =
-        (0..THREADS).map(|n| thread::spawn(move || connect_all(begin + INTERVAL / THREADS * n))).collect();
+    let clients: Vec<_> = (0..THREADS)
+        .map(|n| thread::spawn(move || connect_all(begin + INTERVAL / THREADS * n, patience)))
+        .collect();
     thread::sleep(death.saturating_duration_since(Instant::now()));
-    kill_endpoints(node.netns())?;
+    kill_endpoints(node.netns(), dead)?;
     thread::sleep(RESTART);
     node.kill();
     node.start_with(&command);
-    let mut figures = EjectFigures { connects: 0, slow: 0, late: 0, timeline: Vec::new() };
+    let mut figures =
+        EjectFigures { connects: 0, slow: 0, late: 0, last: Duration::ZERO, timeline: Vec::new() };
     let mut intervals =
         [(0_u32, 0_u32); ((BEFORE.as_millis() + AFTER.as_millis()) / TIMELINE_STEP.as_millis()) as usize];
     for client in clients {
         let Ok(connects) = client.join() else { bail!("a client panicked") };
         for (started, took) in connects? {
-            let is_slow = took > SLOW;
+            let is_slow = took > SLOW.min(patience);
             let index = (started - begin).as_millis() / TIMELINE_STEP.as_millis();
             if let Some((slow, all)) = intervals.get_mut(index as usize) {
                 *slow += u32::from(is_slow);
@@ -114,7 +141,10 @@ fn measure(binary: &std::path::Path, passive_health: &str) -> Result<EjectFigure
             if started >= death {
                 figures.connects += 1;
                 figures.slow += usize::from(is_slow);
-                figures.late += usize::from(is_slow && started >= death + CONNECT_TIMEOUT);
+                figures.late += usize::from(is_slow && started >= death + LATE);
+                if is_slow {
+                    figures.last = figures.last.max(started - death);
+                }
             }
         }
     }
@@ -134,18 +164,18 @@ fn endpoint(n: u8) -> IpAddr {
 }
 
 /// SYNs to the dead endpoints are not answered any more.
-fn kill_endpoints(netns: &NetNs) -> Result<()> {
+fn kill_endpoints(netns: &NetNs, dead: u8) -> Result<()> {
     let rules = format!(
         "add table ip dead; add chain ip dead in {{ type filter hook input priority 0; }}; \
          add rule ip dead in ip daddr {}-{} drop",
         endpoint(1),
-        endpoint(DEAD)
+        endpoint(dead)
     );
     netns.run(|| output(Command::new("nft").arg(rules))).map(drop)
 }
 
 /// The connects of one thread: when each began, and how long it took.
-fn connect_all(mut next: Instant) -> Result<Vec<(Instant, Duration)>> {
+fn connect_all(mut next: Instant, patience: Duration) -> Result<Vec<(Instant, Duration)>> {
     let end = next + BEFORE + AFTER;
     let (mut done, mut pending) = (Vec::new(), Vec::<(Instant, Socket)>::new());
     while next < end || !pending.is_empty() {
@@ -167,7 +197,7 @@ fn connect_all(mut next: Instant) -> Result<Vec<(Instant, Duration)>> {
         let ready: Vec<_> = polled.iter().map(|it| it.any().unwrap_or(false)).collect();
         let mut ready = ready.into_iter();
         pending.retain(|(begin, socket)| {
-            let is_done = ready.next().unwrap_or(false) || begin.elapsed() > CONNECT_TIMEOUT;
+            let is_done = ready.next().unwrap_or(false) || begin.elapsed() > patience;
             if is_done {
                 done.push((*begin, begin.elapsed()));
                 // Without TIME_WAIT, which would exhaust the ports.
