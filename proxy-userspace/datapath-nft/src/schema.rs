@@ -90,13 +90,15 @@ pub(super) enum Field {
     ///
     /// `nft` writes it as that of a traffic class, `major:minor`, and cannot read it if one of both is 0.
     Number,
+    /// The number of an interface, in host byte order.
+    Interface,
 }
 
 impl Field {
     /// Its length without padding, in bytes.
     pub(super) fn length(self, family: Family) -> usize {
         match (self, family) {
-            (Self::Address, Family::V4) | (Self::Number, _) => 4,
+            (Self::Address, Family::V4) | (Self::Number | Self::Interface, _) => 4,
             (Self::Address, Family::V6) => 16,
             (Self::Protocol, _) => 1,
             (Self::Port, _) => 2,
@@ -111,13 +113,14 @@ impl Field {
             (Self::Protocol, _) => 12,
             (Self::Port, _) => 13,
             (Self::Number, _) => 23,
+            (Self::Interface, _) => 20,
         }
     }
 
     /// The byte order of its values as nft numbers it (`enum byteorder`).
     pub(super) fn byte_order(self) -> u32 {
         match self {
-            Self::Protocol | Self::Number => 1,
+            Self::Protocol | Self::Number | Self::Interface => 1,
             Self::Address | Self::Port => 2,
         }
     }
@@ -178,7 +181,7 @@ const MAPS: [(Map, &str, &[Field], MapData); 32] = [
     (Map::SourceChains, "source-chains", &[Field::Number], MapData::Verdict),
     (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
     (Map::RemovedUdp, "removed-udp", &[Field::Address, Field::Port], MapData::None),
-    (Map::Uplinks, "uplinks", &[Field::Number], MapData::None),
+    (Map::Uplinks, "uplinks", &[Field::Interface], MapData::None),
     (Map::Watches, "watches", &[Field::Number], MapData::None),
     (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
     (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),

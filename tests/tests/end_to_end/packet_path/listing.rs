@@ -14,8 +14,8 @@ use tests::{
 };
 
 use super::{
-    NODE_PORT, RunningCluster, apply_service_cidr, at, check_refused, cluster_ips, external, internal,
-    load_balancer_ips, on_both_nodes, replies,
+    NODE_PORT, RunningCluster, apply_service_cidr, at, check_refused, cluster_ips, connect, external,
+    internal, is_ready, load_balancer_ips, on_both_nodes, replies,
 };
 
 const TABLE: &str = "kube-proxy-ebpf";
@@ -71,7 +71,13 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
         let services = services(affinity);
         let Some(mut it) = RunningCluster::or_skip("ebpf", &services, &arguments) else { return };
         apply_service_cidr(&it);
+        assert!(eventually(TIMEOUT, || is_ready(&it)), "the sockets are served, too");
+        // Some of them to the endpoint that is removed.
+        let _sockets = [(); 20].map(|()| connect(&it, at(cluster_ips(6)[0], 80)));
         it.apply(&[&services[..services.len() - 1], &[dns()]].concat());
+        let is_refused =
+            || nft(&it, version, &["list", "table", "ip", TABLE]).contains("removed-udp-prerouting");
+        assert!(eventually(TIMEOUT, is_refused));
         let sticky = at(load_balancer_ips(2)[0], 80);
         let has_affinity = || replies(&it.client, Transport::Tcp, sticky).len() == 1;
         assert_eq!(has_affinity(), affinity);

@@ -30,7 +30,7 @@ use tests::{
 };
 
 use super::{
-    BACKENDS, NODE_PORT, RunningCluster, at, dump, external, external_frontends, internal_frontends,
+    BACKENDS, NODE_PORT, RunningCluster, at, connect, dump, external, external_frontends, internal_frontends,
     is_active, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_load, start_ready,
 };
 
@@ -342,14 +342,6 @@ fn a_thousand_changes_under_external_load_lose_nothing() {
             assert_eq!(report.failed, 0, "{report:?}");
         }
     });
-}
-
-/// A connected UDP socket of the pod p2.
-fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
-    let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
-    let socket = udp_socket(to).unwrap();
-    socket.connect(to).unwrap();
-    socket
 }
 
 fn is_answered_by(name: &str, socket: &UdpSocket) -> bool {

@@ -17,7 +17,7 @@ mod untracked;
 use std::{
     collections::BTreeSet,
     io::ErrorKind,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     ops::Deref,
     process::Command,
     time::Duration,
@@ -26,6 +26,7 @@ use std::{
 use tests::{
     Agent, AgentCommand, ConnectLoad, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
+    client::udp_socket,
     eventually, http,
     manifest::{self, Service},
     scaled,
@@ -82,6 +83,14 @@ fn external_frontends(n: u8) -> Vec<SocketAddr> {
 
 fn on_both_nodes(service: Service) -> Service {
     service.endpoint("p1", &P1).endpoint_on("n2", "p3", &P3)
+}
+
+/// A connected UDP socket of the pod p2.
+fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
+    let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
+    let socket = udp_socket(to).unwrap();
+    socket.connect(to).unwrap();
+    socket
 }
 
 /// Every distinct reply.
