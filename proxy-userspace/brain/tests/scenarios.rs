@@ -105,6 +105,7 @@ fn load_balancing(it: LoadBalancing) -> Value {
         "maxEjectedPercent": health.max_ejected_percent,
         "slowStartSeconds": it.slow_start,
         "drainSeconds": it.drain,
+        "udpToPackets": it.udp_to_packets.then_some(true),
     }))
 }
 

@@ -184,6 +184,8 @@ impl Compiler<'_> {
             balancing.slow_start.map_or(0, NonZeroU16::get),
         );
         let options = if kind == FrontendKind::ClusterIp { options } else { options.external() };
+        let is_left = balancing.udp_to_packets && protocol == Protocol::Udp;
+        let options = if is_left { options.to_packets() } else { options };
         let health = match protocol {
             Protocol::Tcp => balancing.passive_health,
             // Nothing tells whether a datagram was answered.

@@ -28,6 +28,7 @@ pub(crate) fn encode(it: LoadBalancing) -> Option<localv1::LoadBalancing> {
         passive_health: says_health.then_some(passive_health),
         slow_start_seconds: it.slow_start.map_or(0, |it| it.get().into()),
         drain_seconds: it.drain.map_or(0, NonZeroU32::get),
+        udp_to_packets: it.udp_to_packets,
     })
 }
 
@@ -65,5 +66,6 @@ pub(crate) fn decode(reader: &mut Reader, message: localv1::LoadBalancing) -> Lo
         passive_health: PassiveHealth { enabled: health.enabled, failures, max_ejected_percent },
         slow_start: slow_start.and_then(|it| it.try_into().ok()),
         drain: seconds("drain_seconds", message.drain_seconds, LoadBalancing::MAX_DRAIN),
+        udp_to_packets: message.udp_to_packets,
     }
 }

@@ -117,16 +117,19 @@ fn load_balancing() -> impl Strategy<Value = LoadBalancing> {
     let failures = option::of((1..=PassiveHealth::MAX_FAILURES).prop_map(NonZeroU8::new));
     let slow_start = option::of((1..=LoadBalancing::MAX_SLOW_START).prop_map(NonZeroU16::new));
     let drain = option::of((1..=LoadBalancing::MAX_DRAIN).prop_map(NonZeroU32::new));
-    (algorithm, any::<Option<bool>>(), failures, percent, slow_start, drain).prop_map(
-        |(algorithm, enabled, failures, max_ejected_percent, slow_start, drain)| LoadBalancing {
-            algorithm,
-            passive_health: PassiveHealth {
-                enabled,
-                failures: failures.flatten(),
-                max_ejected_percent: max_ejected_percent.flatten(),
-            },
-            slow_start: slow_start.flatten(),
-            drain: drain.flatten(),
+    (algorithm, any::<Option<bool>>(), failures, percent, slow_start, drain, any::<bool>()).prop_map(
+        |(algorithm, enabled, failures, max_ejected_percent, slow_start, drain, udp_to_packets)| {
+            LoadBalancing {
+                algorithm,
+                passive_health: PassiveHealth {
+                    enabled,
+                    failures: failures.flatten(),
+                    max_ejected_percent: max_ejected_percent.flatten(),
+                },
+                slow_start: slow_start.flatten(),
+                drain: drain.flatten(),
+                udp_to_packets,
+            }
         },
     )
 }

@@ -186,6 +186,7 @@ fn load_balancing(u: &mut Unstructured<'_>) -> Result<LoadBalancing> {
         passive_health,
         slow_start: NonZeroU16::new(*u.choose(&[0, 30])?),
         drain: NonZeroU32::new(*u.choose(&[0, 30])?),
+        udp_to_packets: u.ratio(1, 4)?,
     })
 }
 

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, net::IpAddr};
 
 use ipnet::IpNet;
 use model::{
-    Family, FrontendKind,
+    Family, FrontendKind, Protocol,
     cluster::{Endpoint, EndpointSlice},
     conflicts::FrontendKey,
     state::{Algorithm, LoadBalancing, Scope, ServicePort, TargetPort, TrafficPolicy},
@@ -246,7 +246,7 @@ impl Found<'_> {
     /// How one of the endpoints is selected for a connection.
     fn selection(&self) -> String {
         let service = self.frontend.service;
-        let LoadBalancing { algorithm, slow_start, .. } = service.load_balancing;
+        let LoadBalancing { algorithm, slow_start, udp_to_packets, .. } = service.load_balancing;
         let mut says = match algorithm {
             Algorithm::Random => "at random".to_owned(),
             Algorithm::LeastConnections => {
@@ -259,6 +259,10 @@ impl Found<'_> {
         }
         if let Some(it) = service.affinity {
             says += &format!("; a client keeps it for {} s (sessionAffinity ClientIP)", it.timeout_seconds);
+        }
+        if udp_to_packets && self.port().protocol == Protocol::Udp {
+            says +=
+                "; by the packet path, also for sockets, if there is one (annotation kube-proxy-ebpf.io/udp)";
         }
         says
     }

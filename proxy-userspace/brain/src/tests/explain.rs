@@ -399,4 +399,15 @@ fn the_selection_of_an_endpoint_is_explained() {
     let expect = "of two random endpoints the one with fewer connections of this node (packets: at random); \
                   a new endpoint has its full share after 30 s";
     check(Service { load_balancing, ..service() }, expect);
+    // Of a Service over TCP nothing is said of UDP.
+    let load_balancing = state::LoadBalancing { udp_to_packets: true, ..state::LoadBalancing::default() };
+    check(Service { load_balancing, ..service() }, "at random");
+    let mut dns = Service { load_balancing, ..service() };
+    dns.ports[0].protocol = Protocol::Udp;
+    let mut slice = slice([at("10.1.0.1")]);
+    slice.ports[0].protocol = Protocol::Udp;
+    let mut cluster = cluster(dns, []);
+    cluster.set_slice(slice);
+    let expect = "at random; by the packet path, also for sockets, if there is one (annotation kube-proxy-ebpf.io/udp)";
+    check_rule(&cluster, "node web.ns", "selection", Some(expect));
 }

@@ -15,6 +15,8 @@ pub struct LoadBalancing {
     /// Seconds after which TCP connections to an endpoint that left the Service are ended, at most
     /// [`MAX_DRAIN`](Self::MAX_DRAIN); they are kept if `None`.
     pub drain: Option<NonZeroU32>,
+    /// Whether sockets leave UDP to the packet path, where there is one: a connected socket survives its endpoint.
+    pub udp_to_packets: bool,
 }
 
 impl LoadBalancing {

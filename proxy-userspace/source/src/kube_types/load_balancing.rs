@@ -22,8 +22,9 @@ const ALGORITHM: &str = "load-balancing";
 const PASSIVE_HEALTH: &str = "passive-health";
 const SLOW_START: &str = "slow-start";
 const DRAIN: &str = "drain";
+const UDP: &str = "udp";
 /// The annotations that there are, without our prefix.
-const KNOWN: [&str; 4] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN];
+const KNOWN: [&str; 5] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN, UDP];
 
 /// The load balancing of a Service with these annotations, by their names without our prefix; an empty value means the
 /// default.
@@ -42,6 +43,7 @@ pub(super) fn load_balancing(
         slow_start: seconds(SLOW_START, value(SLOW_START), LoadBalancing::MAX_SLOW_START.into(), &mut reject)
             .and_then(|it| it.try_into().ok()),
         drain: seconds(DRAIN, value(DRAIN), LoadBalancing::MAX_DRAIN, &mut reject),
+        udp_to_packets: udp_to_packets(value(UDP), &mut reject),
     };
     for name in annotations.keys().filter(|it| !KNOWN.contains(&it.as_str())) {
         reject(name, format!("is unknown, and ignored; {}", remedy(name)));
@@ -68,6 +70,18 @@ fn algorithm(text: &str, reject: &mut impl FnMut(&str, String)) -> Algorithm {
             let remedy = "is unknown, random is used; use one of random, least-connections";
             reject(ALGORITHM, format!("{} {remedy}", quoted(text)));
             Algorithm::Random
+        }
+    }
+}
+
+fn udp_to_packets(text: &str, reject: &mut impl FnMut(&str, String)) -> bool {
+    match text {
+        "" | "sockets" => false,
+        "packets" => true,
+        _ => {
+            let remedy = "is unknown, sockets is used; use one of sockets, packets";
+            reject(UDP, format!("{} {remedy}", quoted(text)));
+            false
         }
     }
 }

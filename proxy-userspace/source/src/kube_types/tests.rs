@@ -196,7 +196,7 @@ fn an_unknown_annotation_is_ignored_and_reported_with_the_nearest_name() {
         ("passive_health", "did you mean kube-proxy-ebpf.io/passive-health?"),
         ("loadbalancing", "did you mean kube-proxy-ebpf.io/load-balancing?"),
         ("slow-starts", "did you mean kube-proxy-ebpf.io/slow-start?"),
-        ("timeout", "there are kube-proxy-ebpf.io/{load-balancing,passive-health,slow-start,drain}"),
+        ("timeout", "there are kube-proxy-ebpf.io/{load-balancing,passive-health,slow-start,drain,udp}"),
     ] {
         let reason = format!("is unknown, and ignored; {remedy}");
         check_load_balancing(json!({name: "60s", "drain": "30s"}), some, &[(name, &reason)]);
@@ -207,8 +207,9 @@ fn an_unknown_annotation_is_ignored_and_reported_with_the_nearest_name() {
 fn annotations_say_how_connections_are_spread() {
     let default = LoadBalancing::default();
     for value in [json!(""), json!(null)] {
-        let all =
-            json!({"load-balancing": value, "passive-health": value, "slow-start": value, "drain": value});
+        let all = json!({
+            "load-balancing": value, "passive-health": value, "slow-start": value, "drain": value, "udp": value
+        });
         check_load_balancing(all, default, &[]);
     }
     check_load_balancing(json!({"load-balancing": "random"}), default, &[]);
@@ -222,6 +223,9 @@ fn annotations_say_how_connections_are_spread() {
     for (text, seconds) in [("1s", 1), ("2h", 7_200), ("24h", 86_400)] {
         let drain = LoadBalancing { drain: Some(seconds.try_into().unwrap()), ..default };
         check_load_balancing(json!({"drain": text}), drain, &[]);
+    }
+    for (text, udp_to_packets) in [("sockets", false), ("packets", true)] {
+        check_load_balancing(json!({"udp": text}), LoadBalancing { udp_to_packets, ..default }, &[]);
     }
 }
 
@@ -271,10 +275,12 @@ fn an_invalid_item_of_passive_health_is_rejected_alone() {
 }
 
 #[test]
-fn an_invalid_algorithm_or_duration_is_rejected_and_means_the_default() {
+fn an_invalid_word_or_duration_is_rejected_and_means_the_default() {
     let default = LoadBalancing::default();
     let reason = "\"round-robin\" is unknown, random is used; use one of random, least-connections";
     check_load_balancing(json!({"load-balancing": "round-robin"}), default, &[("load-balancing", reason)]);
+    let reason = "\"off\" is unknown, sockets is used; use one of sockets, packets";
+    check_load_balancing(json!({"udp": "off"}), default, &[("udp", reason)]);
     for (name, max) in [("slow-start", "1h"), ("drain", "24h")] {
         // A manifest may contain numbers and booleans, which an API server would refuse.
         for value in [

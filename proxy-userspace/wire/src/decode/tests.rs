@@ -145,6 +145,7 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
             passive_health: Some(health(failures, percent)),
             slow_start_seconds,
             drain_seconds,
+            udp_to_packets: false,
         };
         let message = localv1::Service {
             load_balancing: Some(load_balancing),

@@ -22,7 +22,7 @@ use tests::{
     sandbox::CgroupGuard,
     scaled,
     skip::skip,
-    test_cluster::{N1, N2, P1, P3, Reply, TARGET},
+    test_cluster::{N1, N2, P1, P2, P3, Reply, TARGET},
 };
 
 use super::{
@@ -305,6 +305,41 @@ fn a_client_bound_to_loopback_is_refused_at_a_node_port_on_loopback() {
         // Packets are not translated there, so nothing else that a program chooses is left to them.
         let at_port = it.n1.run(|| bound(Type::STREAM, at(any.parse::<IpAddr>().unwrap(), 40_080)));
         at_port.connect(&node_port.into()).unwrap();
+    }
+}
+
+#[test]
+fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
+    let web = || internal("web", 1).annotation("kube-proxy-ebpf.io/udp", "packets");
+    for backend in BACKENDS {
+        let Some((_guard, mut it)) = cluster_or_skip(backend, &[web().endpoint("p2", &P2)], &[]) else {
+            return;
+        };
+        let sockets = internal_frontends(1).map(|frontend| {
+            let socket = it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap());
+            socket.connect(frontend).unwrap();
+            assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{backend}: {frontend}");
+            // TCP is redirected as ever.
+            it.pods[0].run(|| TcpStream::connect(frontend)).unwrap();
+            (frontend, socket)
+        });
+        it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
+        for (frontend, socket) in sockets {
+            let mut name = None;
+            // The flow ends a moment after the change; the socket gets no error.
+            let arrives = || match exchange_connected(&socket) {
+                Ok(it) => name.insert(it).starts_with("p3 "),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{backend}: {frontend}");
+                    false
+                }
+            };
+            assert!(eventually(TIMEOUT, arrives), "{backend}: {frontend}: {name:?}");
+        }
+        if backend == "ebpf" {
+            assert_eq!(left(&it, "web", "udp", "UDP"), Some(2.0));
+            assert_eq!(left(&it, "web", "tcp", "TCP").unwrap_or_default(), 0.0);
+        }
     }
 }
 
