@@ -3,7 +3,10 @@
 //! Invariant: an option that is off costs nothing; the verifier removes each test whose global is zero.
 
 use aya_ebpf::{helpers::generated::bpf_get_current_ancestor_cgroup_id, programs::SockAddrContext};
-use proxy_common::exclusion::MAX_LEVELS;
+use proxy_common::{
+    exclusion::{ALL, MAX_LEVELS},
+    tables::UDP,
+};
 
 use crate::{
     config::{EXCLUDED_LEVELS, HOST_ONLY},
@@ -11,15 +14,15 @@ use crate::{
     maps::EXCLUDED,
 };
 
-/// Whether the calling process is not load-balanced.
+/// Whether the socket of the calling process is not load-balanced.
 #[inline(always)]
 pub(crate) fn is_excluded(ctx: &SockAddrContext) -> bool {
-    (HOST_ONLY.load() != 0 && !ctx::is_in_host_netns(ctx)) || is_in_excluded_cgroup()
+    (HOST_ONLY.load() != 0 && !ctx::is_in_host_netns(ctx)) || is_in_excluded_cgroup(ctx)
 }
 
-/// Whether the calling process is in an excluded cgroup or in a descendant of one.
+/// Whether the calling process is in a cgroup that is excluded for this protocol, or in a descendant of one.
 #[inline(always)]
-fn is_in_excluded_cgroup() -> bool {
+fn is_in_excluded_cgroup(ctx: &SockAddrContext) -> bool {
     let levels = EXCLUDED_LEVELS.load();
     if levels == 0 {
         return false;
@@ -34,7 +37,10 @@ fn is_in_excluded_cgroup() -> bool {
             // The process is at a higher level.
             break;
         }
-        if EXCLUDED.get_ptr(id).is_some() {
+        // SAFETY: an entry that is removed meanwhile may be reused for another cgroup; which one is read is a matter of moments.
+        if let Some(sockets) = EXCLUDED.get_ptr(id).map(|it| unsafe { it.read_volatile() })
+            && (sockets == ALL || ctx::protocol(ctx) == UDP)
+        {
             return true;
         }
     }

@@ -86,6 +86,9 @@ impl View for ClusterView {
             (Set::ServiceCidrsSet, ["", name, "", ""]) if !name.is_empty() => {
                 Some(Path::ServiceCidr(name.into()))
             }
+            (Set::PodsSet, [namespace, name, "", ""]) if !namespace.is_empty() && !name.is_empty() => {
+                Some(Path::Pod(format!("{namespace}/{name}").into()))
+            }
             (Set::GlobalServiceInfos, [namespace, name, "", ""])
                 if !namespace.is_empty() && !name.is_empty() =>
             {

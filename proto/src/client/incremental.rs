@@ -134,6 +134,7 @@ impl Store {
             Event::DeleteNode(name) => nodes.delete(&name),
             // Backends without a packet path have no use for them.
             Event::SetServiceCidr(..) | Event::DeleteServiceCidr(_) => {}
+            Event::SetPod(..) | Event::DeletePod(_) => {}
             Event::SetService(name, service) => services.set(name, service),
             Event::DeleteService(name) => services.delete(&name),
             Event::SetEndpoint(service, key, endpoint) => endpoints.set((service, key), endpoint),

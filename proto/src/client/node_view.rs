@@ -50,6 +50,7 @@ impl View for NodeView {
             (Set::ServicesSet, [_, _]) => Some(Path::Service(path.into())),
             (Set::NodesSet, [_]) => Some(Path::Node(path.into())),
             (Set::ServiceCidrsSet, [_]) => Some(Path::ServiceCidr(path.into())),
+            (Set::PodsSet, [_, _]) => Some(Path::Pod(path.into())),
             (Set::EndpointsSet, [namespace, service, key]) => {
                 Some(Path::Endpoint(format!("{namespace}/{service}").into(), (*key).into()))
             }

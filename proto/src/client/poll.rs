@@ -120,7 +120,10 @@ async fn request(
         services.insert(name.into(), Arc::new(it));
     }
     let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok((State { revision: Some(revision), extensions, service_cidrs, nodes, services }, channel))
+    Ok((
+        State { revision: Some(revision), extensions, service_cidrs, nodes, services, ..State::default() },
+        channel,
+    ))
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

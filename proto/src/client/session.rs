@@ -18,7 +18,7 @@ use super::{
     backoff::ReconnectBackoff,
     connect::{CONNECT_TIMEOUT, Connector, Round, error_chain},
 };
-use crate::localv1::{Extension, OpItem, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
+use crate::localv1::{Extension, OpItem, Pod, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
 #[cfg(feature = "resume")]
 use crate::{
     digest::{Digest, KeptBuckets},
@@ -60,6 +60,7 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
 /// What a path refers to. The name of a Service is `namespace/name`.
 pub(super) enum Path {
     ServiceCidr(Arc<str>),
+    Pod(Arc<str>),
     Node(Arc<str>),
     Service(Arc<str>),
     /// The Service, and the key of the endpoint within it.
@@ -78,6 +79,8 @@ pub(super) enum Event<V: View> {
     Keep(Arc<KeptBuckets>),
     SetServiceCidr(Arc<str>, ServiceCidr),
     DeleteServiceCidr(Arc<str>),
+    SetPod(Arc<str>, Pod),
+    DeletePod(Arc<str>),
     SetNode(Arc<str>, V::Node),
     DeleteNode(Arc<str>),
     SetService(Arc<str>, V::Service),
@@ -422,6 +425,7 @@ pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
             Path::ServiceCidr(name) => {
                 Event::SetServiceCidr(name.clone(), message("ServiceCIDR", &name, &bytes)?)
             }
+            Path::Pod(name) => Event::SetPod(name.clone(), message("pod", &name, &bytes)?),
             Path::Node(name) => Event::SetNode(name.clone(), message("node", &name, &bytes)?),
             Path::Service(name) => Event::SetService(name.clone(), message("service", &name, &bytes)?),
             Path::Endpoint(service, key) => {
@@ -432,6 +436,7 @@ pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
         },
         Op::Delete(it) => match parse_ref::<V>(Some(it))? {
             Path::ServiceCidr(name) => Event::DeleteServiceCidr(name),
+            Path::Pod(name) => Event::DeletePod(name),
             Path::Node(name) => Event::DeleteNode(name),
             Path::Service(name) => Event::DeleteService(name),
             Path::Endpoint(service, key) => Event::DeleteEndpoint(service, key),

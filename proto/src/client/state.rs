@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     globalv1::{EndpointInfo, NodeInfo, ServiceInfo},
-    localv1::{Endpoint, Extension, Node, Revision, Service, ServiceCidr},
+    localv1::{Endpoint, Extension, Node, Pod, Revision, Service, ServiceCidr},
 };
 
 /// Shared values by name.
@@ -23,6 +23,8 @@ pub struct Snapshot<N, S, E> {
     pub extensions: Vec<Extension>,
     /// The ServiceCIDRs, by name; only with the extension `ServiceCidrs`.
     pub service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
+    /// The pods whose sockets are left alone, by `namespace/name`; only with the extension `Pods`.
+    pub pods: BTreeMap<Arc<str>, Arc<Pod>>,
     /// The nodes, by name.
     pub nodes: BTreeMap<Arc<str>, Arc<N>>,
     /// The Services, by `namespace/name`.
@@ -44,6 +46,8 @@ pub struct Change<N, S, E> {
     pub extensions: Vec<Extension>,
     /// The ServiceCIDRs that were added or changed, by name; `None` for those that were deleted.
     pub service_cidrs: BTreeMap<Arc<str>, Option<Arc<ServiceCidr>>>,
+    /// The pods that were added or changed, by `namespace/name`; `None` for those that were deleted.
+    pub pods: BTreeMap<Arc<str>, Option<Arc<Pod>>>,
     /// The nodes that were added or changed, by name; `None` for those that were deleted.
     pub nodes: BTreeMap<Arc<str>, Option<Arc<N>>>,
     /// The Services that were added or changed, or whose endpoints changed, by `namespace/name`; `None` for those that
@@ -72,9 +76,10 @@ pub type ClusterService = WithEndpoints<ServiceInfo, EndpointInfo>;
 impl<N, S, E> Snapshot<N, S, E> {
     /// Applies `change`.
     pub fn apply(&mut self, change: Change<N, S, E>) {
-        let Change { revision, extensions, service_cidrs, nodes, services } = change;
+        let Change { revision, extensions, service_cidrs, pods, nodes, services } = change;
         (self.revision, self.extensions) = (revision, extensions);
         edit(&mut self.service_cidrs, service_cidrs);
+        edit(&mut self.pods, pods);
         edit(&mut self.nodes, nodes);
         edit(&mut self.services, services);
     }

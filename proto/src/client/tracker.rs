@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     DiffStore,
-    localv1::{Extension, Revision, ServiceCidr},
+    localv1::{Extension, Pod, Revision, ServiceCidr},
 };
 #[cfg(feature = "resume")]
 use crate::{digest::position, localv1::Set};
@@ -20,6 +20,7 @@ use crate::{digest::position, localv1::Set};
 pub(super) struct Tracker<V: View> {
     extensions: Vec<Extension>,
     service_cidrs: Tracked<ServiceCidr>,
+    pods: Tracked<Pod>,
     nodes: Tracked<V::Node>,
     services: Tracked<WithEndpoints<V::Service, V::Endpoint>>,
     /// Endpoints without a Service, by Service; a brain that keeps the contract leaves none at a sync.
@@ -35,6 +36,7 @@ impl<V: View> Default for Tracker<V> {
         Self {
             extensions: Vec::new(),
             service_cidrs: DiffStore::new(),
+            pods: DiffStore::new(),
             nodes: DiffStore::new(),
             services: DiffStore::new(),
             orphans: BTreeMap::new(),
@@ -49,6 +51,7 @@ impl<V: View> Tracker<V> {
             Event::Reset(extensions) => {
                 self.extensions = extensions;
                 self.service_cidrs.reset();
+                self.pods.reset();
                 self.nodes.reset();
                 self.services.reset();
                 self.orphans.clear();
@@ -56,11 +59,14 @@ impl<V: View> Tracker<V> {
             #[cfg(feature = "resume")]
             Event::Keep(kept) => {
                 self.service_cidrs.keep(|it| kept.contains(position(Set::ServiceCidrsSet, it)));
+                self.pods.keep(|it| kept.contains(position(Set::PodsSet, it)));
                 self.nodes.keep(|it| kept.contains(position(Set::NodesSet, it)));
                 self.services.keep(|it| kept.contains(position(Set::ServicesSet, it)));
             }
             Event::SetServiceCidr(name, it) => self.service_cidrs.set(name, Arc::new(it)),
             Event::DeleteServiceCidr(name) => self.service_cidrs.delete(&name),
+            Event::SetPod(name, it) => self.pods.set(name, Arc::new(it)),
+            Event::DeletePod(name) => self.pods.delete(&name),
             Event::SetNode(name, node) => self.nodes.set(name, Arc::new(node)),
             Event::DeleteNode(name) => self.nodes.delete(&name),
             Event::SetService(name, service) => {
@@ -99,9 +105,10 @@ impl<V: View> Tracker<V> {
         &mut self,
         revision: Option<Revision>,
     ) -> Option<Change<V::Node, V::Service, V::Endpoint>> {
-        let service_cidrs = edits(&mut self.service_cidrs);
+        let (service_cidrs, pods) = (edits(&mut self.service_cidrs), edits(&mut self.pods));
         let (nodes, services) = (edits(&mut self.nodes), edits(&mut self.services));
         if service_cidrs.is_empty()
+            && pods.is_empty()
             && nodes.is_empty()
             && services.is_empty()
             && self.last_extensions.as_ref() == Some(&self.extensions)
@@ -109,7 +116,7 @@ impl<V: View> Tracker<V> {
             return None;
         }
         self.last_extensions = Some(self.extensions.clone());
-        Some(Change { revision, extensions: self.extensions.clone(), service_cidrs, nodes, services })
+        Some(Change { revision, extensions: self.extensions.clone(), service_cidrs, pods, nodes, services })
     }
 }
 
@@ -149,6 +156,8 @@ mod tests {
             1 => name().prop_map(Event::DeleteNode),
             1 => (name(), value()).prop_map(|(it, cidr)| Event::SetServiceCidr(it, ServiceCidr { cidrs: vec![cidr], ..ServiceCidr::default() })),
             1 => name().prop_map(Event::DeleteServiceCidr),
+            1 => (name(), value()).prop_map(|(it, uid)| Event::SetPod(it, Pod { uid, ..Pod::default() })),
+            1 => name().prop_map(Event::DeletePod),
             3 => Just(()).prop_map(|()| Event::Sync(None)),
         ]
     }
@@ -157,6 +166,7 @@ mod tests {
     #[derive(Default)]
     struct Naive {
         service_cidrs: Values<ServiceCidr>,
+        pods: Values<Pod>,
         nodes: Values<Node>,
         services: BTreeMap<Arc<str>, Service>,
         endpoints: BTreeMap<Arc<str>, Values<Endpoint>>,
@@ -174,6 +184,8 @@ mod tests {
                 Event::DeleteEndpoint(of, it) => drop(self.endpoints.entry(of).or_default().remove(&it)),
                 Event::SetServiceCidr(it, value) => drop(self.service_cidrs.insert(it, value.into())),
                 Event::DeleteServiceCidr(it) => drop(self.service_cidrs.remove(&it)),
+                Event::SetPod(it, value) => drop(self.pods.insert(it, value.into())),
+                Event::DeletePod(it) => drop(self.pods.remove(&it)),
                 Event::SetNode(it, value) => drop(self.nodes.insert(it, value.into())),
                 Event::DeleteNode(it) => drop(self.nodes.remove(&it)),
                 #[cfg(feature = "resume")]
@@ -189,6 +201,7 @@ mod tests {
             });
             State {
                 service_cidrs: self.service_cidrs.clone(),
+                pods: self.pods.clone(),
                 nodes: self.nodes.clone(),
                 services: services.collect(),
                 ..State::default()
@@ -211,6 +224,7 @@ mod tests {
                     None => prop_assert!(before.is_some(), "the first state is returned even if it is empty"),
                     Some(change) => {
                         let is_empty = change.service_cidrs.is_empty()
+                            && change.pods.is_empty()
                             && change.nodes.is_empty()
                             && change.services.is_empty();
                         prop_assert!(!is_empty || before.is_none(), "an empty difference is not returned");

@@ -17,7 +17,7 @@ use model::{
     conflicts::FrontendOwners,
     diff::differing,
     services::{Edit, Services},
-    state::{NodeInfos, NodeState, ServiceCidr, ServiceState},
+    state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState},
 };
 
 use crate::{
@@ -153,6 +153,16 @@ impl Brain {
         self.cluster_mut().delete_service_cidr(name);
     }
 
+    /// Adds a pod, or replaces the one of the same name.
+    pub fn set_pod(&mut self, it: impl Into<Arc<Pod>>) {
+        self.cluster_mut().set_pod(it);
+    }
+
+    /// Deletes a pod.
+    pub fn delete_pod(&mut self, name: &str) {
+        self.cluster_mut().delete_pod(name);
+    }
+
     /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         let before = mem::replace(&mut self.cluster, cluster);
@@ -242,6 +252,7 @@ impl Brain {
                 services,
                 nodes: self.node_infos.clone(),
                 service_cidrs: Arc::clone(self.cluster.service_cidrs()),
+                pods: Arc::clone(self.cluster.pods()),
             };
             self.served.insert(Arc::clone(name), ServedNode { zone: zone.clone(), state });
         }
@@ -262,12 +273,16 @@ impl Brain {
             };
         }
         // They are the same for all nodes, too.
-        let service_cidrs = self.cluster.service_cidrs();
-        has_changed |= self.served.values().any(|it| it.state.service_cidrs != *service_cidrs);
+        let (service_cidrs, pods) = (self.cluster.service_cidrs(), self.cluster.pods());
+        has_changed |= self
+            .served
+            .values()
+            .any(|ServedNode { state, .. }| state.service_cidrs != *service_cidrs || state.pods != *pods);
         if has_changed {
             for (name, served) in &mut self.served {
                 served.state.nodes = self.node_infos.clone();
                 served.state.service_cidrs = Arc::clone(service_cidrs);
+                served.state.pods = Arc::clone(pods);
                 changed.insert(Arc::clone(name));
             }
         }

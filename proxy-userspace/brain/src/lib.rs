@@ -46,6 +46,7 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
         services: states.collect(),
         nodes: node_infos(cluster),
         service_cidrs: Arc::clone(cluster.service_cidrs()),
+        pods: Arc::clone(cluster.pods()),
     }
 }
 

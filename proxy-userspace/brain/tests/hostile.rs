@@ -175,6 +175,7 @@ proptest! {
                 Object::Service(it) => { brain.set_service(it.clone()); cluster.set_service(it); }
                 Object::EndpointSlice(it) => { brain.set_slice(it.clone()); cluster.set_slice(it); }
                 Object::Node(it) => { brain.set_node(it.clone()); cluster.set_node(it); }
+                Object::Pod(it) => { brain.set_pod(it.clone()); cluster.set_pod(it); }
                 Object::ServiceCidr(it) => { brain.set_service_cidr(it.clone()); cluster.set_service_cidr(it); }
             }
             brain.recompute();

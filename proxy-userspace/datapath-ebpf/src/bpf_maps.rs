@@ -17,10 +17,12 @@ use aya_obj::generated::{BPF_F_INNER_MAP, bpf_map_type};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     counters::{CounterIndex, MAX_CHUNKS},
+    exclusion::{MAX_EXCLUDED, MAX_EXCLUDED_PODS},
     tables::Prefilter,
 };
 
 use crate::{
+    cgroup::Cgroup,
     counter_maps::{self, CounterChunks},
     embedded,
     error::Error,
@@ -93,7 +95,12 @@ pub(super) fn load_object(
         pin_outer(table.map(), &pins.outer(table), 2, template)?;
     }
     pin_outer(counter_maps::OUTER, &pins.chunks(), MAX_CHUNKS, || counter_maps::create(stripes))?;
-    let excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
+    let mut excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
+    let mut max_excluded = MAX_EXCLUDED;
+    if options.pod_annotations {
+        excluded_levels |= exclusions::pod_levels(Cgroup::open(options.cgroup.as_deref())?.path());
+        max_excluded += MAX_EXCLUDED_PODS;
+    }
     let host_only = u32::from(options.host_only);
     let slot_mask = slots - 1;
     let stripe_mask = stripes.saturating_sub(1);
@@ -119,6 +126,7 @@ pub(super) fn load_object(
     if cfg!(feature = "fault-points") {
         loader.override_global("SLOW", &slow, true);
     }
+    loader.map_max_entries("EXCLUDED", max_excluded);
     loader.map_max_entries("SLOTS", slots);
     loader.map_max_entries("AFFINITY", affinity_clients);
     loader.map_max_entries("OVERFLOW", overflow);

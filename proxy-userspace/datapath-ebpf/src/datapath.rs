@@ -15,7 +15,7 @@ use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableSta
 use model::{
     ServiceName,
     diff::pairs,
-    state::{NodeInfos, NodeState},
+    state::{NodeInfos, NodeState, Pods},
 };
 
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
     open_connections::Recount,
     options::Options,
     pins::{PinLock, Pins},
+    pod_cgroups::CgroupEvents,
     socket_termination::SocketTerminator,
     table_stats::StatsReader,
     trace::{ActiveTrace, TracedPrograms},
@@ -48,6 +49,8 @@ pub struct Datapath {
     ebpf: Ebpf,
     /// The word that says whether the packet path serves.
     packet_path: Array<MapData, u32>,
+    /// What it says; `None` if this process has not said it.
+    packets_serve: Option<bool>,
     stats: StatsReader,
     failures: FailureRecords,
     recount: Recount,
@@ -100,7 +103,8 @@ impl Datapath {
         })?;
         let packet_path = map_spec::take(&mut ebpf, "PACKET_PATH")?;
         let stats = StatsReader::take(&mut ebpf)?;
-        let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
+        let pods = options.pod_annotations.then(|| cgroup.path());
+        let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups, pods)?;
         let failures = FailureRecords::take(&mut ebpf)?;
         let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
@@ -113,6 +117,7 @@ impl Datapath {
             buffer,
             ebpf,
             packet_path,
+            packets_serve: None,
             stats,
             failures,
             recount,
@@ -146,7 +151,9 @@ impl Datapath {
     ///
     /// What was said before holds.
     pub fn set_packets_serve(&mut self, serve: bool) -> Result<(), Error> {
-        self.packet_path.set(0, u32::from(serve), 0).map_err(Error::map("PACKET_PATH"))
+        self.packet_path.set(0, u32::from(serve), 0).map_err(Error::map("PACKET_PATH"))?;
+        self.packets_serve = Some(serve);
+        Ok(())
     }
 
     /// Makes a state active, for all sockets at the same moment. Programs are attached by [`Datapath::attach`].
@@ -159,6 +166,10 @@ impl Datapath {
             self.node_addresses =
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
             self.nodes = Some(state.nodes.clone());
+        }
+        // Before the programs are attached: pods that an earlier instance left to packets stay so.
+        if let Err(error) = self.set_pods(&state.pods) {
+            tracing::warn!("annotations of pods are not in effect; they are tried again: {error}");
         }
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
@@ -177,6 +188,10 @@ impl Datapath {
             tables: tables.collect(),
             rejected: self.buffer.rejected(),
         })
+    }
+
+    fn set_pods(&mut self, pods: &Pods) -> Result<(), Error> {
+        if self.exclusions.set_pods(pods) { self.refresh_exclusions() } else { Ok(()) }
     }
 
     /// Forgets the failures of endpoints that were removed: they may have changed when they return.
@@ -299,7 +314,7 @@ impl Datapath {
             return Err(Error::NotAttached);
         }
         self.trace = None;
-        self.trace = Some(ActiveTrace::begin(traced, &mut self.ebpf, &self.pins)?);
+        self.trace = Some(ActiveTrace::begin(traced, &mut self.ebpf, &self.exclusions, &self.pins)?);
         Ok(())
     }
 
@@ -337,10 +352,20 @@ impl Datapath {
     ///
     /// If one cannot be examined; the others stay excluded.
     pub fn refresh_exclusions(&mut self) -> Result<(), Error> {
+        self.exclusions.refresh()?;
         if let Some(trace) = &mut self.trace {
-            trace.refresh_exclusions()?;
+            trace.set_exclusions(&self.exclusions)?;
         }
-        self.exclusions.refresh()
+        if let Some(serve) = self.packets_serve {
+            self.exclusions.report_unserved(serve);
+        }
+        Ok(())
+    }
+
+    /// Notifications of cgroups that may be excluded: then [`Datapath::refresh_exclusions`] is due. `None` if annotations of
+    /// pods are not honored. Must be called within a tokio runtime.
+    pub fn cgroup_events(&self) -> Option<CgroupEvents> {
+        self.exclusions.events()
     }
 
     /// Reads the usage of the tables that clients fill, after what is unused there was deleted.

@@ -1,9 +1,9 @@
-//! Cgroups whose processes are excluded from translation: their levels in the hierarchy, and their current ids.
+//! Cgroups whose processes are excluded from translation: those of paths and of pods, and their current ids.
 //!
 //! A path means the cgroup that exists there at the moment: it may be created later, removed, and created anew.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::ErrorKind,
     os::unix::fs::MetadataExt as _,
@@ -14,20 +14,32 @@ use aya::{
     Ebpf,
     maps::{HashMap, MapData},
 };
-use proxy_common::exclusion::{MAX_EXCLUDED, MAX_LEVELS};
+use model::state::{Pods, SocketLb};
+use proxy_common::exclusion::{ALL, MAX_EXCLUDED, MAX_LEVELS, UDP_ONLY};
 
 use crate::{
     cgroup::{is_cgroup2, mount_of},
     error::Error,
     map_spec,
+    pod_cgroups::{CgroupEvents, PodCgroups},
 };
 
 const MAP: &str = "EXCLUDED";
 
 /// The excluded cgroups.
 pub(super) struct Exclusions {
-    map: HashMap<MapData, u64, u32>,
+    map: ExcludedMap,
     paths: Vec<Excluded>,
+    /// If annotations of pods are honored.
+    pods: Option<PodCgroups>,
+    /// Whether it was logged that no path serves the sockets of pods.
+    is_unserved: bool,
+}
+
+/// What the programs know of them: the ids, and which sockets are meant.
+pub(super) struct ExcludedMap {
+    map: HashMap<MapData, u64, u32>,
+    entries: BTreeMap<u64, u32>,
 }
 
 struct Excluded {
@@ -39,39 +51,107 @@ struct Excluded {
 }
 
 impl Exclusions {
-    /// Takes the map out of the loaded object, and writes the ids of all cgroups that exist.
-    pub(super) fn take(ebpf: &mut Ebpf, paths: &[PathBuf]) -> Result<Self, Error> {
-        let map = map_spec::take(ebpf, MAP)?;
+    /// Takes the map out of the loaded object, and writes the ids of all cgroups that exist; pods are below `cgroup`, if their
+    /// annotations are honored.
+    pub(super) fn take(ebpf: &mut Ebpf, paths: &[PathBuf], cgroup: Option<&Path>) -> Result<Self, Error> {
+        let map = ExcludedMap::take(ebpf)?;
         // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
         let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false });
-        let mut exclusions = Self { map, paths: paths.collect() };
+        let pods = cgroup.map(PodCgroups::new);
+        let mut exclusions = Self { map, paths: paths.collect(), pods, is_unserved: false };
         exclusions.refresh()?;
         Ok(exclusions)
     }
 
-    /// Finds the cgroups that exist at the paths now, and updates the map.
+    /// Replaces the pods whose annotation says how their sockets are served; returns whether they have changed and a
+    /// [`refresh`](Self::refresh) is due. Of other nodes' pods no cgroup is found.
+    pub(super) fn set_pods(&mut self, pods: &Pods) -> bool {
+        self.pods.as_mut().is_some_and(|it| it.set(pods))
+    }
+
+    /// Finds the cgroups that exist now, and updates the map.
     pub(super) fn refresh(&mut self) -> Result<(), Error> {
+        let pods = self.pods.as_mut().map(PodCgroups::refresh).into_iter().flatten();
+        let mut entries: BTreeMap<_, _> = pods
+            .map(|(id, sockets)| match sockets {
+                SocketLb::Off => (id, ALL),
+                SocketLb::TcpOnly => (id, UDP_ONLY),
+            })
+            .collect();
         for it in &mut self.paths {
-            let path = it.path.display();
-            let now = id(&it.path)?;
-            if now.is_none() && !it.is_missing {
-                it.is_missing = true;
-                tracing::warn!(
-                    "the excluded cgroup {path} does not exist; it will be excluded once it is created"
-                );
-            }
-            if now == it.id {
-                continue;
-            }
-            if let Some(before) = it.id.take() {
-                self.map.remove(&before).map_err(Error::map(MAP))?;
-            }
-            if let Some(id) = now {
-                self.map.insert(id, 1, 0).map_err(Error::map(MAP))?;
-                tracing::info!("processes in {path} are excluded");
-                it.id = Some(id);
-                it.is_missing = false;
+            it.refresh()?;
+            entries.extend(it.id.map(|id| (id, ALL)));
+        }
+        self.map.set(entries)
+    }
+
+    /// Warns once if no packet path serves what sockets of pods leave to it.
+    pub(super) fn report_unserved(&mut self, packets_serve: bool) {
+        let pods = self.pods.as_ref().map_or_else(String::new, PodCgroups::names);
+        let is_unserved = !packets_serve && !pods.is_empty();
+        if is_unserved && !self.is_unserved {
+            tracing::warn!(
+                "no Service is reached by what these pods leave to packets, as their annotation kube-proxy-ebpf.io/socket-lb \
+                 says, because the packet path does not serve (--packets): {pods}"
+            );
+        }
+        self.is_unserved = is_unserved;
+    }
+
+    /// What the programs know.
+    pub(super) fn map(&self) -> &ExcludedMap {
+        &self.map
+    }
+
+    /// Notifications of cgroups that were created where pods' are; `None` if annotations of pods are not honored.
+    pub(super) fn events(&self) -> Option<CgroupEvents> {
+        self.pods.as_ref()?.events()
+    }
+}
+
+impl Excluded {
+    /// Finds the cgroup that exists at the path now.
+    fn refresh(&mut self) -> Result<(), Error> {
+        let path = self.path.display();
+        let now = id(&self.path)?;
+        if now.is_none() && !self.is_missing {
+            self.is_missing = true;
+            tracing::warn!(
+                "the excluded cgroup {path} does not exist; it will be excluded once it is created"
+            );
+        }
+        if now.is_some() && now != self.id {
+            tracing::info!("processes in {path} are excluded");
+            self.is_missing = false;
+        }
+        self.id = now;
+        Ok(())
+    }
+}
+
+impl ExcludedMap {
+    /// Takes the map out of the loaded object.
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        Ok(Self { map: map_spec::take(ebpf, MAP)?, entries: BTreeMap::new() })
+    }
+
+    /// Makes it the same as another one.
+    pub(super) fn mirror(&mut self, other: &Self) -> Result<(), Error> {
+        self.set(other.entries.clone())
+    }
+
+    /// Writes what differs.
+    fn set(&mut self, entries: BTreeMap<u64, u32>) -> Result<(), Error> {
+        let gone: Vec<_> = self.entries.keys().filter(|it| !entries.contains_key(it)).copied().collect();
+        for id in gone {
+            self.map.remove(&id).map_err(Error::map(MAP))?;
+            self.entries.remove(&id);
+        }
+        for (id, sockets) in entries {
+            if self.entries.get(&id) != Some(&sockets) {
+                self.map.insert(id, sockets, 0).map_err(Error::map(MAP))?;
+                self.entries.insert(id, sockets);
             }
         }
         Ok(())
@@ -107,16 +187,29 @@ fn level(path: &Path) -> Result<u32, Error> {
     let Some(existing) = path.ancestors().find(|it| it.exists()).filter(|it| is_cgroup2(it)) else {
         return Err(Error::NotCgroup2(path.to_path_buf()));
     };
-    let top = mount_of(existing);
+    match depth(path, mount_of(existing)).map(u32::try_from) {
+        None => Ok(EVERY_LEVEL),
+        Some(Ok(level @ 1..MAX_LEVELS)) => Ok(1 << level),
+        Some(_) => Err(Error::BadExclusion(path.to_path_buf())),
+    }
+}
+
+/// All levels but that of the root.
+const EVERY_LEVEL: u32 = (1 << MAX_LEVELS) - 2;
+
+/// The level of a path below the topmost folder of its mount; `None` if that is not the machine's root: only this one has no type
+/// (cgroups(7)), and the level of any other one is unknown.
+fn depth(path: &Path, top: &Path) -> Option<usize> {
     let below = path.strip_prefix(top).map_or(0, |it| it.components().count());
-    // Only the machine's root has no type (cgroups(7)); the level of any other one is unknown, so that all levels are set.
-    if top.join("cgroup.type").exists() {
-        return Ok((1 << MAX_LEVELS) - 2);
-    }
-    match u32::try_from(below) {
-        Ok(level @ 1..MAX_LEVELS) => Ok(1 << level),
-        _ => Err(Error::BadExclusion(path.to_path_buf())),
-    }
+    (!top.join("cgroup.type").exists()).then_some(below)
+}
+
+/// The levels at which there are cgroups of pods below this one: one bit per level.
+pub(super) fn pod_levels(cgroup: &Path) -> u32 {
+    let Some(depth) = depth(cgroup, mount_of(cgroup)) else { return EVERY_LEVEL };
+    // kubelet's own cgroup is at least at level 1.
+    let levels = (depth + 1).max(2)..=depth + PodCgroups::MAX_DEPTH;
+    levels.fold(0, |all, level| all | 1 << level) & EVERY_LEVEL
 }
 
 /// The id of a cgroup, and the levels of the hierarchy at which it may be.
@@ -138,6 +231,15 @@ mod tests {
         assert!(matches!(levels(&["/proc/none".into()]), Err(Error::NotCgroup2(_))));
         assert!(matches!(levels(&vec!["/".into(); 65]), Err(Error::TooManyExclusions(65))));
         assert_eq!(levels(&[]).unwrap(), 0);
+    }
+
+    #[test]
+    fn pods_are_searched_at_the_levels_that_the_programs_compare() {
+        // A folder that is no cgroup is its own root, and has no type.
+        assert_eq!(pod_levels(Path::new("/proc/none")), 0b1_1100);
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.type"), "domain\n").unwrap();
+        assert_eq!(pod_levels(root.path()), EVERY_LEVEL);
     }
 
     #[test]

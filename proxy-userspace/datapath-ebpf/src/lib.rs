@@ -32,6 +32,7 @@ mod node_addresses;
 mod open_connections;
 mod options;
 mod pins;
+mod pod_cgroups;
 mod raw_bpf;
 mod socket_termination;
 mod store;
@@ -62,6 +63,7 @@ pub use error::Error;
 pub use hook_status::query_at;
 pub use lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
+pub use pod_cgroups::CgroupEvents;
 pub use raw_bpf::{give_back_memory, keep_one_heap, use_no_library_of_the_node};
 pub use socket_termination::SocketTerminator;
 pub use trace::{

@@ -24,6 +24,8 @@ pub struct Options {
     pub host_only: bool,
     /// Cgroups whose processes are excluded from translation, with all cgroups below; they need not exist yet.
     pub excluded_cgroups: Vec<PathBuf>,
+    /// Whether pods are excluded as their annotations say.
+    pub pod_annotations: bool,
     /// The name of this node's Node object.
     pub node_name: String,
     /// Which addresses of a node its node ports are served at.

@@ -26,7 +26,7 @@ use proxy_common::{
 use crate::{
     bpf_maps, embedded,
     error::Error,
-    exclusions::{self, Exclusions},
+    exclusions::{self, ExcludedMap, Exclusions},
     features::with_features,
     hooks::{self, HookProgram},
     map_spec,
@@ -64,7 +64,7 @@ pub struct TraceFilter {
 /// The programs of a trace, in the kernel and not attached.
 pub struct TracedPrograms {
     ebpf: Ebpf,
-    exclusions: Exclusions,
+    excluded: ExcludedMap,
 }
 
 /// What the programs of a trace report.
@@ -243,7 +243,7 @@ impl TracedPrograms {
             HOOKS.into_iter().try_for_each(|hook| hooks::program(&mut ebpf, hook)?.load(hook))?;
             Ok(ebpf)
         })?;
-        let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups)?;
+        let excluded = ExcludedMap::take(&mut ebpf)?;
         let events = ebpf.take_map("EVENTS").ok_or_else(|| Error::Incomplete("map EVENTS".into()))?;
         let mut events = TraceEvents {
             events: RingBuf::try_from(events).map_err(Error::map("EVENTS"))?,
@@ -254,7 +254,7 @@ impl TracedPrograms {
         if let Some(ports) = &filter.ports {
             events.set_ports(ports)?;
         }
-        Ok((Self { ebpf, exclusions }, events))
+        Ok((Self { ebpf, excluded }, events))
     }
 }
 
@@ -411,8 +411,14 @@ impl ActiveTrace {
     /// # Errors
     ///
     /// The product's programs are under all links.
-    pub(super) fn begin(traced: TracedPrograms, product: &mut Ebpf, pins: &Pins) -> Result<Self, Error> {
+    pub(super) fn begin(
+        traced: TracedPrograms,
+        product: &mut Ebpf,
+        exclusions: &Exclusions,
+        pins: &Pins,
+    ) -> Result<Self, Error> {
         let mut trace = Self { traced, replaced: Vec::new() };
+        trace.set_exclusions(exclusions)?;
         trace.put(product, pins)?;
         Ok(trace)
     }
@@ -455,8 +461,8 @@ impl ActiveTrace {
     }
 
     /// Updates the excluded cgroups.
-    pub(super) fn refresh_exclusions(&mut self) -> Result<(), Error> {
-        self.traced.exclusions.refresh()
+    pub(super) fn set_exclusions(&mut self, exclusions: &Exclusions) -> Result<(), Error> {
+        self.traced.excluded.mirror(exclusions.map())
     }
 }
 

@@ -1,4 +1,5 @@
-//! A snapshot of a cluster: Services, EndpointSlices, Nodes and ServiceCIDRs, reduced to the fields that the brain reads.
+//! A snapshot of a cluster: Services, EndpointSlices, Nodes, ServiceCIDRs and some Pods, reduced to the fields that the brain
+//! reads.
 //!
 //! Invariant: every value is valid.
 //! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
@@ -16,7 +17,7 @@ use ipnet::IpNet;
 use crate::{
     Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
     state::{
-        self, ClientIpAffinity, LoadBalancing, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
+        self, ClientIpAffinity, LoadBalancing, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
         TrafficPolicy,
     },
 };
@@ -32,6 +33,7 @@ pub struct ClusterState {
     slice_owners: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
     service_cidrs: ServiceCidrs,
+    pods: Pods,
 }
 
 impl ClusterState {
@@ -73,6 +75,11 @@ impl ClusterState {
     /// All ServiceCIDRs, by name.
     pub fn service_cidrs(&self) -> &ServiceCidrs {
         &self.service_cidrs
+    }
+
+    /// The pods whose annotation says how their sockets are served, by name.
+    pub fn pods(&self) -> &Pods {
+        &self.pods
     }
 
     /// Adds a Service, or replaces the one of the same name, which is returned.
@@ -133,6 +140,17 @@ impl ClusterState {
     /// Removes a ServiceCIDR.
     pub fn delete_service_cidr(&mut self, name: &str) {
         Arc::make_mut(&mut self.service_cidrs).remove(name);
+    }
+
+    /// Adds a pod, or replaces the one of the same name.
+    pub fn set_pod(&mut self, it: impl Into<Arc<Pod>>) {
+        let it = it.into();
+        Arc::make_mut(&mut self.pods).insert(Arc::clone(&it.name), it);
+    }
+
+    /// Removes a pod.
+    pub fn delete_pod(&mut self, name: &str) {
+        Arc::make_mut(&mut self.pods).remove(name);
     }
 }
 

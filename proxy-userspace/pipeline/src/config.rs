@@ -6,7 +6,7 @@ use model::RequestedMetadata;
 use proxy_contract::client::Client;
 use source::{
     file::FileError,
-    kube::{ClientConfig, ClientConfigError},
+    kube::{ClientConfig, ClientConfigError, WatchedPods},
 };
 
 /// What a pipeline is started with.
@@ -35,6 +35,8 @@ pub enum SourceConfig {
         client_config: ClientConfig,
         /// Whether all Nodes are watched, or only the one of the node to serve.
         all_nodes: bool,
+        /// Which Pods are watched, for our annotation.
+        pods: WatchedPods,
         /// Whether it is followed in a thread of its own: while thousands of clients are sent a change, the next ones come in,
         /// and go out together.
         own_thread: bool,

@@ -260,7 +260,7 @@ mod tests {
         grpc::{self, Listener, ServedData},
     };
     use serde_json::{Value, json};
-    use source::kube::ClientConfig;
+    use source::kube::{ClientConfig, WatchedPods};
     use tokio::{sync::mpsc, task::JoinSet};
 
     use super::*;
@@ -418,6 +418,7 @@ mod tests {
             source: SourceConfig::Kube {
                 client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
                 all_nodes: true,
+                pods: WatchedPods::None,
                 own_thread: true,
             },
             service_metadata: Default::default(),

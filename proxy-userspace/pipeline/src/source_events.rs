@@ -79,12 +79,13 @@ impl RunningSource {
         Ok(match config {
             SourceConfig::File(path) => Self::File(FileSource::start(path, service_metadata)?),
             SourceConfig::Api(client) => Self::Api(ApiSource::start(client, service_metadata)),
-            SourceConfig::Kube { client_config, all_nodes, own_thread } => {
+            SourceConfig::Kube { client_config, all_nodes, pods, own_thread } => {
                 let options = kube::Options {
                     client_config,
                     service_proxy_name,
                     service_metadata,
                     node: (!all_nodes).then(|| node.to_owned()),
+                    pods,
                     ..Default::default()
                 };
                 let start_thread = || RuntimeThread::start("source", MAX_BLOCKING_THREADS);
@@ -211,6 +212,12 @@ pub(crate) fn apply(brain: &mut Brain, changes: ClusterChanges) {
         match it {
             Some(it) => brain.set_service_cidr(it),
             None => brain.delete_service_cidr(&name),
+        }
+    }
+    for (name, it) in changes.pods {
+        match it {
+            Some(it) => brain.set_pod(it),
+            None => brain.delete_pod(&name),
         }
     }
 }

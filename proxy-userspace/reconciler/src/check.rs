@@ -15,7 +15,7 @@ pub fn check(options: &Options) -> Checkup {
     let (finding, is_left_to_kube_proxy) = kube_proxy::finding(has_run);
     checkup.conflicts.push(finding);
     checkup.is_left_to_kube_proxy = is_left_to_kube_proxy;
-    if let Some(reason) = options.without_effect() {
+    for reason in options.remarks() {
         checkup.installation.push(Finding { level: Level::Degraded, ..Finding::ok("configuration", reason) });
     }
     if let Some(packets) = &options.packets {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use datapath::{ApplyReport, AttachStatus, TableStats};
-use datapath_ebpf::{self as ebpf, SocketTerminator, TracedPrograms};
+use datapath_ebpf::{self as ebpf, CgroupEvents, SocketTerminator, TracedPrograms};
 use datapath_nft as nft;
 use datapath_userspace as userspace;
 use model::{Rejected, state::NodeState};
@@ -56,13 +56,18 @@ pub enum Error {
 }
 
 impl Options {
-    /// What of the configuration has no effect, and why.
-    pub fn without_effect(&self) -> Option<&'static str> {
+    /// What of the configuration has no effect or a surprising one, and why.
+    pub fn remarks(&self) -> impl Iterator<Item = &'static str> {
         let masquerades_all = self.packets.as_ref().is_some_and(|it| it.config.masquerade_all);
-        (self.sockets.is_some() && masquerades_all).then_some(
+        let sources = (self.sockets.is_some() && masquerades_all).then_some(
             "--masquerade-all has no effect on sockets that eBPF redirects: their packets go straight to the endpoint, with \
              their own source; --backend nft masquerades all",
-        )
+        );
+        let honors_annotations = self.sockets.as_ref().is_some_and(|it| it.pod_annotations);
+        let pods = (honors_annotations && self.packets.is_none()).then_some(
+            "--pod-annotations: sockets that pods leave to packets reach no Service, because the packet path is off (--packets)",
+        );
+        sources.into_iter().chain(pods)
     }
 }
 
@@ -191,6 +196,11 @@ impl Sockets {
     /// Looks up the excluded cgroups again.
     pub(crate) fn refresh_exclusions(&mut self) -> Result<(), Error> {
         Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::refresh_exclusions)?)
+    }
+
+    /// Notifications of cgroups that may be excluded, if there are any. Must be called within a tokio runtime.
+    pub(crate) fn cgroup_events(&self) -> Option<CgroupEvents> {
+        self.datapath.as_ref()?.cgroup_events()
     }
 
     /// The usage of the tables that clients fill, if the socket path is on.

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, net::IpAddr, panic, sync::Arc, time::Duration};
 
 use datapath::{ApplyReport, AttachStatus, ProbeResult};
-use datapath_ebpf::{give_back_memory, probe::Prober};
+use datapath_ebpf::{CgroupEvents, give_back_memory, probe::Prober};
 use model::{Rejected, error_chain};
 use netlink::host_addresses::HostAddresses;
 use publish::{Published, Subscription};
@@ -66,6 +66,7 @@ pub struct Reconciler<'a> {
     addresses: HostAddresses,
     termination: Option<SocketTermination>,
     prober: Option<Prober>,
+    cgroups: Option<CgroupEvents>,
     traces: Traces,
     log: LogDedup,
 }
@@ -80,6 +81,8 @@ enum Event {
     AddressesChanged(BTreeSet<IpAddr>),
     /// The hooks were probed.
     Probed(Vec<ProbeResult>),
+    /// A cgroup was created, perhaps one that is excluded.
+    CgroupCreated,
     /// Sockets of removed endpoints were terminated.
     Terminated(socket_termination::Report),
     /// The packet path was applied or repaired.
@@ -123,6 +126,7 @@ impl<'a> Reconciler<'a> {
             addresses: HostAddresses::default(),
             termination: None,
             prober: None,
+            cgroups: None,
             traces: Traces::default(),
             log: LogDedup::default(),
         }
@@ -141,6 +145,7 @@ impl<'a> Reconciler<'a> {
         let packets = self.packets.take();
         self.observer.on_packet_path(packets.as_ref().and_then(Packets::unavailable_reason));
         self.packet_path = packets.map(PacketPath::start);
+        self.cgroups = self.sockets_mut().cgroup_events();
         if self.packet_path.is_none() {
             self.set_packets_serve(false).await;
         }
@@ -164,6 +169,7 @@ impl<'a> Reconciler<'a> {
                 Event::Closed => return,
                 Event::AddressesChanged(addresses) => self.on_addresses_changed(addresses),
                 Event::Probed(results) => self.on_probed(&results),
+                Event::CgroupCreated => self.refresh_exclusions().await,
                 Event::Terminated((transport, report)) => {
                     self.log.terminated(transport, &report);
                     self.observer.on_terminated(transport, &report);
@@ -186,6 +192,7 @@ impl<'a> Reconciler<'a> {
             next = self.states.next() => next.map_or(Event::Closed, Event::Published),
             addresses = self.addresses.changed() => Event::AddressesChanged(addresses),
             results = next_of(&mut self.prober, Prober::next) => Event::Probed(results),
+            () = next_of(&mut self.cgroups, CgroupEvents::next) => Event::CgroupCreated,
             report = next_of(&mut self.termination, SocketTermination::report) => Event::Terminated(report),
             report = next_of(&mut self.packet_path, PacketPath::report) => Event::Packets(report),
             event = self.traces.next() => Event::Trace(event),
@@ -413,9 +420,7 @@ impl<'a> Reconciler<'a> {
         let status = self.on_blocking_thread(move |it| it.attach_status(tables)).await;
         self.start_prober(&status);
         let is_complete = self.report_attach_status(status);
-        if let Err(error) = self.on_blocking_thread(Sockets::refresh_exclusions).await {
-            tracing::warn!("excluded cgroups cannot be looked up: {}", error_chain(&error));
-        }
+        self.refresh_exclusions().await;
         if let Some(stats) = self.on_blocking_thread(Sockets::table_stats).await.transpose()
             && let Some(stats) = self.log.table_stats(stats)
         {
@@ -426,6 +431,12 @@ impl<'a> Reconciler<'a> {
         }
         // What is missing is attached again at once, unless a retry is scheduled.
         self.retry.at.is_none() && !is_complete
+    }
+
+    async fn refresh_exclusions(&mut self) {
+        if let Err(error) = self.on_blocking_thread(Sockets::refresh_exclusions).await {
+            tracing::warn!("excluded cgroups cannot be looked up: {}", error_chain(&error));
+        }
     }
 
     /// Starts to probe the hooks once all are attached.

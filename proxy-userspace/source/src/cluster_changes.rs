@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use model::{
     ServiceName,
     cluster::{EndpointSlice, Node, Service, SliceName},
-    state::ServiceCidr,
+    state::{Pod, ServiceCidr},
 };
 
 /// Changed objects of one kind by name; `None` for a deleted object.
@@ -22,6 +22,8 @@ pub struct ClusterChanges {
     pub nodes: HashMap<Arc<str>, Option<Arc<Node>>>,
     /// Changed ServiceCIDRs, `None` for deleted ones.
     pub service_cidrs: HashMap<Arc<str>, Option<Arc<ServiceCidr>>>,
+    /// Changed Pods with our annotation by `namespace/name`, `None` for deleted ones.
+    pub pods: HashMap<Arc<str>, Option<Arc<Pod>>>,
 }
 
 impl ClusterChanges {
@@ -31,6 +33,7 @@ impl ClusterChanges {
             && self.slices.is_empty()
             && self.nodes.is_empty()
             && self.service_cidrs.is_empty()
+            && self.pods.is_empty()
     }
 
     /// Adds later changes.
@@ -39,5 +42,6 @@ impl ClusterChanges {
         self.slices.extend(later.slices);
         self.nodes.extend(later.nodes);
         self.service_cidrs.extend(later.service_cidrs);
+        self.pods.extend(later.pods);
     }
 }

@@ -5,12 +5,13 @@ use std::time::SystemTime;
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
+use datapath_ebpf as ebpf;
 use pipeline::{BrainExplainer, Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
 use super::{
     config, datapath, explain,
-    flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, ReportFlags, UiFlag, UpstreamFlags},
+    flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, PodFlags, ReportFlags, UiFlag, UpstreamFlags},
     runtime::{Signals, block_on},
 };
 
@@ -25,6 +26,8 @@ pub(super) struct Flags {
     upstream: UpstreamFlags,
     #[command(flatten)]
     node: NodeFlags,
+    #[command(flatten)]
+    pods: PodFlags,
     #[command(flatten)]
     _config: config::ConfigFile,
     #[command(flatten)]
@@ -53,7 +56,9 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let admin = Admin::new(name.as_str(), Role::Backend);
     let servers = Servers::start()?;
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
-    let options = flags.packets.options(flags.datapath.options(&name)?)?;
+    let pod_annotations = flags.pods.pod_annotations;
+    let sockets = ebpf::Options { pod_annotations, ..flags.datapath.options(&name)? };
+    let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));
     explain::serve(&admin, reasons.clone());

@@ -12,6 +12,7 @@ use admin::{EjectedStatus, Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
+use datapath_ebpf as ebpf;
 use jiff::Timestamp;
 use model::escaped;
 use reconciler::Options;
@@ -19,7 +20,7 @@ use serde_json::json;
 
 use super::{
     config,
-    flags::{DatapathFlags, PacketFlags, ReportFlags, STATUS_HINT},
+    flags::{DatapathFlags, PacketFlags, PodFlags, ReportFlags, STATUS_HINT},
     status::origin,
 };
 
@@ -38,6 +39,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     datapath: DatapathFlags,
     #[command(flatten)]
+    pods: PodFlags,
+    #[command(flatten)]
     packets: PacketFlags,
     #[command(flatten)]
     reports: ReportFlags,
@@ -55,7 +58,9 @@ enum Output {
 /// Prints the findings; returns whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
-    let options = flags.packets.options(flags.datapath.options("")?)?;
+    let pod_annotations = flags.pods.pod_annotations;
+    let sockets = ebpf::Options { pod_annotations, ..flags.datapath.options("")? };
+    let options = flags.packets.options(sockets)?;
     let groups = examine(&options, &flags.reports);
     let counts = counts(&groups);
     let mut stdout = io::stdout().lock();

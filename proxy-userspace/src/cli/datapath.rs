@@ -29,7 +29,7 @@ pub(super) async fn run(
     subscribe: impl Fn() -> Subscription,
     admin: &Admin,
 ) -> Result<()> {
-    if let Some(reason) = options.without_effect() {
+    for reason in options.remarks() {
         tracing::warn!("{reason}");
     }
     if let Some(userspace) = options.userspace {

@@ -19,6 +19,8 @@ pub struct Extensions {
     pub other_proxies: bool,
     /// The ranges of cluster IPs.
     pub service_cidrs: bool,
+    /// The pods whose sockets are left alone.
+    pub pods: bool,
     /// The addresses that a Service lost to another one, with the ports that lost them.
     pub conflicting_addresses: bool,
     /// What the client has is not sent again.
@@ -36,12 +38,13 @@ impl Extensions {
         other_serving: true,
         other_proxies: false,
         service_cidrs: true,
+        pods: true,
         conflicting_addresses: true,
         resume: true,
         heartbeats: true,
     };
     /// What a full state of one node supports.
-    pub const POLL: Self = Self { resume: false, heartbeats: false, ..Self::LOCAL };
+    pub const POLL: Self = Self { pods: false, resume: false, heartbeats: false, ..Self::LOCAL };
     /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
         revisions: false,
@@ -50,6 +53,7 @@ impl Extensions {
         other_serving: false,
         other_proxies: true,
         service_cidrs: true,
+        pods: true,
         conflicting_addresses: false,
         resume: false,
         heartbeats: true,
@@ -67,6 +71,7 @@ impl Extensions {
                 Extension::Nodes => accepted.nodes = self.nodes,
                 Extension::OtherServing => accepted.other_serving = self.other_serving,
                 Extension::ServiceCidrs => accepted.service_cidrs = self.service_cidrs,
+                Extension::Pods => accepted.pods = self.pods,
                 Extension::ConflictingAddresses => {
                     accepted.conflicting_addresses = self.conflicting_addresses;
                 }
@@ -88,6 +93,7 @@ impl Extensions {
             (self.other_proxies, Extension::OtherProxies),
             (self.service_cidrs, Extension::ServiceCidrs),
             (self.conflicting_addresses, Extension::ConflictingAddresses),
+            (self.pods, Extension::Pods),
             (self.resume, Extension::Resume),
             (self.heartbeats, Extension::Heartbeats),
         ];
@@ -125,11 +131,15 @@ mod tests {
             "OtherServing",
             "ServiceCidrs",
             "ConflictingAddresses",
+            "Pods",
             "Resume",
             "Heartbeats",
         ];
         assert_eq!(names(Extensions::LOCAL), local);
         assert_eq!(names(Extensions::POLL), local[..6]);
-        assert_eq!(names(Extensions::GLOBAL), ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Heartbeats"]);
+        assert_eq!(
+            names(Extensions::GLOBAL),
+            ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Pods", "Heartbeats"]
+        );
     }
 }

@@ -14,6 +14,7 @@ mod load_balancing;
 mod node;
 mod node_state;
 mod path;
+mod pod;
 mod reader;
 
 pub use decode::service_state;
@@ -22,6 +23,7 @@ pub use extensions::Extensions;
 pub use node::{node, service_cidr};
 pub use node_state::NodeStateDecoder;
 pub use path::{endpoint_key, endpoint_path, service_path};
+pub use pod::pod;
 pub use reader::Decoded;
 
 #[cfg(test)]

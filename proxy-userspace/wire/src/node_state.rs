@@ -22,6 +22,7 @@ use crate::{
     decode::service_state,
     node::{decode_service_cidr, node_info},
     path::service_path,
+    pod::decode_pod,
     reader::{Decoded, Reader},
 };
 
@@ -37,6 +38,8 @@ pub struct NodeStateDecoder {
     nodes: BTreeMap<Arc<str>, Vec<Rejected>>,
     /// What was rejected of each ServiceCIDR.
     service_cidrs: BTreeMap<Arc<str>, Vec<Rejected>>,
+    /// What was rejected of each pod.
+    pods: BTreeMap<Arc<str>, Vec<Rejected>>,
 }
 
 /// A Service as its message describes it.
@@ -62,6 +65,7 @@ impl NodeStateDecoder {
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
         self.apply_nodes(&change.nodes);
         self.apply_service_cidrs(&change.service_cidrs);
+        self.apply_pods(&change.pods);
         let mut affected = BTreeSet::new();
         for (path, message) in &change.services {
             let before = self.services.remove(path).unwrap_or_default();
@@ -117,6 +121,9 @@ impl NodeStateDecoder {
         change.service_cidrs.extend(gone.map(|it| (Arc::clone(it), None)));
         let all = state.service_cidrs.iter();
         change.service_cidrs.extend(all.map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
+        let gone = self.state.pods.keys().filter(|it| !state.pods.contains_key(*it));
+        change.pods.extend(gone.map(|it| (Arc::clone(it), None)));
+        change.pods.extend(state.pods.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
         self.apply(&change)
     }
 
@@ -148,6 +155,25 @@ impl NodeStateDecoder {
             }
             if let Some(it) = value {
                 all.insert(Arc::clone(name), Arc::new(it));
+            }
+        }
+    }
+
+    fn apply_pods(&mut self, changes: &BTreeMap<Arc<str>, Option<Arc<localv1::Pod>>>) {
+        for (name, message) in changes {
+            let before = self.pods.remove(name).unwrap_or_default();
+            let all = Arc::make_mut(&mut self.state.pods);
+            let value = message.as_ref().and_then(|message| {
+                let Decoded { value, rejected } = decode_pod(name, message);
+                log_new(&rejected, &before);
+                if !rejected.is_empty() {
+                    self.pods.insert(Arc::clone(name), rejected);
+                }
+                value
+            });
+            match value {
+                Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
+                None => drop(all.remove(name)),
             }
         }
     }
@@ -318,7 +344,10 @@ mod tests {
         full.nodes.insert("n".into(), Arc::default());
         let cidrs = ["10.96.0.0/16", "nowhere"].map(String::from).to_vec();
         full.service_cidrs.insert("c".into(), Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() }));
+        let pod = |socket_lb| localv1::Pod { uid: "u".into(), socket_lb, ..Default::default() };
+        full.pods.insert("a/p".into(), Arc::new(pod(1)));
         let state = decoder.decode(&full);
+        assert_eq!(state.pods.keys().map(|it| &**it).collect::<Vec<_>>(), ["a/p"]);
         assert_eq!(state.service_cidrs["c"].cidrs, ["10.96.0.0/16".parse().unwrap()]);
         assert_eq!((names(&state), state.nodes.len()), (vec!["a/y".to_owned()], 1));
         assert_eq!(decoder.decode(&State::default()), NodeState::default());
@@ -360,31 +389,40 @@ mod tests {
             let cidrs = cidrs.iter().map(ToString::to_string).collect();
             Some(Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() }))
         };
+        let pod =
+            |socket_lb| Some(Arc::new(localv1::Pod { uid: "u".into(), socket_lb, ..Default::default() }));
         let service = |external_ip: &str| {
             let mut message = ServiceEndpoints::clone(&message("a", "x", "10.96.0.1"));
             let ips = message.service.ips.as_mut().unwrap();
             ips.external_ips = Some(localv1::IpSet { v4: vec![external_ip.into()], v6: Vec::new() });
             Some(Arc::new(message))
         };
-        let mut change = |node, cidr, service| {
+        let mut change = |node, cidr, pod, service| {
             let change = NodeChange {
                 nodes: BTreeMap::from([("n".into(), node)]),
                 service_cidrs: BTreeMap::from([("c".into(), cidr)]),
+                pods: BTreeMap::from([("a/p".into(), pod)]),
                 services: BTreeMap::from([("a/x".into(), service)]),
                 ..NodeChange::default()
             };
             logged(|| drop(decoder.apply(&change)))
         };
         let first = (node(&["nowhere"], "10.1.0.0/24"), service_cidr(&["nowhere"]), service("nowhere"));
-        let all = ["node n: addresses", "ServiceCIDR c: cidrs", "service a/x: external_ips"];
-        assert_eq!(change(first.0.clone(), first.1.clone(), first.2.clone()), all);
+        let all =
+            ["node n: addresses", "ServiceCIDR c: cidrs", "pod a/p: socket_lb", "service a/x: external_ips"];
+        // A value of a later version.
+        assert_eq!(change(first.0.clone(), first.1.clone(), pod(99), first.2.clone()), all);
         let same =
             (node(&["nowhere", "10.0.0.1"], "10.1.0.0/24"), service_cidr(&["nowhere", "10.96.0.0/12"]));
-        assert_eq!(change(same.0.clone(), same.1.clone(), first.2.clone()), [""; 0], "logged before");
-        let more = change(node(&["nowhere"], "nowhere"), same.1, first.2.clone());
+        assert_eq!(
+            change(same.0.clone(), same.1.clone(), pod(99), first.2.clone()),
+            [""; 0],
+            "logged before"
+        );
+        let more = change(node(&["nowhere"], "nowhere"), same.1, pod(1), first.2.clone());
         assert_eq!(more, ["node n: pod_cidrs"], "what is new");
-        assert_eq!(change(None, None, None), [""; 0]);
-        assert_eq!(change(first.0, first.1, first.2), all, "they are new again");
+        assert_eq!(change(None, None, None, None), [""; 0]);
+        assert_eq!(change(first.0, first.1, pod(99), first.2), all, "they are new again");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A small API server with Services, EndpointSlices, Nodes and ServiceCIDRs that accepts events, over real HTTP and TLS, for tests and
+//! A small API server with Services, EndpointSlices, Nodes, ServiceCIDRs and Pods that accepts events, over real HTTP and TLS, for tests and
 //! benchmarks.
 //!
 //! It responds as a Kubernetes API server does, with paged lists, watches with bookmarks, streaming lists, selectors and

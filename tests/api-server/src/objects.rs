@@ -3,6 +3,7 @@
 //! Every change has a resource version of its own, and versions only increase.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
@@ -20,10 +21,13 @@ pub enum Resource {
     Nodes,
     /// `networking.k8s.io/v1 ServiceCIDR`.
     ServiceCidrs,
+    /// `v1 Pod`, of which only metadata is served.
+    Pods,
 }
 
 impl Resource {
-    const ALL: [Self; 4] = [Self::Services, Self::EndpointSlices, Self::Nodes, Self::ServiceCidrs];
+    const ALL: [Self; 5] =
+        [Self::Services, Self::EndpointSlices, Self::Nodes, Self::ServiceCidrs, Self::Pods];
 
     pub(crate) fn path(self) -> &'static str {
         match self {
@@ -31,6 +35,7 @@ impl Resource {
             Self::EndpointSlices => "/apis/discovery.k8s.io/v1/endpointslices",
             Self::Nodes => "/api/v1/nodes",
             Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
+            Self::Pods => "/api/v1/pods",
         }
     }
 
@@ -48,12 +53,13 @@ impl Resource {
             Self::EndpointSlices => "EndpointSlice",
             Self::Nodes => "Node",
             Self::ServiceCidrs => "ServiceCIDR",
+            Self::Pods => "Pod",
         }
     }
 
     pub(crate) fn version(self) -> &'static str {
         match self {
-            Self::Services | Self::Nodes => "v1",
+            Self::Services | Self::Nodes | Self::Pods => "v1",
             Self::EndpointSlices => "discovery.k8s.io/v1",
             Self::ServiceCidrs => "networking.k8s.io/v1",
         }
@@ -67,6 +73,19 @@ pub(crate) struct Object {
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) cluster_ip: String,
+    pub(crate) node_name: String,
+}
+
+impl Object {
+    /// In the form in which objects of this kind are served.
+    pub(crate) fn served(&self, resource: Resource) -> Cow<'_, str> {
+        if resource != Resource::Pods {
+            return Cow::Borrowed(&self.json);
+        }
+        let value: Value = serde_json::from_str(&self.json).expect("stored objects are JSON");
+        let (kind, version) = ("PartialObjectMetadata", "meta.k8s.io/v1");
+        json!({"kind": kind, "apiVersion": version, "metadata": value["metadata"]}).to_string().into()
+    }
 }
 
 /// The change of one version.
@@ -226,6 +245,7 @@ fn with_version(mut value: Value, name: String, version: u64) -> Object {
         name,
         labels: labels.map(|(key, it)| (key.clone(), it.as_str().unwrap_or_default().into())).collect(),
         cluster_ip: value["spec"]["clusterIP"].as_str().unwrap_or_default().into(),
+        node_name: value["spec"]["nodeName"].as_str().unwrap_or_default().into(),
         json: value.to_string(),
     }
 }

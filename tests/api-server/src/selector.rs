@@ -14,6 +14,7 @@ enum Requirement {
     Label(String, String),
     Name(String),
     NotClusterIp(String),
+    NodeName(String),
 }
 
 impl Selector {
@@ -32,6 +33,7 @@ impl Selector {
                     Requirement::NotClusterIp(value.into())
                 }
                 (None, Some(("metadata.name", value))) => Requirement::Name(value.into()),
+                (None, Some(("spec.nodeName", value))) => Requirement::NodeName(value.into()),
                 _ => return Err(format!("field label not supported: {it}")),
             });
         }
@@ -44,6 +46,7 @@ impl Selector {
             Requirement::Label(key, value) => object.labels.get(key) == Some(value),
             Requirement::Name(name) => object.name == *name,
             Requirement::NotClusterIp(it) => object.cluster_ip != *it,
+            Requirement::NodeName(it) => object.node_name == *it,
         })
     }
 }

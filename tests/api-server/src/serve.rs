@@ -122,6 +122,10 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     if !is_authorized(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
+    let accept = request.headers().get(header::ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    if resource == Resource::Pods && !accept.contains(";as=PartialObjectMetadata") {
+        return status(StatusCode::NOT_ACCEPTABLE, "only the metadata of pods is served here", None);
+    }
     match fault {
         Some(Fault::Status { code, message, retry_after }) => {
             let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -276,7 +280,7 @@ fn list(
     let next = page.last().filter(|_| more).map(|(key, _)| format!("{version}|{key}")).unwrap_or_default();
     let (kind, group) = (resource.kind(), resource.version());
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
-    let items: Vec<_> = page.iter().map(|(_, it)| it.json.as_str()).collect();
+    let items: Vec<_> = page.iter().map(|(_, it)| it.served(resource)).collect();
     let items = items.join(",");
     Ok(format!(
         "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{group}\",\"metadata\":{metadata},\"items\":[{items}]}}"
@@ -336,7 +340,7 @@ impl Watch {
             for (_, object) in
                 state.objects.after(self.resource, "").filter(|(_, it)| self.selector.matches(it))
             {
-                line(&mut text, "ADDED", object);
+                self.line(&mut text, "ADDED", object);
             }
             state.objects.version()
         };
@@ -359,11 +363,11 @@ impl Watch {
             let before = change.before.as_ref().filter(|it| self.selector.matches(it));
             let after = change.after.as_ref().filter(|it| self.selector.matches(it));
             match (before, after) {
-                (None, Some(object)) => line(&mut text, "ADDED", object),
-                (Some(_), Some(object)) => line(&mut text, "MODIFIED", object),
+                (None, Some(object)) => self.line(&mut text, "ADDED", object),
+                (Some(_), Some(object)) => self.line(&mut text, "MODIFIED", object),
                 (Some(_), None) => {
                     if let Some(object) = change.deleted.as_ref().or(change.after.as_ref()) {
-                        line(&mut text, "DELETED", object);
+                        self.line(&mut text, "DELETED", object);
                     }
                 }
                 (None, None) => {}
@@ -372,16 +376,17 @@ impl Watch {
         (text, Some(state.objects.version()))
     }
 
+    fn line(&self, text: &mut String, what: &str, object: &Object) {
+        let object = object.served(self.resource);
+        writeln!(text, "{{\"type\":\"{what}\",\"object\":{object}}}").expect("a String accepts all text");
+    }
+
     fn bookmark(&self, version: u64, annotations: &Value) -> String {
         let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
         let (kind, group) = (self.resource.kind(), self.resource.version());
         let object = json!({"kind": kind, "apiVersion": group, "metadata": metadata});
         json!({"type": "BOOKMARK", "object": object}).to_string() + "\n"
     }
-}
-
-fn line(text: &mut String, what: &str, object: &Object) {
-    writeln!(text, "{{\"type\":\"{what}\",\"object\":{}}}", object.json).expect("a String accepts all text");
 }
 
 /// The faults of a body.

@@ -30,6 +30,10 @@ pub fn target(bytes: &[u8]) {
                 brain.set_node(it.clone());
                 cluster.set_node(it);
             }
+            Object::Pod(it) => {
+                brain.set_pod(it.clone());
+                cluster.set_pod(it);
+            }
             Object::ServiceCidr(it) => {
                 brain.set_service_cidr(it.clone());
                 cluster.set_service_cidr(it);

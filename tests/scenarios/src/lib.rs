@@ -163,6 +163,7 @@ impl Step {
                 Object::EndpointSlice(it) => drop(cluster.set_slice(it)),
                 Object::Node(it) => drop(cluster.set_node(it)),
                 Object::ServiceCidr(it) => cluster.set_service_cidr(it),
+                Object::Pod(it) => cluster.set_pod(it),
             }
         }
         cluster

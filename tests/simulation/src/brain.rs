@@ -3,7 +3,7 @@
 use pipeline::{Config, Pipeline, SourceConfig};
 use proxy_contract::{Target, client::Client};
 use publish::grpc::{self, Listener};
-use source::kube::{ClientConfig, Connector};
+use source::kube::{ClientConfig, Connector, WatchedPods};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -60,6 +60,7 @@ impl Brain {
                     ..ClientConfig::default()
                 },
                 all_nodes: self.any_node,
+                pods: WatchedPods::None,
                 own_thread: false,
             },
             _ => SourceConfig::Api(client_of(world, name, self.index - 1, OWN_NODE)),

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, EchoServer, NetNs, TIMEOUT, TestNode, Transport,
+    AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
     agent::{APPLIED, run},
     client::{exchange, udp_socket},
     eventually,
@@ -21,12 +21,12 @@ use tests::{
     test_node::NODE,
 };
 
-fn frontend() -> SocketAddr {
+pub(super) fn frontend() -> SocketAddr {
     (WEB4, 80).into()
 }
 
 /// A node with `web`; no proxy runs yet.
-fn node_or_skip() -> Option<TestNode> {
+pub(super) fn node_or_skip() -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
     node.serve([1]);
     node.write(&[web([1])]);
@@ -34,7 +34,7 @@ fn node_or_skip() -> Option<TestNode> {
 }
 
 #[track_caller]
-fn assert_translated() {
+pub(super) fn assert_translated() {
     for transport in Transport::ALL {
         assert_eq!(request(transport, frontend()).unwrap(), "web-1", "{transport:?}");
     }
@@ -42,7 +42,7 @@ fn assert_translated() {
 
 /// A Service's address has no route.
 #[track_caller]
-fn assert_not_translated() {
+pub(super) fn assert_not_translated() {
     for transport in Transport::ALL {
         let error = request(transport, frontend()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
@@ -68,16 +68,16 @@ fn socket_lb_host_does_not_translate_in_other_namespaces() {
 }
 
 /// A cgroup below the sandbox's, removed when dropped.
-struct ChildCgroup(PathBuf);
+pub(super) struct ChildCgroup(PathBuf);
 
 impl ChildCgroup {
-    fn new(node: &TestNode, name: &str) -> Self {
-        let path = node.sandbox().cgroup().join(name);
+    pub(super) fn new(sandbox: &Sandbox, name: &str) -> Self {
+        let path = sandbox.cgroup().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
     }
 
-    fn enter(&self) {
+    pub(super) fn enter(&self) {
         move_to(&self.0, process::id()).unwrap();
     }
 
@@ -94,7 +94,7 @@ impl Drop for ChildCgroup {
 }
 
 /// Moves this process back to the sandbox's cgroup.
-fn leave(node: &TestNode) {
+pub(super) fn leave(node: &TestNode) {
     node.sandbox().add_process(process::id()).unwrap();
 }
 
@@ -102,10 +102,10 @@ fn leave(node: &TestNode) {
 fn an_excluded_cgroup_and_its_children_are_not_translated() {
     const EXCLUDE: &str = "--socket-lb-exclude-cgroup";
     let Some(mut node) = node_or_skip() else { return };
-    let mesh = ChildCgroup::new(&node, "mesh");
-    let inner = ChildCgroup::new(&node, "mesh/inner");
-    let other = ChildCgroup::new(&node, "other");
-    let vm = ChildCgroup::new(&node, "other/vm");
+    let mesh = ChildCgroup::new(node.sandbox(), "mesh");
+    let inner = ChildCgroup::new(node.sandbox(), "mesh/inner");
+    let other = ChildCgroup::new(node.sandbox(), "other");
+    let vm = ChildCgroup::new(node.sandbox(), "other/vm");
     node.start(&[EXCLUDE, mesh.path(), EXCLUDE, vm.path()]);
 
     assert_translated();
@@ -139,7 +139,7 @@ fn an_excluded_cgroup_may_be_created_later_and_recreated() {
     node.start(&["--socket-lb-exclude-cgroup", &path]);
     assert!(node.log().contains(&format!("{path} does not exist")), "{}", node.log());
     for _ in 0..2 {
-        let later = ChildCgroup::new(&node, "later");
+        let later = ChildCgroup::new(node.sandbox(), "later");
         later.enter();
         assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_err()), "{}", node.log());
         assert_not_translated();
@@ -233,7 +233,7 @@ fn a_default_cgroup_that_leaves_processes_out_is_reported() {
     assert_eq!(warnings(&node), 1, "{}", node.log());
     assert_translated();
     // Its pods come later.
-    let _pods = ChildCgroup::new(&node, "kubepods");
+    let _pods = ChildCgroup::new(node.sandbox(), "kubepods");
     node.wait_until_ready();
     assert_eq!(warnings(&node), 1, "{}", node.log());
 }

@@ -25,6 +25,7 @@ mod node_ports;
 mod packet_path;
 mod passive_health;
 mod passthrough;
+mod pod_annotations;
 mod protocols;
 mod reports;
 mod restart;

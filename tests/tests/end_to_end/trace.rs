@@ -32,6 +32,8 @@ use tests::{
     skip::skip,
 };
 
+use super::pod_annotations;
+
 /// The hooks whose programs a trace replaces.
 const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
 const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
@@ -153,7 +155,10 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     node.write(&[web4([1]), other4([])]);
     let excluded = node.sandbox().cgroup().join("excluded");
     fs::create_dir(&excluded).unwrap();
-    node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap()]);
+    pod_annotations::write(&node, &[(1, "off")]);
+    let _kubelets = pod_annotations::kubelets(node.sandbox());
+    let pod = pod_annotations::cgroup_of(node.sandbox(), 1);
+    node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap(), pod_annotations::FLAG]);
     let trace = start(&node, &[]);
     assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
     let line = trace.next();
@@ -170,12 +175,15 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
     drop(EchoConnection::connect(web4_address()).unwrap());
     assert_eq!(trace.next()["verdict"], "redirected");
-    move_to(&excluded, process::id()).unwrap();
-    TcpStream::connect(web4_address()).unwrap_err();
-    node.sandbox().add_process(process::id()).unwrap();
-    let line = trace.next();
-    assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
-    assert_eq!(line["destination"], "10.96.0.10:80");
+    let enter_excluded = || move_to(&excluded, process::id()).unwrap();
+    for enter in [&enter_excluded as &dyn Fn(), &|| pod.enter()] {
+        enter();
+        TcpStream::connect(web4_address()).unwrap_err();
+        node.sandbox().add_process(process::id()).unwrap();
+        let line = trace.next();
+        assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
+        assert_eq!(line["destination"], "10.96.0.10:80");
+    }
     fs::remove_dir(&excluded).unwrap();
     drop(trace);
 

@@ -30,7 +30,9 @@ pub(super) fn find(
             for (pod, endpoint) in pods_of(cluster) {
                 pods.entry(pod).or_default().push(endpoint);
             }
-            let Some(endpoints) = pods.get(&name) else {
+            // One with our annotation is known in any case.
+            let annotated = || cluster.pods().contains_key(&*name).then_some(&[][..]);
+            let Some(endpoints) = pods.get(&name).map(Vec::as_slice).or_else(annotated) else {
                 let hint = did_you_mean(&name, pods.keys());
                 return Err(InvalidQuery(format!(
                     "no endpoint is of a pod {name} (give the address of a pod that is an endpoint of no Service){hint}"

@@ -7,7 +7,7 @@ use model::{
     Family, FrontendKind, Protocol,
     cluster::{Endpoint, EndpointSlice},
     conflicts::FrontendKey,
-    state::{Algorithm, LoadBalancing, Scope, ServicePort, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, Scope, ServicePort, SocketLb, TargetPort, TrafficPolicy},
 };
 
 use super::{
@@ -40,6 +40,7 @@ impl Found<'_> {
         let rules = [
             ("service", Some(self.service())),
             ("frontend", Some(self.kind())),
+            ("sockets", self.sockets().map(Into::into)),
             ("conflict", self.conflict()),
             ("sources", self.sources().map(|(says, _)| says)),
             ("policy", Some(self.policy())),
@@ -240,6 +241,19 @@ impl Found<'_> {
                 format!("ignored: none is for zone {zone}")
             }
             (Topology::Unrestricted, _) => "ignored: none is for this node".into(),
+        })
+    }
+
+    /// Which sockets of the pod are left to packets.
+    fn sockets(&self) -> Option<&'static str> {
+        let pod = self.search.cluster.pods().get(self.explanation.client.pod.as_deref()?)?;
+        Some(match pod.socket_lb {
+            SocketLb::Off => {
+                "all are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"
+            }
+            SocketLb::TcpOnly => {
+                "those of UDP are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"
+            }
         })
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use model::{
     cluster::ClusterState,
-    state::{ServiceCidr, TrafficPolicy},
+    state::{ServiceCidr, SocketLb, TrafficPolicy},
 };
 
 use super::*;
@@ -410,4 +410,20 @@ fn the_selection_of_an_endpoint_is_explained() {
     cluster.set_slice(slice);
     let expect = "at random; by the packet path, also for sockets, if there is one (annotation kube-proxy-ebpf.io/udp)";
     check_rule(&cluster, "node web.ns", "selection", Some(expect));
+}
+
+#[test]
+fn what_a_pod_leaves_to_packets_is_explained() {
+    let mut cluster = cluster(service(), [at("10.1.0.1")]);
+    for (name, socket_lb) in [("ns/vpn", SocketLb::Off), ("ns/media", SocketLb::TcpOnly)] {
+        cluster.set_pod(state::Pod { name: name.into(), uid: "u".into(), socket_lb });
+    }
+    let says = |what| {
+        format!(
+            "{what} are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"
+        )
+    };
+    check_rule(&cluster, "pod ns/vpn web.ns", "sockets", Some(&says("all")));
+    check_rule(&cluster, "pod ns/media web.ns", "sockets", Some(&says("those of UDP")));
+    check_rule(&cluster, "node web.ns", "sockets", None);
 }

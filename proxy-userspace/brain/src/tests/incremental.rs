@@ -5,7 +5,7 @@ use model::{
     Timestamp,
     cluster::Node,
     services::Services,
-    state::{EndpointKey, ServiceCidr, TrafficPolicy},
+    state::{EndpointKey, Pod, ServiceCidr, SocketLb, TrafficPolicy},
 };
 
 use super::*;
@@ -216,7 +216,7 @@ fn the_services_of_a_zone_are_dropped_with_its_last_node() {
 }
 
 #[test]
-fn every_node_has_the_service_cidrs() {
+fn every_node_has_the_service_cidrs_and_the_pods() {
     let mut brain = brain();
     let cidr = |range: &str| ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
     brain.set_service_cidr(cidr("10.96.0.0/16"));
@@ -234,6 +234,18 @@ fn every_node_has_the_service_cidrs() {
         assert_eq!(brain.state(node).unwrap().service_cidrs["c"].cidrs, cidr("10.97.0.0/16").cidrs);
         assert_eq!(brain.state(node), Some(&crate::node_state(&cluster, node, &Options::default())));
     }
+    brain.set_pod(Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off });
+    assert_eq!(brain.recompute().len(), NODES.len() + 1);
+    assert_eq!(brain.recompute().len(), 0);
+    brain.start_serving("n5");
+    brain.recompute();
+    for node in ["n1", "n5"] {
+        assert_eq!(brain.state(node).unwrap().pods["ns/p"].socket_lb, SocketLb::Off);
+    }
+    brain.stop_serving("n5");
+    brain.delete_pod("ns/p");
+    assert_eq!(brain.recompute().len(), NODES.len() + 1);
+    assert!(brain.state("n1").unwrap().pods.is_empty());
     brain.delete_service_cidr("c");
     assert_eq!(brain.recompute().len(), NODES.len() + 1);
     assert!(brain.state("n1").unwrap().service_cidrs.is_empty());

@@ -8,6 +8,7 @@ mod endpoint;
 mod load_balancing;
 mod memo;
 mod node;
+mod pod;
 mod service;
 
 pub use crate::PerFamily;
@@ -15,6 +16,7 @@ pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scope
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
+pub use pod::{Pod, Pods, SocketLb};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
 };

@@ -9,6 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
+use super::Pods;
 use crate::services::{Diff, Services};
 
 /// The full state of one node.
@@ -22,6 +23,8 @@ pub struct NodeState {
     pub nodes: NodeInfos,
     /// The ranges of cluster IPs.
     pub service_cidrs: ServiceCidrs,
+    /// The pods whose annotation says how their sockets are served, of other nodes, too.
+    pub pods: Pods,
 }
 
 impl NodeState {
@@ -40,6 +43,9 @@ impl NodeState {
         }
         if self.service_cidrs == before.service_cidrs {
             self.service_cidrs = Arc::clone(&before.service_cidrs);
+        }
+        if self.pods == before.pods {
+            self.pods = Arc::clone(&before.pods);
         }
     }
 }

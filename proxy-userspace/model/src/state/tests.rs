@@ -107,14 +107,16 @@ fn what_is_equal_is_shared_and_the_rest_stays() {
     assert_eq!(other, expect);
 }
 
-/// A node state with one node and one ServiceCIDR.
+/// A node state with one node, one ServiceCIDR and one pod.
 fn node_state(address: &str, range: &str) -> NodeState {
     let info = NodeInfo { addresses: vec![address.parse().unwrap()], ..NodeInfo::default() };
     let cidr = ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
+    let pod = Pod { name: "ns/p".into(), uid: address.into(), socket_lb: SocketLb::Off };
     NodeState {
         services: [Arc::new(state())].into_iter().collect(),
         nodes: [("n".into(), info)].into_iter().collect(),
         service_cidrs: Arc::new([("c".into(), Arc::new(cidr))].into()),
+        pods: Arc::new([("ns/p".into(), Arc::new(pod))].into()),
     }
 }
 
@@ -126,6 +128,7 @@ fn node_states_share_what_is_equal() {
     same.reuse_equal(&before);
     assert!(same.nodes.ptr_eq(&before.nodes) && same.services.ptr_eq(&before.services));
     assert!(Arc::ptr_eq(&same.service_cidrs, &before.service_cidrs));
+    assert!(Arc::ptr_eq(&same.pods, &before.pods));
     assert_eq!(same.diff(&before).count(), 0);
 
     let mut other = node_state("10.0.0.2", "10.97.0.0/16");

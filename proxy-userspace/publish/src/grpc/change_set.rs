@@ -4,11 +4,14 @@
 //! The operations are encoded one by one, when they are sent: a slow client costs no more than both states and a few words
 //! per change.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use model::{
     diff,
-    state::{ServiceCidr, ServiceCidrs},
+    state::{Pod, ServiceCidr},
 };
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
@@ -26,6 +29,7 @@ pub(super) trait Diff: Send + 'static {
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     ServiceCidrs,
+    Pods,
     Nodes,
     Services,
     Endpoints,
@@ -38,14 +42,16 @@ pub(super) enum Phase {
     Delete(Kind),
 }
 
-const PHASES: [Phase; 8] = [
+const PHASES: [Phase; 10] = [
     Phase::Set(Kind::ServiceCidrs),
+    Phase::Set(Kind::Pods),
     Phase::Set(Kind::Nodes),
     Phase::Set(Kind::Services),
     Phase::Set(Kind::Endpoints),
     Phase::Delete(Kind::Endpoints),
     Phase::Delete(Kind::Services),
     Phase::Delete(Kind::Nodes),
+    Phase::Delete(Kind::Pods),
     Phase::Delete(Kind::ServiceCidrs),
 ];
 
@@ -130,19 +136,26 @@ impl Encode for Arc<ServiceCidr> {
     }
 }
 
-/// The ServiceCIDRs that differ, each at the path that `path` makes of its name.
-pub(super) fn service_cidrs(
-    old: &ServiceCidrs,
-    new: &ServiceCidrs,
+/// The ServiceCIDRs or pods that differ, each at the path that `path` makes of its name.
+pub(super) fn differing<T: PartialEq>(
+    old: &BTreeMap<Arc<str>, Arc<T>>,
+    new: &BTreeMap<Arc<str>, Arc<T>>,
     path: impl Fn(&str) -> String,
-) -> Vec<Change<Arc<ServiceCidr>>> {
-    let differing = diff::differing(&**old, &**new);
+) -> Vec<Change<Arc<T>>> {
     let change = |(name, old, new): (&Arc<str>, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
         path: path(name),
         old: old.cloned(),
         new: new.cloned(),
     };
-    differing.map(change).collect()
+    diff::differing(old, new).map(change).collect()
+}
+
+impl Encode for Arc<Pod> {
+    const SET: Set = Set::PodsSet;
+
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(wire::pod(self).encode_to_vec())
+    }
 }
 
 pub(super) fn set(set: Set, path: String, bytes: impl Into<Bytes>) -> OpItem {

@@ -9,7 +9,7 @@ use model::{
     ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
     diff,
-    state::ServiceCidr,
+    state::{Pod, ServiceCidr},
 };
 use prost::Message as _;
 use proxy_contract::localv1::{OpItem, Set};
@@ -18,7 +18,7 @@ use wire::{
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, service_cidrs, set};
+use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, differing, set};
 
 /// Which objects a client receives.
 #[derive(Clone, Copy)]
@@ -31,6 +31,7 @@ pub(super) struct Filter<'a> {
 /// The changed objects, in ascending order of names.
 pub(super) struct ClusterDiff {
     service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
+    pods: Vec<Change<Arc<Pod>>>,
     nodes: Vec<Change<Arc<Node>>>,
     services: Vec<Change<SentService>>,
     slices: Vec<SliceChange>,
@@ -81,10 +82,14 @@ impl ClusterDiff {
             _ => true,
         });
         let service_cidrs = match filter.extensions.service_cidrs {
-            true => service_cidrs(old.service_cidrs(), new.service_cidrs(), |it| format!("|{it}||")),
+            true => differing(old.service_cidrs(), new.service_cidrs(), |it| format!("|{it}||")),
             false => Vec::new(),
         };
-        ChangeSet::new(Self { service_cidrs, nodes, services, slices: changed.collect() })
+        let pods = match filter.extensions.pods {
+            true => differing(old.pods(), new.pods(), |it| format!("{}||", it.replace('/', "|"))),
+            false => Vec::new(),
+        };
+        ChangeSet::new(Self { service_cidrs, pods, nodes, services, slices: changed.collect() })
     }
 }
 
@@ -121,6 +126,7 @@ impl Diff for ClusterDiff {
     fn len(&self, kind: Kind) -> usize {
         match kind {
             Kind::ServiceCidrs => self.service_cidrs.len(),
+            Kind::Pods => self.pods.len(),
             Kind::Nodes => self.nodes.len(),
             Kind::Services => self.services.len(),
             Kind::Endpoints => self.slices.len(),
@@ -131,6 +137,8 @@ impl Diff for ClusterDiff {
         match phase {
             Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
             Phase::Delete(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].delete()),
+            Phase::Set(Kind::Pods) => out.extend(self.pods[index].set()),
+            Phase::Delete(Kind::Pods) => out.extend(self.pods[index].delete()),
             Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(self.services[index].set()),

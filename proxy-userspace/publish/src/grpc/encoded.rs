@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use model::state::{NodeInfos, NodeState, ServiceState};
+use model::state::{NodeInfos, NodeState, Pod, ServiceState};
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets},
@@ -119,8 +119,13 @@ pub(super) fn kept(
         true => state.service_cidrs.values().map(cidr).collect(),
         false => Vec::new(),
     };
+    let pod = |it: &Arc<Pod>| group(Set::PodsSet, &it.name, &wire::pod(it).encode_to_vec());
+    let pods: Vec<_> = match extensions.pods {
+        true => state.pods.values().map(pod).collect(),
+        false => Vec::new(),
+    };
     let mut buckets = Buckets::new(theirs.len());
-    for (position, digest) in services.iter().chain(&*nodes).chain(&cidrs) {
+    for (position, digest) in services.iter().chain(&*nodes).chain(&cidrs).chain(&pods) {
         buckets.add(*position, *digest);
     }
     let kept = KeptBuckets::equal(&buckets.finish(), theirs);
@@ -136,6 +141,9 @@ pub(super) fn kept(
     }
     for ((name, _), _) in state.service_cidrs.iter().zip(&cidrs).filter(|(_, (at, _))| !kept.contains(*at)) {
         Arc::make_mut(&mut rest.service_cidrs).remove(name);
+    }
+    for ((name, _), _) in state.pods.iter().zip(&pods).filter(|(_, (at, _))| !kept.contains(*at)) {
+        Arc::make_mut(&mut rest.pods).remove(name);
     }
     (kept, rest)
 }

@@ -5,14 +5,14 @@ use std::{collections::VecDeque, sync::Arc};
 use model::{
     ServiceName, diff,
     services::Services,
-    state::{Endpoint, EndpointKey, NodeState, ServiceCidr, ServiceState},
+    state::{Endpoint, EndpointKey, NodeState, Pod, ServiceCidr, ServiceState},
 };
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Set};
 use wire::Extensions;
 
 use super::{
-    change_set::{Change, ChangeSet, Diff, Kind, Phase, delete, service_cidrs, set},
+    change_set::{Change, ChangeSet, Diff, Kind, Phase, delete, differing, set},
     encoded::Encoded,
     node_changes::NodeChange,
 };
@@ -24,6 +24,7 @@ pub(super) struct NodeDiff {
     is_shared: bool,
     /// In ascending order of names; empty if the client did not request them.
     service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
+    pods: Vec<Change<Arc<Pod>>>,
     /// Empty if the client did not request nodes.
     nodes: Arc<[NodeChange]>,
     old: Services,
@@ -42,15 +43,28 @@ impl NodeDiff {
         extensions: Extensions,
         is_shared: bool,
     ) -> ChangeSet<Self> {
-        let mut differing: Vec<_> = new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()).collect();
+        let mut services: Vec<_> = new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()).collect();
         // A thousand watchers that connect at once have one each.
-        differing.shrink_to_fit();
+        services.shrink_to_fit();
         let service_cidrs = match extensions.service_cidrs {
-            true => service_cidrs(&old.service_cidrs, &new.service_cidrs, str::to_owned),
+            true => differing(&old.service_cidrs, &new.service_cidrs, str::to_owned),
+            false => Vec::new(),
+        };
+        let pods = match extensions.pods {
+            true => differing(&old.pods, &new.pods, str::to_owned),
             false => Vec::new(),
         };
         let (old, new) = (old.services.clone(), new.services.clone());
-        ChangeSet::new(Self { extensions, is_shared, service_cidrs, nodes, old, new, differing })
+        ChangeSet::new(Self {
+            extensions,
+            is_shared,
+            service_cidrs,
+            pods,
+            nodes,
+            old,
+            new,
+            differing: services,
+        })
     }
 }
 
@@ -58,6 +72,7 @@ impl Diff for NodeDiff {
     fn len(&self, kind: Kind) -> usize {
         match kind {
             Kind::ServiceCidrs => self.service_cidrs.len(),
+            Kind::Pods => self.pods.len(),
             Kind::Nodes => self.nodes.len(),
             Kind::Services | Kind::Endpoints => self.differing.len(),
         }
@@ -73,6 +88,8 @@ impl Diff for NodeDiff {
         match phase {
             Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
             Phase::Delete(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].delete()),
+            Phase::Set(Kind::Pods) => out.extend(self.pods[index].set()),
+            Phase::Delete(Kind::Pods) => out.extend(self.pods[index].delete()),
             Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
             Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
             Phase::Set(Kind::Services) => out.extend(service().set(self.extensions)),

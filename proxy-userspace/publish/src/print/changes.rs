@@ -64,6 +64,7 @@ type Objects = BTreeMap<Key, Value>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     ServiceCidr,
+    Pod,
     Node,
     /// Without its ports and endpoints.
     Service,
@@ -75,6 +76,7 @@ enum Kind {
 fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Result<Vec<Change<'a>>, serde_json::Error> {
     let mut changes = Vec::new();
     changes.extend(differing(None, service_cidr_objects(before)?, service_cidr_objects(after)?));
+    changes.extend(differing(None, pod_objects(before)?, pod_objects(after)?));
     if !before.nodes.ptr_eq(&after.nodes) {
         changes.extend(differing(None, node_objects(before)?, node_objects(after)?));
     }
@@ -104,6 +106,11 @@ fn service_cidr_objects(state: &NodeState) -> Result<Objects, serde_json::Error>
     all.map(|(name, it)| Ok(((Kind::ServiceCidr, name), to_value(it)?))).collect()
 }
 
+fn pod_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
+    let all = state.pods.iter().map(|(name, it)| (name.to_string(), wire::pod(it)));
+    all.map(|(name, it)| Ok(((Kind::Pod, name), to_value(it)?))).collect()
+}
+
 fn node_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
     let nodes = state.nodes.iter().map(|(name, it)| (name.to_string(), wire::node(name, it)));
     nodes.map(|(name, it)| Ok(((Kind::Node, name), to_value(it)?))).collect()
@@ -128,6 +135,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::ServiceCidr => "serviceCidr",
+            Self::Pod => "pod",
             Self::Node => "node",
             Self::Service => "service",
             Self::Port => "port",

@@ -30,6 +30,8 @@ struct Document<'a> {
     nodes: Vec<localv1::Node>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     service_cidrs: Vec<localv1::ServiceCidr>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<localv1::Pod>,
 }
 
 #[derive(Serialize)]
@@ -51,6 +53,7 @@ impl<'a> Document<'a> {
             items: items.collect(),
             nodes: published.state.nodes.iter().map(|(name, it)| wire::node(name, it)).collect(),
             service_cidrs: published.state.service_cidrs.values().map(|it| wire::service_cidr(it)).collect(),
+            pods: published.state.pods.values().map(|it| wire::pod(it)).collect(),
         }
     }
 }

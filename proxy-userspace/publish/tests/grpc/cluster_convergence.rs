@@ -78,7 +78,10 @@ async fn play(batches: Vec<Vec<u8>>) {
         if batch % 2 == 0 {
             let cidrs = vec![format!("10.{batch}.0.0/16").parse().unwrap()];
             state.set_service_cidr(state::ServiceCidr { name: "mark".into(), cidrs });
+            let uid = format!("u{batch}").into();
+            state.set_pod(state::Pod { name: "ns/mark".into(), uid, socket_lb: state::SocketLb::Off });
         } else {
+            state.delete_pod("ns/mark");
             state.delete_service_cidr("mark");
         }
         brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use model::{
     Timestamp,
-    state::{NodeState, PortTarget, ServiceCidr, ServiceCidrs, ServiceState},
+    state::{NodeState, Pod, Pods, PortTarget, ServiceCidr, ServiceCidrs, ServiceState, SocketLb},
 };
 use prost::Message as _;
 use proxy_contract::{
@@ -166,23 +166,27 @@ fn with_node(address: &str, last: u8) -> NodeState {
         is_being_deleted: last > 8,
     };
     let cidr = ServiceCidr { name: "c".into(), cidrs: vec![format!("10.{last}.0.0/16").parse().unwrap()] };
+    let pod = Pod { name: "ns/p".into(), uid: format!("u{last}").into(), socket_lb: SocketLb::TcpOnly };
     NodeState {
         nodes: [("n7".into(), node)].into_iter().collect(),
         service_cidrs: Arc::new([(Arc::clone(&cidr.name), Arc::new(cidr))].into()),
+        pods: Arc::new([(Arc::clone(&pod.name), Arc::new(pod))].into()),
         ..state([(name, it)])
     }
 }
 
 #[tokio::test]
-async fn nodes_service_cidrs_and_other_serving_targets_are_sent_on_request() {
+async fn nodes_service_cidrs_pods_and_other_serving_targets_are_sent_on_request() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(with_node("192.0.2.1", 8));
-    let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs].map(Into::into);
+    let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs, Extension::Pods];
+    let all = all.map(Into::into);
     let (mut requesting, extensions) = start(&folder, &all).await;
     assert_eq!(extensions, all);
     let (mut plain, _) = start(&folder, &[]).await;
-    assert_eq!(requesting.change_set().await, ["+c c", "+n n7", "+s ns/a", "+e ns/a/p"]);
+    assert_eq!(requesting.change_set().await, ["+c c", "+p ns/p", "+n n7", "+s ns/a", "+e ns/a/p"]);
     assert_eq!(requesting.service_cidrs["c"].cidrs, ["10.8.0.0/16"]);
+    assert_eq!(requesting.pods["ns/p"].uid, "u8");
     assert_eq!(plain.change_set().await, ["+s ns/a", "+e ns/a/p"]);
     assert_eq!(requesting.services["ns/a"].ports[0].other_serving, ["10.1.0.8:53"]);
     assert_eq!(requesting.nodes["n7"].addresses, ["192.0.2.1", "fd00::7"]);
@@ -194,13 +198,18 @@ async fn nodes_service_cidrs_and_other_serving_targets_are_sent_on_request() {
     }
     // Without the extensions, their changes are not sent.
     brain.publisher.publish(with_node("192.0.2.1", 9));
-    assert_eq!(requesting.change_set().await, ["+c c", "+n n7", "+s ns/a"]);
+    assert_eq!(requesting.change_set().await, ["+c c", "+p ns/p", "+n n7", "+s ns/a"]);
     assert!(requesting.nodes["n7"].is_being_deleted);
     requesting.ask("").await;
     let nodes = model::state::NodeInfos::default();
     let service_cidrs = ServiceCidrs::default();
-    brain.publisher.publish(NodeState { nodes, service_cidrs, ..with_node("192.0.2.1", 9) });
-    assert_eq!(requesting.change_set().await, ["-n n7", "-c c"]);
+    brain.publisher.publish(NodeState {
+        nodes,
+        service_cidrs,
+        pods: Pods::default(),
+        ..with_node("192.0.2.1", 9)
+    });
+    assert_eq!(requesting.change_set().await, ["-n n7", "-p ns/p", "-c c"]);
     plain.receives_nothing().await;
 }
 
@@ -235,6 +244,8 @@ async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_
     full.nodes.insert("n1".into(), model::state::NodeInfo::default());
     let cidr = ServiceCidr { name: "kubernetes".into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
     Arc::make_mut(&mut full.service_cidrs).insert("kubernetes".into(), Arc::new(cidr));
+    let pod = Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off };
+    Arc::make_mut(&mut full.pods).insert("ns/p".into(), Arc::new(pod));
     brain.publisher.publish(full);
     let all = all_extensions();
     for combination in 0..1_u32 << all.len() {
@@ -269,6 +280,7 @@ async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_
         assert!(is_sent(Set::ServicesSet) && is_sent(Set::EndpointsSet));
         assert_eq!(is_sent(Set::NodesSet), has(Extension::Nodes));
         assert_eq!(is_sent(Set::ServiceCidrsSet), has(Extension::ServiceCidrs));
+        assert_eq!(is_sent(Set::PodsSet), has(Extension::Pods));
         assert_eq!(sync.revision.is_some(), has(Extension::Revisions));
         let (_, service) = sent.iter().find(|it| it.0 == i32::from(Set::ServicesSet)).unwrap();
         let service = Service::decode(&**service).unwrap();

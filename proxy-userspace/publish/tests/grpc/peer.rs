@@ -116,6 +116,7 @@ fn letter(set: Set) -> char {
         Set::ServicesSet | Set::GlobalServiceInfos => 's',
         Set::EndpointsSet | Set::GlobalEndpointInfos => 'e',
         Set::ServiceCidrsSet => 'c',
+        Set::PodsSet => 'p',
         Set::UnknownSet => panic!("an unknown set"),
     }
 }
@@ -127,6 +128,8 @@ pub(crate) struct NodeObjects {
     pub(crate) endpoints: BTreeMap<String, localv1::Endpoint>,
     /// Only if requested.
     pub(crate) service_cidrs: BTreeMap<String, localv1::ServiceCidr>,
+    /// Only if requested.
+    pub(crate) pods: BTreeMap<String, localv1::Pod>,
     pub(crate) nodes: BTreeMap<String, localv1::Node>,
 }
 
@@ -160,6 +163,11 @@ impl Objects for NodeObjects {
                 let it = localv1::ServiceCidr::decode(bytes).unwrap();
                 self.service_cidrs.insert(path, it);
             }
+            'p' => {
+                let it = localv1::Pod::decode(bytes).unwrap();
+                assert_eq!(path, format!("{}/{}", it.namespace, it.name));
+                self.pods.insert(path, it);
+            }
             'n' => {
                 let it = localv1::Node::decode(bytes).unwrap();
                 assert_eq!(path, it.name);
@@ -187,6 +195,7 @@ impl Objects for NodeObjects {
     fn delete(&mut self, set: Set, path: &str) -> bool {
         match letter(set) {
             'c' => self.service_cidrs.remove(path).is_some(),
+            'p' => self.pods.remove(path).is_some(),
             'n' => self.nodes.remove(path).is_some(),
             's' => {
                 let prefix = format!("{path}/");

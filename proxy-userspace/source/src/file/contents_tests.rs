@@ -29,6 +29,7 @@ fn names(parsed: &ParsedManifest) -> Vec<String> {
         Object::EndpointSlice(it) => format!("EndpointSlice {}", it.name),
         Object::Node(it) => format!("Node {}", it.name),
         Object::ServiceCidr(it) => format!("ServiceCIDR {} {:?}", it.name, it.cidrs),
+        Object::Pod(it) => format!("Pod {} {} {:?}", it.name, it.uid, it.socket_lb),
     };
     parsed.objects.iter().map(|(_, it)| name(it)).collect()
 }
@@ -338,6 +339,16 @@ fn service_cidrs_are_read_alone_and_in_lists() {
     assert_eq!(parsed.rejected[0].item, "ServiceCIDR a: spec.cidrs[1]");
     let list = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDRList\nitems:\n- {metadata: {name: b}}\n";
     check(list, &["ServiceCIDR b []"]);
+}
+
+#[test]
+fn pods_with_our_annotation_are_read_and_others_are_no_remark() {
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: vpn\n  uid: 3f2a8d1c\n  annotations: \
+               {kube-proxy-ebpf.io/socket-lb: \"off\"}\nspec: {nodeName: n1}\n";
+    check(pod, &["Pod default/vpn 3f2a8d1c Off"]);
+    let list = "apiVersion: v1\nkind: PodList\nitems:\n- {metadata: {name: a}}\n- {metadata: {name: b, uid: u, annotations: \
+                {kube-proxy-ebpf.io/socket-lb: tcp-only}}}\n";
+    assert_eq!(check(list, &["Pod default/b u TcpOnly"]).ignored, []);
 }
 
 #[test]

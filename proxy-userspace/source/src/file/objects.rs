@@ -25,6 +25,7 @@ pub(super) enum ObjectName {
     EndpointSlice(SliceName),
     Node(Arc<str>),
     ServiceCidr(Arc<str>),
+    Pod(Arc<str>),
 }
 
 impl ObjectName {
@@ -34,6 +35,7 @@ impl ObjectName {
             Object::EndpointSlice(it) => Self::EndpointSlice(it.name.clone()),
             Object::Node(it) => Self::Node(Arc::clone(&it.name)),
             Object::ServiceCidr(it) => Self::ServiceCidr(Arc::clone(&it.name)),
+            Object::Pod(it) => Self::Pod(Arc::clone(&it.name)),
         }
     }
 }
@@ -45,6 +47,7 @@ impl fmt::Display for ObjectName {
             Self::EndpointSlice(it) => write!(f, "EndpointSlice {it}"),
             Self::Node(it) => write!(f, "Node {it}"),
             Self::ServiceCidr(it) => write!(f, "ServiceCIDR {it}"),
+            Self::Pod(it) => write!(f, "Pod {it}"),
         }
     }
 }
@@ -148,7 +151,7 @@ fn last_of_each(parts: &[Part]) -> (HashMap<ObjectName, &Object>, bool) {
 
 /// Records what an object has become, `None` if it does not exist any more.
 fn record(name: &ObjectName, object: Option<&Object>, changes: &mut ClusterChanges) {
-    let ClusterChanges { services, slices, nodes, service_cidrs } = changes;
+    let ClusterChanges { services, slices, nodes, service_cidrs, pods } = changes;
     match (object, name) {
         (Some(Object::Service(it)), _) => drop(services.insert(it.name.clone(), Some(Arc::clone(it)))),
         (Some(Object::EndpointSlice(it)), _) => drop(slices.insert(it.name.clone(), Some(Arc::clone(it)))),
@@ -156,9 +159,11 @@ fn record(name: &ObjectName, object: Option<&Object>, changes: &mut ClusterChang
         (Some(Object::ServiceCidr(it)), _) => {
             service_cidrs.insert(Arc::clone(&it.name), Some(Arc::clone(it)));
         }
+        (Some(Object::Pod(it)), _) => drop(pods.insert(Arc::clone(&it.name), Some(Arc::clone(it)))),
         (None, ObjectName::Service(name)) => drop(services.insert(name.clone(), None)),
         (None, ObjectName::EndpointSlice(name)) => drop(slices.insert(name.clone(), None)),
         (None, ObjectName::Node(name)) => drop(nodes.insert(Arc::clone(name), None)),
         (None, ObjectName::ServiceCidr(name)) => drop(service_cidrs.insert(Arc::clone(name), None)),
+        (None, ObjectName::Pod(name)) => drop(pods.insert(Arc::clone(name), None)),
     }
 }

@@ -44,6 +44,8 @@ pub enum Object {
     Node(Arc<cluster::Node>),
     /// `networking.k8s.io/v1 ServiceCIDR`.
     ServiceCidr(Arc<state::ServiceCidr>),
+    /// `v1 Pod` with our annotation.
+    Pod(Arc<state::Pod>),
 }
 
 /// What was parsed.
@@ -70,6 +72,7 @@ pub(super) enum ListKind {
     EndpointSlices,
     Nodes,
     ServiceCidrs,
+    Pods,
 }
 
 impl ListKind {
@@ -80,6 +83,7 @@ impl ListKind {
             ("discovery.k8s.io/v1", "EndpointSliceList") => Self::EndpointSlices,
             ("v1", "NodeList") => Self::Nodes,
             ("networking.k8s.io/v1", "ServiceCIDRList") => Self::ServiceCidrs,
+            ("v1", "PodList") => Self::Pods,
             _ => return None,
         })
     }
@@ -92,6 +96,7 @@ impl ListKind {
             Self::EndpointSlices => Some(("discovery.k8s.io/v1", "EndpointSlice")),
             Self::Nodes => Some(("v1", "Node")),
             Self::ServiceCidrs => Some(("networking.k8s.io/v1", "ServiceCIDR")),
+            Self::Pods => Some(("v1", "Pod")),
         }
     }
 }
@@ -146,6 +151,7 @@ impl ParsedManifest {
                 self.convert(at, &value, convert, Object::Service)
             }
             ("v1", "Node") => self.convert(at, &value, kube_types::node, Object::Node),
+            ("v1", "Pod") => self.convert(at, &value, kube_types::pod, Object::Pod),
             ("networking.k8s.io/v1", "ServiceCIDR") => {
                 self.convert(at, &value, kube_types::service_cidr, Object::ServiceCidr)
             }

@@ -360,7 +360,7 @@ impl FileReport {
             self.problems.extend(parsed.ignored.iter().map(|(at, kind)| {
                 let at = start.plus(*at);
                 format!(
-                    "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, discovery.k8s.io/v1 EndpointSlice, \
+                    "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, v1 Pod, discovery.k8s.io/v1 EndpointSlice, \
                      networking.k8s.io/v1 ServiceCIDR and lists of them",
                 )
             }));

@@ -36,14 +36,15 @@ struct Snapshot {
 
 impl Snapshot {
     fn apply(&mut self, FileUpdate { changes, report }: FileUpdate) {
-        let ClusterChanges { services, slices, nodes, service_cidrs } = changes;
+        let ClusterChanges { services, slices, nodes, service_cidrs, pods } = changes;
         for (name, service) in services {
             match service {
                 Some(it) => self.cluster.set_service(it),
                 None => self.cluster.delete_service(&name),
             };
         }
-        assert!(slices.is_empty() && nodes.is_empty() && service_cidrs.is_empty());
+        assert!(slices.is_empty() && nodes.is_empty());
+        assert!(service_cidrs.is_empty() && pods.is_empty());
         if let Some(report) = report {
             self.report = report;
         }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is handed over before Services, EndpointSlices and Nodes have all been listed once. After that the
 //! last state stays active during a failure of any length, and what is listed again is compared with it.
-//! ServiceCIDRs are optional: the first state waits for them for a moment only, and a cluster without them is served.
+//! ServiceCIDRs and Pods are optional: the first state waits for them for a moment only, and a cluster without them is served.
 
 mod apiserver_holddown;
 mod backoff;
@@ -32,16 +32,19 @@ use std::sync::Arc;
 use model::Rejected;
 use tokio::task::JoinSet;
 
-use self::{options::Selectors, reflector::Reflector, shared::Shared, shared_client::SharedClient};
+use self::{
+    options::Selectors, reflector::Reflector, resource::Resource as _, shared::Shared,
+    shared_client::SharedClient,
+};
 use crate::{
     ClusterChanges,
-    kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr},
+    kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
 };
 
 pub use client_config::{ClientConfig, ClientConfigError};
 pub use connector::{ByteStream, Connector};
 pub use event_recorder::{EventRecorder, ServiceEvent};
-pub use options::Options;
+pub use options::{Options, WatchedPods};
 pub use request_log::{ApiRequest, RequestLog};
 pub use shared::Health;
 pub use status::ResourceStatus;
@@ -75,6 +78,10 @@ impl KubeSource {
         tasks.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
         let all = Selectors::default();
         tasks.spawn(Reflector::<ServiceCidr>::new(options, &client, all, &shared).run());
+        match options.pod_selectors() {
+            Some(pods) => drop(tasks.spawn(Reflector::<Pod>::new(options, &client, pods, &shared).run())),
+            None => shared.missing(Pod::INDEX),
+        }
         tasks.spawn(server_check::run(client, Arc::clone(&shared), options.timing));
         Ok(Self { shared, requests: options.client_config.requests.clone(), _tasks: tasks })
     }

@@ -15,8 +15,22 @@ pub struct Options {
     pub service_metadata: RequestedMetadata,
     /// The only Node to watch; by default all Nodes.
     pub node: Option<String>,
+    /// Which Pods to watch, for our annotation; by default none.
+    pub pods: WatchedPods,
     /// Time-outs and delays.
     pub timing: Timing,
+}
+
+/// Which Pods are watched, for our annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum WatchedPods {
+    /// None.
+    #[default]
+    None,
+    /// Those that are bound to a node.
+    OfNode(String),
+    /// All of the cluster.
+    All,
 }
 
 /// The selectors of a list or watch.
@@ -45,5 +59,15 @@ impl Options {
             Selectors { labels: Some("!service.kubernetes.io/headless".into()), ..Selectors::default() };
         let fields = self.node.as_ref().map(|it| format!("metadata.name={it}"));
         [services, slices, Selectors { fields, ..Selectors::default() }]
+    }
+
+    /// The selectors of Pods; `None` if none are watched.
+    pub(super) fn pod_selectors(&self) -> Option<Selectors> {
+        let fields = match &self.pods {
+            WatchedPods::None => return None,
+            WatchedPods::OfNode(node) => Some(format!("spec.nodeName={node}")),
+            WatchedPods::All => None,
+        };
+        Some(Selectors { fields, ..Selectors::default() })
     }
 }

@@ -18,7 +18,7 @@ use super::{
     options::{Options, Selectors},
     resource::Resource,
     shared::Shared,
-    shared_client::{NumberedClient, SharedClient},
+    shared_client::{JSON, NumberedClient, SharedClient},
     store::Store,
     timing::Timing,
     watch_error::{ErrorKind, WatchError, quoted},
@@ -38,6 +38,17 @@ const WATCH: Duration = Duration::from_secs(240);
 const MAX_ERROR_BODY: usize = 64 << 10;
 /// A watch without events that ends sooner than this has failed.
 const MIN_WATCH: Duration = Duration::from_secs(1);
+
+/// Objects without their specs and states: for a list, and for the events of a watch.
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
+/// What a request asks for.
+#[derive(Clone, Copy)]
+enum Verb {
+    List,
+    Watch,
+}
 
 /// Keeps a copy of all objects of one resource.
 pub(super) struct Reflector<R: Resource> {
@@ -156,9 +167,9 @@ impl<R: Resource> Reflector<R> {
             tracing::debug!("{error}");
             return next;
         }
-        self.shared.missing();
+        self.shared.missing(R::INDEX);
         if !std::mem::replace(&mut self.is_missing, true) {
-            tracing::info!("{error}; packets to cluster IPs that no Service has are not dropped");
+            tracing::warn!("{error}; {}", R::CONSEQUENCE);
         }
         // A server that has just started may not know its roles yet.
         if self.shared.is_starting(R::INDEX) { next } else { next + self.timing.missing_retry }
@@ -183,7 +194,7 @@ impl<R: Resource> Reflector<R> {
     /// The server asks its database, so that one that lags behind others of its cluster is not taken for one with older data.
     async fn compare_version(&mut self) -> Result<(), WatchError> {
         let Some(known) = self.version.as_deref().and_then(number) else { return Ok(()) };
-        let mut body = self.get(&self.query(&[("limit", "1")])).await?;
+        let mut body = self.get(Verb::List, &self.query(&[("limit", "1")])).await?;
         let mut list = ListItems::default();
         while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
             list.read(&data, |_| Ok(()))?;
@@ -213,7 +224,7 @@ impl<R: Resource> Reflector<R> {
         self.store.begin_list();
         let mut continue_token = None;
         loop {
-            let mut body = self.get(&self.list_query(continue_token.as_deref())).await?;
+            let mut body = self.get(Verb::List, &self.list_query(continue_token.as_deref())).await?;
             let mut list = ListItems::default();
             while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
                 list.read(&data, |object| self.item(object))?;
@@ -272,7 +283,7 @@ impl<R: Resource> Reflector<R> {
         if self.version.is_none() {
             self.store.begin_list();
         }
-        let body = self.get(&self.watch_query(seconds)).await?;
+        let body = self.get(Verb::Watch, &self.watch_query(seconds)).await?;
         if self.version.is_some() {
             self.shared.followed(R::INDEX);
         }
@@ -415,10 +426,16 @@ impl<R: Resource> Reflector<R> {
         WatchError::new(ErrorKind::Other, text)
     }
 
-    async fn get(&mut self, query: &str) -> Result<Body, WatchError> {
+    async fn get(&mut self, verb: Verb, query: &str) -> Result<Body, WatchError> {
         self.used = self.client.get();
         let uri = format!("{}?{query}", R::PATH);
-        let (parts, mut body) = self.used.get(R::PLURAL, &uri, self.timing.timeout).await?.into_parts();
+        let form = match (R::IS_METADATA, verb) {
+            (false, _) => JSON,
+            (true, Verb::List) => METADATA_LIST,
+            (true, Verb::Watch) => METADATA,
+        };
+        let response = self.used.get(R::PLURAL, &uri, form, self.timing.timeout).await?;
+        let (parts, mut body) = response.into_parts();
         self.is_pinged = parts.version == Version::HTTP_2;
         if parts.status.is_success() {
             self.shared.contact(R::INDEX);

@@ -1,4 +1,4 @@
-//! The watched resources: three required ones, and an optional one.
+//! The watched resources: three required ones, and optional ones.
 
 use std::{collections::HashMap, fmt, hash::Hash, net::IpAddr, sync::Arc};
 
@@ -28,6 +28,10 @@ pub(super) trait Resource: DeserializeOwned + Send + 'static {
     const INDEX: usize;
     /// Whether a server may lack it, or may not permit it.
     const IS_OPTIONAL: bool = false;
+    /// Whether only the metadata of its objects is asked for.
+    const IS_METADATA: bool = false;
+    /// What a server means that lacks it or does not permit it, if it is optional.
+    const CONSEQUENCE: &'static str = "";
     /// The kind, as in a manifest.
     const KIND: &'static str;
     /// The plural name, as in a path and in messages.
@@ -144,6 +148,7 @@ impl Resource for objects::Node {
 impl Resource for objects::ServiceCidr {
     const INDEX: usize = 3;
     const IS_OPTIONAL: bool = true;
+    const CONSEQUENCE: &'static str = "packets to cluster IPs that no Service has are not dropped";
     const KIND: &'static str = "ServiceCIDR";
     const PLURAL: &'static str = "servicecidrs";
     const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
@@ -165,6 +170,35 @@ impl Resource for objects::ServiceCidr {
 
     fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
         &mut changes.service_cidrs
+    }
+}
+
+impl Resource for objects::Pod {
+    const INDEX: usize = 4;
+    const IS_OPTIONAL: bool = true;
+    const IS_METADATA: bool = true;
+    const CONSEQUENCE: &'static str = "annotations of pods have no effect";
+    const KIND: &'static str = "Pod";
+    const PLURAL: &'static str = "pods";
+    const PATH: &'static str = "/api/v1/pods";
+    type Name = Arc<str>;
+    type Value = state::Pod;
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn convert(&self) -> Converted<Self::Value> {
+        kube_types::pod(self)
+    }
+
+    fn name(metadata: &Metadata) -> Self::Name {
+        let [namespace, name] = names(metadata);
+        format!("{namespace}/{name}").into()
+    }
+
+    fn changes_in(changes: &mut ClusterChanges) -> &mut ChangesOf<Self> {
+        &mut changes.pods
     }
 }
 

@@ -20,16 +20,18 @@ use super::{
 };
 use crate::{
     ClusterChanges,
-    kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr},
+    kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
 };
 
 /// The number of required resources, which come first.
 const REQUIRED: usize = 3;
 /// The index of the server itself, whose status follows those of all resources.
-pub(super) const SERVER: usize = REQUIRED + 1;
+pub(super) const SERVER: usize = REQUIRED + OPTIONAL;
+/// The number of optional resources, which follow.
+const OPTIONAL: usize = 2;
 
-/// How long the first state waits for the optional resource: a packet path whose ranges change loses its clients with session
-/// affinity.
+/// How long the first state waits for the optional resources: a packet path whose ranges change loses its clients with session
+/// affinity, and sockets of pods that are left to packets should stay so.
 const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long an API server that could be reached again counts as starting.
@@ -57,8 +59,8 @@ struct State {
     active_at: Option<Instant>,
     /// When the required resources were listed.
     synced_at: Option<Instant>,
-    /// Whether the server does not have or permit the optional resource.
-    is_missing: bool,
+    /// Whether the server does not have or permit each optional resource, or it is not asked for.
+    is_missing: [bool; OPTIONAL],
     hold_down: ApiServerHoldDown,
     /// While a resource cannot be followed.
     outage: Option<Outage>,
@@ -119,9 +121,10 @@ impl State {
         }
     }
 
-    /// Until when the first state waits for the optional resource.
+    /// Until when the first state waits for the optional resources.
     fn deadline(&self) -> Option<Instant> {
-        let is_known = self.is_complete || self.is_missing || self.resources[REQUIRED].is_synced;
+        let mut optional = self.resources[REQUIRED..SERVER].iter().zip(self.is_missing);
+        let is_known = self.is_complete || optional.all(|(it, is_missing)| is_missing || it.is_synced);
         self.synced_at.filter(|_| !is_known).map(|it| it + OPTIONAL_TIMEOUT)
     }
 
@@ -154,7 +157,8 @@ impl State {
 impl Shared {
     pub(super) fn new(server: &http::Uri) -> Self {
         let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
-        let resources = [Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL, ServiceCidr::PLURAL, "server"];
+        let (services, slices, nodes) = (Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL);
+        let resources = [services, slices, nodes, ServiceCidr::PLURAL, Pod::PLURAL, "server"];
         let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
         let server = server.to_string().trim_end_matches('/').to_owned();
         Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
@@ -218,9 +222,9 @@ impl Shared {
         }
     }
 
-    /// The server does not have or permit the optional resource: the first state need not wait for it.
-    pub(super) fn missing(&self) {
-        self.state().is_missing = true;
+    /// The server does not have or permit an optional resource, or it is not asked for: the first state need not wait for it.
+    pub(super) fn missing(&self, resource: usize) {
+        self.state().is_missing[resource - REQUIRED] = true;
         self.changed.notify_one();
     }
 

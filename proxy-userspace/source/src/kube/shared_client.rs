@@ -15,6 +15,8 @@ use super::{
     watch_error::{ErrorKind, WatchError},
 };
 
+/// The form of a response: whole objects.
+pub(super) const JSON: &str = "application/json";
 const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// A client that can be replaced.
@@ -41,15 +43,16 @@ impl std::fmt::Debug for NumberedClient {
 }
 
 impl NumberedClient {
-    /// Waits for the head of a response, whatever its status; errors begin with `name`.
+    /// Waits for the head of a response in a form, whatever its status; errors begin with `name`.
     pub(super) async fn get(
         &self,
         name: &str,
         uri: &str,
+        form: &'static str,
         limit: Duration,
     ) -> Result<Response<Body>, WatchError> {
         let request = Request::get(uri)
-            .header(header::ACCEPT, "application/json")
+            .header(header::ACCEPT, form)
             .header(header::USER_AGENT, USER_AGENT)
             .body(Body::empty())
             .map_err(|it| WatchError::new(ErrorKind::Other, format!("{name}: {it}")))?;

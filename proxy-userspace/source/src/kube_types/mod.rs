@@ -9,6 +9,7 @@ mod load_balancing;
 mod metadata;
 mod node;
 pub mod objects;
+mod pod;
 mod service;
 mod service_cidr;
 mod validation;
@@ -17,6 +18,7 @@ pub use conversion::Converted;
 pub use endpoint_slice::{endpoint_slice, missing_field};
 pub use metadata::add_metadata;
 pub use node::node;
+pub use pod::pod;
 pub use service::service;
 pub use service_cidr::service_cidr;
 

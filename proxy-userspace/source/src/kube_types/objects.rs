@@ -25,6 +25,7 @@ use serde_json::Value;
 pub struct Metadata {
     pub(crate) name: Option<String>,
     pub(crate) namespace: Option<String>,
+    pub(crate) uid: Option<String>,
     pub(crate) creation_timestamp: Option<Time>,
     pub(crate) deletion_timestamp: Option<Time>,
     pub(crate) labels: Option<Labels>,
@@ -52,6 +53,8 @@ pub(crate) struct Annotations {
     pub(crate) last_change_trigger_time: Option<String>,
     /// Marks the end of the list at the start of a watch (KEP-3157).
     pub(crate) initial_events_end: Option<String>,
+    /// The hash of a static pod's manifest.
+    pub(crate) config_mirror: Option<String>,
     /// All with our prefix, without it.
     pub(crate) ours: BTreeMap<String, String>,
 }
@@ -82,6 +85,7 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
                     found.last_change_trigger_time = map.next_value()?;
                 }
                 "k8s.io/initial-events-end" => found.initial_events_end = map.next_value()?,
+                "kubernetes.io/config.mirror" => found.config_mirror = map.next_value()?,
                 _ => match name.strip_prefix(PREFIX) {
                     Some(name) => {
                         found.ours.insert(name.to_owned(), any_text(map.next_value()?));
@@ -180,6 +184,13 @@ pub(crate) struct NodeSpec {
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct NodeStatus {
     pub(crate) addresses: Option<Vec<NodeAddress>>,
+}
+
+/// The metadata of `v1 Pod`.
+#[derive(Debug, Default, Deserialize)]
+pub struct Pod {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
 }
 
 /// `networking.k8s.io/v1 ServiceCIDR`.

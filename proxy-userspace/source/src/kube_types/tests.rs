@@ -6,12 +6,12 @@ use std::{collections::BTreeMap, fmt::Debug, num::NonZeroU32};
 
 use model::{
     Effect, RequestedMetadata, ServiceName, cluster,
-    state::{Algorithm, LoadBalancing, PassiveHealth, ServiceKind, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, PassiveHealth, ServiceKind, SocketLb, TargetPort, TrafficPolicy},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Converted, add_metadata, endpoint_slice, missing_field, node, service, service_cidr};
+use super::{Converted, add_metadata, endpoint_slice, missing_field, node, pod, service, service_cidr};
 
 /// The object, and the rejected fields.
 fn read<K: DeserializeOwned, T>(
@@ -649,4 +649,55 @@ fn requested_labels_and_annotations_are_kept_and_invalid_ones_rejected_alone() {
     assert_eq!(items(&found.annotations), ["note=any \u{1b} text", "other="]);
     let fields = ["labels[tier]", "annotations[b\\u{202e}d]"];
     assert_eq!(rejected, fields.map(|it| format!("Service default/web: metadata.{it}")));
+}
+
+/// Checks what a Pod with these annotations of our prefix is, and the rejected parts.
+#[track_caller]
+fn check_pod(annotations: Value, metadata: Value, expect: Option<(&str, SocketLb)>, rejected: &[&str]) {
+    let named = annotations.as_object().unwrap().iter();
+    let named: Value = named.map(|(name, it)| (format!("kube-proxy-ebpf.io/{name}"), it.clone())).collect();
+    let mut object = with(json!({"name": "vpn", "uid": "3f2a8d1c", "annotations": {}}), metadata);
+    object["annotations"] = with(named, object["annotations"].clone());
+    let value = json!({"metadata": object, "spec": {"nodeName": "n1"}});
+    let converted = pod(&serde_json::from_value(value).unwrap());
+    let found = converted.object.as_ref().map(|it| {
+        assert_eq!(&*it.name, "default/vpn");
+        (&*it.uid, it.socket_lb)
+    });
+    assert_eq!(found, expect, "{annotations}");
+    let found: Vec<_> = converted.rejected.iter().map(ToString::to_string).collect();
+    assert_eq!(found, rejected.iter().map(|it| format!("Pod default/vpn: {it}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_annotation_of_a_pod_says_which_of_its_sockets_are_served() {
+    let off = Some(("3f2a8d1c", SocketLb::Off));
+    check_pod(json!({"socket-lb": "off"}), json!({}), off, &[]);
+    check_pod(json!({"socket-lb": "tcp-only"}), json!({}), Some(("3f2a8d1c", SocketLb::TcpOnly)), &[]);
+    for value in [json!("on"), json!(""), json!(null)] {
+        check_pod(json!({"socket-lb": value}), json!({}), None, &[]);
+    }
+    check_pod(json!({}), json!({"uid": null, "name": null}), None, &[]);
+    let mirror = json!({"annotations": {"kubernetes.io/config.mirror": "0123abcd"}});
+    check_pod(json!({"socket-lb": "off"}), mirror, Some(("0123abcd", SocketLb::Off)), &[]);
+    let missing = "metadata.uid: is missing; a pod's cgroup is found by it";
+    check_pod(json!({"socket-lb": "off"}), json!({"uid": ""}), None, &[missing]);
+}
+
+#[test]
+fn an_invalid_annotation_of_a_pod_is_reported_and_means_the_default() {
+    let field = "metadata.annotations[kube-proxy-ebpf.io/socket-lb]";
+    let unknown = |it: &str| format!("{field}: {it:?} is unknown, on is used; use one of on, off, tcp-only");
+    // YAML reads `off` without quotes as a boolean.
+    for value in [json!("host"), json!(false)] {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        check_pod(json!({"socket-lb": value}), json!({}), None, &[&unknown(&text)]);
+    }
+    let remedy = "is unknown, and ignored; did you mean kube-proxy-ebpf.io/socket-lb?";
+    let named = format!("metadata.annotations[kube-proxy-ebpf.io/socketlb]: {remedy}");
+    let off = Some(("3f2a8d1c", SocketLb::Off));
+    check_pod(json!({"socketlb": "off"}), json!({}), None, &[&named]);
+    let remedy = "is unknown, and ignored; that of a Pod is kube-proxy-ebpf.io/socket-lb";
+    let named = format!("metadata.annotations[kube-proxy-ebpf.io/drain]: {remedy}");
+    check_pod(json!({"drain": "5m", "socket-lb": "off"}), json!({}), off, &[&named]);
 }

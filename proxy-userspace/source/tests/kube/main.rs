@@ -6,6 +6,7 @@ mod errors;
 mod event_recorder;
 mod lists;
 mod outages;
+mod pods;
 mod proxies;
 mod service_cidrs;
 mod source_test;

@@ -141,7 +141,7 @@ impl SourceTest {
 
     fn apply(&mut self, changes: ClusterChanges) -> usize {
         let of_objects = changes.services.len() + changes.slices.len() + changes.nodes.len();
-        let count = of_objects + changes.service_cidrs.len();
+        let count = of_objects + changes.service_cidrs.len() + changes.pods.len();
         for (name, it) in changes.services {
             match it {
                 Some(it) => drop(self.cluster.set_service(it)),
@@ -164,6 +164,12 @@ impl SourceTest {
             match it {
                 Some(it) => self.cluster.set_service_cidr(it),
                 None => self.cluster.delete_service_cidr(&name),
+            }
+        }
+        for (name, it) in changes.pods {
+            match it {
+                Some(it) => self.cluster.set_pod(it),
+                None => self.cluster.delete_pod(&name),
             }
         }
         count

@@ -141,7 +141,7 @@ impl DatapathFlags {
         Ok(if ranges.is_empty() { NodePortAddresses::All } else { NodePortAddresses::In(ranges) })
     }
 
-    /// The options of the eBPF datapath on the node with this name.
+    /// The options of the eBPF datapath on the node with this name, which honors no annotations of pods.
     pub(in crate::cli) fn options(self, node: &str) -> anyhow::Result<ebpf::Options> {
         let node_port_addresses = self.node_port_addresses()?;
         Ok(ebpf::Options {
@@ -152,6 +152,7 @@ impl DatapathFlags {
             affinity_clients: self.affinity_clients.next_power_of_two(),
             host_only: self.socket_lb == SocketLb::Host,
             excluded_cgroups: self.socket_lb_exclude_cgroup,
+            pod_annotations: false,
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,

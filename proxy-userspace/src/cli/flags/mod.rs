@@ -7,6 +7,7 @@ mod metadata;
 mod node;
 mod packets;
 mod passive_health;
+mod pods;
 mod reports;
 mod selection;
 mod source;
@@ -19,6 +20,7 @@ pub(super) use self::{
     metadata::MetadataFlags,
     node::NodeFlags,
     packets::{PACKETS, PACKETS_OFF, PacketFlags, apply, implied_off},
+    pods::PodFlags,
     reports::{ReportFlags, STATUS_HINT, StatusSocketFlag, UiFlag},
     source::{SourceArg, SourceFlags, SourceOptions, source},
     tls::ClientTlsFlags,

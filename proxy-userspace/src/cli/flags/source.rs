@@ -7,9 +7,11 @@ use clap::Args;
 use model::RequestedMetadata;
 use pipeline::{Config, SourceConfig};
 use proxy_contract::{TargetError, Targets, client::Client};
-use source::kube::ClientConfig;
+use source::kube::{ClientConfig, WatchedPods};
 
-use super::{metadata::MetadataFlags, node::NodeFlags, selection::SelectionFlags, tls::SourceTlsFlags};
+use super::{
+    metadata::MetadataFlags, node::NodeFlags, pods::PodFlags, selection::SelectionFlags, tls::SourceTlsFlags,
+};
 
 /// The source, and everything else that a pipeline is configured by.
 #[derive(Clone, Debug, Args)]
@@ -62,6 +64,8 @@ pub(in crate::cli) struct SourceOptions {
     #[arg(long)]
     watch_all_nodes: bool,
     #[command(flatten)]
+    pub(in crate::cli) pods: PodFlags,
+    #[command(flatten)]
     tls: SourceTlsFlags,
     #[command(flatten)]
     pub(in crate::cli) node: NodeFlags,
@@ -91,6 +95,11 @@ impl SourceOptions {
             SourceArg::Kube => SourceConfig::Kube {
                 client_config: self.client_config(),
                 all_nodes: self.watch_all_nodes || serves_any_node,
+                pods: match self.pods.pod_annotations {
+                    false => WatchedPods::None,
+                    true if serves_any_node => WatchedPods::All,
+                    true => WatchedPods::OfNode(node.clone()),
+                },
                 own_thread: serves_any_node,
             },
         };

@@ -24,7 +24,7 @@ use super::labels::{PROXY_NAME, ZONE};
 use crate::{
     decode,
     encode::look_up_name,
-    node,
+    node, pod,
     reader::{Decoded, Reader},
 };
 
@@ -35,6 +35,7 @@ pub struct ClusterDecoder {
     cluster: Arc<ClusterState>,
     nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
     service_cidrs: BTreeMap<Arc<str>, (Arc<localv1::ServiceCidr>, Vec<Rejected>)>,
+    pods: BTreeMap<Arc<str>, (Arc<localv1::Pod>, Vec<Rejected>)>,
     services: BTreeMap<Arc<str>, DecodedService>,
     rejected: BTreeSet<Rejected>,
 }
@@ -58,6 +59,7 @@ impl ClusterDecoder {
     pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
         self.decode_nodes(cluster);
         self.decode_service_cidrs(cluster);
+        self.decode_pods(cluster);
         let gone = self.services.extract_if(.., |path, _| !cluster.services.contains_key(path));
         for (_, before) in gone.collect::<Vec<_>>() {
             self.replace(None, Vec::new(), Some(before));
@@ -81,7 +83,9 @@ impl ClusterDecoder {
         let of_nodes = self.nodes.values().flat_map(|(_, rejected)| rejected);
         let of_services = self.services.values().flat_map(|it| &it.rejected);
         let of_cidrs = self.service_cidrs.values().flat_map(|(_, rejected)| rejected);
-        let rejected: BTreeSet<_> = of_nodes.chain(of_services).chain(of_cidrs).cloned().collect();
+        let of_pods = self.pods.values().flat_map(|(_, rejected)| rejected);
+        let all = of_nodes.chain(of_services).chain(of_cidrs).chain(of_pods);
+        let rejected: BTreeSet<_> = all.cloned().collect();
         for it in rejected.difference(&self.rejected) {
             tracing::warn!("ignored in the cluster state of the peer: {it}");
         }
@@ -136,6 +140,24 @@ impl ClusterDecoder {
                     Arc::make_mut(&mut self.cluster).set_service_cidr(it);
                 }
                 self.service_cidrs.insert(Arc::clone(name), (Arc::clone(message), rejected));
+            }
+        }
+    }
+
+    fn decode_pods(&mut self, cluster: &Cluster) {
+        let gone = self.pods.extract_if(.., |name, _| !cluster.pods.contains_key(name));
+        for (name, _) in gone {
+            Arc::make_mut(&mut self.cluster).delete_pod(&name);
+        }
+        for (name, message) in &cluster.pods {
+            if !self.pods.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
+                let Decoded { value, rejected } = pod::decode_pod(name, message);
+                let cluster = Arc::make_mut(&mut self.cluster);
+                match value {
+                    Some(it) => cluster.set_pod(it),
+                    None => cluster.delete_pod(name),
+                }
+                self.pods.insert(Arc::clone(name), (Arc::clone(message), rejected));
             }
         }
     }

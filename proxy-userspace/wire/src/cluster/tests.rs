@@ -13,8 +13,8 @@ use model::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
     },
     state::{
-        Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Scope, ServiceCidr, ServiceKind, TargetPort,
-        TrafficPolicy,
+        Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Pod, Scope, ServiceCidr, ServiceKind,
+        SocketLb, TargetPort, TrafficPolicy,
     },
 };
 use proxy_contract::{
@@ -27,7 +27,7 @@ use super::{
     ClusterDecoder, EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info,
     service_with_slices,
 };
-use crate::service_cidr;
+use crate::{pod, service_cidr};
 
 fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
     let texts = |it: &[&str]| it.iter().map(ToString::to_string).collect();
@@ -249,6 +249,9 @@ fn encoded(cluster: &ClusterState) -> Cluster {
     for it in cluster.service_cidrs().values() {
         messages.service_cidrs.insert(Arc::clone(&it.name), Arc::new(service_cidr(it)));
     }
+    for it in cluster.pods().values() {
+        messages.pods.insert(Arc::clone(&it.name), Arc::new(pod(it)));
+    }
     messages
 }
 
@@ -338,6 +341,9 @@ fn full_cluster() -> ClusterState {
         name: "kubernetes".into(),
         cidrs: vec!["10.96.0.0/12".parse().unwrap(), "fd00::/112".parse().unwrap()],
     });
+    for (name, socket_lb) in [("ns/off", SocketLb::Off), ("ns/some", SocketLb::TcpOnly)] {
+        cluster.set_pod(Pod { name: name.into(), uid: "3f2a8d1c-0b4e".into(), socket_lb });
+    }
     cluster
 }
 
@@ -357,6 +363,7 @@ fn a_round_trip_gives_the_same_cluster() {
     let rest = Cluster { services: messages.services, ..Cluster::default() };
     let state = decoder.decode(&rest);
     assert_eq!((state.nodes().len(), state.service_cidrs().len(), state.services().len()), (0, 0, 1));
+    assert!(state.pods().is_empty());
     assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
 }
 

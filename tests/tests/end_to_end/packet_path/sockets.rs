@@ -17,7 +17,7 @@ use tests::{
     client::{REQUEST_TIMEOUT, exchange, exchange_connected},
     eventually,
     http::metric,
-    manifest::Service,
+    manifest::{self, Service},
     requirements::kernel_at_least,
     sandbox::CgroupGuard,
     scaled,
@@ -26,8 +26,8 @@ use tests::{
 };
 
 use super::{
-    BACKENDS, NODE_PORT, RunningCluster, at, cluster_ips, internal, internal_frontends, on_both_nodes,
-    replies, start_ready,
+    super::pod_annotations, BACKENDS, NODE_PORT, RunningCluster, at, cluster_ips, internal,
+    internal_frontends, on_both_nodes, replies, start_ready,
 };
 
 /// A cluster whose sockets from now on are those of pods and nodes with the proxy.
@@ -340,6 +340,49 @@ fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
             assert_eq!(left(&it, "web", "udp", "UDP"), Some(2.0));
             assert_eq!(left(&it, "web", "tcp", "TCP").unwrap_or_default(), 0.0);
         }
+    }
+}
+
+#[test]
+fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
+    let web = || internal("web", 1);
+    for (socket_lb, redirected) in [("off", 0.0), ("tcp-only", 2.0)] {
+        let flag = [pod_annotations::FLAG];
+        let Some((_guard, mut it)) = cluster_or_skip("ebpf", &[web().endpoint("p2", &P2)], &flag) else {
+            return;
+        };
+        let _kubelets = pod_annotations::kubelets(it.sandbox());
+        let cgroup = pod_annotations::cgroup_of(it.sandbox(), 1);
+        manifest::write_atomically(&it.manifests().join("pods.yaml"), &pod_annotations::pod(1, socket_lb))
+            .unwrap();
+        it.agent.wait_until_logged(TIMEOUT, "sockets of pod default/pod-1 are left to packets").unwrap();
+        cgroup.enter();
+        let connections = || {
+            let labels = r#"namespace="default",service="web",port="tcp",protocol="TCP""#;
+            it.n1
+                .run(|| metric(&format!("kube_proxy_ebpf_connections_total{{{labels}}}")))
+                .unwrap_or_default()
+        };
+        let sockets = internal_frontends(1).map(|frontend| {
+            let socket = it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap());
+            socket.connect(frontend).unwrap();
+            assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{socket_lb}: {frontend}");
+            assert_eq!(super::server(&it.pods[0], frontend), "p2");
+            (frontend, socket)
+        });
+        assert_eq!(connections(), redirected, "{socket_lb}");
+        it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
+        for (frontend, socket) in sockets {
+            let arrives = || match exchange_connected(&socket) {
+                Ok(it) => it.starts_with("p3 "),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{socket_lb}: {frontend}");
+                    false
+                }
+            };
+            assert!(eventually(TIMEOUT, arrives), "{socket_lb}: {frontend}");
+        }
+        it.sandbox().add_process(std::process::id()).unwrap();
     }
 }
 

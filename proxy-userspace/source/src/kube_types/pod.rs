@@ -1,0 +1,61 @@
+//! Converts the metadata of `v1 Pod`.
+//!
+//! Invariant: a pod without our annotation is of no interest, and takes no memory.
+
+use model::{
+    NameForm, nearest,
+    state::{self, SocketLb},
+};
+
+use super::{
+    conversion::{Converted, names_of, validator},
+    objects::{self, PREFIX},
+    validation::{Validator, quoted, short},
+};
+
+const SOCKET_LB: &str = "socket-lb";
+
+/// Converts the metadata of a Pod.
+pub fn pod(it: &objects::Pod) -> Converted<state::Pod> {
+    let metadata = &it.metadata;
+    let Some(annotations) = metadata.annotations.as_ref().filter(|it| !it.ours.is_empty()) else {
+        return Converted { object: None, rejected: Vec::new() };
+    };
+    let mut validator = validator("Pod", metadata);
+    for name in annotations.ours.keys().filter(|it| *it != SOCKET_LB) {
+        let remedy = match nearest(name, [SOCKET_LB], MIN_SIMILARITY).first() {
+            Some(known) => format!("did you mean {PREFIX}{known}?"),
+            None => format!("that of a Pod is {PREFIX}{SOCKET_LB}"),
+        };
+        report(&mut validator, name, format!("is unknown, and ignored; {remedy}"));
+    }
+    let text = annotations.ours.get(SOCKET_LB).map_or("", String::as_str);
+    let socket_lb = match text {
+        "" | "on" => None,
+        "off" => Some(SocketLb::Off),
+        "tcp-only" => Some(SocketLb::TcpOnly),
+        _ => {
+            let remedy = "is unknown, on is used; use one of on, off, tcp-only";
+            report(&mut validator, SOCKET_LB, format!("{} {remedy}", quoted(text)));
+            None
+        }
+    };
+    let object = socket_lb.and_then(|socket_lb| {
+        let (namespace, name) = names_of(metadata, NameForm::DnsSubdomain, &mut validator)?;
+        // kubelet names the cgroup of a static pod by that of its manifest, which the API server's copy has as an annotation.
+        let uid = annotations.config_mirror.as_ref().or(metadata.uid.as_ref()).map_or("", String::as_str);
+        if uid.is_empty() {
+            validator.reject("metadata.uid", "is missing; a pod's cgroup is found by it");
+            return None;
+        }
+        Some(state::Pod { name: format!("{namespace}/{name}").into(), uid: uid.into(), socket_lb })
+    });
+    Converted { object, rejected: validator.into_rejected() }
+}
+
+/// From which similarity on a known name may be meant.
+const MIN_SIMILARITY: f64 = 0.7;
+
+fn report(validator: &mut Validator, name: &str, reason: String) {
+    validator.report(format_args!("metadata.annotations[{PREFIX}{}]", short(name)), reason);
+}

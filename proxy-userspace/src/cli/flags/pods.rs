@@ -1,0 +1,16 @@
+//! Whether annotations of pods are honored.
+
+use clap::Args;
+
+/// Whether annotations of pods are honored.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct PodFlags {
+    /// Leave the sockets of pods to packets, as their annotation kube-proxy-ebpf.io/socket-lb says
+    ///
+    /// `"off"` leaves all sockets of the pod, `tcp-only` those of UDP. With --source kube, the metadata of Pods is watched:
+    /// of this node's, or of all with --serve-any-node. The permission to list and watch Pods cannot be limited to a node's. An
+    /// agent needs the flag, too. A node that honors the annotation compares the cgroup of each program that connects, which takes
+    /// some 50 ns.
+    #[arg(long)]
+    pub(in crate::cli) pod_annotations: bool,
+}
