@@ -153,6 +153,40 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
     }
 }
 
+#[test]
+fn with_the_component_for_annotations_of_pods_they_are_honored_and_may_be_read() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let top = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
+    let mine = top.path().join("mine");
+    fs::create_dir(&mine).unwrap();
+    for (overlay, component) in [
+        ("deploy", "pod-annotations"),
+        ("deploy/overlays/kubeadm", "pod-annotations"),
+        ("deploy/overlays/split", "pod-annotations-split"),
+        ("deploy/overlays/central", "pod-annotations-central"),
+    ] {
+        let text = format!(
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
+             components: [../deploy/components/{component}]\n"
+        );
+        fs::write(mine.join("kustomization.yaml"), text).unwrap();
+        let objects = renderer.render(&mine).unwrap();
+        for it in all_containers(&objects).into_iter().filter(|it| !is_initializing(it)) {
+            let settings = settings(it);
+            assert_eq!(
+                settings.get("--pod-annotations").map(String::as_str),
+                Some("true"),
+                "{overlay}: {it}"
+            );
+        }
+        let role = one(&objects, "ClusterRole");
+        let is_readable = |it: &&Value| strings(&it["resources"]) == ["pods"];
+        let rule = role["rules"].as_array().unwrap().iter().find(is_readable).unwrap();
+        assert_eq!(strings(&rule["verbs"]), ["list", "watch"], "{overlay}");
+    }
+}
+
 /// The fields of an object that its Kubernetes type does not have.
 fn unknown(object: &Value) -> Vec<String> {
     fn ignored<T: DeserializeOwned>(object: &Value) -> Vec<String> {
