@@ -3,7 +3,7 @@
 //! All requests use one connection, until one fails.
 //! A state that was returned is not returned again; its revision suffices to continue in another process.
 
-use std::{collections::BTreeMap, fmt, future::Future, mem, pin::Pin, sync::Arc};
+use std::{fmt, future::Future, mem, pin::Pin, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
@@ -108,22 +108,22 @@ async fn request(
     let Some(NextItem { next: Some(next), .. }) = first else {
         return Err("the brain ended the stream without a state".to_owned());
     };
-    let (mut services, mut nodes, mut service_cidrs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let revision = Some(Revision { instance_id: next.instance_id, rev: next.rev });
+    let mut state = State { revision, extensions, ..State::default() };
     while let Some(item) = message().await? {
         if let Some(it) = item.service_cidr {
-            service_cidrs.insert(it.name.as_str().into(), Arc::new(it));
+            state.service_cidrs.insert(it.name.as_str().into(), Arc::new(it));
+        }
+        if let Some(it) = item.pod {
+            state.pods.insert(format!("{}/{}", it.namespace, it.name).into(), Arc::new(it));
         }
         if let Some(node) = item.node {
-            nodes.insert(node.name.as_str().into(), Arc::new(node));
+            state.nodes.insert(node.name.as_str().into(), Arc::new(node));
         }
         let Some((name, it)) = item.endpoints.and_then(service_endpoints) else { continue };
-        services.insert(name.into(), Arc::new(it));
+        state.services.insert(name.into(), Arc::new(it));
     }
-    let revision = Revision { instance_id: next.instance_id, rev: next.rev };
-    Ok((
-        State { revision: Some(revision), extensions, service_cidrs, nodes, services, ..State::default() },
-        channel,
-    ))
+    Ok((state, channel))
 }
 
 fn service_endpoints(message: localnetv1::ServiceEndpoints) -> Option<(String, ServiceEndpoints)> {

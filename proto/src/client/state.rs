@@ -23,7 +23,7 @@ pub struct Snapshot<N, S, E> {
     pub extensions: Vec<Extension>,
     /// The ServiceCIDRs, by name; only with the extension `ServiceCidrs`.
     pub service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
-    /// The pods whose sockets are left alone, by `namespace/name`; only with the extension `Pods`.
+    /// The pods whose sockets are excluded, by `namespace/name`; only with the extension `Pods`.
     pub pods: BTreeMap<Arc<str>, Arc<Pod>>,
     /// The nodes, by name.
     pub nodes: BTreeMap<Arc<str>, Arc<N>>,

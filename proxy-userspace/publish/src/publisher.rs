@@ -33,6 +33,7 @@ struct PartRevisions {
     services: u64,
     nodes: u64,
     service_cidrs: u64,
+    pods: u64,
 }
 
 /// When a state was published; no part of what it is.
@@ -57,6 +58,7 @@ impl PartRevisions {
             services: part(|a, b| a.services == b.services, |it| it.services),
             nodes: part(|a, b| a.nodes == b.nodes, |it| it.nodes),
             service_cidrs: part(|a, b| a.service_cidrs == b.service_cidrs, |it| it.service_cidrs),
+            pods: part(|a, b| a.pods == b.pods, |it| it.pods),
         }
     }
 }
@@ -73,13 +75,15 @@ impl Published {
         self.at.0
     }
 
-    /// The revision of what a client knows of the state that receives the nodes and the ServiceCIDRs or does not: it stays the
+    /// The revision of what a client knows of the state that receives the nodes, the ServiceCIDRs and the pods or does not: it stays the
     /// same while nothing changes for that client.
-    pub(crate) fn rev_for(&self, nodes: bool, service_cidrs: bool) -> u64 {
-        let PartRevisions { services, nodes: of_nodes, service_cidrs: of_service_cidrs } = self.changed;
-        let (of_nodes, of_service_cidrs) =
-            (Some(of_nodes).filter(|_| nodes), Some(of_service_cidrs).filter(|_| service_cidrs));
-        services.max(of_nodes.unwrap_or(0)).max(of_service_cidrs.unwrap_or(0))
+    pub(crate) fn rev_for(&self, nodes: bool, service_cidrs: bool, pods: bool) -> u64 {
+        let changed = self.changed;
+        let optional = [(nodes, changed.nodes), (service_cidrs, changed.service_cidrs), (pods, changed.pods)];
+        optional
+            .into_iter()
+            .filter(|(is_received, _)| *is_received)
+            .fold(changed.services, |rev, it| rev.max(it.1))
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Extensions {
     pub other_proxies: bool,
     /// The ranges of cluster IPs.
     pub service_cidrs: bool,
-    /// The pods whose sockets are left alone.
+    /// The pods whose sockets are excluded.
     pub pods: bool,
     /// The addresses that a Service lost to another one, with the ports that lost them.
     pub conflicting_addresses: bool,
@@ -44,7 +44,7 @@ impl Extensions {
         heartbeats: true,
     };
     /// What a full state of one node supports.
-    pub const POLL: Self = Self { pods: false, resume: false, heartbeats: false, ..Self::LOCAL };
+    pub const POLL: Self = Self { resume: false, heartbeats: false, ..Self::LOCAL };
     /// What a stream of the state of the cluster supports.
     pub const GLOBAL: Self = Self {
         revisions: false,
@@ -136,7 +136,7 @@ mod tests {
             "Heartbeats",
         ];
         assert_eq!(names(Extensions::LOCAL), local);
-        assert_eq!(names(Extensions::POLL), local[..6]);
+        assert_eq!(names(Extensions::POLL), local[..7]);
         assert_eq!(
             names(Extensions::GLOBAL),
             ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Pods", "Heartbeats"]

@@ -59,7 +59,7 @@ async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<It
             }
         };
         // What the client does not receive is no change for it.
-        let rev = published.rev_for(extensions.nodes, extensions.service_cidrs);
+        let rev = published.rev_for(extensions.nodes, extensions.service_cidrs, extensions.pods);
         if (published.instance_id, rev) != (filter.instance_id, filter.rev) {
             break (published, rev);
         }
@@ -70,6 +70,9 @@ async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<It
     send(first).await?;
     for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {
         send(NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() }).await?;
+    }
+    for it in published.state.pods.values().filter(|_| extensions.pods) {
+        send(NextItem { pod: Some(wire::pod(it)), ..NextItem::default() }).await?;
     }
     for (name, node) in published.state.nodes.iter().filter(|_| extensions.nodes) {
         send(NextItem { node: Some(wire::node(name, node)), ..NextItem::default() }).await?;

@@ -169,7 +169,11 @@ impl<R: Resource> Reflector<R> {
         }
         self.shared.missing(R::INDEX);
         if !std::mem::replace(&mut self.is_missing, true) {
-            tracing::warn!("{error}; {}", R::CONSEQUENCE);
+            // An older server lacks what a newer one has; a missing role is a mistake.
+            match error.kind {
+                ErrorKind::NotFound => tracing::info!("{error}; {}", R::CONSEQUENCE),
+                _ => tracing::warn!("{error}; {}", R::CONSEQUENCE),
+            }
         }
         // A server that has just started may not know its roles yet.
         if self.shared.is_starting(R::INDEX) { next } else { next + self.timing.missing_retry }

@@ -44,7 +44,7 @@ async fn the_annotated_pods_of_a_node_or_of_all_are_in_the_first_state_and_follo
             test.next().await;
             assert_eq!(uids(&test.cluster), first, "{pods:?}");
             if pods == WatchedPods::None {
-                assert!(server.requests().iter().all(|it| !it.contains("/pods")), "nobody asks for them");
+                assert!(server.requests().iter().all(|it| !it.contains("/pods")), "they are not asked for");
                 continue;
             }
             // An annotation is added, changed to a default, and removed with its pod.
@@ -78,7 +78,7 @@ async fn a_server_that_permits_no_pods_is_followed_without_their_annotations() {
     // The role was given.
     server.clear_faults();
     test.until(|it| uids(it) == ["uid-of-a"]).await;
-    // And was taken away: what is known stays.
+    // And was removed: what is known stays.
     forbid();
     server.disconnect_all();
     server.set(service("third", "10.96.0.12"));
