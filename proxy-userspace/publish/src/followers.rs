@@ -41,7 +41,7 @@ struct FollowingClient {
     since: Instant,
     sent: Option<Sent>,
     acknowledged: Option<Arc<Published>>,
-    /// From its publication to its acknowledgement.
+    /// From its publication, or the client's arrival, to its acknowledgement.
     latency: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ struct FollowingClient {
 struct Sent {
     /// Instance and revision, as the client knows them.
     revision: (u64, u64),
-    /// When it was published.
+    /// When it was published, or the client came.
     at: Instant,
     /// The newest state that is the same for the client.
     state: Arc<Published>,
@@ -69,7 +69,7 @@ pub struct FollowerStatus {
     pub acknowledged: Option<Arc<Published>>,
     /// For how long it has not acknowledged the newest state; `None` if it has.
     pub behind: Option<Duration>,
-    /// The time from the publication of the last acknowledged state to its acknowledgement.
+    /// The time from the publication of the last acknowledged state, or the client's arrival, to its acknowledgement.
     pub latency: Option<Duration>,
 }
 
@@ -133,8 +133,9 @@ impl Following {
     /// A state was sent completely.
     pub(crate) fn sent(&self, state: &Arc<Published>) {
         let revision = (state.instance_id, state.rev);
-        let sent = Sent { revision, at: state.at(), state: Arc::clone(state) };
-        self.change(|it| it.sent = Some(sent));
+        let state = Arc::clone(state);
+        // A client that has just come has not waited for what is older than itself.
+        self.change(|it| it.sent = Some(Sent { revision, at: state.at().max(it.since), state }));
     }
 
     /// A state is the same for the client as what was sent last.

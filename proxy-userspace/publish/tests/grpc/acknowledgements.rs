@@ -154,6 +154,20 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_comes_late_has_no_latency_from_before() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(NodeState::default());
+    let age = Duration::from_secs(3_600);
+    sleep(age).await;
+    let mut peer = NodePeer::start(&folder, "n1").await;
+    peer.change_set().await;
+    peer.ask("n1").await;
+    let node = wait_for(&folder, |it| it.latency_ms.is_some()).await;
+    assert!(node.latency_ms < Some(age.as_millis() as u64), "{node:?}");
+    brain.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
