@@ -286,7 +286,11 @@ fn without_permission_manifests_can_be_explained() {
         &["UNKNOWN: ", "ermission denied", "run this as root, or ", "cannot be read: "],
     );
     let source = node.source();
-    let explained = as_user(&["--source", &source, "--node-name", NODE, "node", FRONTEND]).success();
+    // What is to be said of flags is for the log of a process.
+    let gates = "--feature-gates=TopologyAwareHints=true";
+    let explained = as_user(&["--source", &source, "--node-name", NODE, gates, "node", FRONTEND]);
+    assert_eq!(explained.stderr, "");
+    let explained = explained.success();
     assert_contains(&explained, &["REDIRECTED to one of 2 endpoints", "10.244.1.2:8080  yes   ready"]);
     assert!(!explained.contains("kernel"), "{explained}");
     let wrong = run(node.cli("explain").args(["node", "10.96.0.10"]));

@@ -64,7 +64,14 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
 ];
 
 impl SelectionFlags {
-    /// The options of the brain; logs the feature gates that make no difference.
+    /// Logs the feature gates that make no difference.
+    pub(super) fn log_remarks(&self) {
+        for it in self.feature_gates.iter().flat_map(|it| &it.remarks) {
+            tracing::info!("{it}");
+        }
+    }
+
+    /// The options of the brain.
     pub(in crate::cli) fn options(&self) -> brain::Options {
         let mut options = brain::Options {
             // An environment variable that is set but empty counts as not set.
@@ -74,9 +81,6 @@ impl SelectionFlags {
         for gates in &self.feature_gates {
             // As with kube-proxy, the last value of a gate wins.
             options.external_ips = gates.allow_service_external_ips.unwrap_or(options.external_ips);
-            for it in &gates.remarks {
-                tracing::info!("{it}");
-            }
         }
         options
     }

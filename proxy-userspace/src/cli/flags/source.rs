@@ -37,8 +37,9 @@ pub(in crate::cli) struct SourceFlags {
 }
 
 impl SourceFlags {
-    /// The configuration of the pipeline; the states of other nodes take all Nodes.
+    /// The configuration of the pipeline of a process that keeps running; the states of other nodes take all Nodes.
     pub(in crate::cli) fn config(&self, serves_any_node: bool) -> Result<Config> {
+        self.options.selection.log_remarks();
         let config = self.options.config(&self.source, serves_any_node)?;
         Ok(Config { service_metadata: self.metadata.requested(), ..config })
     }
