@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::mpsc::{self, Receiver},
     thread,
@@ -10,13 +11,15 @@ use std::{
 
 use serde_json::Value;
 
-use crate::TIMEOUT;
+use crate::{TIMEOUT, agent, eventually, http};
 
 /// `trace --output json`, until it is dropped.
 #[derive(Debug)]
 pub struct Trace {
     child: Child,
     lines: Receiver<Value>,
+    /// The socket of the process that serves the trace.
+    socket: PathBuf,
 }
 
 impl Trace {
@@ -28,6 +31,8 @@ impl Trace {
     #[must_use]
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
+        let socket = command.get_envs().find(|(name, _)| *name == agent::STATUS_SOCKET);
+        let socket = socket.and_then(|(_, path)| path).expect("the command names a socket").into();
         command.args(["--output", "json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the command starts");
         let mut first = String::new();
@@ -43,7 +48,7 @@ impl Trace {
                 }
             }
         });
-        Self { child, lines }
+        Self { child, lines, socket }
     }
 
     /// The next line.
@@ -74,11 +79,25 @@ impl Trace {
         }
     }
 
-    /// Kills it, and waits for its end.
+    /// Kills it, and waits until another trace may begin.
+    ///
+    /// # Panics
+    ///
+    /// If the process does not end the trace.
+    #[track_caller]
     pub fn kill(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let ended = eventually(TIMEOUT, || !self.is_served());
+        assert!(ended || thread::panicking(), "the trace has not ended");
+    }
+
+    /// Whether the process serves a trace.
+    fn is_served(&self) -> bool {
+        let status = http::get_from_socket(&self.socket, "/status");
+        let status = status.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
+        status.is_some_and(|it| !it["trace"].is_null())
     }
 }
 

@@ -15,7 +15,13 @@ use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
 use publish::{Published, Subscription, followers::FollowerStats, grpc::ClientStats};
 use reconciler::{Observer, Step};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{
+        oneshot::{self, error::TryRecvError},
+        watch,
+    },
+    time::Instant,
+};
 
 use crate::{
     explain_page::{Explainer, PendingAnswer},
@@ -24,7 +30,7 @@ use crate::{
     rendering::Renderer,
     state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
     timeline::Timeline,
-    trace_page::{PendingTrace, TraceFilters, TraceStatus, Tracer},
+    trace_page::{PendingTrace, RunningTrace, TraceFilters, TraceStatus, Tracer},
     ui::Ui,
 };
 
@@ -114,10 +120,19 @@ impl Admin {
     pub fn begin_trace(&self, filters: String) -> Result<TraceGuard, TraceStatus> {
         let mut state = self.state();
         if let Some(running) = &state.trace {
-            return Err(running.clone());
+            return Err(running.status.clone());
         }
-        state.trace = Some(TraceStatus { since: Timestamp::now(), filters });
-        Ok(TraceGuard(self.clone()))
+        let (replacing, replaced) = oneshot::channel();
+        let status = TraceStatus { since: Timestamp::now(), filters };
+        state.trace = Some(RunningTrace { status, replacing: Some(replacing) });
+        Ok(TraceGuard { admin: self.clone(), replaced })
+    }
+
+    /// Asks the trace that runs to end.
+    pub fn replace_trace(&self) {
+        if let Some(running) = &mut self.state().trace {
+            running.replacing = None;
+        }
     }
 
     /// Sets how the page for people gets explanations, with what the kernel has for the connections of any client.
@@ -188,11 +203,27 @@ impl Admin {
 
 /// The one trace that runs, until this is dropped.
 #[derive(Debug)]
-pub struct TraceGuard(Admin);
+pub struct TraceGuard {
+    admin: Admin,
+    replaced: oneshot::Receiver<()>,
+}
+
+impl TraceGuard {
+    /// Whether the trace must end for another one.
+    pub fn is_replaced(&mut self) -> bool {
+        self.replaced.try_recv() == Err(TryRecvError::Closed)
+    }
+
+    /// Waits until the trace must end for another one. Cancel safe.
+    pub async fn replaced(&mut self) {
+        // Nothing is sent: the sender is dropped.
+        let _ = (&mut self.replaced).await;
+    }
+}
 
 impl Drop for TraceGuard {
     fn drop(&mut self) {
-        self.0.state().trace = None;
+        self.admin.state().trace = None;
     }
 }
 

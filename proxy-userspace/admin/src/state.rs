@@ -24,7 +24,7 @@ use crate::{
     moment::{key, wall_time},
     timeline::{Changes, Timeline},
     totals::{ChangeCounts, Totals},
-    trace_page::{TraceStatus, Tracer},
+    trace_page::{RunningTrace, Tracer},
 };
 
 pub(crate) use crate::moment::Moment;
@@ -130,7 +130,7 @@ pub(crate) struct AdminState {
     /// Starts traces, in a process with programs.
     pub(crate) tracer: Option<Tracer>,
     /// The trace that runs.
-    pub(crate) trace: Option<TraceStatus>,
+    pub(crate) trace: Option<RunningTrace>,
     /// The same for the page for people, with what the kernel has.
     pub(crate) kernel_explainer: Option<Explainer>,
     /// The newest generations; `None` if there is no page for people.

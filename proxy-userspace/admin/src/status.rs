@@ -214,7 +214,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         rejected: rejected.collect(),
         tables: tables.collect(),
         ejected: ejected.collect(),
-        trace: state.trace.clone(),
+        trace: state.trace.as_ref().map(|it| it.status.clone()),
         watchers: state.watchers.as_ref().map(|it| (it.0)()),
         counters: None,
     }

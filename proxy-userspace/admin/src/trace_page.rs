@@ -6,7 +6,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// The filters of a trace: names and values.
 pub type TraceFilters = Vec<(String, String)>;
@@ -29,6 +29,14 @@ impl fmt::Display for TraceStatus {
         write!(f, "since {since:.0}")?;
         if filters.is_empty() { f.write_str(", without a filter") } else { write!(f, ", with {filters}") }
     }
+}
+
+/// A trace that runs, and how it is asked to end.
+#[derive(Debug)]
+pub(crate) struct RunningTrace {
+    pub(crate) status: TraceStatus,
+    /// Dropping it asks the trace to end.
+    pub(crate) replacing: Option<oneshot::Sender<()>>,
 }
 
 /// Starts traces.

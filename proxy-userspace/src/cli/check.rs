@@ -250,6 +250,10 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         findings.push(Finding::degraded("items", says, "correct the objects; `status` lists all of them"));
     }
     findings.extend(ejected(&status.ejected));
+    if let Some(it) = &status.trace {
+        let says = format!("one runs {it}; it ends with its reader, and `trace --replace` takes its place");
+        findings.push(Finding::ok("trace", says));
+    }
     if !status.node_eligible {
         let says = "this node is about to be deleted; its health page answers 503, so that load balancers stop using it";
         findings.push(Finding::ok("node", says));

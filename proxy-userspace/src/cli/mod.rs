@@ -19,6 +19,7 @@ mod logging;
 mod nodes;
 mod output;
 mod print;
+mod reader;
 mod run;
 mod runtime;
 mod service_events;

@@ -15,7 +15,7 @@ use publish::{
 
 use super::{
     flags::{ClientTlsFlags, MetadataFlags, SourceArg, SourceOptions, source},
-    output,
+    output, reader,
     runtime::{block_on, trim_memory},
 };
 
@@ -88,6 +88,9 @@ impl From<Output> for Format {
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
+    if !flags.once {
+        reader::watch()?;
+    }
     match (&flags.target, &flags.source) {
         (Some(target), _) => block_on(follow_brain(target.clone(), &flags)),
         (None, Some(SourceArg::File(path))) if flags.once => {

@@ -4,17 +4,19 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::net::UnixStream,
-    process::{self, Command},
+    process::{self, Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
 use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
     libc::linger,
+    pty::openpty,
     sys::socket::{setsockopt, sockopt},
 };
 use serde_json::Value;
@@ -225,7 +227,10 @@ fn a_filter_lets_through_what_it_names() {
         (&by_uid, ["--pod".to_owned(), uid.to_owned()]),
     ] {
         fs::create_dir(path).unwrap();
-        let trace = start(&node, &arguments.each_ref().map(String::as_str));
+        // The plugin knows the names of pods.
+        let (input, mut names) = io::pipe().unwrap();
+        writeln!(names, "{uid} default/client").unwrap();
+        let trace = Trace::start(trace(&node).args(&arguments).stdin(input));
         connect(web);
         move_to(path, process::id()).unwrap();
         connect(other);
@@ -234,6 +239,7 @@ fn a_filter_lets_through_what_it_names() {
         assert_eq!(line["destination"], other.to_string(), "{arguments:?}: {line}");
         let is_pod = arguments[0] == "--pod";
         assert_eq!(line["podUid"].as_str(), is_pod.then_some(uid), "{line}");
+        assert_eq!(line["pod"].as_str(), is_pod.then_some("default/client"), "{line}");
         fs::remove_dir(path).unwrap();
     }
 }
@@ -356,6 +362,90 @@ fn the_products_programs_return_however_the_trace_ends() {
     node.start(&[]);
     assert!(are_products(&node));
     assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+}
+
+/// A trace with these streams, once it reports.
+#[track_caller]
+fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> Child {
+    let mut command = trace(node);
+    let mut child = command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    assert_eq!(first, "tracing\n");
+    child
+}
+
+#[test]
+fn a_trace_ends_when_nobody_reads_it() {
+    let Some(node) = node_or_skip(&[web4([1])]) else { return };
+    let ends = |mut child: Child, way: &str| {
+        let has_ended = eventually(TIMEOUT, || child.try_wait().unwrap().is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_ended, "{way}");
+        assert!(eventually(TIMEOUT, || are_products(&node)), "{way}");
+    };
+    let mut child = start_with(&node, Stdio::null(), Stdio::piped());
+    drop(child.stdout.take());
+    ends(child, "the output is closed");
+
+    // As the runtime of a container does when the connection of `kubectl exec --stdin` is lost: it goes on reading.
+    let mut child = start_with(&node, Stdio::piped(), Stdio::piped());
+    drop(child.stdin.take());
+    ends(child, "the input ends");
+
+    let pty = openpty(None, None).unwrap();
+    // The command must not have the other side.
+    fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+    let child = start_with(&node, pty.slave.try_clone().unwrap().into(), pty.slave.into());
+    drop(pty.master);
+    ends(child, "the terminal is closed");
+
+    // A reader that has stopped reading, and is gone.
+    let (reader, writer) = io::pipe().unwrap();
+    let mut child = start_with(&node, Stdio::piped(), writer.into());
+    for _ in 0..1_000 {
+        drop(EchoConnection::connect(web4_address()).unwrap());
+    }
+    drop(child.stdin.take());
+    ends(child, "the input ends while the output is full");
+    drop(reader);
+
+    // Input that had ended before says nothing.
+    for stdin in [Stdio::null(), io::pipe().unwrap().0.into()] {
+        let mut trace = Trace::start(trace(&node).stdin(stdin));
+        drop(EchoConnection::connect(web4_address()).unwrap());
+        assert_eq!(trace.next()["verdict"], "redirected");
+        trace.kill();
+    }
+}
+
+#[test]
+fn a_trace_takes_the_place_of_one_that_runs_on_request() {
+    let Some(node) = node_or_skip(&[web4([1])]) else { return };
+    let first = trace(&node).args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
+    let runs = || run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    assert!(eventually(TIMEOUT, || runs().contains("one runs since 2")), "{}", runs());
+    assert!(runs().contains("with --pid 1"), "{}", runs());
+    drop(start(&node, &["--replace"]));
+    let first = first.wait_with_output().unwrap();
+    let error = String::from_utf8(first.stderr).unwrap();
+    assert_eq!(first.status.code(), Some(1));
+    assert!(error.contains("the process has ended the trace; its log names the reason"), "{error}");
+    assert!(node.log().contains("the trace has ended: another one has replaced it"), "{}", node.log());
+    assert!(!runs().contains("one runs since"), "{}", runs());
+
+    // One whose reader has stopped reading.
+    let (_reader, writer) = io::pipe().unwrap();
+    let mut stopped = start_with(&node, Stdio::null(), writer.into());
+    for _ in 0..3_000 {
+        drop(EchoConnection::connect(web4_address()).unwrap());
+    }
+    let trace = start(&node, &["--replace"]);
+    drop(EchoConnection::connect(web4_address()).unwrap());
+    assert_eq!(trace.next()["verdict"], "redirected");
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(super) use self::process::{PortName, Process, origin};
 use super::{
     config,
     flags::{DatapathFlags, ReportFlags},
-    output,
+    output, reader,
 };
 
 /// How often `--watch` reads again.
@@ -71,6 +71,9 @@ pub(super) fn report(options: &Options, reports: &ReportFlags) -> Result<(String
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for reading.
     let options = flags.datapath.options("")?;
+    if flags.watch {
+        reader::watch()?;
+    }
     loop {
         // The process is queried first: the kernel's state is then at least as new.
         let process = Process::query(&flags.reports);

@@ -39,6 +39,9 @@ pub(super) struct FilterFlags {
     /// Also show destinations in networks without Services, and every datagram
     #[arg(long)]
     all: bool,
+    /// End the trace that runs, if there is one
+    #[arg(long)]
+    replace: bool,
 }
 
 /// An address, and a port or 0 for all.
@@ -113,7 +116,13 @@ impl FilterFlags {
             Some(PodName::Name(name)) => add("netns", netns_of(socket, name)?.to_string()),
             None => {}
         }
-        let flags = [(self.failed, "failed"), (self.close, "close"), (self.all, "all"), (has_steps, "steps")];
+        let flags = [
+            (self.failed, "failed"),
+            (self.close, "close"),
+            (self.all, "all"),
+            (self.replace, "replace"),
+            (has_steps, "steps"),
+        ];
         for (flag, name) in flags {
             if flag {
                 add(name, String::new());
@@ -154,6 +163,8 @@ pub(super) struct Requested {
     pub(super) close: bool,
     pub(super) all: bool,
     pub(super) steps: bool,
+    /// Whether it ends the trace that runs.
+    pub(super) replace: bool,
 }
 
 impl Requested {
@@ -183,6 +194,7 @@ impl Requested {
                 "close" => it.close = true,
                 "all" => it.all = true,
                 "steps" => it.steps = true,
+                "replace" => it.replace = true,
                 _ => return Err(format!("there is no filter {name:?}: this process has another version")),
             }
         }
@@ -196,7 +208,8 @@ pub(super) fn described(filters: &TraceFilters) -> String {
         "" => format!("--{name}"),
         value => format!("--{name} {value}"),
     };
-    filters.iter().map(flag).collect::<Vec<_>>().join(" ")
+    let filters = filters.iter().filter(|(name, _)| name != "replace");
+    filters.map(flag).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -234,6 +247,7 @@ mod tests {
             "--failed",
             "--close",
             "--all",
+            "--replace",
         ];
         let expect = Requested {
             service: Some("default/web".into()),
@@ -246,6 +260,7 @@ mod tests {
             close: true,
             all: true,
             steps: true,
+            replace: true,
         };
         assert_eq!(requested(&words), Ok(expect));
         assert_eq!(requested(&[]), Ok(Requested { steps: true, ..Requested::default() }));
@@ -272,7 +287,8 @@ mod tests {
 
     #[test]
     fn filters_are_described_as_flags() {
-        let filters = [("service", "a/b"), ("failed", "")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+        let filters =
+            [("service", "a/b"), ("replace", ""), ("failed", "")].map(|(a, b)| (a.to_owned(), b.to_owned()));
         assert_eq!(described(&filters.to_vec()), "--service a/b --failed");
     }
 }

@@ -1,6 +1,6 @@
 //! The lines of a trace: as JSON, which the process writes and the command reads, and as text.
 
-use std::{fmt::Write as _, net::SocketAddr};
+use std::{collections::HashMap, fmt::Write as _, net::SocketAddr};
 
 use datapath_ebpf::{EndReason, TraceVerdict};
 use jiff::Timestamp;
@@ -45,6 +45,9 @@ pub(super) struct Decision {
     /// The UID of the pod that the cgroup belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) pod_uid: Option<String>,
+    /// `NAMESPACE/NAME` of that pod, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) pod: Option<String>,
     /// The cookie of the network namespace.
     pub(super) netns: u64,
     pub(super) protocol: String,
@@ -205,6 +208,13 @@ impl From<EndReason> for End {
 }
 
 impl Line {
+    /// Adds the name of the pod, given what is known by UID.
+    pub(super) fn add_pod(&mut self, names: &HashMap<String, String>) {
+        if let Self::Connect(it) | Self::Send(it) | Self::End(it) = self {
+            it.pod = it.pod_uid.as_ref().and_then(|it| names.get(it)).cloned();
+        }
+    }
+
     /// As text, as `strace` prints calls; none for a line that is not about traffic.
     pub(super) fn text(&self) -> Option<String> {
         let (call, it) = match self {
@@ -232,7 +242,7 @@ impl Line {
         if !notes.is_empty() {
             let _ = write!(out, " ({})", notes.join(", "));
         }
-        if let Some(it) = &it.pod_uid {
+        if let Some(it) = it.pod.as_ref().or(it.pod_uid.as_ref()) {
             let _ = write!(out, " pod={it}");
         } else if let Some(it) = &it.cgroup {
             let _ = write!(out, " cgroup={it}");
@@ -358,6 +368,7 @@ mod tests {
             process: "curl".into(),
             cgroup: Some("/user".into()),
             pod_uid: None,
+            pod: None,
             netns: 7,
             protocol: "TCP".into(),
             destination: "10.96.0.10:80".parse().unwrap(),
@@ -404,6 +415,11 @@ mod tests {
         check(
             &Line::Connect(it),
             &format!("{call} default/web:http = 10.244.1.1:8080 ({notes}) pod=0f-1 netns=7"),
+        );
+        let it = Decision { pod_uid: Some("0f-1".into()), pod: Some("default/client".into()), ..decision() };
+        check(
+            &Line::Connect(it),
+            &format!("{call} default/web:http = 10.244.1.1:8080 pod=default/client netns=7"),
         );
         let it = Decision { verdict: Verdict::NoEndpoints, endpoint: None, cgroup: None, ..decision() };
         check(

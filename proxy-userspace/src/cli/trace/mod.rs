@@ -11,7 +11,8 @@ mod server;
 use std::{
     io::{self, BufRead as _, ErrorKind, IsTerminal as _, Write as _},
     num::NonZeroU64,
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
+    sync::PoisonError,
     time::{Duration, Instant},
 };
 
@@ -19,11 +20,14 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use jiff::SignedDuration;
 use model::escaped;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub(super) use self::server::serve;
 use self::{filters::FilterFlags, line::Line};
-use super::{flags::StatusSocketFlag, output::wrong_usage};
+use super::{
+    flags::StatusSocketFlag,
+    output::wrong_usage,
+    reader::{self, PodNames},
+};
 
 /// Show each connection to a Service as it is made: who connects, where to, and which endpoint it gets
 ///
@@ -32,7 +36,7 @@ use super::{flags::StatusSocketFlag, output::wrong_usage};
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
 /// endpoint is shown. With -v, each connect is followed by the steps of its decision. With --service or --to, and without a
 /// filter for processes, packets that nftables translates are shown, too: the first one of each connection, and which rule
-/// has dropped it. One trace runs at a time.
+/// has dropped it. One trace runs at a time; it ends with this command, which ends with its output or its input.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf trace --service default/web
@@ -75,6 +79,7 @@ pub(super) fn main(flags: &Flags, is_verbose: bool) -> Result<()> {
         return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
     };
     let at = socket.display();
+    let pods = reader::watch()?;
     let lines = match admin::query_trace(socket, &flags.filters.given(socket, is_verbose)?) {
         Ok(Ok(lines)) => lines,
         Ok(Err(refusal)) => bail!("{refusal}"),
@@ -86,19 +91,12 @@ pub(super) fn main(flags: &Flags, is_verbose: bool) -> Result<()> {
             _ => bail!("{at}: {error}; {REMEDY}"),
         },
     };
-    flags.print(lines)
-}
-
-/// Whether the reader of a pipe is gone, as when `kubectl exec` is interrupted.
-fn is_closed(pipe: &impl AsFd) -> Result<bool> {
-    let mut pipe = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
-    poll(&mut pipe, PollTimeout::ZERO)?;
-    Ok(pipe[0].revents().is_some_and(|it| it.contains(PollFlags::POLLERR)))
+    flags.print(lines, &pods)
 }
 
 impl Flags {
     /// Prints lines until the trace ends, or there were enough.
-    fn print(&self, mut lines: io::BufReader<UnixStream>) -> Result<()> {
+    fn print(&self, mut lines: io::BufReader<UnixStream>, pods: &PodNames) -> Result<()> {
         let end = self.duration.map(|it| Instant::now() + it);
         let mut printed = 0;
         let mut text = String::new();
@@ -116,14 +114,11 @@ impl Flags {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
                 Err(error) => return Err(error.into()),
             }
-            // The process writes an empty line now and then, to notice that the reader is gone.
+            // The process writes an empty line now and then, to notice that this one is gone.
             if text.trim().is_empty() {
-                if is_closed(&io::stdout())? {
-                    return Ok(());
-                }
                 continue;
             }
-            let line: Line = serde_json::from_str(&text).context("the process has another version")?;
+            let mut line: Line = serde_json::from_str(&text).context("the process has another version")?;
             if line == Line::Started {
                 if io::stderr().is_terminal() {
                     eprintln!("tracing, until this command ends; times are in UTC");
@@ -132,8 +127,9 @@ impl Flags {
                 }
                 continue;
             }
+            line.add_pod(&pods.lock().unwrap_or_else(PoisonError::into_inner));
             let shown = match self.output {
-                Output::Json => text.clone(),
+                Output::Json => serde_json::to_string(&line)? + "\n",
                 Output::Text => line.text().map(|it| it + "\n").unwrap_or_default(),
             };
             let mut stdout = io::stdout().lock();

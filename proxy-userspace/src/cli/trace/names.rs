@@ -115,6 +115,7 @@ impl Names {
             pid: event.pid,
             process: event.process,
             pod_uid: cgroup.as_deref().and_then(pod_uid),
+            pod: None,
             cgroup,
             netns: event.netns,
             protocol: protocol(event.protocol),

@@ -17,6 +17,7 @@ use datapath_ebpf::{self as ebpf, TraceEvents, TraceFilter, TraceItem, TraceStep
 use model::{ServiceName, nearest};
 use reconciler::{Options, TraceRequest};
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, oneshot},
     task::spawn_blocking,
     time::{sleep, timeout},
@@ -76,7 +77,7 @@ impl Tracer {
     /// Starts a trace, and returns its lines.
     async fn start(self, filters: TraceFilters) -> Result<mpsc::Receiver<String>> {
         let requested = Requested::parse(&filters).map_err(|it| anyhow!(it))?;
-        let guard = begin(&self.admin, &described(&filters)).await?;
+        let guard = begin(&self.admin, &described(&filters), requested.replace).await?;
         let requests = self.requests.clone();
         let Prepared { sockets, packets } = spawn_blocking(move || self.prepare(requested)).await??;
         let (ends, ended) = oneshot::channel();
@@ -88,7 +89,8 @@ impl Tracer {
             None => None,
         };
         let (lines, receiver) = mpsc::channel(1);
-        let mut forwarding = Forwarding { sockets, packets, lines, _guard: guard, _ends: ends };
+        let mut forwarding =
+            Forwarding { sockets, packets, lines, runtime: Handle::current(), guard, _ends: ends };
         thread::Builder::new().name("trace".into()).spawn(move || match forwarding.run() {
             Ok(()) => tracing::info!("the trace has ended"),
             Err(error) => tracing::warn!("the trace has ended: {error:#}"),
@@ -120,16 +122,22 @@ impl Tracer {
     }
 }
 
-/// Registers a trace. Waits a moment if another one runs, as its reader may just have gone.
-async fn begin(admin: &Admin, filters: &str) -> Result<TraceGuard> {
+/// Registers a trace. Waits a moment if another one runs, as its reader may just have gone; longer if that one is replaced.
+async fn begin(admin: &Admin, filters: &str, replaces: bool) -> Result<TraceGuard> {
     let begin = Instant::now();
+    let limit = if replaces { TIMEOUT } else { PREVIOUS_TIMEOUT };
     loop {
         match admin.begin_trace(filters.to_owned()) {
             Ok(guard) => return Ok(guard),
-            Err(_) if begin.elapsed() < PREVIOUS_TIMEOUT => sleep(POLL_INTERVAL).await,
-            Err(running) => {
-                bail!("another trace runs {running}: one trace runs at a time, end that one first")
+            Err(_) if begin.elapsed() < limit => {
+                if replaces {
+                    admin.replace_trace();
+                }
+                sleep(POLL_INTERVAL).await;
             }
+            Err(running) => bail!(
+                "another trace runs {running}: one trace runs at a time, end that one first, or give --replace"
+            ),
         }
     }
 }
@@ -254,14 +262,16 @@ struct Forwarding {
     sockets: Option<Sockets>,
     packets: Option<Packets>,
     lines: mpsc::Sender<String>,
+    /// Waits for the reader.
+    runtime: Handle,
     /// Dropping it has the product's programs attached again.
     _ends: oneshot::Sender<()>,
     /// Another trace may begin when this is dropped.
-    _guard: TraceGuard,
+    guard: TraceGuard,
 }
 
 impl Forwarding {
-    /// Runs until the reader is gone.
+    /// Runs until the reader is gone, or another trace replaces this one.
     fn run(&mut self) -> Result<()> {
         let mut text = line(&Line::Started)?;
         let mut written_at = Instant::now();
@@ -282,12 +292,21 @@ impl Forwarding {
             }
             if !text.is_empty() {
                 written_at = Instant::now();
-                if self.lines.blocking_send(std::mem::take(&mut text)).is_err() {
-                    return Ok(());
-                }
+                // A reader that does not read may keep this one waiting, but not another one.
+                let Self { lines, guard, runtime, .. } = self;
+                let text = std::mem::take(&mut text);
+                runtime.block_on(async {
+                    tokio::select! {
+                        _ = lines.send(text) => {}
+                        () = guard.replaced() => {}
+                    }
+                });
             }
             if self.lines.is_closed() {
                 return Ok(());
+            }
+            if self.guard.is_replaced() {
+                bail!("another one has replaced it");
             }
             if !is_more {
                 thread::sleep(POLL_INTERVAL);
