@@ -273,10 +273,15 @@ fn the_end_of_each_connection_is_traced_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
     let trace = start(&node, &["--close"]);
     let connection = TcpStream::connect(web4_address()).unwrap();
-    assert_eq!(trace.next()["event"], "connect");
+    let begin = trace.next();
+    assert_eq!(begin["event"], "connect");
+    thread::sleep(Duration::from_secs(1));
     drop(connection);
     let line = trace.next();
     assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"closed".into()), "{line}");
+    // To the second, as in 2026-01-02T03:04:05.
+    let [from, to] = [&begin, &line].map(|it| &it["time"].as_str().unwrap()[..19]);
+    assert!(from < to, "{begin}, {line}");
     assert_eq!(line["destination"], "10.96.0.10:80");
     let [established, after] = ["establishedSeconds", "seconds"].map(|it| line[it].as_f64().unwrap());
     assert!(0.0 < established && established <= after, "{line}");

@@ -35,7 +35,7 @@ pub(super) enum Line {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Decision {
-    /// When it was made.
+    /// When it was made; of an end, when the connection ended.
     pub(super) time: Timestamp,
     pub(super) pid: u32,
     pub(super) process: String,

@@ -102,7 +102,9 @@ impl Names {
     pub(super) fn line(&mut self, event: TraceEvent, steps: Vec<String>) -> Line {
         let cgroup = self.cgroups.get(event.cgroup).map(ToOwned::to_owned);
         let names = event.port_counter.and_then(|it| self.ports.get(&it));
-        let since_epoch = SignedDuration::try_from(event.time).unwrap_or_default() + self.offset;
+        // The end of a connection has the time of the end.
+        let time = event.time + event.end.map_or(Duration::ZERO, |it| it.after);
+        let since_epoch = SignedDuration::try_from(time).unwrap_or_default() + self.offset;
         let choice = event.choice;
         let ejected = match (choice.ejected_avoided, choice.ejected_tried) {
             (true, _) => Some(Ejected::Avoided),
