@@ -87,6 +87,9 @@ enum Command {
     /// Probe the attached programs; `run` and `agent` start this inside the cgroup
     #[command(name = datapath_ebpf::probe::SUBCOMMAND, hide = true)]
     Canary,
+    /// Wait for SIGTERM or SIGINT: the pod that cleans a node up must keep running
+    #[command(hide = true)]
+    Wait,
 }
 
 /// The command line. The environment variable of `--a-flag` is `KUBE_PROXY_EBPF_A_FLAG`, unless it names another one.
@@ -179,6 +182,7 @@ pub(crate) fn main() -> ExitCode {
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::BackendConformance(flags) => backend_conformance::main(flags),
+        Command::Wait => runtime::wait().map(done),
         Command::Canary => {
             datapath_ebpf::probe::child_main(io::stdin(), io::stdout()).map(done).map_err(Into::into)
         }

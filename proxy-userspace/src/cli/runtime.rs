@@ -52,6 +52,14 @@ impl Signals {
     }
 }
 
+/// Waits for SIGTERM or SIGINT.
+pub(super) fn wait() -> Result<()> {
+    block_on(async {
+        Signals::new()?.terminated().await;
+        Ok(())
+    })
+}
+
 /// Returns freed heap memory to the kernel, again and again.
 pub(super) async fn trim_memory() {
     let mut trim = interval(MEMORY_TRIM_INTERVAL);

@@ -17,6 +17,10 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
     rbac::v1::{ClusterRole, ClusterRoleBinding},
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use rustix::thread::CapabilitySet;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -118,6 +122,52 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
         let images = images(&renderer, &top.join("mine"));
         assert!(images.iter().all(|it| *it == image), "{other}: {images:?}");
     }
+}
+
+/// `kubectl exec` and `kubectl logs` find the container, the node needs no other image, and `kubectl describe` has the last
+/// lines of a container that failed.
+#[test]
+fn every_pod_names_its_container_and_needs_one_image() {
+    let Some(rendered) = rendered() else { return };
+    for (folder, objects) in rendered {
+        for it in objects.iter().filter(|it| it["kind"] == "DaemonSet" || it["kind"] == "Deployment") {
+            let template = &it["spec"]["template"];
+            let name = &template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
+            let running = template["spec"]["containers"].as_array().unwrap();
+            assert!(running.iter().any(|it| it["name"] == *name), "{folder}: {name}");
+            for it in
+                running.iter().chain(template["spec"]["initContainers"].as_array().into_iter().flatten())
+            {
+                let image = it["image"].as_str().unwrap();
+                assert!(image.contains(deploy::IMAGE), "{folder}: {image}");
+                assert_eq!(
+                    it["terminationMessagePolicy"], "FallbackToLogsOnError",
+                    "{folder}: {}",
+                    it["name"]
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pod_that_cleans_up_runs_until_it_is_ended() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let objects = renderer.render(CLEANUP).unwrap();
+    let [done] = &pod(&objects)["containers"].as_array().unwrap()[..] else { panic!("one container") };
+    let mut child = Command::new(Build::Product.binary())
+        .args(strings(&done["args"]))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let has_handler = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|it| it.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(caught, 16).unwrap() & 1 << (Signal::SIGTERM as u32 - 1) != 0
+    };
+    assert!(eventually(TIMEOUT, has_handler));
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -351,7 +401,7 @@ fn containers_have_the_tested_capabilities() {
             }
             match strings(&container["args"])[0] {
                 "run" | "agent" => assert_eq!(has, tested, "{folder}"),
-                "brain" => assert!(has.is_empty(), "{folder}: a brain does not use the kernel"),
+                "brain" | "wait" => assert!(has.is_empty(), "{folder}: it does not use the kernel"),
                 "cleanup" => assert!(tested.contains(has), "{folder}"),
                 other => panic!("{folder}: unexpected subcommand {other}"),
             }
