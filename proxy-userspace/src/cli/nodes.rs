@@ -1,15 +1,15 @@
 //! `nodes`: who follows a brain, and what of it is active.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, path::Path, time::Duration};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use comfy_table::Table;
 use proxy_contract::{client::Client, globalv1::NodeStatus, localv1::Revision};
 use tokio::time::timeout;
 
 use super::{
-    flags::UpstreamFlags,
+    flags::{DEFAULT_SOCKET, UpstreamFlags},
     output::{self, duration},
     runtime::block_on,
 };
@@ -45,6 +45,14 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 
 async fn nodes(flags: Flags) -> Result<bool> {
     let client: Client = flags.upstream.client("")?;
+    let targets = client.targets().to_string();
+    if targets == DEFAULT_SOCKET && targets.strip_prefix("unix://").is_some_and(|it| !Path::new(it).exists())
+    {
+        bail!(
+            "no brain listens at {targets}: where each node runs `run`, `check` and `status` there say what is active; a \
+             brain elsewhere is named by --target"
+        );
+    }
     let answer = timeout(TIMEOUT, client.nodes(flags.has)).await;
     let nodes = answer.map_err(|_| anyhow!("{}: no answer within {TIMEOUT:?}", client.targets()))??;
     let (text, is_good) = render(&nodes, flags.behind);
@@ -87,7 +95,21 @@ fn render(nodes: &[NodeStatus], only_behind: bool) -> (String, bool) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[test]
+    fn without_a_brain_the_commands_of_each_node_are_named() {
+        #[derive(Debug, clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            flags: Flags,
+        }
+        let error = main(Command::parse_from(["nodes"]).flags).unwrap_err().to_string();
+        assert!(error.contains("no brain listens at unix:///run/kube-proxy-ebpf/proxy.sock"), "{error}");
+        assert!(error.contains("`check` and `status` there say what is active"), "{error}");
+    }
 
     #[test]
     fn nodes_that_are_behind_or_lack_the_address_are_counted() {
