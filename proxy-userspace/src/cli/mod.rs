@@ -37,7 +37,7 @@ use empty_values::without_empty_variable;
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 13] = [
+const WITHOUT_VARIABLE: [&str; 14] = [
     "anonymize",
     "behind",
     "filter",
@@ -46,6 +46,7 @@ const WITHOUT_VARIABLE: [&str; 13] = [
     "init-only",
     "instance-id",
     "kube-proxy",
+    "limit",
     "once",
     "print-config",
     "rev",

@@ -10,9 +10,10 @@ use std::{
 };
 
 use nix::pty::{Winsize, openpty};
+use serde_json::Value;
 use tests::{
     EchoConnection, TIMEOUT, TestNode, eventually,
-    fixtures::{WEB4, web4},
+    fixtures::{WEB4, web, web4},
     manifest::Service,
     run,
 };
@@ -143,4 +144,30 @@ fn without_a_terminal_the_table_is_printed_once() {
     assert!(line(&text, "default/web").contains("10.96.0.10:80/TCP"), "{text}");
     let filtered = run(node.cli("top").args(["--once", "--filter", "none"])).success();
     assert_eq!(filtered.lines().count(), 2, "{filtered}");
+    let limited = run(node.cli("top").args(["--once", "--sort", "name", "--limit", "1"])).success();
+    let lines: Vec<_> = limited.lines().collect();
+    assert!(lines[1].starts_with("default/none"), "{limited}");
+    assert!(lines[2].starts_with("and 1 more service ports"), "{limited}");
+}
+
+#[test]
+fn a_service_is_shown_at_its_cluster_ip_with_the_endpoints_there() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    // Addresses of both families, a node port, and one that sorts before the cluster IP.
+    let external = Ipv4Addr::new(10, 1, 0, 1).into();
+    let service = web([1, 2]).node_port(30_080).external_ips(&[external]);
+    node.write(&[service]);
+    node.start(&[]);
+    node.wait_until_ready();
+    let json = run(node.cli("top").args(["--once", "--output", "json"])).success();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let ports = json["servicePorts"].as_array().unwrap();
+    assert_eq!(json["count"], ports.len());
+    for port in ports {
+        assert_eq!(port["service"], "default/web");
+        let address = port["address"].as_str().unwrap();
+        assert!(address.starts_with("10.96.0.10:"), "{port}");
+        assert_eq!(port["endpoints"], 2, "{port}");
+    }
 }

@@ -1,14 +1,17 @@
 //! The running process: its status, and the names of the frontends.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use admin::{EjectedStatus, Listener, SourceStatus, Status};
 use jiff::Timestamp;
-use model::RequestedMetadata;
+use model::{
+    RequestedMetadata,
+    state::{Service, ServicePort},
+};
 use proxy_contract::localv1;
 use serde::Deserialize;
 
@@ -27,6 +30,8 @@ pub(in crate::cli) struct Process {
     pub(super) denied: Option<String>,
     /// Service and port by frontend.
     pub(in crate::cli) names: HashMap<String, PortName>,
+    /// The frontends at cluster IPs.
+    pub(in crate::cli) cluster_ips: HashSet<String>,
 }
 
 /// The name of a service port; empty if it is unknown.
@@ -62,8 +67,15 @@ impl Process {
         };
         let state = admin::get(socket, "/state").ok();
         let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
-        let names = state.into_iter().flat_map(|it| it.items).flat_map(|it| names(&it.service)).collect();
-        Self { status: Some(status), names, ..Self::default() }
+        let mut process = Self { status: Some(status), ..Self::default() };
+        for Item { service } in state.into_iter().flat_map(|it| it.items) {
+            let Some(state) = wire::service_state(&service, [], &RequestedMetadata::default()).value else {
+                continue;
+            };
+            process.names.extend(names(&state.service));
+            process.cluster_ips.extend(cluster_ips(&state.service));
+        }
+        process
     }
 
     /// The status of the process in lines.
@@ -81,12 +93,16 @@ impl Process {
     }
 }
 
-/// The frontends of a Service, and their names.
-fn names(service: &localv1::Service) -> Vec<(String, PortName)> {
-    let Some(state) = wire::service_state(service, [], &RequestedMetadata::default()).value else {
-        return Vec::new();
+/// The frontends of a Service at its cluster IPs.
+fn cluster_ips(service: &Service) -> impl Iterator<Item = String> {
+    let at = |ip: &IpAddr, port: &ServicePort| {
+        format!("{}/{}", SocketAddr::new(*ip, port.port.get()), port.protocol)
     };
-    let service = &state.service;
+    service.cluster_ips.iter().flat_map(move |ip| service.ports.iter().map(move |port| at(ip, port)))
+}
+
+/// The frontends of a Service, and their names.
+fn names(service: &Service) -> Vec<(String, PortName)> {
     let ips: Vec<IpAddr> = service
         .cluster_ips
         .iter()
@@ -197,12 +213,15 @@ mod tests {
                           "conflictingAddresses":{"v4":["192.0.2.1"]}}]}"#,
         )
         .unwrap();
+        let service = wire::service_state(&service, [], &RequestedMetadata::default()).value.unwrap().service;
         let mut frontends: Vec<_> = names(&service).into_iter().map(|(it, _)| it).collect();
         frontends.sort_unstable();
         assert_eq!(
             frontends,
             ["0.0.0.0:30080/TCP", "10.96.0.10:80/TCP", "[::]:30080/TCP", "[fd00::10]:80/TCP"]
         );
+        let cluster_ips: Vec<_> = cluster_ips(&service).collect();
+        assert_eq!(cluster_ips, ["10.96.0.10:80/TCP", "[fd00::10]:80/TCP"]);
     }
 
     #[test]

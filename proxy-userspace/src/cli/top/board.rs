@@ -266,6 +266,7 @@ mod tests {
             id: PortId(id),
             name: PortName { service: name.into(), port: "http".into() },
             address: format!("10.96.0.{id}:80/TCP"),
+            endpoint_count: 1,
             counts: PortCounts { connections, no_backend: refused, ..PortCounts::default() },
             endpoints: vec![(SocketAddr::from(([10, 0, 0, 1], 80)), connections)],
             ejected: BTreeSet::new(),

@@ -11,6 +11,7 @@ use ratatui::{
     text::Line,
     widgets::{Cell, Paragraph, Row, Table, TableState},
 };
+use serde_json::{Value, json};
 
 use super::{
     board::{Board, HISTORY, Rates},
@@ -89,14 +90,37 @@ fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, port: &PortSample, rates: &
     frame.render_widget(Table::new(rows, widths).header(Row::new(ENDPOINT_HEADER).bold()), area);
 }
 
-/// The board as lines, each Service with the rates of the last reading.
-pub(super) fn lines(board: &Board) -> String {
+/// The board as lines, each Service with the rates of the last reading; of more than `limit` the number of the others.
+pub(super) fn lines(board: &Board, limit: usize) -> String {
     let mut table = comfy_table::Table::new();
     table.set_header(without_plot(HEADER.map(ToOwned::to_owned)));
-    for (port, rates) in board.rows() {
+    let rows = board.rows();
+    for (port, rates) in rows.iter().take(limit) {
         table.add_row(without_plot(cells(port, rates)));
     }
-    output::lines(&mut table)
+    let mut text = output::lines(&mut table);
+    if let Some(others @ 1..) = rows.len().checked_sub(limit) {
+        text += &format!("and {others} more service ports: --limit shows more, --filter and --sort others\n");
+    }
+    text
+}
+
+/// The same as one object.
+pub(super) fn json(board: &Board, limit: usize) -> Value {
+    let rows = board.rows();
+    let ports = rows.iter().take(limit).map(|(port, rates)| {
+        json!({
+            "service": Some(&port.name.service).filter(|it| !it.is_empty()),
+            "port": port.name.port,
+            "address": port.address,
+            "endpoints": port.endpoint_count,
+            "connectionsPerSecond": Rates::now(&rates.connections),
+            "refusedPerSecond": rates.refused,
+            "deniedPerSecond": rates.denied,
+            "ejected": port.ejected,
+        })
+    });
+    json!({ "generation": board.generation(), "servicePorts": ports.collect::<Vec<_>>(), "count": rows.len() })
 }
 
 fn without_plot(cells: [String; 9]) -> Vec<String> {
@@ -109,7 +133,7 @@ fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
         escaped(service).to_string(),
         escaped(&port.name.port).to_string(),
         port.address.clone(),
-        port.endpoints.len().to_string(),
+        port.endpoint_count.to_string(),
         rate(Rates::now(&rates.connections)),
         plot(&rates.connections),
         rate(rates.refused),

@@ -12,8 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
-use clap::Args;
+use anyhow::{Error, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use datapath_ebpf as ebpf;
+use datapath_nft as nft;
 use ratatui::{
     crossterm::event::{self, Event},
     widgets::TableState,
@@ -51,7 +53,25 @@ pub(super) struct Flags {
     /// Print the table once, with the rates of one second
     #[arg(long)]
     once: bool,
+    /// Print so many service ports [default: 20, as JSON all]
+    #[arg(long, value_name = "NUMBER", requires = "once")]
+    limit: Option<usize>,
+    /// Output format of --once
+    #[arg(long, short, default_value = "text")]
+    output: Output,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A table
+    #[value(alias = "table")]
+    Text,
+    /// One JSON object
+    Json,
+}
+
+/// How many service ports the table has, unless a flag says otherwise.
+const MAX_LINES: usize = 20;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -59,11 +79,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) fn main(flags: Flags) -> Result<()> {
     let mut reader = Reader::new(flags.pins.pin_dir, flags.reports);
     let mut board = Board::new(flags.sort, flags.filter);
-    board.update(reader.read()?);
+    board.update(reader.read().map_err(uncounted)?);
     if flags.once {
         thread::sleep(INTERVAL);
         board.update(reader.read()?);
-        return Ok(output::print(&draw::lines(&board))?);
+        return Ok(output::print(&match flags.output {
+            Output::Text => draw::lines(&board, flags.limit.unwrap_or(MAX_LINES)),
+            Output::Json => format!("{}\n", draw::json(&board, flags.limit.unwrap_or(usize::MAX))),
+        })?);
     }
     if !io::stdout().is_terminal() {
         bail!("the output is no terminal; use --once to print the table");
@@ -72,6 +95,18 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     let result = interact(&mut terminal, &mut board, &mut reader);
     ratatui::try_restore()?;
     result
+}
+
+/// Why there are no counters, and what to use instead.
+fn uncounted(error: Error) -> Error {
+    let has_tables = || nft::active_frontends().is_ok_and(|it| !it.is_empty());
+    match error.downcast_ref() {
+        Some(ebpf::Error::NotInitialized(_)) if has_tables() => anyhow!(
+            "nftables alone serves here (--backend nft), and counts no connections of Services: `status` lists the Services, \
+             and `trace --service NAMESPACE/NAME` shows the connections of one"
+        ),
+        _ => error,
+    }
 }
 
 fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: &mut Reader) -> Result<()> {

@@ -11,7 +11,7 @@ use std::{
 
 use admin::{EjectedStatus, Listener};
 use anyhow::Result;
-use datapath::{PortCounts, PortId};
+use datapath::{ActiveFrontend, PortCounts, PortId};
 use datapath_ebpf as ebpf;
 
 use crate::cli::{
@@ -33,10 +33,12 @@ pub(super) struct PortSample {
     pub(super) id: PortId,
     /// Empty if no process knows it.
     pub(super) name: PortName,
-    /// The first of its addresses, as in `10.96.0.10:80/TCP`.
+    /// Its cluster IP if that is known, else one of its addresses, as in `10.96.0.10:80/TCP`.
     pub(super) address: String,
+    /// How many endpoints are used at that address.
+    pub(super) endpoint_count: usize,
     pub(super) counts: PortCounts,
-    /// Its endpoints, each with its connections.
+    /// Its endpoints at all addresses, each with its connections.
     pub(super) endpoints: Vec<(SocketAddr, u64)>,
     /// The endpoints that some clients avoid.
     pub(super) ejected: BTreeSet<SocketAddr>,
@@ -80,13 +82,20 @@ impl Reader {
     fn ports(&self) -> Result<Vec<PortSample>> {
         let process = Process::query(&self.reports);
         let mut ports = BTreeMap::<PortId, PortSample>::new();
-        for frontend in ebpf::active_frontends(&self.pin_dir)? {
+        let mut frontends = ebpf::active_frontends(&self.pin_dir)?;
+        // The first one of a service port names it. Node ports are listed with the unspecified address.
+        let is_node_port =
+            |it: &ActiveFrontend| it.frontend.starts_with("0.0.0.0:") || it.frontend.starts_with("[::]:");
+        let rank = |it: &ActiveFrontend| (!process.cluster_ips.contains(&it.frontend), is_node_port(it));
+        frontends.sort_by_key(rank);
+        for frontend in frontends {
             let Some(id) = frontend.port else { continue };
             let name = process.names.get(&frontend.frontend).cloned().unwrap_or_default();
             let port = ports.entry(id).or_insert_with(|| PortSample {
                 id,
                 name,
                 address: frontend.frontend,
+                endpoint_count: frontend.backends.len(),
                 counts: PortCounts::default(),
                 endpoints: Vec::new(),
                 ejected: BTreeSet::new(),
