@@ -731,8 +731,20 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
 fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
     let folder = tempfile::tempdir().unwrap();
     let kubectl = folder.path().join("kubectl");
-    let script = "#!/bin/sh\ncase \"$*\" in\n*' get pods '*spec.nodeName=worker-1,*) echo pod/p1; echo pod/p2 ;;\n\
-                  *' get pods '*) ;;\n*) printf '%s\\n' \"$*\" ;;\nesac\n";
+    // Of a trace, it also prints the names of pods that are in its input.
+    let script = r#"#!/bin/sh
+case "$*" in
+*' get pods '*spec.nodeName=worker-1,*) echo pod/p1; echo pod/p2 ;;
+*' get pods '*) ;;
+*metadata.name=client*|*status.podIP=10.244.1.7*) echo 'worker-1|0f-1||default/client||10.244.1.7 fd00::7' ;;
+*metadata.name=static*) echo 'worker-1|0f-2|abc|kube-system/static|true|192.0.2.1' ;;
+*metadata.name=other*) echo 'worker-2|0f-3||default/other||10.244.2.7' ;;
+*spec.nodeName=worker-1*) echo 'worker-1|0f-1||default/client||10.244.1.7'; echo 'worker-1|0f-2|abc|kube-system/static|true|' ;;
+'get pods '*) ;;
+*) printf '%s\n' "$*"; if [ -p /dev/stdin ]; then echo input; fi
+   case "$*" in *' trace '*) head -n 2 ;; esac ;;
+esac
+"#;
     fs::write(&kubectl, script).unwrap();
     fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
@@ -741,15 +753,43 @@ fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
         run(command.args(arguments.split_whitespace()).env("PATH", &path).stdin(Stdio::null()))
     };
     let exec = "-n kube-system exec --quiet pod/p1 -- /usr/local/bin/kube-proxy-ebpf";
-    let called = plugin("status worker-1 --output json").success();
-    assert_eq!(called, format!("{exec} status --output json\n"));
+    let called = plugin("check worker-1 --output json").success();
+    assert_eq!(called, format!("{exec} check --output json\n"));
     let called = plugin("support-bundle worker-1 --anonymize").success();
     assert_eq!(called, format!("{exec} support-bundle - --anonymize\n"));
     let called = plugin("top worker-1 --once").success();
     assert_eq!(called, format!("{exec} top --once\n"), "without a terminal");
+    // Its input lasts as long as kubectl, so that it ends when kubectl is interrupted.
+    let called = plugin("trace worker-1 --failed").success();
+    let with_input = exec.replace("--quiet", "--quiet --stdin");
+    assert_eq!(plugin("print worker-1 --watch").success(), format!("{with_input} print --watch\ninput\n"));
+    let names = "input\n0f-1 default/client\nabc kube-system/static\n";
+    assert_eq!(called, format!("{with_input} trace --failed\n{names}"));
+    for (arguments, expect) in [
+        ("--pod default/client --all", "--pod 0f-1 --all"),
+        ("--pod=kube-system/static", "--pod=abc"),
+        ("--service default/client", "--service default/client"),
+    ] {
+        let called = plugin(&format!("trace worker-1 {arguments}")).success();
+        assert_eq!(called, format!("{with_input} trace {expect}\n{names}"));
+    }
+    // Any pod can be named.
+    for (client, expect) in [
+        ("pod default/client", "pod default/client=10.244.1.7,fd00::7"),
+        ("pod 10.244.1.7", "pod default/client=10.244.1.7,fd00::7"),
+        ("pod kube-system/static", "node"),
+        ("pod 10.244.1.8", "pod 10.244.1.8"),
+        ("node", "node"),
+    ] {
+        let called = plugin(&format!("explain worker-1 {client} web.default:http")).success();
+        assert_eq!(called, format!("{exec} explain {expect} web.default:http\n"));
+    }
+    assert_eq!(plugin("cleanup worker-1 --kube-proxy").success(), format!("{exec} cleanup --kube-proxy\n"));
     for (arguments, code, message) in [
         ("status", 64, "usage: kubectl service-proxy COMMAND NODE"),
-        ("cleanup worker-1", 64, "unknown command cleanup: use check,"),
+        ("run worker-1", 64, "unknown command run: use check,"),
+        ("explain worker-1 pod default/none web.default", 1, "there is no pod default/none"),
+        ("explain worker-1 pod default/other web.default", 1, "pod default/other runs on node worker-2"),
         ("check worker-9", 1, "runs on node worker-9 in namespace kube-system"),
     ] {
         let output = plugin(arguments);

@@ -24,22 +24,24 @@ pub(super) fn find(
             (ClientKind::Node, None, addresses.unwrap_or_default())
         }
         Client::Outside(address) => outside(address),
-        Client::PodName(namespace, name) => {
+        Client::PodName(namespace, name, given) => {
             let name = format!("{namespace}/{name}");
             let mut pods = BTreeMap::<_, Vec<&Endpoint>>::new();
             for (pod, endpoint) in pods_of(cluster) {
                 pods.entry(pod).or_default().push(endpoint);
             }
-            // One with our annotation is known in any case.
-            let annotated = || cluster.pods().contains_key(&*name).then_some(&[][..]);
-            let Some(endpoints) = pods.get(&name).map(Vec::as_slice).or_else(annotated) else {
+            // One that the question gives an address, or that has our annotation, is known in any case.
+            let is_known = !given.is_empty() || cluster.pods().contains_key(&*name);
+            let known = || is_known.then_some(&[][..]);
+            let Some(endpoints) = pods.get(&name).map(Vec::as_slice).or_else(known) else {
                 let hint = did_you_mean(&name, pods.keys());
                 return Err(InvalidQuery(format!(
-                    "no endpoint is of a pod {name} (give the address of a pod that is an endpoint of no Service){hint}"
+                    "no endpoint is of a pod {name}; of a pod that is an endpoint of no Service give the address, too, as in \
+                     {name}=10.244.1.7, as `kubectl service-proxy explain` does{hint}"
                 )));
             };
             is_on(node, &format!("pod {name}"), endpoints)?;
-            let mut addresses: Vec<_> = endpoints.iter().map(|it| it.address).collect();
+            let mut addresses: Vec<_> = endpoints.iter().map(|it| it.address).chain(given.clone()).collect();
             addresses.sort_unstable();
             addresses.dedup();
             (ClientKind::Pod, Some(name), addresses)

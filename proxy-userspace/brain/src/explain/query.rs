@@ -23,8 +23,8 @@ pub struct Query {
 pub(super) enum Client {
     /// A program in the node's own network namespace.
     Node,
-    /// A pod that is an endpoint of some Service, by namespace and name.
-    PodName(String, String),
+    /// A pod by namespace and name, with its addresses; without any, it is an endpoint of some Service.
+    PodName(String, String, Vec<IpAddr>),
     /// A pod by its address.
     PodAddress(IpAddr),
     /// A client outside the cluster, by its address if that matters.
@@ -40,7 +40,7 @@ pub(super) enum Destination {
     Service(ServiceName, Option<String>, Option<Protocol>),
 }
 
-const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME TO`, `pod ADDRESS TO`, `outside TO` or `outside ADDRESS TO`; TO is \
+const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME[=ADDRESS] TO`, `pod ADDRESS TO`, `outside TO` or `outside ADDRESS TO`; TO is \
                      ADDRESS:PORT or NAME.NAMESPACE:PORT, with /tcp, /udp or /sctp behind it where that is not clear";
 
 impl Query {
@@ -65,7 +65,7 @@ impl Query {
     pub fn client(&self) -> (ClientKind, Vec<IpAddr>) {
         match self.client {
             Client::Node => (ClientKind::Node, Vec::new()),
-            Client::PodName(..) => (ClientKind::Pod, Vec::new()),
+            Client::PodName(.., ref addresses) => (ClientKind::Pod, addresses.clone()),
             Client::PodAddress(ip) => (ClientKind::Pod, vec![ip]),
             Client::Outside(ip) => (ClientKind::Outside, ip.into_iter().collect()),
         }
@@ -89,10 +89,14 @@ fn ip(text: &str) -> Result<IpAddr, InvalidQuery> {
 }
 
 fn pod(text: &str) -> Result<Client, InvalidQuery> {
-    match (address::parse(text), text.split_once('/')) {
+    let (pod, addresses) = match text.split_once('=') {
+        Some((pod, addresses)) => (pod, addresses.split(',').map(ip).collect::<Result<_, _>>()?),
+        None => (text, Vec::new()),
+    };
+    match (address::parse(text), pod.split_once('/')) {
         (Some(ip), _) => Ok(Client::PodAddress(ip)),
         (None, Some((namespace, name))) if !namespace.is_empty() && !name.is_empty() => {
-            Ok(Client::PodName(namespace.into(), name.into()))
+            Ok(Client::PodName(namespace.into(), name.into(), addresses))
         }
         _ => Err(invalid(text, "name a pod as NAMESPACE/NAME, or give its IP address")),
     }
@@ -156,8 +160,17 @@ mod tests {
             ("outside [fd00::1]:80/sctp", Client::Outside(None), at("[fd00::1]:80", Some(Protocol::Sctp))),
             (
                 "pod a/b web.default:http/tcp",
-                Client::PodName("a".into(), "b".into()),
+                Client::PodName("a".into(), "b".into(), Vec::new()),
                 web(Some("http"), Some(Protocol::Tcp)),
+            ),
+            (
+                "pod a/b=10.1.0.7,fd00::7 web.default",
+                Client::PodName(
+                    "a".into(),
+                    "b".into(),
+                    ["10.1.0.7", "fd00::7"].map(|it| it.parse().unwrap()).into(),
+                ),
+                web(None, None),
             ),
             ("pod fd00::7 web.default", Client::PodAddress("fd00::7".parse().unwrap()), web(None, None)),
             ("outside 192.0.2.1 web.default", Client::Outside("192.0.2.1".parse().ok()), web(None, None)),
@@ -184,6 +197,7 @@ mod tests {
             ("pod web web.default", "\"web\": name a pod as NAMESPACE/NAME"),
             ("pod /web web.default", "\"/web\": name a pod as NAMESPACE/NAME"),
             ("pod default/ web.default", "\"default/\": name a pod as NAMESPACE/NAME"),
+            ("pod a/b=c web.default", "\"c\": not an IP address"),
             ("outside n1 web.default", "\"n1\": not an IP address"),
             ("node 10.96.0.10", "\"10.96.0.10\": a port is missing"),
             ("node [fd00::1]", "a port is missing"),

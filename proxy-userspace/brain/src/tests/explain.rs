@@ -288,12 +288,19 @@ fn what_no_service_has_is_explained() {
         ),
         (
             "pod ns/api-1 web.ns",
-            "no endpoint is of a pod ns/api-1 (give the address of a pod that is an endpoint of no Service); nearest: ns/web-1",
+            "no endpoint is of a pod ns/api-1; of a pod that is an endpoint of no Service give the address, too, as in \
+             ns/api-1=10.244.1.7, as `kubectl service-proxy explain` does; nearest: ns/web-1",
+        ),
+        (
+            "pod ns/web-2=10.1.0.2 web.ns",
+            "pod ns/web-2 runs on node n2, and this is n1: ask on that node, or with --source and --node-name n2",
         ),
     ] {
         check(&cluster, words, &[expect]);
     }
     assert_eq!(ask(&cluster, "pod ns/web-1 web.ns").unwrap().client.addresses, [ip("10.1.0.1")]);
+    let client = ask(&cluster, "pod ns/client=10.1.0.7 web.ns").unwrap().client;
+    assert_eq!((client.pod.as_deref(), client.addresses), (Some("ns/client"), vec![ip("10.1.0.7")]));
     assert_eq!(ask(&cluster, "pod 10.1.0.1 web.ns").unwrap().client.pod.as_deref(), Some("ns/web-1"));
 }
 
