@@ -111,6 +111,12 @@ pub(super) struct Generation {
     node_addresses: Vec<(IpAddr, NodeAddrScope)>,
 }
 
+/// The frontend of the node port, which has the unspecified address.
+fn node_port(destination: &FrontendAddress) -> FrontendAddress {
+    let address = SocketAddr::new(unspecified(destination.family()), destination.address.port());
+    FrontendAddress { address, ..*destination }
+}
+
 impl Generation {
     /// Reads a generation of which `entries` returns the keys and values of each table, concatenated.
     pub(super) fn read(entries: impl Fn(Table) -> Result<Entries, Error>) -> Result<Self, Error> {
@@ -169,17 +175,25 @@ impl Generation {
         ActiveFrontend { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
     }
 
+    /// Whether the port of a destination is a node port.
+    pub(super) fn has_node_port(&self, destination: &FrontendAddress) -> bool {
+        self.named(&node_port(destination)).is_some()
+    }
+
+    fn named(&self, address: &FrontendAddress) -> Option<&NamedFrontend> {
+        let name = address.to_string();
+        self.frontends.iter().find(|(it, ..)| *it == name)
+    }
+
     /// The frontend that a connection to an address is redirected by, as [`proxy_common::decide`] finds it: that of the
     /// address, or else that of the node port.
     pub(super) fn frontend_at(&self, destination: &FrontendAddress) -> Option<&NamedFrontend> {
-        let named = |name: String| self.frontends.iter().find(|(it, ..)| *it == name);
-        let FrontendAddress { address, protocol } = *destination;
-        named(destination.to_string()).or_else(|| {
+        self.named(destination).or_else(|| {
             let family = destination.family();
-            let key: IpAddr = for_family!(family, F => F::of(address.ip()).node_addr_key()).into();
+            let key: IpAddr =
+                for_family!(family, F => F::of(destination.address.ip()).node_addr_key()).into();
             let (_, scope) = self.node_addresses.iter().find(|(it, _)| *it == key)?;
-            let node_port = SocketAddr::new(unspecified(family), address.port());
-            let node_port = named(FrontendAddress { address: node_port, protocol }.to_string())?;
+            let node_port = self.named(&node_port(destination))?;
             let is_served = *scope != NodeAddrScope::REMOTE || !node_port.2.options.local_addresses_only();
             is_served.then_some(node_port)
         })

@@ -31,6 +31,8 @@ pub struct Lookup {
     pub generation: u32,
     /// The frontend; none if connections are not redirected.
     pub frontend: Option<ActiveFrontend>,
+    /// Whether the port is a node port, which this node may serve at other addresses only.
+    pub has_node_port: bool,
     /// The backends that are ejected, in ascending order.
     pub ejected: Vec<EjectedBackend>,
     /// The backend that the client keeps by session affinity, and for how long if it does not connect again.
@@ -62,8 +64,9 @@ pub struct EjectedBackend {
 /// As for [`dump`](crate::dump); if what is stored for clients cannot be read.
 pub fn lookup(pin_dir: &Path, destination: &FrontendAddress, netns: Option<u64>) -> Result<Lookup, Error> {
     let (generation, tables) = active_generation(pin_dir)?;
+    let has_node_port = tables.has_node_port(destination);
     let Some(frontend) = tables.frontend_at(destination) else {
-        return Ok(Lookup { generation, frontend: None, ejected: Vec::new(), affinity: None });
+        return Ok(Lookup { generation, frontend: None, has_node_port, ejected: Vec::new(), affinity: None });
     };
     let (pins, now) = (Pins::new(pin_dir), clock::now()?);
     let affinity = netns.map(|it| affinity(&pins, frontend, it, now)).transpose()?.flatten();
@@ -74,6 +77,7 @@ pub fn lookup(pin_dir: &Path, destination: &FrontendAddress, netns: Option<u64>)
         // Only a member of the set is kept.
         affinity: affinity.filter(|(backend, _)| frontend_backends.backends.contains(backend)),
         frontend: Some(frontend_backends),
+        has_node_port,
     })
 }
 

@@ -70,6 +70,8 @@ pub struct Lookup {
     pub internal: Option<PacketTarget>,
     /// Where packets from elsewhere go; none if they are not translated.
     pub external: Option<PacketTarget>,
+    /// Whether the port is a node port, which this node may serve at other addresses only.
+    pub has_node_port: bool,
 }
 
 /// Reads what packets to a destination meet in the tables; `None` if there are none.
@@ -99,13 +101,19 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
         let (element, value) = elements.iter().find(|(it, _)| is_it(it))?;
         target((&elements, &members), by, element, value)
     };
+    let of_node_port = |map: fn(MatchKey) -> Map| at(MatchKey::NodePort, map(MatchKey::NodePort), &node_port);
     let find = |map: fn(MatchKey) -> Map| {
         let own = at(MatchKey::Address, map(MatchKey::Address), destination);
-        own.or_else(|| is_node.then(|| at(MatchKey::NodePort, map(MatchKey::NodePort), &node_port))?)
+        own.or_else(|| is_node.then(|| of_node_port(map))?)
     };
     let internal = find(MatchKey::internal);
+    let has_node_port = of_node_port(MatchKey::internal).is_some();
     // Only a frontend with the policy Local has a selector of its own for external traffic.
-    Ok(Some(Lookup { external: find(MatchKey::external).or_else(|| internal.clone()), internal }))
+    Ok(Some(Lookup {
+        external: find(MatchKey::external).or_else(|| internal.clone()),
+        internal,
+        has_node_port,
+    }))
 }
 
 /// The existing tables; none if the kernel has no nftables.

@@ -135,7 +135,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
     pod.add_address("10.244.9.9".parse().unwrap()).unwrap();
     let of_pod = |node: &TestNode| explain(node, &["pod", "10.244.9.9", FRONTEND]);
     let expect = [
-        "from       a pod at 10.244.9.9 on node n1\n",
+        "from       a pod at 10.244.9.9, if it is one of node n1: no endpoint has this address\n",
         "10.244.1.3:8080  yes   ready; ejected for 1 client: 3 refusals ",
     ];
     assert_contains(&of_pod(&node), &expect);

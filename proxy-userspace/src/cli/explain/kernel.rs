@@ -10,7 +10,8 @@ use brain::{ClientKind, Explanation, Verdict};
 use datapath::FrontendAddress;
 use datapath_ebpf as ebpf;
 use datapath_nft::{self as nft, PacketTarget};
-use model::Protocol;
+use model::{FrontendKind, Protocol};
+use netlink::host_addresses;
 use serde::Serialize;
 
 /// What the kernel has for a connection.
@@ -21,6 +22,12 @@ pub(super) struct Kernel {
     pub(super) generation: Option<u32>,
     /// The endpoints that eBPF redirects to; none if it does not redirect.
     pub(super) sockets: Option<BTreeSet<SocketAddr>>,
+    /// Whether the port is a node port, which this node may serve at other addresses only.
+    #[serde(skip)]
+    has_node_port: bool,
+    /// Whether the address is one of this node's.
+    #[serde(skip)]
+    is_own_address: bool,
     /// Whether the client's network namespace was found.
     pub(super) is_client_known: bool,
     /// Whether there are nftables tables.
@@ -103,13 +110,16 @@ impl Kernel {
         (address, protocol): (SocketAddr, Protocol),
         asked: Asked<'_>,
     ) -> Self {
-        let mut kernel = Self::default();
+        let is_own_address =
+            address.ip().is_loopback() || host_addresses::read().is_ok_and(|it| it.contains(&address.ip()));
+        let mut kernel = Self { is_own_address, ..Self::default() };
         let destination = FrontendAddress { address, protocol };
         let is_outside = matches!(asked, Asked::Client(ClientKind::Outside, _));
         match nft::lookup(&destination) {
             Ok(None) => {}
-            Ok(Some(nft::Lookup { internal, external })) => {
+            Ok(Some(nft::Lookup { internal, external, has_node_port })) => {
                 kernel.has_tables = true;
+                kernel.has_node_port = has_node_port;
                 kernel.packets = if is_outside { external } else { internal }.map(Into::into);
             }
             Err(error) => kernel.error("nftables", error),
@@ -130,11 +140,49 @@ impl Kernel {
                 Err(error) => kernel.error("eBPF", error),
             }
         }
+        if address.ip().is_loopback()
+            && matches!(asked, Asked::Client(ClientKind::Pod | ClientKind::Outside, _))
+        {
+            // Their loopback is not this node's.
+            (kernel.sockets, kernel.packets) = (None, None);
+        }
         kernel
     }
 
+    /// The explanation, unless it is of a node port at an address where this node serves none: the datapath decides which
+    /// these are, and the brain does not know it.
+    pub(super) fn correct(&self, explanation: Explanation) -> Explanation {
+        let node_port = FrontendKind::NodePort.to_string();
+        let is_node_port =
+            explanation.rules.iter().any(|it| it.rule == "frontend" && it.says.starts_with(&node_port));
+        let is_served = self.sockets.is_some() || self.packets.is_some();
+        if !is_node_port || !self.has_node_port || is_served || !self.errors.is_empty() {
+            return explanation;
+        }
+        let (ip, service) =
+            (explanation.destination.ip(), explanation.service.as_deref().unwrap_or_default());
+        let reason = match self.is_own_address {
+            true => format!(
+                "{service} has this node port, and node ports are not served at {ip} here (--backend, --nodeport-addresses)"
+            ),
+            false => format!(
+                "{service} has this node port, and {ip} is no address of this node: the node that has it decides, ask there"
+            ),
+        };
+        Explanation {
+            verdict: Verdict::Untranslated,
+            reason,
+            service: None,
+            port: None,
+            rules: Vec::new(),
+            endpoints: Vec::new(),
+            ..explanation
+        }
+    }
+
     fn add_sockets(&mut self, found: ebpf::Lookup) {
-        let ebpf::Lookup { generation, frontend, ejected, affinity } = found;
+        let ebpf::Lookup { generation, frontend, has_node_port, ejected, affinity } = found;
+        self.has_node_port |= has_node_port;
         self.generation = Some(generation);
         self.sockets = frontend.map(|it| it.backends.into_iter().collect());
         let ejected = ejected.into_iter().map(|it| Ejected {
@@ -159,6 +207,10 @@ impl Kernel {
         explanation: &Explanation,
         avoided: &BTreeSet<SocketAddr>,
     ) -> Vec<String> {
+        if explanation.destination.ip().is_loopback() && explanation.client.kind != ClientKind::Node {
+            // It stays with the client, whatever this node has for its own programs.
+            return Vec::new();
+        }
         let used = explanation.endpoints.iter().filter(|it| it.used).map(|it| it.endpoint);
         let expected: Option<BTreeSet<_>> = explanation.service.is_some().then(|| used.collect());
         let packets = self.packets.as_ref().map(|it| match it {
@@ -215,7 +267,7 @@ impl From<PacketTarget> for Packets {
 
 #[cfg(test)]
 mod tests {
-    use brain::{ExplainedClient, ExplainedEndpoint};
+    use brain::{AppliedRule, ExplainedClient, ExplainedEndpoint};
 
     use super::*;
 
@@ -275,6 +327,34 @@ mod tests {
         let nothing = "the kernel does nothing with it: there are no nftables tables";
         assert_eq!(Kernel::default().differences(&dropped, &endpoints(&[])), [nothing]);
         assert_eq!(Kernel::default().differences(&explanation(Some("ns/web")), &endpoints(&[])), [nothing]);
+    }
+
+    #[test]
+    fn the_datapath_knows_where_node_ports_are_served() {
+        let at = |says: &str| Explanation {
+            rules: vec![AppliedRule { rule: "frontend".into(), says: says.into() }],
+            ..explanation(Some("ns/web"))
+        };
+        let node_port = at("node port, on loopback");
+        let kernel = |has_node_port, sockets: Option<&[u8]>| Kernel {
+            has_node_port,
+            is_own_address: true,
+            sockets: sockets.map(endpoints),
+            ..Kernel::default()
+        };
+        let corrected = kernel(true, None).correct(node_port.clone());
+        assert_eq!((corrected.verdict, corrected.endpoints.len()), (Verdict::Untranslated, 0));
+        assert!(corrected.reason.contains("not served at 10.96.0.1 here"), "{}", corrected.reason);
+        let elsewhere = Kernel { is_own_address: false, ..kernel(true, None) }.correct(node_port.clone());
+        assert!(elsewhere.reason.contains("no address of this node"), "{}", elsewhere.reason);
+        // What the kernel lacks altogether is a difference.
+        for (kernel, it) in [
+            (kernel(true, Some(&[1])), node_port.clone()),
+            (kernel(false, None), node_port),
+            (kernel(true, None), at("cluster IP")),
+        ] {
+            assert_eq!(kernel.correct(it.clone()), it);
+        }
     }
 
     #[test]

@@ -107,6 +107,7 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
             let (client, destination) = (&explanation.client, (explanation.destination, protocol));
             let asked = Asked::Client(client.kind, &client.addresses);
             let kernel = Kernel::read(Some(pin_dir), destination, asked);
+            let explanation = kernel.correct(explanation);
             let mut answer = Answer::default();
             let ejected = add_status(&mut answer, flags);
             let of_node =

@@ -92,6 +92,7 @@ async fn answer_with_kernel(
     };
     let read = move || Kernel::read(pin_dir.as_deref(), destination, Asked::All);
     let kernel = spawn_blocking(read).await.map_err(|it| NoAnswer::Unavailable(it.to_string()))?;
+    let explanation = explanation.map(|it| kernel.correct(it));
     let differences = explanation.as_ref().map(|it| kernel.differences(it, &avoided(admin, it)));
     Ok(Answer {
         explanation,

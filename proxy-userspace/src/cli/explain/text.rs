@@ -67,7 +67,9 @@ fn client(it: &Explanation) -> String {
     match (client.kind, &client.pod) {
         (ClientKind::Node, _) => format!("node {}", it.node),
         (ClientKind::Pod, Some(pod)) => format!("pod {pod} ({addresses}) on node {}", it.node),
-        (ClientKind::Pod, None) => format!("a pod at {addresses} on node {}", it.node),
+        (ClientKind::Pod, None) => {
+            format!("a pod at {addresses}, if it is one of node {}: no endpoint has this address", it.node)
+        }
         (ClientKind::Outside, _) if addresses.is_empty() => {
             format!("outside the cluster, over node {}", it.node)
         }

@@ -1,16 +1,21 @@
 //! `explain` names the pods that traffic from outside, from pods and from the node reaches.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    thread,
+};
 
 use tests::{
-    Explained, NetNs, TestCluster, Transport,
-    manifest::Service,
-    test_cluster::{CLIENT, N1, P1, P2, P3, TARGET},
+    Explained, NetNs, TIMEOUT, TestCluster, Transport, eventually,
+    manifest::{self, Service},
+    test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
 };
 
 use super::{
-    RunningCluster, at, check_dropped, external, external_frontends, internal_frontends, load_balancer_ips,
-    on_both_nodes,
+    NODE_PORT, RunningCluster, at, check_dropped, cluster_ips, external, external_frontends, external_ips,
+    internal_frontends, load_balancer_ips, on_both_nodes,
 };
 
 /// Checks that a client reaches the pods that an explanation names.
@@ -31,6 +36,81 @@ fn check(it: &RunningCluster, (from, client): (&NetNs, &[&str]), frontend: Socke
 fn explain(it: &RunningCluster, client: &[&str], frontend: SocketAddr) -> Explained {
     let to = frontend.to_string();
     it.n1.run(|| Explained::ask(&mut it.cli("explain"), &[client, &[&*to]].concat()))
+}
+
+/// Checks of each connection at the same time that it reaches a pod if the explanation says so, and else none.
+fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, SocketAddr)]) {
+    let check = |(from, client, destination): &(&NetNs, Vec<&str>, SocketAddr)| {
+        let (from, destination) = (*from, *destination);
+        let explained = explain(it, client, destination);
+        let is_redirected = explained.verdict == "redirected";
+        let request = if is_redirected { TestCluster::request } else { TestCluster::request_unanswered };
+        let answer = request(from, Transport::Tcp, destination);
+        assert_eq!(answer.is_ok(), is_redirected, "{client:?} to {destination}: {answer:?}, {explained:?}");
+    };
+    thread::scope(|scope| {
+        for it in connections {
+            scope.spawn(|| check(it));
+        }
+    });
+}
+
+/// Every kind of destination, with every setting that decides about it.
+#[test]
+fn explanations_and_the_kernel_agree_at_every_destination() {
+    let services = [on_both_nodes(external("web", 1)), on_both_nodes(external("local", 2)).external_local()];
+    let own = "--nodeport-addresses=192.168.50.0/24,fd00:50::/64";
+    for (arguments, has_other_node) in [
+        (&[][..], true),
+        (&["--nodeport-addresses=primary"], true),
+        (&[own], true),
+        // As a node that does not watch the others.
+        (&[], false),
+    ] {
+        let arguments = [&["--cluster-cidr=10.244.0.0/16,fd00:244::/32"], arguments].concat();
+        RunningCluster::each(&services, &arguments, |it| {
+            if !has_other_node {
+                let file = it.manifests().join("all.yaml");
+                let text = fs::read_to_string(&file).unwrap();
+                let (known, _) = text.rsplit_once("---\n").unwrap();
+                manifest::write_atomically(&file, known).unwrap();
+                let other = at(N2[0], NODE_PORT + 1);
+                let knows_it = || explain(&it, &["node"], other).json.to_string().contains("node n2");
+                assert!(eventually(TIMEOUT, || !knows_it()));
+            }
+            let clients = [0, 1].map(|it| (CLIENT[it].to_string(), P2[it].to_string()));
+            let (mut of_outside, mut of_inside) = (Vec::new(), Vec::new());
+            for (n, family) in [(1, 0), (2, 1)] {
+                let node_port = NODE_PORT + u16::from(n);
+                let loopback: IpAddr =
+                    if family == 0 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+                let from_outside = [
+                    at(load_balancer_ips(n)[family], 80),
+                    at(load_balancer_ips(n)[family], 81),
+                    at(external_ips(n)[family], 80),
+                    at(N1[family], node_port),
+                    at(N1[family], 31_000),
+                    at(N2[family], node_port),
+                ];
+                let inside = [
+                    at(cluster_ips(n)[family], 80),
+                    at(cluster_ips(n)[family], 81),
+                    at(loopback, node_port),
+                    at(loopback, 31_000),
+                ];
+                let (outside, pod) = &clients[family];
+                of_outside.extend(from_outside.map(|to| (&it.client, vec!["outside", outside.as_str()], to)));
+                for to in inside.into_iter().chain(from_outside) {
+                    of_inside.push((&it.n1, vec!["node"], to));
+                    of_inside.push((&it.pods[1], vec!["pod", pod.as_str()], to));
+                }
+            }
+            check_verdicts(&it, &of_outside);
+            // Programs of the node and of its pods are under the hooks.
+            let _guard = it.sandbox().enter().unwrap();
+            check_verdicts(&it, &of_inside);
+        });
+    }
 }
 
 #[test]
