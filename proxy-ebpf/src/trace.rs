@@ -78,7 +78,7 @@ static ADDRESS3: Global<u64> = Global::new(0);
 /// Its port in network byte order; 0 for all.
 #[unsafe(no_mangle)]
 static PORT: Global<u64> = Global::new(0);
-/// Not zero if only failures are reported.
+/// Not zero if only failures are reported, and what passes to a network of Services.
 #[unsafe(no_mangle)]
 static FAILED_ONLY: Global<u64> = Global::new(0);
 /// Not zero if the ends of connections are reported: of all, or of those that failed.
@@ -96,7 +96,7 @@ const TCP_CLOSE_WAIT: u32 = 8;
 /// The call passes.
 #[inline(always)]
 pub(crate) fn passed<F: ReportingFamily>(ctx: &SockAddrContext, caller: &Caller<'_>) {
-    if FAILED_ONLY.load() != 0 || BY_PORT.load() != 0 {
+    if BY_PORT.load() != 0 {
         return;
     }
     let verdict = if caller.is_excluded() { EXCLUDED } else { PASSED };
@@ -226,7 +226,8 @@ fn call<F: ReportingFamily>(
     backend: &SockAddr,
 ) {
     let is_connection = caller.connects() && verdict == REDIRECTED;
-    if FAILED_ONLY.load() != 0 && !is_failure(verdict) && !is_connection {
+    // What passes may be to a cluster IP that has no such port, which user space knows.
+    if FAILED_ONLY.load() != 0 && !is_failure(verdict) && !is_connection && verdict != PASSED {
         return;
     }
     let [a, b, c, d] = backend.ip.raw().map(u64::from);
@@ -260,7 +261,8 @@ fn is_wanted<F: HookFamily>(ctx: &SockAddrContext, arguments: Arguments) -> bool
         return false;
     }
     let is_passed = matches!(what as u8, PASSED | EXCLUDED);
-    is_process_wanted(ctx) && (ALL.load() != 0 || !is_passed || is_in_service_network::<F>(ctx))
+    let is_all = ALL.load() != 0 && FAILED_ONLY.load() == 0;
+    is_process_wanted(ctx) && (is_all || !is_passed || is_in_service_network::<F>(ctx))
 }
 
 /// Writes an event.

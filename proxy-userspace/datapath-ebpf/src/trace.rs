@@ -51,7 +51,7 @@ pub struct TraceFilter {
     pub cgroup: Option<PathBuf>,
     /// Only the network namespace with this cookie.
     pub netns: Option<u64>,
-    /// Only what fails.
+    /// Only what fails, and what is not redirected in networks of Services.
     pub failed_only: bool,
     /// Connections are reported again when they end.
     pub ends: bool,

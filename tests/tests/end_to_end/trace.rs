@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
     process::{self, Child, Command, Stdio},
     thread,
@@ -245,6 +245,23 @@ fn a_filter_lets_through_what_it_names() {
 }
 
 #[test]
+fn replies_of_a_server_are_no_failures_of_services() {
+    // An address in the network of the Services, as where nodes have some.
+    let client = Ipv4Addr::new(10, 96, 7, 7);
+    let Some(node) = node_or_skip(&[web4([1])]) else { return };
+    node.netns().add_address(client.into()).unwrap();
+    let trace = start(&node, &[]);
+    let client = UdpSocket::bind((client, 0)).unwrap();
+    let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    server.send_to(b"a reply", client.local_addr().unwrap()).unwrap();
+    // Where a Service is, but not this port, that is what is looked for. There is no route to it.
+    server.send_to(b"a question", (WEB4, 81)).unwrap_err();
+    let line = trace.next();
+    assert_eq!((&line["event"], &line["destination"]), (&"send".into(), &"10.96.0.10:81".into()), "{line}");
+    assert_eq!(line["reason"], "default/web has no such port: it has 80/TCP", "{line}");
+}
+
+#[test]
 fn failures_alone_are_traced_on_request() {
     // Endpoint 3 has no server.
     let Some(node) = node_or_skip(&[
@@ -265,6 +282,24 @@ fn failures_alone_are_traced_on_request() {
     let line = trace.next();
     assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"refused".into()), "{line}");
     assert_eq!((&line["service"], &line["port"]), (&"default/down".into(), &"80".into()), "{line}");
+    // An endpoint is not.
+    drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
+    TcpStream::connect((WEB4, 81)).unwrap_err();
+    let failure = trace.next();
+    assert_eq!((&failure["verdict"], &failure["destination"]), (&"passed".into(), &"10.96.0.10:81".into()));
+    assert_eq!(failure["reason"], "default/web has no such port: it has 80/TCP", "{failure}");
+    let text = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
+                spec: {cidrs: [10.96.0.0/16]}\n";
+    node.write_file("service-cidr.yaml", text);
+    let is_known = || {
+        TcpStream::connect("10.96.0.99:80").unwrap_err();
+        TcpStream::connect((OTHER4, 80)).unwrap_err();
+        let line = trace.next();
+        let is_known = line["destination"] == "10.96.0.99:80";
+        assert_eq!(is_known, line["reason"] == "no Service has this cluster IP", "{line}");
+        is_known
+    };
+    assert!(eventually(TIMEOUT, is_known));
     assert!(line["seconds"].as_f64().is_some() && line["establishedSeconds"].is_null(), "{line}");
 }
 

@@ -60,6 +60,9 @@ pub(super) struct Decision {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) port: Option<String>,
     pub(super) verdict: Verdict,
+    /// Why it passed, if the destination is a cluster IP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) endpoint: Option<SocketAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,6 +133,7 @@ pub(super) enum PacketResult {
     Passed,
     Redirected,
     NoEndpoints,
+    NoPort,
     Dropped,
     Vanished,
 }
@@ -285,6 +289,7 @@ impl Packet {
             PacketResult::Passed if self.service.is_some() => "not translated".into(),
             PacketResult::Passed => "not translated: no Service has this address, port and protocol".into(),
             PacketResult::NoEndpoints => "REFUSED: the Service has no endpoints".into(),
+            PacketResult::NoPort => "REFUSED: the cluster IP has no such port".into(),
             PacketResult::Dropped => {
                 let (table, chain) = (self.table.as_deref(), self.chain.as_deref());
                 let by = format!("table {}, chain {}", table.unwrap_or("?"), chain.unwrap_or("?"));
@@ -324,7 +329,11 @@ impl Decision {
             Verdict::LeftToPackets => {
                 "not translated: left to nftables, as the socket is the kernel's".into()
             }
-            Verdict::Passed => "not translated: no Service has this address, port and protocol".into(),
+            Verdict::Passed => {
+                let reason = self.reason.as_deref();
+                let reason = reason.unwrap_or("no Service has this address, port and protocol");
+                format!("not translated: {reason}")
+            }
         }
     }
 
@@ -375,6 +384,7 @@ mod tests {
             service: Some("default/web".into()),
             port: Some("http".into()),
             verdict: Verdict::Redirected,
+            reason: None,
             endpoint: Some("10.244.1.1:8080".parse().unwrap()),
             affinity: None,
             ejected: None,
@@ -435,7 +445,12 @@ mod tests {
             ..decision()
         };
         let expect = "not translated: no Service has this address, port and protocol";
-        check(&Line::Connect(it), &format!("{call} = {expect} netns=7"));
+        check(&Line::Connect(it.clone()), &format!("{call} = {expect} netns=7"));
+        let it = Decision { reason: Some("no Service has this cluster IP".into()), ..it };
+        check(
+            &Line::Connect(it),
+            &format!("{call} = not translated: no Service has this cluster IP netns=7"),
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -98,8 +99,26 @@ impl Names {
         self.cgroups.of_pod(uid)
     }
 
+    /// Why a destination that no Service has is a cluster IP nevertheless; none if it is no cluster IP.
+    pub(super) fn cluster_ip_failure(&self, destination: SocketAddr, protocol: u8) -> Option<String> {
+        let state = &self.state.as_ref()?.state;
+        let ip = destination.ip();
+        let owner = state.services.values().find(|it| it.service.cluster_ips.contains(&ip));
+        let Some(owner) = owner else {
+            let is_in_range =
+                state.service_cidrs.values().any(|it| it.cidrs.iter().any(|it| it.contains(&ip)));
+            return is_in_range.then(|| "no Service has this cluster IP".into());
+        };
+        let protocol = self::protocol(protocol);
+        let ports: Vec<_> =
+            owner.service.ports.iter().map(|it| format!("{}/{}", it.port, it.protocol)).collect();
+        let is_own = ports.contains(&format!("{}/{protocol}", destination.port()));
+        let name = &owner.service.name;
+        (!is_own).then(|| format!("{name} has no such port: it has {}", ports.join(", ")))
+    }
+
     /// The line of an event, with the steps of its decision.
-    pub(super) fn line(&mut self, event: TraceEvent, steps: Vec<String>) -> Line {
+    pub(super) fn line(&mut self, event: TraceEvent, reason: Option<String>, steps: Vec<String>) -> Line {
         let cgroup = self.cgroups.get(event.cgroup).map(ToOwned::to_owned);
         let names = event.port_counter.and_then(|it| self.ports.get(&it));
         // The end of a connection has the time of the end.
@@ -125,6 +144,7 @@ impl Names {
             service: names.map(|(service, _)| service.to_string()),
             port: names.map(|(_, port)| port.clone()),
             verdict: event.verdict.into(),
+            reason,
             endpoint: event.endpoint,
             affinity,
             ejected,

@@ -160,6 +160,7 @@ impl Packets {
         let (verdict, table, chain) = match packet.verdict {
             PacketVerdict::Passed if packet.endpoint.is_some() => (PacketResult::Redirected, None, None),
             PacketVerdict::Passed => (PacketResult::Passed, None, None),
+            PacketVerdict::Refused if name.is_none() => (PacketResult::NoPort, None, None),
             PacketVerdict::Refused => (PacketResult::NoEndpoints, None, None),
             PacketVerdict::Dropped { table, chain } => (PacketResult::Dropped, Some(table), Some(chain)),
             PacketVerdict::Vanished => (PacketResult::Vanished, None, None),

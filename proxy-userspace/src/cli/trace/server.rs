@@ -13,7 +13,9 @@ use std::{
 
 use admin::{Admin, TraceFilters, TraceGuard};
 use anyhow::{Context as _, Result, anyhow, bail};
-use datapath_ebpf::{self as ebpf, TraceEvents, TraceFilter, TraceItem, TraceStep, TracedPrograms};
+use datapath_ebpf::{
+    self as ebpf, TraceEvents, TraceFilter, TraceItem, TraceStep, TraceVerdict, TracedPrograms,
+};
 use model::{ServiceName, nearest};
 use reconciler::{Options, TraceRequest};
 use tokio::{
@@ -177,6 +179,9 @@ fn find_service(admin: &Admin, text: &str) -> Result<ServiceName> {
 struct Sockets {
     events: TraceEvents,
     names: Names,
+    failed_only: bool,
+    /// Whether all datagrams are shown that pass.
+    has_all: bool,
     /// The Service that is traced.
     service: Option<ServiceName>,
     /// The steps of decisions that were not reported yet, by the cookie of the socket.
@@ -201,19 +206,21 @@ impl Sockets {
                 format!("no pod with the UID {uid} runs on this node: `kubectl get pod NAME --output yaml` shows its node and UID")
             })?),
         };
+        let (failed_only, has_all) = (requested.failed, requested.all || requested.to.is_some());
         let filter = TraceFilter {
             ports: service.as_ref().map(|it| names.ports_of(it)),
             address: requested.to,
             pid: requested.pid,
             cgroup,
             netns: requested.netns,
-            failed_only: requested.failed,
+            failed_only,
             ends: requested.close,
             all: requested.all,
             steps: requested.steps,
         };
         let (programs, events) = TracedPrograms::load(options, &filter)?;
-        Ok((programs, Self { events, names, service, steps: HashMap::new(), lost: 0 }))
+        let (steps, lost) = (HashMap::new(), 0);
+        Ok((programs, Self { events, names, failed_only, has_all, service, steps, lost }))
     }
 
     /// Keeps a step until its decision is reported. It may not be: filters that need the decision come after it.
@@ -235,7 +242,19 @@ impl Sockets {
             match event {
                 TraceItem::Event(event) => {
                     let steps = self.steps.remove(&event.socket).unwrap_or_default();
-                    *text += &line(&self.names.line(event, steps))?;
+                    let passed = matches!(event.verdict, TraceVerdict::Passed | TraceVerdict::Excluded);
+                    let reason = passed
+                        .then(|| self.names.cluster_ip_failure(event.destination, event.protocol))
+                        .flatten();
+                    // A datagram to another address may be the reply of a server.
+                    let is_shown = if self.failed_only {
+                        reason.is_some() && event.verdict == TraceVerdict::Passed
+                    } else {
+                        event.is_connect || self.has_all || reason.is_some()
+                    };
+                    if !passed || is_shown {
+                        *text += &line(&self.names.line(event, reason, steps))?;
+                    }
                 }
                 TraceItem::Step(step) => self.on_step(step),
             }

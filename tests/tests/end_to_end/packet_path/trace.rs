@@ -12,7 +12,7 @@ use tests::{
 };
 
 use super::{
-    RunningCluster, at, check_dropped, check_refused, external, external_frontends, is_ready,
+    RunningCluster, at, check_dropped, check_refused, cluster_ips, external, external_frontends, is_ready,
     load_balancer_ips, nft, on_both_nodes, server,
 };
 
@@ -96,6 +96,12 @@ fn why_a_packet_fails_is_traced() {
             assert!(line["reason"].to_string().contains(reason), "{line}");
         }
     }
+    // A cluster IP without the port.
+    let frontend = at(cluster_ips(4)[0], 81);
+    let refused = trace(&it, &["--to", &frontend.to_string(), "--failed"]);
+    check_refused(&it.client, frontend);
+    check_line(&refused.next(), &[("verdict", "noPort"), ("destination", &frontend.to_string())]);
+    drop(refused);
     // What others drop is named, with the endpoint that it was sent to.
     let chain = "chain forward { type filter hook forward priority 0; policy drop; };";
     nft(&it, &[&format!("table inet firewall {{ {chain} }}")]);
