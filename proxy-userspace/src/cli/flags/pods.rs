@@ -7,8 +7,8 @@ use clap::Args;
 pub(in crate::cli) struct PodFlags {
     /// Leave the sockets of pods to packets, as their annotation kube-proxy-ebpf.io/socket-lb says
     ///
-    /// `"off"` leaves all sockets of the pod, `tcp-only` those of UDP. With --source kube, the metadata of Pods is watched:
-    /// of this node's, or of all with --serve-any-node. The permission to list and watch Pods cannot be limited to a node's. An
+    /// `"off"` leaves all sockets of the pod, `tcp-only` those of UDP. Of an API server the metadata of Pods is watched: of this
+    /// node's, or of all with --serve-any-node. The permission to list and watch Pods cannot be limited to a node's. An
     /// agent needs the flag, too. With it, each connect(2) looks the cgroup of its program up, at three levels.
     #[arg(long, help_heading = "Datapath")]
     pub(in crate::cli) pod_annotations: bool,
