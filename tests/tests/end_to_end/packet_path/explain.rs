@@ -38,19 +38,22 @@ fn explain(it: &RunningCluster, client: &[&str], frontend: SocketAddr) -> Explai
     it.n1.run(|| Explained::ask(&mut it.cli("explain"), &[client, &[&*to]].concat()))
 }
 
-/// Checks of each connection at the same time that it reaches a pod if the explanation says so, and else none.
+/// Checks of each connection that it reaches a pod if the explanation says so, and else none; all wait at the same time.
 fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, SocketAddr)]) {
-    let check = |(from, client, destination): &(&NetNs, Vec<&str>, SocketAddr)| {
-        let (from, destination) = (*from, *destination);
-        let explained = explain(it, client, destination);
-        let is_redirected = explained.verdict == "redirected";
-        let request = if is_redirected { TestCluster::request } else { TestCluster::request_unanswered };
-        let answer = request(from, Transport::Tcp, destination);
-        assert_eq!(answer.is_ok(), is_redirected, "{client:?} to {destination}: {answer:?}, {explained:?}");
-    };
     thread::scope(|scope| {
-        for it in connections {
-            scope.spawn(|| check(it));
+        for (from, client, destination) in connections {
+            let explained = explain(it, client, *destination);
+            scope.spawn(move || {
+                let is_redirected = explained.verdict == "redirected";
+                let request =
+                    if is_redirected { TestCluster::request } else { TestCluster::request_unanswered };
+                let answer = request(from, Transport::Tcp, *destination);
+                assert_eq!(
+                    answer.is_ok(),
+                    is_redirected,
+                    "{client:?} to {destination}: {answer:?}, {explained:?}"
+                );
+            });
         }
     });
 }
