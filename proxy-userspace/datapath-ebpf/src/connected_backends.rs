@@ -14,7 +14,7 @@ use crate::{
     error::Error,
     hash_map, map_spec,
     pins::Pins,
-    raw_bpf::{self, EntrySize},
+    raw_bpf::{self, Cursor, EntrySize},
 };
 
 /// How many slots are read at once: 1 MiB.
@@ -49,12 +49,16 @@ impl ConnectedBackends {
             }
         };
         let page = capacity(&self.slots, "slots")?.min(SLOTS_PER_PAGE);
-        raw_bpf::lookup_pages(self.slots.fd().as_fd(), EntrySize::of::<u32, NatSlot>(), page, |_, slots| {
-            let slots = slots.chunks_exact(size_of::<NatSlot>());
-            let slots = slots.map(bytemuck::pod_read_unaligned::<NatSlot>);
+        let (size, mut cursor) = (EntrySize::of::<u32, NatSlot>(), Cursor::default());
+        loop {
+            let batch = raw_bpf::lookup_batch(self.slots.fd().as_fd(), size, page, &mut cursor)
+                .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", "slots"))?;
+            let slots = batch.values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned::<NatSlot>);
             slots.filter(|it| it.claims != 0).for_each(|it| find(it.connected()));
-        })
-        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", "slots"))?;
+            if batch.is_last {
+                break;
+            }
+        }
         let count = capacity(&self.overflow, "overflow")?;
         for (key, entry) in
             hash_map::read_all::<OverflowKey, OverflowEntry>(&self.overflow, count, "overflow")?

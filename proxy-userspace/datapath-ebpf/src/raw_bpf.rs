@@ -278,54 +278,52 @@ pub(super) fn lookup_all(
     entry: EntrySize,
     capacity: u32,
 ) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let mut all = (Vec::new(), Vec::new());
-    lookup_pages(map, entry, capacity, |keys, values| {
-        if all.0.is_empty() {
-            all = (std::mem::take(keys), std::mem::take(values));
-        } else {
-            // What was added meanwhile.
-            all.0.append(keys);
-            all.1.append(values);
-        }
-    })?;
-    Ok(all)
+    lookup_batch(map, entry, capacity, &mut Cursor::default()).map(|it| (it.keys, it.values))
 }
 
-/// The same in pages of at most `page` entries, for a map that is larger than what is wanted of it. A page of a hash map has
+/// Where a batch of entries has ended, as the kernel says it: a u32 for a hash map, a key for an array; more room does no harm.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    words: [u64; 4],
+    is_within: bool,
+}
+
+/// Some entries of a map.
+pub(super) struct Batch {
+    pub(super) keys: Vec<u8>,
+    pub(super) values: Vec<u8>,
+    /// Whether there are no further ones.
+    pub(super) is_last: bool,
+}
+
+/// Reads at most `count` entries of a hash map or array (Linux 5.6) from a cursor on, and moves it. For a hash map, `count` must have
 /// room for the entries of its largest bucket.
-pub(super) fn lookup_pages(
+pub(super) fn lookup_batch(
     map: BorrowedFd<'_>,
     entry: EntrySize,
-    page: u32,
-    mut each: impl FnMut(&mut Vec<u8>, &mut Vec<u8>),
-) -> io::Result<()> {
-    // The kernel's cursor: a u32 for a hash map, a key for an array; more room does no harm.
-    let mut cursor = [0_u64; 4];
-    let mut is_first = true;
-    loop {
-        let mut keys = vec![0; page as usize * entry.key];
-        let mut values = vec![0; page as usize * entry.value];
-        let mut attr = attr();
-        attr.batch.map_fd = fd(map);
-        attr.batch.in_batch = if is_first { 0 } else { cursor.as_ptr() as u64 };
-        attr.batch.out_batch = cursor.as_mut_ptr() as u64;
-        attr.batch.keys = keys.as_mut_ptr() as u64;
-        attr.batch.values = values.as_mut_ptr() as u64;
-        attr.batch.count = page;
-        // SAFETY: the kernel writes at most `count` keys and values, for which there is room, and its cursor.
-        let is_last = match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
-            Ok(_) => false,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-            Err(error) => return Err(error),
-        };
-        // SAFETY: the field the kernel wrote; an integer.
-        let count = unsafe { attr.batch.count } as usize;
-        keys.truncate(count * entry.key);
-        values.truncate(count * entry.value);
-        each(&mut keys, &mut values);
-        if is_last {
-            return Ok(());
-        }
-        is_first = false;
-    }
+    count: u32,
+    cursor: &mut Cursor,
+) -> io::Result<Batch> {
+    let mut keys = vec![0; count as usize * entry.key];
+    let mut values = vec![0; count as usize * entry.value];
+    let mut attr = attr();
+    attr.batch.map_fd = fd(map);
+    attr.batch.in_batch = if cursor.is_within { cursor.words.as_ptr() as u64 } else { 0 };
+    attr.batch.out_batch = cursor.words.as_mut_ptr() as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = count;
+    // SAFETY: the kernel reads its cursor, and writes that and at most `count` keys and values, for which there is room.
+    let is_last = match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+        Ok(_) => false,
+        // The end of the map was reached.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+        Err(error) => return Err(error),
+    };
+    cursor.is_within = true;
+    // SAFETY: the field the kernel wrote; an integer.
+    let count = unsafe { attr.batch.count } as usize;
+    keys.truncate(count * entry.key);
+    values.truncate(count * entry.value);
+    Ok(Batch { keys, values, is_last })
 }
