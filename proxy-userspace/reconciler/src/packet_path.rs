@@ -190,6 +190,7 @@ impl Packets {
         };
         datapath.set_interfaces(desired.interfaces.clone());
         datapath.set_avoided(&desired.avoided);
+        let known = datapath.removed_udp();
         let applied = is_due.then(|| datapath.apply(&published.state));
         if let Some(Err(error @ nft::Error::Incapable(_))) = &applied
             && self.options.is_beside_sockets
@@ -198,7 +199,12 @@ impl Packets {
             self.datapath = None;
             return self.reconcile(desired, is_due);
         }
-        let repaired = datapath.repair().and_then(|()| refuse_removed_udp(datapath, self.connected.as_ref()));
+        // The sockets are looked through only for what this state has removed: it takes tens of milliseconds on a large node.
+        let refuse = |datapath: &mut nft::Datapath| match datapath.removed_udp().is_subset(&known) {
+            true => Ok(()),
+            false => refuse_removed_udp(datapath, self.connected.as_ref()),
+        };
+        let repaired = datapath.repair().and_then(|()| refuse(datapath));
         // Flows are deleted only once their next packet finds the new state.
         let is_current = !matches!(applied, Some(Err(_))) && repaired.is_ok();
         let finished = if is_current { datapath.finish_generation() } else { Ok(false) };
