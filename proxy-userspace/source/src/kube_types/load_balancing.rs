@@ -9,13 +9,13 @@ use std::{
 
 use k8s_openapi::jiff::SignedDuration;
 use model::{
-    ServiceName, nearest,
+    ServiceName,
     state::{Algorithm, LoadBalancing, PassiveHealth},
 };
 
 use super::{
     objects::PREFIX,
-    validation::{Validator, quoted, short},
+    validation::{Validator, quoted, short, unknown_annotation},
 };
 
 const ALGORITHM: &str = "load-balancing";
@@ -46,21 +46,11 @@ pub(super) fn load_balancing(
         udp_to_packets: udp_to_packets(value(UDP), &mut reject),
     };
     for name in annotations.keys().filter(|it| !KNOWN.contains(&it.as_str())) {
-        reject(name, format!("is unknown, and ignored; {}", remedy(name)));
+        let all = format!("there are {PREFIX}{{{}}}", KNOWN.join(","));
+        reject(name, unknown_annotation(name, &KNOWN, &all));
     }
     found
 }
-
-/// What may be meant by an unknown name.
-fn remedy(name: &str) -> String {
-    match nearest(name, KNOWN, MIN_SIMILARITY).first() {
-        Some(known) => format!("did you mean {PREFIX}{known}?"),
-        None => format!("there are {PREFIX}{{{}}}", KNOWN.join(",")),
-    }
-}
-
-/// From which similarity on a known name may be meant.
-const MIN_SIMILARITY: f64 = 0.7;
 
 fn algorithm(text: &str, reject: &mut impl FnMut(&str, String)) -> Algorithm {
     match text {

@@ -3,14 +3,14 @@
 //! Invariant: a pod without our annotation is of no interest, and takes no memory.
 
 use model::{
-    NameForm, nearest,
+    NameForm,
     state::{self, SocketLb},
 };
 
 use super::{
     conversion::{Converted, names_of, validator},
     objects::{self, PREFIX},
-    validation::{Validator, quoted, short},
+    validation::{Validator, quoted, short, unknown_annotation},
 };
 
 const SOCKET_LB: &str = "socket-lb";
@@ -23,11 +23,8 @@ pub fn pod(it: &objects::Pod) -> Converted<state::Pod> {
     };
     let mut validator = validator("Pod", metadata);
     for name in annotations.ours.keys().filter(|it| *it != SOCKET_LB) {
-        let remedy = match nearest(name, [SOCKET_LB], MIN_SIMILARITY).first() {
-            Some(known) => format!("did you mean {PREFIX}{known}?"),
-            None => format!("that of a Pod is {PREFIX}{SOCKET_LB}"),
-        };
-        report(&mut validator, name, format!("is unknown, and ignored; {remedy}"));
+        let only = format!("that of a Pod is {PREFIX}{SOCKET_LB}");
+        report(&mut validator, name, unknown_annotation(name, &[SOCKET_LB], &only));
     }
     let text = annotations.ours.get(SOCKET_LB).map_or("", String::as_str);
     let socket_lb = match text {
@@ -52,9 +49,6 @@ pub fn pod(it: &objects::Pod) -> Converted<state::Pod> {
     });
     Converted { object, rejected: validator.into_rejected() }
 }
-
-/// From which similarity on a known name may be meant.
-const MIN_SIMILARITY: f64 = 0.7;
 
 fn report(validator: &mut Validator, name: &str, reason: String) {
     validator.report(format_args!("metadata.annotations[{PREFIX}{}]", short(name)), reason);

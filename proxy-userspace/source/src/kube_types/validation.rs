@@ -8,8 +8,10 @@ use ipnet::IpNet;
 use model::{
     Effect, NameForm, Protocol, Rejected, RejectedParts, ServiceName,
     address::{self, AddressUse},
+    nearest,
 };
 
+use super::objects::PREFIX;
 use crate::text::prefix;
 
 /// Limit of the name of a Kubernetes object.
@@ -23,6 +25,17 @@ pub(super) fn quoted(text: &str) -> String {
     match prefix(text, MAX_QUOTE) {
         Some(start) => format!("{start:?}… ({} bytes)", text.len()),
         None => format!("{text:?}"),
+    }
+}
+
+/// From which similarity on a known name may be meant.
+const MIN_SIMILARITY: f64 = 0.7;
+
+/// What is said of an annotation with our prefix that is none of the known ones: which of them may be meant, or else `otherwise`.
+pub(super) fn unknown_annotation(name: &str, known: &[&str], otherwise: &str) -> String {
+    match nearest(name, known, MIN_SIMILARITY).first() {
+        Some(it) => format!("is unknown, and ignored; did you mean {PREFIX}{it}?"),
+        None => format!("is unknown, and ignored; {otherwise}"),
     }
 }
 
