@@ -64,8 +64,10 @@ impl NodeStateDecoder {
     /// The cost is proportional to the change.
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
         self.apply_nodes(&change.nodes);
-        self.apply_service_cidrs(&change.service_cidrs);
-        self.apply_pods(&change.pods);
+        let state = &mut self.state;
+        let cidrs = &change.service_cidrs;
+        apply_shared(cidrs, &mut state.service_cidrs, &mut self.service_cidrs, decode_service_cidr);
+        apply_shared(&change.pods, &mut state.pods, &mut self.pods, decode_pod);
         let mut affected = BTreeSet::new();
         for (path, message) in &change.services {
             let before = self.services.remove(path).unwrap_or_default();
@@ -140,44 +142,6 @@ impl NodeStateDecoder {
         Some(state)
     }
 
-    fn apply_service_cidrs(&mut self, changes: &BTreeMap<Arc<str>, Option<Arc<localv1::ServiceCidr>>>) {
-        for (name, message) in changes {
-            let before = self.service_cidrs.remove(name).unwrap_or_default();
-            let all = Arc::make_mut(&mut self.state.service_cidrs);
-            let Some(message) = message else {
-                all.remove(name);
-                continue;
-            };
-            let Decoded { value, rejected } = decode_service_cidr(name, message);
-            log_new(&rejected, &before);
-            if !rejected.is_empty() {
-                self.service_cidrs.insert(Arc::clone(name), rejected);
-            }
-            if let Some(it) = value {
-                all.insert(Arc::clone(name), Arc::new(it));
-            }
-        }
-    }
-
-    fn apply_pods(&mut self, changes: &BTreeMap<Arc<str>, Option<Arc<localv1::Pod>>>) {
-        for (name, message) in changes {
-            let before = self.pods.remove(name).unwrap_or_default();
-            let all = Arc::make_mut(&mut self.state.pods);
-            let value = message.as_ref().and_then(|message| {
-                let Decoded { value, rejected } = decode_pod(name, message);
-                log_new(&rejected, &before);
-                if !rejected.is_empty() {
-                    self.pods.insert(Arc::clone(name), rejected);
-                }
-                value
-            });
-            match value {
-                Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
-                None => drop(all.remove(name)),
-            }
-        }
-    }
-
     fn apply_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
         for (name, message) in nodes {
             let before = self.nodes.remove(name).unwrap_or_default();
@@ -197,6 +161,31 @@ impl NodeStateDecoder {
             if is_named && self.state.nodes.get(name) != Some(&info) {
                 self.state.nodes.insert(Arc::clone(name), info);
             }
+        }
+    }
+}
+
+/// Applies changes to objects that the states of all nodes share, and to what was rejected of each.
+fn apply_shared<M, T>(
+    changes: &BTreeMap<Arc<str>, Option<Arc<M>>>,
+    all: &mut Arc<BTreeMap<Arc<str>, Arc<T>>>,
+    rejections: &mut BTreeMap<Arc<str>, Vec<Rejected>>,
+    decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
+) {
+    for (name, message) in changes {
+        let before = rejections.remove(name).unwrap_or_default();
+        let value = message.as_ref().and_then(|message| {
+            let Decoded { value, rejected } = decode(name, message);
+            log_new(&rejected, &before);
+            if !rejected.is_empty() {
+                rejections.insert(Arc::clone(name), rejected);
+            }
+            value
+        });
+        let all = Arc::make_mut(all);
+        match value {
+            Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
+            None => drop(all.remove(name)),
         }
     }
 }

@@ -57,9 +57,24 @@ impl ClusterDecoder {
 
     /// Decodes a state; logs what is rejected, unless it was before.
     pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
-        self.decode_nodes(cluster);
-        self.decode_service_cidrs(cluster);
-        self.decode_pods(cluster);
+        let own = &mut self.cluster;
+        decode_kind(&cluster.nodes, &mut self.nodes, decode_node, |name, it| match it {
+            Some(it) => drop(Arc::make_mut(own).set_node(it)),
+            None => drop(Arc::make_mut(own).delete_node(name)),
+        });
+        decode_kind(
+            &cluster.service_cidrs,
+            &mut self.service_cidrs,
+            node::decode_service_cidr,
+            |name, it| match it {
+                Some(it) => Arc::make_mut(own).set_service_cidr(it),
+                None => Arc::make_mut(own).delete_service_cidr(name),
+            },
+        );
+        decode_kind(&cluster.pods, &mut self.pods, pod::decode_pod, |name, it| match it {
+            Some(it) => Arc::make_mut(own).set_pod(it),
+            None => Arc::make_mut(own).delete_pod(name),
+        });
         let gone = self.services.extract_if(.., |path, _| !cluster.services.contains_key(path));
         for (_, before) in gone.collect::<Vec<_>>() {
             self.replace(None, Vec::new(), Some(before));
@@ -127,54 +142,23 @@ impl ClusterDecoder {
             cluster.set_service(service);
         }
     }
+}
 
-    fn decode_service_cidrs(&mut self, cluster: &Cluster) {
-        let gone = self.service_cidrs.extract_if(.., |name, _| !cluster.service_cidrs.contains_key(name));
-        for (name, _) in gone {
-            Arc::make_mut(&mut self.cluster).delete_service_cidr(&name);
-        }
-        for (name, message) in &cluster.service_cidrs {
-            if !self.service_cidrs.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
-                let Decoded { value, rejected } = node::decode_service_cidr(name, message);
-                if let Some(it) = value {
-                    Arc::make_mut(&mut self.cluster).set_service_cidr(it);
-                }
-                self.service_cidrs.insert(Arc::clone(name), (Arc::clone(message), rejected));
-            }
-        }
+/// Decodes the objects of one kind that are new or differ, and forgets those that are gone.
+fn decode_kind<M, T>(
+    messages: &BTreeMap<Arc<str>, Arc<M>>,
+    known: &mut BTreeMap<Arc<str>, (Arc<M>, Vec<Rejected>)>,
+    decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
+    mut change: impl FnMut(&Arc<str>, Option<T>),
+) {
+    for (name, _) in known.extract_if(.., |name, _| !messages.contains_key(name)) {
+        change(&name, None);
     }
-
-    fn decode_pods(&mut self, cluster: &Cluster) {
-        let gone = self.pods.extract_if(.., |name, _| !cluster.pods.contains_key(name));
-        for (name, _) in gone {
-            Arc::make_mut(&mut self.cluster).delete_pod(&name);
-        }
-        for (name, message) in &cluster.pods {
-            if !self.pods.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
-                let Decoded { value, rejected } = pod::decode_pod(name, message);
-                let cluster = Arc::make_mut(&mut self.cluster);
-                match value {
-                    Some(it) => cluster.set_pod(it),
-                    None => cluster.delete_pod(name),
-                }
-                self.pods.insert(Arc::clone(name), (Arc::clone(message), rejected));
-            }
-        }
-    }
-
-    fn decode_nodes(&mut self, cluster: &Cluster) {
-        let gone = self.nodes.extract_if(.., |name, _| !cluster.nodes.contains_key(name));
-        for (name, _) in gone {
-            Arc::make_mut(&mut self.cluster).delete_node(&name);
-        }
-        for (name, message) in &cluster.nodes {
-            if !self.nodes.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
-                let Decoded { value, rejected } = decode_node(name, message);
-                if let Some(node) = value {
-                    Arc::make_mut(&mut self.cluster).set_node(node);
-                }
-                self.nodes.insert(Arc::clone(name), (Arc::clone(message), rejected));
-            }
+    for (name, message) in messages {
+        if !known.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
+            let Decoded { value, rejected } = decode(name, message);
+            change(name, value);
+            known.insert(Arc::clone(name), (Arc::clone(message), rejected));
         }
     }
 }
