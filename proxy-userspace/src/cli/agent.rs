@@ -5,7 +5,6 @@ use std::time::SystemTime;
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
-use datapath_ebpf as ebpf;
 use pipeline::{BrainExplainer, Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
@@ -56,8 +55,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let admin = Admin::new(name.as_str(), Role::Backend);
     let servers = Servers::start()?;
     let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
-    let pod_annotations = flags.pods.pod_annotations;
-    let sockets = ebpf::Options { pod_annotations, ..flags.datapath.options(&name)? };
+    let sockets = flags.pods.of_sockets(flags.datapath.options(&name)?);
     let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));

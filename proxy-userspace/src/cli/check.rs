@@ -12,7 +12,6 @@ use admin::{EjectedStatus, Listener, PageGroup, Status};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
-use datapath_ebpf as ebpf;
 use jiff::Timestamp;
 use model::escaped;
 use reconciler::Options;
@@ -58,8 +57,7 @@ enum Output {
 /// Prints the findings; returns whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
-    let pod_annotations = flags.pods.pod_annotations;
-    let sockets = ebpf::Options { pod_annotations, ..flags.datapath.options("")? };
+    let sockets = flags.pods.of_sockets(flags.datapath.options("")?);
     let options = flags.packets.options(sockets)?;
     let groups = examine(&options, &flags.reports);
     let counts = counts(&groups);

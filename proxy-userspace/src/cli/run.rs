@@ -3,7 +3,6 @@
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, anyhow};
 use clap::Args;
-use datapath_ebpf as ebpf;
 use pipeline::Pipeline;
 
 use super::{
@@ -55,8 +54,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     if let Some(events) = events::start(&admin, &flags.source, pipeline.node()) {
         health_checks = health_checks.report_failures(events);
     }
-    let pod_annotations = flags.source.options.pods.pod_annotations;
-    let sockets = ebpf::Options { pod_annotations, ..flags.datapath.options(pipeline.node())? };
+    let sockets = flags.source.options.pods.of_sockets(flags.datapath.options(pipeline.node())?);
     let options = flags.packets.options(sockets)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let reasons = explain::Reasons::of(&pipeline);

@@ -1,6 +1,7 @@
 //! Whether annotations of pods are honored.
 
 use clap::Args;
+use datapath_ebpf as ebpf;
 
 /// Whether annotations of pods are honored.
 #[derive(Clone, Debug, Args)]
@@ -12,4 +13,11 @@ pub(in crate::cli) struct PodFlags {
     /// agent needs the flag, too. With it, each connect(2) looks the cgroup of its program up, at three levels.
     #[arg(long, help_heading = "Datapath")]
     pub(in crate::cli) pod_annotations: bool,
+}
+
+impl PodFlags {
+    /// The options of the eBPF datapath, with this flag.
+    pub(in crate::cli) fn of_sockets(&self, options: ebpf::Options) -> ebpf::Options {
+        ebpf::Options { pod_annotations: self.pod_annotations, ..options }
+    }
 }
