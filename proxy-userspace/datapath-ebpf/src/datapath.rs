@@ -169,7 +169,7 @@ impl Datapath {
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
         if let Err(error) = self.set_pods(&state.pods) {
-            tracing::warn!("annotations of pods are not in effect; they are tried again: {error}");
+            tracing::warn!(%error, "annotations of pods are not in effect; they are tried again");
         }
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;

@@ -120,7 +120,7 @@ impl PodCgroups {
         let fd = self.inotify.as_ref()?.as_fd().try_clone_to_owned();
         // The runtime can wait for any descriptor that can be polled.
         let events = fd.and_then(Receiver::from_owned_fd_unchecked).map(CgroupEvents);
-        events.inspect_err(|error| tracing::warn!("new cgroups are not notified: {error}")).ok()
+        events.inspect_err(|error| tracing::warn!(%error, "new cgroups are not notified")).ok()
     }
 }
 

@@ -304,7 +304,7 @@ impl Port<'_> {
         }
     }
 
-    /// Those of a list of targets that are of this port and family.
+    /// The targets of a list that belong to this port and family.
     fn own(self, targets: &[PortTarget]) -> Vec<SocketAddr> {
         let own = targets.iter().filter(|it| usize::from(it.index) == self.index);
         own.map(|it| it.target).filter(|it| Family::of(it.ip()) == self.family).collect()

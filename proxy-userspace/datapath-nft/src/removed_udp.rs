@@ -37,15 +37,15 @@ const MAX_REFUSED: usize = 65_536;
 /// The removed endpoints of the last moments, and those of them that are refused: to which sockets are still connected.
 #[derive(Debug, Default)]
 pub(super) struct RemovedUdp {
-    /// Each with the time until which it may be refused.
+    /// The endpoints, each with the time until which it may be refused.
     removed: BTreeMap<SocketAddr, Instant>,
-    /// Those of them that are refused.
+    /// The removed endpoints that are refused.
     refused: BTreeSet<SocketAddr>,
-    /// Those of the refused that the kernel does not know yet.
+    /// The refused endpoints that the kernel does not know yet.
     unsent: BTreeSet<SocketAddr>,
-    /// Those that are not refused any more, and that the kernel may still know.
+    /// The endpoints that are not refused any more, and that the kernel may still know.
     restored: BTreeSet<SocketAddr>,
-    /// When each was refused last.
+    /// When each endpoint was refused last.
     history: BTreeMap<SocketAddr, Instant>,
 }
 
@@ -98,7 +98,7 @@ impl RemovedUdp {
         excepted.into_iter().for_each(|(it, _)| self.restore(it));
     }
 
-    /// Those that were removed in the last moments.
+    /// The endpoints that were removed in the last moments.
     pub(super) fn removed(&self) -> BTreeSet<SocketAddr> {
         self.removed.keys().copied().collect()
     }
