@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is detached in order to be attached again.
 
-use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path};
+use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path, thread, time::Duration};
 
 use aya::{
     Ebpf,
@@ -43,6 +43,9 @@ pub(super) const OPTIONAL: &str = "sock_ops";
 
 /// The position of the first hook that redirects sockets.
 const FIRST_REDIRECTING: usize = 8;
+
+/// How long the hooks that translate replies outlast those that redirect: replies to the last datagrams are on their way.
+const REPLY_TIME: Duration = Duration::from_secs(1);
 
 /// Checks that the existing links are attached to this cgroup, or to one that was removed.
 ///
@@ -107,16 +110,24 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
     Ok(())
 }
 
-/// Detaches every program, before the call returns, and removes the pins of the links.
+/// Detaches every program, before the call returns, and removes the pins of the links. Takes [`REPLY_TIME`] if sockets were
+/// redirected.
 pub(super) fn detach(pins: &Pins) -> Result<(), Error> {
     detach_unknown(pins)?;
-    // Redirecting hooks first, so that redirected sockets can be translated back until the end.
-    for (hook, _) in HOOKS.into_iter().rev() {
-        let pin = pins.links().join(hook);
-        detach_link(&pins::staging_path(&pin))?;
-        detach_link(&pin)?;
+    let pin = |(hook, _): &(&str, _)| pins.links().join(hook);
+    let detach = |hooks: &[_]| {
+        hooks.iter().rev().map(pin).try_for_each(|pin| {
+            detach_link(&pins::staging_path(&pin))?;
+            detach_link(&pin)
+        })
+    };
+    let (others, redirecting) = HOOKS.split_at(FIRST_REDIRECTING);
+    let has_redirected = redirecting.iter().map(pin).any(|it| it.exists());
+    detach(redirecting)?;
+    if has_redirected {
+        thread::sleep(REPLY_TIME);
     }
-    Ok(())
+    detach(others)
 }
 
 /// Detaches a program, before the call returns, and removes the pin of its link.

@@ -1,13 +1,17 @@
 //! One unconnected UDP socket and many Services: it keeps an endpoint of each, and replies bear the Service's address.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{HashMap, Map, MapData};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tests::{
-    TIMEOUT, TestNode, client::udp_socket, eventually, fixtures::endpoint, manifest::Service,
+    TIMEOUT, TestNode, agent::run, client::udp_socket, eventually, fixtures::endpoint, manifest::Service,
     requirements::kernel_at_least,
 };
 
@@ -312,4 +316,89 @@ fn leaked_entries_of_a_closed_socket_are_collected() {
     assert!(node.entries() > 0, "one run of the program cannot delete all");
     node.node.start(&[]);
     assert!(eventually(TIMEOUT, || node.entries() == 0));
+}
+
+/// How long a server across a network takes to answer.
+const DELAY: Duration = Duration::from_millis(20);
+
+/// Answers every datagram after [`DELAY`].
+fn answer_late(socket: &UdpSocket, is_over: &AtomicBool) {
+    let mut asked = VecDeque::new();
+    while !is_over.load(Relaxed) {
+        while let Ok((_, from)) = socket.recv_from(&mut [0; 16]) {
+            asked.push_back((Instant::now() + DELAY, from));
+        }
+        while let Some((_, from)) = asked.pop_front_if(|(due, _)| *due <= Instant::now()) {
+            socket.send_to(b"answer", from).unwrap();
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Asks from many sockets, each again when it has its answer; returns the sources of answers.
+fn ask_all_along(address: SocketAddr, answers: &AtomicUsize, is_over: &AtomicBool) -> BTreeSet<SocketAddr> {
+    const SOCKETS: usize = 1000;
+    const UNANSWERED: Duration = Duration::from_millis(500);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(2 * SOCKETS as u64).min(hard), hard).unwrap();
+    let new = |_| {
+        let socket = udp_socket(address).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (socket, None)
+    };
+    let mut sockets: Vec<(UdpSocket, Option<Instant>)> = (0..SOCKETS).map(new).collect();
+    let mut sources = BTreeSet::new();
+    while !is_over.load(Relaxed) {
+        for (socket, asked) in &mut sockets {
+            if let Ok((_, from)) = socket.recv_from(&mut [0; 16]) {
+                sources.insert(from);
+                answers.fetch_add(1, Relaxed);
+                *asked = None;
+            }
+            if asked.is_none_or(|it| it.elapsed() > UNANSWERED) {
+                // Without a proxy there is no route.
+                let _ = socket.send_to(b"question", address);
+                *asked = Some(Instant::now());
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    sources
+}
+
+#[test]
+fn replies_bear_the_services_address_while_the_programs_are_removed() {
+    let removals: [fn(&mut TestNode); 2] = [
+        |node| {
+            node.terminate();
+            let _ = run(&mut node.cli("cleanup")).success();
+        },
+        // Another backend removes them once its tables are active.
+        |node| {
+            node.terminate();
+            node.start(&["--backend=nft", "--packets=nft"]);
+            node.wait_until_logged(&["the socket path is off: removed its programs"]);
+        },
+    ];
+    for remove in removals {
+        let Some(mut node) = TestNode::or_skip() else { return };
+        node.write(&services(1, &[1]));
+        node.start(&[]);
+        let server = UdpSocket::bind((endpoint(1)[0], 9000)).unwrap();
+        server.set_nonblocking(true).unwrap();
+        let address = Notation::V4.address(0);
+        let (answers, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let sources = thread::scope(|scope| {
+            scope.spawn(|| answer_late(&server, &is_over));
+            let asking = scope.spawn(|| ask_all_along(address, &answers, &is_over));
+            let has_answers = eventually(TIMEOUT, || answers.load(Relaxed) > 5000);
+            remove(&mut node);
+            // What is on its way arrives.
+            thread::sleep(DELAY * 10);
+            is_over.store(true, Relaxed);
+            assert!(has_answers, "there are {answers:?} answers");
+            asking.join().unwrap()
+        });
+        assert_eq!(sources, [address].into());
+    }
 }
