@@ -134,8 +134,12 @@ fn unexpected_response() -> io::Error {
     io::Error::other("unexpected response")
 }
 
-/// The status and the body of a page.
-fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+/// The status and the body of a page of any program over TCP.
+///
+/// # Errors
+///
+/// If nothing listens there, or the response is not HTTP.
+pub fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     // A server at the unspecified address is queried over loopback.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -161,7 +165,8 @@ fn request(mut stream: impl io::Read + io::Write, host: &str, path: &str) -> io:
 /// Sends a request.
 fn send(stream: &mut impl io::Write, host: &str, path: &str) -> io::Result<()> {
     // HTTP/1.0: the body is not chunked, and ends with the connection.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")
+    // In one write: a server may answer, and close, before it has read everything.
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes())
 }
 
 /// The status in the head of a response.

@@ -34,7 +34,7 @@ mod fixtures;
 
 pub use admin::{Admin, TraceGuard};
 pub use bind_address::BindAddress;
-pub use client::{Listener, get, query_explanation, query_readiness, query_status, query_trace};
+pub use client::{Listener, get, page, query_explanation, query_readiness, query_status, query_trace};
 pub use explain_page::{NoAnswer, PendingAnswer};
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;

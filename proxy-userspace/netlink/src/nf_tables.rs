@@ -88,7 +88,7 @@ impl Rule {
 ///
 /// If the kernel refuses to list them.
 pub fn chains() -> io::Result<Vec<Chain>> {
-    list(GET_CHAIN, Chain::parse)
+    list(GET_CHAIN, &FAMILIES, &[], Chain::parse)
 }
 
 /// Every rule of the chains of IP packets; none if the kernel has no nf_tables.
@@ -97,7 +97,18 @@ pub fn chains() -> io::Result<Vec<Chain>> {
 ///
 /// If the kernel refuses to list them.
 pub fn rules() -> io::Result<Vec<Rule>> {
-    list(GET_RULE, Rule::parse)
+    list(GET_RULE, &FAMILIES, &[], Rule::parse)
+}
+
+/// Whether a chain of a family (`NFPROTO_…`) exists and has a rule.
+///
+/// # Errors
+///
+/// If the kernel refuses to list its rules.
+pub fn has_rules(family: u8, table: &str, chain: &str) -> io::Result<bool> {
+    let names = [Attribute::text(1, table), Attribute::text(2, chain)];
+    let is_in = |it: &Rule| it.table == table && it.chain == chain;
+    Ok(list(GET_RULE, &[family], &names, Rule::parse)?.iter().any(is_in))
 }
 
 /// The chain that an expression jumps or goes to.
@@ -109,7 +120,13 @@ fn target(expression: &[u8]) -> Option<String> {
     find(verdict, 2).map(text)
 }
 
-fn list<T>(kind: u16, parse: impl Fn(u8, &[u8]) -> Option<T>) -> io::Result<Vec<T>> {
+/// The objects of a kind in some families. Attributes restrict the list, as far as the kernel knows them.
+fn list<T>(
+    kind: u16,
+    families: &[u8],
+    attributes: &[Attribute],
+    parse: impl Fn(u8, &[u8]) -> Option<T>,
+) -> io::Result<Vec<T>> {
     let mut netfilter = match Netfilter::open() {
         Err(error) if error.raw_os_error() == Some(Errno::EPROTONOSUPPORT as i32) => return Ok(Vec::new()),
         netfilter => netfilter?,
@@ -118,9 +135,8 @@ fn list<T>(kind: u16, parse: impl Fn(u8, &[u8]) -> Option<T>) -> io::Result<Vec<
     loop {
         attempts -= 1;
         let mut all = Vec::new();
-        let result = FAMILIES.into_iter().try_for_each(|family| {
-            let attributes: Vec<Attribute> = Vec::new();
-            let request = Message { kind, flags: 0, family, attributes };
+        let result = families.iter().try_for_each(|&family| {
+            let request = Message { kind, flags: 0, family, attributes: attributes.to_vec() };
             netfilter.dump(&request, |it| all.extend(parse(family, it)))
         });
         match result {

@@ -1,4 +1,5 @@
-//! What a kube-proxy, running or removed, has in the kernel: found for `check`, and removed by `cleanup --kube-proxy`.
+//! What a kube-proxy, running or removed, has in the kernel: found for `check`, awaited by `cleanup`, and removed by
+//! `cleanup --kube-proxy`.
 //!
 //! Invariant: a chain is kube-proxy's only if it has a name that no other program uses. The kubelet's chains, and those of
 //! network plugins whose names begin with `KUBE-` as well, are kept.
@@ -26,6 +27,17 @@ const IPTABLES: [&str; 3] = ["nat", "filter", "mangle"];
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6`, with what the programs of iptables are called.
 const FAMILIES: [(u8, &str, &str); 2] =
     [(2, "iptables", "ip_tables_names"), (10, "ip6tables", "ip6_tables_names")];
+
+/// What shows whether kube-proxy translates the Services of an IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// They are written.
+    Written,
+    /// There are none yet.
+    Missing,
+    /// Legacy iptables has a table nat, and no program here can read it.
+    Unreadable,
+}
 
 /// What was removed, and what could not be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,6 +133,37 @@ pub(crate) fn finding(has_run: bool) -> (Finding, bool) {
         )
     };
     (finding, false)
+}
+
+/// The IP families that kube-proxy serves here, by name, each with its rules for Services, in whichever mode.
+///
+/// kube-proxy's chains are there before their rules, which it writes in one transaction per family; its IPVS mode writes them
+/// after the services of IPVS. As kube-proxy does, this takes IPv6 for absent without `if_inet6`
+/// (cmd/kube-proxy/app/server_linux.go).
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn rules() -> io::Result<Vec<(&'static str, Rules)>> {
+    let has_ipv6 = Path::new("/proc/thread-self/net/if_inet6").exists();
+    let families = ["IPv4", "IPv6"].into_iter().zip(FAMILIES).take(1 + usize::from(has_ipv6));
+    families.map(|(name, family)| Ok((name, rules_of(family)?))).collect()
+}
+
+fn rules_of((family, program, names): (u8, &str, &str)) -> io::Result<Rules> {
+    if nf_tables::has_rules(family, TABLE, "services")?
+        || nf_tables::has_rules(family, "nat", "KUBE-SERVICES")?
+    {
+        return Ok(Rules::Written);
+    }
+    if !legacy_tables(names).contains(&"nat") {
+        return Ok(Rules::Missing);
+    }
+    Ok(match legacy_rules(program, "nat") {
+        Some(saved) if saved.contains("\n-A KUBE-SERVICES ") => Rules::Written,
+        Some(_) => Rules::Missing,
+        None => Rules::Unreadable,
+    })
 }
 
 /// Whether a process of kube-proxy is visible.

@@ -1,42 +1,57 @@
 //! `cleanup`: removes everything from the node.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
-    path::Path,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use datapath_ebpf as ebpf;
 use datapath_nft as nft;
+use reconciler::kube_proxy as rules;
 
-use reconciler::kube_proxy;
+use super::{flags::PinFlags, kube_proxy, trace::parse_duration};
 
-use super::flags::PinFlags;
+/// How long kube-proxy is awaited by default; it takes 19 s to write the rules of 10,000 Services in iptables.
+const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 
 /// Remove the programs, maps and nftables tables of the proxy from this node
 ///
 /// New connections to Services are no longer translated. Connections that eBPF has redirected stay open; connections that
-/// nftables translates may break.
+/// nftables translates may break. A kube-proxy that has started here is awaited first, until it has written its rules.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     pins: PinFlags,
+    /// Wait until kube-proxy serves this node, also if it has not started yet; if it does not in this time (5m), remove nothing
+    ///
+    /// It serves once http://127.0.0.1:10256/healthz answers and its rules are written for IPv4 and IPv6, in any of its modes.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        require_equals = true,
+        value_parser = parse_duration,
+        conflicts_with_all = ["kube_proxy", "force"],
+    )]
+    wait_for_kube_proxy: Option<Option<Duration>>,
     /// Remove the rules that a removed kube-proxy has left, of all of its modes, and nothing of this proxy
     ///
     /// Refused while kube-proxy runs. Rules of others stay, the kubelet's included; what cannot be removed is named with the
     /// command that does it.
     #[arg(long)]
     kube_proxy: bool,
-    /// With --kube-proxy: also while kube-proxy seems to run
-    #[arg(long, requires = "kube_proxy")]
+    /// Do not wait for kube-proxy; with --kube-proxy: remove its rules also while it seems to run
+    #[arg(long)]
     force: bool,
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
     if flags.kube_proxy {
         return rules_of_kube_proxy(flags.force);
+    }
+    if let Some(limit) = flags.wait_for_kube_proxy {
+        kube_proxy::wait(limit.unwrap_or(DEFAULT_WAIT))?;
+    } else if !flags.force && kube_proxy::is_health_port_taken() {
+        // What answers there may be a kube-proxy that has no rules yet.
+        kube_proxy::wait(DEFAULT_WAIT)?;
     }
     match sockets(&flags.pins.pin_dir) {
         // The running process would create the tables again.
@@ -53,30 +68,19 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
 }
 
 fn rules_of_kube_proxy(is_forced: bool) -> Result<()> {
-    // In a container its processes may be invisible, but the host's ports are not.
-    const TIMEOUT: Duration = Duration::from_secs(2);
-    const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
-    let is_others =
-        || TcpStream::connect_timeout(&HEALTH, TIMEOUT).is_ok() && admin::query_readiness(HEALTH).is_none();
-    let running = if kube_proxy::is_process_visible() {
-        Some("a process is named kube-proxy".to_owned())
-    } else {
-        is_others().then(|| format!("another program than this one answers at {HEALTH}"))
-    };
-    if let Some(running) = running.filter(|_| !is_forced) {
+    if let Some(running) = kube_proxy::evidence().filter(|_| !is_forced) {
         bail!(
             "kube-proxy seems to run here, and would write its rules again: {running}; stop it first, or give --force"
         );
     }
-    let removal =
-        kube_proxy::remove().context("cannot remove kube-proxy's rules: run as root, on the host")?;
+    let removal = rules::remove().context("cannot remove kube-proxy's rules: run as root, on the host")?;
     for it in &removal.removed {
         tracing::info!("removed {it}");
     }
     for it in &removal.remaining {
         tracing::warn!("not removed: {it}");
     }
-    if removal == kube_proxy::Removal::default() {
+    if removal == rules::Removal::default() {
         tracing::info!("nothing to remove: kube-proxy has no rules here");
     }
     Ok(())

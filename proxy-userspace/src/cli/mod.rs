@@ -15,6 +15,7 @@ mod events;
 mod explain;
 mod flags;
 mod grpc_server;
+mod kube_proxy;
 mod logging;
 mod nodes;
 mod output;
@@ -37,7 +38,7 @@ use empty_values::without_empty_variable;
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 14] = [
+const WITHOUT_VARIABLE: [&str; 15] = [
     "anonymize",
     "behind",
     "filter",
@@ -51,6 +52,7 @@ const WITHOUT_VARIABLE: [&str; 14] = [
     "print-config",
     "rev",
     "sort",
+    "wait-for-kube-proxy",
     "watch",
 ];
 

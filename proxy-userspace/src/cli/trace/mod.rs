@@ -67,7 +67,7 @@ enum Output {
 }
 
 /// A duration of at least a millisecond, in Go's notation.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration = text.parse().ok().filter(|it: &SignedDuration| *it >= SignedDuration::from_millis(1));
     duration.and_then(|it| it.try_into().ok()).ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
 }

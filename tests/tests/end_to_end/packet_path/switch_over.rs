@@ -1,6 +1,13 @@
 //! The packet path beside kube-proxy's rules: which of both decides, while one comes and the other goes.
 
-use std::process::{Command, Stdio};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
 
 use build_tools::programs::find;
 use tests::{
@@ -13,13 +20,15 @@ use tests::{
     test_cluster::{P1, P2, TARGET},
 };
 
-use super::{RunningCluster, at, external, load_balancer_ips, server, start_load, start_ready};
+use super::{BACKENDS, RunningCluster, at, external, load_balancer_ips, server, start_load, start_ready};
 
 /// How kube-proxy writes its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Nftables,
     Iptables(&'static str),
+    /// With the interface of IPVS beside chains of iptables; the kernels of the tests have no IPVS, so the chains translate.
+    Ipvs,
 }
 
 impl Mode {
@@ -30,32 +39,63 @@ impl Mode {
     fn works(self, it: &TestCluster) -> bool {
         match self {
             Self::Nftables => true,
+            Self::Ipvs => Self::Iptables("iptables-nft").works(it),
             Self::Iptables(program) => {
-                let program = format!("{program}-restore");
-                // An empty input: it only reads what is there.
-                let read = || run(Command::new(&program).arg("--noflush").stdin(Stdio::null()));
-                find(&program).is_some() && it.n1.run(read).code == Some(0)
+                [program.to_owned(), program.replace("ip", "ip6")].iter().all(|program| {
+                    let program = format!("{program}-restore");
+                    // An empty input: it only reads what is there.
+                    let read = || run(Command::new(&program).arg("--noflush").stdin(Stdio::null()));
+                    find(&program).is_some() && it.n1.run(read).code == Some(0)
+                })
             }
+        }
+    }
+
+    /// Writes what kube-proxy has before its rules: chains without rules, which packets pass.
+    fn prepare(self, it: &TestCluster) {
+        if self == Self::Ipvs {
+            it.n1.ip(&["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "ipvs-peer"]).unwrap();
+        }
+        if let Some(program) = self.iptables() {
+            for program in [program.to_owned(), program.replace("ip", "ip6")] {
+                let chains = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
+                script(it, &format!("{program}-restore --noflush"), chains);
+            }
+        }
+    }
+
+    /// Its variant of iptables, if it uses that.
+    fn iptables(self) -> Option<&'static str> {
+        match self {
+            Self::Nftables => None,
+            Self::Iptables(program) => Some(program),
+            Self::Ipvs => Some("iptables-nft"),
         }
     }
 
     /// Writes rules as kube-proxy has them, for a Service that has p2 as its endpoint.
     fn write(self, it: &TestCluster) {
-        let service = load_balancer_ips(1)[0];
-        let endpoint = P2[0];
+        self.write_family(it, 0);
+    }
+
+    /// The same for IPv4 (0) or IPv6 (1).
+    fn write_family(self, it: &TestCluster, family: usize) {
+        let (service, endpoint) = (load_balancer_ips(1)[family], at(P2[family], TARGET));
+        let [ip, iptables] = [["ip", "iptables"], ["ip6", "ip6tables"]][family];
+        let kind = ["ipv4_addr", "ipv6_addr"][family];
         match self {
             Self::Nftables => script(
                 it,
                 "nft -f -",
                 &format!(
-                    "table ip kube-proxy {{
-                       map service-ips {{ type ipv4_addr . inet_proto . inet_service : verdict
+                    "table {ip} kube-proxy {{
+                       map service-ips {{ type {kind} . inet_proto . inet_service : verdict
                          elements = {{ {service} . tcp . 80 : goto external }}; }}
                        chain mark-for-masquerade {{ meta mark set meta mark or 0x4000; }}
                        chain external {{ jump mark-for-masquerade
-                         meta l4proto tcp dnat ip to {endpoint}:{TARGET}
+                         meta l4proto tcp dnat {ip} to {endpoint}
                        }}
-                       chain services {{ ip daddr . meta l4proto . th dport vmap @service-ips; }}
+                       chain services {{ {ip} daddr . meta l4proto . th dport vmap @service-ips; }}
                        chain nat-prerouting {{ type nat hook prerouting priority -100; jump services; }}
                        chain nat-output {{ type nat hook output priority -100; jump services; }}
                        chain nat-postrouting {{ type nat hook postrouting priority 100;
@@ -66,14 +106,15 @@ impl Mode {
                      }}"
                 ),
             ),
+            Self::Ipvs => Self::Iptables("iptables-nft").write_family(it, family),
             Self::Iptables(program) => script(
                 it,
-                &format!("{program}-restore --noflush"),
+                &format!("{}-restore --noflush", program.replace("iptables", iptables)),
                 &format!(
                     "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
                      -A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n\
-                     -A KUBE-SERVICES -d {service}/32 -p tcp --dport 80 -j MARK --set-xmark 0x4000/0x4000\n\
-                     -A KUBE-SERVICES -d {service}/32 -p tcp --dport 80 -j DNAT --to-destination {endpoint}:{TARGET}\n\
+                     -A KUBE-SERVICES -d {service} -p tcp --dport 80 -j MARK --set-xmark 0x4000/0x4000\n\
+                     -A KUBE-SERVICES -d {service} -p tcp --dport 80 -j DNAT --to-destination {endpoint}\n\
                      -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
                      -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n\
                      -A KUBE-POSTROUTING -j MASQUERADE --random-fully\nCOMMIT\n"
@@ -85,6 +126,7 @@ impl Mode {
     fn delete(self, it: &TestCluster) {
         match self {
             Self::Nftables => script(it, "nft -f -", "delete table ip kube-proxy\n"),
+            Self::Ipvs => Self::Iptables("iptables-nft").delete(it),
             Self::Iptables(program) => script(it, &format!("{program}-restore"), "*nat\nCOMMIT\n"),
         }
     }
@@ -93,7 +135,6 @@ impl Mode {
 /// Runs a program on n1 that reads a script.
 #[track_caller]
 fn script(it: &TestCluster, program: &str, script: &str) {
-    use std::io::Write as _;
     let mut words = program.split(' ');
     let mut command = Command::new(words.next().unwrap());
     command.args(words).stdin(Stdio::piped());
@@ -157,5 +198,109 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         assert!(eventually(TIMEOUT * 2, || is_reported() == Some(0.0)), "{mode:?} is still reported");
         assert_eq!(server(&it.client, frontend), "p1");
         drop(agent);
+    }
+}
+
+/// A page of kube-proxy, whose body the test changes.
+struct Page(Arc<Mutex<String>>);
+
+impl Page {
+    /// Serves a page at loopback of n1, until the test ends.
+    fn serve(it: &TestCluster, port: u16, path: &'static str, body: &str) -> Self {
+        let content = Arc::new(Mutex::new(body.to_owned()));
+        let listener = it.n1.run(|| TcpListener::bind(("127.0.0.1", port)).unwrap());
+        let page = Self(Arc::clone(&content));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+                let head: Vec<_> = lines.take_while(|it| !it.is_empty()).collect();
+                let found = head.first().is_some_and(|it| it.split(' ').nth(1) == Some(path));
+                let status = if found { "200 OK" } else { "404 Not Found" };
+                let _ = write!(stream, "HTTP/1.0 {status}\r\n\r\n{}", content.lock().unwrap());
+            }
+        });
+        page
+    }
+
+    fn change(&self, body: &str) {
+        body.clone_into(&mut self.0.lock().unwrap());
+    }
+}
+
+/// The metric that says when kube-proxy last wrote the rules of each family.
+fn last_syncs(seconds: [u64; 2]) -> String {
+    let sample = |(family, seconds)| {
+        format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"{family}\"}} {seconds}\n")
+    };
+    ["IPv4", "IPv6"].into_iter().zip(seconds).map(sample).collect()
+}
+
+#[test]
+fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
+    if !nft_or_skip() {
+        return;
+    }
+    let modes = Mode::ALL.into_iter().chain([Mode::Ipvs]);
+    for (mode, backend) in modes.flat_map(|mode| BACKENDS.map(|backend| (mode, backend))) {
+        let web = external("web", 1).endpoint("p1", &P1);
+        let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
+        if !mode.works(&it) {
+            skip(&format!("{mode:?} does not work on this machine"));
+            continue;
+        }
+        let RunningCluster { agent, cluster: it } = it;
+        let frontends = load_balancer_ips(1).map(|ip| at(ip, 80));
+        let loads = frontends.map(|frontend| start_load(&it, Transport::Tcp, frontend, 1, 1));
+        let served_by = |name: &str, what: &str| {
+            for (load, frontend) in loads.iter().zip(frontends) {
+                let first = load.count();
+                assert!(eventually(TIMEOUT, || load.count() > first + 20), "{mode:?}, {what}");
+                assert_eq!(server(&it.client, frontend), name, "{mode:?}, {what}");
+            }
+        };
+        assert!(agent.terminate().unwrap().success());
+
+        let cleanup = |flag: &str, log: Stdio| {
+            let mut command = it.cli("cleanup");
+            command.arg(flag).stderr(log);
+            it.n1.run(|| command.spawn().unwrap())
+        };
+        // The controller of the DaemonSet has not noticed the node's label yet.
+        let given_up = cleanup("--wait-for-kube-proxy=10ms", Stdio::piped()).wait_with_output().unwrap();
+        let log = String::from_utf8_lossy(&given_up.stderr);
+        assert!(given_up.status.code() == Some(1) && log.contains("nothing was removed"), "{mode:?}: {log}");
+        served_by("p1", "given up");
+
+        let log = it.sandbox().files().join("cleanup.log");
+        let mut child = cleanup("--wait-for-kube-proxy", fs::File::create(&log).unwrap().into());
+        let mut waits_for = |text: &str| {
+            let log = || fs::read_to_string(&log).unwrap();
+            let is_logged = eventually(TIMEOUT, || log().contains(text));
+            served_by("p1", text);
+            let is_waiting = child.try_wait().unwrap().is_none();
+            assert!(is_logged && is_waiting, "{mode:?}, {text}: {}", log());
+        };
+        waits_for("http://127.0.0.1:10256/healthz: ");
+        // kube-proxy's page has status 200 before it has written anything.
+        let _health = Page::serve(&it, 10256, "/healthz", "{}");
+        waits_for("no rules for IPv4");
+        mode.prepare(&it);
+        waits_for("no rules for IPv4");
+        mode.write_family(&it, 0);
+        waits_for("no rules for IPv6");
+        // Rules may be those of an earlier kube-proxy.
+        let metrics = Page::serve(&it, 10249, "/metrics", &last_syncs([1, 0]));
+        mode.write_family(&it, 1);
+        waits_for("it has not written its rules since its start");
+        metrics.change(&last_syncs([1, 1]));
+
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{mode:?}: {}", fs::read_to_string(&log).unwrap());
+        served_by("p2", "kube-proxy's alone");
+        for load in &loads {
+            let report = LoadReport::of(&load.since(0));
+            assert_eq!(report.failed, 0, "{mode:?}, {backend}: {:?}", report.errors);
+        }
     }
 }
