@@ -8,6 +8,10 @@ use datapath_nft::{NodeSettings, check as nft};
 
 use crate::{datapath::Options, kube_proxy};
 
+/// What packets cannot do.
+const WITHOUT_SOCKETS: &str = "nftables serves everything; what takes sockets is off: node ports at loopback, counters per \
+                               Service (the rates of `top`), passive health, least connections, slow start, draining";
+
 /// Checks this node.
 pub fn check(options: &Options) -> Checkup {
     let mut checkup = options.sockets.as_ref().map(ebpf::check).unwrap_or_default();
@@ -19,6 +23,9 @@ pub fn check(options: &Options) -> Checkup {
         checkup.installation.push(Finding { level: Level::Degraded, ..Finding::ok("configuration", reason) });
     }
     if let Some(packets) = &options.packets {
+        if options.sockets.is_none() {
+            checkup.installation.push(Finding::ok("backend", WITHOUT_SOCKETS));
+        }
         // The socket path serves without it.
         let if_unavailable = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };
         checkup.host.push(nft::host(&packets.config, if_unavailable));

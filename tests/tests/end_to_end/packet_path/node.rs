@@ -290,6 +290,8 @@ fn settings_of_the_node_that_break_packets_are_reported() {
     for subject in ["forwarding", "FORWARD policy", "conntrack table"] {
         assert_eq!(check(subject)[0], "ok", "{:?}", check(subject));
     }
+    let [level, says, _] = check("backend");
+    assert!(level == "ok" && says.contains("node ports at loopback, counters"), "{says}");
     cluster.n1.set_sysctl("ipv4/ip_forward", "0").unwrap();
     let [level, says, remedy] = check("forwarding");
     assert_eq!(level, "degraded");
