@@ -36,11 +36,13 @@ use tests::{
 const SERVING: [&str; 5] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split", CENTRAL];
 const CENTRAL: &str = "overlays/central";
 const CLEANUP: &str = "cleanup";
+/// Those without a proxy.
+const TOOLS: [&str; 1] = [CLEANUP];
 
 /// The objects of each kustomization; `None` without a renderer: the test is skipped.
 fn rendered() -> Option<Vec<(&'static str, Vec<Value>)>> {
     let renderer = Renderer::or_skip()?;
-    Some(SERVING.into_iter().chain([CLEANUP]).map(|it| (it, renderer.render(it).unwrap())).collect())
+    Some(SERVING.into_iter().chain(TOOLS).map(|it| (it, renderer.render(it).unwrap())).collect())
 }
 
 fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
@@ -133,11 +135,9 @@ fn every_pod_names_its_container_and_needs_one_image() {
         for it in objects.iter().filter(|it| it["kind"] == "DaemonSet" || it["kind"] == "Deployment") {
             let template = &it["spec"]["template"];
             let name = &template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
-            let running = template["spec"]["containers"].as_array().unwrap();
-            assert!(running.iter().any(|it| it["name"] == *name), "{folder}: {name}");
-            for it in
-                running.iter().chain(template["spec"]["initContainers"].as_array().into_iter().flatten())
-            {
+            let all = containers(&template["spec"]);
+            assert!(all.iter().any(|it| it["name"] == *name), "{folder}: {name}");
+            for it in all {
                 let image = it["image"].as_str().unwrap();
                 assert!(image.contains(deploy::IMAGE), "{folder}: {image}");
                 assert_eq!(
@@ -352,7 +352,7 @@ fn the_pods_have_no_more_privileges_than_needed() {
             let is_setting = path == "/proc/sys/net";
             assert!(is_setting || path == "/sys/fs/cgroup", "{folder}: {path}");
             let containers = containers(pod).into_iter().filter(|it| !is_setting || !is_initializing(it));
-            let mounts = containers.flat_map(|it| it["volumeMounts"].as_array().unwrap());
+            let mounts = containers.flat_map(|it| it["volumeMounts"].as_array().into_iter().flatten());
             for mount in mounts.filter(|it| it["name"] == volume["name"]) {
                 assert!(!is_setting && mount["readOnly"] == true, "{folder}: {mount}");
             }
@@ -477,7 +477,7 @@ fn commands_run_by_kubectl_exec_find_the_configuration() {
 #[test]
 fn the_init_container_has_the_configuration_of_the_proxy() {
     let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
+    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
         let containers = containers(pod(objects));
         let (init, others): (Vec<_>, Vec<_>) = containers.into_iter().partition(|it| is_initializing(it));
         let [init] = init[..] else { panic!("{folder}: {init:?}") };
@@ -523,7 +523,7 @@ fn settings(container: &Value) -> BTreeMap<String, String> {
 #[test]
 fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice() {
     let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
+    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
         // All are on the host's network, and those of one pod share a folder for their sockets.
         let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
         for container in all_containers(objects).into_iter().filter(|it| !is_initializing(it)) {
@@ -639,9 +639,9 @@ fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
 }
 
 #[test]
-fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
+fn only_kubeadm_overlays_start_without_an_api_server_address() {
     let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| *folder != CLEANUP) {
+    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
         for container in all_containers(objects) {
             let arguments = strings(&container["args"]);
             if !arguments.contains(&"--source=kube") {
@@ -649,13 +649,8 @@ fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
             }
             let variables = container["env"].as_array().unwrap();
             let address = variables.iter().find(|it| it["name"] == "KUBE_API_SERVER");
-            if *folder == "overlays/kubeadm" {
-                assert!(address.is_none());
-                let file = variables.iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG").unwrap();
-                assert_eq!(file["value"], "/var/lib/kube-proxy/config.conf");
-                let volume =
-                    pod(objects)["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "config");
-                assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy");
+            if folder.starts_with("overlays/kubeadm") {
+                assert!(address.is_none() && !arguments.iter().any(|it| it.contains("KUBE_API_SERVER")));
             } else {
                 let from = &address.unwrap()["valueFrom"]["configMapKeyRef"];
                 // Without it the kubelet does not start the container and reports what is missing.
@@ -666,6 +661,41 @@ fn only_the_kubeadm_overlay_starts_without_an_api_server_address() {
                 assert!(arguments.contains(&"--kube-api-server=$(KUBE_API_SERVER)"), "{folder}");
             }
         }
+    }
+}
+
+#[test]
+fn kubeadm_overlays_use_nothing_but_kubeadms_configuration() {
+    let Some(rendered) = rendered() else { return };
+    for (folder, objects) in rendered.iter().filter(|(folder, _)| folder.starts_with("overlays/kubeadm")) {
+        assert!(objects.iter().all(|it| it["kind"] != "ConfigMap"), "{folder}");
+        for pod in pods(objects) {
+            let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "config");
+            assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy", "{folder}");
+            for container in containers(pod) {
+                assert!(!container.to_string().contains("/etc/kube-proxy-ebpf/"), "{folder}: {container}");
+                assert!(container.to_string().contains("/var/lib/kube-proxy/config.conf"), "{folder}");
+                let mounts = container["volumeMounts"].as_array().unwrap();
+                let config = mounts.iter().find(|it| it["name"] == "config").unwrap();
+                assert_eq!(config["mountPath"], "/var/lib/kube-proxy", "{folder}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cleanup_waits_for_kube_proxy_unless_none_follows() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let top = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
+    for (components, flag) in
+        [("[]", "--wait-for-kube-proxy"), ("[deploy/components/without-kube-proxy]", "--force")]
+    {
+        let text = format!("resources: [deploy/cleanup]\ncomponents: {components}\n");
+        fs::write(top.path().join("kustomization.yaml"), text).unwrap();
+        let objects = renderer.render(top.path()).unwrap();
+        let pod = pod(&objects);
+        assert_eq!(strings(&pod["initContainers"][0]["args"]), ["cleanup", flag]);
     }
 }
 

@@ -5,4 +5,5 @@
 mod architecture;
 mod deploy;
 mod observability;
+mod readme_commands;
 mod vocabulary;
