@@ -107,7 +107,7 @@ fn files() -> Result<Vec<Entry>> {
     paths.into_iter().flatten().map(entry).collect()
 }
 
-/// The manifests, and the two folders beside them that deploy/README.md describes, with the image by its digest.
+/// The manifests, and the three folders beside them that deploy/README.md describes, with the image by its digest.
 fn manifests(digest: &str) -> Result<Vec<Entry>> {
     let mut entries = files()?;
     entries.retain(|it| {
@@ -116,9 +116,11 @@ fn manifests(digest: &str) -> Result<Vec<Entry>> {
     for (name, resource) in [
         (
             "mine",
-            "../deploy # or ../deploy/overlays/kubeadm, ../deploy/overlays/split, ../deploy/overlays/central",
+            "../deploy # or ../deploy/overlays/kubeadm, ../deploy/overlays/split, ../deploy/overlays/central, \
+             ../deploy/overlays/kubeadm-split, ../deploy/overlays/kubeadm-central",
         ),
         ("mine-cleanup", "../deploy/cleanup"),
+        ("mine-preflight", "../deploy/preflight"),
     ] {
         let text = format!(
             "# The image of release {VERSION}: name the registry to which you pushed it.\n\
@@ -228,7 +230,7 @@ mod tests {
         let digest = "sha256:0123";
         let files = unpack(&archive("top", manifests(digest).expect("manifests")).expect("an archive"));
         let mut resources = Vec::new();
-        for folder in ["mine", "mine-cleanup"] {
+        for folder in ["mine", "mine-cleanup", "mine-preflight"] {
             let text = &files[&format!("top/{folder}/kustomization.yaml")];
             assert!(
                 text.contains(&format!("release {VERSION}:"))
@@ -240,7 +242,7 @@ mod tests {
                     .map(|it| it.split([' ', ',', '\n']).next().expect("a path").to_owned()),
             );
         }
-        assert_eq!(resources.len(), 5, "{resources:?}");
+        assert_eq!(resources.len(), 8, "{resources:?}");
         for it in resources {
             assert!(files.contains_key(&format!("top/{it}/kustomization.yaml")), "{it}");
         }

@@ -33,11 +33,20 @@ use tests::{
 };
 
 /// Every kustomization with a proxy; the first is the base.
-const SERVING: [&str; 5] = [".", "overlays/kubeadm", "overlays/kind", "overlays/split", CENTRAL];
+const SERVING: [&str; 7] = [
+    ".",
+    "overlays/kubeadm",
+    "overlays/kubeadm-split",
+    "overlays/kubeadm-central",
+    "overlays/kind",
+    "overlays/split",
+    CENTRAL,
+];
 const CENTRAL: &str = "overlays/central";
 const CLEANUP: &str = "cleanup";
+const PREFLIGHT: &str = "preflight";
 /// Those without a proxy.
-const TOOLS: [&str; 1] = [CLEANUP];
+const TOOLS: [&str; 2] = [CLEANUP, PREFLIGHT];
 
 /// The objects of each kustomization; `None` without a renderer: the test is skipped.
 fn rendered() -> Option<Vec<(&'static str, Vec<Value>)>> {
@@ -106,7 +115,7 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
     }
     let applied = text.split(" -k ").skip(1).map(|it| it.split([' ', '`', '\n']).next().unwrap());
     let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
-    let with_pods = ["deploy/overlays/kind", "mine", "mine-cleanup"];
+    let with_pods = ["deploy/overlays/kind", "mine", "mine-cleanup", "mine-preflight"];
     assert_eq!(applied, with_pods.into_iter().chain(["deploy/observability"]).collect());
     for it in with_pods {
         for image in images(&renderer, &top.join(it)) {
@@ -117,7 +126,9 @@ fn kustomizations_of_the_readme_have_a_pullable_image() {
     // The alternative resources that the first one names.
     let mine = top.join("mine/kustomization.yaml");
     let first = fs::read_to_string(&mine).unwrap();
-    for other in ["kubeadm", "split", "central"].map(|it| format!("../deploy/overlays/{it}")) {
+    for other in ["kubeadm", "split", "central", "kubeadm-split", "kubeadm-central"]
+        .map(|it| format!("../deploy/overlays/{it}"))
+    {
         assert!(first.contains(&other), "{first}");
         fs::write(&mine, first.replacen("../deploy #", &format!("{other} #"), 1)).unwrap();
         let image = format!("registry.example.com/kube-proxy-ebpf:{}", env!("CARGO_PKG_VERSION"));
@@ -182,6 +193,8 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
         ("deploy/overlays/kubeadm", "metrics"),
         ("deploy/overlays/split", "metrics-split"),
         ("deploy/overlays/central", "metrics-central"),
+        ("deploy/overlays/kubeadm-split", "metrics-split"),
+        ("deploy/overlays/kubeadm-central", "metrics-central"),
     ] {
         let text = format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
@@ -313,7 +326,7 @@ fn a_node_is_served_or_cleaned_up_never_both() {
         let pod = pod(objects);
         if *folder == CLEANUP {
             assert_eq!(pod["nodeSelector"]["kube-proxy-ebpf"], "off");
-        } else {
+        } else if *folder != PREFLIGHT {
             let affinity = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
             let terms = affinity["nodeSelectorTerms"].as_array().unwrap();
             assert_eq!(terms.len(), 1, "{folder}: any one of several terms would match");
@@ -400,7 +413,7 @@ fn containers_have_the_tested_capabilities() {
                 continue;
             }
             match strings(&container["args"])[0] {
-                "run" | "agent" => assert_eq!(has, tested, "{folder}"),
+                "run" | "agent" | "check" => assert_eq!(has, tested, "{folder}"),
                 "brain" | "wait" => assert!(has.is_empty(), "{folder}: it does not use the kernel"),
                 "cleanup" => assert!(tested.contains(has), "{folder}"),
                 other => panic!("{folder}: unexpected subcommand {other}"),
@@ -680,6 +693,22 @@ fn kubeadm_overlays_use_nothing_but_kubeadms_configuration() {
                 assert_eq!(config["mountPath"], "/var/lib/kube-proxy", "{folder}");
             }
         }
+    }
+}
+
+/// An overlay differs from the one it combines with kubeadm's configuration in that configuration only.
+#[test]
+fn brains_of_kubeadm_overlays_have_the_arguments_of_the_others() {
+    let Some(rendered) = rendered() else { return };
+    let brain = |folder: &str| {
+        let (_, objects) = rendered.iter().find(|(it, _)| *it == folder).unwrap();
+        let mut all = all_containers(objects).into_iter().filter(|it| it["name"] == "brain");
+        let arguments = strings(&all.next().unwrap()["args"]);
+        let is_kept = |it: &&&str| !it.starts_with("--config=") && !it.starts_with("--kube-api-server=");
+        arguments.iter().filter(is_kept).map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for it in ["split", "central"] {
+        assert_eq!(brain(&format!("overlays/kubeadm-{it}")), brain(&format!("overlays/{it}")));
     }
 }
 
