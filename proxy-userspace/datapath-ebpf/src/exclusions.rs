@@ -48,6 +48,8 @@ struct Excluded {
     id: Option<u64>,
     /// Whether its absence was logged.
     is_missing: bool,
+    /// Whether it was logged that the id is in effect.
+    is_logged: bool,
 }
 
 impl Exclusions {
@@ -57,7 +59,8 @@ impl Exclusions {
         let map = ExcludedMap::take(ebpf)?;
         // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
-        let paths = paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false });
+        let paths =
+            paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false, is_logged: false });
         let pods = cgroup.map(PodCgroups::new);
         let mut exclusions = Self { map, paths: paths.collect(), pods, is_unserved: false };
         exclusions.refresh()?;
@@ -83,7 +86,12 @@ impl Exclusions {
             it.refresh()?;
             entries.extend(it.id.map(|id| (id, ALL)));
         }
-        self.map.set(entries)
+        self.map.set(entries)?;
+        self.paths.iter_mut().for_each(Excluded::log_new);
+        if let Some(it) = &mut self.pods {
+            it.log_new();
+        }
+        Ok(())
     }
 
     /// Warns once if no packet path serves what sockets of pods leave to it.
@@ -121,12 +129,20 @@ impl Excluded {
                 "the excluded cgroup {path} does not exist; it will be excluded once it is created"
             );
         }
-        if now.is_some() && now != self.id {
-            tracing::info!("processes in {path} are excluded");
-            self.is_missing = false;
+        if now != self.id {
+            self.is_logged = false;
         }
         self.id = now;
         Ok(())
+    }
+
+    /// Logs that it is in effect, once the programs know a new id.
+    fn log_new(&mut self) {
+        if self.id.is_some() && !self.is_logged {
+            self.is_logged = true;
+            tracing::info!("processes in {} are excluded", self.path.display());
+            self.is_missing = false;
+        }
     }
 }
 

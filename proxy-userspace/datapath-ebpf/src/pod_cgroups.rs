@@ -33,6 +33,8 @@ pub(super) struct PodCgroups {
 struct Found {
     pod: Arc<Pod>,
     id: u64,
+    /// Whether it was logged that it is in effect.
+    is_logged: bool,
 }
 
 impl PodCgroups {
@@ -75,16 +77,23 @@ impl PodCgroups {
                 }
                 break;
             }
-            if known.is_none_or(|it| it.id != id || it.pod.socket_lb != pod.socket_lb) {
-                let what = match pod.socket_lb {
-                    SocketLb::Off => "sockets",
-                    SocketLb::TcpOnly => "UDP sockets",
-                };
-                tracing::info!("{what} of pod {} are left to packets", pod.name);
-            }
-            self.found.insert(pod.uid.to_string(), Found { pod: Arc::clone(pod), id });
+            let is_logged =
+                known.is_some_and(|it| it.is_logged && it.id == id && it.pod.socket_lb == pod.socket_lb);
+            self.found.insert(pod.uid.to_string(), Found { pod: Arc::clone(pod), id, is_logged });
         }
         self.found.values().map(|it| (it.id, it.pod.socket_lb))
+    }
+
+    /// Logs which pods are new, once the programs know what [`refresh`](Self::refresh) has found.
+    pub(super) fn log_new(&mut self) {
+        for it in self.found.values_mut().filter(|it| !it.is_logged) {
+            it.is_logged = true;
+            let what = match it.pod.socket_lb {
+                SocketLb::Off => "sockets",
+                SocketLb::TcpOnly => "UDP sockets",
+            };
+            tracing::info!("{what} of pod {} are left to packets", it.pod.name);
+        }
     }
 
     /// The names of the pods that have a cgroup here.

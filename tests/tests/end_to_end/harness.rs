@@ -44,7 +44,8 @@ fn the_sandbox_of_an_ended_process_is_removed() {
     // No process has this id: it is above the kernel's limit.
     let stale = host.cgroup2.join("kpe-sandbox-gone-4194305");
     std::fs::create_dir(&stale).unwrap();
-    assert_eq!(remove_stale(&host, false), ["kpe-sandbox-gone-4194305"]);
+    // There may be others: of tests that have failed.
+    assert!(remove_stale(&host, false).iter().any(|it| it == "kpe-sandbox-gone-4194305"));
     assert!(!stale.exists());
     assert!(sandbox.cgroup().exists());
 }

@@ -357,11 +357,11 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
             .unwrap();
         it.agent.wait_until_logged(TIMEOUT, "sockets of pod default/pod-1 are left to packets").unwrap();
         cgroup.enter();
-        let connections = || {
-            let labels = r#"namespace="default",service="web",port="tcp",protocol="TCP""#;
-            it.n1
-                .run(|| metric(&format!("kube_proxy_ebpf_connections_total{{{labels}}}")))
-                .unwrap_or_default()
+        let connections = |port: &str, protocol: &str| {
+            let labels =
+                format!("namespace=\"default\",service=\"web\",port=\"{port}\",protocol=\"{protocol}\"");
+            let name = format!("kube_proxy_ebpf_connections_total{{{labels}}}");
+            it.n1.run(|| metric(&name)).unwrap_or_default()
         };
         let sockets = internal_frontends(1).map(|frontend| {
             let socket = it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap());
@@ -370,7 +370,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
             assert_eq!(super::server(&it.pods[0], frontend), "p2");
             (frontend, socket)
         });
-        assert_eq!(connections(), redirected, "{socket_lb}");
+        assert_eq!((connections("tcp", "TCP"), connections("udp", "UDP")), (redirected, 0.0), "{socket_lb}");
         it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
         for (frontend, socket) in sockets {
             let arrives = || match exchange_connected(&socket) {
