@@ -182,6 +182,15 @@ impl Admin {
         self.state().served().is_some_and(|it| it.state.services.get(service).is_some())
     }
 
+    /// Whether the first endpoint of a Service is on this node. This is true on one node, if all of them have the same endpoints.
+    pub fn has_first_endpoint(&self, service: &ServiceName) -> bool {
+        let state = self.state();
+        state.served().is_some_and(|it| {
+            let endpoints = it.state.services.get(service).into_iter().flat_map(|it| &it.endpoints);
+            endpoints.min_by(|a, b| a.key.cmp(&b.key)).is_some_and(|it| it.local)
+        })
+    }
+
     /// What counts passes over conntrack.
     pub fn flow_pass_counter(&self) -> impl Fn(Family, Duration, usize) + Send + Sync + 'static {
         let metrics = Arc::clone(&self.metrics);

@@ -10,6 +10,7 @@ use publish::{
     grpc::ServedData,
     node_registry,
 };
+use source::kube::EventRecorder;
 use tokio::{
     task::yield_now,
     time::{Instant, MissedTickBehavior, interval},
@@ -79,6 +80,12 @@ impl Pipeline {
     /// The name of this node.
     pub fn node(&self) -> &str {
         &self.node
+    }
+
+    /// Posts Events of this node; `None` if the source is no API server.
+    pub fn event_recorder(&self) -> Option<EventRecorder> {
+        let RunningSource::Kube { source, .. } = &self.source else { return None };
+        Some(source.event_recorder(&self.node))
     }
 
     /// Subscribes to the state of this node.

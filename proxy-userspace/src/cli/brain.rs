@@ -48,7 +48,7 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
     }
     let admin = Admin::new(pipeline.node(), Role::Brain);
     // It has no ports to report.
-    drop(events::start(&admin, &flags.source, pipeline.node()));
+    drop(events::start(&admin, &pipeline, flags.listen.serve_any_node));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
     explain::serve(&admin, explain::Reasons::of(&pipeline));

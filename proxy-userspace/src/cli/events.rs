@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use admin::{Admin, BindFailure};
 use model::{Effect, ServiceName};
+use pipeline::Pipeline;
 use source::kube::{EventRecorder, ServiceEvent};
 use tokio::{
     select,
@@ -14,28 +15,30 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{
-    flags::{SourceArg, SourceFlags},
-    service_events::{Problems, ServiceEvents},
-};
+use super::service_events::{Problems, ServiceEvents};
 
 /// How many ports may wait to be reported; more are dropped.
 const EVENT_QUEUE_DEPTH: usize = 64;
 /// How often the problems of Services are looked at, as often as ejections are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Posts Events if the source is an API server: about the problems that `admin` knows, and about the ports that are sent.
+/// Posts Events if the source is an API server: about the problems that `admin` knows, and about the ports that are sent. What
+/// every node knows is posted if this is the brain of all nodes, or by the node with the first endpoint.
 /// Must be called within a tokio runtime.
-pub(super) fn start(admin: &Admin, flags: &SourceFlags, node: &str) -> Option<mpsc::Sender<BindFailure>> {
-    let SourceArg::Kube = flags.source else { return None };
-    let recorder = EventRecorder::new(flags.options.client_config(), node);
+pub(super) fn start(
+    admin: &Admin,
+    pipeline: &Pipeline,
+    is_of_all_nodes: bool,
+) -> Option<mpsc::Sender<BindFailure>> {
+    let recorder = pipeline.event_recorder()?;
     let (sender, failed) = mpsc::channel(EVENT_QUEUE_DEPTH);
-    tokio::spawn(post(admin.clone(), recorder, failed, node.to_owned()));
+    tokio::spawn(post(admin.clone(), is_of_all_nodes, recorder, failed, pipeline.node().to_owned()));
     Some(sender)
 }
 
 async fn post(
     admin: Admin,
+    is_of_all_nodes: bool,
     mut recorder: EventRecorder,
     mut failed: mpsc::Receiver<BindFailure>,
     node: String,
@@ -47,7 +50,7 @@ async fn post(
         select! {
             Some(it) = failed.recv() => recorder.post(unbound_port(&node, it)).await,
             now = poll.tick() => {
-                for event in service_events.update(problems(&admin), |it| admin.serves(it), now) {
+                for event in service_events.update(problems(&admin, is_of_all_nodes), |it| admin.serves(it), now) {
                     recorder.post(event).await;
                 }
             }
@@ -67,11 +70,13 @@ fn unbound_port(node: &str, BindFailure { service, port, reason }: BindFailure) 
     }
 }
 
-/// The problems that there are now.
-fn problems(admin: &Admin) -> BTreeMap<ServiceName, Problems> {
+/// The problems that there are now, and that this process posts.
+fn problems(admin: &Admin, is_of_all_nodes: bool) -> BTreeMap<ServiceName, Problems> {
     let mut problems = BTreeMap::<_, Problems>::new();
     for it in admin.ignored_annotations() {
-        if let Effect::AnnotationIgnored(service) = &it.effect {
+        if let Effect::AnnotationIgnored(service) = &it.effect
+            && (is_of_all_nodes || admin.has_first_endpoint(service))
+        {
             problems.entry(service.clone()).or_default().annotations.insert(it.to_string());
         }
     }

@@ -51,7 +51,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     let admin = Admin::new(pipeline.node(), Role::Backend);
     let servers = Servers::start()?;
     let mut health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
-    if let Some(events) = events::start(&admin, &flags.source, pipeline.node()) {
+    if let Some(events) = events::start(&admin, &pipeline, flags.listen.serve_any_node) {
         health_checks = health_checks.report_failures(events);
     }
     let sockets = flags.source.options.pods.of_sockets(flags.datapath.options(pipeline.node())?);

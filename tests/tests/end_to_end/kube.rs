@@ -255,7 +255,10 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     let server = ApiServer::start(settings).unwrap();
     server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
     let web = |endpoints: &[u8]| web(endpoints).annotation("kube-proxy-ebpf.io/drian", "30s");
-    set(&server, &[web(&[1, 2])]);
+    // That of another node is posted there.
+    let elsewhere = Service::new("elsewhere", &[[10, 96, 0, 12].into()]).port("tcp", "TCP", 80, 8080);
+    let elsewhere = elsewhere.endpoint_on("n2", "web-3", &[[10, 244, 2, 3].into()]);
+    set(&server, &[web(&[1, 2]), elsewhere.annotation("kube-proxy-ebpf.io/drian", "30s")]);
     let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     let for_ever = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
     node.start_with(&command(&node, &kubeconfig).args(for_ever));
@@ -292,7 +295,8 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     }
     node.wait_until(|_| !events("InvalidAnnotation").is_empty());
     let ignored = events("InvalidAnnotation");
-    assert_eq!(ignored.len(), 1, "the one that was refused is not posted again: {ignored:?}");
+    assert_eq!(ignored.len(), 1, "one was refused, and one is another node's: {ignored:?}");
+    assert_eq!(ignored[0]["regarding"]["name"], "late");
     let note = ignored[0]["note"].to_string();
     assert!(note.contains("did you mean kube-proxy-ebpf.io/passive-health?"), "{note}");
     assert_eq!(node.agent().count_logged("cannot post the event"), 1);

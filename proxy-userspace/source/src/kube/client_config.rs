@@ -31,6 +31,7 @@ use tower::{BoxError, ServiceBuilder, service_fn};
 use super::{
     connector::Connector,
     http_proxy::{Proxy, Route},
+    renewed_credentials::RenewedCredentials,
     request_log::RequestLog,
     timing::Timing,
 };
@@ -80,6 +81,16 @@ impl ClientConfig {
             tracing::info!("connecting to {server} through {}", proxy.address());
         }
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
+        let has_plugin = config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some();
+        let auth = config.auth_layer().map_err(invalid)?;
+        let (auth, renewed) = match has_plugin {
+            true => (None, auth.map(|it| RenewedCredentials::start(it, timing))),
+            false => (auth, None),
+        };
+        if renewed.is_some() {
+            // The plugin has given a token: it is not run once more for a certificate.
+            config.auth_info.exec = None;
+        }
         let send = match &self.connector {
             Some(connector) => sender(connector.clone(), timing),
             None => {
@@ -90,7 +101,7 @@ impl ClientConfig {
         let requests = self.requests.clone();
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
-            .option_layer(config.auth_layer().map_err(invalid)?)
+            .option_layer(auth)
             .map_request(move |request| match &token {
                 Some(token) => token.add_to(request),
                 None => request,
@@ -98,12 +109,16 @@ impl ClientConfig {
             .layer(config.extra_headers_layer().map_err(invalid)?)
             .map_err(BoxError::from)
             .service(service_fn(move |request: http::Request<Body>| {
-                let pending = requests.begin(&request);
-                let answer = send(request);
+                let (renewed, requests, send) = (renewed.clone(), requests.clone(), Arc::clone(&send));
                 async move {
-                    let answer = answer.await;
+                    let request = match &renewed {
+                        Some(it) => it.add_to(request).await?,
+                        None => request,
+                    };
+                    let pending = requests.begin(&request);
+                    let answer = send(request).await;
                     pending.end(answer.as_ref().ok().map(http::Response::status));
-                    answer
+                    answer.map_err(BoxError::from)
                 }
             }));
         Ok((server, Client::new(service, config.default_namespace)))

@@ -16,6 +16,7 @@ mod list_items;
 mod options;
 mod outage;
 mod reflector;
+mod renewed_credentials;
 mod request_log;
 mod resource;
 mod server_check;
@@ -30,7 +31,7 @@ mod watch_stream;
 use std::sync::Arc;
 
 use model::Rejected;
-use tokio::task::JoinSet;
+use tokio::{runtime::Handle, task::JoinSet};
 
 use self::{
     options::Selectors, reflector::Reflector, resource::Resource as _, shared::Shared,
@@ -54,6 +55,8 @@ pub use timing::Timing;
 #[derive(Debug)]
 pub struct KubeSource {
     shared: Arc<Shared>,
+    client: Arc<SharedClient>,
+    runtime: Handle,
     requests: RequestLog,
     _tasks: JoinSet<()>,
 }
@@ -82,14 +85,20 @@ impl KubeSource {
             Some(pods) => drop(tasks.spawn(Reflector::<Pod>::new(options, &client, pods, &shared).run())),
             None => shared.missing(Pod::INDEX),
         }
-        tasks.spawn(server_check::run(client, Arc::clone(&shared), options.timing));
-        Ok(Self { shared, requests: options.client_config.requests.clone(), _tasks: tasks })
+        tasks.spawn(server_check::run(Arc::clone(&client), Arc::clone(&shared), options.timing));
+        let requests = options.client_config.requests.clone();
+        Ok(Self { shared, client, runtime: Handle::current(), requests, _tasks: tasks })
     }
 
     /// Waits for changes; the first ones are the whole cluster state, never a part of it. `None` if the source has
     /// failed. Cancel-safe.
     pub async fn next(&self) -> Option<ClusterChanges> {
         self.shared.next().await
+    }
+
+    /// Posts Events of the node with this name to the same API server.
+    pub fn event_recorder(&self, node: &str) -> EventRecorder {
+        EventRecorder::new(Arc::clone(&self.client), self.runtime.clone(), node)
     }
 
     /// The requests to the API server since the last call; of very many, the first ones.

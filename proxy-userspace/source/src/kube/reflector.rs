@@ -153,8 +153,9 @@ impl<R: Resource> Reflector<R> {
         }
         self.may_be_restored |= error.kind.is_unreachable();
         self.shared.wait(next, error.retry_after.is_none()).await;
-        if (error.kind.is_unreachable() || error.kind == ErrorKind::Unauthorized)
-            && let Err(text) = self.client.reload(&self.used).await
+        let is_refused = error.kind == ErrorKind::Unauthorized;
+        if (error.kind.is_unreachable() || is_refused)
+            && let Err(text) = self.client.reload(&self.used, is_refused).await
             && !R::IS_OPTIONAL
         {
             self.shared.failed(R::INDEX, &WatchError::new(ErrorKind::Other, text), Instant::now());

@@ -43,7 +43,7 @@ pub(super) async fn run(client: Arc<SharedClient>, shared: Arc<Shared>, timing: 
         shared.failed(SERVER, &error, next);
         shared.wait(next, error.retry_after.is_none()).await;
         // A new connection may reach another server behind the same address.
-        if is_unreachable && let Err(text) = client.reload(&used).await {
+        if is_unreachable && let Err(text) = client.reload(&used, false).await {
             shared.failed(SERVER, &WatchError::new(ErrorKind::Other, text), next);
         }
     }

@@ -1,7 +1,7 @@
-//! The client that all reflectors share: one connection with HTTP/2, and one set of credentials.
+//! The client that all reflectors and the recorder of Events share: one connection with HTTP/2, and one set of credentials.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,6 +17,8 @@ use super::{
 
 /// The form of a response: whole objects.
 pub(super) const JSON: &str = "application/json";
+/// How long a retry waits for the configuration to be read.
+const PATIENCE: Duration = Duration::from_secs(1);
 const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// A client that can be replaced.
@@ -43,6 +45,11 @@ impl std::fmt::Debug for NumberedClient {
 }
 
 impl NumberedClient {
+    /// The client itself.
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     /// Waits for the head of a response in a form, whatever its status; errors begin with `name`.
     pub(super) async fn get(
         &self,
@@ -85,9 +92,28 @@ impl SharedClient {
     }
 
     /// Replaces a client that has failed: reads the configuration and the credentials again, once for all who have it.
-    pub(super) async fn reload(&self, failed: &NumberedClient) -> Result<(), String> {
+    ///
+    /// A credential plugin may take longer than [`PATIENCE`]: the client is then replaced later, unless the server has refused
+    /// its credentials, without which no request succeeds.
+    pub(super) async fn reload(
+        self: &Arc<Self>,
+        failed: &NumberedClient,
+        is_refused: bool,
+    ) -> Result<(), String> {
+        let mut reloaded = tokio::spawn(Arc::clone(self).replace(failed.number));
+        let reloaded = match is_refused {
+            true => reloaded.await,
+            false => match timeout(PATIENCE, &mut reloaded).await {
+                Ok(it) => it,
+                Err(_) => return Ok(()),
+            },
+        };
+        reloaded.map_err(|it| it.to_string())?
+    }
+
+    async fn replace(self: Arc<Self>, failed: u64) -> Result<(), String> {
         let _turn = self.reloading.lock().await;
-        if self.current().number != failed.number {
+        if self.current().number != failed {
             return Ok(());
         }
         let (config, timing) = (self.config.clone(), self.timing);
@@ -96,7 +122,7 @@ impl SharedClient {
             false => config.client(&timing),
         };
         let (_, client) = client.map_err(|it| it.to_string())?;
-        *self.current() = NumberedClient { client, number: failed.number + 1 };
+        *self.current() = NumberedClient { client, number: failed + 1 };
         Ok(())
     }
 }

@@ -25,6 +25,8 @@ pub struct Timing {
     pub streaming_retry: Duration,
     /// After this time a server that does not have or permit an optional resource is asked for it again.
     pub missing_retry: Duration,
+    /// How often the end of a plugin's credentials is looked at: several times in their last minute, in which they are renewed.
+    pub renewal: Duration,
 }
 
 impl Timing {
@@ -46,6 +48,7 @@ impl Default for Timing {
             idle: (Duration::from_secs(45), Duration::from_secs(15)),
             streaming_retry: Duration::from_secs(600),
             missing_retry: Duration::from_secs(600),
+            renewal: Duration::from_secs(15),
         }
     }
 }

@@ -2,9 +2,12 @@
 
 use api_server::{ApiServer, Settings};
 use model::ServiceName;
-use source::kube::{EventRecorder, ServiceEvent};
+use source::kube::{EventRecorder, KubeSource, ServiceEvent};
 
-use super::source_test::at;
+use super::{
+    credential_plugin::Plugin,
+    source_test::{SourceTest, at, options},
+};
 
 fn warning(note: &str) -> ServiceEvent {
     ServiceEvent {
@@ -17,14 +20,17 @@ fn warning(note: &str) -> ServiceEvent {
     }
 }
 
-fn recorder(server: &ApiServer) -> EventRecorder {
-    EventRecorder::new(at(server), &"n".repeat(200))
+/// The source must live as long as its recorder.
+fn recorder(server: &ApiServer, node: &str) -> (KubeSource, EventRecorder) {
+    let source = KubeSource::start(&options(at(server))).unwrap();
+    let recorder = source.event_recorder(node);
+    (source, recorder)
 }
 
 #[tokio::test]
 async fn an_event_refers_to_its_service() {
     let server = ApiServer::start(Settings::default()).unwrap();
-    let mut recorder = recorder(&server);
+    let (_source, mut recorder) = recorder(&server, &"n".repeat(200));
     recorder.post(warning("it is broken")).await;
     recorder.post(warning(&"ä".repeat(1_000))).await;
     let posted = server.events();
@@ -50,7 +56,7 @@ async fn what_every_node_posts_is_stored_once() {
     let server = ApiServer::start(Settings::default()).unwrap();
     let event = |note| ServiceEvent { is_of_cluster: true, is_warning: false, ..warning(note) };
     for node in ["n1", "n2"] {
-        let mut recorder = EventRecorder::new(at(&server), node);
+        let (_source, mut recorder) = recorder(&server, node);
         recorder.post(event("for all")).await;
         recorder.post(event("another")).await;
     }
@@ -64,7 +70,7 @@ async fn what_every_node_posts_is_stored_once() {
 #[tokio::test]
 async fn events_that_cannot_be_posted_are_dropped() {
     let mut server = ApiServer::start(Settings { accepts_events: false, ..Settings::default() }).unwrap();
-    let mut recorder = recorder(&server);
+    let (_source, mut recorder) = recorder(&server, "n1");
     recorder.post(warning("forbidden")).await;
     server.stop();
     recorder.post(warning("not reachable")).await;
@@ -73,4 +79,17 @@ async fn events_that_cannot_be_posted_are_dropped() {
     recorder.post(warning("accepted")).await;
     let notes: Vec<_> = server.events().iter().map(|it| it["note"].clone()).collect();
     assert_eq!(notes, ["accepted"]);
+}
+
+#[tokio::test]
+async fn events_are_posted_with_the_credentials_of_the_watches() {
+    let plugin = Plugin::new("1 hour");
+    let server = ApiServer::start(Settings { token: Some("first".into()), ..Settings::default() }).unwrap();
+    let mut test = SourceTest::start(&options(plugin.access(&server)));
+    test.next().await;
+    let mut recorder = test.source.event_recorder("n1");
+    for note in ["one", "two", "three"] {
+        recorder.post(warning(note)).await;
+    }
+    assert_eq!((server.events().len(), plugin.runs()), (3, 1));
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
+mod credential_plugin;
 mod errors;
 mod event_recorder;
 mod lists;

@@ -31,6 +31,7 @@ pub(crate) const QUICK: Timing = Timing {
     idle: (Duration::from_secs(36), Duration::from_secs(15)),
     streaming_retry: Duration::from_millis(200),
     missing_retry: Duration::from_millis(200),
+    renewal: Duration::from_millis(100),
 };
 
 pub(crate) fn service(name: &str, ip: &str) -> Value {
