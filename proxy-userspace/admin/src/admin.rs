@@ -10,7 +10,7 @@ use datapath::{
     ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
 };
 use jiff::Timestamp;
-use model::{Effect, Family, Rejected, ServiceName};
+use model::{Effect, Family, Rejected, Rejections, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
 use publish::{Published, Subscription, followers::FollowerStats, grpc::ClientStats};
@@ -163,7 +163,7 @@ impl Admin {
     /// The annotations of Services that are ignored now.
     pub fn ignored_annotations(&self) -> Vec<Rejected> {
         let state = self.state();
-        let rejected = state.rejected.get(&RejectedBy::Source).into_iter().flatten();
+        let rejected = state.rejected.get(&RejectedBy::Source).into_iter().flat_map(Rejections::iter);
         rejected.filter(|it| matches!(it.effect, Effect::AnnotationIgnored(_))).cloned().collect()
     }
 
@@ -246,12 +246,12 @@ impl pipeline::Observer for Admin {
         self.metrics.on_request(request);
     }
 
-    fn rejected(&self, stage: Stage, items: Vec<Rejected>) {
+    fn rejected(&self, stage: Stage, rejections: &Rejections) {
         let by = match stage {
             Stage::Source => RejectedBy::Source,
             Stage::Brain => RejectedBy::Brain,
         };
-        self.set_rejected(by, items);
+        self.state().rejected.insert(by, rejections.clone());
     }
 
     fn published(&self, steps: &PublishSteps) {

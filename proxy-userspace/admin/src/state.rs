@@ -13,7 +13,7 @@ use std::{
 use datapath::{
     ApplyReport, AttachStatus, HookBehavior, PacketAffinity, PortCounts, ProbeResult, TableFill, TableStats,
 };
-use model::{Family, Protocol, Rejected, ServiceName, state::NodeState};
+use model::{Family, Protocol, Rejected, Rejections, ServiceName, state::NodeState};
 use pipeline::SyncStatus;
 use publish::{Published, followers::FollowerStats, grpc::ClientStats};
 use reconciler::Step;
@@ -108,7 +108,7 @@ pub(crate) struct AdminState {
     pub(crate) packet_affinity: PacketAffinity,
     /// Whether kube-proxy has rules beside ours.
     pub(crate) has_kube_proxy_rules: bool,
-    pub(crate) rejected: BTreeMap<RejectedBy, Vec<Rejected>>,
+    pub(crate) rejected: BTreeMap<RejectedBy, Rejections>,
     pub(crate) totals: Totals,
     /// Whether the cluster ever had a Node object of this node.
     saw_own_node: bool,
@@ -275,7 +275,7 @@ impl AdminState {
         self.active =
             Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.inherited = None;
-        self.rejected.insert(RejectedBy::Backend, report.rejected.clone());
+        self.rejected.insert(RejectedBy::Backend, report.rejected.iter().cloned().collect());
         // One half of the datapath may have taken a newer state meanwhile.
         let is_last = self.last_dequeued.is_none_or(|it| it == key(published));
         self.pending_since =

@@ -2,6 +2,7 @@
 
 use datapath::PortCounts;
 use jiff::Timestamp;
+use model::Rejections;
 use publish::Published;
 use serde::{Deserialize, Serialize};
 
@@ -177,7 +178,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         error: it.error.clone(),
     });
     let rejected = RejectedBy::ALL.iter().flat_map(|by| {
-        state.rejected.get(by).into_iter().flatten().map(|it| RejectedStatus {
+        state.rejected.get(by).into_iter().flat_map(Rejections::iter).map(|it| RejectedStatus {
             by: by.name().to_owned(),
             item: it.item.clone(),
             reason: it.reason.clone(),

@@ -12,12 +12,12 @@ use std::{
 };
 
 use model::{
-    Rejected, ServiceName,
+    Rejections, ServiceName,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
     conflicts::FrontendOwners,
     diff::differing,
-    services::{Edit, Services},
-    state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState},
+    object_map::Edit,
+    state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
 
 use crate::{
@@ -32,6 +32,7 @@ pub struct Brain {
     options: Options,
     cluster: Arc<ClusterState>,
     owners: FrontendOwners,
+    rejections: Rejections,
     /// Services whose own object may have changed.
     changed_services: BTreeSet<ServiceName>,
     /// Services to be derived again.
@@ -95,10 +96,10 @@ impl Brain {
         self.served.get(node).map(|it| &it.state)
     }
 
-    /// The frontends that are not served because another Service has them, as of the last
+    /// The frontends that are not served because another Service has them, by Service, as of the last
     /// [`recompute`](Self::recompute).
-    pub fn rejected(&self) -> impl Iterator<Item = Rejected> {
-        self.owners.rejected()
+    pub fn rejections(&self) -> &Rejections {
+        &self.rejections
     }
 
     /// Adds a Service, or replaces the one of the same name.
@@ -204,6 +205,9 @@ impl Brain {
                 self.mark_dirty(&affected);
             }
             self.mark_dirty(&name);
+        }
+        for name in self.owners.take_changed() {
+            self.rejections.set(&format!("Service {name}"), self.owners.rejected_of(&name));
         }
         for name in mem::take(&mut self.dirty) {
             self.derive(&name, &mut changed);
@@ -311,11 +315,11 @@ impl Brain {
     fn derive(&mut self, name: &ServiceName, changed: &mut BTreeSet<Arc<str>>) {
         let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
         // One edit for all zones and nodes of the same locality.
-        let mut edits: HashMap<Locality<'_>, Edit> = HashMap::new();
+        let mut edits: HashMap<Locality<'_>, Edit<ServiceState>> = HashMap::new();
         for (zone, services) in &mut self.zones {
             let locality = view.zone_locality(zone.as_deref());
             if !edits.contains_key(&locality) {
-                let similar = edits.get(&Locality::default()).and_then(Edit::state);
+                let similar = edits.get(&Locality::default()).and_then(Edit::object);
                 let edit = derive_edit(&view, name, locality, [similar, services.get(name)]);
                 edits.insert(locality, edit);
             }
@@ -329,7 +333,7 @@ impl Brain {
             let has_changed = match (locality.node, zone_edit) {
                 (None, Some(edit)) => state.services.apply(edit),
                 (_, edit) => {
-                    let similar = edit.as_ref().and_then(|it| it.state());
+                    let similar = edit.as_ref().and_then(|it| it.object());
                     let edit = derive_edit(&view, name, locality, [similar, state.services.get(name)]);
                     state.services.apply(&mut { edit })
                 }
@@ -399,7 +403,7 @@ fn derive_edit(
     name: &ServiceName,
     locality: Locality<'_>,
     similar: [Option<&Arc<ServiceState>>; 2],
-) -> Edit {
+) -> Edit<ServiceState> {
     let [zone_state, _] = similar;
     let Some(mut state) = view.state_from(locality, zone_state) else { return Edit::delete(name.clone()) };
     let similar = || similar.into_iter().flatten();

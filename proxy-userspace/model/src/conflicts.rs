@@ -14,12 +14,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, mem,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
 
-use crate::{Protocol, Rejected, ServiceName, Timestamp, state::Service};
+use crate::{Effect, Protocol, Rejected, RejectedParts, ServiceName, Timestamp, state::Service};
 
 /// An address and port of a Service, or a node port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,6 +92,9 @@ pub struct FrontendOwners {
     /// All claims. The first one of each frontend is that of its owner.
     ranked: BTreeSet<(FrontendKey, Precedence)>,
     conflicting: BTreeMap<ServiceName, BTreeSet<FrontendKey>>,
+    /// The Services whose claims, and the frontends whose owners have changed since they were taken.
+    changed: BTreeSet<ServiceName>,
+    changed_frontends: BTreeSet<FrontendKey>,
 }
 
 impl FrontendOwners {
@@ -100,28 +103,29 @@ impl FrontendOwners {
         self.conflicting.get(service)
     }
 
-    /// The frontends that one Service loses, and why.
-    pub fn rejected_of(&self, service: &ServiceName) -> impl Iterator<Item = Rejected> {
-        let conflicting = self.conflicting.get_key_value(service);
-        conflicting.into_iter().flat_map(|(service, keys)| self.rejections(service, keys))
+    /// The frontends that one Service loses, and why; of very many the first ones, and their number.
+    pub fn rejected_of(&self, service: &ServiceName) -> Vec<Rejected> {
+        let mut rejected = RejectedParts::of(format!("Service {service}"));
+        for frontend in self.conflicting.get(service).into_iter().flatten() {
+            if let Some(owner) = self.owner(*frontend) {
+                let reason = || {
+                    format!(
+                        "it belongs to Service {owner} (by cluster IP, then age, then name); give one of them another"
+                    )
+                };
+                rejected.push_with(frontend, reason, Effect::NotServed);
+            }
+        }
+        rejected.into_list()
     }
 
-    /// The frontends that all Services lose, and why.
-    pub fn rejected(&self) -> impl Iterator<Item = Rejected> {
-        self.conflicting.iter().flat_map(|(service, keys)| self.rejections(service, keys))
-    }
-
-    fn rejections<'a>(
-        &'a self,
-        service: &'a ServiceName,
-        keys: &'a BTreeSet<FrontendKey>,
-    ) -> impl Iterator<Item = Rejected> {
-        keys.iter().filter_map(move |frontend| {
-            let owner = self.owner(*frontend)?;
-            Some(Rejected::not_served(format!("Service {service}: {frontend}"), format!(
-                    "it belongs to Service {owner} (by cluster IP, then age, then name); give one of them another"
-                )))
-        })
+    /// The Services for which [`rejected_of`](Self::rejected_of) may have changed since the last call.
+    pub fn take_changed(&mut self) -> BTreeSet<ServiceName> {
+        let mut changed = mem::take(&mut self.changed);
+        for frontend in mem::take(&mut self.changed_frontends) {
+            changed.extend(self.claimants(frontend).cloned());
+        }
+        changed
     }
 
     /// The Services that claim a frontend: its owner, then those that lose it.
@@ -152,6 +156,7 @@ impl FrontendOwners {
         }
         let before = self.claims.remove(name).unwrap_or_default();
         self.conflicting.remove(name);
+        self.changed.insert(name.clone());
         let all: BTreeSet<_> = before.frontends.iter().chain(&claim.frontends).copied().collect();
         for frontend in all {
             let previous = self.owner(frontend).cloned();
@@ -166,6 +171,10 @@ impl FrontendOwners {
             }
             if previous == owner {
                 continue;
+            }
+            // Without other claimants there is no Service to tell.
+            if previous.is_some() && owner.is_some() {
+                self.changed_frontends.insert(frontend);
             }
             if let Some(loser) = previous.filter(|it| it != name) {
                 self.conflicting.entry(loser.clone()).or_default().insert(frontend);
@@ -207,7 +216,7 @@ mod tests {
     use proptest::{collection::vec, option, prelude::*};
 
     use super::*;
-    use crate::state::ServicePort;
+    use crate::{Rejections, state::ServicePort};
 
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
     const ADDRESSES: [&str; 3] = ["10.96.0.1", "10.96.0.2", "192.0.2.1"];
@@ -270,6 +279,7 @@ mod tests {
         fn the_first_by_precedence_owns_a_frontend_whatever_was_before(steps in vec(step(), 0..20)) {
             let mut owners = FrontendOwners::default();
             let mut claims = BTreeMap::new();
+            let mut rejections = Rejections::default();
             for (index, change) in steps {
                 let before = ranked(&claims);
                 let claim = change.map(|(service, created)| Claim::new(&service, created)).unwrap_or_default();
@@ -292,7 +302,10 @@ mod tests {
                     prop_assert_eq!(owners.conflicting(&name(it)), conflicting.get(&name(it)));
                     found.extend(owners.rejected_of(&name(it)));
                 }
-                prop_assert!(owners.rejected().eq(found.iter().cloned()));
+                for it in owners.take_changed() {
+                    rejections.set(&it.to_string(), owners.rejected_of(&it));
+                }
+                prop_assert!(rejections.iter().eq(&found));
                 rejected.sort();
                 let mut items: Vec<_> = found.iter().map(|it| (&it.item, &it.reason)).collect();
                 items.sort();

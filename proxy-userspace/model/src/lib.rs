@@ -20,7 +20,7 @@ pub mod address;
 pub mod cluster;
 pub mod conflicts;
 pub mod diff;
-pub mod services;
+pub mod object_map;
 pub mod state;
 
 pub use error_chain::error_chain;
@@ -29,7 +29,7 @@ pub use frontend_kind::FrontendKind;
 pub use names::NameForm;
 pub use nearest::nearest;
 pub use net::{Family, PerFamily, Protocol};
-pub use rejected::{Effect, Rejected, RejectedParts};
+pub use rejected::{Effect, Rejected, RejectedObject, RejectedParts, Rejections};
 pub use service_metadata::{NamePattern, RequestedMetadata, ServiceMetadata};
 pub use service_name::ServiceName;
 pub use time::Timestamp;

@@ -1,8 +1,11 @@
 //! Parts of the input that are not served, or not as they are written.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use crate::ServiceName;
+use crate::{
+    ServiceName,
+    object_map::{Keyed, ObjectMap},
+};
 
 /// How many parts of one object are listed.
 const MAX_LISTED: usize = 100;
@@ -69,10 +72,15 @@ impl RejectedParts {
 
     /// Rejects a field.
     pub fn push(&mut self, field: impl fmt::Display, reason: impl Into<String>, effect: Effect) {
+        self.push_with(field, || reason.into(), effect);
+    }
+
+    /// The same; the reason is asked for only if it is listed.
+    pub fn push_with(&mut self, field: impl fmt::Display, reason: impl FnOnce() -> String, effect: Effect) {
         self.count += 1;
         if self.count <= MAX_LISTED {
             let item = format!("{}: {field}", self.object);
-            self.listed.push(Rejected { item, reason: reason.into(), effect });
+            self.listed.push(Rejected { item, reason: reason(), effect });
         }
     }
 
@@ -82,6 +90,82 @@ impl RejectedParts {
             self.listed.push(Rejected::not_served(self.object, format!("{more} more parts were rejected")));
         }
         self.listed
+    }
+}
+
+/// What is rejected of many objects. Copies share what did not change, and a change costs what it touches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rejections {
+    objects: ObjectMap<RejectedObject>,
+    count: usize,
+}
+
+/// The rejected parts of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedObject {
+    /// The kind and the name of the object.
+    pub object: Arc<str>,
+    /// At least one.
+    pub parts: Vec<Rejected>,
+}
+
+impl Keyed for RejectedObject {
+    type Key = Arc<str>;
+
+    fn key(&self) -> &Arc<str> {
+        &self.object
+    }
+}
+
+impl Rejections {
+    /// Replaces what is rejected of an object.
+    pub fn set(&mut self, object: &str, parts: Vec<Rejected>) {
+        let object = Arc::from(object);
+        self.count += parts.len();
+        let before = match parts.is_empty() {
+            true => self.objects.remove(&object),
+            false => self.objects.insert(RejectedObject { object, parts }),
+        };
+        self.count -= before.map_or(0, |it| it.parts.len());
+    }
+
+    /// The number of parts.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether nothing is rejected.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether both are the same in memory: nothing was changed between them.
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        self.objects.ptr_eq(&other.objects)
+    }
+
+    /// All parts, by object.
+    pub fn iter(&self) -> impl Iterator<Item = &Rejected> + Clone {
+        self.objects.iter().flat_map(|(_, it)| &it.parts)
+    }
+
+    /// The parts that were not rejected before. If one is made from the other, the cost is proportional to the difference.
+    pub fn new_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Rejected> {
+        self.objects.diff(&before.objects).flat_map(|(_, before, after)| {
+            let is_new = move |it: &&Rejected| before.is_none_or(|before| !before.parts.contains(it));
+            after.into_iter().flat_map(|it| &it.parts).filter(is_new)
+        })
+    }
+}
+
+impl FromIterator<Rejected> for Rejections {
+    /// Each part counts as an object of its own.
+    fn from_iter<I: IntoIterator<Item = Rejected>>(parts: I) -> Self {
+        let mut all = Self::default();
+        for it in parts {
+            all.set(&it.to_string(), vec![it]);
+        }
+        all
     }
 }
 
@@ -97,5 +181,20 @@ mod tests {
         assert_eq!(list.len(), MAX_LISTED + 1);
         assert_eq!(list[1].log_line(), "not served: Service a/b: 1: no");
         assert_eq!(list[MAX_LISTED].to_string(), "Service a/b: 7 more parts were rejected");
+    }
+
+    #[test]
+    fn rejections_know_what_is_new_and_how_many_there_are() {
+        let part = |field: &str| Rejected::not_served(format!("Service a/b: {field}"), "no");
+        let mut all = Rejections::default();
+        all.set("Service a/b", vec![part("x"), part("y")]);
+        all.set("Service c/d", vec![part("z")]);
+        let before = all.clone();
+        all.set("Service a/b", vec![part("y"), part("w")]);
+        all.set("Service c/d", Vec::new());
+        assert_eq!(all.new_since(&before).collect::<Vec<_>>(), [&part("w")]);
+        assert_eq!((before.len(), all.len(), all.iter().count()), (3, 2, 2));
+        all.set("Service a/b", Vec::new());
+        assert!(all.is_empty() && all == Rejections::default());
     }
 }

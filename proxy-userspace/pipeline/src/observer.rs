@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use model::Rejected;
+use model::Rejections;
 use source::kube::ApiRequest;
 use tokio::time::Instant;
 
@@ -14,8 +14,8 @@ pub trait Observer {
     /// A request to the API server has been answered, or has failed.
     fn request(&self, request: &ApiRequest);
 
-    /// The items that a stage rejects now; they replace those reported before.
-    fn rejected(&self, stage: Stage, items: Vec<Rejected>);
+    /// What a stage rejects now, which replaces what was reported before. They have been logged.
+    fn rejected(&self, stage: Stage, rejections: &Rejections);
 
     /// The state of this node is published; again with the same revision if it did not change.
     fn published(&self, steps: &PublishSteps);
@@ -39,7 +39,7 @@ pub struct PublishSteps {
 impl Observer for () {
     fn source(&self, _: &str, _: SyncStatus) {}
     fn request(&self, _: &ApiRequest) {}
-    fn rejected(&self, _: Stage, _: Vec<Rejected>) {}
+    fn rejected(&self, _: Stage, _: &Rejections) {}
     fn published(&self, _: &PublishSteps) {}
 }
 

@@ -10,7 +10,7 @@ use publish::{
     grpc::ServedData,
     node_registry,
 };
-use source::kube::EventRecorder;
+use source::{RejectionLog, kube::EventRecorder};
 use tokio::{
     task::yield_now,
     time::{Instant, MissedTickBehavior, interval},
@@ -117,7 +117,7 @@ impl Pipeline {
     pub async fn run(&self, observer: &impl Observer) {
         let mut brain = Brain::new(self.options.clone());
         brain.start_serving(&self.node);
-        let mut reported = BTreeSet::new();
+        let mut log = RejectionLog::default();
         // The Nodes that were checked for shared addresses, and the result.
         let (mut nodes, mut shared) = (None::<NodeInfos>, None);
         let mut events = self.source.events(observer);
@@ -157,6 +157,7 @@ impl Pipeline {
                 () = self.own_cluster.watcher_joined() => {}
                 _ = idle_check.tick() => {
                     self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
+                    log.remind();
                     continue;
                 }
                 // After everything else that is ready: no change waits for the first states of others.
@@ -201,13 +202,11 @@ impl Pipeline {
             let unknown = unknown_node(&self.node, infos, is_required);
             let unnumbered = no_address(&self.node, infos).filter(|_| is_required);
             let of_node = unknown.into_iter().chain(unnumbered).chain(shared.clone());
-            let rejected: BTreeSet<_> =
-                brain.rejected().chain(of_node.filter(|_| self.checks_node)).collect();
-            for it in rejected.difference(&reported) {
-                tracing::warn!("{}", it.log_line());
+            let mut rejections = brain.rejections().clone();
+            rejections.set(&self.node, of_node.filter(|_| self.checks_node).collect());
+            if log.update(&rejections) {
+                observer.rejected(Stage::Brain, &rejections);
             }
-            observer.rejected(Stage::Brain, rejected.iter().cloned().collect());
-            reported = rejected;
             if is_crowd {
                 let_all_send().await;
             }
@@ -287,8 +286,8 @@ mod tests {
 
         fn request(&self, _: &source::kube::ApiRequest) {}
 
-        fn rejected(&self, _: Stage, items: Vec<model::Rejected>) {
-            self.rejected.lock().unwrap().extend(items.iter().map(ToString::to_string));
+        fn rejected(&self, _: Stage, rejections: &model::Rejections) {
+            self.rejected.lock().unwrap().extend(rejections.iter().map(ToString::to_string));
         }
 
         fn published(&self, steps: &PublishSteps) {

@@ -5,7 +5,10 @@ use std::{path::Path, sync::Arc};
 use brain::Brain;
 use model::RequestedMetadata;
 use publish::{Published, Publisher};
-use source::file::{FileReport, FileUpdate};
+use source::{
+    RejectionLog,
+    file::{FileReport, FileUpdate},
+};
 
 use crate::{config::Error, node_check::unknown_node, source_events::apply};
 
@@ -31,9 +34,9 @@ pub fn read_manifests(
     brain.start_serving(node);
     apply(&mut brain, changes);
     brain.recompute();
-    for it in brain.rejected().chain(unknown_node(node, brain.node_infos(), false)) {
-        tracing::warn!("{}", it.log_line());
-    }
+    let mut rejections = brain.rejections().clone();
+    rejections.set(node, unknown_node(node, brain.node_infos(), false).into_iter().collect());
+    RejectionLog::default().update(&rejections);
     let publisher = Publisher::new(node);
     publisher.publish(brain.state(node).cloned().unwrap_or_default());
     Ok(publisher.current().expect("a state has just been published"))

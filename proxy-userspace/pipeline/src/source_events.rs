@@ -120,7 +120,7 @@ impl RunningSource {
 fn report(source: &KubeSource, observer: &impl Observer) {
     source.take_requests().iter().for_each(|it| observer.request(it));
     if let Some(rejected) = source.take_rejected() {
-        observer.rejected(Stage::Source, rejected);
+        observer.rejected(Stage::Source, &rejected);
     }
     for it in source.health().resources() {
         let last_contact = it.last_contact.map(|it| SystemTime::now() - it.elapsed());
@@ -146,7 +146,7 @@ impl SourceEvents<'_> {
                     if let Some(report) = report {
                         let error = Some(report.problems.join("; ")).filter(|it| !it.is_empty());
                         observer.source(FILE, SyncStatus { is_synced: true, error, ..SyncStatus::default() });
-                        observer.rejected(Stage::Source, report.rejected);
+                        observer.rejected(Stage::Source, &report.rejected.into_iter().collect());
                     }
                     Some(SourceEvent::Changes(changes))
                 }

@@ -97,7 +97,7 @@ async fn report_brain(admin: &Admin, upstream: &Upstream) {
                 if let Some(it) = unknown.as_ref().filter(|it| reported.as_ref() != Some(*it)) {
                     tracing::warn!("{it}");
                 }
-                admin.rejected(Stage::Brain, unknown.iter().cloned().collect());
+                admin.rejected(Stage::Brain, &unknown.iter().cloned().collect());
                 reported = unknown;
             }
             // The client outlives the loop.

@@ -82,13 +82,14 @@ impl NodeStateDecoder {
             if let Some(it) = after.state.as_ref().or(before.state.as_ref()) {
                 let name = &it.service.name;
                 let claim = after.state.as_ref().map(|it| Claim::new(&it.service, None)).unwrap_or_default();
-                affected.extend(self.owners.set(name, claim));
+                self.owners.set(name, claim);
                 affected.insert(name.clone());
             }
             if message.is_some() {
                 self.services.insert(Arc::clone(path), after);
             }
         }
+        affected.extend(self.owners.take_changed());
         let is_first = self.state.services.is_empty();
         let mut served = Vec::new();
         for name in affected {
@@ -132,7 +133,7 @@ impl NodeStateDecoder {
     /// A Service without the frontends that another one owns; none if it is not served. Logs what it loses.
     fn resolve(&mut self, name: &ServiceName) -> Option<Arc<ServiceState>> {
         let decoded = self.services.get_mut(service_path(name).as_str())?;
-        let conflicts: Vec<_> = self.owners.rejected_of(name).collect();
+        let conflicts = self.owners.rejected_of(name);
         log_new(&conflicts, &decoded.conflicts);
         decoded.conflicts = conflicts;
         let mut state = Arc::clone(decoded.state.as_ref()?);

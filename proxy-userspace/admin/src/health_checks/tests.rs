@@ -146,13 +146,13 @@ async fn a_port_in_use_is_reported_and_bound_once_it_is_free() {
     assert_eq!((first.service, first.port), (ServiceName::new("shop", "web"), port));
     assert!(first.reason.contains("in use"), "{}", first.reason);
     assert!(
-        rejected()[0].to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
+        rejected().iter().next().unwrap().to_string().contains(&format!("health checks at 0.0.0.0:{port}: ")),
         "{:?}",
         rejected()
     );
     drop(occupied);
     check(port, &["200 OK"]).await;
-    assert_eq!(rejected(), []);
+    assert!(rejected().is_empty());
     // The failed attempts were reported once; a failure after a success is reported again.
     assert!(failures.try_recv().is_err());
     publisher.publish(state([]));

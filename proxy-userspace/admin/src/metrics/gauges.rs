@@ -7,6 +7,7 @@ use std::{
 };
 
 use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PortCounts, TableStats};
+use model::Rejections;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
@@ -68,7 +69,7 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let Totals { services, endpoints, .. } = state.totals;
     out.gauge("services", "Services that are served", services as f64)?;
     out.gauge("endpoints", "Endpoints of all Services", endpoints as f64)?;
-    let rejected = |it: &RejectedBy| (it.name(), state.rejected.get(it).map_or(0, Vec::len) as f64);
+    let rejected = |it: &RejectedBy| (it.name(), state.rejected.get(it).map_or(0, Rejections::len) as f64);
     out.family(
         "rejected_items",
         "Rejected parts of objects, by the part of the process that rejects them",

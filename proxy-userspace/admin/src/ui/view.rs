@@ -10,7 +10,7 @@ use std::{
 };
 
 use model::{
-    Family, ServiceName,
+    Family, Rejections, ServiceName,
     state::{EndpointKey, ServiceKind, TrafficPolicy},
 };
 use serde::Serialize;
@@ -214,7 +214,7 @@ pub(super) fn answer(state: &AdminState, board: &Board, question: &Question, now
         _ => found.len().saturating_sub(1) / question.count * question.count,
     };
     let rows = found.iter().skip(from).take(question.count);
-    let rejected = state.rejected.values().flatten();
+    let rejected = state.rejected.values().flat_map(Rejections::iter);
     let answer = Answer {
         process: millis(state.started.wall),
         now: millis(now.wall),
@@ -225,8 +225,8 @@ pub(super) fn answer(state: &AdminState, board: &Board, question: &Question, now
         active_since: state.active.as_ref().map(|it| millis(it.since.wall)),
         pending_seconds: state.pending_for(now.instant).map(|it| it.as_secs_f64()),
         sources: state.sources.iter().map(|(name, it)| source(name, it)).collect(),
-        rejected: rejected.clone().take(MAX_ITEMS).map(ToString::to_string).collect(),
-        rejected_count: rejected.count(),
+        rejected: rejected.take(MAX_ITEMS).map(ToString::to_string).collect(),
+        rejected_count: state.rejected.values().map(Rejections::len).sum(),
         services: board.len(),
         endpoints: state.totals.endpoints,
         ejected: state.table_stats.ejected.len(),

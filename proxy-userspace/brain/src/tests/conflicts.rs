@@ -35,7 +35,7 @@ fn lost(brain: &Brain, name: &str) -> Vec<Vec<IpAddr>> {
 }
 
 fn rejected_items(brain: &Brain) -> Vec<String> {
-    brain.rejected().map(|it| it.item).collect()
+    brain.rejections().iter().map(|it| it.item.clone()).collect()
 }
 
 const ONE: &str = "10.96.0.1";
@@ -82,9 +82,13 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     }));
     assert!(lost(&brain, &name(MANY)).concat().is_empty());
     assert_eq!(lost(&brain, &name(1)), [[one]]);
-    let rejected: Vec<_> = brain.rejected().collect();
-    assert_eq!(rejected.len() as u32, MANY - 1);
-    assert!(rejected.iter().all(|it| it.reason.starts_with("it belongs to Service ns/s20000 ")));
+    let rejections = brain.rejections().clone();
+    assert_eq!(rejections.len() as u32, MANY - 1);
+    assert!(rejections.iter().all(|it| it.reason.starts_with("it belongs to Service ns/s20000 ")));
+    // A change of another Service does not touch them.
+    brain.set_service(named("other", "10.96.0.2", None));
+    brain.recompute();
+    assert!(brain.rejections().ptr_eq(&rejections));
     // The winners are deleted one by one, and the next one gets the address.
     for n in (2..=MANY).rev() {
         brain.delete_service(&ServiceName::new("ns", name(n)));
@@ -96,4 +100,20 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     }
     brain.recompute();
     assert!(rejected_items(&brain).is_empty() && lost(&brain, &name(1)).concat().is_empty());
+}
+
+#[test]
+fn of_a_service_that_loses_very_many_frontends_the_first_are_listed_and_the_others_counted() {
+    let ports: Vec<_> = (1..=1_000)
+        .map(|it| ServicePort { port: it.try_into().unwrap(), ..service().ports[0].clone() })
+        .collect();
+    let [a, b] = ["a", "b"].map(|it| Service { ports: ports.clone(), ..named(it, ONE, None) });
+    let brain = brain([a, b]);
+    let items = rejected_items(&brain);
+    assert_eq!((items.len(), brain.rejections().len()), (101, 101));
+    assert_eq!(items[0], "Service ns/b: 10.96.0.1:1/TCP");
+    assert_eq!(
+        brain.rejections().iter().last().unwrap().to_string(),
+        "Service ns/b: 900 more parts were rejected"
+    );
 }

@@ -4,8 +4,7 @@
 use model::{
     Timestamp,
     cluster::Node,
-    services::Services,
-    state::{EndpointKey, Pod, ServiceCidr, SocketLb, TrafficPolicy},
+    state::{EndpointKey, Pod, ServiceCidr, Services, SocketLb, TrafficPolicy},
 };
 
 use super::*;

@@ -15,7 +15,7 @@ pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scopes};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
-pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs};
+pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs, Services};
 pub use pod::{Pod, Pods, SocketLb};
 pub use service::{
     ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,

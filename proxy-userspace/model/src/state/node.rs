@@ -9,8 +9,22 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::Pods;
-use crate::services::{Diff, Services};
+use super::{Pods, ServiceState};
+use crate::{
+    ServiceName,
+    object_map::{Diff, Keyed, ObjectMap},
+};
+
+/// The Services of a node, by name.
+pub type Services = ObjectMap<ServiceState>;
+
+impl Keyed for ServiceState {
+    type Key = ServiceName;
+
+    fn key(&self) -> &ServiceName {
+        &self.service.name
+    }
+}
 
 /// The full state of one node.
 ///
@@ -31,7 +45,7 @@ impl NodeState {
     /// The Services that differ from those of `before`, in the order of their names: name, before, after.
     ///
     /// If one state was made from the other, the cost is proportional to the difference.
-    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a> {
+    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a, ServiceState> {
         self.services.diff(&before.services)
     }
 

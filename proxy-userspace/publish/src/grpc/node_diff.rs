@@ -4,8 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use model::{
     ServiceName, diff,
-    services::Services,
-    state::{Endpoint, EndpointKey, NodeState, Pod, ServiceCidr, ServiceState},
+    state::{Endpoint, EndpointKey, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Set};

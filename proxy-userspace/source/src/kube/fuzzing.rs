@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use model::Rejected;
+use model::{Rejected, Rejections};
 use serde_json::Value;
 
 use super::{
@@ -88,7 +88,7 @@ impl Reflectors {
         }
         reflector.store.end_list();
         assert!(reflector.store.len() <= objects.len());
-        messages.rejected = reflector.store.take_rejected().unwrap_or_default();
+        messages.rejected = rejected(&mut reflector).iter().cloned().collect();
         messages
     }
 
@@ -97,16 +97,14 @@ impl Reflectors {
         let mut reflector = self.reflector::<R>();
         for line in body.split(|it| *it == b'\n') {
             let first = reflector.event(line);
-            let _ = (
-                reflector.store.take_changes(),
-                reflector.store.take_rejected().map(|it| messages.rejected = it),
-            );
+            drop(reflector.store.take_changes());
+            messages.rejected = rejected(&mut reflector).iter().cloned().collect();
             if is_applied(&first) && is_applied(&reflector.event(line)) {
                 assert!(
                     reflector.store.take_changes().is_empty(),
                     "an event changes nothing the second time"
                 );
-                assert!(reflector.store.take_rejected().is_none(), "and rejects nothing new");
+                assert_eq!(rejected(&mut reflector).iter().cloned().collect::<Vec<_>>(), messages.rejected);
             }
             messages.errors.extend(first.err().map(|it| it.to_string()));
         }
@@ -138,4 +136,11 @@ fn items(body: &[u8]) -> Option<Vec<Value>> {
     let items = list.as_object()?.get("items")?.as_array()?;
     let is_plain = text.matches("\"items\"").count() == 1 && items.iter().all(Value::is_object);
     is_plain.then(|| items.clone())
+}
+
+/// What was rejected last.
+fn rejected<R: Resource>(reflector: &mut Reflector<R>) -> Rejections {
+    let mut rejections = Rejections::default();
+    reflector.store.take_rejected(&mut rejections);
+    rejections
 }

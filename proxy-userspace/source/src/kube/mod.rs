@@ -30,7 +30,7 @@ mod watch_stream;
 
 use std::sync::Arc;
 
-use model::Rejected;
+use model::Rejections;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use self::{
@@ -107,7 +107,7 @@ impl KubeSource {
     }
 
     /// The rejected parts of all objects, if they have changed since the last call.
-    pub fn take_rejected(&self) -> Option<Vec<Rejected>> {
+    pub fn take_rejected(&self) -> Option<Rejections> {
         self.shared.take_rejected()
     }
 

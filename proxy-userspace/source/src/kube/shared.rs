@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use model::Rejected;
+use model::Rejections;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout_at},
@@ -19,7 +19,7 @@ use super::{
     store::Store, watch_error::WatchError,
 };
 use crate::{
-    ClusterChanges,
+    ClusterChanges, RejectionLog,
     kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
 };
 
@@ -68,7 +68,10 @@ struct State {
     unreachable_at: Option<Instant>,
     /// Whether it has not responded since.
     is_unreachable: bool,
-    /// Whether the rejected parts of objects have changed since they were taken.
+    /// The rejected parts of all objects.
+    rejections: Rejections,
+    rejection_log: RejectionLog,
+    /// Whether they have changed since they were taken.
     is_rejected_new: bool,
     /// Whether the reader has taken the whole cluster state once.
     is_complete: bool,
@@ -188,10 +191,12 @@ impl Shared {
     }
 
     /// The rejected parts of all objects, if they have changed since the last call.
-    pub(super) fn take_rejected(&self) -> Option<Vec<Rejected>> {
+    pub(super) fn take_rejected(&self) -> Option<Rejections> {
         let mut state = self.state();
-        mem::take(&mut state.is_rejected_new)
-            .then(|| state.resources.iter().flat_map(|it| it.rejected.iter().cloned()).collect())
+        let state = &mut *state;
+        // What was left out of the log is counted there later.
+        state.rejection_log.remind();
+        mem::take(&mut state.is_rejected_new).then(|| state.rejections.clone())
     }
 
     /// The server has accepted a request.
@@ -295,11 +300,9 @@ impl Shared {
         let status = &mut state.resources[R::INDEX];
         status.contact();
         status.objects = store.len();
-        if let Some(rejected) = store.take_rejected() {
-            status.rejected = rejected.into();
-            state.is_rejected_new = true;
-        }
         status.is_synced = store.is_synced();
+        store.take_rejected(&mut state.rejections);
+        state.is_rejected_new |= state.rejection_log.update(&state.rejections);
         if state.synced_at.is_none() && state.is_synced() {
             state.synced_at = Some(Instant::now());
         }

@@ -1,8 +1,7 @@
 //! The status of the watch of one resource: how old the known state is, and the current error.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use model::Rejected;
 use tokio::time::Instant;
 
 /// The status of the watch of one resource.
@@ -18,8 +17,6 @@ pub struct ResourceStatus {
     pub error: Option<String>,
     /// Number of objects.
     pub objects: usize,
-    /// The rejected parts of objects, sorted.
-    pub rejected: Arc<[Rejected]>,
 }
 
 impl ResourceStatus {

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use model::Rejected;
+use model::{Rejected, Rejections};
 
 use super::resource::{ChangesOf, Resource};
 use crate::kube_types::Converted;
@@ -21,10 +21,10 @@ pub(super) struct Store<R: Resource> {
     /// Whether a list has been read to its end.
     is_synced: bool,
     changes: ChangesOf<R>,
-    /// The rejected parts, by object.
-    rejected: HashMap<R::Name, Vec<Rejected>>,
-    /// Whether they have changed.
-    is_rejected_new: bool,
+    /// The objects of which parts are rejected.
+    rejected: HashSet<R::Name>,
+    /// The rejected parts of objects that have changed since they were taken.
+    changed_rejections: HashMap<R::Name, Vec<Rejected>>,
 }
 
 impl<R: Resource> Store<R> {
@@ -34,8 +34,8 @@ impl<R: Resource> Store<R> {
             unlisted: None,
             is_synced: false,
             changes: HashMap::new(),
-            rejected: HashMap::new(),
-            is_rejected_new: false,
+            rejected: HashSet::new(),
+            changed_rejections: HashMap::new(),
         }
     }
 
@@ -44,13 +44,11 @@ impl<R: Resource> Store<R> {
         self.objects.len()
     }
 
-    /// The rejected parts of objects, sorted, if they have changed since the last call.
-    pub(super) fn take_rejected(&mut self) -> Option<Vec<Rejected>> {
-        mem::take(&mut self.is_rejected_new).then(|| {
-            let mut all: Vec<_> = self.rejected.values().flatten().cloned().collect();
-            all.sort_unstable();
-            all
-        })
+    /// Hands over what was rejected, and what is not any more, since the last call.
+    pub(super) fn take_rejected(&mut self, all: &mut Rejections) {
+        for (name, parts) in self.changed_rejections.drain() {
+            all.set(&format!("{} {name}", R::KIND), parts);
+        }
     }
 
     /// Begins a list; an unfinished one is abandoned.
@@ -114,18 +112,14 @@ impl<R: Resource> Store<R> {
         }
     }
 
-    /// Replaces the rejected parts of an object, and logs the new ones.
-    fn set_rejected(&mut self, name: &R::Name, rejected: Vec<Rejected>) {
-        let previous = match rejected.is_empty() {
+    /// Replaces the rejected parts of an object.
+    fn set_rejected(&mut self, name: &R::Name, parts: Vec<Rejected>) {
+        let was_rejected = match parts.is_empty() {
             true => self.rejected.remove(name),
-            false => self.rejected.insert(name.clone(), rejected.clone()),
+            false => !self.rejected.insert(name.clone()),
         };
-        let previous = previous.unwrap_or_default();
-        self.is_rejected_new |= previous != rejected;
-        for it in rejected {
-            if !previous.contains(&it) {
-                tracing::warn!("{}", it.log_line());
-            }
+        if was_rejected || !parts.is_empty() {
+            self.changed_rejections.insert(name.clone(), parts);
         }
     }
 }

@@ -261,7 +261,7 @@ async fn an_object_that_cannot_be_decoded_is_rejected_alone() {
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert_eq!(test.cluster.services().len(), 1);
-    assert_eq!(test.health.resources()[0].rejected.len(), 1);
+    assert_eq!(test.source.take_rejected().unwrap().len(), 1);
 
     // In a watch, the last valid version stays active.
     let before = test.service("web").unwrap();
@@ -270,5 +270,5 @@ async fn an_object_that_cannot_be_decoded_is_rejected_alone() {
     server.set(service("last", "10.96.0.12"));
     test.until(has_service("last")).await;
     assert!(Arc::ptr_eq(&before, &test.service("web").unwrap()));
-    assert_eq!(test.health.resources()[0].rejected.len(), 2);
+    assert_eq!(test.source.take_rejected().unwrap().len(), 2);
 }

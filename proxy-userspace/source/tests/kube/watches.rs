@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use api_server::{Fault, Resource, Settings, Verb};
-use model::{Effect, RequestedMetadata, ServiceMetadata, ServiceName, cluster::ClusterState};
+use model::{Effect, Rejections, RequestedMetadata, ServiceMetadata, ServiceName, cluster::ClusterState};
 use serde_json::{Value, json};
 use source::kube::Options;
 
@@ -47,7 +47,7 @@ async fn a_change_of_an_annotation_alone_is_followed() {
     web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "30s"});
     server.set(web);
     test.until(|it| drain(it) == NonZeroU32::new(30)).await;
-    assert_eq!(test.source.take_rejected(), Some(Vec::new()));
+    assert_eq!(test.source.take_rejected(), Some(Rejections::default()));
 }
 
 #[tokio::test]

@@ -2,41 +2,39 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use crate::{ServiceName, state::ServiceState};
-
 use super::{
+    Keyed,
     iter::{Entry, Iter},
     tree::{Children, Tree, TreeNode},
 };
 
-/// Iterates over the differences between two maps, in the order of the names: name, before, after.
-#[derive(Debug)]
-pub struct Diff<'a> {
-    before: Iter<'a>,
-    after: Iter<'a>,
-    /// Whether equal Services differ if they are not the same object.
+/// Iterates over the differences between two maps, in the order of the keys: key, before, after.
+pub struct Diff<'a, T: Keyed> {
+    before: Iter<'a, T>,
+    after: Iter<'a, T>,
+    /// Whether equal objects differ if they are not the same object.
     by_pointer: bool,
 }
 
-impl<'a> Diff<'a> {
-    pub(super) fn new(before: &'a Tree, after: &'a Tree) -> Self {
+impl<'a, T: Keyed> Diff<'a, T> {
+    pub(super) fn new(before: &'a Tree<T>, after: &'a Tree<T>) -> Self {
         Self { before: Iter::new(before), after: Iter::new(after), by_pointer: false }
     }
 
-    /// Equal Services that are not the same object differ as well.
-    pub(super) fn of_pointers(before: &'a Tree, after: &'a Tree) -> Self {
+    /// Equal objects that are not the same object differ as well.
+    pub(super) fn of_pointers(before: &'a Tree<T>, after: &'a Tree<T>) -> Self {
         Self { by_pointer: true, ..Self::new(before, after) }
     }
 }
 
-impl<'a> Iterator for Diff<'a> {
-    type Item = (&'a ServiceName, Option<&'a Arc<ServiceState>>, Option<&'a Arc<ServiceState>>);
+impl<'a, T: Keyed + PartialEq> Iterator for Diff<'a, T> {
+    type Item = (&'a T::Key, Option<&'a Arc<T>>, Option<&'a Arc<T>>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        use Entry::{Node, Service};
+        use Entry::{Node, Object};
         loop {
             let (before, after) = (self.before.peek(), self.after.peek());
-            // Most of what surrounds a change is shared: its names are not compared.
+            // Most of what surrounds a change is shared: its keys are not compared.
             if let (Some(old), Some(new)) = (before, after)
                 && old.is_same(new)
             {
@@ -54,13 +52,13 @@ impl<'a> Iterator for Diff<'a> {
                 // The subtree that begins first is entered first: the other side may have nothing in its range.
                 (Some(Node(node)), _, Ordering::Less) => self.before.enter(node),
                 (_, Some(Node(node)), Ordering::Greater) => self.after.enter(node),
-                (Some(Service(old)), _, Ordering::Less) => {
+                (Some(Object(old)), _, Ordering::Less) => {
                     self.before.pop();
-                    return Some((&old.service.name, Some(old), None));
+                    return Some((old.key(), Some(old), None));
                 }
-                (_, Some(Service(new)), Ordering::Greater) => {
+                (_, Some(Object(new)), Ordering::Greater) => {
                     self.after.pop();
-                    return Some((&new.service.name, None, Some(new)));
+                    return Some((new.key(), None, Some(new)));
                 }
                 (Some(Node(old)), Some(Node(new)), _) => {
                     // The higher one may contain the other.
@@ -74,11 +72,11 @@ impl<'a> Iterator for Diff<'a> {
                 }
                 (Some(Node(node)), _, _) => self.before.enter(node),
                 (_, Some(Node(node)), _) => self.after.enter(node),
-                (Some(Service(old)), Some(Service(new)), _) => {
+                (Some(Object(old)), Some(Object(new)), _) => {
                     self.before.pop();
                     self.after.pop();
                     if self.by_pointer || old != new {
-                        return Some((&new.service.name, Some(old), Some(new)));
+                        return Some((new.key(), Some(old), Some(new)));
                     }
                 }
                 (None, _, _) | (_, None, _) => return None,
@@ -88,7 +86,7 @@ impl<'a> Iterator for Diff<'a> {
 }
 
 /// The number of levels below a node.
-fn height(mut node: &TreeNode) -> usize {
+fn height<T: Keyed>(mut node: &TreeNode<T>) -> usize {
     let mut height = 0;
     while let Children::Nodes(nodes) = &node.children
         && let Some(first) = nodes.first()

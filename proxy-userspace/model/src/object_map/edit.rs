@@ -2,27 +2,32 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{ServiceName, state::ServiceState};
+use super::{
+    Keyed,
+    tree::{Children, MAX_CHILDREN, MIN_CHILDREN, Tree, TreeNode, child, find},
+};
 
-use super::tree::{Children, MAX_CHILDREN, MIN_CHILDREN, Tree, TreeNode, child, find};
-
-/// A change of one Service that can be applied to any number of maps: what they share before it, they share after it.
-#[derive(Debug)]
-pub struct Edit {
-    name: ServiceName,
-    state: Option<Arc<ServiceState>>,
-    /// Whether to replace an equal Service as well.
+/// A change of one object that can be applied to any number of maps: what they share before it, they share after it.
+pub struct Edit<T: Keyed> {
+    key: T::Key,
+    object: Option<Arc<T>>,
+    /// Whether to replace an equal object as well.
     replaces_equal: bool,
     /// The results for the nodes visited so far, by address. Each node is kept alive, so that no other one gets its
     /// address.
-    results: HashMap<usize, (Arc<TreeNode>, Edited)>,
+    results: HashMap<usize, (Arc<TreeNode<T>>, Edited<T>)>,
 }
 
 /// What a node is replaced with.
-#[derive(Clone, Debug)]
-struct Edited {
-    nodes: [Option<Arc<TreeNode>>; 2],
+struct Edited<T: Keyed> {
+    nodes: [Option<Arc<TreeNode<T>>>; 2],
     outcome: Outcome,
+}
+
+impl<T: Keyed> Clone for Edited<T> {
+    fn clone(&self) -> Self {
+        Self { nodes: self.nodes.clone(), outcome: self.outcome }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,32 +38,32 @@ enum Outcome {
     Removed,
 }
 
-impl Edit {
-    /// Adds a Service or replaces the one of the same name; a map that has an equal one is not changed.
-    pub fn set(state: Arc<ServiceState>) -> Self {
-        let name = state.service.name.clone();
-        Self { name, state: Some(state), replaces_equal: false, results: HashMap::new() }
+impl<T: Keyed + PartialEq> Edit<T> {
+    /// Adds an object or replaces the one of the same key; a map that has an equal one is not changed.
+    pub fn set(object: Arc<T>) -> Self {
+        let key = object.key().clone();
+        Self { key, object: Some(object), replaces_equal: false, results: HashMap::new() }
     }
 
-    /// Removes a Service.
-    pub fn delete(name: ServiceName) -> Self {
-        Self { name, state: None, replaces_equal: false, results: HashMap::new() }
+    /// Removes an object.
+    pub fn delete(key: T::Key) -> Self {
+        Self { key, object: None, replaces_equal: false, results: HashMap::new() }
     }
 
-    /// Replaces a Service by an equal one.
-    pub(super) fn replace(state: Arc<ServiceState>) -> Self {
-        Self { replaces_equal: true, ..Self::set(state) }
+    /// Replaces an object by an equal one.
+    pub(super) fn replace(object: Arc<T>) -> Self {
+        Self { replaces_equal: true, ..Self::set(object) }
     }
 
-    /// The Service after the change.
-    pub fn state(&self) -> Option<&Arc<ServiceState>> {
-        self.state.as_ref()
+    /// The object after the change.
+    pub fn object(&self) -> Option<&Arc<T>> {
+        self.object.as_ref()
     }
 
     /// Changes a tree; false if there is nothing to change.
-    pub(super) fn apply(&mut self, tree: &mut Tree) -> bool {
+    pub(super) fn apply(&mut self, tree: &mut Tree<T>) -> bool {
         let Some(root) = &tree.root else {
-            *tree = Tree::build(self.state.as_slice());
+            *tree = Tree::build(self.object.as_slice());
             return tree.len > 0;
         };
         let Edited { nodes, outcome } = self.node(root);
@@ -75,13 +80,13 @@ impl Edit {
         true
     }
 
-    fn node(&mut self, node: &Arc<TreeNode>) -> Edited {
+    fn node(&mut self, node: &Arc<TreeNode<T>>) -> Edited<T> {
         let address = Arc::as_ptr(node).addr();
         if let Some((_, edited)) = self.results.get(&address) {
             return edited.clone();
         }
         let edited = match &node.children {
-            Children::Services(states) => self.leaf(states),
+            Children::Objects(objects) => self.leaf(objects),
             Children::Nodes(nodes) => self.branch(nodes),
         };
         let edited = edited.map_or_else(
@@ -93,12 +98,12 @@ impl Edit {
     }
 
     /// The children of a leaf after the change, if it changes.
-    fn leaf(&self, states: &[Arc<ServiceState>]) -> Option<(Children, Outcome)> {
-        let (at, old) = match find(states, &self.name) {
-            Ok(at) => (at, states.get(at)),
+    fn leaf(&self, objects: &[Arc<T>]) -> Option<(Children<T>, Outcome)> {
+        let (at, old) = match find(objects, &self.key) {
+            Ok(at) => (at, objects.get(at)),
             Err(at) => (at, None),
         };
-        let outcome = match (old, &self.state) {
+        let outcome = match (old, &self.object) {
             (None, None) => return None,
             (Some(old), Some(new)) if Arc::ptr_eq(old, new) || (!self.replaces_equal && old == new) => {
                 return None;
@@ -107,14 +112,14 @@ impl Edit {
             (Some(_), Some(_)) => Outcome::Replaced,
             (Some(_), None) => Outcome::Removed,
         };
-        let (before, after) = (&states[..at], &states[at + usize::from(old.is_some())..]);
-        let states = before.iter().chain(&self.state).chain(after).cloned().collect();
-        Some((Children::Services(states), outcome))
+        let (before, after) = (&objects[..at], &objects[at + usize::from(old.is_some())..]);
+        let objects = before.iter().chain(&self.object).chain(after).cloned().collect();
+        Some((Children::Objects(objects), outcome))
     }
 
     /// The children of a branch after the change, if it changes.
-    fn branch(&mut self, nodes: &[Arc<TreeNode>]) -> Option<(Children, Outcome)> {
-        let at = child(nodes, &self.name);
+    fn branch(&mut self, nodes: &[Arc<TreeNode<T>>]) -> Option<(Children<T>, Outcome)> {
+        let at = child(nodes, &self.key);
         let Edited { nodes: replacement, outcome } = self.node(nodes.get(at)?);
         if outcome == Outcome::Unchanged {
             return None;
@@ -129,7 +134,7 @@ impl Edit {
 }
 
 /// Merges a node that has become small with a neighbour, so that many deletions leave no tiny nodes.
-fn merge_small(nodes: &mut Vec<Arc<TreeNode>>, at: usize) {
+fn merge_small<T: Keyed>(nodes: &mut Vec<Arc<TreeNode<T>>>, at: usize) {
     if nodes.get(at).is_none_or(|it| it.children.len() >= MIN_CHILDREN) {
         return;
     }
@@ -144,7 +149,7 @@ fn merge_small(nodes: &mut Vec<Arc<TreeNode>>, at: usize) {
 }
 
 /// Replaces a root that has one child by this child.
-fn collapse(mut root: Arc<TreeNode>) -> Arc<TreeNode> {
+fn collapse<T: Keyed>(mut root: Arc<TreeNode<T>>) -> Arc<TreeNode<T>> {
     while let Children::Nodes(nodes) = &root.children
         && let [only] = nodes.as_slice()
     {
@@ -156,7 +161,10 @@ fn collapse(mut root: Arc<TreeNode>) -> Arc<TreeNode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Service;
+    use crate::{
+        ServiceName,
+        state::{Service, ServiceState},
+    };
 
     /// Leaves with so many Services each, of which the one at `at` has become smaller: what they are afterwards.
     #[track_caller]
@@ -164,7 +172,7 @@ mod tests {
         let mut names = (0..).map(|it| ServiceName::new("ns", format!("s{it:05}")));
         let state = |name| Arc::new(ServiceState::new(Service::new(name), []));
         let leaf =
-            |size: &usize| TreeNode::new(Children::Services(names.by_ref().take(*size).map(state).collect()));
+            |size: &usize| TreeNode::new(Children::Objects(names.by_ref().take(*size).map(state).collect()));
         let mut nodes: Vec<_> = sizes.iter().filter_map(leaf).collect();
         merge_small(&mut nodes, at);
         assert_eq!(nodes.iter().map(|it| it.children.len()).collect::<Vec<_>>(), expect, "{sizes:?} at {at}");

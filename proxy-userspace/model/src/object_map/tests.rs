@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::{tree::TreeNode, *};
-use crate::state::Service;
+use crate::{
+    ServiceName,
+    state::{Service, ServiceState, Services},
+};
 
 fn name(number: usize) -> ServiceName {
     ServiceName::new("ns", format!("s{number:05}"))
@@ -39,7 +42,7 @@ fn reference_differences(after: &Reference, before: &Reference) -> Vec<Differenc
 
 /// The number of tree nodes that `other` does not share.
 fn unshared_nodes(services: &Services, other: &Services) -> usize {
-    fn all(node: &Arc<TreeNode>, found: &mut Vec<usize>) {
+    fn all(node: &Arc<TreeNode<ServiceState>>, found: &mut Vec<usize>) {
         found.push(Arc::as_ptr(node).addr());
         if let tree::Children::Nodes(nodes) = &node.children {
             nodes.iter().for_each(|it| all(it, found));
@@ -168,7 +171,7 @@ fn an_edit_says_whether_it_changes_something() {
     let mut services = Services::default();
     assert!(!services.apply(&mut Edit::delete(name(1))));
     let mut edit = Edit::set(state(1, 0));
-    assert_eq!((edit.state(), Edit::delete(name(1)).state()), (Some(&state(1, 0)), None));
+    assert_eq!((edit.object(), Edit::<ServiceState>::delete(name(1)).object()), (Some(&state(1, 0)), None));
     assert!(services.apply(&mut edit) && services.len() == 1);
     assert!(services.apply(&mut Edit::delete(name(1))) && services.is_empty());
 }

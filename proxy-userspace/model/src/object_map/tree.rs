@@ -1,8 +1,8 @@
-//! The persistent B-tree behind [`Services`](super::Services): sorted leaves, all at the same depth.
+//! The persistent B-tree behind [`ObjectMap`](super::ObjectMap): sorted leaves, all at the same depth.
 
 use std::sync::Arc;
 
-use crate::{ServiceName, state::ServiceState};
+use super::Keyed;
 
 /// The maximum number of children of a node; it bounds what a change copies.
 pub(super) const MAX_CHILDREN: usize = 32;
@@ -11,70 +11,79 @@ pub(super) const MIN_CHILDREN: usize = 8;
 /// The number of children in a tree that is built in one go: it leaves room for inserts.
 const INITIAL_CHILDREN: usize = 24;
 
-/// A sorted tree of Services; copies share all nodes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Tree {
-    pub(super) root: Option<Arc<TreeNode>>,
-    /// The number of Services.
+/// A sorted tree of objects; copies share all nodes.
+pub(super) struct Tree<T: Keyed> {
+    pub(super) root: Option<Arc<TreeNode<T>>>,
+    /// The number of objects.
     pub(super) len: usize,
 }
 
 /// A node; never empty.
-#[derive(Debug)]
-pub(super) struct TreeNode {
-    /// The first name in this subtree, or one before it.
-    pub(super) least: ServiceName,
-    pub(super) children: Children,
+pub(super) struct TreeNode<T: Keyed> {
+    /// The first key in this subtree, or one before it.
+    pub(super) least: T::Key,
+    pub(super) children: Children<T>,
 }
 
 /// The children of a node.
-#[derive(Clone, Debug)]
-pub(super) enum Children {
+pub(super) enum Children<T: Keyed> {
     /// The node is a leaf.
-    Services(Vec<Arc<ServiceState>>),
+    Objects(Vec<Arc<T>>),
     /// All of the same depth.
-    Nodes(Vec<Arc<TreeNode>>),
+    Nodes(Vec<Arc<TreeNode<T>>>),
 }
 
-impl Tree {
-    /// A tree of Services in ascending order.
-    pub(super) fn build(states: &[Arc<ServiceState>]) -> Self {
-        let leaves = states.chunks(INITIAL_CHILDREN);
+impl<T: Keyed> Default for Tree<T> {
+    fn default() -> Self {
+        Self { root: None, len: 0 }
+    }
+}
+
+impl<T: Keyed> Clone for Tree<T> {
+    fn clone(&self) -> Self {
+        Self { root: self.root.clone(), len: self.len }
+    }
+}
+
+impl<T: Keyed> Tree<T> {
+    /// A tree of objects in ascending order.
+    pub(super) fn build(objects: &[Arc<T>]) -> Self {
+        let leaves = objects.chunks(INITIAL_CHILDREN);
         let mut level: Vec<_> =
-            leaves.filter_map(|it| TreeNode::new(Children::Services(it.to_vec()))).collect();
+            leaves.filter_map(|it| TreeNode::new(Children::Objects(it.to_vec()))).collect();
         while level.len() > 1 {
             let nodes = level.chunks(INITIAL_CHILDREN);
             level = nodes.filter_map(|it| TreeNode::new(Children::Nodes(it.to_vec()))).collect();
         }
-        Self { root: level.pop(), len: states.len() }
+        Self { root: level.pop(), len: objects.len() }
     }
 
-    pub(super) fn get(&self, name: &ServiceName) -> Option<&Arc<ServiceState>> {
+    pub(super) fn get(&self, key: &T::Key) -> Option<&Arc<T>> {
         let mut node = self.root.as_ref()?;
         loop {
             match &node.children {
-                Children::Services(states) => return states.get(find(states, name).ok()?),
-                Children::Nodes(nodes) => node = nodes.get(child(nodes, name))?,
+                Children::Objects(objects) => return objects.get(find(objects, key).ok()?),
+                Children::Nodes(nodes) => node = nodes.get(child(nodes, key))?,
             }
         }
     }
 }
 
-impl TreeNode {
+impl<T: Keyed> TreeNode<T> {
     /// A node with these children; none if there are none.
-    pub(super) fn new(children: Children) -> Option<Arc<Self>> {
+    pub(super) fn new(children: Children<T>) -> Option<Arc<Self>> {
         let least = match &children {
-            Children::Services(states) => states.first()?.service.name.clone(),
+            Children::Objects(objects) => objects.first()?.key().clone(),
             Children::Nodes(nodes) => nodes.first()?.least.clone(),
         };
         Some(Arc::new(Self { least, children }))
     }
 }
 
-impl Children {
+impl<T: Keyed> Children<T> {
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Services(states) => states.len(),
+            Self::Objects(objects) => objects.len(),
             Self::Nodes(nodes) => nodes.len(),
         }
     }
@@ -82,44 +91,49 @@ impl Children {
     /// Both, if they are of the same kind, as those of neighbours are.
     pub(super) fn join(&self, next: &Self) -> Option<Self> {
         match (self, next) {
-            (Self::Services(a), Self::Services(b)) => Some(Self::Services([a.as_slice(), b].concat())),
+            (Self::Objects(a), Self::Objects(b)) => Some(Self::Objects([a.as_slice(), b].concat())),
             (Self::Nodes(a), Self::Nodes(b)) => Some(Self::Nodes([a.as_slice(), b].concat())),
             _ => None,
         }
     }
 
     /// No node, one, or two if there are too many children for one.
-    pub(super) fn into_nodes(mut self) -> [Option<Arc<TreeNode>>; 2] {
+    pub(super) fn into_nodes(mut self) -> [Option<Arc<TreeNode<T>>>; 2] {
         let second = (self.len() > MAX_CHILDREN).then(|| match &mut self {
-            Self::Services(states) => Self::Services(states.split_off(states.len() / 2)),
+            Self::Objects(objects) => Self::Objects(objects.split_off(objects.len() / 2)),
             Self::Nodes(nodes) => Self::Nodes(nodes.split_off(nodes.len() / 2)),
         });
         [TreeNode::new(self), second.and_then(TreeNode::new)]
     }
 }
 
-/// The position of a Service in a leaf, or where to insert it.
-pub(super) fn find(states: &[Arc<ServiceState>], name: &ServiceName) -> Result<usize, usize> {
-    states.binary_search_by(|it| it.service.name.cmp(name))
+/// The position of an object in a leaf, or where to insert it.
+pub(super) fn find<T: Keyed>(objects: &[Arc<T>], key: &T::Key) -> Result<usize, usize> {
+    objects.binary_search_by(|it| it.key().cmp(key))
 }
 
-/// The child that contains a Service, or into which to insert it.
-pub(super) fn child(nodes: &[Arc<TreeNode>], name: &ServiceName) -> usize {
-    nodes.partition_point(|it| it.least <= *name).saturating_sub(1)
+/// The child that contains an object, or into which to insert it.
+pub(super) fn child<T: Keyed>(nodes: &[Arc<TreeNode<T>>], key: &T::Key) -> usize {
+    nodes.partition_point(|it| it.least <= *key).saturating_sub(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Service;
+    use crate::{
+        ServiceName,
+        state::{Service, ServiceState},
+    };
 
-    fn services(count: usize) -> Children {
+    type Services = Children<ServiceState>;
+
+    fn services(count: usize) -> Services {
         let state =
             |number| ServiceState::new(Service::new(ServiceName::new("ns", format!("s{number:05}"))), []);
-        Children::Services((0..count).map(|it| Arc::new(state(it))).collect())
+        Children::Objects((0..count).map(|it| Arc::new(state(it))).collect())
     }
 
-    fn nodes(count: usize) -> Children {
+    fn nodes(count: usize) -> Services {
         Children::Nodes((0..count).filter_map(|_| TreeNode::new(services(1))).collect())
     }
 
@@ -135,7 +149,7 @@ mod tests {
 
     #[test]
     fn children_of_one_kind_are_joined() {
-        let size = |it: Option<Children>| it.map(|it| it.len());
+        let size = |it: Option<Services>| it.map(|it| it.len());
         assert_eq!(size(services(2).join(&services(3))), Some(5));
         assert_eq!(size(nodes(2).join(&nodes(3))), Some(5));
         assert_eq!(size(nodes(2).join(&services(3))), None);

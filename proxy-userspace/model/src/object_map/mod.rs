@@ -1,0 +1,191 @@
+//! An ordered, persistent map of objects, such as the Services of a node state.
+//!
+//! Invariant: copies share what did not change.
+//! A copy costs one reference; a change copies the path to one leaf, a few hundred bytes at any size; a diff skips what
+//! both maps share.
+//!
+//! It is hand-written because an [`Edit`] that is applied to many maps must leave them sharing the result, and because
+//! the common persistent maps (`im`, `imbl`, `rpds`) are under the MPL-2.0, which `deny.toml` does not allow.
+
+mod diff;
+mod edit;
+mod iter;
+mod tree;
+
+use std::{collections::BTreeMap, fmt, ops::Index, sync::Arc};
+
+use self::tree::Tree;
+
+pub use diff::Diff;
+pub use edit::Edit;
+pub use iter::Iter;
+
+/// An object that has its key in it.
+pub trait Keyed {
+    /// The key.
+    type Key: Ord + Clone + fmt::Debug;
+
+    /// The key of this object.
+    fn key(&self) -> &Self::Key;
+}
+
+/// Objects in the order of their keys.
+pub struct ObjectMap<T: Keyed>(Tree<T>);
+
+impl<T: Keyed> ObjectMap<T> {
+    /// The number of objects.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there is no object.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// One object.
+    pub fn get(&self, key: &T::Key) -> Option<&Arc<T>> {
+        self.0.get(key)
+    }
+
+    /// Whether there is an object of this key.
+    pub fn contains_key(&self, key: &T::Key) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// All objects with their keys, in order.
+    pub fn iter(&self) -> Iter<'_, T> {
+        Iter::new(&self.0)
+    }
+
+    /// The keys, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &T::Key> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// The objects, in the order of their keys.
+    pub fn values(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.iter().map(|(_, object)| object)
+    }
+
+    /// Whether both are the same map in memory: nothing was changed between them.
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        match (&self.0.root, &other.0.root) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl<T: Keyed + PartialEq> ObjectMap<T> {
+    /// Adds an object, or replaces the one of the same key, which is returned.
+    pub fn insert(&mut self, object: impl Into<Arc<T>>) -> Option<Arc<T>> {
+        let object = object.into();
+        let old = self.get(object.key()).cloned();
+        self.apply(&mut Edit::set(object));
+        old
+    }
+
+    /// Removes an object and returns it.
+    pub fn remove(&mut self, key: &T::Key) -> Option<Arc<T>> {
+        let old = self.get(key).cloned()?;
+        self.apply(&mut Edit::delete(key.clone()));
+        Some(old)
+    }
+
+    /// Applies a change; false if there is nothing to change.
+    pub fn apply(&mut self, edit: &mut Edit<T>) -> bool {
+        edit.apply(&mut self.0)
+    }
+
+    /// The differences from `before`, in the order of the keys; equal objects do not differ.
+    ///
+    /// If one map was made from the other, the cost is proportional to the difference.
+    pub fn diff<'a>(&'a self, before: &'a Self) -> Diff<'a, T> {
+        Diff::new(&before.0, &self.0)
+    }
+
+    /// Replaces the objects that are equal in `before` by those in `before`, so that both maps share them.
+    pub fn reuse_equal(&mut self, before: &Self) {
+        if self == before {
+            *self = before.clone();
+            return;
+        }
+        let copies = Diff::of_pointers(&before.0, &self.0);
+        let equal = copies.filter_map(|(_, old, new)| old.filter(|old| new == Some(*old)));
+        for object in equal.cloned().collect::<Vec<_>>() {
+            self.apply(&mut Edit::replace(object));
+        }
+    }
+}
+
+impl<T: Keyed> Default for ObjectMap<T> {
+    fn default() -> Self {
+        Self(Tree::default())
+    }
+}
+
+impl<T: Keyed> Clone for ObjectMap<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Keyed + PartialEq> PartialEq for ObjectMap<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.diff(other).next().is_none()
+    }
+}
+
+impl<T: Keyed + Eq> Eq for ObjectMap<T> {}
+
+impl<T: Keyed + fmt::Debug> fmt::Debug for ObjectMap<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self).finish()
+    }
+}
+
+impl<T: Keyed> Index<&T::Key> for ObjectMap<T> {
+    type Output = Arc<T>;
+
+    /// One object; panics if there is none of this key.
+    fn index(&self, key: &T::Key) -> &Self::Output {
+        self.get(key).expect("there is an object of this key")
+    }
+}
+
+impl<'a, T: Keyed> IntoIterator for &'a ObjectMap<T> {
+    type Item = (&'a T::Key, &'a Arc<T>);
+    type IntoIter = Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<T: Keyed> FromIterator<Arc<T>> for ObjectMap<T> {
+    /// Of several objects of the same key, the last one remains.
+    fn from_iter<I: IntoIterator<Item = Arc<T>>>(objects: I) -> Self {
+        let mut objects: Vec<_> = objects.into_iter().collect();
+        if !objects.is_sorted_by(|a, b| a.key() < b.key()) {
+            let by_key: BTreeMap<_, _> = objects.into_iter().map(|it| (it.key().clone(), it)).collect();
+            objects = by_key.into_values().collect();
+        }
+        Self(Tree::build(&objects))
+    }
+}
+
+impl<T: Keyed> FromIterator<(T::Key, Arc<T>)> for ObjectMap<T> {
+    /// The keys must be those of the objects.
+    fn from_iter<I: IntoIterator<Item = (T::Key, Arc<T>)>>(objects: I) -> Self {
+        let object = |(key, object): (T::Key, Arc<T>)| {
+            debug_assert!(key == *object.key(), "the key of an object is its own");
+            object
+        };
+        objects.into_iter().map(object).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
