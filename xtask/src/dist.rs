@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, env, fs, io, path::PathBuf, process::Command};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
     build,
-    command::{cargo, run, status, workspace},
+    command::{cargo, output, run, status, workspace},
     container, files_below,
     machine::Machine,
 };
@@ -65,6 +65,14 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     for &machine in machines {
         status("Building", &format!("the binary for {}", machine.name()));
         let binary = build::build_release(machine)?;
+        if machine == Machine::own()? {
+            let version = output(Command::new(&binary).arg("--version"))?;
+            let commit = build::commit();
+            ensure!(
+                version.contains(&commit),
+                "the binary says {version:?}, and not that its commit is {commit}"
+            );
+        }
         let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
         let stem = archive_name(machine).replace(".tar.gz", "");
         let mut entries = files()?;

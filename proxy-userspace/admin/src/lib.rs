@@ -46,3 +46,12 @@ pub use status::{
 };
 pub use trace_page::{PendingTrace, TraceFilters, TraceStatus};
 pub use ui::UiAddress;
+
+/// The version of this binary.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit of its sources, which `cargo xtask` gives to the compiler of a release.
+pub const COMMIT: &str = match option_env!("KUBE_PROXY_EBPF_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};

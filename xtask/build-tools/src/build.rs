@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     command::{cargo, cross_cargo, output, run, status, workspace},
+    container::revision,
     machine::Machine,
     target::Target,
     toolchain::Toolchain,
@@ -147,8 +148,19 @@ pub fn build_release(machine: Machine) -> Result<PathBuf> {
     target.check_static()?;
     let mut flags = remapped_paths(&target.rustc())?.to_vec();
     flags.push("-Ctarget-feature=+crt-static".to_owned());
-    run(target.cargo("build", &flags).args(["--release", "--locked", "--package", "kube-proxy-ebpf"]))?;
+    let mut build = target.cargo("build", &flags);
+    build.args(["--release", "--locked", "--package", "kube-proxy-ebpf"]);
+    run(build.env(COMMIT, commit()))?;
     Ok(target.folder("release").join("kube-proxy-ebpf"))
+}
+
+/// The variable with the commit that a release is built from. Other builds have none: each commit would rebuild them.
+const COMMIT: &str = "KUBE_PROXY_EBPF_COMMIT";
+
+/// The commit that the caller names, as where there is no git, or else the current one.
+#[must_use]
+pub fn commit() -> String {
+    env::var(COMMIT).ok().filter(|it| !it.is_empty()).unwrap_or_else(revision)
 }
 
 /// Builds the binary around a kernel object that has been built.

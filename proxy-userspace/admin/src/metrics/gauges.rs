@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::by_family::{FAMILIES, IP_FAMILY};
 use crate::{
+    COMMIT, VERSION,
     counters::ServiceCounters,
     http_connections::HttpConnections,
     state::{AdminState, RejectedBy, Role, lock, seconds},
@@ -54,11 +55,13 @@ impl Collector for Gauges {
 /// Of every process.
 fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let now = Instant::now();
-    out.family(
+    out.write(
         "build_info",
-        "1, with the version of the binary",
-        "version",
-        [(env!("CARGO_PKG_VERSION"), 1.0)],
+        "1, with the version and the commit of the binary",
+        MetricType::Gauge,
+        |mut family| {
+            ConstGauge::new(1.0).encode(family.encode_family(&[("version", VERSION), ("commit", COMMIT)])?)
+        },
     )?;
     let (rev, age) = state
         .published
