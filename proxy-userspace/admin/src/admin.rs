@@ -72,6 +72,11 @@ impl Admin {
         self.state().watchers = Some(Callback(Arc::new(count)));
     }
 
+    /// Makes a node without a Node object ineligible for load balancers.
+    pub fn require_node(&self) {
+        self.state().requires_node = true;
+    }
+
     /// Sets the page `/config`.
     pub fn set_configuration(&self, text: String) {
         self.state().configuration = text;

@@ -110,8 +110,10 @@ pub(crate) struct AdminState {
     pub(crate) has_kube_proxy_rules: bool,
     pub(crate) rejected: BTreeMap<RejectedBy, Rejections>,
     pub(crate) totals: Totals,
-    /// Whether the cluster ever had a Node object of this node.
-    saw_own_node: bool,
+    /// Whether the source has the Node object of every node, so that a missing one is known to be missing.
+    pub(crate) requires_node: bool,
+    /// Whether the last Node object of this node was not about to be deleted; `None` if there never was one.
+    was_node_eligible: Option<bool>,
     /// The value of every flag, as text.
     pub(crate) configuration: String,
     /// Reads the newest lines of the log.
@@ -224,7 +226,9 @@ impl AdminState {
         if self.role == Role::Brain {
             self.totals.update(before, &published.state);
         }
-        self.saw_own_node |= published.state.nodes.contains_key(&self.node);
+        if let Some(node) = published.state.nodes.get(&self.node) {
+            self.was_node_eligible = Some(!node.is_being_deleted);
+        }
         self.published = Some((Arc::clone(published), now));
         self.pending_since.get_or_insert(now.instant);
         self.next_pending_since.get_or_insert(now.instant);
@@ -321,14 +325,16 @@ impl AdminState {
         self.probe_results = results.to_vec();
     }
 
-    /// Whether load balancers may send to this node (KEP-3836): its Node object was never seen, or exists and is not being
-    /// deleted.
+    /// Whether load balancers may send to this node (KEP-3836). As in kube-proxy, a Node object that never existed means no,
+    /// and one that was deleted counts as it was last. Where Node objects may be unknown, as without any in manifests or from
+    /// a brain, a missing one means nothing.
     pub(crate) fn is_node_eligible(&self) -> bool {
-        let nodes = self.published.as_ref().map(|(it, _)| &it.state.nodes);
-        match nodes.and_then(|it| it.get(&self.node)) {
-            Some(node) => !node.is_being_deleted,
-            None => !self.saw_own_node,
-        }
+        let has_others = || {
+            self.role == Role::Backend
+                && self.published.as_ref().is_some_and(|(it, _)| !it.state.nodes.is_empty())
+        };
+        let is_missing = || self.published.is_some() && (self.requires_node || has_others());
+        self.was_node_eligible.unwrap_or_else(|| !is_missing())
     }
 
     /// Published changes that are not active yet.

@@ -77,6 +77,11 @@ impl Pipeline {
         self
     }
 
+    /// Whether this node should have a Node object: an API server lists it, manifests and other brains may not.
+    pub fn requires_node(&self) -> bool {
+        self.checks_node && matches!(self.source, RunningSource::Kube { .. })
+    }
+
     /// The name of this node.
     pub fn node(&self) -> &str {
         &self.node
@@ -192,8 +197,7 @@ impl Pipeline {
                 true => snapshot(&self.cluster),
                 false => ClusterSnapshot::Unavailable,
             });
-            // An API server lists the Node object; manifests and other brains may not.
-            let is_required = matches!(self.source, RunningSource::Kube { .. });
+            let is_required = self.requires_node();
             let infos = brain.node_infos();
             if nodes.as_ref().is_none_or(|it| !it.ptr_eq(infos)) {
                 nodes = Some(infos.clone());

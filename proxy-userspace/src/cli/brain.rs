@@ -47,6 +47,9 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
         pipeline = pipeline.without_node_check();
     }
     let admin = Admin::new(pipeline.node(), Role::Brain);
+    if pipeline.requires_node() {
+        admin.require_node();
+    }
     // It has no ports to report.
     drop(events::start(&admin, &pipeline, flags.listen.serve_any_node));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;

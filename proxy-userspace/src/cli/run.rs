@@ -49,6 +49,9 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     let admin = Admin::new(pipeline.node(), Role::Backend);
+    if pipeline.requires_node() {
+        admin.require_node();
+    }
     let servers = Servers::start()?;
     let mut health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
     if let Some(events) = events::start(&admin, &pipeline, flags.listen.serve_any_node) {

@@ -105,6 +105,28 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
 }
 
 #[test]
+fn a_missing_node_object_is_answered_as_by_kube_proxy() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let server = ApiServer::start(Settings::default()).unwrap();
+    set(&server, &[web(&[1])]);
+    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
+    node.start_with(&command(&node, &kubeconfig));
+    let healthz = |status| move |_: &TestNode| http::health_status("/healthz") == status;
+    // It never existed.
+    node.wait_until(|_| http::is_ready());
+    node.wait_until(healthz(503));
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    node.wait_until(healthz(200));
+    // It is deleted, which the proxy knows when it serves the Service that came after that.
+    server.delete(Resource::Nodes, NODE);
+    set(&server, &[service("other", [10, 96, 0, 11], &[1])]);
+    node.wait_until_logged(&["no Node object has this name"]);
+    node.wait_until_active(&[service("other", [10, 96, 0, 11], &[1]), web(&[1])]);
+    assert_eq!(http::health_status("/healthz"), 200);
+    node.terminate();
+}
+
+#[test]
 fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
     const PORT: u16 = 30_080;
     let (own, other) = ([203, 0, 113, 1], [203, 0, 113, 2]);

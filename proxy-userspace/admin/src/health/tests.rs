@@ -114,6 +114,40 @@ async fn a_node_is_healthy_during_the_setup() {
     assert_eq!(body(&health).get("status"), None);
 }
 
+/// Whether load balancers may send to node n1 after its Node object was as in each of these states.
+async fn eligibility(requires_node: bool, nodes: &[&[(&str, bool)]]) -> bool {
+    let (admin, publisher) = served();
+    if requires_node {
+        admin.require_node();
+    }
+    for nodes in nodes {
+        let info = |is_being_deleted| NodeInfo { is_being_deleted, ..NodeInfo::default() };
+        let nodes = nodes.iter().map(|(name, is_being_deleted)| ((*name).into(), info(*is_being_deleted)));
+        publisher.publish(NodeState { nodes: nodes.collect(), ..NodeState::default() });
+        admin.on_dequeued(&publisher.current().unwrap());
+        assert!(live(&admin).is_ok());
+    }
+    let health = eligible(&admin);
+    assert_eq!(body(&health)["nodeEligible"], health.is_ok());
+    health.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_never_existed_is_not_eligible_and_a_deleted_one_counts_as_it_was() {
+    const THERE: &[(&str, bool)] = &[("n1", false)];
+    const TAINTED: &[(&str, bool)] = &[("n1", true)];
+    const OTHERS: &[(&str, bool)] = &[("n2", false)];
+    for requires_node in [true, false] {
+        assert!(eligibility(requires_node, &[OTHERS, THERE]).await);
+        assert!(!eligibility(requires_node, &[OTHERS]).await);
+        assert!(eligibility(requires_node, &[THERE, OTHERS, &[]]).await, "deleted");
+        assert!(!eligibility(requires_node, &[THERE, TAINTED, &[]]).await, "deleted by the autoscaler");
+    }
+    // Only an API server is known to have the Nodes.
+    assert!(!eligibility(true, &[&[]]).await);
+    assert!(eligibility(false, &[&[]]).await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_change_that_is_pending_for_too_long_is_unhealthy_until_it_is_active() {
     let (admin, publisher) = served();
@@ -289,25 +323,6 @@ async fn an_attach_check_becomes_stale() {
         let reason = if has_error { "not permitted" } else { "the reconciler does not respond" };
         assert!(problem(&admin).contains(reason), "{}", problem(&admin));
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_node_that_is_being_deleted_or_removed_is_live_and_not_eligible() {
-    let (admin, publisher) = served();
-    let publish = |nodes: &[(&str, bool)]| {
-        let node = |deleted: &bool| NodeInfo { is_being_deleted: *deleted, ..NodeInfo::default() };
-        let nodes = nodes.iter().map(|(name, deleted)| (Arc::from(*name), node(deleted))).collect();
-        publisher.publish(NodeState { nodes, ..NodeState::default() });
-        admin.on_dequeued(&publisher.current().unwrap());
-        assert!(live(&admin).is_ok());
-        eligible(&admin).is_ok()
-    };
-    // A node without a Node object is eligible.
-    assert!(publish(&[("n2", true)]));
-    assert!(publish(&[("n1", false), ("n2", true)]));
-    assert!(!publish(&[("n1", true)]));
-    assert!(publish(&[("n1", false)]));
-    assert!(!publish(&[("n2", false)]));
 }
 
 #[tokio::test(start_paused = true)]
