@@ -7,11 +7,13 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
+    io::PipeWriter,
     mem,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     str::FromStr as _,
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -86,6 +88,7 @@ pub struct AgentCommand {
     without_netfilter: bool,
     without_profile: bool,
     memory_cgroup: Option<PathBuf>,
+    log: Option<Arc<PipeWriter>>,
 }
 
 impl AgentCommand {
@@ -122,10 +125,12 @@ impl AgentCommand {
     }
 
     /// `BINARY` with any arguments. The packet path is off unless an argument turns it on: most places in which tests
-    /// start a proxy share their network namespace with others, whose traffic must not be translated.
+    /// start a proxy share their network namespace with others, whose traffic must not be translated. The log has level
+    /// debug, at which each state is in it.
     #[must_use]
     pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
-        let environment = vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into())];
+        let environment =
+            vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into()), (VERBOSE.into(), "1".into())];
         Self {
             binary: binary.to_owned(),
             arguments: Vec::new(),
@@ -134,6 +139,7 @@ impl AgentCommand {
             without_netfilter: false,
             without_profile: false,
             memory_cgroup: None,
+            log: None,
         }
         .args(arguments)
     }
@@ -196,6 +202,13 @@ impl AgentCommand {
         self
     }
 
+    /// Writes the log to a pipe instead of a file.
+    #[must_use]
+    pub fn log_to(mut self, pipe: PipeWriter) -> Self {
+        self.log = Some(Arc::new(pipe));
+        self
+    }
+
     /// The command line, as one would type it.
     #[must_use]
     pub fn line(&self) -> String {
@@ -223,6 +236,9 @@ impl AgentCommand {
             .stdin(Stdio::null())
             .stdout(stderr.try_clone()?)
             .stderr(stderr);
+        if let Some(pipe) = &self.log {
+            command.stderr(pipe.try_clone()?);
+        }
         let filter = || {
             // A test that gives more than the DaemonSet does starts programs of others as well.
             if !self.without_profile && !capabilities.contains(CapabilitySet::SYS_ADMIN) {
@@ -258,6 +274,9 @@ pub const STATUS_SOCKET: &str = "KUBE_PROXY_EBPF_STATUS_SOCKET";
 pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
     sandbox.files().join("status.sock")
 }
+
+/// The environment variable with the level of the log.
+pub const VERBOSE: &str = "KUBE_PROXY_EBPF_VERBOSE";
 
 /// Starts a program that can never have any capability, even as root.
 pub fn spawn_without_capabilities(command: &mut Command) -> Result<Child> {

@@ -14,6 +14,7 @@ mod reconciler;
 mod retry;
 mod socket_termination;
 mod stale_datapath;
+mod state_log;
 mod trace;
 mod userspace;
 

@@ -24,6 +24,7 @@ use crate::{
     progress::{Applied, Progress},
     retry::Retry,
     socket_termination::{self, SocketTermination},
+    state_log::StateLog,
     trace::{TraceEvent, TraceRequest, Traces},
 };
 
@@ -69,6 +70,7 @@ pub struct Reconciler<'a> {
     cgroups: Option<CgroupEvents>,
     traces: Traces,
     log: LogDedup,
+    state_log: StateLog,
 }
 
 /// What wakes the reconciler.
@@ -129,6 +131,7 @@ impl<'a> Reconciler<'a> {
             cgroups: None,
             traces: Traces::default(),
             log: LogDedup::default(),
+            state_log: StateLog::default(),
         }
     }
 
@@ -251,6 +254,7 @@ impl<'a> Reconciler<'a> {
         // Beside the socket path it is named in full.
         let cause = error.map_or(cause, |it| it.to_string());
         self.observer.on_failed(step, &cause);
+        self.state_log.failed();
         let is_beside_sockets = self.sockets_mut().is_on();
         match step {
             Step::Finish => tracing::warn!("finishing the generation failed: {cause}; retrying in {retry:?}"),
@@ -303,7 +307,12 @@ impl<'a> Reconciler<'a> {
                 );
             }
         }
-        if has_failed { self.retry.after_backoff() } else { self.retry = Retry::new() }
+        if has_failed {
+            self.state_log.failed();
+            self.retry.after_backoff();
+        } else {
+            self.retry = Retry::new();
+        }
     }
 
     /// Applies the pending state if there is one, and attaches the programs: in one call, because each hand-over to another
@@ -385,14 +394,7 @@ impl<'a> Reconciler<'a> {
         let took = begin.elapsed();
         self.observer.on_applied(published, report, took);
         if report.flipped {
-            tracing::info!(
-                rev = published.rev,
-                services = report.services,
-                changed = report.changed_services,
-                entries = report.entries,
-                ?took,
-                "state active"
-            );
+            self.state_log.active(published.rev, report, took);
         }
         let rejected: BTreeSet<_> = report.rejected.iter().cloned().collect();
         for it in rejected.difference(&self.rejected) {
@@ -416,6 +418,7 @@ impl<'a> Reconciler<'a> {
     /// Queries the kernel for what is attached. Returns whether to reconcile at once.
     async fn check(&mut self) -> bool {
         self.next_check = Instant::now() + CHECK_INTERVAL;
+        self.state_log.summarize();
         let tables = self.tables.clone();
         let status = self.on_blocking_thread(move |it| it.attach_status(tables)).await;
         self.start_prober(&status);

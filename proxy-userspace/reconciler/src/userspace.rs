@@ -8,7 +8,7 @@ use model::Rejected;
 use publish::{Published, Subscription};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::observer::Observer;
+use crate::{observer::Observer, state_log::StateLog};
 
 /// How often addresses that could not be listened at are tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -18,6 +18,7 @@ pub async fn run_userspace(options: Options, mut states: Subscription, observer:
     let mut datapath = Datapath::new(options);
     let mut active: Option<Arc<Published>> = None;
     let mut logged = BTreeSet::new();
+    let mut state_log = StateLog::default();
     let mut retry = interval(RETRY_INTERVAL);
     retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -28,13 +29,13 @@ pub async fn run_userspace(options: Options, mut states: Subscription, observer:
                 observer.on_dequeued(&published);
                 let report = datapath.apply(&published.state);
                 if report.flipped {
-                    let (services, changed) = (report.services, report.changed_services);
-                    tracing::info!(rev = published.rev, services, changed, "state active");
+                    state_log.active(published.rev, &report, begin.elapsed());
                 }
                 active = Some(published);
                 report
             }
             _ = retry.tick() => {
+                state_log.summarize();
                 // There are no programs that could be detached.
                 observer.on_attach_checked(Ok(&AttachStatus { cgroup: "no cgroup".into(), ..AttachStatus::default() }));
                 if !datapath.has_failed() {

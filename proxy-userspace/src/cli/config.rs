@@ -4,7 +4,7 @@
 //! A value of the file becomes the default of the corresponding flag, and so is validated by the flag's own rules. The same
 //! holds for a value that another flag implies.
 
-use std::{error::Error as _, ffi::OsString, path::PathBuf};
+use std::{error::Error as _, ffi::OsString, iter, path::PathBuf};
 
 use clap::{
     Arg, ArgMatches, Args, Command,
@@ -122,9 +122,13 @@ impl CommandLine {
             )
         });
         let all = self.file.iter().flat_map(File::remarks).map(str::to_owned).chain(packets);
-        let is_started =
-            self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok());
-        all.filter(move |_| is_started)
+        let serves = self.serves();
+        all.filter(move |_| serves)
+    }
+
+    /// Whether the command is one that serves, `run`, `brain` or `agent`.
+    pub(super) fn serves(&self) -> bool {
+        self.matches.subcommand().is_some_and(|(_, it)| it.try_contains_id("print_config").is_ok())
     }
 
     /// The flags that have their value from the file, each as `--flag`, with file and field.
@@ -149,17 +153,34 @@ impl CommandLine {
 
     /// The value of every flag and its origin.
     pub(super) fn configuration(&self) -> String {
-        let Some((name, matches)) = self.matches.subcommand() else { return String::new() };
+        let mut table = Table::new();
+        for FlagValue { long, value, origin } in self.flag_values() {
+            table.add_row([format!("--{long}"), value, origin]);
+        }
+        lines(&mut table)
+    }
+
+    /// The command and the flags whose values are no defaults, as in `run --source=kube`.
+    pub(super) fn changed_flags(&self) -> String {
+        let name = self.matches.subcommand_name().unwrap_or_default().to_owned();
+        let flags = self.flag_values().into_iter().filter(|it| !it.is_default());
+        iter::once(name)
+            .chain(flags.map(|it| format!("--{}={}", it.long, it.value)))
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    fn flag_values(&self) -> Vec<FlagValue> {
+        let Some((name, matches)) = self.matches.subcommand() else { return Vec::new() };
         // Global flags are added to subcommands when the command is built.
         let mut command = self.command.clone();
         command.build();
-        let command = command.find_subcommand(name).into_iter();
-        let mut table = Table::new();
-        for argument in command.flat_map(Command::get_arguments) {
+        let arguments = command.find_subcommand(name).into_iter().flat_map(Command::get_arguments);
+        let value = |argument: &Arg| {
             let id = argument.get_id().as_str();
-            let Some(long) = argument.get_long() else { continue };
+            let long = argument.get_long()?.to_owned();
             if matches!(id, "help" | "version" | "config" | "print_config") {
-                continue;
+                return None;
             }
             let values = matches.get_raw(id).into_iter().flatten();
             let values: Vec<_> = values.map(|it| it.to_string_lossy().into_owned()).collect();
@@ -174,11 +195,27 @@ impl CommandLine {
                 _ if id == PACKETS && self.packets_off.is_some() => {
                     "default below the root cgroup".to_owned()
                 }
-                _ => "default".to_owned(),
+                _ => DEFAULT.to_owned(),
             };
-            table.add_row([format!("--{long}"), values.join(","), origin]);
-        }
-        lines(&mut table)
+            Some(FlagValue { long, value: values.join(","), origin })
+        };
+        arguments.filter_map(value).collect()
+    }
+}
+
+/// The origin of a value that is neither given nor implied.
+const DEFAULT: &str = "default";
+
+/// A flag of a command, its value and where that comes from.
+struct FlagValue {
+    long: String,
+    value: String,
+    origin: String,
+}
+
+impl FlagValue {
+    fn is_default(&self) -> bool {
+        self.origin == DEFAULT
     }
 }
 

@@ -1,19 +1,25 @@
 //! The log, on standard error; standard output is left to the commands' results.
-//! Invariant: one event is one line, and nothing that someone else has written in it acts on a terminal.
+//! Invariant: one event is one line, and nothing that someone else has written in it acts on a terminal. A process that serves
+//! never waits for the reader of its log.
 
 use std::{
     collections::VecDeque,
     io::{self, IsTerminal as _, Write, stderr},
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use clap::{ArgAction, Args, ValueEnum};
 use model::escaped_line;
-use tracing::Level;
+use tracing::{Dispatch, dispatcher};
 use tracing_subscriber::{
+    EnvFilter,
     field::RecordFields,
     fmt::{FormatFields, MakeWriter, format},
 };
+
+use super::log_queue::LogQueue;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
@@ -21,7 +27,9 @@ pub(super) struct LogFlags {
     /// Format of the log
     #[arg(long, default_value = "text", global = true)]
     log_format: LogFormat,
-    /// Log at level debug; given twice: trace
+    /// Log at level debug; given twice: trace, with the events of libraries
+    ///
+    /// The signal SIGUSR1 changes the level of a process that runs: from info to debug, to trace, and to info again.
     #[arg(short, long = "verbose", action = ArgAction::Count, global = true)]
     verbose: u8,
 }
@@ -42,20 +50,98 @@ impl LogFlags {
 
     /// Installs the logger.
     pub(super) fn init(&self) {
-        let level = match self.verbose {
-            0 => Level::INFO,
-            1 => Level::DEBUG,
-            _ => Level::TRACE,
+        self.install(|| Kept(stderr()));
+    }
+
+    /// Installs the logger of a process that serves: its lines are queued, and a thread writes them.
+    pub(super) fn init_queued(&self) -> io::Result<()> {
+        let (direct, _) = self.dispatch(|| Kept(stderr()));
+        let report_lost = move |lost| {
+            dispatcher::with_default(&direct, || {
+                tracing::warn!(lost, "lines of the log were lost here, since standard error was not read");
+            });
         };
+        thread::Builder::new().name("log".into()).spawn(move || QUEUE.write_to(stderr(), report_lost))?;
+        self.install(|| Kept(Enqueue));
+        Ok(())
+    }
+
+    fn install<W: Write + 'static>(&self, writer: impl Fn() -> W + Send + Sync + 'static) {
+        let (dispatch, set_filter) = self.dispatch(writer);
+        dispatcher::set_global_default(dispatch).expect("it is set once");
+        *level() = Some(CurrentLevel { verbosity: self.verbose, set_filter });
+    }
+
+    fn dispatch<W: Write + 'static>(
+        &self,
+        writer: impl Fn() -> W + Send + Sync + 'static,
+    ) -> (Dispatch, SetFilter) {
+        let filter = filter(self.verbose);
         match self.log_format {
-            LogFormat::Text => tracing::subscriber::set_global_default(text(
-                level,
-                stderr().is_terminal(),
-                || Kept(stderr()),
-            )),
-            LogFormat::Json => tracing::subscriber::set_global_default(json(level, || Kept(stderr()))),
+            LogFormat::Text => text(filter, stderr().is_terminal(), writer),
+            LogFormat::Json => json(filter, writer),
         }
-        .expect("it is set once");
+    }
+}
+
+/// Libraries whose events below level info are about each frame and packet.
+const LIBRARIES: [&str; 7] = ["h2", "hyper", "hyper_util", "kube_client", "rustls", "tonic", "tower"];
+
+/// What is logged at 0 (level info), 1 (debug, without libraries) and from 2 on (trace, with everything).
+fn filter(verbosity: u8) -> EnvFilter {
+    match verbosity {
+        0 => EnvFilter::new("info"),
+        1 => EnvFilter::new(LIBRARIES.map(|it| format!("{it}=info,")).concat() + "debug"),
+        _ => EnvFilter::new("trace"),
+    }
+}
+
+type SetFilter = Box<dyn Fn(EnvFilter) + Send>;
+
+struct CurrentLevel {
+    verbosity: u8,
+    set_filter: SetFilter,
+}
+
+fn level() -> MutexGuard<'static, Option<CurrentLevel>> {
+    static LEVEL: Mutex<Option<CurrentLevel>> = Mutex::new(None);
+    LEVEL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Changes the level from info to debug, from debug to trace, and from trace to info.
+pub(super) fn next_level() {
+    let verbosity = level().as_mut().map(|it| {
+        it.verbosity = if it.verbosity < 2 { it.verbosity + 1 } else { 0 };
+        (it.set_filter)(filter(it.verbosity));
+        it.verbosity
+    });
+    let name = ["info", "debug", "trace"].get(usize::from(verbosity.unwrap_or_default()));
+    tracing::info!(level = name, "the level of the log was changed");
+}
+
+/// How long a process that ends waits for the reader of its log.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The lines of a process that serves.
+static QUEUE: LogQueue = LogQueue::new();
+
+/// Waits until the log is written, unless nothing reads it.
+pub(super) fn flush() {
+    QUEUE.flush(FLUSH_TIMEOUT);
+}
+
+/// Writes events to the queue. Each event is one write.
+#[derive(Debug)]
+struct Enqueue;
+
+impl Write for Enqueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        QUEUE.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -104,20 +190,24 @@ fn without_colours(line: &str) -> String {
     [first].into_iter().chain(rest).collect()
 }
 
-fn text<W>(level: Level, colours: bool, writer: W) -> impl tracing::Subscriber + Send + Sync
+fn text<W>(filter: EnvFilter, colours: bool, writer: W) -> (Dispatch, SetFilter)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let log = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(colours);
-    log.fmt_fields(EscapedFields).with_writer(writer).finish()
+    let log = tracing_subscriber::fmt().with_target(false).with_ansi(colours).fmt_fields(EscapedFields);
+    let log = log.with_writer(writer).with_env_filter(filter).with_filter_reloading();
+    let handle = log.reload_handle();
+    (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
 }
 
-fn json<W>(level: Level, writer: W) -> impl tracing::Subscriber + Send + Sync
+fn json<W>(filter: EnvFilter, writer: W) -> (Dispatch, SetFilter)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let log = tracing_subscriber::fmt().with_max_level(level).with_target(false).json().flatten_event(true);
-    log.with_writer(EscapedLines(writer)).finish()
+    let log = tracing_subscriber::fmt().with_target(false).json().flatten_event(true);
+    let log = log.with_writer(EscapedLines(writer)).with_env_filter(filter).with_filter_reloading();
+    let handle = log.reload_handle();
+    (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
 }
 
 /// The fields of an event as text; the colours are around them.
@@ -190,8 +280,8 @@ mod tests {
             move || it.clone()
         };
         let event = || tracing::warn!(error = name, debug = ?name, "Service {name} is rejected");
-        tracing::subscriber::with_default(text(Level::INFO, false, writer(&plain)), event);
-        tracing::subscriber::with_default(json(Level::INFO, writer(&structured)), event);
+        dispatcher::with_default(&text(filter(0), false, writer(&plain)).0, event);
+        dispatcher::with_default(&json(filter(0), writer(&structured)).0, event);
         [plain, structured].map(|it| String::from_utf8(it.0.lock().unwrap().clone()).unwrap())
     }
 
@@ -204,6 +294,27 @@ mod tests {
         let event: Value = serde_json::from_str(&lines[1]).unwrap();
         assert_eq!(event["message"], format!("Service {name} is rejected"));
         lines
+    }
+
+    #[test]
+    fn libraries_are_logged_from_level_trace_on() {
+        let lines = |verbosity| {
+            let memory = Memory::default();
+            let writer = memory.clone();
+            let (dispatch, set_filter) = text(filter(0), false, move || writer.clone());
+            dispatcher::with_default(&dispatch, || {
+                set_filter(filter(verbosity));
+                tracing::debug!("own");
+                tracing::debug!(target: "h2::codec", "of a library");
+                tracing::trace!("detail");
+            });
+            String::from_utf8(memory.0.lock().unwrap().clone()).unwrap()
+        };
+        let has = |verbosity| {
+            let lines = lines(verbosity);
+            ["own", "of a library", "detail"].map(|it| lines.contains(it))
+        };
+        assert_eq!([0, 1, 2].map(has), [[false; 3], [true, false, false], [true; 3]]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod explain;
 mod flags;
 mod grpc_server;
 mod kube_proxy;
+mod log_queue;
 mod logging;
 mod nodes;
 mod output;
@@ -31,6 +32,7 @@ mod trace;
 
 use std::{env, io, process::ExitCode};
 
+use admin::{COMMIT, VERSION};
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use config::{CommandLine, ParseError};
@@ -62,7 +64,7 @@ const WITHOUT_VARIABLE: [&str; 15] = [
 /// that the kernel talks to the endpoint directly. Traffic without a socket on this node is translated by nftables.
 /// Updates are atomic, and the kernel keeps serving while this program is not running.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(version = format!("{VERSION} (commit {COMMIT})"), arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -142,7 +144,7 @@ fn with_flags_of_the_process(command: clap::Command, name: &str) -> clap::Comman
     command.mut_subcommand(name, |it| it.args(ignored))
 }
 
-/// Parses the command line, runs the command and reports errors.
+/// Parses the command line and runs the command.
 pub(crate) fn main() -> ExitCode {
     let parsed = CommandLine::parse(command(), env::args_os()).and_then(|line| {
         let cli = Cli::from_arg_matches(line.matches())?;
@@ -160,14 +162,29 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(WRONG_USAGE);
         }
     };
-    cli.log.init();
-    for it in line.remarks() {
-        tracing::info!("{it}");
-    }
     if let Some(text) = line.printed() {
+        cli.log.init();
+        line.remarks().for_each(|it| tracing::info!("{it}"));
         print!("{text}");
         return ExitCode::SUCCESS;
     }
+    if !line.serves() {
+        cli.log.init();
+        return execute(cli, &line);
+    }
+    if let Err(error) = cli.log.init_queued() {
+        eprintln!("error: the thread of the log cannot be started: {error}");
+        return ExitCode::FAILURE;
+    }
+    tracing::info!(version = VERSION, commit = COMMIT, flags = line.changed_flags(), "starting");
+    line.remarks().for_each(|it| tracing::info!("{it}"));
+    let code = execute(cli, &line);
+    logging::flush();
+    code
+}
+
+/// Runs the command and reports errors.
+fn execute(cli: Cli, line: &CommandLine) -> ExitCode {
     let done = |()| true;
     // The result is false if `check`, `status` or `explain` has printed a problem, or a case has failed.
     let result = match cli.command {

@@ -10,8 +10,10 @@ use tokio::{
     time::interval,
 };
 
+use super::logging;
+
 /// How long a finished command waits for its blocking threads.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often freed heap memory is returned to the kernel, as after a start or a burst of watchers.
 const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 
@@ -28,15 +30,21 @@ pub(super) fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T>
     result
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT; SIGUSR1 changes the level of the log.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Replaces the default action of both signals, which ends the process.
+    /// Replaces the default action of the signals, which ends the process.
     pub(super) fn new() -> Result<Self> {
+        let mut verbosity = signal(SignalKind::user_defined1()).context("cannot handle SIGUSR1")?;
+        tokio::spawn(async move {
+            while verbosity.recv().await.is_some() {
+                logging::next_level();
+            }
+        });
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot handle SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot handle SIGINT")?,

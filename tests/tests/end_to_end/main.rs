@@ -21,6 +21,7 @@ mod hostile_pods;
 mod kube;
 mod kube_proxy_rules;
 mod load_balancing;
+mod logs;
 mod node_ports;
 mod packet_path;
 mod passive_health;

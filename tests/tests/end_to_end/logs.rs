@@ -1,0 +1,104 @@
+//! The log is complete enough for an operator, and never in the way of what is served.
+
+use std::{
+    io::{BufRead as _, BufReader, pipe},
+    process::Command,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tests::{
+    Build, TestNode, Transport,
+    agent::{APPLIED, VERBOSE, run},
+    fixtures::{WEB4, web4},
+    http::{health_status, metrics},
+    request,
+};
+
+/// More than the pipe and the queue of the log hold: a line is logged for each.
+const REJECTED: usize = 15_000;
+
+fn answer() -> Option<String> {
+    request(Transport::Tcp, (WEB4, 80).into()).ok()
+}
+
+#[test]
+fn an_unread_log_delays_nothing_and_its_lost_lines_are_counted() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    node.write(&[web4([1])]);
+    let (reader, writer) = pipe().unwrap();
+    node.start_inactive(&node.command(Build::Product).log_to(writer));
+    node.wait_until(|_| answer().as_deref() == Some("web-1"));
+
+    let bad = |n: usize| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: bad-{n}}}\nspec: {{clusterIP: 10.96.0.300, ports: [{{port: 80}}]}}\n"
+        )
+    };
+    node.write_file("bad.yaml", &(0..REJECTED).map(bad).collect::<String>());
+    node.wait_until(|node| node.status_page("/status").is_ok_and(|it| it.body.contains("bad-14999")));
+    node.write(&[web4([2])]);
+    node.wait_until(|_| answer().as_deref() == Some("web-2"));
+    assert_eq!(health_status("/livez"), 200);
+
+    let mut lines = BufReader::new(reader).lines().map(|it| it.unwrap());
+    assert!(lines.any(|it| it.contains("lines of the log were lost here") && it.contains("lost=")));
+    // The pipe is full again.
+    node.write_file("bad.yaml", &(REJECTED..2 * REJECTED).map(bad).collect::<String>());
+    node.wait_until(|node| node.status_page("/status").is_ok_and(|it| it.body.contains("bad-29999")));
+    node.terminate();
+}
+
+#[test]
+fn the_first_line_says_version_commit_and_flags() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write(&[web4([])]);
+    node.start(&["--affinity-clients=1024"]);
+    let log = node.log();
+    let first = log.lines().next().unwrap();
+    for it in [
+        "starting",
+        "flags=\"run --source=file:",
+        " --node-name=n1 ",
+        " --affinity-clients=1024",
+        "--packets=off",
+    ] {
+        assert!(first.contains(it), "{it} is not in {first}");
+    }
+    assert!(!first.contains("--udp-addresses"), "{first}");
+    let version = run(Command::new(Build::Product.binary()).arg("--version")).success();
+    let (version, commit) =
+        version.trim().strip_prefix("kube-proxy-ebpf ").unwrap().split_once(" (commit ").unwrap();
+    let commit = commit.strip_suffix(')').unwrap();
+    assert!(first.contains(&format!("version=\"{version}\" commit=\"{commit}\"")), "{first}");
+    let labels = format!("kube_proxy_ebpf_build_info{{version=\"{version}\",commit=\"{commit}\"}} 1");
+    assert!(metrics("/metrics").unwrap().body.contains(&labels), "{labels}");
+}
+
+#[test]
+fn at_level_info_only_the_first_of_many_states_is_logged() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    node.write(&[web4([1])]);
+    node.start_with(&node.command(Build::Product).env(VERBOSE, "0"));
+    for n in [2, 1, 2] {
+        node.write(&[web4([n])]);
+        node.wait_until(|_| answer() == Some(format!("web-{n}")));
+    }
+    assert_eq!(node.agent().count_logged(APPLIED), 1, "{}", node.log());
+
+    // The level is changed while the proxy runs.
+    let signal =
+        |node: &TestNode| kill(Pid::from_raw(node.agent().pid().cast_signed()), Signal::SIGUSR1).unwrap();
+    signal(&node);
+    node.wait_until_logged(&["the level of the log was changed level=\"debug\""]);
+    node.apply(&[web4([1])]);
+    node.wait_until_logged(&["DEBUG state active"]);
+    signal(&node);
+    node.wait_until_logged(&["level=\"trace\""]);
+    signal(&node);
+    node.wait_until_logged(&["level=\"info\""]);
+}
