@@ -45,7 +45,7 @@ const NO_LIMIT: &str = "the API server receives only lists and watches, four at 
                         asked for while nothing changes";
 const NO_FORMAT: &str = "the API server is asked for JSON, and only the needed fields are decoded";
 const NO_NODE_PORTS: &str = "this command serves no node ports";
-const NO_LOG_BUFFER: &str = "the log is not buffered";
+const NO_LOG_BUFFER: &str = "each line of the log is written at once";
 
 /// All fields, in the order of the documents.
 pub const FIELDS: &[Field] = &[

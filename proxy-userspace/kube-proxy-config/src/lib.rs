@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod fields;
+mod flags;
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,10 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use self::fields::field;
 
-pub use self::fields::{FIELDS, Field};
+pub use self::{
+    fields::{FIELDS, Field},
+    flags::{FLAGS, Flag, reason},
+};
 
 const VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
@@ -214,14 +218,15 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// The value of `--verbose` for a level of klog: 4 is for debugging, 6 and more for tracing.
+pub fn verbosity(klog: u64) -> u8 {
+    if klog >= 6 { 2 } else { u8::from(klog >= 4) }
+}
+
 /// The values of a flag.
 fn values(at: &str, value: &Value) -> Option<Vec<String>> {
     match (at, value) {
-        // klog's levels: 4 is for debugging, 6 and more for tracing.
-        ("logging.verbosity", _) => value.as_u64().map(|it| {
-            let level = if it >= 6 { 2 } else { u8::from(it >= 4) };
-            vec![level.to_string()]
-        }),
+        ("logging.verbosity", _) => value.as_u64().map(|it| vec![verbosity(it).to_string()]),
         ("nodePortAddresses", Value::Array(items)) => Some(items.iter().map(plain).collect()),
         ("featureGates", Value::Object(gates)) => {
             let gates: Vec<_> = gates.iter().map(|(name, it)| format!("{name}={}", plain(it))).collect();

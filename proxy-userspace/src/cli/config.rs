@@ -8,7 +8,7 @@ use std::{error::Error as _, ffi::OsString, iter, path::PathBuf};
 
 use clap::{
     Arg, ArgMatches, Args, Command,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
     parser::ValueSource,
 };
 use comfy_table::Table;
@@ -90,7 +90,7 @@ impl CommandLine {
         let parse = |command: &Command| {
             command.clone().try_get_matches_from(&words).map_err(|error| match &read {
                 Some((name, file)) => with_origin(error, command, name, file),
-                None => error.into(),
+                None => of_kube_proxy(error).into(),
             })
         };
         let mut matches = parse(&command)?;
@@ -238,7 +238,20 @@ fn with_origin(error: clap::Error, command: &Command, name: &str, file: &File) -
         let reason = format!("{field}: {value:?} cannot be used: {reason}");
         Some(ConfigError { path: file.path().to_owned(), reason })
     };
-    bad_value().map_or_else(|| ParseError::Usage(error), ParseError::File)
+    bad_value().map_or_else(|| ParseError::Usage(of_kube_proxy(error)), ParseError::File)
+}
+
+/// Says of a flag of kube-proxy why the command does not take it, instead of naming a similar flag.
+fn of_kube_proxy(mut error: clap::Error) -> clap::Error {
+    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+        && let Some(reason) = flag.strip_prefix("--").and_then(kube_proxy_config::reason)
+    {
+        let text = format!("kube-proxy's {flag} is not a flag of this command: {reason}");
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.into()]));
+    }
+    error
 }
 
 /// The long name of the flag with this id, of a subcommand or of all.

@@ -32,6 +32,9 @@ pub(super) struct LogFlags {
     /// The signal SIGUSR1 changes the level of a process that runs: from info to debug, to trace, and to info again.
     #[arg(short, long = "verbose", action = ArgAction::Count, global = true)]
     verbose: u8,
+    /// kube-proxy's level of the log: 4 means debug, 6 trace
+    #[arg(long = "v", value_name = "LEVEL", global = true)]
+    klog_level: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -43,9 +46,13 @@ enum LogFormat {
 }
 
 impl LogFlags {
+    fn verbosity(&self) -> u8 {
+        self.klog_level.map_or(0, kube_proxy_config::verbosity).max(self.verbose)
+    }
+
     /// Whether more than usual is to be shown.
     pub(super) fn is_verbose(&self) -> bool {
-        self.verbose > 0
+        self.verbosity() > 0
     }
 
     /// Installs the logger.

@@ -1,9 +1,10 @@
 //! The command line as a whole, and the precedence of flags and configuration file.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, iter, path::Path};
 
 use api_server::{ApiServer, Settings};
 use clap::Command;
+use kube_proxy_config::{FLAGS, Flag};
 
 use super::{
     command,
@@ -123,7 +124,7 @@ fn flags_are_under_the_heading_of_their_subject() {
         ("Passive health of endpoints", &["passive-health"][..]),
         ("Connection tracking", &["conntrack-", "proc-sys-net"]),
         ("Other processes", &["listen", "socket-mode", "socket-group", "tls-", "serve-any-node"]),
-        ("Logging", &["log-format", "verbose"]),
+        ("Logging", &["log-format", "verbose", "v"]),
     ] {
         for it in all.get_subcommands().flat_map(Command::get_arguments) {
             let is_there = it.get_help_heading() == Some(heading) && !it.is_hide_set();
@@ -441,77 +442,16 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
     assert!(include_str!("../../../README.md").contains(&expect), "the README does not contain: {expect}");
 }
 
-/// kube-proxy's flags (`AddFlags` in `cmd/kube-proxy/app/options.go`, and those of its logs), without those that klog keeps for
-/// programs of old.
-const KUBE_PROXY_FLAGS: [&str; 59] = [
-    "config",
-    "kubeconfig",
-    "master",
-    "hostname-override",
-    "feature-gates",
-    "bind-address",
-    "nodeport-addresses",
-    "cluster-cidr",
-    "detect-local-mode",
-    "pod-bridge-interface",
-    "pod-interface-name-prefix",
-    "masquerade-all",
-    "iptables-masquerade-bit",
-    "healthz-bind-address",
-    "metrics-bind-address",
-    "logging-format",
-    "v",
-    "help",
-    "version",
-    "cleanup",
-    "healthz-port",
-    "metrics-port",
-    "proxy-mode",
-    "bind-address-hard-fail",
-    "profiling",
-    "show-hidden-metrics-for-version",
-    "init-only",
-    "write-config-to",
-    "config-sync-period",
-    "kube-api-burst",
-    "kube-api-qps",
-    "kube-api-content-type",
-    "oom-score-adj",
-    "iptables-localhost-nodeports",
-    "iptables-sync-period",
-    "iptables-min-sync-period",
-    "ipvs-sync-period",
-    "ipvs-min-sync-period",
-    "ipvs-scheduler",
-    "ipvs-exclude-cidrs",
-    "ipvs-strict-arp",
-    "ipvs-tcp-timeout",
-    "ipvs-tcpfin-timeout",
-    "ipvs-udp-timeout",
-    "conntrack-max-per-core",
-    "conntrack-min",
-    "conntrack-tcp-be-liberal",
-    "conntrack-tcp-timeout-established",
-    "conntrack-tcp-timeout-close-wait",
-    "conntrack-udp-timeout",
-    "conntrack-udp-timeout-stream",
-    "log-flush-frequency",
-    "log-text-info-buffer-size",
-    "log-text-split-stream",
-    "log-json-info-buffer-size",
-    "log-json-split-stream",
-    "vmodule",
-    "boot-id-file",
-    "machine-id-file",
-];
-
 #[test]
 fn the_page_of_differences_says_what_becomes_of_every_flag() {
     const PAGE: &str = include_str!("../../../docs/differences.md");
     let section = PAGE.split("\n## ").find(|it| it.starts_with("Flags")).unwrap();
     let rows = section.lines().filter_map(|it| it.strip_prefix("| `--")?.split_once("` | "));
     let rows: Vec<_> = rows.collect();
-    assert_eq!(rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(), KUBE_PROXY_FLAGS);
+    assert_eq!(
+        rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        FLAGS.iter().map(|it| it.name).collect::<Vec<_>>()
+    );
     let mut command = command();
     command.build();
     let run = command.find_subcommand("run").unwrap();
@@ -519,15 +459,50 @@ fn the_page_of_differences_says_what_becomes_of_every_flag() {
         run.get_arguments()
             .any(|it| it.get_long() == Some(flag) || it.get_all_aliases().unwrap_or_default().contains(&flag))
     };
-    for (name, text) in rows {
+    for ((name, text), Flag { reason, .. }) in rows.into_iter().zip(FLAGS) {
         // Of the second column: `--flag`, perhaps another one, or why there is none.
         let named: Vec<_> = text.split('`').filter_map(|it| it.strip_prefix("--")).collect();
         if text.starts_with('`') {
             assert!(named.iter().all(|it| is_accepted(it)), "{name}: {text}");
         } else {
             assert!(!is_accepted(name), "{name} is accepted: {text}");
+            assert_eq!(text.strip_suffix(" |"), reason.map(|it| format!("not accepted: {it}")).as_deref());
         }
     }
+}
+
+#[test]
+fn a_flag_of_kube_proxy_that_has_no_meaning_is_answered_with_the_reason() {
+    let error = |words: &[&str]| {
+        let words = iter::once("kube-proxy-ebpf").chain(words.iter().copied()).map(Into::into);
+        match CommandLine::parse(command(), words) {
+            Err(ParseError::Usage(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let run = error(&["run", "--source=kube", "--iptables-min-sync-period=1s"]);
+    for it in ["'--iptables-min-sync-period'", "kube-proxy's", "every change is applied at once"] {
+        assert!(run.contains(it), "{it} is not in {run}");
+    }
+    assert!(!run.contains("similar"), "{run}");
+    let brain = error(&["brain", "--source=kube", "--cluster-cidr=10.0.0.0/8"]);
+    assert!(brain.contains("this command does not translate packets"), "{brain}");
+    // Other flags have the usual answer.
+    let misspelled = error(&["run", "--source=kube", "--cluster-cdr=10.0.0.0/8"]);
+    assert!(misspelled.contains("similar") && misspelled.contains("--cluster-cidr"), "{misspelled}");
+    let Err(ParseError::Usage(with_file)) = line(KUBEADM, &["--ipvs-scheduler=rr"]) else {
+        panic!("accepted")
+    };
+    assert!(with_file.to_string().contains("IPVS is not used"), "{with_file}");
+}
+
+#[test]
+fn the_level_of_kube_proxys_log_is_accepted() {
+    for (words, row) in [(&["--v=2"][..], "--v 2 flag"), (&["--v", "4"], "--v 4 flag")] {
+        let line = line(KUBEADM, &[words, &["--print-config"]].concat()).unwrap();
+        check_rows(&line, &[row]);
+    }
+    assert_eq!([0, 2, 4, 5, 6, 10].map(kube_proxy_config::verbosity), [0, 0, 1, 1, 2, 2]);
 }
 
 #[test]
