@@ -63,7 +63,7 @@ fn assert_not_translated() {
 
 #[test]
 fn wrong_usage_exits_64() {
-    let cases: [(&[&str], &[&str]); 12] = [
+    let cases: [(&[&str], &[&str]); 15] = [
         (&[], &["Usage"]),
         (&["frobnicate"], &["frobnicate"]),
         (&["run"], &["--source"]),
@@ -76,6 +76,20 @@ fn wrong_usage_exits_64() {
         (&["print", "--source", "file:x", "--hostname-override", "No Node"], &["No Node", "lower-case"]),
         (&["brain", "--source", "file:x", "--tls-cert", "x.crt"], &["--tls-key", "--tls-client-ca"]),
         (&["agent", "--tls-cert", "x.crt", "--tls-key", "x.key"], &["--tls-ca"]),
+        (&["print", "--source", "file:x", "--service-proxy-name", "a/b"], &["a/b", "letter or digit"]),
+        (&["run", "--source", "file:x", "--ipvs-scheduler", "rr"], &["--ipvs-scheduler", "IPVS is not used"]),
+        (
+            &[
+                "agent",
+                "--node-name",
+                "n1",
+                "--target",
+                "tcp://127.0.0.1:1",
+                "--cluster-cidr",
+                "10.0.0.0/16,10.1.0.0/16",
+            ],
+            &["--cluster-cidr", "10.0.0.0/16 and 10.1.0.0/16", "one per family"],
+        ),
     ];
     for (arguments, texts) in cases {
         assert_fails(arguments, 64, texts);

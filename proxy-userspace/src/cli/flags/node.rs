@@ -24,17 +24,32 @@ impl NodeFlags {
             return Ok(name.clone());
         }
         let host = nix::unistd::gethostname().context("the host has no name; set --node-name")?;
-        let host = host.to_string_lossy().trim().to_lowercase();
-        node_name(&host).map_err(|error| anyhow!("the host name cannot be used: {error}; set --node-name"))
+        node_name(&host.to_string_lossy())
+            .map_err(|error| anyhow!("the host name cannot be used: {error}; set --node-name"))
     }
 }
 
+/// A node name, trimmed and in lower case, as kube-proxy and the kubelet have it.
 fn node_name(text: &str) -> Result<String, String> {
+    let text = text.trim().to_lowercase();
     let is_allowed = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '-' || it == '.';
     if text.is_empty() || text.len() > 253 || !text.chars().all(is_allowed) {
         return Err(format!(
             "{text:?} is not a node name: use at most 253 lower-case letters, digits, dashes and dots"
         ));
     }
-    Ok(text.into())
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_name_is_trimmed_and_in_lower_case() {
+        assert_eq!(node_name(" Worker-1.Example.ORG\n").unwrap(), "worker-1.example.org");
+        for it in ["", "  ", "a b", "a/b", "ä", &"a".repeat(254)] {
+            assert!(node_name(it).unwrap_err().contains("lower-case letters"), "{it:?}");
+        }
+    }
 }

@@ -146,6 +146,7 @@ pub(in crate::cli) fn implied_off(matches: &ArgMatches) -> Option<PathBuf> {
 impl PacketFlags {
     /// The options of both datapaths, from those of the eBPF datapath.
     pub(in crate::cli) fn options(self, sockets: ebpf::Options) -> Result<Options> {
+        self.check_cluster_cidr()?;
         if self.backend == Backend::Userspace {
             let listen_at = match self.userspace_listen {
                 UserspaceListen::Loopback => ListenAt::Loopback,
@@ -193,6 +194,21 @@ impl PacketFlags {
                 );
             }
         }
+    }
+
+    /// As with kube-proxy, a family has one range.
+    fn check_cluster_cidr(&self) -> Result<()> {
+        for is_v4 in [true, false] {
+            let mut of_family = self.cluster_cidr.iter().filter(|it| it.addr().is_ipv4() == is_v4);
+            if let (Some(first), Some(second)) = (of_family.next(), of_family.next()) {
+                let family = if is_v4 { "IPv4" } else { "IPv6" };
+                return Err(wrong_usage(format_args!(
+                    "--cluster-cidr has two {family} ranges, {first} and {second}: give one per family, which contains the \
+                     addresses of all pods, or use another --detect-local-mode"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The pods to which connections are not tracked.

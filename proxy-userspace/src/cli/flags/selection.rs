@@ -6,7 +6,7 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct SelectionFlags {
     /// Serve only Services with the label service.kubernetes.io/service-proxy-name=NAME [default: Services without it]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = label_value)]
     service_proxy_name: Option<String>,
     /// kube-proxy feature gates; AllowServiceExternalIPs=false turns external IPs off (KEP-5707), others make no difference
     ///
@@ -86,6 +86,23 @@ impl SelectionFlags {
     }
 }
 
+/// The value of a label. No Service has another one.
+fn label_value(text: &str) -> Result<String, String> {
+    const MAX_LABEL_VALUE: usize = 63;
+    let is_inner = |it: char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
+    let is_outer = |it: char| it.is_ascii_alphanumeric();
+    if text.len() > MAX_LABEL_VALUE
+        || !text.chars().all(is_inner)
+        || !text.is_empty() && !(text.starts_with(is_outer) && text.ends_with(is_outer))
+    {
+        return Err(format!(
+            "no label has this value: use at most {MAX_LABEL_VALUE} letters, digits, dashes, underscores and dots, with a \
+             letter or digit at both ends"
+        ));
+    }
+    Ok(text.into())
+}
+
 fn feature_gates(text: &str) -> Result<FeatureGates, String> {
     let mut gates = FeatureGates::default();
     for gate in text.split(',').filter(|it| !it.is_empty()) {
@@ -135,6 +152,16 @@ mod tests {
         check(&["AllowServiceExternalIPs=false", "NFTablesProxyMode=true"], Ok(false));
         check(&["AllowServiceExternalIPs"], Err("NAME=true"));
         check(&["AllowServiceExternalIPs=no"], Err("\"no\""));
+    }
+
+    #[test]
+    fn a_service_proxy_name_is_the_value_of_a_label() {
+        for it in ["", "a", "kube-proxy-ebpf", "A_b.c-9", &"a".repeat(63)] {
+            assert_eq!(label_value(it).as_deref(), Ok(it));
+        }
+        for it in ["-a", "a.", "a b", "a/b", "ä", &"a".repeat(64)] {
+            assert!(label_value(it).unwrap_err().contains("at most 63"), "{it:?}");
+        }
     }
 
     #[test]
