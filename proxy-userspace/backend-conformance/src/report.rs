@@ -58,7 +58,11 @@ impl Report {
             let _ = match outcome {
                 Outcome::Passed { questions } => {
                     passed += 1;
-                    writeln!(text, "passed   {name:width$}  {seconds:6.2} s  {questions} questions")
+                    writeln!(
+                        text,
+                        "passed   {name:width$}  {seconds:6.2} s  {}",
+                        model::counted(*questions, "question")
+                    )
                 }
                 Outcome::Skipped(reason) => {
                     skipped += 1;

@@ -106,9 +106,13 @@ impl fmt::Display for TraceStep {
         let Step { what, a, b, .. } = self.0;
         match (what, a) {
             (raw::STEP_FRONTEND, raw::STEP_NONE) => f.write_str("frontend: none at this address and port"),
-            (raw::STEP_FRONTEND, set) => write!(f, "frontend: set {set} with {b} endpoints"),
+            (raw::STEP_FRONTEND, set) => {
+                write!(f, "frontend: set {set} with {}", model::counted(b, "endpoint"))
+            }
             (raw::STEP_NODE_PORT, raw::STEP_NONE) => f.write_str("node port: none of this number"),
-            (raw::STEP_NODE_PORT, set) => write!(f, "node port: set {set} with {b} endpoints"),
+            (raw::STEP_NODE_PORT, set) => {
+                write!(f, "node port: set {set} with {}", model::counted(b, "endpoint"))
+            }
             (raw::STEP_NODE_ADDRESS, scope) => f.write_str(match u32::try_from(scope).map(NodeAddrScope) {
                 Ok(NodeAddrScope::LOCAL) => "node address: of this node",
                 Ok(NodeAddrScope::REMOTE) => "node address: of another node",
@@ -481,7 +485,7 @@ mod tests {
         let says = |what, a, b| TraceStep(Step { socket: 1, what, a, b }).to_string();
         assert_eq!(says(raw::STEP_FRONTEND, 5, 2), "frontend: set 5 with 2 endpoints");
         assert_eq!(says(raw::STEP_FRONTEND, raw::STEP_NONE, 0), "frontend: none at this address and port");
-        assert_eq!(says(raw::STEP_NODE_PORT, 7, 1), "node port: set 7 with 1 endpoints");
+        assert_eq!(says(raw::STEP_NODE_PORT, 7, 1), "node port: set 7 with 1 endpoint");
         assert_eq!(says(raw::STEP_NODE_ADDRESS, 2, 0), "node address: of another node");
         assert_eq!(says(raw::STEP_NODE_ADDRESS, 0, 0), "node address: of no node");
         assert_eq!(says(raw::STEP_AFFINITY, 0, 9), "affinity: the client has no entry");

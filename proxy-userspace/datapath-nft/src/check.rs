@@ -85,10 +85,10 @@ pub fn tables(has_run: bool) -> Result<Finding, Error> {
         ),
         1 => Finding::degraded(
             TABLES,
-            format!("only one of our two nftables tables exists, with {entries} entries"),
+            format!("only one of our two nftables tables exists; elements in it: {entries}"),
             "see the log of `run` or `agent`",
         ),
-        _ => Finding::ok(TABLES, format!("our nftables tables exist, with {entries} entries")),
+        _ => Finding::ok(TABLES, format!("our nftables tables exist; elements in them: {entries}")),
     })
 }
 
@@ -161,7 +161,10 @@ pub fn pods(interfaces: &Path) -> Finding {
             SUBJECT,
             format!("no interface leads to a pod; where pods use ipvlan, macvlan or SR-IOV, {EFFECT}"),
         ),
-        pairs => Finding::ok(SUBJECT, format!("they pass the host's netfilter through {pairs} interfaces")),
+        pairs => Finding::ok(
+            SUBJECT,
+            format!("they pass the host's netfilter through {}", model::counted(pairs, "interface")),
+        ),
     }
 }
 

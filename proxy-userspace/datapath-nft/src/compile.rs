@@ -226,7 +226,10 @@ impl Port<'_> {
         let mut way = |scope, compiled: &mut PortImage| {
             let (way, excess) = self.way(scope, compiled);
             if excess > 0 {
-                let reason = format!("{excess} endpoints too many for session affinity; the others serve");
+                let reason = format!(
+                    "{} too many for session affinity; the others serve",
+                    model::counted(excess, "endpoint")
+                );
                 image.reject(&self.state.service, FrontendKind::ClusterIp, at_cluster_ip, reason);
             }
             way

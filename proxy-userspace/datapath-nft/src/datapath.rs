@@ -263,7 +263,7 @@ impl Datapath {
         let corrected = self.repair_tables(&snapshots, desired)?;
         if corrected > 0 {
             tracing::error!(
-                "the nftables tables {TABLE} were changed externally: restored {corrected} entries"
+                "the nftables tables {TABLE} were changed externally; entries restored: {corrected}"
             );
         }
         Ok(())
@@ -307,7 +307,7 @@ impl Datapath {
         }
         let deleted: usize = passes.iter().map(|it| it.deleted).sum();
         if deleted > 0 {
-            tracing::info!("deleted {deleted} conntrack entries that lead elsewhere than the active state");
+            tracing::info!("conntrack entries deleted that led elsewhere than the active state: {deleted}");
         }
         Ok(())
     }

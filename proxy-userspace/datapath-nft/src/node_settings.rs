@@ -154,7 +154,7 @@ impl NodeSettings {
             match drops.first() {
                 None => format!("no chain drops what is forwarded by its policy{unknown}"),
                 Some((named, rules)) => format!(
-                    "{named} drops what is forwarded, unless one of its {rules} rules accepts it: packets from and to pods must \
+                    "{named} drops what is forwarded, unless a rule accepts it, of which it has {rules}: packets from and to pods must \
                  be among that{unknown}"
                 ),
             },
@@ -433,7 +433,7 @@ mod tests {
             nft("add chain ip filter DOCKER-USER; add rule ip filter FORWARD jump DOCKER-USER");
             check(&policy(), Level::Degraded, &["chain FORWARD of iptables (nft)"]);
             nft("add chain ip filter FLANNEL-FWD; add rule ip filter FORWARD jump FLANNEL-FWD");
-            check(&policy(), Level::Ok, &["unless one of its 1 rules accepts it"]);
+            check(&policy(), Level::Ok, &["unless a rule accepts it, of which it has 1"]);
             nft(
                 "add table inet fw; add chain inet fw f { type filter hook forward priority 1; policy drop; }",
             );

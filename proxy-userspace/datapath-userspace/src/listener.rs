@@ -111,8 +111,9 @@ impl Listeners {
     /// Why they have none.
     pub(crate) fn rejected(&self) -> impl Iterator<Item = Rejected> {
         let more = self.failed.len().checked_sub(MAX_REPORTED).filter(|it| *it > 0);
-        let more = more
-            .map(|it| Rejected::not_served("Services", format!("{it} more addresses cannot be listened at")));
+        let more = more.map(|it| {
+            Rejected::not_served("Services", format!("more addresses that cannot be listened at: {it}"))
+        });
         self.failed.values().take(MAX_REPORTED).cloned().chain(more)
     }
 }

@@ -32,7 +32,7 @@ pub fn described(frontends: &[ActiveFrontend]) -> String {
     match addresses.remove(&None) {
         Some(unknown) => format!("{} addresses of Services", unknown.len()),
         // The ports of a Service have the same addresses, and no other Service has all of them.
-        None => format!("{} Services", addresses.into_values().collect::<BTreeSet<_>>().len()),
+        None => model::counted(addresses.into_values().collect::<BTreeSet<_>>().len(), "Service"),
     }
 }
 

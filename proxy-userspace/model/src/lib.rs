@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod counted;
 mod error_chain;
 mod escape;
 mod frontend_kind;
@@ -23,6 +24,7 @@ pub mod diff;
 pub mod object_map;
 pub mod state;
 
+pub use counted::counted;
 pub use error_chain::error_chain;
 pub use escape::{escaped, escaped_line};
 pub use frontend_kind::FrontendKind;

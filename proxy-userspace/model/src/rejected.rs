@@ -87,7 +87,10 @@ impl RejectedParts {
     /// The list; those that it does not contain are one item.
     pub fn into_list(mut self) -> Vec<Rejected> {
         if let Some(more @ 1..) = self.count.checked_sub(MAX_LISTED) {
-            self.listed.push(Rejected::not_served(self.object, format!("{more} more parts were rejected")));
+            self.listed.push(Rejected::not_served(
+                self.object,
+                format!("rejected as well: {}", crate::counted(more, "more part")),
+            ));
         }
         self.listed
     }
@@ -180,7 +183,7 @@ mod tests {
         let list = parts.into_list();
         assert_eq!(list.len(), MAX_LISTED + 1);
         assert_eq!(list[1].log_line(), "not served: Service a/b: 1: no");
-        assert_eq!(list[MAX_LISTED].to_string(), "Service a/b: 7 more parts were rejected");
+        assert_eq!(list[MAX_LISTED].to_string(), "Service a/b: rejected as well: 7 more parts");
     }
 
     #[test]

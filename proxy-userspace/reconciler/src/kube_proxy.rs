@@ -221,7 +221,10 @@ fn remove_from_nf_tables(removal: &mut Removal) -> io::Result<()> {
     }
     if !chains.is_empty() {
         let (chains, jumps) = (chains.len(), jumps.len());
-        removal.removed.push(format!("{chains} chains and {jumps} rules that jump to them (iptables, nft)"));
+        removal.removed.push(format!(
+            "{}, and the rules that jump there: {jumps} (iptables, nft)",
+            model::counted(chains, "chain")
+        ));
     }
     Ok(())
 }

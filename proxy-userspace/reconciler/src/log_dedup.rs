@@ -84,18 +84,21 @@ impl LogDedup {
     }
 
     pub(crate) fn terminated(&mut self, transport: Transport, report: &io::Result<TerminationReport>) {
-        let sockets = match transport {
-            Transport::Tcp => "TCP connections",
-            Transport::Udp => "connected UDP sockets",
+        let socket = match transport {
+            Transport::Tcp => "TCP connection",
+            Transport::Udp => "connected UDP socket",
         };
         match report {
             Ok(report) => {
                 if report.sockets != 0 {
-                    tracing::info!("terminated {} {sockets} to removed endpoints", report.sockets);
+                    tracing::info!(
+                        "terminated {} to removed endpoints",
+                        model::counted(report.sockets, socket)
+                    );
                 }
                 if !report.all_namespaces && self.hidden_namespaces.insert(transport) {
                     tracing::info!(
-                        "when an endpoint is removed, {sockets} of some pods will not be terminated, \
+                        "when an endpoint is removed, {socket}s of some pods will not be terminated, \
                          because their network namespaces cannot be entered: that takes CAP_SYS_ADMIN, \
                          CAP_SYS_PTRACE and the host's process ids (hostPID)"
                     );
@@ -103,7 +106,7 @@ impl LogDedup {
             }
             Err(error) => {
                 if self.no_termination.insert(transport) {
-                    tracing::warn!("{sockets} to removed endpoints are kept: {error}");
+                    tracing::warn!("{socket}s to removed endpoints are kept: {error}");
                 }
             }
         }
@@ -118,9 +121,9 @@ impl LogDedup {
         let before = self.refused_calls.replace(refused).unwrap_or(refused);
         if refused > before {
             tracing::warn!(
-                "{} calls to Services found no room for their translation (ENOBUFS){}: see \
+                "no room for the translation of {} to Services (ENOBUFS){}: see \
                  docs/operations.md; --udp-addresses and --socket-slots raise the limits, after `cleanup`",
-                refused - before,
+                model::counted(refused - before, "call"),
                 culprits(&stats.refused),
             );
         }
@@ -139,7 +142,7 @@ impl LogDedup {
         }
         let (new, back) = (new.count(), back.count());
         if new + back > 0 {
-            tracing::warn!("{new} more endpoints are ejected, and {back} more no longer are; see `status`");
+            tracing::warn!("more endpoints are ejected ({new}), or no longer so ({back}); see `status`");
         }
         self.ejected = now;
     }

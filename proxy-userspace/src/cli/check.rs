@@ -214,7 +214,9 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         ));
     } else if status.problems.is_empty() {
         let says = format!(
-            "version {version} serves {services} Services with {endpoints} endpoints for node {node} (status: {})",
+            "version {version} serves {} with {} for node {node} (status: {})",
+            model::counted(*services, "Service"),
+            model::counted(*endpoints, "endpoint"),
             socket.display()
         );
         findings.push(Finding::ok("health", says));
@@ -253,7 +255,7 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         findings.push(Finding::ok("trace", says));
     }
     if !status.node_eligible {
-        let says = "this node is about to be deleted; its health page answers 503, so that load balancers stop using it";
+        let says = "its Node object is missing, or about to be deleted; the health page answers 503, so that load balancers do not use it";
         findings.push(Finding::ok("node", says));
     }
     findings
@@ -268,11 +270,11 @@ fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
     let addresses: BTreeSet<_> = endpoints.iter().map(|it| it.endpoint.as_str()).collect();
     let mut named = services.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
     if let Some(more @ 1..) = services.len().checked_sub(MAX_NAMED) {
-        named += &format!(" and {more} more Services");
+        named += &format!(" and {}", model::counted(more, "more Service"));
     }
     let says = format!(
-        "connections from this node to {} endpoints of {named} fail: they are ejected, new ones avoid them for a time",
-        addresses.len()
+        "connections from this node to {} of {named} fail: they are ejected, new ones avoid them for a time",
+        model::counted(addresses.len(), "endpoint")
     );
     let remedy =
         "find out why they do not answer; `status` lists them, and each returns once a connection succeeds";

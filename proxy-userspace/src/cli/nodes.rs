@@ -85,7 +85,7 @@ fn render(nodes: &[NodeStatus], only_behind: bool) -> (String, bool) {
     let behind = nodes.iter().filter(|it| it.behind_ms.is_some_and(|it| it >= BEHIND_AFTER)).count();
     let without = nodes.iter().filter(|it| it.has_address == Some(false)).count();
     let mut text = output::lines(&mut table);
-    text.push_str(&format!("{} nodes, {behind} behind for more than 5 s", nodes.len()));
+    text.push_str(&format!("{}, {behind} behind for more than 5 s", model::counted(nodes.len(), "node")));
     if has_address {
         text.push_str(&format!(", {without} without the address"));
     }

@@ -105,8 +105,9 @@ impl ServiceEvents {
         let was_late = mem::replace(&mut self.is_late, late > 0);
         if self.is_late && !was_late {
             tracing::info!(
-                "{late} Services have to wait for an Event, of which there is one every {REFILL_INTERVAL:?}; \
-                 `status` lists what they are about"
+                "Events about {} have to wait, of which there is one every {REFILL_INTERVAL:?}; \
+                 `status` lists what they are about",
+                model::counted(late, "Service")
             );
         }
         events

@@ -118,7 +118,7 @@ fn check_finds_nothing_broken_on_a_working_node() {
         ("UDP termination", "are terminated"),
         ("TCP draining", "are terminated"),
         ("other programs", "no other programs"),
-        ("health", "1 Services with 1 endpoints"),
+        ("health", "1 Service with 1 endpoint"),
         ("source", "file"),
     ] {
         report.has("ok", subject, &[text]);
@@ -259,7 +259,7 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
         &[
             "node n1: healthy",
             "revision 1 active",
-            "1 Services, 1 endpoints",
+            "1 Service, 1 endpoint",
             "generation 1 active",
             "attached at all",
         ],
@@ -327,7 +327,7 @@ fn unreadable_state_is_an_error_and_not_an_empty_state() {
 fn check_and_status_find_the_agent_by_its_socket() {
     let Some(mut node) = TestNode::or_skip() else { return };
     start(&mut node);
-    check(&node).has("ok", "health", &["serves 1 Services", "status.sock"]);
+    check(&node).has("ok", "health", &["serves 1 Service ", "status.sock"]);
     assert_has_all(&status(&node, &[]), &["node n1: healthy", "default/web"]);
 
     // Without it, our own agent is not reported as a process that occupies the port of the health pages.

@@ -194,7 +194,7 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
     assert_eq!(code, Some(0), "{stderr}");
     for text in [
         "removed table kube-proxy (nftables)",
-        "chains and ",
+        "rules that jump there",
         "(iptables, nft)",
         "removed interface kube-ipvs0",
     ] {

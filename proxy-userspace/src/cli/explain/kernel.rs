@@ -73,10 +73,7 @@ impl Ejected {
     pub(super) fn cause(&self) -> String {
         let failures = [(self.timeouts, "time-out"), (self.refusals, "refusal")];
         let failures = failures.into_iter().filter(|(number, _)| *number > 0);
-        let failures = failures.map(|(number, name)| match number {
-            1 => format!("1 {name}"),
-            _ => format!("{number} {name}s"),
-        });
+        let failures = failures.map(|(number, name)| model::counted(number, name));
         let failures = failures.collect::<Vec<_>>().join(" and ");
         match self.ejections {
             0 | 1 => failures,

@@ -82,8 +82,7 @@ fn describe(kernel: &Kernel, since: &str, names_endpoints: bool) -> Vec<String> 
     let endpoints = |it: &BTreeSet<SocketAddr>| match it.len() {
         0 => "refused".to_owned(),
         _ if names_endpoints => it.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
-        1 => "1 endpoint".into(),
-        number => format!("{number} endpoints"),
+        number => model::counted(number, "endpoint"),
     };
     let none = || "not translated".to_owned();
     let sockets = kernel.generation.map(|generation| {

@@ -142,9 +142,11 @@ fn describe(status: &Status, now: Timestamp) -> String {
     let _ = match &status.active {
         Some(it) => writeln!(
             out,
-            "state      revision {} active for {}: {services} Services, {endpoints} endpoints",
+            "state      revision {} active for {}: {}, {}",
             it.rev,
-            age(now, it.since)
+            age(now, it.since),
+            model::counted(*services, "Service"),
+            model::counted(*endpoints, "endpoint")
         ),
         None => {
             let serves = status.inherited.as_ref();
@@ -173,7 +175,7 @@ fn describe(status: &Status, now: Timestamp) -> String {
     }
     for EjectedStatus { service, port, endpoint, clients, node } in &status.ejected {
         let port = if port.is_empty() { String::new() } else { format!(" port {port}") };
-        let clients = if *clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
+        let clients = model::counted(*clients, "client");
         let node = if *node { ", the node among them" } else { "" };
         let _ = writeln!(
             out,

@@ -146,7 +146,8 @@ fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
 fn title(board: &Board, count: usize) -> String {
     if let Some((port, _)) = board.opened() {
         let name = format!("{} {}", port.name.service, port.name.port);
-        return format!("{} at {}: {} endpoints", escaped(name.trim()), port.address, port.endpoints.len());
+        let endpoints = model::counted(port.endpoints.len(), "endpoint");
+        return format!("{} at {}: {endpoints}", escaped(name.trim()), port.address);
     }
     if let Some(failure) = board.failure() {
         return format!("cannot be read: {failure}");
@@ -159,7 +160,7 @@ fn title(board: &Board, count: usize) -> String {
         "" if !board.is_filtering() => String::new(),
         filter => format!(", with \"{filter}{cursor}\""),
     };
-    format!("{count} service ports by {by}{filter}{generation}")
+    format!("{} by {by}{filter}{generation}", model::counted(count, "service port"))
 }
 
 fn help(board: &Board) -> &'static str {

@@ -224,9 +224,8 @@ impl Line {
         let (call, it) = match self {
             Self::Started => return None,
             Self::Lost { count, total } => {
-                return Some(format!(
-                    "-- {count} events were lost, {total} in all: use a narrower filter --"
-                ));
+                let lost = model::counted(*count, "event");
+                return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
             }
             Self::PacketsLost => return Some("-- packets were lost: use a narrower filter --".into()),
             Self::Packet(it) => return Some(it.text()),
@@ -527,7 +526,7 @@ mod tests {
     fn other_lines_are_few() {
         assert_eq!(Line::Started.text(), None);
         let lost = Line::Lost { count: 2, total: 5 };
-        check(&lost, "-- 2 events were lost, 5 in all: use a narrower filter --");
+        check(&lost, "-- lost 2 events, 5 in all: use a narrower filter --");
         assert_eq!(serde_json::to_string(&lost).unwrap(), r#"{"event":"lost","count":2,"total":5}"#);
         assert_eq!(serde_json::to_string(&Line::Started).unwrap(), r#"{"event":"started"}"#);
     }
