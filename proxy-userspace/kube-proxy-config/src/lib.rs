@@ -41,6 +41,7 @@ pub struct ConfigError {
 #[derive(Debug, Default)]
 pub struct File {
     path: PathBuf,
+    text: String,
     /// Values of flags by id, with the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,
     remarks: Vec<String>,
@@ -66,7 +67,7 @@ impl File {
     /// If it is no YAML, of another kind, or a flag cannot have the value of its field.
     pub fn parse(path: &Path, text: &str, is_flag: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let invalid = |reason: String| ConfigError { path: path.to_owned(), reason: escaped_line(&reason) };
-        let mut file = Self { path: path.to_owned(), ..Self::default() };
+        let mut file = Self { path: path.to_owned(), text: text.to_owned(), ..Self::default() };
         let value: Value = match serde_saphyr::from_str(text) {
             Ok(value) => value,
             Err(error) => {
@@ -107,6 +108,11 @@ impl File {
     /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The text of the file, as it was read.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The field with the value of a flag.

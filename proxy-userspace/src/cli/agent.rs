@@ -9,7 +9,8 @@ use pipeline::{BrainExplainer, Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
 use super::{
-    config, datapath, explain,
+    config::{self, Configuration},
+    datapath, explain,
     flags::{DatapathFlags, InitFlag, NodeFlags, PacketFlags, PodFlags, ReportFlags, UiFlag, UpstreamFlags},
     runtime::{Signals, block_on},
 };
@@ -41,7 +42,7 @@ pub(super) struct Flags {
     ui: UiFlag,
 }
 
-pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
+pub(super) fn main(flags: Flags, configuration: Configuration) -> Result<()> {
     if flags.init.init_only {
         flags.packets.initialize();
         return Ok(());
@@ -49,7 +50,7 @@ pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
     block_on(agent(flags, configuration))
 }
 
-async fn agent(flags: Flags, configuration: String) -> Result<()> {
+async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let mut signals = Signals::new()?;
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Backend);
@@ -61,7 +62,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
     let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));
     explain::serve(&admin, reasons.clone());
     explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
-    flags.reports.serve(&admin, &servers, configuration);
+    flags.reports.serve(&admin, &servers, configuration.flags.clone());
     flags.ui.serve(&admin, &servers);
     let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
@@ -73,6 +74,7 @@ async fn agent(flags: Flags, configuration: String) -> Result<()> {
         () = admin.run(upstream.subscribe()) => bail!("the subscription to the brain has ended"),
         () = report_brain(&admin, &upstream) => bail!("the subscription to the brain has ended"),
         () = upstream.run() => bail!("following the brain has stopped; the log names the reason"),
+        error = configuration.changed() => return Err(error),
         () = signals.terminated() => {}
     }
     datapath::report_stop(is_in_kernel);

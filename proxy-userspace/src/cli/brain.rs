@@ -6,7 +6,8 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config, events, explain,
+    config::{self, Configuration},
+    events, explain,
     flags::{DEFAULT_SOCKET, ListenFlags, ReportFlags, SourceFlags},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
@@ -36,11 +37,11 @@ pub(super) struct Flags {
     reports: ReportFlags,
 }
 
-pub(super) fn main(flags: &Flags, configuration: String) -> Result<()> {
+pub(super) fn main(flags: &Flags, configuration: Configuration) -> Result<()> {
     block_on(brain(flags, configuration))
 }
 
-async fn brain(flags: &Flags, configuration: String) -> Result<()> {
+async fn brain(flags: &Flags, configuration: Configuration) -> Result<()> {
     let mut signals = Signals::new()?;
     let mut pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     if flags.listen.serve_any_node {
@@ -55,12 +56,13 @@ async fn brain(flags: &Flags, configuration: String) -> Result<()> {
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
     explain::serve(&admin, explain::Reasons::of(&pipeline));
-    flags.reports.serve(&admin, &servers, configuration);
+    flags.reports.serve(&admin, &servers, configuration.flags.clone());
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),
+        error = configuration.changed() => Err(error),
         () = signals.terminated() => Ok(()),
     };
     drop(pipeline);

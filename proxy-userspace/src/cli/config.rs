@@ -4,14 +4,18 @@
 //! A value of the file becomes the default of the corresponding flag, and so is validated by the flag's own rules. The same
 //! holds for a value that another flag implies.
 
-use std::{error::Error as _, ffi::OsString, iter, path::PathBuf};
+use std::{
+    env, error::Error as _, ffi::OsString, fmt, fs, future::pending, iter, path::PathBuf, time::Duration,
+};
 
+use anyhow::anyhow;
 use clap::{
     Arg, ArgMatches, Args, Command,
     error::{ContextKind, ContextValue, ErrorKind},
     parser::ValueSource,
 };
 use comfy_table::Table;
+use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{
     empty_values::without_empty,
@@ -25,6 +29,9 @@ pub(super) use kube_proxy_config::{ConfigError, File};
 /// agent's.
 const PORTS_OF_THE_AGENT: [&str; 2] = ["healthz_bind_address", "metrics_bind_address"];
 
+/// How often the file is compared with what was read.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The file, for commands that inspect a process which was started with it.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ConfigFlag {
@@ -32,6 +39,7 @@ pub(super) struct ConfigFlag {
     /// variables override it
     ///
     /// The log names the fields that are not needed here, with the reason. With a file, the default source is kube.
+    /// When its content changes, `run`, `brain` and `agent` end, as kube-proxy does, to be started again with it.
     /// `check` and `status` take the file that `run` or `agent` was started with.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -65,6 +73,15 @@ pub(super) enum ParseError {
     Usage(clap::Error),
     /// An invalid file.
     File(ConfigError),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(error) => error.fmt(f),
+            Self::File(error) => error.fmt(f),
+        }
+    }
 }
 
 impl From<clap::Error> for ParseError {
@@ -148,11 +165,17 @@ impl CommandLine {
     pub(super) fn printed(&self) -> Option<String> {
         let (_, matches) = self.matches.subcommand()?;
         matches.try_get_one::<bool>("print_config").ok().flatten().filter(|it| **it)?;
-        Some(self.configuration())
+        Some(self.flag_table())
+    }
+
+    /// What a command that serves is configured with.
+    pub(super) fn configuration(&self) -> Configuration {
+        let file = self.file.as_ref().map(|it| (it.path().to_owned(), it.text().to_owned()));
+        Configuration { flags: self.flag_table(), file }
     }
 
     /// The value of every flag and its origin.
-    pub(super) fn configuration(&self) -> String {
+    fn flag_table(&self) -> String {
         let mut table = Table::new();
         for FlagValue { long, value, origin } in self.flag_values() {
             table.add_row([format!("--{long}"), value, origin]);
@@ -200,6 +223,45 @@ impl CommandLine {
             Some(FlagValue { long, value: values.join(","), origin })
         };
         arguments.filter_map(value).collect()
+    }
+}
+
+/// What a command that serves was started with.
+pub(super) struct Configuration {
+    /// The value of every flag and its origin.
+    pub(super) flags: String,
+    /// The file and its content.
+    file: Option<(PathBuf, String)>,
+}
+
+impl Configuration {
+    /// Waits until the file has other content, and returns the reason to end: as kube-proxy does, the process is started again
+    /// with it. Content that it could not be started with is reported, and changes nothing. Cancel safe.
+    pub(super) async fn changed(&self) -> anyhow::Error {
+        let Some((path, started_with)) = &self.file else { return pending().await };
+        let mut newest = started_with.clone();
+        loop {
+            sleep(FILE_CHECK_INTERVAL).await;
+            let read = spawn_blocking({
+                let path = path.clone();
+                move || fs::read_to_string(path)
+            });
+            // A file that cannot be read is being replaced; in a pod, it is behind a link that is.
+            let Ok(Ok(text)) = read.await else { continue };
+            if text == newest {
+                continue;
+            }
+            newest = text;
+            if newest == *started_with {
+                continue;
+            }
+            match CommandLine::parse(super::command(), env::args_os()) {
+                Ok(_) => {
+                    return anyhow!("{}: the content was changed, a new start will use it", path.display());
+                }
+                Err(error) => tracing::error!("the changed file cannot be used, and is ignored: {error}"),
+            }
+        }
     }
 }
 

@@ -6,7 +6,8 @@ use clap::Args;
 use pipeline::Pipeline;
 
 use super::{
-    config, datapath, events, explain,
+    config::{self, Configuration},
+    datapath, events, explain,
     flags::{DatapathFlags, InitFlag, ListenFlags, PacketFlags, ReportFlags, SourceFlags, UiFlag},
     grpc_server::GrpcServer,
     runtime::{Signals, block_on, trim_memory},
@@ -36,7 +37,7 @@ pub(super) struct Flags {
     ui: UiFlag,
 }
 
-pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
+pub(super) fn main(flags: Flags, configuration: Configuration) -> Result<()> {
     if flags.init.init_only {
         flags.packets.initialize();
         return Ok(());
@@ -44,7 +45,7 @@ pub(super) fn main(flags: Flags, configuration: String) -> Result<()> {
     block_on(run(flags, configuration))
 }
 
-async fn run(flags: Flags, configuration: String) -> Result<()> {
+async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     let mut signals = Signals::new()?;
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
@@ -63,7 +64,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
     let reasons = explain::Reasons::of(&pipeline);
     explain::serve(&admin, reasons.clone());
     explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
-    flags.reports.serve(&admin, &servers, configuration);
+    flags.reports.serve(&admin, &servers, configuration.flags.clone());
     flags.ui.serve(&admin, &servers);
     let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
@@ -73,6 +74,7 @@ async fn run(flags: Flags, configuration: String) -> Result<()> {
         () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),
         result = server.failed() => result,
         () = trim_memory() => Ok(()),
+        error = configuration.changed() => Err(error),
         () = signals.terminated() => Ok(()),
     };
     drop(pipeline);

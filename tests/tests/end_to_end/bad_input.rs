@@ -3,7 +3,10 @@
 use std::{
     fs,
     net::{SocketAddr, TcpStream},
-    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        process::CommandExt as _,
+    },
     path::Path,
     process::{self, Command, Stdio},
 };
@@ -359,4 +362,34 @@ fn nothing_that_a_tenant_names_acts_on_a_terminal() {
         assert!(!text.lines().any(|it| it.starts_with("ERROR forged")), "{name}: {text}");
     }
     assert!(outputs[1].1.contains("default/bad"), "{}", outputs[1].1);
+}
+
+#[test]
+fn a_changed_configuration_file_ends_the_proxy_and_an_invalid_one_does_not() {
+    let Some(mut node) = node_or_skip() else { return };
+    // As a volume of a ConfigMap: the file is behind a link to a folder, which is replaced by another one.
+    let volume = node.sandbox().files().join("config");
+    let write = |version: &str, text: &str| {
+        let folder = volume.join(version);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("config.conf"), text).unwrap();
+        symlink(version, volume.join("..next")).unwrap();
+        fs::rename(volume.join("..next"), volume.join("..data")).unwrap();
+    };
+    const BEGIN: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    write("..1", BEGIN);
+    symlink("..data/config.conf", volume.join("config.conf")).unwrap();
+    let config = format!("--config={}", volume.join("config.conf").display());
+    node.start(&[&config]);
+
+    write("..2", &format!("{BEGIN}clusterCIDR: 10.0.0.0/33\n"));
+    node.wait_until_logged(&["the changed file cannot be used", "clusterCIDR: \"10.0.0.0/33\""]);
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    write("..3", &format!("{BEGIN}clusterCIDR: 10.0.0.0/8\n"));
+    let status = node.agent_mut().wait(TIMEOUT).unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(node.log().contains("config.conf: the content was changed, a new start will use it"));
+    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1", "the kernel serves meanwhile");
+    node.start(&[&config]);
+    assert!(node.log().contains("--cluster-cidr=10.0.0.0/8"), "{}", node.log());
 }
