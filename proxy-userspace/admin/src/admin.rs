@@ -32,6 +32,7 @@ use crate::{
     timeline::Timeline,
     trace_page::{PendingTrace, RunningTrace, TraceFilters, TraceStatus, Tracer},
     ui::Ui,
+    z_pages::Configuration,
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -77,9 +78,9 @@ impl Admin {
         self.state().requires_node = true;
     }
 
-    /// Sets the page `/config`.
-    pub fn set_configuration(&self, text: String) {
-        self.state().configuration = text;
+    /// Sets the pages `/config`, `/configz` and `/flagz`.
+    pub fn set_configuration(&self, configuration: Configuration) {
+        self.state().configuration = configuration;
     }
 
     /// Sets how the page `/log` is read.

@@ -10,6 +10,7 @@ use hyper::{
     body::Bytes,
     header::{ALLOW, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
+use jiff::Timestamp;
 use model::escaped;
 use publish::print::{Format, render};
 
@@ -19,7 +20,7 @@ use crate::{
     rendering::{RenderedPage, RenderingBody},
     state::Moment,
     trace_body::{Expiry, TraceBody},
-    ui,
+    ui, z_pages,
 };
 
 /// Pages that share an address.
@@ -53,7 +54,9 @@ impl PageGroup {
     pub fn paths(self) -> &'static [&'static str] {
         match self {
             Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
-            Self::Metrics => &["/metrics", "/proxyMode", "/healthz"],
+            Self::Metrics => {
+                &["/metrics", "/metrics/slis", "/proxyMode", "/healthz", "/configz", "/flagz", "/statusz"]
+            }
             Self::Status => &["/status", "/state", "/explain", "/trace", "/metrics", "/config", "/log"],
             Self::Ui => &["/"],
         }
@@ -123,7 +126,11 @@ impl Admin {
                 health_page(&health)
             }
             (PageGroup::Probes | PageGroup::Health, "/readyz") => {
-                let (ready, checks) = health::readyz(&self.state(), Moment::now());
+                let checks = health::readiness(&self.state(), Moment::now());
+                for (name, result) in &checks {
+                    self.metrics.slis.observe("readyz", name, result.is_ok());
+                }
+                let (ready, checks) = health::readyz(&checks);
                 text(health_code(ready), checks)
             }
             (PageGroup::Metrics | PageGroup::Status, "/metrics") => {
@@ -134,7 +141,22 @@ impl Admin {
             // kube-proxy's name of its mode; upstream's tests query it.
             (PageGroup::Metrics, "/proxyMode") => text(StatusCode::OK, self.state().proxy_mode()),
             // As on kube-proxy's metrics port: the process responds.
-            (PageGroup::Metrics, "/healthz") => text(StatusCode::OK, "ok"),
+            (PageGroup::Metrics, "/healthz") => {
+                self.metrics.slis.observe("healthz", "ping", true);
+                text(StatusCode::OK, "ok")
+            }
+            (PageGroup::Metrics, "/metrics/slis") => match self.metrics.slis.text() {
+                Ok(body) => (StatusCode::OK, PROMETHEUS, short(body)),
+                Err(error) => internal_error(&error),
+            },
+            (PageGroup::Metrics, "/configz") => {
+                (StatusCode::OK, JSON, short(self.state().configuration.configz()))
+            }
+            (PageGroup::Metrics, "/flagz") => text(StatusCode::OK, self.state().configuration.flagz()),
+            (PageGroup::Metrics, "/statusz") => {
+                let started = health::timestamp(self.state().started.wall);
+                text(StatusCode::OK, z_pages::statusz(started, Timestamp::now(), pages.paths()))
+            }
             (PageGroup::Status, "/status") => {
                 let it = self.clone();
                 let render = move || serde_json::to_string(&it.status()).map_err(|it| it.to_string());
@@ -143,7 +165,7 @@ impl Admin {
             (PageGroup::Status, "/state") => self.state_page().await,
             (PageGroup::Status, "/explain") => self.explain_page(query).await,
             (PageGroup::Status, "/trace") => self.trace_page(query, expiry).await,
-            (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.as_str()),
+            (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.table.as_str()),
             (PageGroup::Status, "/log") => {
                 let log = self.state().log.as_ref().map(|it| (it.0)());
                 text(StatusCode::OK, log.unwrap_or_default())

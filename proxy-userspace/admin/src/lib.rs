@@ -28,6 +28,7 @@ mod totals;
 mod trace_body;
 mod trace_page;
 mod ui;
+mod z_pages;
 
 #[cfg(test)]
 mod fixtures;
@@ -46,6 +47,7 @@ pub use status::{
 };
 pub use trace_page::{PendingTrace, TraceFilters, TraceStatus};
 pub use ui::UiAddress;
+pub use z_pages::Configuration;
 
 /// The version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

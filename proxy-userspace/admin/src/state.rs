@@ -25,6 +25,7 @@ use crate::{
     timeline::{Changes, Timeline},
     totals::{ChangeCounts, Totals},
     trace_page::{RunningTrace, Tracer},
+    z_pages::Configuration,
 };
 
 pub(crate) use crate::moment::Moment;
@@ -114,8 +115,8 @@ pub(crate) struct AdminState {
     pub(crate) requires_node: bool,
     /// Whether the last Node object of this node was not about to be deleted; `None` if there never was one.
     was_node_eligible: Option<bool>,
-    /// The value of every flag, as text.
-    pub(crate) configuration: String,
+    /// What the process was started with.
+    pub(crate) configuration: Configuration,
     /// Reads the newest lines of the log.
     pub(crate) log: Option<Callback<String>>,
     /// Counts the watchers; `None` if the process serves none.

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use self::fields::field;
@@ -243,9 +243,72 @@ fn values(at: &str, value: &Value) -> Option<Vec<String>> {
     }
 }
 
+/// A `KubeProxyConfiguration` with the values of flags, by their ids: each field that has a flag of the command.
+pub fn document<'a>(value_of: impl Fn(&str) -> Option<&'a str>) -> Value {
+    let mut document = json!({ "apiVersion": VERSION, "kind": KIND });
+    for field in FIELDS {
+        let Some(value) = field.flag.and_then(&value_of) else { continue };
+        let mut place = &mut document;
+        for key in field.path.split('.') {
+            place = &mut place[key];
+        }
+        *place = typed(field.path, value);
+    }
+    document
+}
+
+/// The value of a field, from that of its flag.
+fn typed(at: &str, value: &str) -> Value {
+    let words = || value.split(',').filter(|it| !it.is_empty());
+    let name = at.rsplit('.').next().unwrap_or(at);
+    let parsed = || serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    match name {
+        // The least level of klog with this meaning.
+        "verbosity" => json!(match value {
+            "0" => 0,
+            "1" => 4,
+            _ => 6,
+        }),
+        "nodePortAddresses" => words().collect(),
+        "featureGates" => {
+            words().filter_map(|it| it.split_once('=')).map(|(name, it)| (name, it == "true")).collect()
+        }
+        "masqueradeAll" | "masqueradeBit" | "maxPerCore" | "min" | "tcpBeLiberal" => parsed(),
+        _ => value.into(),
+    }
+}
+
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_flags_become_fields_that_are_read_as_these_values() {
+        let flags = [
+            ("cluster_cidr", "10.0.0.0/8,fd00::/8"),
+            ("node_port_addresses", "192.0.2.0/24,primary"),
+            ("nft_masquerade_bit", "15"),
+            ("masquerade_all", "true"),
+            ("feature_gates", "A=true,B=false"),
+            ("conntrack_min", "0"),
+            ("conntrack_udp_timeout", "30s"),
+            ("verbose", "1"),
+        ];
+        let document = document(|id| flags.iter().find(|it| it.0 == id).map(|it| it.1));
+        assert_eq!(document["nftables"], json!({ "masqueradeAll": true, "masqueradeBit": 15 }));
+        assert_eq!(document["conntrack"], json!({ "min": 0, "udpTimeout": "30s" }));
+        assert_eq!(document.get("bindAddress"), None);
+        let file = File::parse("configz".as_ref(), &document.to_string(), |_| true).unwrap();
+        for (id, value) in flags {
+            let read = file.defaults().find(|it| it.0 == id).map(|it| it.1.join(","));
+            assert_eq!(read.as_deref(), Some(value), "{id}");
+        }
     }
 }

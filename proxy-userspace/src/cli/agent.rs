@@ -62,7 +62,7 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));
     explain::serve(&admin, reasons.clone());
     explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
-    flags.reports.serve(&admin, &servers, configuration.flags.clone());
+    flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
     let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);

@@ -56,7 +56,7 @@ async fn brain(flags: &Flags, configuration: Configuration) -> Result<()> {
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
     explain::serve(&admin, explain::Reasons::of(&pipeline));
-    flags.reports.serve(&admin, &servers, configuration.flags.clone());
+    flags.reports.serve(&admin, &servers, configuration.pages.clone());
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),
         () = pipeline.run(&admin) => Err(anyhow!("the source has stopped; the log names the reason")),

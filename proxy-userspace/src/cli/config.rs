@@ -171,13 +171,18 @@ impl CommandLine {
     /// What a command that serves is configured with.
     pub(super) fn configuration(&self) -> Configuration {
         let file = self.file.as_ref().map(|it| (it.path().to_owned(), it.text().to_owned()));
-        Configuration { flags: self.flag_table(), file }
+        let values = self.flag_values();
+        let value_of = |id: &str| values.iter().find(|it| it.id == id).map(|it| it.value.as_str());
+        let fields = kube_proxy_config::document(value_of);
+        let flags = values.iter().map(|it| (it.long.clone(), it.value.clone())).collect();
+        let pages = admin::Configuration { table: self.flag_table(), flags, fields };
+        Configuration { command: self.command.clone(), pages, file }
     }
 
     /// The value of every flag and its origin.
     fn flag_table(&self) -> String {
         let mut table = Table::new();
-        for FlagValue { long, value, origin } in self.flag_values() {
+        for FlagValue { long, value, origin, .. } in self.flag_values() {
             table.add_row([format!("--{long}"), value, origin]);
         }
         lines(&mut table)
@@ -220,7 +225,7 @@ impl CommandLine {
                 }
                 _ => DEFAULT.to_owned(),
             };
-            Some(FlagValue { long, value: values.join(","), origin })
+            Some(FlagValue { id: id.to_owned(), long, value: values.join(","), origin })
         };
         arguments.filter_map(value).collect()
     }
@@ -228,8 +233,9 @@ impl CommandLine {
 
 /// What a command that serves was started with.
 pub(super) struct Configuration {
-    /// The value of every flag and its origin.
-    pub(super) flags: String,
+    command: Command,
+    /// What pages show of it.
+    pub(super) pages: admin::Configuration,
     /// The file and its content.
     file: Option<(PathBuf, String)>,
 }
@@ -255,7 +261,7 @@ impl Configuration {
             if newest == *started_with {
                 continue;
             }
-            match CommandLine::parse(super::command(), env::args_os()) {
+            match CommandLine::parse(self.command.clone(), env::args_os()) {
                 Ok(_) => {
                     return anyhow!("{}: the content was changed, a new start will use it", path.display());
                 }
@@ -270,6 +276,7 @@ const DEFAULT: &str = "default";
 
 /// A flag of a command, its value and where that comes from.
 struct FlagValue {
+    id: String,
     long: String,
     value: String,
     origin: String,

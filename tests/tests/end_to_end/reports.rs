@@ -52,6 +52,9 @@ fn health_metrics_and_status_pages_report_the_node() {
     assert!(healthz.body.contains("\"nodeEligible\":true"), "{healthz:?}");
     assert_eq!(health_status("/livez"), 200);
     assert_eq!(metrics("/proxyMode").unwrap().body, "ebpf");
+    assert!(metrics("/configz").unwrap().body.contains("\"hostnameOverride\":\"n1\""));
+    assert!(metrics("/flagz").unwrap().body.contains("\nnode-name=n1\n"));
+    assert!(metrics("/metrics/slis").unwrap().body.contains("{name=\"programs\",type=\"readyz\"} 1"));
     let state = node.status_page("/state").unwrap();
     assert!(state.body.contains("10.96.0.10") && state.body.contains("10.244.1.1"), "{state:?}");
 

@@ -1,7 +1,5 @@
 //! Health over time.
 
-use std::sync::Arc;
-
 use datapath::{ApplyReport, AttachStatus, HookBehavior, ProbeResult};
 use model::{
     Rejected,
@@ -29,7 +27,7 @@ fn eligible(admin: &Admin) -> Health {
 }
 
 fn ready(admin: &Admin) -> (bool, String) {
-    readyz(&admin.state(), Moment::now())
+    readyz(&readiness(&admin.state(), Moment::now()))
 }
 
 /// The first problem; empty if the process is live.

@@ -6,6 +6,7 @@
 mod by_family;
 mod gauges;
 mod process;
+mod slis;
 mod text;
 
 use std::{
@@ -28,7 +29,10 @@ use prometheus_client::{
 };
 use reconciler::Step;
 
-use self::by_family::{ByFamily, FAMILIES, Histograms, IP_FAMILY, Label, counter_by_family};
+use self::{
+    by_family::{ByFamily, FAMILIES, Histograms, IP_FAMILY, Label, counter_by_family},
+    slis::Slis,
+};
 use crate::{
     http_connections::HttpConnections,
     state::{AdminState, Role, lock},
@@ -43,6 +47,7 @@ const KUBE_PROXY: &str = "kubeproxy";
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
+    pub(crate) slis: Slis,
     sync_duration: ByFamily,
     full_sync_duration: ByFamily,
     partial_sync_duration: ByFamily,
@@ -71,6 +76,7 @@ impl Metrics {
         let sync = || ByFamily::new(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
         let mut it = Self {
             registry: Registry::default(),
+            slis: Slis::new(),
             sync_duration: sync(),
             full_sync_duration: sync(),
             partial_sync_duration: sync(),

@@ -65,6 +65,30 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     admin.set_counter_source(|| None);
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
+    let flags = [("cluster-cidr".to_owned(), "10.0.0.0/8".to_owned())].into();
+    let fields = serde_json::json!({ "clusterCIDR": "10.0.0.0/8" });
+    admin.set_configuration(crate::Configuration { table: String::new(), flags, fields });
+    for (path, texts) in [
+        (
+            "/configz",
+            ["content-type: application/json\r\n", "{\"kubeproxy.config.k8s.io\":{\"clusterCIDR\":"],
+        ),
+        ("/flagz", ["content-type: text/plain; charset=utf-8\r\n", "\ncluster-cidr=10.0.0.0/8\n"]),
+        ("/statusz", ["content-type: text/plain; charset=utf-8\r\n", "\nUp: 0 hr 00 min"]),
+        (
+            "/metrics/slis",
+            [
+                "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n",
+                "kubernetes_healthchecks_total{name=\"state\",status=\"error\",type=\"readyz\"} 1\n",
+            ],
+        ),
+    ] {
+        let response = get(metrics, path).await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+        for it in texts {
+            assert!(response.contains(it), "{it} is not in {response}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use admin::{Admin, BindAddress, PageGroup, Servers, UiAddress};
+use admin::{Admin, BindAddress, Configuration, PageGroup, Servers, UiAddress};
 use clap::Args;
 
 use crate::cli::logging;
@@ -34,7 +34,8 @@ pub(in crate::cli) struct ReportFlags {
     healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
-    /// /metrics is for Prometheus. Whoever reaches it sees the names of Services that are used.
+    /// /metrics is for Prometheus, and /metrics/slis has the results of health checks; /configz, /flagz and /statusz are those of
+    /// Kubernetes' components. Whoever reaches it sees the names of Services that are used.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
     metrics_bind_address: BindAddress<10249>,
     #[command(flatten)]
@@ -91,8 +92,8 @@ impl FromStr for StatusSocket {
 }
 
 impl ReportFlags {
-    /// Serves the pages, until `servers` is dropped. `configuration` is the value of every flag.
-    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers, configuration: String) {
+    /// Serves the pages, until `servers` is dropped. `configuration` is what the process was started with.
+    pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers, configuration: Configuration) {
         admin.set_configuration(configuration);
         admin.set_log(logging::newest_lines);
         let pages = [
