@@ -1,7 +1,12 @@
 //! `cargo xtask dist`: the files of a release, in target/dist.
 //! Invariant: the same commit and compiler give the same bytes, in any folder.
 
-use std::{collections::BTreeMap, env, fs, io, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeMap,
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
@@ -62,6 +67,8 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     let name = format!("kube-proxy-ebpf-{VERSION}");
     let mut artifacts = Vec::new();
     let (mut binaries, mut contents) = (BTreeMap::new(), Vec::new());
+    let shell_folder = shell_files()?;
+    let shell_files = entries(&shell_folder, files_below(&shell_folder)?)?;
     for &machine in machines {
         status("Building", &format!("the binary for {}", machine.name()));
         let binary = build::build_release(machine)?;
@@ -76,6 +83,7 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
         let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
         let stem = archive_name(machine).replace(".tar.gz", "");
         let mut entries = files()?;
+        entries.extend(shell_files.iter().cloned());
         entries.push(Entry::new("kube-proxy-ebpf", &*bytes).executable());
         let bill = serde_json::to_vec_pretty(&bill_of_materials(machine)?)?;
         artifacts.push((format!("{stem}.tar.gz"), archive(&stem, entries)?));
@@ -104,15 +112,32 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     Ok(Dist { folder, digest, binaries })
 }
 
-/// Every file beside the binary, by its name in the archive.
+/// Every file of the workspace beside the binary, by its name in the archive.
 fn files() -> Result<Vec<Entry>> {
     let paths =
         FILES.map(|it| files_below(&workspace().join(it))).into_iter().collect::<Result<Vec<_>, _>>()?;
+    entries(workspace(), paths.concat())
+}
+
+/// Files by their paths from a folder.
+fn entries(folder: &Path, paths: Vec<PathBuf>) -> Result<Vec<Entry>> {
     let entry = |path: PathBuf| {
-        let name = path.strip_prefix(workspace())?.to_str().context("a path is not UTF-8")?.to_owned();
+        let name = path.strip_prefix(folder)?.to_str().context("a path is not UTF-8")?.to_owned();
         Entry::read(name, &path)
     };
-    paths.into_iter().flatten().map(entry).collect()
+    paths.into_iter().map(entry).collect()
+}
+
+/// Writes completions for shells and man pages, from the flags; returns their folder.
+pub(crate) fn shell_files() -> Result<PathBuf> {
+    let folder = workspace().join("target/shell-files");
+    fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove earlier completions")?;
+    run(cargo()
+        .args(["test", "--package", "kube-proxy-ebpf", "--bins", "--target-dir"])
+        .arg(workspace().join("target"))
+        .arg("every_command_and_flag_is_completed_and_has_a_man_page")
+        .env("KUBE_PROXY_EBPF_SHELL_FILES", &folder))?;
+    Ok(folder)
 }
 
 /// The manifests, and the three folders beside them that deploy/README.md describes, with the image by its digest.
@@ -188,10 +213,7 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::Read as _,
-        path::{Component, Path},
-    };
+    use std::{io::Read as _, path::Component};
 
     use super::*;
 

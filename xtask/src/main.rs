@@ -135,6 +135,8 @@ enum Task {
     Pictures,
     /// Write the list of metrics with their help texts in docs/metrics.md again, from what is served.
     Metrics,
+    /// Write completions for bash, zsh and fish, and man pages, to target/shell-files; the archives of `dist` have them, too.
+    Completions,
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
     #[command(disable_help_flag = true)]
     Conformance(Forwarded),
@@ -185,6 +187,10 @@ fn perform(task: Task) -> Result<()> {
         Task::Lint => lint::lint(),
         Task::Pictures => test::pictures(),
         Task::Metrics => test::metrics(),
+        Task::Completions => {
+            status("Ready", &dist::shell_files()?.display().to_string());
+            Ok(())
+        }
         Task::Fuzz { targets, minutes, keep } => fuzz::fuzz(&targets, minutes, keep),
         Task::Mutants { subject, shard } => mutants::mutants(subject.as_deref(), shard.as_deref()),
         Task::Dist { check_reproducible: true, arch } => dist::check_reproducible(&arch),

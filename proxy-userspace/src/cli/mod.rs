@@ -235,4 +235,6 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 #[cfg(test)]
+mod shell_files;
+#[cfg(test)]
 mod tests;
