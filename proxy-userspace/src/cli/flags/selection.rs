@@ -89,12 +89,10 @@ impl SelectionFlags {
 /// The value of a label. No Service has another one.
 fn label_value(text: &str) -> Result<String, String> {
     const MAX_LABEL_VALUE: usize = 63;
-    let is_inner = |it: char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
     let is_outer = |it: char| it.is_ascii_alphanumeric();
-    if text.len() > MAX_LABEL_VALUE
-        || !text.chars().all(is_inner)
-        || !text.is_empty() && !(text.starts_with(is_outer) && text.ends_with(is_outer))
-    {
+    let is_inner = |it: char| is_outer(it) || matches!(it, '-' | '_' | '.');
+    let has_ends = text.is_empty() || text.starts_with(is_outer) && text.ends_with(is_outer);
+    if text.len() > MAX_LABEL_VALUE || !text.chars().all(is_inner) || !has_ends {
         return Err(format!(
             "no label has this value: use at most {MAX_LABEL_VALUE} letters, digits, dashes, underscores and dots, with a \
              letter or digit at both ends"
