@@ -76,14 +76,14 @@ impl LogFlags {
     fn install<W: Write + 'static>(&self, writer: impl Fn() -> W + Send + Sync + 'static) {
         let (dispatch, set_filter) = self.dispatch(writer);
         dispatcher::set_global_default(dispatch).expect("it is set once");
-        *level() = Some(CurrentLevel { verbosity: self.verbose, set_filter });
+        *level() = Some(CurrentLevel { verbosity: self.verbosity(), set_filter });
     }
 
     fn dispatch<W: Write + 'static>(
         &self,
         writer: impl Fn() -> W + Send + Sync + 'static,
     ) -> (Dispatch, SetFilter) {
-        let filter = filter(self.verbose);
+        let filter = filter(self.verbosity());
         match self.log_format {
             LogFormat::Text => text(filter, stderr().is_terminal(), writer),
             LogFormat::Json => json(filter, writer),
@@ -259,8 +259,12 @@ impl<W: Write> Write for EscapedLines<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::{
+        iter,
+        sync::{Arc, Mutex},
+    };
 
+    use clap::{Command, FromArgMatches as _};
     use proptest::prelude::*;
     use serde_json::Value;
 
@@ -301,6 +305,21 @@ mod tests {
         let event: Value = serde_json::from_str(&lines[1]).unwrap();
         assert_eq!(event["message"], format!("Service {name} is rejected"));
         lines
+    }
+
+    #[test]
+    fn the_more_detailed_of_both_levels_counts() {
+        let verbosity = |words: &[&str]| {
+            let words = iter::once("x").chain(words.iter().copied());
+            let matches = LogFlags::augment_args(Command::new("x")).try_get_matches_from(words).unwrap();
+            let flags = LogFlags::from_arg_matches(&matches).unwrap();
+            (flags.verbosity(), flags.is_verbose())
+        };
+        assert_eq!(verbosity(&["--v=2"]), (0, false));
+        assert_eq!(verbosity(&["-v"]), (1, true));
+        assert_eq!(verbosity(&["--v=4"]), (1, true));
+        assert_eq!(verbosity(&["-v", "--v", "6"]), (2, true));
+        assert_eq!(verbosity(&["-vv", "--v=4"]), (2, true));
     }
 
     #[test]
