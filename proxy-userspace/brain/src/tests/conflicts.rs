@@ -114,6 +114,6 @@ fn of_a_service_that_loses_very_many_frontends_the_first_are_listed_and_the_othe
     assert_eq!(items[0], "Service ns/b: 10.96.0.1:1/TCP");
     assert_eq!(
         brain.rejections().iter().last().unwrap().to_string(),
-        "Service ns/b: 900 more parts were rejected"
+        "Service ns/b: rejected as well: 900 more parts"
     );
 }
