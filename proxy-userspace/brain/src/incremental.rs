@@ -15,7 +15,6 @@ use model::{
     Rejections, ServiceName,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
     conflicts::FrontendOwners,
-    diff::differing,
     object_map::Edit,
     state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
@@ -168,18 +167,13 @@ impl Brain {
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         let before = mem::replace(&mut self.cluster, cluster);
         let after = Arc::clone(&self.cluster);
-        for (name, ..) in differing(before.services(), after.services()) {
+        for (name, ..) in after.services().diff(before.services()) {
             self.changed_services.insert(name.clone());
         }
-        fn slices(
-            cluster: &ClusterState,
-        ) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
-            cluster.slices().map(|it| ((&it.service, &it.name), it))
-        }
-        for ((service, _), ..) in differing(slices(&before), slices(&after)) {
+        for service in after.services_with_changed_slices(&before) {
             self.mark_dirty(service);
         }
-        for (name, ..) in differing(before.nodes(), after.nodes()) {
+        for (name, ..) in after.nodes().diff(before.nodes()) {
             self.mark_node_dirty(name);
         }
     }

@@ -4,18 +4,13 @@
 //! Invariant: every value is valid.
 //! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-    net::IpAddr,
-    num::NonZeroU16,
-    sync::Arc,
-};
+use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
 
 use crate::{
     Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
+    object_map::{Keyed, ObjectMap},
     state::{
         self, ClientIpAffinity, LoadBalancing, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
         TrafficPolicy,
@@ -24,21 +19,21 @@ use crate::{
 
 /// A snapshot of a cluster.
 ///
-/// Objects are behind an [`Arc`]: successive snapshots share what did not change, and are compared by pointer first.
+/// Successive snapshots share what did not change: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterState {
-    services: BTreeMap<ServiceName, Arc<Service>>,
-    slices: BTreeMap<ServiceName, BTreeMap<SliceName, Arc<EndpointSlice>>>,
+    services: ObjectMap<Service>,
+    slices: ObjectMap<ServiceSlices>,
     /// The key in `slices` of each slice: the label of a slice can change.
-    slice_owners: HashMap<SliceName, ServiceName>,
-    nodes: BTreeMap<Arc<str>, Arc<Node>>,
+    slice_owners: ObjectMap<SliceOwner>,
+    nodes: ObjectMap<Node>,
     service_cidrs: ServiceCidrs,
     pods: Pods,
 }
 
 impl ClusterState {
     /// All Services, by name.
-    pub fn services(&self) -> &BTreeMap<ServiceName, Arc<Service>> {
+    pub fn services(&self) -> &ObjectMap<Service> {
         &self.services
     }
 
@@ -49,21 +44,30 @@ impl ClusterState {
 
     /// The EndpointSlices of a Service, in the order of their names; the Service need not exist.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(service).into_iter().flat_map(|it| &it.slices)
     }
 
     /// One EndpointSlice.
     pub fn slice(&self, name: &SliceName) -> Option<&Arc<EndpointSlice>> {
-        self.slices.get(self.slice_owners.get(name)?)?.get(name)
+        let siblings = &self.slices.get(&self.slice_owners.get(name)?.service)?.slices;
+        siblings.get(position(siblings, name).ok()?)
     }
 
     /// All EndpointSlices, grouped by their Services.
     pub fn slices(&self) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        self.slices.values().flat_map(BTreeMap::values)
+        self.slices.values().flat_map(|it| &it.slices)
+    }
+
+    /// The Services whose EndpointSlices differ from those in `before`, in the order of their names.
+    pub fn services_with_changed_slices<'a>(
+        &'a self,
+        before: &'a Self,
+    ) -> impl Iterator<Item = &'a ServiceName> {
+        self.slices.diff(&before.slices).map(|(name, ..)| name)
     }
 
     /// All Nodes, by name.
-    pub fn nodes(&self) -> &BTreeMap<Arc<str>, Arc<Node>> {
+    pub fn nodes(&self) -> &ObjectMap<Node> {
         &self.nodes
     }
 
@@ -84,8 +88,7 @@ impl ClusterState {
 
     /// Adds a Service, or replaces the one of the same name, which is returned.
     pub fn set_service(&mut self, service: impl Into<Arc<Service>>) -> Option<Arc<Service>> {
-        let service = service.into();
-        self.services.insert(service.name.clone(), service)
+        self.services.insert(service)
     }
 
     /// Removes a Service and returns it.
@@ -98,32 +101,45 @@ impl ClusterState {
     /// The old slice may belong to another Service than the new one.
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) -> Option<Arc<EndpointSlice>> {
         let slice = slice.into();
-        if self.slice_owners.get(&slice.name) == Some(&slice.service)
-            && let Some(siblings) = self.slices.get_mut(&slice.service)
-        {
-            return siblings.insert(slice.name.clone(), slice);
-        }
-        let old = self.delete_slice(&slice.name);
-        self.slice_owners.insert(slice.name.clone(), slice.service.clone());
-        self.slices.entry(slice.service.clone()).or_default().insert(slice.name.clone(), slice);
-        old
+        let owner = self.slice_owners.get(&slice.name);
+        let moved = match owner.is_some_and(|it| it.service == slice.service) {
+            true => None,
+            false => {
+                let moved = self.delete_slice(&slice.name);
+                self.slice_owners
+                    .insert(SliceOwner { name: slice.name.clone(), service: slice.service.clone() });
+                moved
+            }
+        };
+        let siblings = self.slices.get(&slice.service);
+        let mut slices = siblings.map(|it| it.slices.clone()).unwrap_or_default();
+        let service = slice.service.clone();
+        let replaced = match position(&slices, &slice.name) {
+            Ok(at) => Some(std::mem::replace(&mut slices[at], slice)),
+            Err(at) => {
+                slices.insert(at, slice);
+                None
+            }
+        };
+        self.slices.insert(ServiceSlices { service, slices });
+        replaced.or(moved)
     }
 
     /// Removes an EndpointSlice and returns it.
     pub fn delete_slice(&mut self, name: &SliceName) -> Option<Arc<EndpointSlice>> {
-        let owner = self.slice_owners.remove(name)?;
-        let siblings = self.slices.get_mut(&owner)?;
-        let old = siblings.remove(name);
-        if siblings.is_empty() {
-            self.slices.remove(&owner);
+        let service = self.slice_owners.remove(name)?.service.clone();
+        let mut slices = self.slices.get(&service)?.slices.clone();
+        let old = slices.remove(position(&slices, name).ok()?);
+        match slices.is_empty() {
+            true => drop(self.slices.remove(&service)),
+            false => drop(self.slices.insert(ServiceSlices { service, slices })),
         }
-        old
+        Some(old)
     }
 
     /// Adds a Node, or replaces the one of the same name, which is returned.
     pub fn set_node(&mut self, node: impl Into<Arc<Node>>) -> Option<Arc<Node>> {
-        let node = node.into();
-        self.nodes.insert(node.name.clone(), node)
+        self.nodes.insert(node)
     }
 
     /// Removes a Node and returns it.
@@ -151,6 +167,57 @@ impl ClusterState {
     /// Removes a pod.
     pub fn delete_pod(&mut self, name: &str) {
         Arc::make_mut(&mut self.pods).remove(name);
+    }
+}
+
+/// The EndpointSlices of a Service, in the order of their names; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ServiceSlices {
+    service: ServiceName,
+    slices: Vec<Arc<EndpointSlice>>,
+}
+
+impl Keyed for ServiceSlices {
+    type Key = ServiceName;
+
+    fn key(&self) -> &ServiceName {
+        &self.service
+    }
+}
+
+/// The position of a slice, or where to insert it.
+fn position(slices: &[Arc<EndpointSlice>], name: &SliceName) -> Result<usize, usize> {
+    slices.binary_search_by(|it| it.name.cmp(name))
+}
+
+/// The Service of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SliceOwner {
+    name: SliceName,
+    service: ServiceName,
+}
+
+impl Keyed for SliceOwner {
+    type Key = SliceName;
+
+    fn key(&self) -> &SliceName {
+        &self.name
+    }
+}
+
+impl Keyed for Service {
+    type Key = ServiceName;
+
+    fn key(&self) -> &ServiceName {
+        &self.name
+    }
+}
+
+impl Keyed for Node {
+    type Key = Arc<str>;
+
+    fn key(&self) -> &Arc<str> {
+        &self.name
     }
 }
 
@@ -387,6 +454,23 @@ mod tests {
         assert_eq!(cluster.service_cidrs().values().map(|it| &**it).collect::<Vec<_>>(), [&cidr]);
         assert_eq!(cluster.delete_service(&name), Some(Arc::new(service("new"))));
         assert_eq!((cluster.delete_service(&name), cluster.service(&name)), (None, None));
+    }
+
+    #[test]
+    fn a_change_of_a_copy_leaves_the_rest_shared_and_is_found() {
+        let mut cluster = ClusterState::default();
+        for it in 0..1_000 {
+            cluster.set_service(Service::new(ServiceName::new("ns", format!("s{it:03}"))));
+            cluster.set_slice(slice(&format!("s{it:03}-1"), &format!("s{it:03}")));
+        }
+        let before = cluster.clone();
+        let changed = slice("s500-2", "s500");
+        cluster.set_slice(changed.clone());
+        assert!(cluster.services().ptr_eq(before.services()) && cluster.nodes().ptr_eq(before.nodes()));
+        assert!(cluster.services_with_changed_slices(&before).eq([&changed.service]));
+        assert_eq!((before.slice(&changed.name), before.slices().count()), (None, 1_000));
+        cluster.delete_slice(&changed.name);
+        assert_eq!(cluster, before);
     }
 
     #[test]

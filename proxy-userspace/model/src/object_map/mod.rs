@@ -12,7 +12,7 @@ mod edit;
 mod iter;
 mod tree;
 
-use std::{collections::BTreeMap, fmt, ops::Index, sync::Arc};
+use std::{borrow::Borrow, collections::BTreeMap, fmt, ops::Index, sync::Arc};
 
 use self::tree::Tree;
 
@@ -44,12 +44,20 @@ impl<T: Keyed> ObjectMap<T> {
     }
 
     /// One object.
-    pub fn get(&self, key: &T::Key) -> Option<&Arc<T>> {
+    pub fn get<Q>(&self, key: &Q) -> Option<&Arc<T>>
+    where
+        T::Key: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
         self.0.get(key)
     }
 
     /// Whether there is an object of this key.
-    pub fn contains_key(&self, key: &T::Key) -> bool {
+    pub fn contains_key<Q>(&self, key: &Q) -> bool
+    where
+        T::Key: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
         self.get(key).is_some()
     }
 
@@ -88,9 +96,13 @@ impl<T: Keyed + PartialEq> ObjectMap<T> {
     }
 
     /// Removes an object and returns it.
-    pub fn remove(&mut self, key: &T::Key) -> Option<Arc<T>> {
+    pub fn remove<Q>(&mut self, key: &Q) -> Option<Arc<T>>
+    where
+        T::Key: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
         let old = self.get(key).cloned()?;
-        self.apply(&mut Edit::delete(key.clone()));
+        self.apply(&mut Edit::delete(old.key().clone()));
         Some(old)
     }
 

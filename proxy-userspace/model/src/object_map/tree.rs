@@ -1,6 +1,6 @@
 //! The persistent B-tree behind [`ObjectMap`](super::ObjectMap): sorted leaves, all at the same depth.
 
-use std::sync::Arc;
+use std::{borrow::Borrow, sync::Arc};
 
 use super::Keyed;
 
@@ -58,7 +58,11 @@ impl<T: Keyed> Tree<T> {
         Self { root: level.pop(), len: objects.len() }
     }
 
-    pub(super) fn get(&self, key: &T::Key) -> Option<&Arc<T>> {
+    pub(super) fn get<Q>(&self, key: &Q) -> Option<&Arc<T>>
+    where
+        T::Key: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
         let mut node = self.root.as_ref()?;
         loop {
             match &node.children {
@@ -108,13 +112,23 @@ impl<T: Keyed> Children<T> {
 }
 
 /// The position of an object in a leaf, or where to insert it.
-pub(super) fn find<T: Keyed>(objects: &[Arc<T>], key: &T::Key) -> Result<usize, usize> {
-    objects.binary_search_by(|it| it.key().cmp(key))
+pub(super) fn find<T, Q>(objects: &[Arc<T>], key: &Q) -> Result<usize, usize>
+where
+    T: Keyed,
+    T::Key: Borrow<Q>,
+    Q: Ord + ?Sized,
+{
+    objects.binary_search_by(|it| it.key().borrow().cmp(key))
 }
 
 /// The child that contains an object, or into which to insert it.
-pub(super) fn child<T: Keyed>(nodes: &[Arc<TreeNode<T>>], key: &T::Key) -> usize {
-    nodes.partition_point(|it| it.least <= *key).saturating_sub(1)
+pub(super) fn child<T, Q>(nodes: &[Arc<TreeNode<T>>], key: &Q) -> usize
+where
+    T: Keyed,
+    T::Key: Borrow<Q>,
+    Q: Ord + ?Sized,
+{
+    nodes.partition_point(|it| it.least.borrow() <= key).saturating_sub(1)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::{
 use model::{
     ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
-    diff,
     state::{Pod, ServiceCidr},
 };
 use prost::Message as _;
@@ -53,14 +52,14 @@ struct SliceChange {
 impl ClusterDiff {
     /// The change set that leads from `old` to `new`; objects that both share are not compared.
     pub(super) fn change_set(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> ChangeSet<Self> {
-        let nodes = diff::differing(old.nodes(), new.nodes()).map(|(name, old, new)| Change {
+        let nodes = new.nodes().diff(old.nodes()).map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
             new: new.cloned(),
         });
         // A slice comes and goes with its Service, whose trigger time is that of its slices.
-        let names = diff::differing(old.services(), new.services()).map(|(name, ..)| name);
-        let owners = diff::differing(slices(old), slices(new)).map(|((service, _), ..)| service);
+        let names = new.services().diff(old.services()).map(|(name, ..)| name);
+        let owners = new.services_with_changed_slices(old);
         let changed: BTreeSet<_> = names.chain(owners).collect();
         let mut slices = BTreeMap::<&SliceName, SliceChange>::new();
         let services = changed.into_iter().map(|name| {
@@ -91,10 +90,6 @@ impl ClusterDiff {
         };
         ChangeSet::new(Self { service_cidrs, pods, nodes, services, slices: changed.collect() })
     }
-}
-
-fn slices(state: &ClusterState) -> impl Iterator<Item = ((&ServiceName, &SliceName), &Arc<EndpointSlice>)> {
-    state.slices().map(|it| ((&it.service, &it.name), it))
 }
 
 impl Filter<'_> {
