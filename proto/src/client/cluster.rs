@@ -1,14 +1,12 @@
 //! The state of a whole cluster: `globalv1.Sets/Watch`, for a brain that follows another brain.
 
-use std::sync::Arc;
-
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
     connect::{Connector, MAX_MESSAGE_SIZE},
     session::{Event, Path, Refused, Session, View},
-    state::Cluster,
+    state::ClusterChange,
     tracker::Tracker,
 };
 #[cfg(feature = "resume")]
@@ -18,20 +16,20 @@ use crate::{
     localv1::{OpItem, Set},
 };
 
-/// Follows the state of a cluster; returned by [`Client::cluster`](super::Client::cluster).
+/// Follows the changes of a cluster; returned by [`Client::cluster`](super::Client::cluster).
 #[derive(Debug)]
 pub struct ClusterWatch {
     session: Session<ClusterView>,
     tracker: Tracker<ClusterView>,
-    last: Arc<Cluster>,
 }
 
 impl ClusterWatch {
     pub(super) fn new(connector: &Connector) -> Self {
-        Self { session: Session::new(connector), tracker: Tracker::default(), last: Arc::default() }
+        Self { session: Session::new(connector), tracker: Tracker::default() }
     }
 
-    /// Waits for a state that differs from the last one, and returns the newest; intermediate states are skipped.
+    /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty state.
+    /// Intermediate states are skipped. The cost is that of the changes.
     ///
     /// Cancel safe.
     ///
@@ -39,13 +37,12 @@ impl ClusterWatch {
     ///
     /// The peer does not offer this API, or does not permit it. The next call asks again after up to a minute.
     /// Other errors and outages are not returned.
-    pub async fn next(&mut self) -> Result<Arc<Cluster>, Refused> {
+    pub async fn next(&mut self) -> Result<ClusterChange, Refused> {
         loop {
             match self.session.try_next().await? {
                 Event::Sync(revision) => {
                     if let Some(change) = self.tracker.finish(revision) {
-                        Arc::make_mut(&mut self.last).apply(change);
-                        return Ok(Arc::clone(&self.last));
+                        return Ok(change);
                     }
                 }
                 event => self.tracker.apply(event),

@@ -7,7 +7,7 @@
 //! | differences | keeps a large state in a form of its own | [`Client::changes`] |
 //! | difference of two computed states | needs to know what to add, change and delete | [`DiffStore`](crate::DiffStore) |
 //! | long poll | asks now and then, and remembers its revision | [`Client::poll`] |
-//! | cluster state | is a brain itself | [`Client::cluster`] |
+//! | differences of the cluster state | is a brain itself | [`Client::cluster`] |
 //!
 //! A complete backend that prints:
 //!
@@ -76,7 +76,10 @@ pub use self::{
     incremental::Incremental,
     poll::Poll,
     session::Refused,
-    state::{Change, Cluster, ClusterService, NodeChange, ServiceEndpoints, Snapshot, State, WithEndpoints},
+    state::{
+        Change, Cluster, ClusterChange, ClusterService, NodeChange, ServiceEndpoints, Snapshot, State,
+        WithEndpoints,
+    },
     watch::{ChangeWatch, Watch},
 };
 
@@ -211,7 +214,7 @@ impl Client {
         incremental::run(&self.0, backend, cancelled, true).await
     }
 
-    /// Follows the state of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.
+    /// Follows the changes of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.
     pub fn cluster(&self) -> ClusterWatch {
         ClusterWatch::new(&self.0)
     }

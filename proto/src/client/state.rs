@@ -58,6 +58,9 @@ pub struct Change<N, S, E> {
 /// The difference between two states of a node.
 pub type NodeChange = Change<Node, Service, Endpoint>;
 
+/// The difference between two states of a cluster.
+pub type ClusterChange = Change<NodeInfo, ServiceInfo, EndpointInfo>;
+
 /// A Service and its endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WithEndpoints<S, E> {

@@ -11,6 +11,8 @@ use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refu
 use tokio::{sync::watch, task::JoinSet};
 use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
 
+use crate::RejectionLog;
+
 /// What another brain reports.
 #[derive(Clone, Debug)]
 pub enum Update {
@@ -63,6 +65,7 @@ struct Reflector {
     requested: RequestedMetadata,
     cluster: ClusterWatch,
     decoder: ClusterDecoder,
+    log: RejectionLog,
     /// Follows the node's state, while the cluster state is not offered.
     local: Option<(ChangeWatch, NodeStateDecoder)>,
     sender: watch::Sender<Option<Update>>,
@@ -72,16 +75,18 @@ impl Reflector {
     fn new(client: Client, requested: RequestedMetadata, sender: watch::Sender<Option<Update>>) -> Self {
         let cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
         let decoder = ClusterDecoder::new(requested.clone());
-        Self { client, requested, cluster, decoder, local: None, sender }
+        Self { client, requested, cluster, decoder, log: RejectionLog::default(), local: None, sender }
     }
 
     async fn run(mut self) {
         loop {
             tokio::select! {
-                cluster = self.cluster.next() => match cluster {
-                    Ok(cluster) => {
+                change = self.cluster.next() => match change {
+                    Ok(change) => {
                         self.local = None;
-                        self.sender.send_replace(Some(Update::Cluster(self.decoder.decode(&cluster))));
+                        let cluster = self.decoder.apply(&change);
+                        self.log.update(self.decoder.rejections());
+                        self.sender.send_replace(Some(Update::Cluster(cluster)));
                     }
                     Err(Refused(reason)) if self.local.is_none() => {
                         tracing::info!(

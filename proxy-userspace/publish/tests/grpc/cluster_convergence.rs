@@ -37,8 +37,8 @@ impl Downstream {
     }
 
     async fn next(&mut self) -> Arc<ClusterState> {
-        let cluster = timeout(LIMIT, self.cluster.next()).await.unwrap().unwrap();
-        self.decoder.decode(&cluster)
+        let change = timeout(LIMIT, self.cluster.next()).await.unwrap().unwrap();
+        self.decoder.apply(&change)
     }
 }
 

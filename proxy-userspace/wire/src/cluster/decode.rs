@@ -1,21 +1,16 @@
 //! Decodes the state of a cluster from the messages of any brain.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    num::NonZeroU16,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use model::{
-    Family, NameForm, Protocol, Rejected, RequestedMetadata, ServiceName, Timestamp,
+    Family, NameForm, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
     },
     state::TargetPort,
 };
 use proxy_contract::{
-    client::{Cluster, ClusterService},
+    client::{ClusterChange, ClusterService},
     globalv1::{EndpointInfo, NodeInfo, TopologyHints},
     localv1,
 };
@@ -28,25 +23,20 @@ use crate::{
     reader::{Decoded, Reader},
 };
 
-/// Decodes successive states of a cluster; a message that did not change is not decoded again.
+/// Decodes successive states of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterDecoder {
     requested: RequestedMetadata,
     cluster: Arc<ClusterState>,
-    nodes: BTreeMap<Arc<str>, (Arc<NodeInfo>, Vec<Rejected>)>,
-    service_cidrs: BTreeMap<Arc<str>, (Arc<localv1::ServiceCidr>, Vec<Rejected>)>,
-    pods: BTreeMap<Arc<str>, (Arc<localv1::Pod>, Vec<Rejected>)>,
     services: BTreeMap<Arc<str>, DecodedService>,
-    rejected: BTreeSet<Rejected>,
+    rejections: Rejections,
 }
 
 /// What the message of a Service contained.
 #[derive(Debug)]
 struct DecodedService {
-    message: Arc<ClusterService>,
     service: Option<ServiceName>,
     slices: Vec<SliceName>,
-    rejected: Vec<Rejected>,
 }
 
 impl ClusterDecoder {
@@ -55,56 +45,47 @@ impl ClusterDecoder {
         Self { requested, ..Self::default() }
     }
 
-    /// Decodes a state; logs what is rejected, unless it was before.
-    pub fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
-        let own = &mut self.cluster;
-        decode_kind(&cluster.nodes, &mut self.nodes, decode_node, |name, it| match it {
+    /// What was rejected of the messages.
+    pub fn rejections(&self) -> &Rejections {
+        &self.rejections
+    }
+
+    /// Applies a change and returns the state after it. The cost is proportional to the change.
+    pub fn apply(&mut self, change: &ClusterChange) -> Arc<ClusterState> {
+        let (own, rejections) = (&mut self.cluster, &mut self.rejections);
+        apply_kind(&change.nodes, "node", rejections, decode_node, |name, it| match it {
             Some(it) => drop(Arc::make_mut(own).set_node(it)),
             None => drop(Arc::make_mut(own).delete_node(name)),
         });
-        decode_kind(
-            &cluster.service_cidrs,
-            &mut self.service_cidrs,
-            node::decode_service_cidr,
-            |name, it| match it {
-                Some(it) => Arc::make_mut(own).set_service_cidr(it),
-                None => Arc::make_mut(own).delete_service_cidr(name),
-            },
-        );
-        decode_kind(&cluster.pods, &mut self.pods, pod::decode_pod, |name, it| match it {
+        let cidrs = &change.service_cidrs;
+        apply_kind(cidrs, "service CIDR", rejections, node::decode_service_cidr, |name, it| match it {
+            Some(it) => Arc::make_mut(own).set_service_cidr(it),
+            None => Arc::make_mut(own).delete_service_cidr(name),
+        });
+        apply_kind(&change.pods, "pod", rejections, pod::decode_pod, |name, it| match it {
             Some(it) => Arc::make_mut(own).set_pod(it),
             None => Arc::make_mut(own).delete_pod(name),
         });
-        let gone = self.services.extract_if(.., |path, _| !cluster.services.contains_key(path));
-        for (_, before) in gone.collect::<Vec<_>>() {
-            self.replace(None, Vec::new(), Some(before));
-        }
-        for (path, message) in &cluster.services {
-            if self.services.get(path).is_some_and(|it| Arc::ptr_eq(&it.message, message)) {
-                continue;
-            }
-            let Decoded { value, rejected } = service_with_slices(message, &self.requested);
-            let (service, slices) = value.unzip();
-            let slices = slices.unwrap_or_default();
-            let decoded = DecodedService {
-                message: Arc::clone(message),
-                service: service.as_ref().map(|it: &Service| it.name.clone()),
-                slices: slices.iter().map(|it: &EndpointSlice| it.name.clone()).collect(),
-                rejected,
+        // A slice that moves to another Service is deleted before it is set.
+        let (gone, set): (Vec<_>, Vec<_>) = change.services.iter().partition(|(_, it)| it.is_none());
+        for (path, message) in gone.into_iter().chain(set) {
+            let Decoded { value, rejected } = match message {
+                Some(it) => service_with_slices(it, &self.requested),
+                None => Decoded { value: None, rejected: Vec::new() },
             };
-            let before = self.services.insert(Arc::clone(path), decoded);
+            self.rejections.set(&format!("service {path}"), rejected);
+            let (service, slices) = value.unzip();
+            let slices: Vec<EndpointSlice> = slices.unwrap_or_default();
+            let decoded = message.is_some().then(|| DecodedService {
+                service: service.as_ref().map(|it: &Service| it.name.clone()),
+                slices: slices.iter().map(|it| it.name.clone()).collect(),
+            });
+            let before = match decoded {
+                Some(it) => self.services.insert(Arc::clone(path), it),
+                None => self.services.remove(path),
+            };
             self.replace(service, slices, before);
         }
-        let of_nodes = self.nodes.values().flat_map(|(_, rejected)| rejected);
-        let of_services = self.services.values().flat_map(|it| &it.rejected);
-        let of_cidrs = self.service_cidrs.values().flat_map(|(_, rejected)| rejected);
-        let of_pods = self.pods.values().flat_map(|(_, rejected)| rejected);
-        let all = of_nodes.chain(of_services).chain(of_cidrs).chain(of_pods);
-        let rejected: BTreeSet<_> = all.cloned().collect();
-        for it in rejected.difference(&self.rejected) {
-            tracing::warn!("ignored in the cluster state of the peer: {it}");
-        }
-        self.rejected = rejected;
         Arc::clone(&self.cluster)
     }
 
@@ -144,22 +125,21 @@ impl ClusterDecoder {
     }
 }
 
-/// Decodes the objects of one kind that are new or differ, and forgets those that are gone.
-fn decode_kind<M, T>(
-    messages: &BTreeMap<Arc<str>, Arc<M>>,
-    known: &mut BTreeMap<Arc<str>, (Arc<M>, Vec<Rejected>)>,
+/// Applies the changes of the objects of one kind, and of what is rejected of them.
+fn apply_kind<M, T>(
+    changes: &BTreeMap<Arc<str>, Option<Arc<M>>>,
+    kind: &str,
+    rejections: &mut Rejections,
     decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
     mut change: impl FnMut(&Arc<str>, Option<T>),
 ) {
-    for (name, _) in known.extract_if(.., |name, _| !messages.contains_key(name)) {
-        change(&name, None);
-    }
-    for (name, message) in messages {
-        if !known.get(name).is_some_and(|(it, _)| Arc::ptr_eq(it, message)) {
-            let Decoded { value, rejected } = decode(name, message);
-            change(name, value);
-            known.insert(Arc::clone(name), (Arc::clone(message), rejected));
-        }
+    for (name, message) in changes {
+        let Decoded { value, rejected } = match message {
+            Some(it) => decode(name, it),
+            None => Decoded { value: None, rejected: Vec::new() },
+        };
+        rejections.set(&format!("{kind} {name}"), rejected);
+        change(name, value);
     }
 }
 

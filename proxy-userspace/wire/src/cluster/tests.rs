@@ -18,7 +18,7 @@ use model::{
     },
 };
 use proxy_contract::{
-    client::{Cluster, ClusterService},
+    client::{Cluster, ClusterChange, ClusterService},
     globalv1::{self, EndpointConditions, EndpointInfo, NodeInfo, ServiceInfo, TopologyHints, TopologyInfo},
     localv1::{self, IpSet, PortMapping, PortName, Protocol},
 };
@@ -28,6 +28,35 @@ use super::{
     service_with_slices,
 };
 use crate::{pod, service_cidr};
+
+/// A decoder that is given full states.
+#[derive(Default)]
+struct Follower {
+    decoder: ClusterDecoder,
+    last: Cluster,
+}
+
+impl Follower {
+    fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
+        type Values<T> = BTreeMap<Arc<str>, Arc<T>>;
+        fn edits<T>(before: &Values<T>, after: &Values<T>) -> BTreeMap<Arc<str>, Option<Arc<T>>> {
+            let differing = model::diff::differing(before, after);
+            differing.map(|(name, _, after)| (Arc::clone(name), after.cloned())).collect()
+        }
+        let before = std::mem::replace(&mut self.last, cluster.clone());
+        self.decoder.apply(&ClusterChange {
+            service_cidrs: edits(&before.service_cidrs, &cluster.service_cidrs),
+            pods: edits(&before.pods, &cluster.pods),
+            nodes: edits(&before.nodes, &cluster.nodes),
+            services: edits(&before.services, &cluster.services),
+            ..ClusterChange::default()
+        })
+    }
+}
+
+fn decode(cluster: &Cluster) -> Arc<ClusterState> {
+    Follower::default().decode(cluster)
+}
 
 fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
     let texts = |it: &[&str]| it.iter().map(ToString::to_string).collect();
@@ -112,7 +141,7 @@ fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
     let check = |ports: Vec<PortMapping>, overrides: &[(&str, i32)], expect: &[&str]| {
         let count = ports.len();
         let one = endpoint(ips(&["10.1.0.1"], &[]), overrides, "n1", true);
-        let state = ClusterDecoder::default().decode(&cluster(cluster_service(service(ports), vec![one])));
+        let state = decode(&cluster(cluster_service(service(ports), vec![one])));
         let found: Vec<_> = targets(&state).iter().map(|it| it.join(" ")).collect();
         assert_eq!((found, count), (expect.iter().map(ToString::to_string).collect(), expect.len()));
     };
@@ -140,7 +169,7 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
     let of = |ready| Conditions { ready, serving: true, terminating: false };
     assert_eq!(conditions, [of(true), of(false), of(true)]);
     // Without the condition terminating, an endpoint that is not ready is no fallback.
-    let state = ClusterDecoder::default().decode(&cluster(it));
+    let state = decode(&cluster(it));
     assert_eq!(targets(&state), [["10.1.0.1:8080", "10.1.0.3:8080"]]);
 }
 
@@ -148,7 +177,7 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
 fn both_families_of_one_message_are_served() {
     let both = endpoint(ips(&["10.1.0.1"], &["fd00:1::1"]), &[("", 8080)], "n1", true);
     let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![both]);
-    let state = ClusterDecoder::default().decode(&cluster(it));
+    let state = decode(&cluster(it));
     assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
 }
 
@@ -171,7 +200,7 @@ fn hints_and_zones_of_kpng_are_used() {
     for (zone, label, expect) in [("a", "", "10.1.0.1:8080"), ("", "b", "10.1.0.2:8080")] {
         let info = NodeInfo { hash: 1, node: Some(node(zone, label)) };
         let nodes = BTreeMap::from([("elsewhere".into(), Arc::new(info))]);
-        let state = ClusterDecoder::default().decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
+        let state = decode(&Cluster { nodes, ..cluster(Arc::clone(&it)) });
         assert_eq!(targets(&state), [[expect]]);
     }
 }
@@ -188,7 +217,7 @@ fn an_invalid_field_is_rejected_and_the_rest_is_used() {
     );
     let decoded = service_with_slices(&it, &RequestedMetadata::default());
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
-    let state = ClusterDecoder::default().decode(&cluster(it));
+    let state = decode(&cluster(it));
     assert_eq!(targets(&state), [["10.1.0.1:8080"]]);
     // No Service, and one with an invalid name.
     for invalid in [
@@ -199,7 +228,7 @@ fn an_invalid_field_is_rejected_and_the_rest_is_used() {
         },
     ] {
         let it = cluster_service(invalid, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)]);
-        assert_eq!(*ClusterDecoder::default().decode(&cluster(it)), ClusterState::default());
+        assert_eq!(*decode(&cluster(it)), ClusterState::default());
     }
 }
 
@@ -210,10 +239,10 @@ fn an_unchanged_object_stays_the_same_object() {
         source_name: source.into(),
         ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
     };
-    let mut decoder = ClusterDecoder::default();
-    let before = decoder
+    let mut follower = Follower::default();
+    let before = follower
         .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
-    let after = decoder
+    let after = follower
         .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")])));
     let name = ServiceName::new("ns", "web");
     assert!(Arc::ptr_eq(before.service(&name).unwrap(), after.service(&name).unwrap()));
@@ -221,9 +250,9 @@ fn an_unchanged_object_stays_the_same_object() {
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
     // A removed object leaves no trace.
-    let rest = decoder.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
+    let rest = follower.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
     assert_eq!(rest.slices_of(&name).map(|it| it.name.to_string()).collect::<Vec<_>>(), ["ns/b"]);
-    assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
+    assert_eq!(*follower.decode(&Cluster::default()), ClusterState::default());
 }
 
 /// The messages of a cluster.
@@ -355,7 +384,7 @@ fn a_round_trip_gives_the_same_cluster() {
     for it in messages.services.values() {
         assert_eq!(service_with_slices(it, &all).rejected, []);
     }
-    let mut decoder = ClusterDecoder::new(all);
+    let mut decoder = Follower { decoder: ClusterDecoder::new(all), ..Follower::default() };
     let first = decoder.decode(&messages);
     assert_eq!(*first, cluster);
     // An unchanged message is not decoded again, and a removed one leaves no trace.
@@ -483,7 +512,7 @@ fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
         Cluster { services: services.collect(), ..Cluster::default() }
     };
     let (a, b) = (of("a"), of("b"));
-    let mut decoder = ClusterDecoder::default();
+    let mut decoder = Follower::default();
     decoder.decode(&with(&[("ns/a", &a)]));
     // Both name the same slice, and the last one has it.
     decoder.decode(&with(&[("ns/a", &a), ("ns/b", &b)]));
