@@ -3,8 +3,8 @@
 use std::{cmp::Ordering, sync::Arc};
 
 use super::{
-    Keyed,
     iter::{Entry, Iter},
+    keyed::Keyed,
     tree::{Children, Tree, TreeNode},
 };
 

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
-    Keyed,
+    keyed::Keyed,
     tree::{Children, MAX_CHILDREN, MIN_CHILDREN, Tree, TreeNode, child, find},
 };
 

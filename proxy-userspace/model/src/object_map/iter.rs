@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Keyed,
+    keyed::Keyed,
     tree::{Children, Tree, TreeNode},
 };
 

@@ -10,6 +10,7 @@
 mod diff;
 mod edit;
 mod iter;
+mod keyed;
 mod tree;
 
 use std::{borrow::Borrow, collections::BTreeMap, fmt, ops::Index, sync::Arc};
@@ -19,15 +20,7 @@ use self::tree::Tree;
 pub use diff::Diff;
 pub use edit::Edit;
 pub use iter::Iter;
-
-/// An object that has its key in it.
-pub trait Keyed {
-    /// The key.
-    type Key: Ord + Clone + fmt::Debug;
-
-    /// The key of this object.
-    fn key(&self) -> &Self::Key;
-}
+pub use keyed::Keyed;
 
 /// Objects in the order of their keys.
 pub struct ObjectMap<T: Keyed>(Tree<T>);

@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, sync::Arc};
 
-use super::Keyed;
+use super::keyed::Keyed;
 
 /// The maximum number of children of a node; it bounds what a change copies.
 pub(super) const MAX_CHILDREN: usize = 32;

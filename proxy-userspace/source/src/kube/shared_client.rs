@@ -18,7 +18,7 @@ use super::{
 /// The form of a response: whole objects.
 pub(super) const JSON: &str = "application/json";
 /// How long a retry waits for the configuration to be read.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
 
 /// A client that can be replaced.
@@ -93,7 +93,7 @@ impl SharedClient {
 
     /// Replaces a client that has failed: reads the configuration and the credentials again, once for all who have it.
     ///
-    /// A credential plugin may take longer than [`PATIENCE`]: the client is then replaced later, unless the server has refused
+    /// A credential plugin may take longer than [`RELOAD_TIMEOUT`]: the client is then replaced later, unless the server has refused
     /// its credentials, without which no request succeeds.
     pub(super) async fn reload(
         self: &Arc<Self>,
@@ -103,7 +103,7 @@ impl SharedClient {
         let mut reloaded = tokio::spawn(Arc::clone(self).replace(failed.number));
         let reloaded = match is_refused {
             true => reloaded.await,
-            false => match timeout(PATIENCE, &mut reloaded).await {
+            false => match timeout(RELOAD_TIMEOUT, &mut reloaded).await {
                 Ok(it) => it,
                 Err(_) => return Ok(()),
             },
