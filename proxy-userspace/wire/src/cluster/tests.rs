@@ -31,12 +31,12 @@ use crate::{pod, service_cidr};
 
 /// A decoder that is given full states.
 #[derive(Default)]
-struct Follower {
+struct Downstream {
     decoder: ClusterDecoder,
     last: Cluster,
 }
 
-impl Follower {
+impl Downstream {
     fn decode(&mut self, cluster: &Cluster) -> Arc<ClusterState> {
         type Values<T> = BTreeMap<Arc<str>, Arc<T>>;
         fn edits<T>(before: &Values<T>, after: &Values<T>) -> BTreeMap<Arc<str>, Option<Arc<T>>> {
@@ -55,7 +55,7 @@ impl Follower {
 }
 
 fn decode(cluster: &Cluster) -> Arc<ClusterState> {
-    Follower::default().decode(cluster)
+    Downstream::default().decode(cluster)
 }
 
 fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
@@ -239,10 +239,10 @@ fn an_unchanged_object_stays_the_same_object() {
         source_name: source.into(),
         ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
     };
-    let mut follower = Follower::default();
-    let before = follower
+    let mut downstream = Downstream::default();
+    let before = downstream
         .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
-    let after = follower
+    let after = downstream
         .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")])));
     let name = ServiceName::new("ns", "web");
     assert!(Arc::ptr_eq(before.service(&name).unwrap(), after.service(&name).unwrap()));
@@ -250,9 +250,9 @@ fn an_unchanged_object_stays_the_same_object() {
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
     // A removed object leaves no trace.
-    let rest = follower.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
+    let rest = downstream.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
     assert_eq!(rest.slices_of(&name).map(|it| it.name.to_string()).collect::<Vec<_>>(), ["ns/b"]);
-    assert_eq!(*follower.decode(&Cluster::default()), ClusterState::default());
+    assert_eq!(*downstream.decode(&Cluster::default()), ClusterState::default());
 }
 
 /// The messages of a cluster.
@@ -384,7 +384,7 @@ fn a_round_trip_gives_the_same_cluster() {
     for it in messages.services.values() {
         assert_eq!(service_with_slices(it, &all).rejected, []);
     }
-    let mut decoder = Follower { decoder: ClusterDecoder::new(all), ..Follower::default() };
+    let mut decoder = Downstream { decoder: ClusterDecoder::new(all), ..Downstream::default() };
     let first = decoder.decode(&messages);
     assert_eq!(*first, cluster);
     // An unchanged message is not decoded again, and a removed one leaves no trace.
@@ -512,7 +512,7 @@ fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
         Cluster { services: services.collect(), ..Cluster::default() }
     };
     let (a, b) = (of("a"), of("b"));
-    let mut decoder = Follower::default();
+    let mut decoder = Downstream::default();
     decoder.decode(&with(&[("ns/a", &a)]));
     // Both name the same slice, and the last one has it.
     decoder.decode(&with(&[("ns/a", &a), ("ns/b", &b)]));
