@@ -92,7 +92,7 @@ pub struct FrontendOwners {
     /// All claims. The first one of each frontend is that of its owner.
     ranked: BTreeSet<(FrontendKey, Precedence)>,
     conflicting: BTreeMap<ServiceName, BTreeSet<FrontendKey>>,
-    /// The Services whose claims, and the frontends whose owners have changed since they were taken.
+    /// The Services whose conflicts, and the frontends whose owners have changed since they were taken.
     changed: BTreeSet<ServiceName>,
     changed_frontends: BTreeSet<FrontendKey>,
 }
@@ -155,8 +155,7 @@ impl FrontendOwners {
             return affected;
         }
         let before = self.claims.remove(name).unwrap_or_default();
-        self.conflicting.remove(name);
-        self.changed.insert(name.clone());
+        let had_conflicts = self.conflicting.remove(name).is_some();
         let all: BTreeSet<_> = before.frontends.iter().chain(&claim.frontends).copied().collect();
         for frontend in all {
             let previous = self.owner(frontend).cloned();
@@ -190,6 +189,10 @@ impl FrontendOwners {
                 affected.insert(winner);
             }
         }
+        if had_conflicts || self.conflicting.contains_key(name) {
+            self.changed.insert(name.clone());
+        }
+        self.changed.extend(affected.iter().cloned());
         if !claim.frontends.is_empty() {
             self.claims.insert(name.clone(), claim);
         }

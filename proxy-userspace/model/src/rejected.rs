@@ -75,7 +75,7 @@ impl RejectedParts {
         self.push_with(field, || reason.into(), effect);
     }
 
-    /// The same; the reason is asked for only if it is listed.
+    /// Rejects a field, and asks for the reason only if it is listed.
     pub fn push_with(&mut self, field: impl fmt::Display, reason: impl FnOnce() -> String, effect: Effect) {
         self.count += 1;
         if self.count <= MAX_LISTED {
@@ -123,11 +123,10 @@ impl Keyed for RejectedObject {
 impl Rejections {
     /// Replaces what is rejected of an object.
     pub fn set(&mut self, object: &str, parts: Vec<Rejected>) {
-        let object = Arc::from(object);
         self.count += parts.len();
         let before = match parts.is_empty() {
-            true => self.objects.remove(&object),
-            false => self.objects.insert(RejectedObject { object, parts }),
+            true => self.objects.remove(object),
+            false => self.objects.insert(RejectedObject { object: object.into(), parts }),
         };
         self.count -= before.map_or(0, |it| it.parts.len());
     }

@@ -76,7 +76,7 @@ pub(in crate::cli) struct SourceOptions {
 
 impl SourceOptions {
     /// The configuration of the API server's client.
-    pub(in crate::cli) fn client_config(&self) -> ClientConfig {
+    fn client_config(&self) -> ClientConfig {
         // An environment variable that is set but empty counts as not set.
         ClientConfig {
             kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),

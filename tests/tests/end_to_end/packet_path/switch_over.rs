@@ -78,7 +78,7 @@ impl Mode {
         self.write_family(it, 0);
     }
 
-    /// The same for IPv4 (0) or IPv6 (1).
+    /// Writes the rules of one family, IPv4 (0) or IPv6 (1), as kube-proxy has them for that Service.
     fn write_family(self, it: &TestCluster, family: usize) {
         let (service, endpoint) = (load_balancer_ips(1)[family], at(P2[family], TARGET));
         let [ip, iptables] = [["ip", "iptables"], ["ip6", "ip6tables"]][family];
