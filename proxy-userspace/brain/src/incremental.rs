@@ -21,6 +21,7 @@ use model::{
 
 use crate::{
     NodeView, Options,
+    affected::{Affected, Replaced},
     frontends::claim,
     service_view::{Locality, ServiceView, referenced_nodes},
 };
@@ -35,7 +36,7 @@ pub struct Brain {
     /// Services whose own object may have changed.
     changed_services: BTreeSet<ServiceName>,
     /// Services to be derived again.
-    dirty: BTreeSet<ServiceName>,
+    dirty: BTreeMap<ServiceName, Dirty>,
     /// The Services of the nodes that no endpoint refers to, by zone.
     zones: BTreeMap<Zone, Services>,
     served: BTreeMap<Arc<str>, ServedNode>,
@@ -48,6 +49,18 @@ pub struct Brain {
 }
 
 type Zone = Option<Arc<str>>;
+
+/// So many nodes are looked for among the endpoints of a Service one by one.
+const FEW: usize = 4;
+
+/// What of a Service may have changed.
+#[derive(Debug)]
+enum Dirty {
+    /// Anything.
+    Service,
+    /// Endpoints of these slices.
+    Endpoints(Replaced),
+}
 
 /// A node whose state is kept.
 #[derive(Debug)]
@@ -117,9 +130,13 @@ impl Brain {
     /// Adds an EndpointSlice, or replaces the one of the same name.
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
         let slice = slice.into();
-        self.mark_dirty(&slice.service);
-        if let Some(old) = self.cluster_mut().set_slice(slice) {
-            self.mark_dirty(&old.service);
+        let service = slice.service.clone();
+        match self.cluster_mut().set_slice(slice) {
+            Some(old) if old.service == service => self.mark_endpoints_dirty(old),
+            old => {
+                self.mark_dirty(&service);
+                old.iter().for_each(|it| self.mark_dirty(&it.service));
+            }
         }
     }
 
@@ -203,8 +220,8 @@ impl Brain {
         for name in self.owners.take_changed() {
             self.rejections.set(&format!("Service {name}"), self.owners.rejected_of(&name));
         }
-        for name in mem::take(&mut self.dirty) {
-            self.derive(&name, &mut changed);
+        for (name, dirty) in mem::take(&mut self.dirty) {
+            self.derive(&name, &dirty, &mut changed);
         }
         self.update_nodes(&mut changed);
         self.derive_pending(max_pending, &mut changed);
@@ -293,7 +310,18 @@ impl Brain {
     fn mark_dirty(&mut self, name: &ServiceName) {
         // As long as no state is kept there is nothing to be derived again.
         if !self.zones.is_empty() {
-            self.dirty.insert(name.clone());
+            self.dirty.insert(name.clone(), Dirty::Service);
+        }
+    }
+
+    /// A slice was replaced by another one of the same Service.
+    fn mark_endpoints_dirty(&mut self, old: Arc<EndpointSlice>) {
+        if self.zones.is_empty() {
+            return;
+        }
+        let dirty = self.dirty.entry(old.service.clone());
+        if let Dirty::Endpoints(replaced) = dirty.or_insert_with(|| Dirty::Endpoints(Replaced::new())) {
+            replaced.entry(old.name.clone()).or_insert(old);
         }
     }
 
@@ -306,15 +334,23 @@ impl Brain {
     }
 
     /// Derives one Service again, for all zones and served nodes.
-    fn derive(&mut self, name: &ServiceName, changed: &mut BTreeSet<Arc<str>>) {
-        let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
+    fn derive(&mut self, name: &ServiceName, dirty: &Dirty, changed: &mut BTreeSet<Arc<str>>) {
+        let mut view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
+        if self.served.len() > FEW {
+            view = view.for_many_nodes();
+        }
+        let affected = match dirty {
+            Dirty::Service => None,
+            Dirty::Endpoints(replaced) => view.affected(replaced),
+        };
+        let affected = affected.as_ref();
         // One edit for all zones and nodes of the same locality.
         let mut edits: HashMap<Locality<'_>, Edit<ServiceState>> = HashMap::new();
         for (zone, services) in &mut self.zones {
             let locality = view.zone_locality(zone.as_deref());
             if !edits.contains_key(&locality) {
                 let similar = edits.get(&Locality::default()).and_then(Edit::object);
-                let edit = derive_edit(&view, name, locality, [similar, services.get(name)]);
+                let edit = derive_edit(&view, name, locality, affected, [similar, services.get(name)]);
                 edits.insert(locality, edit);
             }
             if let Some(edit) = edits.get_mut(&locality) {
@@ -328,7 +364,8 @@ impl Brain {
                 (None, Some(edit)) => state.services.apply(edit),
                 (_, edit) => {
                     let similar = edit.as_ref().and_then(|it| it.object());
-                    let edit = derive_edit(&view, name, locality, [similar, state.services.get(name)]);
+                    let before = state.services.get(name);
+                    let edit = derive_edit(&view, name, locality, affected, [similar, before]);
                     state.services.apply(&mut { edit })
                 }
             };
@@ -382,7 +419,7 @@ impl Brain {
     ) {
         for name in referring {
             let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
-            let mut edit = derive_edit(&view, name, locality(&view), [services.get(name), None]);
+            let mut edit = derive_edit(&view, name, locality(&view), None, [services.get(name), None]);
             services.apply(&mut edit);
         }
     }
@@ -396,14 +433,23 @@ fn derive_edit(
     view: &ServiceView<'_>,
     name: &ServiceName,
     locality: Locality<'_>,
+    affected: Option<&Affected<'_>>,
     similar: [Option<&Arc<ServiceState>>; 2],
 ) -> Edit<ServiceState> {
-    let [zone_state, _] = similar;
-    let Some(mut state) = view.state_from(locality, zone_state) else { return Edit::delete(name.clone()) };
+    let [zone_state, before] = similar;
+    let changed = affected.zip(before).and_then(|(affected, before)| {
+        view.changed_state(locality, affected, before, zone_state.map(AsRef::as_ref))
+    });
+    let is_whole = changed.is_none();
+    let Some(mut state) = changed.or_else(|| view.state_from(locality, zone_state)) else {
+        return Edit::delete(name.clone());
+    };
     let similar = || similar.into_iter().flatten();
     if let Some(equal) = similar().find(|it| ***it == state) {
         return Edit::set(Arc::clone(equal));
     }
-    similar().rev().for_each(|it| state.reuse_equal(it));
+    if is_whole {
+        similar().rev().for_each(|it| state.reuse_equal(it));
+    }
     Edit::set(Arc::new(state))
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod affected;
 mod candidates;
 mod endpoints;
 mod explain;
@@ -19,6 +20,7 @@ mod service_view;
 use std::sync::Arc;
 
 use model::{
+    PerFamily,
     cluster::ClusterState,
     conflicts::FrontendOwners,
     state::{NodeInfos, NodeState},
@@ -40,7 +42,7 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
     let states = cluster.services().values().filter_map(|service| {
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
         let conflicting = owners.conflicting(&service.name);
-        Some(Arc::new(service::resolved_state(service, slices, node, options, conflicting)?))
+        Some(Arc::new(service::resolved_state(service, slices, node, options, conflicting, PerFamily::default())?))
     });
     NodeState {
         services: states.collect(),

@@ -24,6 +24,17 @@ pub(crate) struct Criteria<'a> {
     pub(crate) is_external: bool,
     /// The node whose state is derived.
     pub(crate) node: NodeView<'a>,
+    /// The candidates that take no part in the selection.
+    pub(crate) others: Others,
+}
+
+/// What is known of the candidates that take no part in a selection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Others {
+    /// Whether one of them is ready. None of them has hints.
+    pub(crate) has_ready: bool,
+    /// Whether one of them is ready on this node.
+    pub(crate) has_local_ready: bool,
 }
 
 /// The result of a selection: the sets, with a membership for each candidate in the order of the candidates.
@@ -95,13 +106,13 @@ impl Selection {
 
 /// Selects from the candidates of one port and family.
 pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
-    let &Criteria { internal, external, is_external, node } = criteria;
+    let &Criteria { internal, external, is_external, node, others } = criteria;
     let local = |it: &Endpoint| is_local(it, node);
     let topology = Topology::of(candidates, node);
     let could_serve = |it: &Endpoint| it.conditions.ready || is_serving_terminating(it);
     Selection {
-        cluster: with_fallback(candidates, |it| topology.accepts(it, node), |_| true),
-        local: with_fallback(candidates, local, local),
+        cluster: with_fallback(candidates, others.has_ready, |it| topology.accepts(it, node), |_| true),
+        local: with_fallback(candidates, others.has_local_ready, local, local),
         topology,
         has_any_endpoint: candidates.iter().any(|it| could_serve(it.endpoint)),
         internal,
@@ -110,10 +121,11 @@ pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> S
     }
 }
 
-/// The set of the ready candidates that `ready` accepts; if there are none, of the serving terminating ones that
-/// `terminating` accepts (KEP-1669).
+/// The set of the ready candidates that `ready` accepts; if there are none, here or elsewhere, of the serving terminating ones
+/// that `terminating` accepts (KEP-1669).
 fn with_fallback(
     candidates: &[Candidate<'_>],
+    is_ready_elsewhere: bool,
     ready: impl Fn(&Endpoint) -> bool,
     terminating: impl Fn(&Endpoint) -> bool,
 ) -> Vec<Membership> {
@@ -124,7 +136,7 @@ fn with_fallback(
         _ => Membership::NotReady,
     };
     let mut set: Vec<_> = candidates.iter().map(membership).collect();
-    if !set.contains(&Membership::Ready) {
+    if !is_ready_elsewhere && !set.contains(&Membership::Ready) {
         for (membership, candidate) in set.iter_mut().zip(candidates) {
             if *membership == Membership::Terminating {
                 let is_accepted = terminating(candidate.endpoint);

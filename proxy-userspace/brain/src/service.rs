@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use model::{
-    Family, Protocol, Timestamp,
+    Family, PerFamily, Protocol, Timestamp,
     cluster::{EndpointSlice, Service},
     conflicts::{FrontendKey, remove_conflicting},
     state::{self, PortTarget, ServiceState},
@@ -14,7 +14,7 @@ use crate::{
     candidates::{Candidate, candidates, is_serving},
     endpoints::{SelectedPort, assemble},
     frontends::{frontends, has_family},
-    select::{Criteria, Selection, select},
+    select::{Criteria, Others, Selection, select},
 };
 
 /// The state of one Service on one node, from its slices; none if it is not served.
@@ -26,16 +26,18 @@ pub fn service_state<'a>(
     node: NodeView<'_>,
     options: &Options,
 ) -> Option<ServiceState> {
-    resolved_state(service, slices, node, options, None)
+    resolved_state(service, slices, node, options, None, PerFamily::default())
 }
 
-/// The state of a Service without the frontends that another Service owns.
+/// The state of a Service without the frontends that another Service owns. `others` are the endpoints that are in none of the
+/// slices.
 pub(crate) fn resolved_state<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: NodeView<'_>,
     options: &Options,
     conflicting: Option<&BTreeSet<FrontendKey>>,
+    others: PerFamily<Others>,
 ) -> Option<ServiceState> {
     let mut state = frontends(service, options)?;
     if let Some(conflicting) = conflicting {
@@ -51,7 +53,7 @@ pub(crate) fn resolved_state<'a>(
         let Ok(index) = u16::try_from(index) else { break };
         for family in Family::ALL.into_iter().filter(|it| has_family(service, *it)) {
             let position = usize::from(index);
-            let (candidates, selection) = select_for(service, &state, &slices, position, family, node);
+            let (candidates, selection) = select_for(service, &state, &slices, position, *others.of(family), (family, node));
             *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
             for (candidate, number) in candidates.iter().zip(0..) {
                 let scopes = selection.scopes(number);
@@ -85,8 +87,8 @@ pub(crate) fn select_for<'a>(
     state: &state::Service,
     slices: &[&'a EndpointSlice],
     port: usize,
-    family: Family,
-    node: NodeView<'_>,
+    others: Others,
+    (family, node): (Family, NodeView<'_>),
 ) -> (Vec<Candidate<'a>>, Selection) {
     let candidates = candidates(slices, &service.ports[port], family);
     let criteria = Criteria {
@@ -94,6 +96,7 @@ pub(crate) fn select_for<'a>(
         external: service.external_policy,
         is_external: state.is_external(&state.ports[port], family),
         node,
+        others,
     };
     let selection = select(&candidates, &criteria);
     (candidates, selection)

@@ -5,13 +5,13 @@
 
 use std::{
     cell::OnceCell,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
 };
 
 use model::{
-    Family, ServiceName,
+    Family, PerFamily, ServiceName,
     cluster::{self, ClusterState, Endpoint, EndpointSlice},
     conflicts::{FrontendKey, FrontendOwners},
     state::{self, Memo, ServiceState, TrafficPolicy},
@@ -19,6 +19,7 @@ use model::{
 
 use crate::{
     NodeView, Options,
+    affected::{Affected, Replaced},
     service::{resolved_state, trigger_time},
 };
 
@@ -29,8 +30,8 @@ pub(crate) struct ServiceView<'a> {
     slices: Vec<&'a EndpointSlice>,
     conflicting: Option<&'a BTreeSet<FrontendKey>>,
     options: &'a Options,
-    /// The nodes that an endpoint refers to.
-    nodes: BTreeSet<&'a str>,
+    /// The nodes that an endpoint refers to, once they are collected.
+    nodes: Option<HashSet<&'a str>>,
     /// The zones of the hints.
     zones: BTreeSet<&'a str>,
     endpoints_by_node: OnceCell<Option<EndpointsByNode<'a>>>,
@@ -58,16 +59,33 @@ impl<'a> ServiceView<'a> {
             Some(_) => cluster.slices_of(name).map(Arc::as_ref).collect(),
             None => Vec::new(),
         };
-        let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
-        let nodes = endpoints().flat_map(referenced_nodes).collect();
-        let zones = endpoints().flat_map(|it| &it.zone_hints).map(AsRef::as_ref).collect();
+        let endpoints = slices.iter().flat_map(|it| &it.endpoints);
+        let zones = endpoints.flat_map(|it| &it.zone_hints).map(AsRef::as_ref).collect();
         let conflicting = owners.conflicting(name);
-        Self { service, slices, conflicting, options, nodes, zones, endpoints_by_node: OnceCell::new() }
+        Self { service, slices, conflicting, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
+    }
+
+    /// Collects the nodes that an endpoint refers to, for the localities of many nodes.
+    pub(crate) fn for_many_nodes(mut self) -> Self {
+        self.nodes = Some(self.referenced_nodes().collect());
+        self
+    }
+
+    fn referenced_nodes(&self) -> impl Iterator<Item = &'a str> + use<'a, '_> {
+        self.slices.iter().flat_map(|it| &it.endpoints).flat_map(referenced_nodes)
+    }
+
+    /// A node, if an endpoint refers to it.
+    fn referenced(&self, node: &str) -> Option<&'a str> {
+        match &self.nodes {
+            Some(nodes) => nodes.get(node).copied(),
+            None => self.referenced_nodes().find(|it| *it == node),
+        }
     }
 
     /// The locality of a node.
     pub(crate) fn locality(&self, node: &str, zone: Option<&str>) -> Locality<'a> {
-        Locality { node: self.nodes.get(node).copied(), ..self.zone_locality(zone) }
+        Locality { node: self.referenced(node), ..self.zone_locality(zone) }
     }
 
     /// The locality of the nodes in `zone` that no endpoint refers to.
@@ -77,16 +95,40 @@ impl<'a> ServiceView<'a> {
 
     /// The state at a locality; none if the Service is not served.
     pub(crate) fn state(&self, locality: Locality<'_>) -> Option<ServiceState> {
-        let unknown_node;
-        let name = match locality.node {
-            Some(name) => name,
-            None => {
-                unknown_node = self.unknown_node();
-                &unknown_node
-            }
-        };
-        let node = NodeView { name, zone: locality.zone };
-        resolved_state(self.service?, self.slices.iter().copied(), node, self.options, self.conflicting)
+        self.at(locality, |node| {
+            let slices = self.slices.iter().copied();
+            resolved_state(self.service?, slices, node, self.options, self.conflicting, PerFamily::default())
+        })
+    }
+
+    /// The endpoints that a change of some slices can affect, if the others can be left as they are.
+    pub(crate) fn affected(&'a self, replaced: &'a Replaced) -> Option<Affected<'a>> {
+        Affected::find(&self.slices, replaced)
+    }
+
+    /// The state at a locality, given the state there before the change of some endpoints; `None` if all must be derived again.
+    pub(crate) fn changed_state(
+        &self,
+        locality: Locality<'_>,
+        affected: &Affected<'_>,
+        before: &ServiceState,
+        similar: Option<&ServiceState>,
+    ) -> Option<ServiceState> {
+        let service = self.service?;
+        self.at(locality, |node| {
+            affected.state(service, node, before, similar, |slices, others| {
+                resolved_state(service, slices, node, self.options, self.conflicting, others)
+            })
+        })
+    }
+
+    /// Derives something at a node of a locality.
+    fn at<T>(&self, locality: Locality<'_>, derive: impl FnOnce(NodeView<'_>) -> T) -> T {
+        let zone = locality.zone;
+        match locality.node {
+            Some(name) => derive(NodeView { name, zone }),
+            None => derive(NodeView { name: &self.unknown_node(), zone }),
+        }
     }
 
     /// The state at a locality, given the state of the nodes in the same zone that no endpoint refers to: the same
@@ -153,7 +195,7 @@ impl<'a> ServiceView<'a> {
     /// A name that no endpoint refers to.
     fn unknown_node(&self) -> String {
         let mut name = String::new();
-        while self.nodes.contains(name.as_str()) {
+        while self.referenced(&name).is_some() {
             name.push('?');
         }
         name

@@ -11,7 +11,7 @@ use model::{cluster::ClusterState, state::NodeState};
 
 use crate::{
     invariants,
-    random_cluster::{Change, NODES, change, change_of},
+    random_cluster::{Change, NODES, change, change_of, with_other_endpoints},
     wire,
 };
 
@@ -31,7 +31,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     brain.start_serving("n1");
     let mut served = BTreeSet::from(["n1"]);
     while !u.is_empty() {
-        match u.int_in_range(0..=15)? {
+        match u.int_in_range(0..=23)? {
             kind @ 0..=11 => apply(&mut brain, change_of(kind, u)?),
             12 => {
                 let node = *u.choose(&NODES)?;
@@ -51,7 +51,19 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
                 }
                 brain.replace_cluster(Arc::new(cluster));
             }
-            _ => recompute(&mut brain, &served, &options),
+            15 => recompute(&mut brain, &served, &options),
+            // Endpoints alone, as they change most often, and of a state that is up to date.
+            _ => {
+                recompute(&mut brain, &served, &options);
+                for _ in 0..u.int_in_range(1..=2)? {
+                    let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
+                    if !slices.is_empty() {
+                        let slice = with_other_endpoints(u.choose(&slices)?, u)?;
+                        brain.set_slice(slice);
+                    }
+                }
+                recompute(&mut brain, &served, &options);
+            }
         }
     }
     recompute(&mut brain, &served, &options);

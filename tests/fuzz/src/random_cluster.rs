@@ -220,16 +220,7 @@ pub fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
     }
     let mut endpoints = Vec::new();
     for _ in 0..u.int_in_range(0..=4)? {
-        let [ready, serving, terminating] = [u.ratio(2, 3)?, u.ratio(2, 3)?, u.ratio(1, 3)?];
-        endpoints.push(Endpoint {
-            address: address(u, family)?,
-            conditions: Conditions { ready, serving, terminating },
-            node: if u.ratio(3, 4)? { Some(Arc::from(*u.choose(&NODES)?)) } else { None },
-            pod: if u.ratio(3, 4)? { Some(format!("p{}", u.int_in_range(0..=3)?).into()) } else { None },
-            hostname: if u.ratio(1, 8)? { "host".to_owned() } else { String::new() },
-            node_hints: names(u, &NODES)?,
-            zone_hints: names(u, &ZONES)?,
-        });
+        endpoints.push(endpoint(u, family)?);
     }
     Ok(EndpointSlice {
         name: slice_name(u)?,
@@ -240,6 +231,41 @@ pub fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
         endpoints,
         trigger_time: time(u)?,
     })
+}
+
+fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
+    let [ready, serving, terminating] = [u.ratio(2, 3)?, u.ratio(2, 3)?, u.ratio(1, 3)?];
+    Ok(Endpoint {
+        address: address(u, family)?,
+        conditions: Conditions { ready, serving, terminating },
+        node: if u.ratio(3, 4)? { Some(Arc::from(*u.choose(&NODES)?)) } else { None },
+        pod: if u.ratio(3, 4)? { Some(format!("p{}", u.int_in_range(0..=3)?).into()) } else { None },
+        hostname: if u.ratio(1, 8)? { "host".to_owned() } else { String::new() },
+        node_hints: names(u, &NODES)?,
+        zone_hints: names(u, &ZONES)?,
+    })
+}
+
+/// The slice after up to two endpoints have come, gone or changed; often none of it has hints.
+///
+/// # Errors
+///
+/// If the bytes do not suffice.
+pub(crate) fn with_other_endpoints(slice: &EndpointSlice, u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
+    let mut slice = slice.clone();
+    for _ in 0..u.int_in_range(0..=2)? {
+        let at = u.int_in_range(0..=slice.endpoints.len())?;
+        let new = if u.ratio(2, 3)? { Some(endpoint(u, slice.family)?) } else { None };
+        slice.endpoints.splice(at..slice.endpoints.len().min(at + 1), new);
+    }
+    if u.ratio(3, 4)? {
+        for it in &mut slice.endpoints {
+            it.node_hints.clear();
+            it.zone_hints.clear();
+            it.conditions.terminating &= !it.conditions.ready;
+        }
+    }
+    Ok(slice)
 }
 
 fn node(u: &mut Unstructured<'_>) -> Result<Node> {

@@ -1,5 +1,6 @@
 //! How a Service becomes the state of a node.
 
+mod affected;
 mod conflicts;
 mod explain;
 mod incremental;

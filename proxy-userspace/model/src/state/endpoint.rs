@@ -48,6 +48,14 @@ impl Endpoint {
             Family::V6 => self.v6.map(IpAddr::V6),
         }
     }
+
+    /// Its target for traffic of `scope` to the port at position `port` of its Service in one family.
+    pub fn target(&self, port: usize, family: Family, scope: Scope) -> Option<SocketAddr> {
+        let address = self.address(family)?;
+        let target = self.ports.binary_search_by_key(&port, |it| it.index.into()).ok()?;
+        let target = self.ports.get(target)?;
+        target.scopes.contains(scope).then(|| SocketAddr::new(address, target.port.get()))
+    }
 }
 
 /// The identity of an endpoint within its Service.

@@ -18,7 +18,8 @@ pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs, Services};
 pub use pod::{Pod, Pods, SocketLb};
 pub use service::{
-    ClientIpAffinity, Service, ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    ClientIpAffinity, EndpointDiff, Service, ServiceKind, ServicePort, ServiceState, TargetDiff, TargetPort,
+    TrafficPolicy,
 };
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Services, as one node serves them.
 
 use std::{
+    cmp::Ordering,
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -89,15 +91,64 @@ impl ServiceState {
         }
     }
 
+    /// The endpoints that differ from those `before`; what both states share costs next to nothing.
+    pub fn endpoint_diff<'a>(&'a self, before: &'a Self) -> EndpointDiff<'a> {
+        let mut diff = EndpointDiff::default();
+        let (mut old, mut new) = (before.endpoints.iter().peekable(), self.endpoints.iter().peekable());
+        loop {
+            let order = match (old.peek(), new.peek()) {
+                (None, None) => return diff,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(a), Some(b)) if Arc::ptr_eq(a, b) => {
+                    old.next();
+                    new.next();
+                    continue;
+                }
+                (Some(a), Some(b)) => a.key.cmp(&b.key),
+            };
+            let removed = if order.is_le() { old.next() } else { None };
+            let added = if order.is_ge() { new.next() } else { None };
+            if removed != added {
+                diff.removed.extend(removed.map(AsRef::as_ref));
+                diff.added.extend(added.map(AsRef::as_ref));
+            }
+        }
+    }
+
     /// The targets for traffic of `scope` to `service.ports[port]` in one family, in the order of the endpoints.
     pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
-        self.endpoints.iter().filter_map(move |endpoint| {
-            let address = endpoint.address(family)?;
-            let target = endpoint.ports.binary_search_by_key(&port, |it| it.index.into()).ok()?;
-            let target = endpoint.ports.get(target)?;
-            target.scopes.contains(scope).then(|| SocketAddr::new(address, target.port.get()))
-        })
+        self.endpoints.iter().filter_map(move |it| it.target(port, family, scope))
     }
+}
+
+/// The difference between the endpoints of two states of a Service; one that has changed is in both lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointDiff<'a> {
+    /// What was there.
+    pub removed: Vec<&'a Endpoint>,
+    /// What is there.
+    pub added: Vec<&'a Endpoint>,
+}
+
+impl EndpointDiff<'_> {
+    /// How it changes the targets of a port, as [`ServiceState::targets`] has them.
+    pub fn targets(&self, port: usize, family: Family, scope: Scope) -> TargetDiff {
+        let of = |endpoints: &[&Endpoint]| -> BTreeSet<_> {
+            endpoints.iter().filter_map(|it| it.target(port, family, scope)).collect()
+        };
+        let (before, now) = (of(&self.removed), of(&self.added));
+        TargetDiff { removed: &before - &now, added: &now - &before }
+    }
+}
+
+/// The difference between the targets of a port in two states.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetDiff {
+    /// Targets of endpoints that are gone or have changed; another endpoint may have the same target.
+    pub removed: BTreeSet<SocketAddr>,
+    /// Targets of endpoints that are new or have changed.
+    pub added: BTreeSet<SocketAddr>,
 }
 
 /// A Service without its endpoints.

@@ -1,0 +1,198 @@
+//! A Service of which some endpoints have changed: only those that the change can affect are derived again.
+//!
+//! Invariant: the result equals that of the whole derivation; where that is not sure, there is none.
+//! The copies of an address and the addresses of a pod depend on each other, so they are derived together. The others keep
+//! their results while one of them is ready, and there are no hints.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use model::{
+    Family, PerFamily,
+    cluster::{Endpoint, EndpointSlice, Service, SliceName, SlicePort},
+    state::{self, EndpointKey, Memo, PortTarget, ServiceState, TrafficPolicy},
+};
+
+use crate::{NodeView, candidates::is_local, select::Others, service::trigger_time};
+
+/// Beyond so many addresses, and one of so many, all endpoints are derived again.
+const MAX_ADDRESSES: usize = 4;
+const MAX_SHARE: usize = 8;
+
+/// The slices of a Service that have changed since it was derived, as they were then.
+pub(crate) type Replaced = BTreeMap<SliceName, Arc<EndpointSlice>>;
+
+/// The endpoints of a Service that a change can affect.
+#[derive(Debug)]
+pub(crate) struct Affected<'a> {
+    /// All slices, as they are now.
+    slices: &'a [&'a EndpointSlice],
+    /// Those with affected endpoints, without the others.
+    now: Vec<EndpointSlice>,
+    /// Their addresses, before and now.
+    addresses: BTreeSet<IpAddr>,
+    /// Their pods, before and now.
+    pods: BTreeSet<&'a str>,
+}
+
+impl<'a> Affected<'a> {
+    /// Compares slices with what they were.
+    pub(crate) fn find(slices: &'a [&'a EndpointSlice], replaced: &'a Replaced) -> Option<Self> {
+        let mut changed = BTreeSet::new();
+        for (name, old) in replaced {
+            let now = slices.iter().find(|it| it.name == *name)?;
+            if (now.headless, now.family, &now.ports) != (old.headless, old.family, &old.ports) {
+                return None;
+            }
+            let [old, now]: [BTreeSet<_>; 2] = [old, *now].map(|it| it.endpoints.iter().collect());
+            changed.extend(old.symmetric_difference(&now).copied());
+        }
+        let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
+        let max = MAX_ADDRESSES.max(endpoints().count() / MAX_SHARE);
+        let mut addresses: BTreeSet<_> = changed.iter().map(|it| it.address).collect();
+        let mut pods: BTreeSet<_> = changed.iter().filter_map(|it| it.pod.as_deref()).collect();
+        loop {
+            if addresses.len() > max {
+                return None;
+            }
+            let before = (addresses.len(), pods.len());
+            for it in endpoints() {
+                let pod = it.pod.as_deref();
+                if addresses.contains(&it.address) || pod.is_some_and(|it| pods.contains(it)) {
+                    addresses.insert(it.address);
+                    pods.extend(pod);
+                }
+            }
+            if before == (addresses.len(), pods.len()) {
+                break;
+            }
+        }
+        let is_affected = |it: &&Endpoint| addresses.contains(&it.address);
+        let now = slices.iter().map(|slice| EndpointSlice {
+            headless: slice.headless,
+            ports: slice.ports.clone(),
+            endpoints: slice.endpoints.iter().filter(is_affected).cloned().collect(),
+            ..EndpointSlice::new(slice.name.clone(), slice.service.clone(), slice.family)
+        });
+        let now = now.filter(|it| !it.endpoints.is_empty()).collect();
+        let found = Self { slices, now, addresses, pods };
+        (changed.iter().all(|it| is_plain(it)) && found.are_others_independent()).then_some(found)
+    }
+
+    /// Their addresses, before and now.
+    #[cfg(test)]
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
+        self.addresses.iter()
+    }
+
+    /// The endpoints that the change does not affect, of the slices that are served.
+    fn others(&self) -> impl Iterator<Item = (Family, &Endpoint)> {
+        let served = self.slices.iter().filter(|it| !it.headless);
+        let endpoints = served.flat_map(|slice| slice.endpoints.iter().map(|it| (slice.family, it)));
+        endpoints.filter(|(_, it)| !self.addresses.contains(&it.address))
+    }
+
+    /// Whether the results of the others do not depend on the affected ones.
+    fn are_others_independent(&self) -> bool {
+        let mut ports: PerFamily<Option<&[SlicePort]>> = PerFamily::default();
+        for slice in self.slices.iter().filter(|it| !it.headless) {
+            let of_family = ports.of_mut(slice.family).get_or_insert(&slice.ports);
+            if *of_family != slice.ports || !slice.endpoints.iter().all(is_plain) {
+                return false;
+            }
+        }
+        // The order of the ports is that of the slice, and each slice has all of them.
+        let mut families = Family::ALL.into_iter().filter(|it| ports.of(*it).is_some());
+        families.all(|family| self.others().any(|(of, it)| of == family && it.conditions.ready))
+    }
+
+    /// What the results of the affected ones need to know of the others at a node; `None` if the results of the others depend on
+    /// the affected ones there.
+    fn others_at(&self, service: &Service, node: NodeView<'_>) -> Option<PerFamily<Others>> {
+        let mut all = PerFamily::default();
+        for family in Family::ALL {
+            *all.of_mut(family) = Others { has_ready: true, has_local_ready: false };
+        }
+        if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
+            for family in Family::ALL {
+                let local = || self.others().filter(|(of, it)| *of == family && is_local(it, node));
+                let has_ready = local().any(|(_, it)| it.conditions.ready);
+                if !has_ready && local().next().is_some() {
+                    return None;
+                }
+                all.of_mut(family).has_local_ready = has_ready;
+            }
+        }
+        Some(all)
+    }
+
+    /// The state of the Service at a node, from the state there `before` and that of the affected endpoints now, which `derive`
+    /// makes. What is equal in `similar` is shared with it.
+    pub(crate) fn state(
+        &self,
+        service: &Service,
+        node: NodeView<'_>,
+        before: &ServiceState,
+        similar: Option<&ServiceState>,
+        derive: impl FnOnce(&[EndpointSlice], PerFamily<Others>) -> Option<ServiceState>,
+    ) -> Option<ServiceState> {
+        let part = derive(&self.now, self.others_at(service, node)?)?;
+        let mut endpoints = before.endpoints.clone();
+        // Those without the name of a pod are the last ones.
+        let unnamed = endpoints.partition_point(|it| matches!(it.key, EndpointKey::Pod(_)));
+        let is_other = |it: &Arc<state::Endpoint>| {
+            Family::ALL.iter().filter_map(|family| it.address(*family)).all(|it| !self.addresses.contains(&it))
+        };
+        let others: Vec<_> = endpoints.drain(unnamed..).filter(is_other).collect();
+        endpoints.extend(others);
+        let named = |endpoints: &[Arc<state::Endpoint>], pod: &str| {
+            endpoints.binary_search_by(|it| match &it.key {
+                EndpointKey::Pod(name) => name.as_str().cmp(pod),
+                EndpointKey::Anonymous(_) => Ordering::Greater,
+            })
+        };
+        for pod in &self.pods {
+            if let Ok(at) = named(&endpoints, pod) {
+                endpoints.remove(at);
+            }
+        }
+        for it in part.endpoints {
+            let find = |endpoints: &[Arc<state::Endpoint>]| endpoints.binary_search_by(|other| other.key.cmp(&it.key));
+            let equal = similar.into_iter().chain([before]).find_map(|state| {
+                state.endpoints.get(find(&state.endpoints).ok()?).filter(|other| **other == it)
+            });
+            let at = find(&endpoints).unwrap_or_else(|at| at);
+            endpoints.insert(at, equal.cloned().unwrap_or(it));
+        }
+        Some(ServiceState {
+            service: Arc::clone(&before.service),
+            endpoints,
+            other_serving: self.targets(&before.other_serving, &part.other_serving),
+            not_serving: self.targets(&before.not_serving, &part.not_serving),
+            trigger_time: trigger_time(self.slices),
+            memo: Memo::default(),
+        })
+    }
+
+    /// The targets of the others before, and those of the affected ones now.
+    fn targets(&self, before: &Arc<[PortTarget]>, now: &[PortTarget]) -> Arc<[PortTarget]> {
+        let is_affected = |it: &PortTarget| self.addresses.contains(&it.target.ip());
+        if now.is_empty() && !before.iter().any(is_affected) {
+            return Arc::clone(before);
+        }
+        let mut all: Vec<_> = before.iter().filter(|it| !is_affected(it)).chain(now).copied().collect();
+        all.sort_unstable();
+        all.into()
+    }
+}
+
+/// Whether nothing but its own conditions and its node decide what an endpoint is used for, as long as others are ready.
+fn is_plain(it: &Endpoint) -> bool {
+    let has_hints = !it.node_hints.is_empty() || !it.zone_hints.is_empty();
+    // Another copy of its address may be preferred to one that is ready and terminating.
+    !has_hints && !(it.conditions.ready && it.conditions.terminating)
+}
