@@ -39,6 +39,13 @@ pub(super) struct Frontend {
     pub(super) options: FrontendOptions,
 }
 
+impl Frontend {
+    /// The traffic for which its backends are selected.
+    pub(super) fn scope(&self) -> Scope {
+        if self.options.is_external() { Scope::Cluster } else { Scope::Internal }
+    }
+}
+
 /// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServiceImage {
@@ -65,6 +72,8 @@ pub(super) struct SetImage {
     pub(super) has_members: bool,
     /// The backends, sorted, each once.
     pub(super) backends: Vec<SocketAddr>,
+    /// Whether no two endpoints have the same backend.
+    pub(super) is_unique: bool,
 }
 
 /// Compiles a Service: its cluster IPs with the endpoints for internal traffic; its node ports, external and load balancer
@@ -169,12 +178,14 @@ impl Compiler<'_> {
         let family = address.family();
         let mut backends = Vec::with_capacity(self.state.endpoints.len());
         backends.extend(self.state.targets(index, family, scope));
+        let targets = backends.len();
         backends.sort_unstable();
         backends.dedup();
+        let is_unique = backends.len() == targets;
         let affinity = service.affinity.map_or(0, |it| it.timeout_seconds.get());
         let has_members = protocol == Protocol::Udp || affinity != 0;
         let port_id = port_id(&service.name, &port.name, protocol);
-        let set = self.set(SetImage { port_id, family, has_members, backends });
+        let set = self.set(SetImage { port_id, family, has_members, backends, is_unique });
         let local_addresses_only =
             kind == FrontendKind::NodePort && service.external_policy == TrafficPolicy::Local;
         let balancing = &service.load_balancing;

@@ -105,16 +105,14 @@ impl Layout {
     pub(super) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
         let before = std::mem::replace(&mut self.state, state.clone());
         let mut affected = std::mem::take(&mut self.affected);
+        // Of those that are affected, nothing before counts.
         let (removed, mut changed): (Vec<_>, Vec<_>) = state
             .diff(&before)
-            .map(|(name, _, now)| (name, now))
-            .inspect(|(name, _)| {
-                affected.remove(*name);
-            })
-            .partition(|(_, now)| now.is_none());
+            .map(|(name, before, now)| (name, before.filter(|_| !affected.remove(name)), now))
+            .partition(|(.., now)| now.is_none());
         let affected = affected.iter().filter_map(|it| state.services.get(it));
-        changed.extend(affected.map(|it| (&it.service.name, Some(it))));
-        let new = changed.iter().filter(|(name, _)| !self.services.contains_key(*name)).filter_map(|it| it.1);
+        changed.extend(affected.map(|it| (&it.service.name, None, Some(it))));
+        let new = changed.iter().filter(|(name, ..)| !self.services.contains_key(*name)).filter_map(|it| it.2);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer = Writer {
             updates: MapUpdates::default(),
@@ -127,10 +125,19 @@ impl Layout {
         // and taken, in either order.
         let (mut given_up, mut taken) = (BTreeSet::new(), BTreeSet::new());
         let mut frontends = BTreeMap::new();
+        // Of the Services of which only endpoints differ.
+        let mut new_backends = HashMap::new();
         let names: BTreeSet<_> = removed.iter().chain(&changed).map(|it| it.0).collect();
         let services = names.len();
         // Removed Services come first, so that their ids can be reused.
-        for (name, now) in removed.into_iter().chain(changed) {
+        for (name, before, now) in removed.into_iter().chain(changed) {
+            if let (Some(before), Some(now), Some(layout)) = (before, now, self.services.get_mut(name))
+                && before.service == now.service
+                && let Some(new) = writer.update_endpoints(layout, &now.endpoint_diff(before))
+            {
+                new_backends.insert(name, new);
+                continue;
+            }
             let mut image = now.map(|it| compile(it, &self.host_addresses)).unwrap_or_default();
             set_or_remove(&mut self.rejected, name, std::mem::take(&mut image.rejected));
             set_or_remove(&mut self.left_to_host, name, std::mem::take(&mut image.left_to_host));
@@ -156,13 +163,19 @@ impl Layout {
                 .iter()
                 .filter(|(name, it)| !names.contains(name) && moved.concern(it, node_addresses))
         });
-        let services_now = names.iter().filter_map(|it| self.services.get(*it));
-        for service in services_now.chain(others.into_iter().flatten().map(|(_, it)| it)) {
+        let services_now = names.iter().filter_map(|it| self.services.get_key_value(*it));
+        for (name, service) in services_now.chain(others.into_iter().flatten()) {
+            let new_backends = new_backends.get(name).filter(|_| moved.is_empty());
             frontends.extend(service.frontends.iter().map(|it| {
                 let health = self.passive_health.as_ref().map(|options| policy(options, it.health));
                 let is_entry_point =
-                    |backend| self.entry_points.contain(backend, it.address.protocol, node_addresses);
-                (it.address, row(service, it, health.unwrap_or_default(), writer.counters, is_entry_point))
+                    |backend: SocketAddr| self.entry_points.contain(backend, it.address.protocol, node_addresses);
+                let was_left = || self.frontends.get(&it.address).is_some_and(|it| it.options.is_to_packets());
+                let is_translated_again = match new_backends {
+                    Some(new) if !was_left() => new.iter().copied().any(is_entry_point),
+                    _ => service.backends(it).any(is_entry_point),
+                };
+                (it.address, row(service, it, health.unwrap_or_default(), writer.counters, is_translated_again))
             }));
         }
         for (address, row) in frontends {
@@ -320,10 +333,9 @@ fn row(
     frontend: &Frontend,
     health: HealthPolicy,
     counters: &CounterAllocator,
-    is_entry_point: impl Fn(SocketAddr) -> bool,
+    is_translated_again: bool,
 ) -> Option<Row> {
     let set = owner.sets.get(frontend.set)?;
-    let is_translated_again = set.slots.iter().any(|it| is_entry_point(it.backend));
     let options = frontend.options;
     Some(Row {
         set: set.id,

@@ -5,7 +5,10 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use datapath::FrontendAddress;
-use model::{Family, state::PerFamily};
+use model::{
+    Family,
+    state::{EndpointDiff, PerFamily, TargetDiff},
+};
 use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
 
 use super::{
@@ -62,8 +65,10 @@ impl Writer<'_> {
                 port_id: image.port_id,
                 family: image.family,
                 has_members: image.has_members,
+                is_unique: image.is_unique,
                 slots: Vec::new(),
             });
+            set.is_unique = image.is_unique;
             self.update_set(&mut set, &image.backends);
             set
         });
@@ -71,27 +76,51 @@ impl Writer<'_> {
         ServiceLayout { sets: sets.collect(), frontends: image.frontends, packets_only }
     }
 
-    /// Replaces the backends of a set by these, which are sorted: a backend that stays keeps its slot, a new one takes the
-    /// slot of a removed one, and the last ones fill the remaining gaps.
+    /// Replaces the endpoints of a Service that differ, and nothing else, and returns its new backends; `None` if its sets do
+    /// not tell how, and then they are unchanged.
+    pub(super) fn update_endpoints(
+        &mut self,
+        service: &mut ServiceLayout,
+        diff: &EndpointDiff<'_>,
+    ) -> Option<Vec<SocketAddr>> {
+        let changes: Option<Vec<_>> = (0..service.sets.len()).map(|it| service.set_change(it, diff)).collect();
+        let mut new = Vec::new();
+        for (set, TargetDiff { removed, added }) in service.sets.iter_mut().zip(changes?) {
+            self.change_set(set, |it| removed.contains(it), added.iter().copied());
+            new.extend(added);
+        }
+        Some(new)
+    }
+
+    /// Replaces the backends of a set by these, which are sorted.
     fn update_set(&mut self, set: &mut Set, backends: &[SocketAddr]) {
         let mut old: Vec<_> = set.slots.iter().map(|it| it.backend).collect();
         old.sort_unstable();
-        let mut new = backends.iter().filter(|it| old.binary_search(it).is_err());
-        let is_removed = |it: &Slot| backends.binary_search(&it.backend).is_err();
-        let mut slots = Vec::with_capacity(backends.len().max(set.slots.len()));
-        slots.extend_from_slice(&set.slots);
+        let new = backends.iter().copied().filter(|it| old.binary_search(it).is_err());
+        self.change_set(set, |it| backends.binary_search(it).is_err(), new);
+    }
+
+    /// Replaces backends of a set: one that stays keeps its slot, a new one takes the slot of a removed one, and the last ones
+    /// fill the remaining gaps.
+    fn change_set(
+        &mut self,
+        set: &mut Set,
+        is_removed: impl Fn(&SocketAddr) -> bool,
+        mut new: impl Iterator<Item = SocketAddr>,
+    ) {
+        let mut slots = set.slots.clone();
         let mut gaps = Vec::new();
-        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(it)) {
+        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(&it.backend)) {
             self.remove(set, *it);
             match new.next() {
-                Some(next) => *it = self.add(set, *next),
+                Some(next) => *it = self.add(set, next),
                 None => gaps.push(position),
             }
         }
         for position in gaps.into_iter().rev() {
             slots.swap_remove(position);
         }
-        slots.extend(new.map(|it| self.add(set, *it)));
+        slots.extend(new.map(|it| self.add(set, it)));
         if !set.range.fits(count_of(&slots)) {
             self.release(set);
             set.range = self.ranges.of_mut(set.family).allocate(count_of(&slots));
@@ -173,6 +202,24 @@ impl ServiceLayout {
         let external = self.frontends.iter().filter(|it| it.options.is_external());
         external.map(|it| it.address).chain(self.packets_only.iter().copied())
     }
+
+    /// The backends of a frontend.
+    pub(super) fn backends(&self, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
+        self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(|it| it.backend)
+    }
+
+    /// How the difference of endpoints changes a set; `None` if more than the difference decides that.
+    fn set_change(&self, set: usize, diff: &EndpointDiff<'_>) -> Option<TargetDiff> {
+        let Set { is_unique, family, slots, .. } = self.sets.get(set)?;
+        let change = |it: &Frontend| diff.targets(it.port, *family, it.scope());
+        let mut changes = self.frontends.iter().filter(|it| it.set == set).map(change);
+        let first = changes.next()?;
+        // Frontends whose backends differ cannot share the set any more. A backend that is there has two endpoints now.
+        let is_decided = *is_unique
+            && changes.all(|it| it == first)
+            && (first.added.is_empty() || !slots.iter().any(|it| first.added.contains(&it.backend)));
+        is_decided.then_some(first)
+    }
 }
 
 /// A backend set in the tables.
@@ -185,6 +232,8 @@ pub(super) struct Set {
     pub(super) family: Family,
     /// Whether its backends are in the members table.
     pub(super) has_members: bool,
+    /// Whether no two endpoints of its Service have the same backend.
+    is_unique: bool,
     pub(super) slots: Vec<Slot>,
 }
 
