@@ -59,6 +59,10 @@ pub(super) struct PortImage {
     pub(super) frontends: Vec<Frontend>,
     /// Its endpoint sets, each sorted; of equal ones only the first, unless there is session affinity.
     pub(super) sets: Vec<(Scope, Vec<SocketAddr>)>,
+    /// The set of each scope: one of `sets`, or none if it has no endpoint.
+    pub(super) scopes: Vec<(Scope, Option<Scope>)>,
+    /// Whether no two endpoints have the same address and port in a set.
+    pub(super) is_unique: bool,
     /// The timeout of session affinity in seconds; 0 without affinity.
     pub(super) affinity: u32,
     /// Endpoints that keep existing flows but get no new ones.
@@ -218,6 +222,8 @@ impl Port<'_> {
             identity: at_cluster_ip,
             frontends: Vec::new(),
             sets: Vec::new(),
+            scopes: Vec::new(),
+            is_unique: true,
             affinity: affinity.map_or(0, |it| it.timeout_seconds.get().min(MAX_AFFINITY_SECONDS)),
             unselected: self.own(&self.state.other_serving),
             not_serving: self.own(&self.state.not_serving),
@@ -225,6 +231,8 @@ impl Port<'_> {
         // The common case first; equal sets are stored once.
         let mut way = |scope, compiled: &mut PortImage| {
             let (way, excess) = self.way(scope, compiled);
+            let set = if let Action::To(it) = way { Some(it) } else { None };
+            compiled.scopes.push((scope, set));
             if excess > 0 {
                 let reason = format!(
                     "{} too many for session affinity; the others serve",
@@ -320,8 +328,10 @@ impl Port<'_> {
     /// Where traffic of a scope goes, and how many endpoints exceed the maximum; the others are used.
     fn way(self, scope: Scope, compiled: &mut PortImage) -> (Action, usize) {
         let mut set: Vec<_> = self.state.targets(self.index, self.family, scope).collect();
+        let targets = set.len();
         set.sort_unstable();
         set.dedup();
+        compiled.is_unique &= set.len() == targets;
         if set.is_empty() {
             return (
                 if *self.port.has_any_endpoint.of(self.family) { Action::Drop } else { Action::Refuse },

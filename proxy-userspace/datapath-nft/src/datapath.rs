@@ -525,11 +525,13 @@ impl Datapath {
     fn record_flow_rules(&mut self, update: &Update) {
         // A cleanup lists all flows of the host, so unchanged ports are skipped; but rules that exist already must be updated.
         let is_fresh = self.flow_rules.is_empty();
-        let is_affected = |port: &&PortImage, Changed { before, after }: &Changed| {
+        let keeps_flows = |port: &PortImage, Changed { before, after }: &Changed| {
             let same = |it: &&PortImage| it.identity == port.identity;
             let [before, after] = [before, after].map(|image| image.ports.iter().find(same));
-            let keeps_flows = before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before));
-            port.identity.protocol != Protocol::Tcp && !(is_fresh && keeps_flows)
+            before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before))
+        };
+        let is_affected = |port: &&PortImage, changed: &Changed| {
+            port.identity.protocol != Protocol::Tcp && !(is_fresh && keeps_flows(port, changed))
         };
         // An address that moves from one Service to another is withdrawn first.
         for changed in &update.services {

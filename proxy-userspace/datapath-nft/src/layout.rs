@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use model::{Family, Rejected, ServiceName, state::NodeState, state::Scope};
+use model::{
+    Family, Rejected, ServiceName,
+    state::{NodeState, Scope, ServiceState, TargetDiff},
+};
 
 use crate::{
     affinity,
@@ -107,23 +110,33 @@ impl Layout {
         let before = std::mem::replace(&mut self.state, state.clone());
         let reconsidered = std::mem::take(&mut self.reconsidered);
         let mut changed: Vec<_> = if self.node == node {
-            state.diff(&before).map(|(name, _, now)| (name, now)).collect()
+            state.diff(&before).collect()
         } else {
             // Which sources may come depends on it: all Services are looked at again.
             self.node = node.to_vec();
             let gone = before.services.keys().filter(|it| !state.services.contains_key(it));
-            gone.map(|it| (it, None))
-                .chain(state.services.iter().map(|(name, it)| (name, Some(it))))
+            gone.map(|it| (it, None, None))
+                .chain(state.services.iter().map(|(name, it)| (name, None, Some(it))))
                 .collect()
         };
         if !reconsidered.is_empty() {
-            let is_new: HashSet<_> = changed.iter().map(|(name, _)| *name).collect();
+            let is_new: HashSet<_> = changed.iter().map(|(name, ..)| *name).collect();
             let others = reconsidered.iter().filter(|it| !is_new.contains(it));
-            changed.extend(others.filter_map(|it| Some((it, Some(state.services.get(it)?)))));
+            changed.extend(others.filter_map(|it| Some((it, None, Some(state.services.get(it)?)))));
         }
         let (mut update, none) = (Update::default(), BTreeSet::new());
-        for (name, now) in changed {
+        for (name, before, now) in changed {
             let old = self.services.remove(name).unwrap_or_default();
+            let is_avoided = reconsidered.contains(name) || self.avoided.contains_key(name);
+            if let (Some(before), Some(now), false) = (before, now, is_avoided)
+                && before.service == now.service
+                && let Some(new) = old.with_endpoints(before, now)
+            {
+                self.replace(&old, &new, &mut update.changes);
+                update.services.push(Changed { before: old.image, after: new.image.clone() });
+                self.services.insert(name.clone(), new);
+                continue;
+            }
             let mut image = now
                 .map(|it| compile(it, &self.node, self.avoided.get(name).unwrap_or(&none)))
                 .unwrap_or_default();
@@ -186,12 +199,15 @@ impl Layout {
         for (element, value) in acquired.into_iter().flatten() {
             changes.add(element, value);
         }
-        let own = Changes::between(&before.elements(&self.source_lists), &after.elements(&self.source_lists));
-        for (element, value) in own.delete {
-            changes.delete(element, value);
-        }
-        for (element, value) in own.add {
-            changes.add(element, value);
+        let lists = &self.source_lists;
+        let mut own = vec![Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists))];
+        own.push(match before.has_same_keys(after) {
+            true => before.slot_changes(after),
+            false => Changes::between(&before.endpoint_elements(), &after.endpoint_elements()),
+        });
+        for Changes { delete, add } in own {
+            delete.into_iter().for_each(|(element, value)| changes.delete(element, value));
+            add.into_iter().for_each(|(element, value)| changes.add(element, value));
         }
         let released: Vec<_> = before.source_lists().iter().map(|it| self.source_lists.release(it)).collect();
         for (element, value) in released.into_iter().flatten() {
@@ -219,7 +235,8 @@ impl Layout {
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
         let mut elements: Elements =
-            self.services.values().flat_map(|it| it.elements(&self.source_lists)).collect();
+            self.services.values().flat_map(|it| it.endpoint_elements()).collect();
+        elements.extend(self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)));
         elements.extend(self.source_lists.elements());
         elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
         elements
@@ -286,28 +303,104 @@ impl PlacedService {
         frontends.filter_map(|it| it.sources.clone()).collect()
     }
 
-    /// The elements that belong to this Service alone.
-    fn elements(&self, lists: &SourceLists) -> Elements {
-        let mut elements = Elements::new();
-        for (port, slots) in self.image.ports.iter().zip(&self.slots) {
+    /// The Service with the endpoints of another state, of which nothing else differs; `None` if more than the difference decides
+    /// what it becomes.
+    fn with_endpoints(&self, before: &ServiceState, now: &ServiceState) -> Option<Self> {
+        let lists = |it: &ServiceState| (Arc::clone(&it.other_serving), Arc::clone(&it.not_serving));
+        if !self.numbers.is_empty() || lists(before) != lists(now) {
+            return None;
+        }
+        let diff = now.endpoint_diff(before);
+        if diff.removed.iter().chain(&diff.added).any(|it| it.local) {
+            return None;
+        }
+        let (mut image, mut slots) = (self.image.clone(), self.slots.clone());
+        for (port, slots) in image.ports.iter_mut().zip(&mut slots) {
             let family = port.identity.family();
-            let numbers = self.numbers.get(&port.identity);
-            let members = numbers.map(Numbers::members).unwrap_or_default();
-            for frontend in &port.frontends {
-                let (key, by) = (key(frontend), by(frontend));
-                for ((scope, _), slots) in port.sets.iter().zip(slots) {
-                    if ![frontend.internal, frontend.external].contains(&Action::To(*scope)) {
-                        continue;
-                    }
-                    for (slot, endpoint) in (0..).zip(slots) {
-                        let key = key.clone().number(slot_word(set_number(*scope), slot));
-                        let (map, value) = match members.get(endpoint) {
-                            Some(number) => (by.affinity_endpoints(), Bytes::new().number(*number)),
-                            None => (by.endpoints(), Bytes::endpoint(*endpoint)),
-                        };
-                        elements.insert(Element::new(family, map, key), Value::Data(value));
+            let change = |(scope, set): &(Scope, Option<Scope>)| (*set, diff.targets(port.index, family, *scope));
+            let changes: Vec<_> = port.scopes.iter().map(change).collect();
+            let change_of = |set| changes.iter().find(|(it, _)| *it == Some(set)).map(|(_, change)| change);
+            // Scopes whose endpoints differ cannot share a set any more, and one without endpoints would get a set.
+            let is_decided = |(set, change): &(Option<Scope>, TargetDiff)| match set {
+                Some(set) => change_of(*set) == Some(change),
+                None => *change == TargetDiff::default(),
+            };
+            if !port.is_unique || !changes.iter().all(is_decided) {
+                return None;
+            }
+            for ((scope, set), slots) in port.sets.iter_mut().zip(slots) {
+                change_set(set, slots, change_of(*scope)?)?;
+            }
+            // Equal sets are stored once.
+            let sets = || port.sets.iter().map(|(_, set)| set);
+            let is_known = |(n, set): (usize, &Vec<SocketAddr>)| sets().take(n).any(|it| it == set);
+            let max = Selector::max_count(port.affinity);
+            if sets().enumerate().any(is_known) || sets().any(|it| it.is_empty() || it.len() > max) {
+                return None;
+            }
+        }
+        Some(Self { image, slots, numbers: HashMap::new() })
+    }
+
+    /// Whether the same elements lead to the endpoints of another Service, apart from the numbers of their slots.
+    fn has_same_keys(&self, other: &Self) -> bool {
+        let scopes = |it: &PortImage| it.sets.iter().map(|(scope, _)| *scope).collect::<Vec<_>>();
+        let mut ports = self.image.ports.iter().zip(&other.image.ports);
+        self.numbers.is_empty()
+            && other.numbers.is_empty()
+            && self.image.ports.len() == other.image.ports.len()
+            && ports.all(|(a, b)| {
+                (a.identity, &a.frontends, scopes(a)) == (b.identity, &b.frontends, scopes(b))
+            })
+    }
+
+    /// The difference between endpoints whose elements have the same keys.
+    fn slot_changes(&self, after: &Self) -> Changes {
+        let mut changes = Changes::default();
+        for (port, (before, after)) in self.image.ports.iter().zip(self.slots.iter().zip(&after.slots)) {
+            for (set, (before, after)) in before.iter().zip(after).enumerate() {
+                let differ = (0..before.len().max(after.len())).filter(|it| before.get(*it) != after.get(*it));
+                for slot in differ {
+                    for (key, map) in port.endpoint_keys(set, slot, false) {
+                        let element = Element::new(port.identity.family(), map, key);
+                        let value = |it: &SocketAddr| Value::Data(Bytes::endpoint(*it));
+                        changes.delete.extend(before.get(slot).map(|it| (element.clone(), value(it))));
+                        changes.add.extend(after.get(slot).map(|it| (element, value(it))));
                     }
                 }
+            }
+        }
+        changes
+    }
+
+    /// The elements that lead to its endpoints.
+    fn endpoint_elements(&self) -> Elements {
+        let mut elements = Elements::new();
+        for (port, slots) in self.image.ports.iter().zip(&self.slots) {
+            let numbers = self.numbers.get(&port.identity);
+            let members = numbers.map(Numbers::members).unwrap_or_default();
+            for (set, slots) in slots.iter().enumerate() {
+                for (slot, endpoint) in slots.iter().enumerate() {
+                    let number = members.get(endpoint);
+                    let value = number.map_or_else(|| Bytes::endpoint(*endpoint), |it| Bytes::new().number(*it));
+                    for (key, map) in port.endpoint_keys(set, slot, number.is_some()) {
+                        let element = Element::new(port.identity.family(), map, key);
+                        elements.insert(element, Value::Data(value.clone()));
+                    }
+                }
+            }
+        }
+        elements
+    }
+
+    /// The elements that belong to this Service alone, and do not lead to its endpoints.
+    fn frontend_elements(&self, lists: &SourceLists) -> Elements {
+        let mut elements = Elements::new();
+        for port in &self.image.ports {
+            let family = port.identity.family();
+            let numbers = self.numbers.get(&port.identity);
+            for frontend in &port.frontends {
+                let (key, by) = (key(frontend), by(frontend));
                 let word = |way| match way {
                     Action::To(scope) => port.selector(scope, frontend).word(),
                     Action::Refuse => REFUSE,
@@ -333,7 +426,7 @@ impl PlacedService {
                 let key = Element::new(family, Map::AffinitySeconds, Bytes::new().number(it.service_port));
                 let seconds = Bytes::new().number(seconds_word(port.affinity));
                 elements.insert(key, Value::Data(seconds));
-                elements.extend(port.members(&members));
+                elements.extend(port.members(&it.members()));
             }
         }
         elements
@@ -367,6 +460,20 @@ impl PlacedService {
 }
 
 impl PortImage {
+    /// The keys and maps of the elements that lead to a slot of the set at a position, which has a number with session affinity.
+    fn endpoint_keys(&self, set: usize, slot: usize, has_number: bool) -> impl Iterator<Item = (Bytes, Map)> {
+        let scope = self.sets.get(set).map(|(scope, _)| *scope);
+        let uses = move |frontend: &&Frontend| {
+            scope.is_some_and(|it| [frontend.internal, frontend.external].contains(&Action::To(it)))
+        };
+        self.frontends.iter().filter(uses).filter_map(move |it| {
+            let by = by(it);
+            let word = slot_word(set_number(scope?), u32::try_from(slot).ok()?);
+            let map = if has_number { by.affinity_endpoints() } else { by.endpoints() };
+            Some((key(it).number(word), map))
+        })
+    }
+
     /// The endpoints that session affinity may keep, in the sets that its frontends use.
     fn members(&self, numbers: &HashMap<SocketAddr, u32>) -> Vec<(Element, Value)> {
         let mut members = Vec::new();
@@ -390,6 +497,28 @@ impl PortImage {
         let count = u32::try_from(set).unwrap_or(u32::MAX);
         Selector { by: by(frontend), set: set_number(scope), count, affinity: self.affinity }
     }
+}
+
+/// Changes a sorted set and its slots by a difference; `None` if it does not fit.
+fn change_set(set: &mut Vec<SocketAddr>, slots: &mut Slots, change: &TargetDiff) -> Option<()> {
+    for it in &change.removed {
+        set.remove(set.binary_search(it).ok()?);
+    }
+    for it in &change.added {
+        set.insert(set.binary_search(it).err()?, *it);
+    }
+    let removed = slots.iter().enumerate().filter(|(_, it)| change.removed.contains(it));
+    let mut free: Vec<_> = removed.map(|(slot, _)| slot).collect();
+    for it in &change.added {
+        match free.pop() {
+            Some(slot) => slots[slot] = *it,
+            None => slots.push(*it),
+        }
+    }
+    for slot in free.into_iter().rev() {
+        slots.swap_remove(slot);
+    }
+    Some(())
 }
 
 /// An endpoint that stays keeps its slot; a new one, or one beyond the new end, gets a free one.

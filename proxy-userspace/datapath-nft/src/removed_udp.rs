@@ -235,6 +235,8 @@ mod tests {
             identity: FrontendAddress { address, protocol },
             frontends: Vec::new(),
             sets: vec![(Scope::Cluster, endpoints.iter().map(|it| endpoint(*it)).collect())],
+            scopes: vec![(Scope::Cluster, Some(Scope::Cluster))],
+            is_unique: true,
             affinity: 0,
             unselected: Vec::new(),
             not_serving: Vec::new(),
