@@ -51,6 +51,8 @@ pub(crate) async fn serve(
     let listener = TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;
+        // As Go's servers do: an event must not wait until the one before is acknowledged.
+        stream.set_nodelay(true)?;
         let (shared, identity) = (Arc::clone(&shared), identity.clone());
         tokio::spawn(async move {
             // Clients may close their connections at any time.

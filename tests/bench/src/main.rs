@@ -21,6 +21,7 @@ mod proxy_command;
 mod proxy_figures;
 mod record;
 mod report;
+mod scale;
 mod subject;
 
 use std::process::ExitCode;

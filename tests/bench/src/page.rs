@@ -93,7 +93,7 @@ impl Page {
             y_unit: Unit::Percent,
             lines: vec![line(it, eject::WITHOUT, 2, |it| it), line(it, eject::WITH, 0, |it| it)],
         })?;
-        for subject in ["apply", "balance", "file", "fleet", "kube"] {
+        for subject in ["apply", "balance", "file", "fleet", "kube", "scale"] {
             let text =
                 records.newest(subject).map_or_else(|| not_recorded(subject), |it| rows(it) + &origin(it));
             page.blocks.insert(subject, text);

@@ -375,12 +375,13 @@ fn endpoints(services: u32) -> u32 {
     ENDPOINTS[usize::from(services > 10_000)]
 }
 
-fn is_served(address: SocketAddr) -> bool {
+/// Whether an address accepts a connection.
+pub(crate) fn is_served(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok_and(|it| reset_on_close(&it).is_ok())
 }
 
 /// The endpoint that a connect reaches: the address at which it is accepted.
-fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv4Addr> {
+pub(crate) fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv4Addr> {
     while listener.accept().is_ok() {}
     let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).ok()?;
     reset_on_close(&stream).ok()?;

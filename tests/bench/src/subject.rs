@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::{apply, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies};
+use crate::{apply, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Subject {
@@ -29,6 +29,9 @@ pub(crate) enum Subject {
     /// This proxy beside kube-proxy and KPNG, if their binaries are given: time and CPU of a change, start, memory, connects, at
     /// 100 to 50,000 Services (as root)
     Proxies(proxies::ProxiesArguments),
+    /// A change while 50 pods per second are replaced, in clusters of up to a million endpoints: time until a connect sees it, CPU
+    /// and memory (as root)
+    Scale(scale::ScaleArguments),
 }
 
 /// The name of a subject alone.
@@ -62,6 +65,7 @@ impl Subject {
             Self::Kube => kube::bench(),
             Self::Nft => nft::bench(),
             Self::Proxies(it) => proxies::bench(&it),
+            Self::Scale(it) => scale::bench(&it),
         }
     }
 }

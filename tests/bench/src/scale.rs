@@ -1,0 +1,269 @@
+//! `cargo xtask bench scale`: a change of one endpoint, as a client sees it, while a large cluster replaces 50 pods per second.
+//! Invariant: the Service that changes is none of those that are churned; what it waits for is their cost.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
+    str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use api_server::{ApiServer, Settings, WatchList};
+use build_tools::{build, command::status};
+use clap::Args;
+use fastrand::Rng;
+use serde_json::Value;
+use tests::{
+    Agent, MemoryCgroup, Sandbox, TestNode,
+    agent::{AgentCommand, VERBOSE},
+    test_node::NODE,
+};
+
+use crate::{
+    figures::Figures,
+    kube::{cpu_seconds, resident_mb},
+    objects::{self, TARGET_PORT},
+    proxies::{is_served, reached},
+};
+
+/// Services, and endpoints of each.
+const SIZES: [Size; 4] = [Size(10_000, 10), Size(10_000, 100), Size(50_000, 5), Size(1, 10_000)];
+/// The most endpoints of a slice, as the controller of Kubernetes makes them.
+const SLICE: u32 = 100;
+const PODS_PER_SECOND: u32 = 50;
+const CHANGES: usize = 200;
+const CHANGE_INTERVAL: Duration = Duration::from_millis(97);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A proxy goes on loading after it has begun to serve: it is idle when it uses at most this part of a processor for this
+/// long.
+const IDLE_SHARE: f64 = 0.05;
+const IDLE_TIME: Duration = Duration::from_secs(2);
+/// The Service that changes has one endpoint, at one of these.
+const CHANGING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 244, 1, 1), Ipv4Addr::new(10, 244, 1, 2)];
+
+/// What `bench scale` measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ScaleArguments {
+    /// Sizes of the cluster: Services, and endpoints of each
+    #[arg(long, value_name = "SERVICESxENDPOINTS", value_delimiter = ',', default_values_t = SIZES)]
+    sizes: Vec<Size>,
+    /// Measure only with this value of `--packets`
+    #[arg(long, value_name = "off|nft")]
+    packets: Option<String>,
+}
+
+/// Services, and endpoints of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size(u32, u32);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.0, self.1)
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = || {
+            let (services, endpoints) = text.split_once('x')?;
+            Some(Self(services.parse().ok()?, endpoints.parse().ok()?))
+        };
+        let is_possible = |it: &Self| {
+            (1..=50_000).contains(&it.0) && it.1 > 0 && it.0.saturating_mul(it.1) <= 7_500_000
+        };
+        numbers().filter(is_possible).ok_or_else(|| "write 10000x10; at most 50,000 Services and 7.5 million endpoints".into())
+    }
+}
+
+/// What a case costs at most.
+#[derive(Clone, Copy, Debug)]
+struct Goals {
+    p99_ms: f64,
+    cpu_percent: f64,
+    resident_mb: f64,
+    peak_mb: f64,
+}
+
+fn goals(size: Size) -> Goals {
+    let (resident_mb, peak_mb) = match size {
+        Size(10_000, 10) => (150.0, 180.0),
+        Size(10_000, 100) => (500.0, 500.0),
+        Size(50_000, 5) => (450.0, 450.0),
+        _ => (100.0, 120.0),
+    };
+    Goals { p99_ms: 5.0, cpu_percent: 10.0, resident_mb, peak_mb }
+}
+
+/// Measures the figures.
+pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
+    let binary = build::build(true)?;
+    let mut report = Figures::new("SERVICES x ENDPOINTS");
+    for &size in &arguments.sizes {
+        for packets in ["off", "nft"] {
+            if arguments.packets.as_deref().is_none_or(|it| it == packets) {
+                status("Measuring", &format!("{size}, --packets {packets}"));
+                measure(&binary, size, packets, &mut report)?;
+            }
+        }
+    }
+    Ok(report.method(
+        "One endpoint of one Service changes 10 times per second, and a client connects until it reaches the new one, while 50 of the \
+         other endpoints per second are replaced. The API server is a part of the benchmark, on the same machine.",
+    ))
+}
+
+fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Result<()> {
+    let node = TestNode::enter(Sandbox::new("bench-scale")?)?;
+    let sandbox = node.sandbox();
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
+    listener.set_nonblocking(true)?;
+    let cluster = Cluster::start(size)?;
+    let memory = MemoryCgroup::new(sandbox).ok();
+
+    let changing: SocketAddr = (objects::cluster_ip(0), 80).into();
+    let begin = Instant::now();
+    let mut command = AgentCommand::new(binary, &["run".as_ref(), "--source=kube".as_ref()])
+        .arg(format!("--kube-api-server={}", cluster.server.url()))
+        .arg(format!("--packets={packets}"))
+        .env(VERBOSE, "0")
+        .node(NODE)
+        .kernel(sandbox);
+    if let Some(memory) = &memory {
+        command = command.memory_cgroup(memory);
+    }
+    let mut agent = command.start(sandbox)?;
+    agent.wait_until(START_TIMEOUT, || is_served(changing))?;
+    let start = begin.elapsed();
+    settle(&agent)?;
+    let start_cpu = cpu_seconds(&agent)?;
+
+    let (cpu, began) = (cpu_seconds(&agent)?, Instant::now());
+    let mut times = cluster.churn(|| {
+        (0..CHANGES).map(|n| {
+            let changed = Instant::now();
+            let expected = cluster.set_changing(n);
+            while reached(&listener, changing) != Some(expected) {
+                if changed.elapsed() > CHANGE_TIMEOUT {
+                    bail!("a change is not served after {CHANGE_TIMEOUT:?}\n{}", agent.log());
+                }
+                thread::sleep(POLL_INTERVAL);
+            }
+            let took = changed.elapsed();
+            thread::sleep(CHANGE_INTERVAL.saturating_sub(took));
+            Ok(took.as_secs_f64() * 1e3)
+        }).collect::<Result<Vec<_>>>()
+    })?;
+    let cpu_percent = (cpu_seconds(&agent)? - cpu) / began.elapsed().as_secs_f64() * 100.0;
+    times.sort_unstable_by(f64::total_cmp);
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+
+    let goals = goals(size);
+    report.figure(&format!("{size}, --packets {packets}: a connect sees a change, median"), at(50), "ms", 1);
+    report.row("  99th percentile", goals.p99_ms, at(99), "ms", 1);
+    report.row("  50 pods per second, of one core", goals.cpu_percent, cpu_percent, "%", 1);
+    report.row("  resident", goals.resident_mb, resident_mb(&agent)?, "MB", 0);
+    report.row("  at most", goals.peak_mb, agent.memory_kb("VmHWM")? as f64 / 1024.0, "MB", 0);
+    if let Some(peak) = memory.as_ref().and_then(|it| it.peak().ok()) {
+        report.figure("  of its cgroup at most, the kernel's included", peak as f64 / f64::from(1 << 20), "MB", 0);
+    }
+    report.figure("  from exec until the Service is served", start.as_secs_f64(), "s", 1);
+    report.row("  CPU of the start", 10.0, start_cpu, "s", 1);
+    agent.terminate()?;
+    Ok(())
+}
+
+/// Waits until the proxy is idle.
+fn settle(agent: &Agent) -> Result<()> {
+    let (begin, mut before) = (Instant::now(), cpu_seconds(agent)?);
+    loop {
+        thread::sleep(IDLE_TIME);
+        let now = cpu_seconds(agent)?;
+        if now - before < IDLE_SHARE * IDLE_TIME.as_secs_f64() {
+            return Ok(());
+        }
+        if begin.elapsed() > START_TIMEOUT {
+            bail!("the proxy is not idle after {START_TIMEOUT:?}\n{}", agent.log());
+        }
+        before = now;
+    }
+}
+
+/// An API server with a cluster of a size.
+#[derive(Debug)]
+struct Cluster {
+    size: Size,
+    server: ApiServer,
+}
+
+impl Cluster {
+    fn start(size: Size) -> Result<Self> {
+        let server = ApiServer::start(Settings {
+            watch_list: WatchList::Supported,
+            bookmark_interval: Duration::from_secs(60),
+            ..Settings::default()
+        })?;
+        let cluster = Self { size, server };
+        for n in 0..=size.0 {
+            cluster.server.set(objects::service(n));
+        }
+        cluster.set_changing(1);
+        for service in 1..=size.0 {
+            for part in 0..size.1.div_ceil(SLICE) {
+                cluster.server.set(cluster.slice(service, part, None));
+            }
+        }
+        Ok(cluster)
+    }
+
+    /// Sets the only endpoint of the Service that changes.
+    fn set_changing(&self, n: usize) -> Ipv4Addr {
+        let address = CHANGING[n % CHANGING.len()];
+        let endpoint = objects::endpoint(0, n as u32, &address.to_string(), 2);
+        self.server.set(objects::slice(0, vec![endpoint]));
+        address
+    }
+
+    /// A part of the endpoints of a Service; of a replaced one the edition is in its name and its address.
+    fn slice(&self, service: u32, part: u32, replaced: Option<(u32, u32)>) -> Value {
+        let first = part * SLICE;
+        let endpoint = |n: u32| {
+            let edition = replaced.filter(|(number, _)| *number == n).map_or(0, |(_, edition)| edition);
+            // Those of other editions are beyond all others.
+            let id = if edition > 0 { 8_000_000 - edition } else { (service - 1) * self.size.1 + n };
+            let name = if edition > 0 { self.size.1 + edition } else { n };
+            objects::endpoint(service, name, &objects::address(id).to_string(), n % 1_000)
+        };
+        let endpoints = (first..self.size.1.min(first + SLICE)).map(endpoint).collect();
+        objects::slice_of(service, part, endpoints)
+    }
+
+    /// Replaces endpoints while `work` is done.
+    fn churn<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let churning = scope.spawn(|| {
+                let (mut rng, begin) = (Rng::with_seed(1), Instant::now());
+                for edition in 1.. {
+                    thread::sleep((begin + Duration::from_secs(1) * edition / PODS_PER_SECOND).saturating_duration_since(Instant::now()));
+                    if is_done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let (service, endpoint) = (rng.u32(1..=self.size.0), rng.u32(0..self.size.1));
+                    self.server.set(self.slice(service, endpoint / SLICE, Some((endpoint, edition))));
+                }
+            });
+            let result = work();
+            is_done.store(true, Ordering::Relaxed);
+            churning.join().ok().context("the thread that replaces endpoints panicked")?;
+            result
+        })
+    }
+}
