@@ -30,12 +30,12 @@ pub(crate) fn endpoint(n: u8) -> Endpoint {
     Endpoint {
         v4: Some([10, 1, 0, n].into()),
         local: true,
-        ports: vec![EndpointPort {
+        ports: [EndpointPort {
             index: 0,
             port: HTTP,
             scopes: Scopes { internal: true, ..Scopes::default() },
-        }],
-        ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
+        }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("p{n}").into()))
     }
 }
 

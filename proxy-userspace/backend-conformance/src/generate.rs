@@ -40,12 +40,12 @@ fn named(
     };
     let endpoints = (0..endpoints).map(|it| Endpoint {
         v4: Some(address(it).into()),
-        ports: vec![EndpointPort {
+        ports: [EndpointPort {
             index: 0,
             port,
             scopes: Scopes { internal: true, external: true, cluster: true },
-        }],
-        ..Endpoint::new(EndpointKey::Pod(format!("p{it:03}")))
+        }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("p{it:03}").into()))
     });
     Arc::new(ServiceState::new(service, endpoints))
 }

@@ -151,7 +151,7 @@ impl<'a> Affected<'a> {
         endpoints.extend(others);
         let named = |endpoints: &[Arc<state::Endpoint>], pod: &str| {
             endpoints.binary_search_by(|it| match &it.key {
-                EndpointKey::Pod(name) => name.as_str().cmp(pod),
+                EndpointKey::Pod(name) => (**name).cmp(pod),
                 EndpointKey::Anonymous(_) => Ordering::Greater,
             })
         };
@@ -160,7 +160,10 @@ impl<'a> Affected<'a> {
                 endpoints.remove(at);
             }
         }
-        for it in part.endpoints {
+        for mut it in part.endpoints {
+            if let Some(other) = before.endpoints.first().filter(|other| other.ports == it.ports) {
+                Arc::make_mut(&mut it).ports = Arc::clone(&other.ports);
+            }
             let find = |endpoints: &[Arc<state::Endpoint>]| endpoints.binary_search_by(|other| other.key.cmp(&it.key));
             let equal = similar.into_iter().chain([before]).find_map(|state| {
                 state.endpoints.get(find(&state.endpoints).ok()?).filter(|other| **other == it)

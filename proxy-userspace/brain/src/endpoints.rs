@@ -7,6 +7,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
 };
 
 use model::state::{Endpoint, EndpointKey, EndpointPort, Scopes};
@@ -28,7 +29,7 @@ pub(crate) struct SelectedPort<'a> {
 /// What the addresses of one endpoint have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Identity<'a> {
-    pod: Option<&'a str>,
+    pod: Option<&'a Arc<str>>,
     local: bool,
     serving_terminating: bool,
     hostname: &'a str,
@@ -39,7 +40,7 @@ impl<'a> SelectedPort<'a> {
         let endpoint = candidate.endpoint;
         Self {
             identity: Identity {
-                pod: endpoint.pod.as_deref(),
+                pod: endpoint.pod.as_ref(),
                 local: is_local(endpoint, node),
                 // An endpoint that is not ready is selected only if it is serving and terminating.
                 serving_terminating: !endpoint.conditions.ready,
@@ -61,10 +62,15 @@ pub(crate) fn assemble(mut selected: Vec<SelectedPort<'_>>) -> Vec<Endpoint> {
         for it in dual_stack(group) {
             // A key names one endpoint: a pod's further endpoints go without its name.
             let key = match identity.pod {
-                Some(pod) if named_pods.insert(pod) => EndpointKey::Pod(pod.to_owned()),
+                Some(pod) if named_pods.insert(pod) => EndpointKey::Pod(Arc::clone(pod)),
                 _ => it.anonymous_key(),
             };
             let DualStack { v4, v6, ports } = it;
+            // Most endpoints have the same, and a Service can have thousands.
+            let ports = match endpoints.last() {
+                Some(Endpoint { ports: same, .. }) if **same == *ports => Arc::clone(same),
+                _ => ports.into(),
+            };
             endpoints.push(Endpoint {
                 key,
                 hostname: identity.hostname.to_owned(),
@@ -98,7 +104,7 @@ impl DualStack {
         for port in &self.ports {
             let _ = write!(text, "{}:{} ", port.index, port.port);
         }
-        EndpointKey::Anonymous(format!("@{:x}", XxHash64::oneshot(0, text.as_bytes())))
+        EndpointKey::Anonymous(format!("@{:x}", XxHash64::oneshot(0, text.as_bytes())).into())
     }
 }
 
@@ -134,7 +140,5 @@ fn one_target_each(selected: &[SelectedPort<'_>]) -> Vec<Vec<EndpointPort>> {
             None => lists.push(vec![port]),
         }
     }
-    // Endpoints are kept for long, and there are many.
-    lists.iter_mut().for_each(Vec::shrink_to_fit);
     lists
 }

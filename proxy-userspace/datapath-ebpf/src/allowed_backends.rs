@@ -170,7 +170,7 @@ mod tests {
     fn a_flow_continues_if_only_the_policy_of_its_address_changes() {
         let before = state(&[1], &[]);
         let mut service = ServiceState::clone(before.services.iter().next().unwrap().1);
-        for port in &mut Arc::make_mut(&mut service.endpoints[0]).ports {
+        for port in Arc::make_mut(&mut Arc::make_mut(&mut service.endpoints[0]).ports) {
             port.scopes.internal = false;
         }
         let now = state_of([service]);

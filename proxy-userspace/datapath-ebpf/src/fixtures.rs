@@ -38,7 +38,7 @@ pub(super) fn endpoint(
         v4,
         v6,
         ports: ports.into_iter().collect(),
-        ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
+        ..Endpoint::new(EndpointKey::Pod(format!("p{n}").into()))
     }
 }
 

@@ -45,8 +45,8 @@ fn service(n: u32, endpoints: u32, affinity: u32) -> ServiceState {
     let endpoint = |it: u32| Endpoint {
         v4: Some(address(128, n * 100 + it)),
         local: it == 0,
-        ports: vec![EndpointPort { index: 0, port: port(8080), scopes }],
-        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}-{it}")))
+        ports: [EndpointPort { index: 0, port: port(8080), scopes }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}-{it}").into()))
     };
     ServiceState::new(service, (0..endpoints).map(endpoint))
 }

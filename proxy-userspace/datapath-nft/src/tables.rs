@@ -286,20 +286,17 @@ fn elements_with(
     let name = Attribute::text(SET_NAME, &set_name(map, list));
     let mut messages = Vec::new();
     let mut some = Vec::new();
-    let mut length = 0;
-    let mut flush = |some: &mut Vec<Attribute>| {
+    let mut flush = |some: &mut Vec<u8>| {
         if !some.is_empty() {
-            let some = Attribute::nested(ELEMENTS, std::mem::take(some));
+            let some = Attribute::encoded(ELEMENTS, std::mem::take(some));
             messages.push(message(command, flags, family, [name.clone(), some]));
         }
     };
     for it in elements {
-        length += it.length();
-        if length > MAX_LIST_SIZE {
-            length = it.length();
+        if some.len() + it.length() > MAX_LIST_SIZE {
             flush(&mut some);
         }
-        some.push(it);
+        it.append(&mut some);
     }
     flush(&mut some);
     messages

@@ -81,8 +81,8 @@ fn endpoints(service: Service, servers: &[&Server]) -> ServiceState {
     let scopes = Scopes { internal: true, external: true, cluster: true };
     let endpoints = servers.iter().enumerate().map(|(key, it)| Endpoint {
         v4: Some(Ipv4Addr::LOCALHOST),
-        ports: vec![EndpointPort { index: 0, port: NonZeroU16::new(it.address.port()).unwrap(), scopes }],
-        ..Endpoint::new(EndpointKey::Pod(format!("p{key}")))
+        ports: [EndpointPort { index: 0, port: NonZeroU16::new(it.address.port()).unwrap(), scopes }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("p{key}").into()))
     });
     ServiceState::new(service, endpoints)
 }

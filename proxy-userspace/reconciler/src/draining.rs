@@ -214,8 +214,8 @@ mod tests {
         let scopes = Scopes { internal: true, ..Scopes::default() };
         let endpoint = |n| Endpoint {
             v4: Some([10, 1, 0, n].into()),
-            ports: vec![EndpointPort { index: 0, port: number(8080), scopes }],
-            ..Endpoint::new(EndpointKey::Pod(format!("p{n}")))
+            ports: [EndpointPort { index: 0, port: number(8080), scopes }].into(),
+            ..Endpoint::new(EndpointKey::Pod(format!("p{n}").into()))
         };
         ServiceState::new(service, endpoints.map(endpoint))
     }

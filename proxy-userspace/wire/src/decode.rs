@@ -265,13 +265,13 @@ fn endpoint(
     let hostname = reader.name("endpoint.hostname", &message.hostname, NameForm::DnsLabel);
     let is_pod = message.pod_name == key && !key.is_empty();
     Some(Endpoint {
-        key: if is_pod { EndpointKey::Pod(key.to_owned()) } else { EndpointKey::Anonymous(key.to_owned()) },
+        key: if is_pod { EndpointKey::Pod(key.into()) } else { EndpointKey::Anonymous(key.into()) },
         hostname: hostname.unwrap_or_default().to_owned(),
         v4,
         v6,
         local: message.local,
         serving_terminating: message.serving_terminating,
-        ports,
+        ports: ports.into(),
     })
 }
 

@@ -54,7 +54,7 @@ pub fn service(service: &Service) -> localv1::Service {
 /// may use agree on it: backends that do not look at the ports of each endpoint need it.
 pub fn named_targets(state: &ServiceState) -> Vec<(usize, Option<NonZeroU16>)> {
     let number = |index: usize| {
-        let ports = state.endpoints.iter().flat_map(|it| &it.ports);
+        let ports = state.endpoints.iter().flat_map(|it| it.ports.iter());
         let mut numbers = ports.filter(|it| usize::from(it.index) == index).map(|it| it.port);
         let first = numbers.next()?;
         numbers.all(|it| it == first).then_some(first)
@@ -191,7 +191,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
         port_overrides: ports.collect(),
         scopes: Some(scopes(all)),
         pod_name: match &endpoint.key {
-            EndpointKey::Pod(name) => name.clone(),
+            EndpointKey::Pod(name) => name.to_string(),
             EndpointKey::Anonymous(_) => String::new(),
         },
     }

@@ -193,7 +193,10 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
                 .into_iter()
                 .map(|(index, port, scopes)| (index, EndpointPort { index, port, scopes }))
                 .collect();
-            let key = if pod { EndpointKey::Pod(key) } else { EndpointKey::Anonymous(format!("@{key}")) };
+            let key = match pod {
+                true => EndpointKey::Pod(key.into()),
+                false => EndpointKey::Anonymous(format!("@{key}").into()),
+            };
             Endpoint {
                 key,
                 hostname,
@@ -220,7 +223,7 @@ fn some_state() -> impl Strategy<Value = ServiceState> {
         let [other_serving, not_serving] =
             rest.0.map(|it| it.into_iter().filter(|it| usize::from(it.index) < count).collect());
         for endpoint in &mut endpoints {
-            endpoint.ports.retain(|it| usize::from(it.index) < count);
+            endpoint.ports = endpoint.ports.iter().filter(|it| usize::from(it.index) < count).copied().collect();
         }
         endpoints.retain(|it| !it.ports.is_empty());
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));

@@ -35,7 +35,7 @@ pub fn service_state(state: &ServiceState) {
         assert!(it.v4.is_some() || it.v6.is_some(), "{name} {key:?} has an address");
         assert!(!it.ports.is_empty(), "{name} {key:?} has a port");
         assert!(it.ports.is_sorted_by(|a, b| a.index < b.index), "the ports of {name} {key:?} are sorted");
-        for port in &it.ports {
+        for port in it.ports.iter() {
             assert!(!port.scopes.is_empty(), "each port of {name} {key:?} has a scope");
             assert!(
                 usize::from(port.index) < service.ports.len(),
@@ -74,7 +74,7 @@ fn selection(state: &ServiceState) {
         }
     }
     for it in state.endpoints.iter().filter(|it| !it.local) {
-        for port in &it.ports {
+        for port in it.ports.iter() {
             let is_internal_local = service.internal_policy == TrafficPolicy::Local && port.scopes.internal;
             let is_external_local = service.external_policy == TrafficPolicy::Local && port.scopes.external;
             assert!(

@@ -350,7 +350,7 @@ fn port(state: &AdminState, board: &Board, row: &Row, index: usize) -> PortView 
     let endpoints = targets.clone().take(MAX_ENDPOINTS).map(|(it, target)| EndpointView {
         endpoint: target.to_string(),
         pod: match &it.key {
-            EndpointKey::Pod(name) => Some(name.clone()),
+            EndpointKey::Pod(name) => Some(name.to_string()),
             EndpointKey::Anonymous(_) => None,
         },
         is_local: it.local,

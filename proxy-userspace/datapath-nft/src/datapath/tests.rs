@@ -89,8 +89,8 @@ fn dns(endpoints: impl Iterator<Item = u32>) -> NodeState {
     let scopes = Scopes { internal: true, external: true, cluster: true };
     let endpoints = endpoints.map(|n| Endpoint {
         v4: Some(Ipv4Addr::from(0x0af4_0000 + n)),
-        ports: vec![EndpointPort { index: 0, port, scopes }],
-        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}")))
+        ports: [EndpointPort { index: 0, port, scopes }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}").into()))
     });
     let mut state = NodeState::default();
     state.services.insert(ServiceState::new(service, endpoints));

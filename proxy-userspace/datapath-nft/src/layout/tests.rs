@@ -91,12 +91,12 @@ impl Made {
             Endpoint {
                 v4: Some(pod_ip(*pod)),
                 local,
-                ports: vec![EndpointPort {
+                ports: [EndpointPort {
                     index: 0,
                     port: number(5353),
                     scopes: Scopes { internal: true, external, cluster: true },
-                }],
-                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}")))
+                }].into(),
+                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}").into()))
             }
         });
         ServiceState::new(service, endpoints)

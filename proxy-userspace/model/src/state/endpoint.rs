@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use crate::Family;
@@ -23,8 +24,8 @@ pub struct Endpoint {
     /// Whether it is terminating and selected only because no endpoint is ready (KEP-1669): load balancers should send
     /// new traffic elsewhere.
     pub serving_terminating: bool,
-    /// The service ports that it serves, in ascending order of index.
-    pub ports: Vec<EndpointPort>,
+    /// The service ports that it serves, in ascending order of index; most endpoints share the list.
+    pub ports: Arc<[EndpointPort]>,
 }
 
 impl Endpoint {
@@ -37,7 +38,7 @@ impl Endpoint {
             v6: None,
             local: false,
             serving_terminating: false,
-            ports: Vec::new(),
+            ports: Arc::default(),
         }
     }
 
@@ -62,9 +63,9 @@ impl Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointKey {
     /// The name of its pod.
-    Pod(String),
+    Pod(Arc<str>),
     /// An endpoint without a pod: any stable, opaque id without a slash.
-    Anonymous(String),
+    Anonymous(Arc<str>),
 }
 
 /// One port of its Service that an endpoint serves.

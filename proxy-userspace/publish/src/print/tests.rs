@@ -39,12 +39,12 @@ fn published() -> Published {
     let endpoint = |last: u8, local| Endpoint {
         v4: Some([10, 1, 0, last].into()),
         local,
-        ports: vec![EndpointPort {
+        ports: [EndpointPort {
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: local, cluster: true },
-        }],
-        ..Endpoint::new(EndpointKey::Pod(format!("p{last}")))
+        }].into(),
+        ..Endpoint::new(EndpointKey::Pod(format!("p{last}").into()))
     };
     let endpoints = (1..6).map(|last| endpoint(last, last == 1));
     let services = [(name, Arc::new(ServiceState::new(service, endpoints)))].into_iter().collect();
@@ -108,7 +108,7 @@ fn changed() -> Published {
     let new = ServiceState { service: Arc::new(new), ..state.clone() };
     state.endpoints.remove(1);
     let mut endpoint = Endpoint::clone(&state.endpoints[0]);
-    endpoint.ports[0].scopes.external = false;
+    Arc::make_mut(&mut endpoint.ports)[0].scopes.external = false;
     endpoint.key = EndpointKey::Pod("p9".into());
     state.endpoints.push(Arc::new(endpoint.clone()));
     endpoint.key = EndpointKey::Pod("p1".into());

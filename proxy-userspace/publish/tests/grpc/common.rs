@@ -46,11 +46,11 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
     let endpoint = |(key, last): &(&str, u8)| Endpoint {
         v4: Some(Ipv4Addr::new(10, 1, 0, *last)),
         local: *last < 100,
-        ports: vec![EndpointPort {
+        ports: [EndpointPort {
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: true, cluster: true },
-        }],
+        }].into(),
         ..Endpoint::new(match key.strip_prefix('@') {
             Some(key) => EndpointKey::Anonymous(key.into()),
             None => EndpointKey::Pod((*key).into()),

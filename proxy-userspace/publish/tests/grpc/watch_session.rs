@@ -61,7 +61,7 @@ fn with_named_target(ports: &[u16]) -> NodeState {
     service.ports[0].target_port = TargetPort::Name("web".into());
     let endpoints = it.endpoints.iter().zip(ports).map(|(endpoint, port)| {
         let mut endpoint = (**endpoint).clone();
-        endpoint.ports[0].port = (*port).try_into().unwrap();
+        Arc::make_mut(&mut endpoint.ports)[0].port = (*port).try_into().unwrap();
         endpoint
     });
     state([(name, Arc::new(ServiceState::new(service, endpoints)))])

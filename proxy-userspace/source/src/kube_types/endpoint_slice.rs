@@ -12,6 +12,7 @@ use model::{
 use super::{
     MAX_PORTS,
     conversion::{Converted, names_of, timestamp, validator},
+    node_names,
     objects::{self, Metadata},
     validation::{Validator, quoted},
 };
@@ -148,11 +149,9 @@ fn endpoint(
             serving: conditions.and_then(|it| it.serving).unwrap_or(true),
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
-        node: validator.optional_name(
-            format_args!("endpoints[{index}].nodeName"),
-            node,
-            NameForm::DnsSubdomain,
-        ),
+        node: validator
+            .optional_name(format_args!("endpoints[{index}].nodeName"), node, NameForm::DnsSubdomain)
+            .map(node_names::shared),
         pod: validator.optional_name(
             format_args!("endpoints[{index}].targetRef.name"),
             pod,

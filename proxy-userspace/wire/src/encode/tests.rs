@@ -30,7 +30,7 @@ fn named_state(ports: &[(&str, TargetPort)], endpoints: &[&[(u16, u16)]]) -> Ser
             .iter()
             .map(|(index, port)| EndpointPort { index: *index, port: number(*port), scopes })
             .collect(),
-        ..Endpoint::new(EndpointKey::Pod(format!("pod-{key}")))
+        ..Endpoint::new(EndpointKey::Pod(format!("pod-{key}").into()))
     });
     ServiceState::new(service, endpoints.collect::<Vec<_>>())
 }
@@ -70,7 +70,8 @@ fn an_endpoint_has_the_scopes_that_any_of_its_ports_has() {
     let scopes = |[internal, external, cluster]: [bool; 3]| Scopes { internal, external, cluster };
     for (a, b) in [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)] {
         let own = Arc::make_mut(&mut state.endpoints[0]);
-        (own.ports[0].scopes, own.ports[1].scopes) = (scopes(one(a)), scopes(one(b)));
+        let ports = Arc::make_mut(&mut own.ports);
+        (ports[0].scopes, ports[1].scopes) = (scopes(one(a)), scopes(one(b)));
         let message = endpoint(&state.service, &state.endpoints[0]);
         let of = |it: localv1::EndpointScopes| [it.internal, it.external, it.cluster.unwrap()];
         assert_eq!(
