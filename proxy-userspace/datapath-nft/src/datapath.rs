@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 use datapath::{ApplyReport, AvoidedEndpoints, FrontendAddress, PacketAffinity};
 use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
-    ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
+    ChangeFlag, Message, MulticastListener, NFGENMSG, Netfilter,
     flow_cleanup::{FlowPass, FlowRules, delete_stale_flows},
 };
 use nix::sys::socket::SockProtocol;
@@ -32,7 +32,7 @@ use crate::{
     rules::TableConfig,
     schema::{Bytes, Map, number},
     snapshot::Snapshot,
-    tables::{FAMILIES, SUBSYSTEM, TABLE_NAME, delete_table},
+    tables::{FAMILIES, SUBSYSTEM, TABLE_NAME, delete_table, generation},
     trace,
     transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit},
     watch::Watch,
@@ -40,6 +40,8 @@ use crate::{
 
 /// `NFNLGRP_NFTABLES`, as a mask.
 const NFTABLES_GROUP: u32 = 1 << (7 - 1);
+/// From so many entries on, nothing listens while a transaction is written.
+const UNNOTICED: usize = 10_000;
 
 /// The options of the packet path.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +102,8 @@ pub struct Datapath {
     has_new_flow_rules: bool,
     on_flow_pass: FlowPassObserver,
     changed: Arc<ChangeFlag>,
-    _listener: MulticastListener,
+    /// What sets it; `None` while this process writes very much.
+    listener: Option<MulticastListener>,
 }
 
 /// What was applied, apart from the layout.
@@ -127,17 +130,7 @@ impl Datapath {
         let is_owner = can_own_tables(&mut netfilter);
         let changed = Arc::new(ChangeFlag::default());
         let port = netfilter.port();
-        let listener = MulticastListener::start(
-            SockProtocol::NetlinkNetFilter,
-            NFTABLES_GROUP,
-            Arc::clone(&changed),
-            move |header, payload| {
-                let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, TABLE_NAME));
-                header.message_type >> 8 == SUBSYSTEM
-                    && header.port_number != port
-                    && name.is_some_and(|it| netlink::text(it) == TABLE)
-            },
-        );
+        let listener = listen(&changed, port);
         let listener = listener.map_err(Error::Open)?;
         Ok(Self {
             node_name: options.node_name.clone(),
@@ -157,7 +150,7 @@ impl Datapath {
             has_new_flow_rules: false,
             on_flow_pass: options.on_flow_pass.clone(),
             changed,
-            _listener: listener,
+            listener: Some(listener),
         })
     }
 
@@ -428,7 +421,7 @@ impl Datapath {
             }
         }
         // Until the commit succeeds, the contents are unknown.
-        commit(&mut self.netfilter, messages)?;
+        self.commit_many(messages, entries)?;
         self.removed_udp.on_committed();
         self.applied = Some(desired);
         Ok(entries)
@@ -440,19 +433,13 @@ impl Datapath {
         existing: &BTreeMap<Family, Snapshot>,
         desired: AppliedConfig,
     ) -> Result<usize, Error> {
-        let mut tables = Vec::new();
         // The kernel refuses to add a hook in the transaction that adopts a table.
         let mut adoptions = Vec::new();
         let mut messages = Vec::new();
         let mut entries = 0;
         let mut all_replaced = true;
-        let mut rest = self.layout.elements();
-        for config_ in &desired.configs {
-            let family = config_.family;
-            let mut elements: Elements = rest.extract_if(.., |it, _| it.family == family).collect();
-            elements.extend(config_.elements());
-            elements.extend(desired.elements().into_iter().filter(|(it, _)| it.family == family));
-            let table = DesiredTable { config_: config_.clone(), is_owned: self.is_owner, elements };
+        for table in self.desired_tables(&desired) {
+            let family = table.config_.family;
             let existing = existing.get(&family).filter(|_| !self.must_replace);
             match existing.and_then(|it| table.difference(it)) {
                 None => {
@@ -467,15 +454,14 @@ impl Datapath {
                 }
             }
             messages.extend(self.removed_udp.messages(family, true));
-            tables.push(table);
         }
         self.must_replace = true;
         self.unsupported.clear();
         let adopted = commit(&mut self.netfilter, adoptions);
-        match adopted.and_then(|()| commit(&mut self.netfilter, messages)) {
+        match adopted.and_then(|()| self.commit_many(messages, entries)) {
             Ok(()) => self.removed_udp.on_committed(),
             Err(error) if all_replaced && error.is_feature_missing() => {
-                entries = self.write_one_by_one(&tables, error)?;
+                entries = self.write_one_by_one(&desired, error)?;
             }
             Err(error) => {
                 // A table that another process owns may well be as it should be.
@@ -492,10 +478,46 @@ impl Datapath {
         Ok(entries)
     }
 
+    /// The tables as they should be.
+    fn desired_tables(&self, desired: &AppliedConfig) -> Vec<DesiredTable> {
+        let mut rest = self.layout.elements();
+        rest.extend(desired.elements());
+        let table = |config_: &TableConfig| {
+            let mut elements: Elements = rest.extract_if(.., |it, _| it.family == config_.family).collect();
+            elements.extend(config_.elements());
+            DesiredTable { config_: config_.clone(), is_owned: self.is_owner, elements }
+        };
+        desired.configs.iter().map(table).collect()
+    }
+
+    /// Commits a transaction. While it has very many entries, nothing listens to notifications: the kernel makes one for each
+    /// entry, which takes as long as the rest of the transaction.
+    fn commit_many(&mut self, messages: Vec<Message>, entries: usize) -> Result<(), Error> {
+        if entries < UNNOTICED {
+            return commit(&mut self.netfilter, messages);
+        }
+        let before = generation(&mut self.netfilter);
+        self.listener = None;
+        let result = commit(&mut self.netfilter, messages);
+        self.listener = listen(&self.changed, self.netfilter.port())
+            .inspect_err(|error| {
+                tracing::error!(
+                    "changes of the nftables tables {TABLE} by others are noticed only at the next restart: {error}"
+                );
+            })
+            .ok();
+        // Whoever else has committed something meanwhile may have changed our tables.
+        let expected = before.map(|it| it.wrapping_add(u32::from(result.is_ok())));
+        if expected.is_none() || expected != generation(&mut self.netfilter) {
+            self.changed.set();
+        }
+        result
+    }
+
     /// Writes the families one by one, for a kernel that supports only one.
-    fn write_one_by_one(&mut self, tables: &[DesiredTable], both: Error) -> Result<usize, Error> {
+    fn write_one_by_one(&mut self, desired: &AppliedConfig, both: Error) -> Result<usize, Error> {
         let mut applied = 0;
-        for table in tables {
+        for table in self.desired_tables(desired) {
             match commit(&mut self.netfilter, table.replace()) {
                 Ok(()) => applied += table.elements.len(),
                 Err(error) if error.is_feature_missing() => {
@@ -551,6 +573,21 @@ impl Datapath {
             }
         }
     }
+}
+
+/// Notices changes of our tables by others than the socket with this port.
+fn listen(changed: &Arc<ChangeFlag>, port: u32) -> io::Result<MulticastListener> {
+    MulticastListener::start(
+        SockProtocol::NetlinkNetFilter,
+        NFTABLES_GROUP,
+        Arc::clone(changed),
+        move |header, payload| {
+            let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, TABLE_NAME));
+            header.message_type >> 8 == SUBSYSTEM
+                && header.port_number != port
+                && name.is_some_and(|it| netlink::text(it) == TABLE)
+        },
+    )
 }
 
 /// The name of a family.

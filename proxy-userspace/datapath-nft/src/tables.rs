@@ -4,7 +4,7 @@
 //! The numbers are those of linux/netfilter/nf_tables.h.
 
 use model::Family;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
 
 use crate::{
     TABLE,
@@ -14,7 +14,7 @@ use crate::{
     schema::{Field, Map, MapData, length, list_name},
     verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT},
 };
-use netlink::{Attribute, Message};
+use netlink::{Attribute, Message, Netfilter};
 
 /// `NFNL_SUBSYS_NFTABLES`.
 pub(super) const SUBSYSTEM: u16 = 10;
@@ -38,12 +38,30 @@ pub(super) enum Command {
     NewElements = 12,
     GetElements = 13,
     DeleteElements = 14,
+    GetGeneration = 16,
 }
 
 impl Command {
     pub(super) fn kind(self) -> u16 {
         SUBSYSTEM << 8 | self as u16
     }
+}
+
+/// `NFTA_GEN_ID`.
+const GENERATION_ID: u16 = 1;
+
+/// How many transactions have taken effect in this network namespace; it begins anew beyond 32 bits.
+pub(super) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
+    let message = Message {
+        kind: Command::GetGeneration.kind(),
+        // The kernel sends one answer, and then the acknowledgement.
+        flags: NLM_F_ACK,
+        family: 0,
+        attributes: Vec::new(),
+    };
+    let mut id = None;
+    netfilter.dump(&message, |it| id = netlink::find(it, GENERATION_ID).and_then(netlink::u32)).ok()?;
+    id
 }
 
 /// The name of the table of transactions that must be refused, to learn what the kernel can do.

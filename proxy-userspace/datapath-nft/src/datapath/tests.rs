@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::*;
-use crate::in_netns::in_netns;
+use crate::{
+    in_netns::in_netns,
+    tables::{in_table, new_table},
+};
 use model::{
     ServiceName,
     state::{Endpoint, EndpointKey, EndpointPort, Scopes, Service, ServicePort, ServiceState},
@@ -223,5 +226,38 @@ fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
         cleanup().unwrap_err();
         drop(second);
         assert!(cleanup().unwrap());
+    });
+}
+
+#[test]
+fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
+    in_netns(|| {
+        let mut datapath = Datapath::start(&Options::default()).unwrap();
+        // As before Linux 6.9.
+        datapath.is_owner = false;
+        let large = UNNOTICED as u32;
+        datapath.apply(&dns(0..large)).unwrap();
+        assert!(!datapath.changed.take(), "nothing but this process has changed anything");
+        datapath.apply(&dns(large..2 * large)).unwrap();
+        let before = datapath.read().unwrap();
+        assert!(!datapath.changed.take());
+
+        assert!(cleanup().unwrap(), "another process deletes the tables");
+        while !datapath.changed.take() {
+            std::thread::yield_now();
+        }
+        datapath.changed.set();
+        datapath.repair().unwrap();
+        assert_eq!(datapath.read().unwrap(), before);
+
+        // Nothing listens while a transaction is written: whoever else writes one meanwhile is noticed by its number.
+        datapath.changed.take();
+        let mut other = Netfilter::open().unwrap();
+        let generation_before = generation(&mut other).unwrap();
+        commit(&mut other, vec![in_table("theirs", new_table(Family::V4, ""))]).unwrap();
+        assert_eq!(generation(&mut other), Some(generation_before + 1));
+        assert!(!datapath.changed.take(), "the table is not ours");
+        datapath.commit_many(Vec::new(), UNNOTICED).unwrap();
+        assert!(datapath.changed.take(), "there was no transaction where one was expected");
     });
 }
