@@ -2,12 +2,13 @@
 
 use std::{
     cmp::Reverse,
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
 
 use model::{
-    Family,
+    Family, Protocol,
     cluster::{Conditions, Endpoint, EndpointSlice, ServicePort},
 };
 
@@ -29,18 +30,31 @@ impl Candidate<'_> {
     }
 }
 
+/// The slices of a Service by family, name and protocol of their ports, with the number: a Service can have thousands of ports.
+#[derive(Debug)]
+pub(crate) struct SlicesByPort<'a>(HashMap<(Family, &'a str, Protocol), Vec<(&'a EndpointSlice, NonZeroU16)>>);
+
+impl<'a> SlicesByPort<'a> {
+    pub(crate) fn new(slices: &[&'a EndpointSlice]) -> Self {
+        let mut found: HashMap<_, Vec<_>> = HashMap::new();
+        for slice in slices {
+            for port in &slice.ports {
+                found.entry((slice.family, &*port.name, port.protocol)).or_default().push((*slice, port.port));
+            }
+        }
+        Self(found)
+    }
+}
+
 /// The candidates for a service port: each target once, of several copies one that is not terminating.
 pub(crate) fn candidates<'a>(
-    slices: &[&'a EndpointSlice],
+    slices: &SlicesByPort<'a>,
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {
     let mut found: Vec<Candidate<'a>> = Vec::new();
-    for slice in slices.iter().filter(|it| it.family == family) {
-        let matching = slice.ports.iter().filter(|it| it.name == port.name && it.protocol == port.protocol);
-        for port in matching.map(|it| it.port) {
-            found.extend(slice.endpoints.iter().map(|endpoint| Candidate { endpoint, port }));
-        }
+    for &(slice, port) in slices.0.get(&(family, &*port.name, port.protocol)).into_iter().flatten() {
+        found.extend(slice.endpoints.iter().map(|endpoint| Candidate { endpoint, port }));
     }
     let target = |it: &Candidate<'_>| -> (IpAddr, NonZeroU16) { (it.endpoint.address, it.port) };
     found.sort_unstable_by(|a, b| {

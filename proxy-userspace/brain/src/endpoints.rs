@@ -4,13 +4,16 @@
 //! Slices may repeat an address and list it in any order; the endpoints and their keys stay the same.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
-use model::state::{Endpoint, EndpointKey, EndpointPort, Scopes};
+use model::{
+    cluster::Endpoint,
+    state::{self, EndpointKey, EndpointPort, Scopes},
+};
 use twox_hash::XxHash64;
 
 use crate::{
@@ -18,12 +21,21 @@ use crate::{
     candidates::{Candidate, is_local},
 };
 
-/// A candidate that was selected for a port.
+/// The candidates that were selected, each with the ports that it was selected for.
+#[derive(Debug, Default)]
+pub(crate) struct SelectedEndpoints<'a> {
+    selected: Vec<SelectedEndpoint<'a>>,
+    /// The position of each endpoint of a slice, by its address in memory.
+    positions: HashMap<*const Endpoint, usize>,
+}
+
+/// An address that was selected.
 #[derive(Debug)]
-pub(crate) struct SelectedPort<'a> {
+struct SelectedEndpoint<'a> {
     identity: Identity<'a>,
     address: IpAddr,
-    port: EndpointPort,
+    /// The ports, in ascending order of index.
+    ports: Vec<EndpointPort>,
 }
 
 /// What the addresses of one endpoint have in common.
@@ -35,55 +47,60 @@ struct Identity<'a> {
     hostname: &'a str,
 }
 
-impl<'a> SelectedPort<'a> {
-    pub(crate) fn new(candidate: &Candidate<'a>, index: u16, scopes: Scopes, node: NodeView<'_>) -> Self {
+impl<'a> SelectedEndpoints<'a> {
+    /// Adds a port of a candidate; ports are added in ascending order.
+    pub(crate) fn add(&mut self, candidate: &Candidate<'a>, index: u16, scopes: Scopes, node: NodeView<'_>) {
         let endpoint = candidate.endpoint;
-        Self {
-            identity: Identity {
-                pod: endpoint.pod.as_ref(),
-                local: is_local(endpoint, node),
-                // An endpoint that is not ready is selected only if it is serving and terminating.
-                serving_terminating: !endpoint.conditions.ready,
-                hostname: &endpoint.hostname,
-            },
-            address: endpoint.address,
-            port: EndpointPort { index, port: candidate.port, scopes },
-        }
-    }
-}
-
-/// The endpoints of a Service, sorted by key.
-pub(crate) fn assemble(mut selected: Vec<SelectedPort<'_>>) -> Vec<Endpoint> {
-    selected.sort_unstable_by_key(|it| (it.identity, it.address, it.port.index, it.port.port));
-    let mut named_pods = BTreeSet::new();
-    let mut endpoints = Vec::new();
-    for group in selected.chunk_by(|a, b| a.identity == b.identity) {
-        let Some(SelectedPort { identity, .. }) = group.first() else { continue };
-        for it in dual_stack(group) {
-            // A key names one endpoint: a pod's further endpoints go without its name.
-            let key = match identity.pod {
-                Some(pod) if named_pods.insert(pod) => EndpointKey::Pod(Arc::clone(pod)),
-                _ => it.anonymous_key(),
-            };
-            let DualStack { v4, v6, ports } = it;
-            // Most endpoints have the same, and a Service can have thousands.
-            let ports = match endpoints.last() {
-                Some(Endpoint { ports: same, .. }) if **same == *ports => Arc::clone(same),
-                _ => ports.into(),
-            };
-            endpoints.push(Endpoint {
-                key,
-                hostname: identity.hostname.to_owned(),
-                v4,
-                v6,
-                local: identity.local,
-                serving_terminating: identity.serving_terminating,
-                ports,
+        let position = *self.positions.entry(std::ptr::from_ref(endpoint)).or_insert_with(|| {
+            self.selected.push(SelectedEndpoint {
+                identity: Identity {
+                    pod: endpoint.pod.as_ref(),
+                    local: is_local(endpoint, node),
+                    // An endpoint that is not ready is selected only if it is serving and terminating.
+                    serving_terminating: !endpoint.conditions.ready,
+                    hostname: &endpoint.hostname,
+                },
+                address: endpoint.address,
+                ports: Vec::new(),
             });
-        }
+            self.selected.len() - 1
+        });
+        self.selected[position].ports.push(EndpointPort { index, port: candidate.port, scopes });
     }
-    endpoints.sort_by(|a, b| a.key.cmp(&b.key));
-    endpoints
+
+    /// The endpoints of a Service, sorted by key.
+    pub(crate) fn assemble(mut self) -> Vec<state::Endpoint> {
+        self.selected.sort_unstable_by_key(|it| (it.identity, it.address));
+        let mut named_pods = BTreeSet::new();
+        let mut endpoints: Vec<state::Endpoint> = Vec::with_capacity(self.selected.len());
+        for group in self.selected.chunk_by(|a, b| a.identity == b.identity) {
+            let Some(SelectedEndpoint { identity, .. }) = group.first() else { continue };
+            for it in dual_stack(group) {
+                // A key names one endpoint: a pod's further endpoints go without its name.
+                let key = match identity.pod {
+                    Some(pod) if named_pods.insert(pod) => EndpointKey::Pod(Arc::clone(pod)),
+                    _ => it.anonymous_key(),
+                };
+                let DualStack { v4, v6, ports } = it;
+                // Most endpoints have the same, and a Service can have thousands.
+                let ports = match endpoints.last() {
+                    Some(state::Endpoint { ports: same, .. }) if **same == *ports => Arc::clone(same),
+                    _ => ports.into(),
+                };
+                endpoints.push(state::Endpoint {
+                    key,
+                    hostname: identity.hostname.to_owned(),
+                    v4,
+                    v6,
+                    local: identity.local,
+                    serving_terminating: identity.serving_terminating,
+                    ports,
+                });
+            }
+        }
+        endpoints.sort_by(|a, b| a.key.cmp(&b.key));
+        endpoints
+    }
 }
 
 /// The addresses of one endpoint and the ports that it serves there.
@@ -109,11 +126,11 @@ impl DualStack {
 }
 
 /// The endpoints of one identity: an IPv4 and an IPv6 address of a pod with the same ports are one endpoint.
-fn dual_stack(group: &[SelectedPort<'_>]) -> Vec<DualStack> {
+fn dual_stack(group: &[SelectedEndpoint<'_>]) -> Vec<DualStack> {
     let mut found: Vec<DualStack> = Vec::new();
-    for selected in group.chunk_by(|a, b| a.address == b.address) {
-        let Some(SelectedPort { address, identity, .. }) = selected.first() else { continue };
-        for ports in one_target_each(selected) {
+    for copies in group.chunk_by(|a, b| a.address == b.address) {
+        let Some(SelectedEndpoint { address, identity, .. }) = copies.first() else { continue };
+        for ports in one_target_each(copies) {
             match *address {
                 IpAddr::V4(v4) => found.push(DualStack { v4: Some(v4), v6: None, ports }),
                 // IPv4 addresses are sorted first: if there is one with these ports, it was found already.
@@ -130,11 +147,16 @@ fn dual_stack(group: &[SelectedPort<'_>]) -> Vec<DualStack> {
     found
 }
 
-/// Splits the ports of one address so that each list has one target per service port: an address with two targets for
-/// one port is two endpoints.
-fn one_target_each(selected: &[SelectedPort<'_>]) -> Vec<Vec<EndpointPort>> {
-    let mut lists: Vec<Vec<EndpointPort>> = Vec::with_capacity(1);
-    for port in selected.iter().map(|it| it.port) {
+/// Splits the ports of the copies of one address so that each list has one target per service port: an address with two
+/// targets for one port is two endpoints.
+fn one_target_each(copies: &[SelectedEndpoint<'_>]) -> Vec<Vec<EndpointPort>> {
+    let mut ports: Vec<_> = copies.iter().flat_map(|it| &it.ports).copied().collect();
+    ports.sort_unstable_by_key(|it| (it.index, it.port));
+    if ports.is_sorted_by(|a, b| a.index < b.index) {
+        return vec![ports];
+    }
+    let mut lists: Vec<Vec<EndpointPort>> = Vec::new();
+    for port in ports {
         match lists.iter_mut().find(|it| it.last().is_some_and(|last| last.index < port.index)) {
             Some(list) => list.push(port),
             None => lists.push(vec![port]),

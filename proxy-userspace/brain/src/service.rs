@@ -11,8 +11,8 @@ use model::{
 
 use crate::{
     NodeView, Options,
-    candidates::{Candidate, candidates, is_serving},
-    endpoints::{SelectedPort, assemble},
+    candidates::{Candidate, SlicesByPort, candidates, is_serving},
+    endpoints::SelectedEndpoints,
     frontends::{frontends, has_family},
     select::{Criteria, Others, Selection, select},
 };
@@ -45,7 +45,8 @@ pub(crate) fn resolved_state<'a>(
     }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
 
-    let mut selected = Vec::new();
+    let by_port = SlicesByPort::new(&slices);
+    let mut selected = SelectedEndpoints::default();
     let (mut other_serving, mut not_serving) = (Vec::new(), Vec::new());
     // TCP connections continue in any case, unless the Service drains.
     let drains = service.load_balancing.drain.is_some();
@@ -53,12 +54,12 @@ pub(crate) fn resolved_state<'a>(
         let Ok(index) = u16::try_from(index) else { break };
         for family in Family::ALL.into_iter().filter(|it| has_family(service, *it)) {
             let position = usize::from(index);
-            let (candidates, selection) = select_for(service, &state, &slices, position, *others.of(family), (family, node));
+            let (candidates, selection) = select_for(service, &state, &by_port, position, *others.of(family), (family, node));
             *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
             for (candidate, number) in candidates.iter().zip(0..) {
                 let scopes = selection.scopes(number);
                 if !scopes.is_empty() {
-                    selected.push(SelectedPort::new(candidate, index, scopes, node));
+                    selected.add(candidate, index, scopes, node);
                     continue;
                 }
                 let target = PortTarget { index, target: candidate.target() };
@@ -76,7 +77,7 @@ pub(crate) fn resolved_state<'a>(
         other_serving: other_serving.into(),
         not_serving: not_serving.into(),
         trigger_time: trigger_time(&slices),
-        ..ServiceState::new(state, assemble(selected))
+        ..ServiceState::new(state, selected.assemble())
     })
 }
 
@@ -85,7 +86,7 @@ pub(crate) fn resolved_state<'a>(
 pub(crate) fn select_for<'a>(
     service: &Service,
     state: &state::Service,
-    slices: &[&'a EndpointSlice],
+    slices: &SlicesByPort<'a>,
     port: usize,
     others: Others,
     (family, node): (Family, NodeView<'_>),

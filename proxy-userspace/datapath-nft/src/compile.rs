@@ -147,10 +147,23 @@ pub(super) fn compile(
         let addresses = endpoint.v4.map(IpAddr::V4).into_iter().chain(endpoint.v6.map(IpAddr::V6));
         image.local.extend(addresses);
     }
+    image.shrink_to_fit();
     image
 }
 
 impl ServiceImage {
+    /// It is kept for long, and there are many.
+    fn shrink_to_fit(&mut self) {
+        self.ports.shrink_to_fit();
+        self.cluster_ips.shrink_to_fit();
+        for port in &mut self.ports {
+            port.frontends.shrink_to_fit();
+            port.scopes.shrink_to_fit();
+            port.sets.iter_mut().for_each(|(_, set)| set.shrink_to_fit());
+            port.sets.shrink_to_fit();
+        }
+    }
+
     fn reject(&mut self, service: &Service, kind: FrontendKind, what: impl fmt::Display, reason: String) {
         self.rejected.push(Rejected::not_served(format!("{} {kind} {what}", service.name), reason));
     }

@@ -72,8 +72,11 @@ impl Writer<'_> {
             self.update_set(&mut set, &image.backends);
             set
         });
-        let packets_only = image.packets_only;
-        ServiceLayout { sets: sets.collect(), frontends: image.frontends, packets_only }
+        let (mut sets, mut frontends): (Vec<_>, _) = (sets.collect(), image.frontends);
+        // They are kept for long, and there are many.
+        sets.shrink_to_fit();
+        frontends.shrink_to_fit();
+        ServiceLayout { sets, frontends, packets_only: image.packets_only }
     }
 
     /// Replaces the endpoints of a Service that differ, and nothing else, and returns its new backends; `None` if its sets do
@@ -83,7 +86,12 @@ impl Writer<'_> {
         service: &mut ServiceLayout,
         diff: &EndpointDiff<'_>,
     ) -> Option<Vec<SocketAddr>> {
-        let changes: Option<Vec<_>> = (0..service.sets.len()).map(|it| service.set_change(it, diff)).collect();
+        let mut users: Vec<Vec<&Frontend>> = vec![Vec::new(); service.sets.len()];
+        for it in &service.frontends {
+            users.get_mut(it.set)?.push(it);
+        }
+        let changes: Option<Vec<_>> =
+            service.sets.iter().zip(&users).map(|(set, users)| set.change(users, diff)).collect();
         let mut new = Vec::new();
         for (set, TargetDiff { removed, added }) in service.sets.iter_mut().zip(changes?) {
             self.change_set(set, |it| removed.contains(it), added.iter().copied());
@@ -137,6 +145,7 @@ impl Writer<'_> {
         }
         let rows = &mut self.rows[backend_table(set.family).index()];
         *rows = *rows + count_of(&slots) - count_of(&set.slots);
+        slots.shrink_to_fit();
         set.slots = slots;
     }
 
@@ -207,19 +216,6 @@ impl ServiceLayout {
     pub(super) fn backends(&self, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
         self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(|it| it.backend)
     }
-
-    /// How the difference of endpoints changes a set; `None` if more than the difference decides that.
-    fn set_change(&self, set: usize, diff: &EndpointDiff<'_>) -> Option<TargetDiff> {
-        let Set { is_unique, family, slots, .. } = self.sets.get(set)?;
-        let change = |it: &Frontend| diff.targets(it.port, *family, it.scope());
-        let mut changes = self.frontends.iter().filter(|it| it.set == set).map(change);
-        let first = changes.next()?;
-        // Frontends whose backends differ cannot share the set any more. A backend that is there has two endpoints now.
-        let is_decided = *is_unique
-            && changes.all(|it| it == first)
-            && (first.added.is_empty() || !slots.iter().any(|it| first.added.contains(&it.backend)));
-        is_decided.then_some(first)
-    }
 }
 
 /// A backend set in the tables.
@@ -248,6 +244,17 @@ impl Set {
     /// Whether it differs from `image` in nothing but the backends.
     fn is_like(&self, image: &SetImage) -> bool {
         (self.port_id, self.family, self.has_members) == (image.port_id, image.family, image.has_members)
+    }
+
+    /// How the difference of endpoints changes the set of these frontends; `None` if more than the difference decides that.
+    fn change(&self, users: &[&Frontend], diff: &EndpointDiff<'_>) -> Option<TargetDiff> {
+        let mut changes = users.iter().map(|it| diff.targets(it.port, self.family, it.scope()));
+        let first = changes.next()?;
+        // Frontends whose backends differ cannot share the set any more. A backend that is there has two endpoints now.
+        let is_decided = self.is_unique
+            && changes.all(|it| it == first)
+            && (first.added.is_empty() || !self.slots.iter().any(|it| first.added.contains(&it.backend)));
+        is_decided.then_some(first)
     }
 
     fn owner(&self, backend: SocketAddr) -> CounterOwner {

@@ -133,6 +133,8 @@ fn cluster_ips(spec: &ServiceSpec, validator: &mut Validator) -> Vec<IpAddr> {
             found.push(address);
         }
     }
+    // It is kept for long, and there are many.
+    found.shrink_to_fit();
     found
 }
 
@@ -220,6 +222,7 @@ fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {
             target_port: target_port(&field, port, it.target_port.as_ref(), validator),
         });
     }
+    found.shrink_to_fit();
     found
 }
 
