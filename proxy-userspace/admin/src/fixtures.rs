@@ -34,7 +34,8 @@ pub(crate) fn endpoint(n: u8) -> Endpoint {
             index: 0,
             port: HTTP,
             scopes: Scopes { internal: true, ..Scopes::default() },
-        }].into(),
+        }]
+        .into(),
         ..Endpoint::new(EndpointKey::Pod(format!("p{n}").into()))
     }
 }

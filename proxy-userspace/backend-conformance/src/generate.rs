@@ -44,7 +44,8 @@ fn named(
             index: 0,
             port,
             scopes: Scopes { internal: true, external: true, cluster: true },
-        }].into(),
+        }]
+        .into(),
         ..Endpoint::new(EndpointKey::Pod(format!("p{it:03}").into()))
     });
     Arc::new(ServiceState::new(service, endpoints))

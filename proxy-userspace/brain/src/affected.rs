@@ -145,7 +145,10 @@ impl<'a> Affected<'a> {
         // Those without the name of a pod are the last ones.
         let unnamed = endpoints.partition_point(|it| matches!(it.key, EndpointKey::Pod(_)));
         let is_other = |it: &Arc<state::Endpoint>| {
-            Family::ALL.iter().filter_map(|family| it.address(*family)).all(|it| !self.addresses.contains(&it))
+            Family::ALL
+                .iter()
+                .filter_map(|family| it.address(*family))
+                .all(|it| !self.addresses.contains(&it))
         };
         let others: Vec<_> = endpoints.drain(unnamed..).filter(is_other).collect();
         endpoints.extend(others);
@@ -164,7 +167,9 @@ impl<'a> Affected<'a> {
             if let Some(other) = before.endpoints.first().filter(|other| other.ports == it.ports) {
                 Arc::make_mut(&mut it).ports = Arc::clone(&other.ports);
             }
-            let find = |endpoints: &[Arc<state::Endpoint>]| endpoints.binary_search_by(|other| other.key.cmp(&it.key));
+            let find = |endpoints: &[Arc<state::Endpoint>]| {
+                endpoints.binary_search_by(|other| other.key.cmp(&it.key))
+            };
             let equal = similar.into_iter().chain([before]).find_map(|state| {
                 state.endpoints.get(find(&state.endpoints).ok()?).filter(|other| **other == it)
             });

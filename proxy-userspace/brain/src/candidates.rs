@@ -32,14 +32,19 @@ impl Candidate<'_> {
 
 /// The slices of a Service by family, name and protocol of their ports, with the number: a Service can have thousands of ports.
 #[derive(Debug)]
-pub(crate) struct SlicesByPort<'a>(HashMap<(Family, &'a str, Protocol), Vec<(&'a EndpointSlice, NonZeroU16)>>);
+pub(crate) struct SlicesByPort<'a>(
+    HashMap<(Family, &'a str, Protocol), Vec<(&'a EndpointSlice, NonZeroU16)>>,
+);
 
 impl<'a> SlicesByPort<'a> {
     pub(crate) fn new(slices: &[&'a EndpointSlice]) -> Self {
         let mut found: HashMap<_, Vec<_>> = HashMap::new();
         for slice in slices {
             for port in &slice.ports {
-                found.entry((slice.family, &*port.name, port.protocol)).or_default().push((*slice, port.port));
+                found
+                    .entry((slice.family, &*port.name, port.protocol))
+                    .or_default()
+                    .push((*slice, port.port));
             }
         }
         Self(found)

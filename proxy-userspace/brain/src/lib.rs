@@ -42,7 +42,14 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
     let states = cluster.services().values().filter_map(|service| {
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
         let conflicting = owners.conflicting(&service.name);
-        Some(Arc::new(service::resolved_state(service, slices, node, options, conflicting, PerFamily::default())?))
+        Some(Arc::new(service::resolved_state(
+            service,
+            slices,
+            node,
+            options,
+            conflicting,
+            PerFamily::default(),
+        )?))
     });
     NodeState {
         services: states.collect(),

@@ -54,7 +54,8 @@ pub(crate) fn resolved_state<'a>(
         let Ok(index) = u16::try_from(index) else { break };
         for family in Family::ALL.into_iter().filter(|it| has_family(service, *it)) {
             let position = usize::from(index);
-            let (candidates, selection) = select_for(service, &state, &by_port, position, *others.of(family), (family, node));
+            let (candidates, selection) =
+                select_for(service, &state, &by_port, position, *others.of(family), (family, node));
             *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
             for (candidate, number) in candidates.iter().zip(0..) {
                 let scopes = selection.scopes(number);

@@ -112,7 +112,8 @@ impl Layout {
             .partition(|(.., now)| now.is_none());
         let affected = affected.iter().filter_map(|it| state.services.get(it));
         changed.extend(affected.map(|it| (&it.service.name, None, Some(it))));
-        let new = changed.iter().filter(|(name, ..)| !self.services.contains_key(*name)).filter_map(|it| it.2);
+        let new =
+            changed.iter().filter(|(name, ..)| !self.services.contains_key(*name)).filter_map(|it| it.2);
         self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         let mut writer = Writer {
             updates: MapUpdates::default(),
@@ -168,14 +169,19 @@ impl Layout {
             let new_backends = new_backends.get(name).filter(|_| moved.is_empty());
             frontends.extend(service.frontends.iter().map(|it| {
                 let health = self.passive_health.as_ref().map(|options| policy(options, it.health));
-                let is_entry_point =
-                    |backend: SocketAddr| self.entry_points.contain(backend, it.address.protocol, node_addresses);
-                let was_left = || self.frontends.get(&it.address).is_some_and(|it| it.options.is_to_packets());
+                let is_entry_point = |backend: SocketAddr| {
+                    self.entry_points.contain(backend, it.address.protocol, node_addresses)
+                };
+                let was_left =
+                    || self.frontends.get(&it.address).is_some_and(|it| it.options.is_to_packets());
                 let is_translated_again = match new_backends {
                     Some(new) if !was_left() => new.iter().copied().any(is_entry_point),
                     _ => service.backends(it).any(is_entry_point),
                 };
-                (it.address, row(service, it, health.unwrap_or_default(), writer.counters, is_translated_again))
+                (
+                    it.address,
+                    row(service, it, health.unwrap_or_default(), writer.counters, is_translated_again),
+                )
             }));
         }
         for (address, row) in frontends {

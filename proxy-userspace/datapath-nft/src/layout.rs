@@ -200,7 +200,8 @@ impl Layout {
             changes.add(element, value);
         }
         let lists = &self.source_lists;
-        let mut own = vec![Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists))];
+        let mut own =
+            vec![Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists))];
         own.push(match before.has_same_keys(after) {
             true => before.slot_changes(after),
             false => Changes::between(&before.endpoint_elements(), &after.endpoint_elements()),
@@ -234,8 +235,7 @@ impl Layout {
 
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
-        let mut elements: Elements =
-            self.services.values().flat_map(|it| it.endpoint_elements()).collect();
+        let mut elements: Elements = self.services.values().flat_map(|it| it.endpoint_elements()).collect();
         elements.extend(self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)));
         elements.extend(self.source_lists.elements());
         elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
@@ -317,7 +317,8 @@ impl PlacedService {
         let (mut image, mut slots) = (self.image.clone(), self.slots.clone());
         for (port, slots) in image.ports.iter_mut().zip(&mut slots) {
             let family = port.identity.family();
-            let change = |(scope, set): &(Scope, Option<Scope>)| (*set, diff.targets(port.index, family, *scope));
+            let change =
+                |(scope, set): &(Scope, Option<Scope>)| (*set, diff.targets(port.index, family, *scope));
             let changes: Vec<_> = port.scopes.iter().map(change).collect();
             let change_of = |set| changes.iter().find(|(it, _)| *it == Some(set)).map(|(_, change)| change);
             // Scopes whose endpoints differ cannot share a set any more, and one without endpoints would get a set.
@@ -349,9 +350,8 @@ impl PlacedService {
         self.numbers.is_empty()
             && other.numbers.is_empty()
             && self.image.ports.len() == other.image.ports.len()
-            && ports.all(|(a, b)| {
-                (a.identity, &a.frontends, scopes(a)) == (b.identity, &b.frontends, scopes(b))
-            })
+            && ports
+                .all(|(a, b)| (a.identity, &a.frontends, scopes(a)) == (b.identity, &b.frontends, scopes(b)))
     }
 
     /// The difference between endpoints whose elements have the same keys.
@@ -359,7 +359,8 @@ impl PlacedService {
         let mut changes = Changes::default();
         for (port, (before, after)) in self.image.ports.iter().zip(self.slots.iter().zip(&after.slots)) {
             for (set, (before, after)) in before.iter().zip(after).enumerate() {
-                let differ = (0..before.len().max(after.len())).filter(|it| before.get(*it) != after.get(*it));
+                let differ =
+                    (0..before.len().max(after.len())).filter(|it| before.get(*it) != after.get(*it));
                 for slot in differ {
                     for (key, map) in port.endpoint_keys(set, slot, false) {
                         let element = Element::new(port.identity.family(), map, key);
@@ -382,7 +383,8 @@ impl PlacedService {
             for (set, slots) in slots.iter().enumerate() {
                 for (slot, endpoint) in slots.iter().enumerate() {
                     let number = members.get(endpoint);
-                    let value = number.map_or_else(|| Bytes::endpoint(*endpoint), |it| Bytes::new().number(*it));
+                    let value =
+                        number.map_or_else(|| Bytes::endpoint(*endpoint), |it| Bytes::new().number(*it));
                     for (key, map) in port.endpoint_keys(set, slot, number.is_some()) {
                         let element = Element::new(port.identity.family(), map, key);
                         elements.insert(element, Value::Data(value.clone()));

@@ -59,7 +59,9 @@ fn large() -> NodeState {
         let endpoints = (0..20).map(|it| Endpoint {
             v4: Some(Ipv4Addr::from_bits(0x0b00_0000 + n * 256 + it)),
             ports: [EndpointPort { index: 0, port, scopes: Scopes::default() }].into(),
-            ..Endpoint::new(EndpointKey::Pod(format!("a-pod-with-a-name-as-long-as-names-are-{n}-{it:02}").into()))
+            ..Endpoint::new(EndpointKey::Pod(
+                format!("a-pod-with-a-name-as-long-as-names-are-{n}-{it:02}").into(),
+            ))
         });
         state.services.insert(ServiceState::new(service, endpoints));
     }

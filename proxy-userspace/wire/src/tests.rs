@@ -223,7 +223,8 @@ fn some_state() -> impl Strategy<Value = ServiceState> {
         let [other_serving, not_serving] =
             rest.0.map(|it| it.into_iter().filter(|it| usize::from(it.index) < count).collect());
         for endpoint in &mut endpoints {
-            endpoint.ports = endpoint.ports.iter().filter(|it| usize::from(it.index) < count).copied().collect();
+            endpoint.ports =
+                endpoint.ports.iter().filter(|it| usize::from(it.index) < count).copied().collect();
         }
         endpoints.retain(|it| !it.ports.is_empty());
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));

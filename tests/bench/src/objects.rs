@@ -57,3 +57,18 @@ pub(crate) fn slice_of(service: u32, part: u32, endpoints: Vec<Value>) -> Value 
         "endpoints": endpoints,
     })
 }
+
+/// The Service or the slice with so many ports instead of its first one; each has a number of its own.
+pub(crate) fn with_ports(mut object: Value, list: &str, count: u32) -> Value {
+    if count > 1
+        && let Some(ports) = object.pointer_mut(list)
+    {
+        *ports = (0..count)
+            .map(|it| match list {
+                "/ports" => json!({"name": format!("p{it}"), "protocol": "TCP", "port": 20_000 + it}),
+                _ => json!({"name": format!("p{it}"), "protocol": "TCP", "port": 1 + it, "targetPort": 20_000 + it}),
+            })
+            .collect();
+    }
+    object
+}

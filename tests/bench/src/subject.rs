@@ -3,7 +3,9 @@
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::{apply, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale};
+use crate::{
+    apply, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale,
+};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Subject {

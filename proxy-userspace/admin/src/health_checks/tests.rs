@@ -29,7 +29,8 @@ fn service(name: &str, port: u16, local: usize) -> ServiceState {
         let is_local = n < local;
         let mut endpoint = fixtures::endpoint(u8::try_from(n).unwrap());
         endpoint.local = is_local;
-        Arc::make_mut(&mut endpoint.ports)[0].scopes = Scopes { internal: true, external: is_local, cluster: true };
+        Arc::make_mut(&mut endpoint.ports)[0].scopes =
+            Scopes { internal: true, external: is_local, cluster: true };
         endpoint
     };
     ServiceState::new(service, (0..=local).map(endpoint))

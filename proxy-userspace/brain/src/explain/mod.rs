@@ -12,7 +12,9 @@ mod reasons;
 
 use std::sync::Arc;
 
-use crate::{NodeView, Options, frontend_owners, candidates::SlicesByPort, select::Others, service::select_for};
+use crate::{
+    NodeView, Options, candidates::SlicesByPort, frontend_owners, select::Others, service::select_for,
+};
 use model::{Family, FrontendKind, cluster::ClusterState, state::Scope};
 
 use self::{
@@ -60,7 +62,8 @@ pub fn explain(
     let slices: Vec<_> = slices.collect();
     let family = Family::of(destination.ip());
     let Frontend { service, state, port, .. } = &frontend;
-    let (candidates, selection) = select_for(service, state, &SlicesByPort::new(&slices), *port, Others::default(), (family, node));
+    let (candidates, selection) =
+        select_for(service, state, &SlicesByPort::new(&slices), *port, Others::default(), (family, node));
     let (service, port) = (service.name.to_string(), state.ports[*port].name.clone());
     let scope = scope(explanation.client.kind, frontend.kind);
     let found = Found { search, frontend, slices, candidates, selection, scope, explanation: &explanation };

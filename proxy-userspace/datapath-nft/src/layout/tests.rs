@@ -95,7 +95,8 @@ impl Made {
                     index: 0,
                     port: number(5353),
                     scopes: Scopes { internal: true, external, cluster: true },
-                }].into(),
+                }]
+                .into(),
                 ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}").into()))
             }
         });

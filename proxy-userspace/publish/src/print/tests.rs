@@ -43,7 +43,8 @@ fn published() -> Published {
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: local, cluster: true },
-        }].into(),
+        }]
+        .into(),
         ..Endpoint::new(EndpointKey::Pod(format!("p{last}").into()))
     };
     let endpoints = (1..6).map(|last| endpoint(last, last == 1));

@@ -50,7 +50,8 @@ pub(crate) fn service(path: &str, endpoints: &[(&str, u8)]) -> (ServiceName, Arc
             index: 0,
             port: number(8080),
             scopes: Scopes { internal: true, external: true, cluster: true },
-        }].into(),
+        }]
+        .into(),
         ..Endpoint::new(match key.strip_prefix('@') {
             Some(key) => EndpointKey::Anonymous(key.into()),
             None => EndpointKey::Pod((*key).into()),

@@ -2,14 +2,14 @@
 
 use std::{
     io::ErrorKind,
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -23,6 +23,7 @@ use tests::{
     client::{exchange_connected, udp_socket},
     eventually,
     load::LoadReport,
+    manifest::Service,
     repetitions,
     requirements::{kernel_at_least, nft_or_skip},
     scaled,
@@ -341,6 +342,54 @@ fn a_thousand_changes_under_external_load_lose_nothing() {
             assert!(report.connects > 0);
             assert_eq!(report.failed, 0, "{report:?}");
         }
+    });
+}
+
+#[test]
+fn established_connections_are_answered_while_all_other_services_come_and_go() {
+    let web = on_both_nodes(external("web", 1));
+    RunningCluster::each(&[web.clone()], &[], |mut it| {
+        let other = |n: u16| {
+            let ips: [IpAddr; 2] = [
+                Ipv4Addr::new(10, 97, (n >> 8) as u8, n as u8).into(),
+                Ipv6Addr::new(0xfd00, 0x97, 0, 0, 0, 0, 0, n).into(),
+            ];
+            on_both_nodes(
+                Service::new(&format!("other-{n}"), &ips)
+                    .port("tcp", "TCP", 80, TARGET)
+                    .port("udp", "UDP", 80, TARGET),
+            )
+        };
+        let count = u16::try_from(repetitions(1_500)).unwrap();
+        let all: Vec<_> = (1..=count).map(other).chain([web.clone()]).collect();
+        let is_done = AtomicBool::new(false);
+        let longest = thread::scope(|scope| {
+            let clients: Vec<_> = load_balancer_ips(1)
+                .into_iter()
+                .map(|ip| {
+                    let (client, is_done) = (&it.client, &is_done);
+                    let mut connection = client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
+                    scope.spawn(move || {
+                        let mut longest = Duration::ZERO;
+                        while !is_done.load(Ordering::Relaxed) {
+                            let began = Instant::now();
+                            connection.ping().unwrap_or_else(|error| panic!("{ip}: {error}"));
+                            longest = longest.max(began.elapsed());
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                        (ip, longest)
+                    })
+                })
+                .collect();
+            for _ in 0..3 {
+                it.apply(&all);
+                it.apply(&[web.clone()]);
+            }
+            is_done.store(true, Ordering::Relaxed);
+            clients.into_iter().map(|it| it.join().expect("every ping is answered")).collect::<Vec<_>>()
+        });
+        // For information: how long depends on what else the machine does.
+        println!("the longest a ping took: {longest:?}");
     });
 }
 
