@@ -32,9 +32,10 @@ impl Candidate<'_> {
 
 /// The slices of a Service by family, name and protocol of their ports, with the number: a Service can have thousands of ports.
 #[derive(Debug)]
-pub(crate) struct SlicesByPort<'a>(
-    HashMap<(Family, &'a str, Protocol), Vec<(&'a EndpointSlice, NonZeroU16)>>,
-);
+pub(crate) struct SlicesByPort<'a>(HashMap<SlicePortKey<'a>, Vec<(&'a EndpointSlice, NonZeroU16)>>);
+
+/// The family, the name and the protocol of a port.
+type SlicePortKey<'a> = (Family, &'a str, Protocol);
 
 impl<'a> SlicesByPort<'a> {
     pub(crate) fn new(slices: &[&'a EndpointSlice]) -> Self {
