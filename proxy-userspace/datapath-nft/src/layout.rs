@@ -235,7 +235,8 @@ impl Layout {
 
     /// Every element.
     pub(super) fn elements(&self) -> Elements {
-        let mut elements: Elements = self.services.values().flat_map(|it| it.endpoint_elements()).collect();
+        let mut elements: Elements =
+            self.services.values().flat_map(PlacedService::endpoint_elements).collect();
         elements.extend(self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)));
         elements.extend(self.source_lists.elements());
         elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
