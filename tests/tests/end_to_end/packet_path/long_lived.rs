@@ -4,6 +4,7 @@ use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     process::Command,
+    slice,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -130,7 +131,7 @@ fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() 
     let web = external("web", 1).endpoint("p1", &P1);
     for backend in BACKENDS {
         let other = external("other", 2).endpoint("p2", &P2);
-        let Some(mut it) = RunningCluster::or_skip(backend, std::slice::from_ref(&other), &[]) else {
+        let Some(mut it) = RunningCluster::or_skip(backend, slice::from_ref(&other), &[]) else {
             return;
         };
         // A Service comes to addresses to which a flow sends already.
@@ -348,7 +349,7 @@ fn a_thousand_changes_under_external_load_lose_nothing() {
 #[test]
 fn established_connections_are_answered_while_all_other_services_come_and_go() {
     let web = on_both_nodes(external("web", 1));
-    RunningCluster::each(&[web.clone()], &[], |mut it| {
+    RunningCluster::each(slice::from_ref(&web), &[], |mut it| {
         let other = |n: u16| {
             let ips: [IpAddr; 2] = [
                 Ipv4Addr::new(10, 97, (n >> 8) as u8, n as u8).into(),
@@ -383,7 +384,7 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
                 .collect();
             for _ in 0..3 {
                 it.apply(&all);
-                it.apply(&[web.clone()]);
+                it.apply(slice::from_ref(&web));
             }
             is_done.store(true, Ordering::Relaxed);
             clients.into_iter().map(|it| it.join().expect("every ping is answered")).collect::<Vec<_>>()
