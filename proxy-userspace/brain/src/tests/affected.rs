@@ -43,7 +43,8 @@ fn of_many_endpoints_those_that_a_change_can_affect_are_derived_again() {
 
 #[test]
 fn all_endpoints_are_derived_again_where_the_change_may_affect_all() {
-    let kinds: [(&str, fn(&mut EndpointSlice)); 5] = [
+    type Change = fn(&mut EndpointSlice);
+    let kinds: [(&str, Change); 5] = [
         ("another port", |it| it.ports[0].port = number(9090)),
         ("a hint for a zone", |it| it.endpoints[8] = zones(it.endpoints[8].clone(), &["a"])),
         ("a hint for a node", |it| it.endpoints[8] = nodes(it.endpoints[8].clone(), &["n1"])),
