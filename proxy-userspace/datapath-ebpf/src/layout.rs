@@ -175,7 +175,9 @@ impl Layout {
                 let was_left =
                     || self.frontends.get(&it.address).is_some_and(|it| it.options.is_to_packets());
                 let is_translated_again = match new_backends {
-                    Some(new) if !was_left() => new.iter().copied().any(is_entry_point),
+                    Some(new) if !was_left() => {
+                        new.get(it.set).into_iter().flatten().copied().any(is_entry_point)
+                    }
                     _ => service.backends(it).any(is_entry_point),
                 };
                 (

@@ -2,7 +2,10 @@
 //!
 //! Invariant: what keeps its place costs nothing.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+};
 
 use datapath::FrontendAddress;
 use model::{
@@ -79,25 +82,24 @@ impl Writer<'_> {
         ServiceLayout { sets, frontends, packets_only: image.packets_only }
     }
 
-    /// Replaces the endpoints of a Service that differ, and nothing else, and returns its new backends; `None` if its sets do
-    /// not tell how, and then they are unchanged.
+    /// Replaces the endpoints of a Service that differ, and nothing else, and returns the new backends of each set; `None` if
+    /// the sets do not tell how, and then they are unchanged.
     pub(super) fn update_endpoints(
         &mut self,
         service: &mut ServiceLayout,
         diff: &EndpointDiff<'_>,
-    ) -> Option<Vec<SocketAddr>> {
+    ) -> Option<Vec<BTreeSet<SocketAddr>>> {
         let mut users: Vec<Vec<&Frontend>> = vec![Vec::new(); service.sets.len()];
         for it in &service.frontends {
             users.get_mut(it.set)?.push(it);
         }
         let changes: Option<Vec<_>> =
             service.sets.iter().zip(&users).map(|(set, users)| set.change(users, diff)).collect();
-        let mut new = Vec::new();
-        for (set, TargetDiff { removed, added }) in service.sets.iter_mut().zip(changes?) {
+        let change = |(set, TargetDiff { removed, added }): (&mut Set, TargetDiff)| {
             self.change_set(set, |it| removed.contains(it), added.iter().copied());
-            new.extend(added);
-        }
-        Some(new)
+            added
+        };
+        Some(service.sets.iter_mut().zip(changes?).map(change).collect())
     }
 
     /// Replaces the backends of a set by these, which are sorted.
