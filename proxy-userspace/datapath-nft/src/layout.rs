@@ -195,6 +195,11 @@ impl Layout {
 
     /// Adds the difference of one Service to the changes.
     fn replace(&mut self, before: &PlacedService, after: &PlacedService, changes: &mut Changes) {
+        if before.differs_in_slots_only(after) {
+            let Changes { delete, add } = before.slot_changes(after);
+            delete.into_iter().for_each(|(element, value)| changes.delete(element, value));
+            return add.into_iter().for_each(|(element, value)| changes.add(element, value));
+        }
         let acquired: Vec<_> = after.source_lists().iter().map(|it| self.source_lists.acquire(it)).collect();
         for (element, value) in acquired.into_iter().flatten() {
             changes.add(element, value);
@@ -353,6 +358,15 @@ impl PlacedService {
             && self.image.ports.len() == other.image.ports.len()
             && ports
                 .all(|(a, b)| (a.identity, &a.frontends, scopes(a)) == (b.identity, &b.frontends, scopes(b)))
+    }
+
+    /// Whether as many endpoints in the same sets are all that differs.
+    fn differs_in_slots_only(&self, other: &Self) -> bool {
+        let counts = |it: &Self| it.slots.iter().flatten().map(Vec::len).collect::<Vec<_>>();
+        let affinity = |it: &Self| it.image.ports.iter().map(|it| it.affinity).collect::<Vec<_>>();
+        self.has_same_keys(other)
+            && (counts(self), affinity(self)) == (counts(other), affinity(other))
+            && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
     }
 
     /// The difference between endpoints whose elements have the same keys.
