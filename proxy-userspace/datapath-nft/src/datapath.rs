@@ -506,7 +506,7 @@ impl Datapath {
                 );
             })
             .ok();
-        // Whoever else has committed something meanwhile may have changed our tables.
+        // Another process that has committed something meanwhile may have changed our tables.
         let expected = before.map(|it| it.wrapping_add(u32::from(result.is_ok())));
         if expected.is_none() || expected != generation(&mut self.netfilter) {
             self.changed.set();

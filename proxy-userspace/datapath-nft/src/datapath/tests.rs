@@ -250,7 +250,7 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         datapath.repair().unwrap();
         assert_eq!(datapath.read().unwrap(), before);
 
-        // Nothing listens while a transaction is written: whoever else writes one meanwhile is noticed by its number.
+        // Nothing listens while a transaction is written: that of another process meanwhile is noticed by its number.
         datapath.changed.take();
         let mut other = Netfilter::open().unwrap();
         let generation_before = generation(&mut other).unwrap();

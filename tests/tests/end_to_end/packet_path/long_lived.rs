@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     process::Command,
     slice,
     sync::{
@@ -349,48 +349,48 @@ fn a_thousand_changes_under_external_load_lose_nothing() {
 #[test]
 fn established_connections_are_answered_while_all_other_services_come_and_go() {
     let web = on_both_nodes(external("web", 1));
-    RunningCluster::each(slice::from_ref(&web), &[], |mut it| {
+    RunningCluster::each(slice::from_ref(&web), &[], |it| {
+        let ips = |n: u16| -> [IpAddr; 2] {
+            let [high, low] = n.to_be_bytes();
+            [[10, 97, high, low].into(), [0xfd00, 0x97, 0, 0, 0, 0, 0, n].into()]
+        };
         let other = |n: u16| {
-            let ips: [IpAddr; 2] = [
-                Ipv4Addr::new(10, 97, (n >> 8) as u8, n as u8).into(),
-                Ipv6Addr::new(0xfd00, 0x97, 0, 0, 0, 0, 0, n).into(),
-            ];
-            on_both_nodes(
-                Service::new(&format!("other-{n}"), &ips)
-                    .port("tcp", "TCP", 80, TARGET)
-                    .port("udp", "UDP", 80, TARGET),
-            )
+            let it = Service::new(&format!("other-{n}"), &ips(n)).port("tcp", "TCP", 80, TARGET);
+            on_both_nodes(it.port("udp", "UDP", 80, TARGET))
         };
         let count = u16::try_from(repetitions(1_500)).unwrap();
         let all: Vec<_> = (1..=count).map(other).chain([web.clone()]).collect();
-        let is_done = AtomicBool::new(false);
-        let longest = thread::scope(|scope| {
-            let clients: Vec<_> = load_balancer_ips(1)
-                .into_iter()
-                .map(|ip| {
-                    let (client, is_done) = (&it.client, &is_done);
-                    let mut connection = client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
-                    scope.spawn(move || {
-                        let mut longest = Duration::ZERO;
-                        while !is_done.load(Ordering::Relaxed) {
-                            let began = Instant::now();
-                            connection.ping().unwrap_or_else(|error| panic!("{ip}: {error}"));
-                            longest = longest.max(began.elapsed());
-                            thread::sleep(Duration::from_millis(1));
-                        }
-                        (ip, longest)
-                    })
+        let is_done = Arc::new(AtomicBool::new(false));
+        let clients: Vec<_> = load_balancer_ips(1)
+            .into_iter()
+            .map(|ip| {
+                let mut connection = it.client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
+                let is_done = Arc::clone(&is_done);
+                thread::spawn(move || {
+                    let mut longest = Duration::ZERO;
+                    while !is_done.load(Ordering::Relaxed) {
+                        let began = Instant::now();
+                        connection.ping().unwrap_or_else(|error| panic!("{ip}: {error}"));
+                        longest = longest.max(began.elapsed());
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    (ip, longest)
                 })
-                .collect();
-            for _ in 0..3 {
-                it.apply(&all);
-                it.apply(slice::from_ref(&web));
-            }
-            is_done.store(true, Ordering::Relaxed);
-            clients.into_iter().map(|it| it.join().expect("every ping is answered")).collect::<Vec<_>>()
-        });
-        // For information: how long depends on what else the machine does.
-        println!("the longest a ping took: {longest:?}");
+            })
+            .collect();
+        let is_served = |ip| TestCluster::request_unanswered(&it.pods[1], Transport::Tcp, at(ip, 80)).is_ok();
+        for _ in 0..3 {
+            it.write(&all);
+            assert!(eventually(TIMEOUT, || ips(count).into_iter().all(is_served)), "{}", it.agent.log());
+            it.write(slice::from_ref(&web));
+            assert!(eventually(TIMEOUT, || !ips(count).into_iter().any(is_served)), "{}", it.agent.log());
+        }
+        is_done.store(true, Ordering::Relaxed);
+        for it in clients {
+            // For information: how long depends on what else the machine does.
+            let (ip, longest) = it.join().expect("every ping is answered");
+            println!("the longest ping of {ip} took {longest:?}");
+        }
     });
 }
 
