@@ -31,7 +31,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     brain.start_serving("n1");
     let mut served = BTreeSet::from(["n1"]);
     while !u.is_empty() {
-        match u.int_in_range(0..=23)? {
+        match u.int_in_range(0..=18)? {
             kind @ 0..=11 => apply(&mut brain, change_of(kind, u)?),
             12 => {
                 let node = *u.choose(&NODES)?;
@@ -54,7 +54,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
             15 => recompute(&mut brain, &served, &options),
             // Endpoints alone, as they change most often, and of a state that is up to date.
             _ => {
-                recompute(&mut brain, &served, &options);
+                brain.recompute();
                 for _ in 0..u.int_in_range(1..=2)? {
                     let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
                     if !slices.is_empty() {

@@ -27,8 +27,8 @@ use self::{
     schedule::{Ended, Schedule},
 };
 
-/// The packages whose tests run the product in a sandbox.
-const OF_THE_PRODUCT: [&str; 4] = ["tests", "kill-matrix", "soak", "backend-conformance"];
+/// The packages whose tests run the product in a sandbox, or play many random histories.
+const SLOW: [&str; 6] = ["tests", "kill-matrix", "soak", "backend-conformance", "fuzz", "simulation"];
 /// After this time a test hangs, on a machine of ordinary speed.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 pub(crate) struct Options {
     /// Only tests whose names contain this
     filter: Option<String>,
-    /// Only tests that need neither a sandbox nor root; builds no kernel object
+    /// Only tests that need neither a sandbox nor root, without samples of random histories; builds no kernel object
     #[arg(long)]
     fast: bool,
     /// The seed of an earlier run, for its order; random by default
@@ -97,7 +97,7 @@ fn build(fast: bool) -> Result<Vec<TestBinary>> {
         build_for_tests()?;
     }
     let mut binaries = build_test_binaries(cargo_test())?;
-    binaries.retain(|it| !fast || !OF_THE_PRODUCT.contains(&it.package()));
+    binaries.retain(|it| !fast || !SLOW.contains(&it.package()));
     Ok(binaries)
 }
 

@@ -379,7 +379,7 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
             })
             .collect();
         let is_served = |ip| TestCluster::request_unanswered(&it.pods[1], Transport::Tcp, at(ip, 80)).is_ok();
-        for _ in 0..3 {
+        for _ in 0..2 {
             it.write(&all);
             assert!(eventually(TIMEOUT, || ips(count).into_iter().all(is_served)), "{}", it.agent.log());
             it.write(slice::from_ref(&web));
