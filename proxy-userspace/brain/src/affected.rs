@@ -5,7 +5,6 @@
 //! their results while one of them is ready, and there are no hints.
 
 use std::{
-    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
@@ -19,9 +18,10 @@ use model::{
 
 use crate::{NodeView, candidates::is_local, select::Others, service::trigger_time};
 
-/// Beyond so many addresses, and one of so many, all endpoints are derived again.
-const MAX_ADDRESSES: usize = 4;
-const MAX_SHARE: usize = 8;
+/// The number of affected addresses up to which only they are derived again, however few endpoints there are.
+const FEW_ADDRESSES: usize = 4;
+/// In a large Service, one of this many endpoints may be affected.
+const AFFECTED_ONE_IN: usize = 8;
 
 /// The slices of a Service that have changed since it was derived, as they were then.
 pub(crate) type Replaced = BTreeMap<SliceName, Arc<EndpointSlice>>;
@@ -36,7 +36,7 @@ pub(crate) struct Affected<'a> {
     /// Their addresses, before and now.
     addresses: BTreeSet<IpAddr>,
     /// Their pods, before and now.
-    pods: BTreeSet<&'a str>,
+    pods: BTreeSet<&'a Arc<str>>,
 }
 
 impl<'a> Affected<'a> {
@@ -52,16 +52,16 @@ impl<'a> Affected<'a> {
             changed.extend(old.symmetric_difference(&now).copied());
         }
         let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
-        let max = MAX_ADDRESSES.max(endpoints().count() / MAX_SHARE);
+        let max = FEW_ADDRESSES.max(endpoints().count() / AFFECTED_ONE_IN);
         let mut addresses: BTreeSet<_> = changed.iter().map(|it| it.address).collect();
-        let mut pods: BTreeSet<_> = changed.iter().filter_map(|it| it.pod.as_deref()).collect();
+        let mut pods: BTreeSet<_> = changed.iter().filter_map(|it| it.pod.as_ref()).collect();
         loop {
             if addresses.len() > max {
                 return None;
             }
             let before = (addresses.len(), pods.len());
             for it in endpoints() {
-                let pod = it.pod.as_deref();
+                let pod = it.pod.as_ref();
                 if addresses.contains(&it.address) || pod.is_some_and(|it| pods.contains(it)) {
                     addresses.insert(it.address);
                     pods.extend(pod);
@@ -72,13 +72,17 @@ impl<'a> Affected<'a> {
             }
         }
         let is_affected = |it: &&Endpoint| addresses.contains(&it.address);
-        let now = slices.iter().map(|slice| EndpointSlice {
-            headless: slice.headless,
-            ports: slice.ports.clone(),
-            endpoints: slice.endpoints.iter().filter(is_affected).cloned().collect(),
-            ..EndpointSlice::new(slice.name.clone(), slice.service.clone(), slice.family)
+        let now = slices.iter().filter_map(|slice| {
+            let endpoints: Vec<_> = slice.endpoints.iter().filter(is_affected).cloned().collect();
+            // A slice can have thousands of ports, and most slices have no such endpoint.
+            (!endpoints.is_empty()).then(|| EndpointSlice {
+                headless: slice.headless,
+                ports: slice.ports.clone(),
+                endpoints,
+                ..EndpointSlice::new(slice.name.clone(), slice.service.clone(), slice.family)
+            })
         });
-        let now = now.filter(|it| !it.endpoints.is_empty()).collect();
+        let now = now.collect();
         let found = Self { slices, now, addresses, pods };
         (changed.iter().all(|it| is_plain(it)) && found.are_others_independent()).then_some(found)
     }
@@ -105,7 +109,7 @@ impl<'a> Affected<'a> {
                 return false;
             }
         }
-        // The order of the ports is that of the slice, and each slice has all of them.
+        // All slices of a family have the same ports, so that an endpoint of the family serves all of them.
         let mut families = Family::ALL.into_iter().filter(|it| ports.of(*it).is_some());
         families.all(|family| self.others().any(|(of, it)| of == family && it.conditions.ready))
     }
@@ -113,14 +117,17 @@ impl<'a> Affected<'a> {
     /// What the results of the affected ones need to know of the others at a node; `None` if the results of the others depend on
     /// the affected ones there.
     fn others_at(&self, service: &Service, node: NodeView<'_>) -> Option<PerFamily<Others>> {
-        let mut all = PerFamily::default();
-        for family in Family::ALL {
-            *all.of_mut(family) = Others { has_ready: true, has_local_ready: false };
-        }
+        let ready = Others { has_ready: true, has_local_ready: false };
+        let mut all = PerFamily { v4: ready, v6: ready };
         if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
             for family in Family::ALL {
-                let local = || self.others().filter(|(of, it)| *of == family && is_local(it, node));
-                let has_ready = local().any(|(_, it)| it.conditions.ready);
+                let others = || self.others().filter(|(of, _)| *of == family).map(|(_, it)| it);
+                // Of several copies of an address any may count, also one on another node.
+                let counts_here = |it: &Endpoint| {
+                    others().filter(|copy| copy.address == it.address).all(|copy| is_local(copy, node))
+                };
+                let local = || others().filter(|it| is_local(it, node));
+                let has_ready = local().any(|it| it.conditions.ready && counts_here(it));
                 if !has_ready && local().next().is_some() {
                     return None;
                 }
@@ -152,14 +159,8 @@ impl<'a> Affected<'a> {
         };
         let others: Vec<_> = endpoints.drain(unnamed..).filter(is_other).collect();
         endpoints.extend(others);
-        let named = |endpoints: &[Arc<state::Endpoint>], pod: &str| {
-            endpoints.binary_search_by(|it| match &it.key {
-                EndpointKey::Pod(name) => (**name).cmp(pod),
-                EndpointKey::Anonymous(_) => Ordering::Greater,
-            })
-        };
         for pod in &self.pods {
-            if let Ok(at) = named(&endpoints, pod) {
+            if let Ok(at) = position(&endpoints, &EndpointKey::Pod(Arc::clone(pod))) {
                 endpoints.remove(at);
             }
         }
@@ -167,13 +168,10 @@ impl<'a> Affected<'a> {
             if let Some(other) = before.endpoints.first().filter(|other| other.ports == it.ports) {
                 Arc::make_mut(&mut it).ports = Arc::clone(&other.ports);
             }
-            let find = |endpoints: &[Arc<state::Endpoint>]| {
-                endpoints.binary_search_by(|other| other.key.cmp(&it.key))
-            };
             let equal = similar.into_iter().chain([before]).find_map(|state| {
-                state.endpoints.get(find(&state.endpoints).ok()?).filter(|other| **other == it)
+                state.endpoints.get(position(&state.endpoints, &it.key).ok()?).filter(|other| **other == it)
             });
-            let at = find(&endpoints).unwrap_or_else(|at| at);
+            let at = position(&endpoints, &it.key).unwrap_or_else(|at| at);
             endpoints.insert(at, equal.cloned().unwrap_or(it));
         }
         Some(ServiceState {
@@ -196,6 +194,11 @@ impl<'a> Affected<'a> {
         all.sort_unstable();
         all.into()
     }
+}
+
+/// The position of the endpoint with a key, or where to insert it.
+fn position(endpoints: &[Arc<state::Endpoint>], key: &EndpointKey) -> Result<usize, usize> {
+    endpoints.binary_search_by(|it| it.key.cmp(key))
 }
 
 /// Whether nothing but its own conditions and its node decide what an endpoint is used for, as long as others are ready.

@@ -59,6 +59,11 @@ proptest! {
     }
 
     #[test]
+    fn changes_of_endpoints_lead_to_the_states_of_the_pure_function(bytes in vec(any::<u8>(), 200..1_000)) {
+        fuzz::brain::changes_of_endpoints(&bytes);
+    }
+
+    #[test]
     fn explanations_agree_with_the_state(bytes in vec(any::<u8>(), 0..4_000), external_ips: bool) {
         let (cluster, options) = (cluster(&bytes), Options { external_ips, ..Options::default() });
         for node in NODES {

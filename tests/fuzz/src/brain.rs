@@ -11,7 +11,7 @@ use model::{cluster::ClusterState, state::NodeState};
 
 use crate::{
     invariants,
-    random_cluster::{Change, NODES, change, change_of, with_other_endpoints},
+    random_cluster::{Change, NODES, change, change_of, service_with_slices, with_other_endpoints},
     wire,
 };
 
@@ -67,6 +67,32 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
         }
     }
     recompute(&mut brain, &served, &options);
+    Ok(())
+}
+
+/// The same of a Service with slices of equal ports, of which nothing but endpoints changes: most often only those that a change
+/// can affect are derived again.
+pub fn changes_of_endpoints(bytes: &[u8]) {
+    let _ = endpoint_history(&mut Unstructured::new(bytes));
+}
+
+fn endpoint_history(u: &mut Unstructured<'_>) -> Result<()> {
+    let options = Options { external_ips: true, ..Options::default() };
+    let mut brain = Brain::new(options.clone());
+    NODES.iter().for_each(|it| brain.start_serving(it));
+    let served = BTreeSet::from(NODES);
+    let (service, slices) = service_with_slices(u)?;
+    brain.set_service(service);
+    slices.into_iter().for_each(|it| brain.set_slice(it));
+    recompute(&mut brain, &served, &options);
+    while !u.is_empty() {
+        for _ in 0..u.int_in_range(1..=2)? {
+            let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
+            let slice = with_other_endpoints(u.choose(&slices)?, u)?;
+            brain.set_slice(slice);
+        }
+        recompute(&mut brain, &served, &options);
+    }
     Ok(())
 }
 

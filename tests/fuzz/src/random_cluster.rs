@@ -246,6 +246,61 @@ fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
     })
 }
 
+/// A dual-stack Service over TCP and UDP that is served, and three slices that have all of its ports, without hints.
+///
+/// # Errors
+///
+/// If the bytes do not suffice.
+pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, Vec<EndpointSlice>)> {
+    let name = ServiceName::new("ns", SERVICES[0]);
+    let target = NonZeroU16::MIN;
+    let ports = [(PORT_NAMES[1], Protocol::Tcp), (PORT_NAMES[2], Protocol::Udp)];
+    let service_port = |(name, protocol): (&str, Protocol)| ServicePort {
+        name: name.to_owned(),
+        protocol,
+        port: target,
+        node_port: None,
+        target_port: TargetPort::Number(target),
+    };
+    let service = Service {
+        cluster_ips: vec![
+            Ipv4Addr::new(10, 96, 0, 1).into(),
+            Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 1).into(),
+        ],
+        external_ips: addresses(u)?,
+        ports: ports.map(service_port).into(),
+        internal_policy: policy(u)?,
+        external_policy: policy(u)?,
+        load_balancing: load_balancing(u)?,
+        ..Service::new(name.clone())
+    };
+    let mut slices = Vec::new();
+    for (n, family) in (0..).zip([Family::V4, Family::V4, Family::V6]) {
+        let slice_name = SliceName { namespace: "ns".into(), name: format!("slice-{n}").into() };
+        let mut slice = EndpointSlice {
+            ports: ports
+                .map(|(name, protocol)| SlicePort { name: name.to_owned(), protocol, port: target })
+                .into(),
+            ..EndpointSlice::new(slice_name, name.clone(), family)
+        };
+        for _ in 0..u.int_in_range(1..=4)? {
+            slice.endpoints.push(endpoint(u, family)?);
+        }
+        make_plain(&mut slice);
+        slices.push(slice);
+    }
+    Ok((service, slices))
+}
+
+/// Takes the hints away, and what is ready is not terminating.
+fn make_plain(slice: &mut EndpointSlice) {
+    for it in &mut slice.endpoints {
+        it.node_hints.clear();
+        it.zone_hints.clear();
+        it.conditions.terminating &= !it.conditions.ready;
+    }
+}
+
 /// The slice after up to two endpoints have come, gone or changed; often none of it has hints.
 ///
 /// # Errors
@@ -258,12 +313,8 @@ pub(crate) fn with_other_endpoints(slice: &EndpointSlice, u: &mut Unstructured<'
         let new = if u.ratio(2, 3)? { Some(endpoint(u, slice.family)?) } else { None };
         slice.endpoints.splice(at..slice.endpoints.len().min(at + 1), new);
     }
-    if u.ratio(3, 4)? {
-        for it in &mut slice.endpoints {
-            it.node_hints.clear();
-            it.zone_hints.clear();
-            it.conditions.terminating &= !it.conditions.ready;
-        }
+    if u.ratio(7, 8)? {
+        make_plain(&mut slice);
     }
     Ok(slice)
 }
