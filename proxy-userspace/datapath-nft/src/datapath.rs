@@ -130,8 +130,7 @@ impl Datapath {
         let is_owner = can_own_tables(&mut netfilter);
         let changed = Arc::new(ChangeFlag::default());
         let port = netfilter.port();
-        let listener = listen(&changed, port);
-        let listener = listener.map_err(Error::Open)?;
+        let listener = listen(&changed, port).map_err(Error::Open)?;
         Ok(Self {
             node_name: options.node_name.clone(),
             config: options.config.clone(),

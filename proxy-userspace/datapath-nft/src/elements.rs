@@ -82,6 +82,12 @@ impl Changes {
         }
     }
 
+    /// Deletes and adds what other changes do.
+    pub(super) fn extend(&mut self, Self { delete, add }: Self) {
+        delete.into_iter().for_each(|(element, value)| self.delete(element, value));
+        add.into_iter().for_each(|(element, value)| self.add(element, value));
+    }
+
     /// Takes out the changes of one family.
     pub(super) fn take(&mut self, family: Family) -> Self {
         let take = |all: &mut Elements| all.extract_if(.., |it, _| it.family == family).collect();

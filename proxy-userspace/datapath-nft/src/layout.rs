@@ -195,26 +195,20 @@ impl Layout {
 
     /// Adds the difference of one Service to the changes.
     fn replace(&mut self, before: &PlacedService, after: &PlacedService, changes: &mut Changes) {
-        if before.differs_in_slots_only(after) {
-            let Changes { delete, add } = before.slot_changes(after);
-            delete.into_iter().for_each(|(element, value)| changes.delete(element, value));
-            return add.into_iter().for_each(|(element, value)| changes.add(element, value));
+        let has_same_keys = before.has_same_keys(after);
+        if has_same_keys && before.has_same_counts(after) {
+            return changes.extend(before.slot_changes(after));
         }
         let acquired: Vec<_> = after.source_lists().iter().map(|it| self.source_lists.acquire(it)).collect();
         for (element, value) in acquired.into_iter().flatten() {
             changes.add(element, value);
         }
         let lists = &self.source_lists;
-        let mut own =
-            vec![Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists))];
-        own.push(match before.has_same_keys(after) {
+        changes.extend(Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists)));
+        changes.extend(match has_same_keys {
             true => before.slot_changes(after),
             false => Changes::between(&before.endpoint_elements(), &after.endpoint_elements()),
         });
-        for Changes { delete, add } in own {
-            delete.into_iter().for_each(|(element, value)| changes.delete(element, value));
-            add.into_iter().for_each(|(element, value)| changes.add(element, value));
-        }
         let released: Vec<_> = before.source_lists().iter().map(|it| self.source_lists.release(it)).collect();
         for (element, value) in released.into_iter().flatten() {
             changes.delete(element, value);
@@ -360,12 +354,11 @@ impl PlacedService {
                 .all(|(a, b)| (a.identity, &a.frontends, scopes(a)) == (b.identity, &b.frontends, scopes(b)))
     }
 
-    /// Whether as many endpoints in the same sets are all that differs.
-    fn differs_in_slots_only(&self, other: &Self) -> bool {
+    /// Whether the sets have as many endpoints, and all else is the same that decides about elements, apart from their keys.
+    fn has_same_counts(&self, other: &Self) -> bool {
         let counts = |it: &Self| it.slots.iter().flatten().map(Vec::len).collect::<Vec<_>>();
         let affinity = |it: &Self| it.image.ports.iter().map(|it| it.affinity).collect::<Vec<_>>();
-        self.has_same_keys(other)
-            && (counts(self), affinity(self)) == (counts(other), affinity(other))
+        (counts(self), affinity(self)) == (counts(other), affinity(other))
             && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
     }
 

@@ -212,23 +212,9 @@ impl Bench {
         let cold_start_s = self.begin.elapsed().as_secs_f64();
         figures.start =
             Some(Start { cold_start_s, rss_mb: self.resident_mb()?, cpu_start_s: self.cpu_seconds()? });
-        self.settle()?;
+        wait_until_idle(MAX_SETTLE_TIME, || self.cpu_seconds())?;
         figures.change = Some(self.measure_changes(changing)?);
         figures.connect = Some(self.measure_connects()?);
-        Ok(())
-    }
-
-    /// Waits until the proxy is idle.
-    fn settle(&self) -> Result<()> {
-        let (begin, mut before) = (Instant::now(), self.cpu_seconds()?);
-        while begin.elapsed() < MAX_SETTLE_TIME {
-            thread::sleep(IDLE_TIME);
-            let now = self.cpu_seconds()?;
-            if now - before < IDLE_SHARE * IDLE_TIME.as_secs_f64() {
-                break;
-            }
-            before = now;
-        }
         Ok(())
     }
 
@@ -369,6 +355,20 @@ impl Bench {
         // A process may have ended meanwhile.
         Ok(processes.lines().filter_map(of).sum::<f64>() / 1024.0)
     }
+}
+
+/// Waits until a proxy that has used so many seconds of a processor is idle; false if it is not within `limit`.
+pub(crate) fn wait_until_idle(limit: Duration, cpu_seconds: impl Fn() -> Result<f64>) -> Result<bool> {
+    let (begin, mut before) = (Instant::now(), cpu_seconds()?);
+    while begin.elapsed() < limit {
+        thread::sleep(IDLE_TIME);
+        let now = cpu_seconds()?;
+        if now - before < IDLE_SHARE * IDLE_TIME.as_secs_f64() {
+            return Ok(true);
+        }
+        before = now;
+    }
+    Ok(false)
 }
 
 fn endpoints(services: u32) -> u32 {

@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use api_server::{ApiServer, Settings, WatchList};
 use build_tools::{build, command::status};
 use clap::Args;
 use fastrand::Rng;
 use serde_json::Value;
 use tests::{
-    Agent, MemoryCgroup, Sandbox, TestNode,
+    MemoryCgroup, Sandbox, TestNode,
     agent::{AgentCommand, VERBOSE},
     test_node::NODE,
 };
@@ -27,7 +27,7 @@ use crate::{
     figures::Figures,
     kube::{cpu_seconds, resident_mb},
     objects::{self, TARGET_PORT},
-    proxies::{is_served, reached},
+    proxies::{is_served, reached, wait_until_idle},
 };
 
 /// What is measured unless other sizes are given.
@@ -48,10 +48,6 @@ const CHANGE_INTERVAL: Duration = Duration::from_millis(97);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A proxy goes on loading after it has begun to serve: it is idle when it uses at most this part of a processor for this
-/// long.
-const IDLE_SHARE: f64 = 0.05;
-const IDLE_TIME: Duration = Duration::from_secs(2);
 /// The Service that changes has one endpoint, at one of these.
 const CHANGING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 244, 1, 1), Ipv4Addr::new(10, 244, 1, 2)];
 
@@ -173,10 +169,11 @@ fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Re
     let mut agent = command.start(sandbox)?;
     agent.wait_until(START_TIMEOUT, || is_served(changing))?;
     let start = begin.elapsed();
-    settle(&agent)?;
-    let start_cpu = cpu_seconds(&agent)?;
+    // It goes on loading after it has begun to serve.
+    let is_idle = wait_until_idle(START_TIMEOUT, || cpu_seconds(&agent))?;
+    ensure!(is_idle, "the proxy is not idle after {START_TIMEOUT:?}\n{}", agent.log());
 
-    let (cpu, began) = (cpu_seconds(&agent)?, Instant::now());
+    let (start_cpu, began) = (cpu_seconds(&agent)?, Instant::now());
     let mut times = cluster.churn(|| {
         (0..CHANGES)
             .map(|n| {
@@ -194,14 +191,14 @@ fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Re
             })
             .collect::<Result<Vec<_>>>()
     })?;
-    let cpu_percent = (cpu_seconds(&agent)? - cpu) / began.elapsed().as_secs_f64() * 100.0;
+    let cpu_percent = (cpu_seconds(&agent)? - start_cpu) / began.elapsed().as_secs_f64() * 100.0;
     times.sort_unstable_by(f64::total_cmp);
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
 
     let goals = goals(size);
     report.figure(&format!("{size}, --packets {packets}: a connect sees a change, median"), at(50), "ms", 1);
     report.row("  99th percentile", goals.p99_ms, at(99), "ms", 1);
-    report.row("  of one core", goals.cpu_percent, cpu_percent, "%", 1);
+    report.row("  CPU, of one core", goals.cpu_percent, cpu_percent, "%", 1);
     report.row("  resident", goals.resident_mb, resident_mb(&agent)?, "MB", 0);
     report.row("  at most", goals.peak_mb, agent.memory_kb("VmHWM")? as f64 / 1024.0, "MB", 0);
     if let Some(peak) = memory.as_ref().and_then(|it| it.peak().ok()) {
@@ -216,22 +213,6 @@ fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Re
     report.row("  CPU of the start", 10.0, start_cpu, "s", 1);
     agent.terminate()?;
     Ok(())
-}
-
-/// Waits until the proxy is idle.
-fn settle(agent: &Agent) -> Result<()> {
-    let (begin, mut before) = (Instant::now(), cpu_seconds(agent)?);
-    loop {
-        thread::sleep(IDLE_TIME);
-        let now = cpu_seconds(agent)?;
-        if now - before < IDLE_SHARE * IDLE_TIME.as_secs_f64() {
-            return Ok(());
-        }
-        if begin.elapsed() > START_TIMEOUT {
-            bail!("the proxy is not idle after {START_TIMEOUT:?}\n{}", agent.log());
-        }
-        before = now;
-    }
 }
 
 /// An API server with a cluster of a size.

@@ -9,7 +9,7 @@ use std::{
 
 static NAMES: LazyLock<Mutex<HashSet<Arc<str>>>> = LazyLock::new(Mutex::default);
 
-/// The same name, in the memory of one that is known.
+/// A name of a node, in the memory that other objects with the same name use already.
 pub(super) fn shared(name: Arc<str>) -> Arc<str> {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = names.get(&name) {
