@@ -22,6 +22,7 @@ use crate::{
     bpf_maps::{self, BpfMaps},
     capabilities,
     cgroup::Cgroup,
+    clock,
     connected_backends::ConnectedBackends,
     double_buffer::{Applied, DoubleBuffer},
     error::Error,
@@ -37,6 +38,7 @@ use crate::{
     socket_termination::SocketTerminator,
     table_stats::StatsReader,
     trace::{ActiveTrace, TracedPrograms},
+    trial_connects::TrialConnects,
 };
 
 /// How long a connection reports failures to the counter of its endpoint: a SYN is answered, or retransmitted for the first
@@ -53,6 +55,7 @@ pub struct Datapath {
     packets_serve: Option<bool>,
     stats: StatsReader,
     failures: FailureRecords,
+    trials: TrialConnects,
     recount: Recount,
     /// When counters were reclaimed last.
     reclaimed_at: Instant,
@@ -120,6 +123,7 @@ impl Datapath {
             packets_serve: None,
             stats,
             failures,
+            trials: TrialConnects::new(options.passive_health),
             recount,
             reclaimed_at: Instant::now(),
             exclusions,
@@ -197,6 +201,7 @@ impl Datapath {
     /// Forgets the failures of endpoints that were removed: they may have changed when they return.
     fn forget_removed(&mut self) {
         let removed = self.buffer.take_removed_counters();
+        self.trials.forget(&removed);
         if let Err(error) = self.failures.forget(removed) {
             tracing::warn!("failures of removed endpoints stay recorded: {error}");
         }
@@ -366,6 +371,21 @@ impl Datapath {
     /// pods are not honored. Must be called within a tokio runtime.
     pub fn cgroup_events(&self) -> Option<CgroupEvents> {
         self.exclusions.events()
+    }
+
+    /// Connects to ejected endpoints whose time is nearly out, and prolongs the ejections of those that did not answer. To be
+    /// called every second.
+    ///
+    /// # Errors
+    ///
+    /// If the records cannot be read or written: then clients find out what has become of an endpoint.
+    pub fn try_ejected(&mut self) -> Result<(), Error> {
+        let records = self.failures.ejected()?;
+        let now = clock::now()?;
+        for (key, record) in self.trials.step(now, &records, |counters| self.buffer.endpoints_of(counters)) {
+            self.failures.replace(key, &record)?;
+        }
+        Ok(())
     }
 
     /// Reads the usage of the tables that clients fill, after what is unused there was deleted.

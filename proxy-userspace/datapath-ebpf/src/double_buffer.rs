@@ -5,8 +5,8 @@
 //! The process may therefore die between any two steps: no program reads what was half written.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
 };
 
 use datapath::{EjectedEndpoint, PassiveHealthOptions};
@@ -96,6 +96,11 @@ impl<S: MapStore> DoubleBuffer<S> {
     /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.
     pub(super) fn ejected(&self, avoiders: &HashMap<CounterIndex, Avoiders>) -> Vec<EjectedEndpoint> {
         self.layout.ejected(avoiders)
+    }
+
+    /// The endpoints whose connections are counted by these counters.
+    pub(super) fn endpoints_of(&self, counters: &HashSet<CounterIndex>) -> HashMap<CounterIndex, SocketAddr> {
+        self.layout.endpoints_of(counters)
     }
 
     /// The counters of endpoints that were removed, or of which others may become the owners, since the last call.

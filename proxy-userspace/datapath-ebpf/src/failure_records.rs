@@ -79,6 +79,19 @@ impl FailureRecords {
         Ok(avoiders)
     }
 
+    /// The records of ejected endpoints.
+    pub(super) fn ejected(&self) -> Result<Vec<(FailureKey, FailureRecord)>, Error> {
+        if self.word(HAS_RECORDS)? == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(self.all()?.into_iter().filter(|(_, it)| it.until != 0).collect())
+    }
+
+    /// Replaces a record, unless a connection has succeeded meanwhile.
+    pub(super) fn replace(&self, key: FailureKey, record: &FailureRecord) -> Result<(), Error> {
+        hash_map::replace(&self.records, &key, record, FAILURES)
+    }
+
     /// Deletes the records of endpoints that have changed.
     pub(super) fn forget(&mut self, mut endpoints: Vec<CounterIndex>) -> Result<(), Error> {
         if !endpoints.is_empty() && self.word(HAS_RECORDS)? != 0 {

@@ -22,6 +22,21 @@ pub(super) fn read_all<K: bytemuck::AnyBitPattern, V: bytemuck::AnyBitPattern>(
     Ok(keys.zip(values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned)).collect())
 }
 
+/// Replaces the value of a key, if it is still there.
+pub(super) fn replace<K: bytemuck::NoUninit, V: bytemuck::NoUninit>(
+    map: &MapData,
+    key: &K,
+    value: &V,
+    name: &str,
+) -> Result<(), Error> {
+    match raw_bpf::replace(map.fd().as_fd(), key, value) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::syscall("BPF_MAP_UPDATE_ELEM", name)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Deletes an entry of a hash map; whether there was one. One by one: a batch stops at the first missing key, and does not
 /// report how many it deleted.
 pub(super) fn delete<K: bytemuck::NoUninit, V>(map: &MapData, key: &K, name: &str) -> Result<bool, Error> {

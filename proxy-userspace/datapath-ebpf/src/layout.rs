@@ -10,7 +10,7 @@ mod rows;
 mod writer;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -319,6 +319,12 @@ impl Layout {
         found.sort_unstable();
         found.dedup();
         found
+    }
+
+    /// The endpoints whose connections are counted by these counters.
+    pub(super) fn endpoints_of(&self, counters: &HashSet<CounterIndex>) -> HashMap<CounterIndex, SocketAddr> {
+        let slots = self.sets().flat_map(|it| &it.slots).filter(|it| counters.contains(&it.counter));
+        slots.map(|it| (it.counter, it.backend)).collect()
     }
 
     fn sets(&self) -> impl Iterator<Item = &Set> {

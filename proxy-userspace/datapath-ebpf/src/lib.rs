@@ -39,6 +39,7 @@ mod store;
 mod table_family;
 mod table_stats;
 mod trace;
+mod trial_connects;
 
 pub mod check;
 mod clock;

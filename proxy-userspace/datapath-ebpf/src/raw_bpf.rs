@@ -19,7 +19,7 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
+    BPF_EXIST, BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
 };
 
 /// Calls bpf(2).
@@ -91,6 +91,23 @@ pub(super) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     element.key = std::ptr::from_ref(&key) as u64;
     // SAFETY: the kernel reads a key of 4 bytes, the size of `key`, which outlives the call.
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr) }.map(drop)
+}
+
+/// Replaces the value of an existing key; `NotFound` if there is none.
+pub(super) fn replace<K: bytemuck::NoUninit, V: bytemuck::NoUninit>(
+    map: BorrowedFd<'_>,
+    key: &K,
+    value: &V,
+) -> io::Result<()> {
+    let mut attr = attr();
+    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
+    let element = unsafe { &mut attr.__bindgen_anon_2 };
+    element.map_fd = fd(map);
+    element.key = std::ptr::from_ref(key) as u64;
+    element.__bindgen_anon_1.value = std::ptr::from_ref(value) as u64;
+    element.flags = BPF_EXIST.into();
+    // SAFETY: the kernel reads a key and a value of the map's sizes, which are those of the types; both outlive the call.
+    unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
 /// Replaces the program of a link without a moment in which none is attached (Linux 5.7).

@@ -203,6 +203,15 @@ impl Sockets {
         self.datapath.as_ref()?.cgroup_events()
     }
 
+    /// Tries ejected endpoints. To be called every second.
+    ///
+    /// # Errors
+    ///
+    /// Clients try them then.
+    pub(crate) fn try_ejected(&mut self) -> Result<(), Error> {
+        Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::try_ejected)?)
+    }
+
     /// The usage of the tables that clients fill, if the socket path is on.
     pub(crate) fn table_stats(&mut self) -> Result<Option<TableStats>, Error> {
         Ok(self.datapath.as_mut().map(ebpf::Datapath::table_stats).transpose()?)

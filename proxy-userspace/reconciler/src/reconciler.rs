@@ -30,6 +30,8 @@ use crate::{
 
 /// How often the kernel is queried for the attached programs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// How often ejected endpoints are tried.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(1);
 /// A change of more entries frees enough memory that it is worth returning to the system.
 const LARGE_CHANGE: usize = 10_000;
 
@@ -64,6 +66,7 @@ pub struct Reconciler<'a> {
     rejected: BTreeSet<Rejected>,
     retry: Retry,
     next_check: Instant,
+    next_trial: Instant,
     addresses: HostAddresses,
     termination: Option<SocketTermination>,
     prober: Option<Prober>,
@@ -125,6 +128,7 @@ impl<'a> Reconciler<'a> {
             rejected: BTreeSet::new(),
             retry: Retry::new(),
             next_check: Instant::now(),
+            next_trial: Instant::now(),
             addresses: HostAddresses::default(),
             termination: None,
             prober: None,
@@ -167,6 +171,9 @@ impl<'a> Reconciler<'a> {
             if self.next_check <= Instant::now() && self.check().await {
                 continue;
             }
+            if self.next_trial <= Instant::now() {
+                self.try_ejected().await;
+            }
             match self.next_event().await {
                 Event::Published(published) => self.on_published(published),
                 Event::Closed => return,
@@ -190,7 +197,8 @@ impl<'a> Reconciler<'a> {
     }
 
     async fn next_event(&mut self) -> Event {
-        let wake = self.retry.at.map_or(self.next_check, |it| it.min(self.next_check));
+        let due = self.next_check.min(self.next_trial);
+        let wake = self.retry.at.map_or(due, |it| it.min(due));
         tokio::select! {
             next = self.states.next() => next.map_or(Event::Closed, Event::Published),
             addresses = self.addresses.changed() => Event::AddressesChanged(addresses),
@@ -434,6 +442,14 @@ impl<'a> Reconciler<'a> {
         }
         // What is missing is attached again at once, unless a retry is scheduled.
         self.retry.at.is_none() && !is_complete
+    }
+
+    async fn try_ejected(&mut self) {
+        self.next_trial = Instant::now() + TRIAL_INTERVAL;
+        if let Err(error) = self.on_blocking_thread(Sockets::try_ejected).await {
+            // `table_stats` reads the same records, and warns.
+            tracing::debug!("ejected endpoints cannot be tried: {}", error_chain(&error));
+        }
     }
 
     async fn refresh_exclusions(&mut self) {

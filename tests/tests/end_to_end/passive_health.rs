@@ -5,7 +5,7 @@ use std::{
     io::{ErrorKind, Read as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -164,6 +164,20 @@ fn a_healed_endpoint_gets_its_share_after_one_connection_has_tried() {
     let shares = outcomes(400);
     assert_eq!(shares.values().sum::<usize>(), 400);
     assert!((120..280).contains(&shares[&Served(0)]), "{shares:?}");
+}
+
+#[test]
+fn an_endpoint_that_stays_dead_is_tried_by_the_proxy_and_not_by_clients() {
+    let arguments = ["--passive-health-ejection-time=3s", "--passive-health-max-ejection-time=1h"];
+    let Some((_node, hole)) = node_or_skip(&[web4(1..=3)], &arguments) else { return };
+    eject_failing();
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        assert_eq!(connect(), Served(1));
+        thread::sleep(Duration::from_millis(5));
+    }
+    let _healed = hole.heal().unwrap();
+    assert!(eventually(TIMEOUT, || connect() == Served(0)));
 }
 
 #[test]
