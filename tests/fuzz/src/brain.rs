@@ -26,6 +26,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     let options = Options {
         service_proxy_name: u.ratio(1, 8)?.then(|| "mesh".to_owned()),
         external_ips: !u.ratio(1, 8)?,
+        max_namespace_entries: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { u64::MAX },
     };
     let mut brain = Brain::new(options.clone());
     brain.start_serving("n1");

@@ -8,7 +8,7 @@ use datapath_ebpf::fuzzing as ebpf;
 use datapath_nft::fuzzing as nft;
 use model::{cluster::ClusterState, state::NodeState};
 
-use crate::random_cluster::change;
+use crate::random_cluster::{change, service_with_slices, with_other_endpoints};
 
 /// The most states of a history.
 const MAX_STATES: usize = 12;
@@ -26,10 +26,31 @@ pub fn target(bytes: &[u8]) {
 
 fn history(u: &mut Unstructured<'_>, states: &mut Vec<NodeState>) -> Result<()> {
     let mut cluster = ClusterState::default();
+    if u.arbitrary()? {
+        return endpoint_history(u, cluster, states);
+    }
     while !u.is_empty() && states.len() < MAX_STATES {
         for _ in 0..u.int_in_range(1..=4)? {
             change(u)?.apply(&mut cluster);
         }
+        states.push(state(&cluster));
+    }
+    Ok(())
+}
+
+/// Of one Service nothing but endpoints changes: then a datapath replaces the endpoints that differ, and nothing else.
+fn endpoint_history(
+    u: &mut Unstructured<'_>,
+    mut cluster: ClusterState,
+    states: &mut Vec<NodeState>,
+) -> Result<()> {
+    let (service, slices) = service_with_slices(u)?;
+    cluster.set_service(service);
+    slices.into_iter().for_each(|it| drop(cluster.set_slice(it)));
+    states.push(state(&cluster));
+    while !u.is_empty() && states.len() < MAX_STATES {
+        let slices: Vec<_> = cluster.slices().cloned().collect();
+        cluster.set_slice(with_other_endpoints(u.choose(&slices)?, u)?);
         states.push(state(&cluster));
     }
     Ok(())
