@@ -166,11 +166,13 @@ impl Admin {
         }
     }
 
-    /// The annotations of Services that are ignored now.
-    pub fn ignored_annotations(&self) -> Vec<Rejected> {
+    /// The annotations of Services that are ignored now, and the Services that do not fit into their namespaces.
+    pub fn problems_of_services(&self) -> Vec<Rejected> {
         let state = self.state();
-        let rejected = state.rejected.get(&RejectedBy::Source).into_iter().flat_map(Rejections::iter);
-        rejected.filter(|it| matches!(it.effect, Effect::AnnotationIgnored(_))).cloned().collect()
+        let rejected = state.rejected.values().flat_map(Rejections::iter);
+        let is_of_service =
+            |it: &&Rejected| matches!(it.effect, Effect::AnnotationIgnored(_) | Effect::OverLimit { .. });
+        rejected.filter(is_of_service).cloned().collect()
     }
 
     /// The endpoints that clients avoid now.
@@ -258,6 +260,10 @@ impl pipeline::Observer for Admin {
             Stage::Brain => RejectedBy::Brain,
         };
         self.state().rejected.insert(by, rejections.clone());
+    }
+
+    fn namespace_entries(&self, most: u64) {
+        self.state().namespace_entries = most;
     }
 
     fn published(&self, steps: &PublishSteps) {

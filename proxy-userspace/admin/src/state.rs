@@ -109,6 +109,8 @@ pub(crate) struct AdminState {
     pub(crate) packet_affinity: PacketAffinity,
     /// Whether kube-proxy has rules beside ours.
     pub(crate) has_kube_proxy_rules: bool,
+    /// Of the largest namespace.
+    pub(crate) namespace_entries: u64,
     pub(crate) rejected: BTreeMap<RejectedBy, Rejections>,
     pub(crate) totals: Totals,
     /// Whether the source has the Node object of every node, so that a missing one is known to be missing.

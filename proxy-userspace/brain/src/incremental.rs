@@ -14,15 +14,14 @@ use std::{
 use model::{
     Rejections, ServiceName,
     cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
-    conflicts::FrontendOwners,
     object_map::Edit,
     state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
 
 use crate::{
     NodeView, Options,
+    admission::Admission,
     affected::{Affected, Replaced},
-    frontends::claim,
     service_view::{Locality, ServiceView, referenced_nodes},
 };
 
@@ -31,10 +30,12 @@ use crate::{
 pub struct Brain {
     options: Options,
     cluster: Arc<ClusterState>,
-    owners: FrontendOwners,
+    admission: Admission,
     rejections: Rejections,
     /// Services whose own object may have changed.
     changed_services: BTreeSet<ServiceName>,
+    /// Services whose slices may have changed.
+    changed_slices: BTreeSet<ServiceName>,
     /// Services to be derived again.
     dirty: BTreeMap<ServiceName, Dirty>,
     /// The Services of the nodes that no endpoint refers to, by zone.
@@ -108,10 +109,16 @@ impl Brain {
         self.served.get(node).map(|it| &it.state)
     }
 
-    /// The frontends that are not served because another Service has them, by Service, as of the last
-    /// [`recompute`](Self::recompute).
+    /// The frontends that are not served because another Service has them, and the Services that do not fit into their
+    /// namespaces, by Service, as of the last [`recompute`](Self::recompute).
     pub fn rejections(&self) -> &Rejections {
         &self.rejections
+    }
+
+    /// The entries of the largest namespace, of those that are refused, too, as of the last
+    /// [`recompute`](Self::recompute); see [`Options::max_namespace_entries`].
+    pub fn most_namespace_entries(&self) -> u64 {
+        self.admission.most_entries()
     }
 
     /// Adds a Service, or replaces the one of the same name.
@@ -131,11 +138,15 @@ impl Brain {
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
         let slice = slice.into();
         let service = slice.service.clone();
+        self.changed_slices.insert(service.clone());
         match self.cluster_mut().set_slice(slice) {
             Some(old) if old.service == service => self.mark_endpoints_dirty(old),
             old => {
                 self.mark_dirty(&service);
-                old.iter().for_each(|it| self.mark_dirty(&it.service));
+                if let Some(it) = &old {
+                    self.changed_slices.insert(it.service.clone());
+                    self.mark_dirty(&it.service);
+                }
             }
         }
     }
@@ -143,6 +154,7 @@ impl Brain {
     /// Deletes an EndpointSlice.
     pub fn delete_slice(&mut self, name: &SliceName) {
         if let Some(old) = self.cluster_mut().delete_slice(name) {
+            self.changed_slices.insert(old.service.clone());
             self.mark_dirty(&old.service);
         }
     }
@@ -188,6 +200,7 @@ impl Brain {
             self.changed_services.insert(name.clone());
         }
         for service in after.services_with_changed_slices(&before) {
+            self.changed_slices.insert(service.clone());
             self.mark_dirty(service);
         }
         for (name, ..) in after.nodes().diff(before.nodes()) {
@@ -209,16 +222,15 @@ impl Brain {
     /// `max_pending`: a change does not wait until thousands of nodes have their first state.
     pub fn recompute_some(&mut self, max_pending: usize) -> BTreeSet<Arc<str>> {
         let mut changed = BTreeSet::new();
-        for name in mem::take(&mut self.changed_services) {
-            let service = self.cluster.service(&name);
-            let claim = service.map(|it| claim(it, &self.options)).unwrap_or_default();
-            for affected in self.owners.set(&name, claim) {
-                self.mark_dirty(&affected);
-            }
-            self.mark_dirty(&name);
+        let services = mem::take(&mut self.changed_services);
+        let with_slices = mem::take(&mut self.changed_slices);
+        for it in self.admission.update(&self.cluster, &self.options, &services, &with_slices) {
+            self.mark_dirty(&it);
         }
-        for name in self.owners.take_changed() {
-            self.rejections.set(&format!("Service {name}"), self.owners.rejected_of(&name));
+        for name in self.admission.take_changed() {
+            let rejected =
+                self.admission.rejected_of(&self.cluster, &name, self.options.max_namespace_entries);
+            self.rejections.set(&format!("Service {name}"), rejected);
         }
         for (name, dirty) in mem::take(&mut self.dirty) {
             self.derive(&name, &dirty, &mut changed);
@@ -335,7 +347,7 @@ impl Brain {
 
     /// Derives one Service again, for all zones and served nodes.
     fn derive(&mut self, name: &ServiceName, dirty: &Dirty, changed: &mut BTreeSet<Arc<str>>) {
-        let mut view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
+        let mut view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
         if self.served.len() > FEW {
             view = view.for_many_nodes();
         }
@@ -390,7 +402,7 @@ impl Brain {
         let services = match zone {
             None => {
                 let states = self.cluster.services().keys().filter_map(|name| {
-                    let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
+                    let view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
                     view.state(Locality::default()).map(Arc::new)
                 });
                 states.collect()
@@ -418,7 +430,7 @@ impl Brain {
         locality: impl Fn(&ServiceView<'a>) -> Locality<'a>,
     ) {
         for name in referring {
-            let view = ServiceView::new(&self.cluster, &self.owners, name, &self.options);
+            let view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
             let mut edit = derive_edit(&view, name, locality(&view), None, [services.get(name), None]);
             services.apply(&mut edit);
         }

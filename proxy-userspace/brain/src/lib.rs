@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod affected;
 mod candidates;
 mod endpoints;
@@ -22,9 +23,10 @@ use std::sync::Arc;
 use model::{
     PerFamily,
     cluster::ClusterState,
-    conflicts::FrontendOwners,
     state::{NodeInfos, NodeState},
 };
+
+use admission::Admission;
 
 pub use explain::{
     AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explanation, InvalidQuery, Query, Verdict,
@@ -32,16 +34,17 @@ pub use explain::{
 };
 pub use incremental::Brain;
 pub use node_view::NodeView;
-pub use options::Options;
+pub use options::{DEFAULT_MAX_NAMESPACE_ENTRIES, Options};
 pub use service::service_state;
 
 /// The full state of a node, derived from scratch; [`Brain`] keeps the same state up to date.
 pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(cluster, node);
-    let owners = frontend_owners(cluster, options);
-    let states = cluster.services().values().filter_map(|service| {
+    let admission = Admission::of(cluster, options);
+    let states = cluster.services().keys().filter_map(|name| {
+        let service = admission.service(cluster, name)?;
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
-        let conflicting = owners.conflicting(&service.name);
+        let conflicting = admission.conflicting(name);
         Some(Arc::new(service::resolved_state(
             service,
             slices,
@@ -57,15 +60,6 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
         service_cidrs: Arc::clone(cluster.service_cidrs()),
         pods: Arc::clone(cluster.pods()),
     }
-}
-
-/// Which Service owns which frontend in a cluster.
-fn frontend_owners(cluster: &ClusterState, options: &Options) -> FrontendOwners {
-    let mut owners = FrontendOwners::default();
-    for (name, service) in cluster.services() {
-        owners.set(name, frontends::claim(service, options));
-    }
-    owners
 }
 
 /// The part of a node state that is the same for all nodes.

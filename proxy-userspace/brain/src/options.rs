@@ -8,10 +8,19 @@ pub struct Options {
     pub service_proxy_name: Option<String>,
     /// Whether `spec.externalIPs` are served (deprecated by KEP-5707, on by default).
     pub external_ips: bool,
+    /// `--max-namespace-entries`: how many frontends and endpoints, times their ports, the Services of a namespace may have.
+    pub max_namespace_entries: u64,
 }
+
+/// 50,000 Services of five endpoints in one namespace fit, and so do their tables into the memory of the manifests.
+pub const DEFAULT_MAX_NAMESPACE_ENTRIES: u64 = 500_000;
 
 impl Default for Options {
     fn default() -> Self {
-        Self { service_proxy_name: None, external_ips: true }
+        Self {
+            service_proxy_name: None,
+            external_ips: true,
+            max_namespace_entries: DEFAULT_MAX_NAMESPACE_ENTRIES,
+        }
     }
 }

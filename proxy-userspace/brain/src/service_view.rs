@@ -13,12 +13,13 @@ use std::{
 use model::{
     Family, PerFamily, ServiceName,
     cluster::{self, ClusterState, Endpoint, EndpointSlice},
-    conflicts::{FrontendKey, FrontendOwners},
+    conflicts::FrontendKey,
     state::{self, Memo, ServiceState, TrafficPolicy},
 };
 
 use crate::{
     NodeView, Options,
+    admission::Admission,
     affected::{Affected, Replaced},
     service::{resolved_state, trigger_time},
 };
@@ -50,18 +51,18 @@ pub(crate) struct Locality<'a> {
 impl<'a> ServiceView<'a> {
     pub(crate) fn new(
         cluster: &'a ClusterState,
-        owners: &'a FrontendOwners,
+        admission: &'a Admission,
         name: &ServiceName,
         options: &'a Options,
     ) -> Self {
-        let service = cluster.service(name).map(Arc::as_ref);
+        let service = admission.service(cluster, name).map(Arc::as_ref);
         let slices: Vec<_> = match service {
             Some(_) => cluster.slices_of(name).map(Arc::as_ref).collect(),
             None => Vec::new(),
         };
         let endpoints = slices.iter().flat_map(|it| &it.endpoints);
         let zones = endpoints.flat_map(|it| &it.zone_hints).map(AsRef::as_ref).collect();
-        let conflicting = owners.conflicting(name);
+        let conflicting = admission.conflicting(name);
         Self { service, slices, conflicting, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
     }
 

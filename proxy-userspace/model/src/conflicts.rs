@@ -66,6 +66,16 @@ impl Claim {
         Self { created, cluster_ips: service.cluster_ips.clone(), frontends }
     }
 
+    /// How many frontends it has.
+    pub fn len(&self) -> usize {
+        self.frontends.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty()
+    }
+
     fn precedence(&self, service: &ServiceName, frontend: FrontendKey) -> Precedence {
         Precedence {
             is_not_cluster_ip: !frontend.address.is_some_and(|it| self.cluster_ips.contains(&it)),

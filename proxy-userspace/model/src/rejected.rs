@@ -30,6 +30,13 @@ pub enum Effect {
     Served,
     /// It is an annotation of this Service, which is served without it.
     AnnotationIgnored(ServiceName),
+    /// It is a Service, which is not served because it does not fit into its namespace.
+    OverLimit {
+        /// The Service.
+        service: ServiceName,
+        /// The first node with an endpoint of it: of all nodes the one that reports it.
+        node: Option<Arc<str>>,
+    },
 }
 
 impl Rejected {
@@ -43,9 +50,16 @@ impl Rejected {
         Self { item: item.into(), reason: reason.into(), effect: Effect::Served }
     }
 
+    /// A Service that does not fit into its namespace, and why.
+    pub fn over_limit(service: &ServiceName, node: Option<Arc<str>>, reason: impl Into<String>) -> Self {
+        let effect = Effect::OverLimit { service: service.clone(), node };
+        Self { item: format!("Service {service}"), reason: reason.into(), effect }
+    }
+
     /// The line of a log.
     pub fn log_line(&self) -> String {
-        let prefix = if self.effect == Effect::NotServed { "not served: " } else { "" };
+        let is_served = matches!(self.effect, Effect::Served | Effect::AnnotationIgnored(_));
+        let prefix = if is_served { "" } else { "not served: " };
         format!("{prefix}{self}")
     }
 }

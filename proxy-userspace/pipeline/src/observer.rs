@@ -17,6 +17,9 @@ pub trait Observer {
     /// What a stage rejects now, which replaces what was reported before. They have been logged.
     fn rejected(&self, stage: Stage, rejections: &Rejections);
 
+    /// The entries of the largest namespace ([`brain::Options::max_namespace_entries`]).
+    fn namespace_entries(&self, most: u64);
+
     /// The state of this node is published; again with the same revision if it did not change.
     fn published(&self, steps: &PublishSteps);
 }
@@ -40,6 +43,7 @@ impl Observer for () {
     fn source(&self, _: &str, _: SyncStatus) {}
     fn request(&self, _: &ApiRequest) {}
     fn rejected(&self, _: Stage, _: &Rejections) {}
+    fn namespace_entries(&self, _: u64) {}
     fn published(&self, _: &PublishSteps) {}
 }
 

@@ -197,6 +197,7 @@ impl Pipeline {
                 true => snapshot(&self.cluster),
                 false => ClusterSnapshot::Unavailable,
             });
+            observer.namespace_entries(brain.most_namespace_entries());
             let is_required = self.requires_node();
             let infos = brain.node_infos();
             if nodes.as_ref().is_none_or(|it| !it.ptr_eq(infos)) {
@@ -293,6 +294,8 @@ mod tests {
         fn rejected(&self, _: Stage, rejections: &model::Rejections) {
             self.rejected.lock().unwrap().extend(rejections.iter().map(ToString::to_string));
         }
+
+        fn namespace_entries(&self, _: u64) {}
 
         fn published(&self, steps: &PublishSteps) {
             self.published.lock().unwrap().push(*steps);

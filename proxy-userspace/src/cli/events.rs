@@ -50,7 +50,8 @@ async fn post(
         select! {
             Some(it) = failed.recv() => recorder.post(unbound_port(&node, it)).await,
             now = poll.tick() => {
-                for event in service_events.update(problems(&admin, is_of_all_nodes), |it| admin.serves(it), now) {
+                let problems = problems(&admin, &node, is_of_all_nodes);
+                for event in service_events.update(problems, |it| admin.serves(it), now) {
                     recorder.post(event).await;
                 }
             }
@@ -71,13 +72,19 @@ fn unbound_port(node: &str, BindFailure { service, port, reason }: BindFailure) 
 }
 
 /// The problems that there are now, and that this process posts.
-fn problems(admin: &Admin, is_of_all_nodes: bool) -> BTreeMap<ServiceName, Problems> {
+fn problems(admin: &Admin, node: &str, is_of_all_nodes: bool) -> BTreeMap<ServiceName, Problems> {
     let mut problems = BTreeMap::<_, Problems>::new();
-    for it in admin.ignored_annotations() {
-        if let Effect::AnnotationIgnored(service) = &it.effect
-            && (is_of_all_nodes || admin.has_first_endpoint(service))
-        {
-            problems.entry(service.clone()).or_default().annotations.insert(it.to_string());
+    for it in admin.problems_of_services() {
+        match &it.effect {
+            Effect::AnnotationIgnored(service) if is_of_all_nodes || admin.has_first_endpoint(service) => {
+                problems.entry(service.clone()).or_default().annotations.insert(it.to_string());
+            }
+            Effect::OverLimit { service, node: first }
+                if is_of_all_nodes || first.as_deref() == Some(node) =>
+            {
+                problems.entry(service.clone()).or_default().over_limit = Some(it.reason.clone());
+            }
+            _ => {}
         }
     }
     for it in admin.ejected_endpoints() {

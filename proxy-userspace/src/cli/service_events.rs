@@ -25,6 +25,8 @@ const MAX_NAMED: usize = 5;
 pub(super) struct Problems {
     /// The annotations that are ignored, and why.
     pub(super) annotations: BTreeSet<String>,
+    /// Why it does not fit into its namespace, if it does not.
+    pub(super) over_limit: Option<String>,
     /// The endpoints that clients of this node avoid.
     pub(super) ejected: BTreeSet<String>,
 }
@@ -33,6 +35,7 @@ pub(super) struct Problems {
 #[derive(Clone, Copy, Debug)]
 enum Reason {
     InvalidAnnotation,
+    NamespaceOverLimit,
     EndpointEjected,
     EndpointReturned,
 }
@@ -43,7 +46,7 @@ struct Posted {
     /// The problems that readers of the Events know.
     problems: Problems,
     /// When there was an Event of each reason.
-    at: [Option<Instant>; 3],
+    at: [Option<Instant>; 4],
 }
 
 /// Selects the Events of a node.
@@ -144,6 +147,10 @@ impl ServiceEvents {
         {
             problems.annotations = current.annotations;
         }
+        let is_known = current.over_limit.is_none() || current.over_limit == problems.over_limit;
+        if is_known || post(Reason::NamespaceOverLimit, current.over_limit.clone().unwrap_or_default()) {
+            problems.over_limit = current.over_limit;
+        }
         let node = &self.node;
         let new: BTreeSet<_> = current.ejected.difference(&problems.ejected).cloned().collect();
         if !new.is_empty() {
@@ -179,6 +186,7 @@ impl ServiceEvents {
 fn event(service: ServiceName, reason: Reason, note: String) -> ServiceEvent {
     let (is_warning, reason, action, is_of_cluster) = match reason {
         Reason::InvalidAnnotation => (true, "InvalidAnnotation", "Ignore", true),
+        Reason::NamespaceOverLimit => (true, "NamespaceOverLimit", "Serve", true),
         Reason::EndpointEjected => (true, "EndpointEjected", "Eject", false),
         Reason::EndpointReturned => (false, "EndpointReturned", "Return", false),
     };
@@ -302,6 +310,18 @@ mod tests {
         set(&mut node, &["a: no", "b: no"]);
         let events = node.events.update(node.problems.clone(), |_| true, node.now + SERVICE_INTERVAL);
         assert!(events.len() == 1 && events[0].is_of_cluster && !events[0].note.contains("n1"), "{events:?}");
+    }
+
+    #[test]
+    fn a_service_that_does_not_fit_has_one_event() {
+        let mut node = Node::new();
+        let problems = Problems { over_limit: Some("too many".into()), ..Problems::default() };
+        node.problems.insert(ServiceName::new("default", "s1"), problems);
+        assert_eq!(node.after(POLL), ["s1 NamespaceOverLimit: too many"]);
+        assert_eq!(node.after(SERVICE_INTERVAL).len(), 0);
+        node.problems.clear();
+        node.after(SERVICE_INTERVAL);
+        assert!(node.events.posted.is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tests::{
     AgentCommand, Build, ConnectLoad, EchoConnection, TestNode, Transport,
     agent::{APPLIED, Output, run},
     fixtures::WEB4,
-    http,
+    http::{self, metric},
     load::LoadReport,
     manifest::{self, Service},
     request, scaled,
@@ -322,6 +322,31 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     let note = ignored[0]["note"].to_string();
     assert!(note.contains("did you mean kube-proxy-ebpf.io/passive-health?"), "{note}");
     assert_eq!(node.agent().count_logged("cannot post the event"), 1);
+    node.terminate();
+}
+
+#[test]
+fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let server = ApiServer::start(Settings::default()).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    const ADDRESS: [u8; 4] = [10, 96, 0, 12];
+    // By age, and then by name, it comes after the other one.
+    let zoo = |endpoints: &[u8]| service("zoo", ADDRESS, endpoints);
+    set(&server, &[web(&[1]), zoo(&[1, 2, 3])]);
+    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
+    node.start_with(&command(&node, &kubeconfig).args(["--max-namespace-entries=5"]));
+    TcpStream::connect(frontend()).unwrap();
+    node.wait_until_logged(&["not served: Service default/zoo: its 4 entries", "may have 5"]);
+    node.wait_until(|_| metric("kube_proxy_ebpf_namespace_entries") == Some(6.0));
+    let explained = run(node.cli("explain").args(["node", "10.96.0.12:80"])).stdout;
+    assert!(explained.contains("zoo does not fit into its namespace"), "{explained}");
+    node.wait_until(|_| !server.events().is_empty());
+    let event = &server.events()[0];
+    assert_eq!([&event["reason"], &event["regarding"]["name"]], ["NamespaceOverLimit", "zoo"]);
+    set(&server, &[zoo(&[1, 2])]);
+    node.wait_until(|_| TcpStream::connect((Ipv4Addr::from(ADDRESS), 80)).is_ok());
     node.terminate();
 }
 

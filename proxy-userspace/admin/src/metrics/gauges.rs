@@ -80,6 +80,11 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         RejectedBy::ALL.iter().map(rejected),
     )?;
     out.gauge(
+        "namespace_entries",
+        "Entries of the namespace with most, those that are not served included, see --max-namespace-entries",
+        state.namespace_entries as f64,
+    )?;
+    out.gauge(
         "node_eligible",
         "1 if load balancers may send to this node, else 0",
         flag(state.is_node_eligible()),

@@ -8,7 +8,7 @@ use std::{
 use model::{
     Family, FrontendKind, Protocol, ServiceName,
     cluster::{ClusterState, Service},
-    conflicts::{FrontendKey, FrontendOwners, remove_conflicting},
+    conflicts::{FrontendKey, remove_conflicting},
     state::{self, TrafficPolicy},
 };
 
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     NodeView, Options,
+    admission::Admission,
     frontends::{frontends, has_family},
 };
 
@@ -26,7 +27,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search<'a> {
     pub(super) cluster: &'a ClusterState,
-    pub(super) owners: &'a FrontendOwners,
+    pub(super) admission: &'a Admission,
     pub(super) options: &'a Options,
     pub(super) node: NodeView<'a>,
     pub(super) client: ClientKind,
@@ -116,7 +117,8 @@ impl<'a> Search<'a> {
     ) -> Result<Frontend<'a>, Unmatched> {
         let at = |ip| {
             let port = NonZeroU16::new(address.port())?;
-            let name = self.owners.claimants(FrontendKey { address: ip, port, protocol }).next()?;
+            let name =
+                self.admission.owners().claimants(FrontendKey { address: ip, port, protocol }).next()?;
             let service = self.cluster.service(name)?;
             let state = self.state(service)?;
             let is_own = |it: &state::ServicePort| {
@@ -186,7 +188,7 @@ impl<'a> Search<'a> {
             return known;
         }
         let name = format!("{address}/{protocol}");
-        let frontends = self.owners.owned().filter(|(it, _)| it.address.is_some());
+        let frontends = self.admission.owners().owned().filter(|(it, _)| it.address.is_some());
         let near = did_you_mean(&name, frontends.map(|(key, service)| format!("{key} ({service})")));
         let what = match self.node_address(address.ip()) {
             Some(NodeAddress::Unknown) | None => format!("no Service has the address {}", address.ip()),
@@ -235,8 +237,11 @@ impl<'a> Search<'a> {
 
     /// A Service as it is served, without endpoints; none if it is not served.
     fn state(&self, service: &Service) -> Option<state::Service> {
+        if self.admission.is_refused(&service.name) {
+            return None;
+        }
         let mut state = frontends(service, self.options)?;
-        if let Some(conflicting) = self.owners.conflicting(&service.name) {
+        if let Some(conflicting) = self.admission.conflicting(&service.name) {
             remove_conflicting(&mut state, conflicting);
         }
         Some(state)
@@ -250,6 +255,9 @@ impl<'a> Search<'a> {
                 name.as_deref().unwrap_or_default(),
                 self.options.service_proxy_name.as_deref().unwrap_or_default()
             ),
+            _ if self.admission.is_refused(&service.name) => {
+                "does not fit into its namespace, which has too many endpoints and ports; `status` says how many".to_owned()
+            }
             _ => "has no cluster IP: its clients connect to its endpoints, which DNS names".to_owned(),
         };
         InvalidQuery(format!("Service {} {reason}", service.name))

@@ -13,7 +13,7 @@ mod reasons;
 use std::sync::Arc;
 
 use crate::{
-    NodeView, Options, candidates::SlicesByPort, frontend_owners, select::Others, service::select_for,
+    NodeView, Options, admission::Admission, candidates::SlicesByPort, select::Others, service::select_for,
 };
 use model::{Family, FrontendKind, cluster::ClusterState, state::Scope};
 
@@ -39,8 +39,8 @@ pub fn explain(
 ) -> Result<Explanation, InvalidQuery> {
     let node = NodeView::new(cluster, node);
     let client = client::find(cluster, node, &query.client)?;
-    let owners = &frontend_owners(cluster, options);
-    let search = Search { cluster, owners, options, node, client: client.kind };
+    let admission = &Admission::of(cluster, options);
+    let search = Search { cluster, admission, options, node, client: client.kind };
     let (destination, protocol) = search.address(&query.destination)?;
     let explanation = Explanation {
         node: node.name.into(),

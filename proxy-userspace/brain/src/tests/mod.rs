@@ -1,5 +1,6 @@
 //! How a Service becomes the state of a node.
 
+mod admission;
 mod affected;
 mod conflicts;
 mod explain;

@@ -1,5 +1,6 @@
 //! Which Services are served.
 
+use brain::DEFAULT_MAX_NAMESPACE_ENTRIES;
 use clap::Args;
 
 /// Which Services are served.
@@ -13,6 +14,11 @@ pub(in crate::cli) struct SelectionFlags {
     /// The log says of each other gate why it makes none.
     #[arg(long, value_name = "NAME=BOOL,…", value_parser = feature_gates)]
     feature_gates: Vec<FeatureGates>,
+    /// How many entries the Services of a namespace may have; of more, the younger Services are not served
+    ///
+    /// An entry is a frontend, or an endpoint at one of its ports. So no tenant takes the memory and the time of others.
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAX_NAMESPACE_ENTRIES, value_parser = clap::value_parser!(u64).range(1..))]
+    max_namespace_entries: u64,
 }
 
 /// kube-proxy's feature gates, as far as they are set.
@@ -76,6 +82,7 @@ impl SelectionFlags {
         let mut options = brain::Options {
             // An environment variable that is set but empty counts as not set.
             service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
+            max_namespace_entries: self.max_namespace_entries,
             ..brain::Options::default()
         };
         for gates in &self.feature_gates {
@@ -131,8 +138,9 @@ mod tests {
     #[track_caller]
     fn check(texts: &[&str], expect: Result<bool, &str>) {
         let gates: Result<Vec<_>, _> = texts.iter().map(|it| feature_gates(it)).collect();
-        let options =
-            gates.map(|feature_gates| SelectionFlags { service_proxy_name: None, feature_gates }.options());
+        let options = gates.map(|feature_gates| {
+            SelectionFlags { service_proxy_name: None, feature_gates, max_namespace_entries: 1 }.options()
+        });
         match (options, expect) {
             (Ok(options), Ok(expect)) => assert_eq!(options.external_ips, expect, "{texts:?}"),
             (Err(error), Err(expect)) => assert!(error.contains(expect), "{texts:?}: {error}"),

@@ -1,0 +1,216 @@
+//! What of each Service is served: which fit into their namespaces, and which Service owns which frontend.
+//!
+//! A namespace may have a number of *entries*: the frontends of its Services, and for each slice its endpoints times its
+//! different target ports. Of a namespace with more the older Services are served (then the first by name), each if it fits
+//! beside those before it. So nothing that one tenant writes takes the place of another one's Services.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use model::{
+    Rejected, ServiceName, Timestamp,
+    cluster::{ClusterState, EndpointSlice, Service},
+    conflicts::{FrontendKey, FrontendOwners},
+};
+
+use crate::{Options, frontends::claim};
+
+/// What of each Service is served; kept up to date as Services and slices change.
+#[derive(Debug, Default)]
+pub(crate) struct Admission {
+    owners: FrontendOwners,
+    namespaces: HashMap<Arc<str>, Namespace>,
+    /// The namespaces by their entries.
+    sizes: BTreeSet<(u64, Arc<str>)>,
+    /// The Services that were refused or admitted since they were taken.
+    changed: BTreeSet<ServiceName>,
+}
+
+/// The Services of a namespace.
+#[derive(Debug, Default)]
+struct Namespace {
+    entries: u64,
+    services: BTreeMap<ServiceName, Entries>,
+    /// Those that do not fit.
+    refused: BTreeSet<ServiceName>,
+}
+
+/// How many entries a Service has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Entries {
+    created: Option<Timestamp>,
+    frontends: u64,
+    endpoints: u64,
+}
+
+impl Entries {
+    fn all(&self) -> u64 {
+        self.frontends + self.endpoints
+    }
+}
+
+impl Admission {
+    /// That of a whole cluster.
+    pub(crate) fn of(cluster: &ClusterState, options: &Options) -> Self {
+        let mut admission = Self::default();
+        let services = cluster.services().keys().cloned().collect();
+        admission.update(cluster, options, &services, &BTreeSet::new());
+        admission
+    }
+
+    /// Which Service owns which frontend.
+    pub(crate) fn owners(&self) -> &FrontendOwners {
+        &self.owners
+    }
+
+    /// A Service, unless it does not fit into its namespace.
+    pub(crate) fn service<'a>(
+        &self,
+        cluster: &'a ClusterState,
+        name: &ServiceName,
+    ) -> Option<&'a Arc<Service>> {
+        cluster.service(name).filter(|_| !self.is_refused(name))
+    }
+
+    /// The frontends of a Service that another one owns.
+    pub(crate) fn conflicting(&self, name: &ServiceName) -> Option<&BTreeSet<FrontendKey>> {
+        self.owners.conflicting(name)
+    }
+
+    /// Whether a Service does not fit into its namespace.
+    pub(crate) fn is_refused(&self, name: &ServiceName) -> bool {
+        self.namespaces.get(&name.namespace).is_some_and(|it| it.refused.contains(name))
+    }
+
+    /// The entries of the largest namespace, those that are refused included.
+    pub(crate) fn most_entries(&self) -> u64 {
+        self.sizes.last().map_or(0, |it| it.0)
+    }
+
+    /// Takes over changes of Services, and of slices of Services; returns the Services of which other parts are served than
+    /// before.
+    pub(crate) fn update(
+        &mut self,
+        cluster: &ClusterState,
+        options: &Options,
+        services: &BTreeSet<ServiceName>,
+        with_slices: &BTreeSet<ServiceName>,
+    ) -> BTreeSet<ServiceName> {
+        let claim_of =
+            |name: &_| cluster.service(name).map(|it| claim(it, options)).filter(|it| !it.is_empty());
+        let mut claims: BTreeMap<_, _> = services.iter().map(|it| (it.clone(), claim_of(it))).collect();
+        let mut touched = BTreeSet::new();
+        for name in services.union(with_slices) {
+            let namespace = self.namespaces.entry(Arc::clone(&name.namespace)).or_default();
+            let before = namespace.services.get(name).copied();
+            let own = match claims.get(name) {
+                Some(claim) => claim.as_ref().map(|claim| Entries {
+                    created: cluster.service(name).and_then(|it| it.created),
+                    frontends: claim.len() as u64,
+                    endpoints: 0,
+                }),
+                None => before,
+            };
+            let endpoints = || cluster.slices_of(name).map(|it| entries(it)).sum();
+            let now = own.map(|it| Entries { endpoints: endpoints(), ..it });
+            // The second, to remove what the first line of the loop may have added.
+            if now != before || namespace.services.is_empty() {
+                touched.insert(Arc::clone(&name.namespace));
+                self.sizes.remove(&(namespace.entries, Arc::clone(&name.namespace)));
+                namespace.set(name, now);
+                self.sizes.insert((namespace.entries, Arc::clone(&name.namespace)));
+            }
+        }
+        for name in touched {
+            let Some(namespace) = self.namespaces.get_mut(&name) else { continue };
+            for it in namespace.refuse(options.max_namespace_entries) {
+                claims.entry(it.clone()).or_insert_with(|| claim_of(&it));
+                self.changed.insert(it);
+            }
+            if namespace.services.is_empty() {
+                self.namespaces.remove(&name);
+                self.sizes.remove(&(0, name));
+            }
+        }
+        // Of those that stay refused the reason may differ.
+        let refused: Vec<_> = services.union(with_slices).filter(|it| self.is_refused(it)).cloned().collect();
+        self.changed.extend(refused);
+        let mut affected = BTreeSet::new();
+        for (name, claim) in claims {
+            let claim = claim.filter(|_| !self.is_refused(&name)).unwrap_or_default();
+            affected.extend(self.owners.set(&name, claim));
+            affected.insert(name);
+        }
+        affected
+    }
+
+    /// The Services for which [`rejected_of`](Self::rejected_of) may have changed since the last call.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<ServiceName> {
+        let mut changed = self.owners.take_changed();
+        changed.append(&mut self.changed);
+        changed
+    }
+
+    /// What of a Service is not served, and why.
+    pub(crate) fn rejected_of(&self, cluster: &ClusterState, name: &ServiceName, max: u64) -> Vec<Rejected> {
+        let namespace = self.namespaces.get(&name.namespace).filter(|it| it.refused.contains(name));
+        let Some(entries) = namespace.and_then(|it| it.services.get(name)) else {
+            return self.owners.rejected_of(name);
+        };
+        let reason = format!(
+            "its {} entries (frontends, endpoints times ports) do not fit beside those of the older Services of \
+             namespace {}, which may have {max} (--max-namespace-entries)",
+            entries.all(),
+            name.namespace
+        );
+        let nodes = cluster.slices_of(name).flat_map(|it| &it.endpoints).filter_map(|it| it.node.clone());
+        vec![Rejected::over_limit(name, nodes.min(), reason)]
+    }
+}
+
+impl Namespace {
+    /// Sets the entries of a Service; none if it is not served.
+    fn set(&mut self, name: &ServiceName, entries: Option<Entries>) {
+        let before = match entries {
+            Some(it) => self.services.insert(name.clone(), it),
+            None => self.services.remove(name),
+        };
+        self.entries += entries.unwrap_or_default().all();
+        self.entries -= before.unwrap_or_default().all();
+    }
+
+    /// Refuses the Services that do not fit; returns those that are refused or admitted now.
+    fn refuse(&mut self, max: u64) -> BTreeSet<ServiceName> {
+        let refused = if self.entries > max { self.without_room(max) } else { BTreeSet::new() };
+        let changed = refused.symmetric_difference(&self.refused).cloned().collect();
+        self.refused = refused;
+        changed
+    }
+
+    fn without_room(&self, max: u64) -> BTreeSet<ServiceName> {
+        let mut services: Vec<_> = self.services.iter().collect();
+        services.sort_by_key(|(_, it)| (it.created.is_none(), it.created));
+        let mut room = max;
+        services.retain(|(_, it)| match room.checked_sub(it.all()) {
+            Some(left) => {
+                room = left;
+                false
+            }
+            None => true,
+        });
+        services.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// The entries of a slice.
+fn entries(slice: &EndpointSlice) -> u64 {
+    if slice.headless {
+        return 0;
+    }
+    let mut targets: Vec<_> = slice.ports.iter().map(|it| it.port).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    (targets.len() * slice.endpoints.len()) as u64
+}
