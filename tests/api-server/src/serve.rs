@@ -6,12 +6,14 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     fmt::Write as _,
+    io::Write as _,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use anyhow::Result;
 use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Collected, Full, StreamBody, combinators::BoxBody};
 use hyper::{
@@ -40,6 +42,9 @@ use crate::{
 };
 
 type Body = BoxBody<Bytes, std::io::Error>;
+/// Shorter lists are not compressed (`defaultGzipThresholdBytes` of k8s.io/apiserver).
+const MIN_COMPRESSED: usize = 128 << 10;
+
 type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
 /// Serves until it is dropped.
@@ -152,9 +157,16 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {
-                body.response(&shared, async move |mut out: Out| {
-                    out.send(text).await.map(drop).unwrap_or_default();
-                })
+                let is_compressed = text.len() > MIN_COMPRESSED && accepts_gzip(&request);
+                let bytes = if is_compressed { gzip(text.as_bytes()) } else { text.into_bytes() };
+                let mut response = body.response(&shared, async move |mut out: Out| {
+                    out.send(bytes).await.map(drop).unwrap_or_default();
+                });
+                if is_compressed {
+                    let encoding = header::HeaderValue::from_static("gzip");
+                    response.headers_mut().insert(header::CONTENT_ENCODING, encoding);
+                }
+                response
             },
         );
     }
@@ -184,6 +196,15 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     body.response(&shared, async move |out: Out| {
         watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
     })
+}
+
+fn accepts_gzip(request: &Request<Incoming>) -> bool {
+    request.headers().get(header::ACCEPT_ENCODING).is_some_and(|it| it.as_bytes() == b"gzip")
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(text).and_then(|()| encoder.finish()).expect("a Vec takes everything")
 }
 
 /// Without the server's name, which HTTP/2 adds.
@@ -437,8 +458,8 @@ struct Out {
 
 impl Out {
     /// Fails if the client has closed the connection, or a fault closes it.
-    async fn send(&mut self, text: String) -> Result<(), ()> {
-        let mut rest = Bytes::from(text);
+    async fn send(&mut self, data: impl Into<Bytes>) -> Result<(), ()> {
+        let mut rest = data.into();
         while !rest.is_empty() {
             let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - self.sent);
             let fragment = rest.split_to(rest.len().min(self.faults.fragment_size).min(left));

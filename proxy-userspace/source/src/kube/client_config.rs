@@ -27,6 +27,7 @@ use kube::{
 };
 use model::error_chain;
 use tower::{BoxError, ServiceBuilder, service_fn};
+use tower_http::decompression::DecompressionLayer;
 
 use super::{
     connector::Connector,
@@ -101,6 +102,7 @@ impl ClientConfig {
         let requests = self.requests.clone();
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
+            .layer(DecompressionLayer::new())
             .option_layer(auth)
             .map_request(move |request| match &token {
                 Some(token) => token.add_to(request),

@@ -18,7 +18,7 @@ use super::{
     options::{Options, Selectors},
     resource::Resource,
     shared::Shared,
-    shared_client::{JSON, NumberedClient, SharedClient},
+    shared_client::{GZIP, IDENTITY, JSON, NumberedClient, SharedClient},
     store::Store,
     timing::Timing,
     watch_error::{ErrorKind, WatchError, quoted},
@@ -439,7 +439,11 @@ impl<R: Resource> Reflector<R> {
             (true, Verb::List) => METADATA_LIST,
             (true, Verb::Watch) => METADATA,
         };
-        let response = self.used.get(R::PLURAL, &uri, form, self.timing.timeout).await?;
+        let encoding = match verb {
+            Verb::List => GZIP,
+            Verb::Watch => IDENTITY,
+        };
+        let response = self.used.get(R::PLURAL, &uri, form, encoding, self.timing.timeout).await?;
         let (parts, mut body) = response.into_parts();
         self.is_pinged = parts.version == Version::HTTP_2;
         if parts.status.is_success() {

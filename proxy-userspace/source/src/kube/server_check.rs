@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::{
     backoff::Backoff,
     shared::{SERVER, Shared},
-    shared_client::{JSON, NumberedClient, SharedClient},
+    shared_client::{IDENTITY, JSON, NumberedClient, SharedClient},
     timing::Timing,
     watch_error::{ErrorKind, WatchError},
     watch_stream::read_all,
@@ -52,7 +52,7 @@ pub(super) async fn run(client: Arc<SharedClient>, shared: Arc<Shared>, timing: 
 /// Fails if there is no answer, or one that a load balancer without a server gives; others are those of a living server.
 async fn request(client: &NumberedClient, timing: &Timing) -> Result<(), WatchError> {
     let limit = timing.idle.1;
-    let (parts, mut body) = client.get(PATH, PATH, JSON, limit).await?.into_parts();
+    let (parts, mut body) = client.get(PATH, PATH, JSON, IDENTITY, limit).await?.into_parts();
     let body = read_all(&mut body, PATH, limit, MAX_BODY).await?;
     if parts.status.is_server_error() {
         return Err(WatchError::status(PATH, parts.status, &parts.headers, &body, false));

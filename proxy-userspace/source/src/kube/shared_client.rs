@@ -17,6 +17,11 @@ use super::{
 
 /// The form of a response: whole objects.
 pub(super) const JSON: &str = "application/json";
+/// The encoding of a list: a server compresses those of more than 128 KiB, to less than a tenth (KEP-156).
+pub(super) const GZIP: &str = "gzip";
+/// The encoding of a watch: from Kubernetes 1.37 on each event would be a gzip member of its own, and the library decompresses
+/// the first one only.
+pub(super) const IDENTITY: &str = "identity";
 /// How long a retry waits for the configuration to be read.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 const USER_AGENT: &str = concat!("kube-proxy-ebpf/", env!("CARGO_PKG_VERSION"));
@@ -50,16 +55,18 @@ impl NumberedClient {
         self.client.clone()
     }
 
-    /// Waits for the head of a response in a form, whatever its status; errors begin with `name`.
+    /// Waits for the head of a response in a form and an encoding, whatever its status; errors begin with `name`.
     pub(super) async fn get(
         &self,
         name: &str,
         uri: &str,
         form: &'static str,
+        encoding: &'static str,
         limit: Duration,
     ) -> Result<Response<Body>, WatchError> {
         let request = Request::get(uri)
             .header(header::ACCEPT, form)
+            .header(header::ACCEPT_ENCODING, encoding)
             .header(header::USER_AGENT, USER_AGENT)
             .body(Body::empty())
             .map_err(|it| WatchError::new(ErrorKind::Other, format!("{name}: {it}")))?;

@@ -126,6 +126,28 @@ async fn lists_are_answered_from_the_servers_cache() {
 }
 
 #[tokio::test]
+async fn a_long_list_is_compressed_and_survives_an_interruption() {
+    let server = server(paging());
+    fill(&server);
+    let before = server.sent();
+    let mut test = SourceTest::follow(&server);
+    test.next().await;
+    assert_eq!(test.cluster.services().len(), 1201);
+    // 1,201 Services are more than 300 KB.
+    let sent = server.sent() - before;
+    assert!(sent < 60_000, "{sent} bytes");
+    server.compact();
+    for (after, name) in [(5, "a"), (10_000, "b")] {
+        server.inject_fault(Resource::Services, Verb::List, 1, Fault::DisconnectAfter(after));
+        server.disconnect_all();
+        server.set(service(name, "10.96.0.11"));
+        server.compact();
+        test.until(has_service(name)).await;
+        assert!(test.cluster.services().len() > 1201, "an incomplete list deletes nothing");
+    }
+}
+
+#[tokio::test]
 async fn a_streaming_list_that_never_ends_is_followed_by_one_in_pages() {
     let ignoring = Settings {
         watch_list: WatchList::Ignored,
