@@ -41,7 +41,7 @@ pub(super) fn count_clients(
         let client = length(&[Field::Address], family);
         let mut clients: HashMap<Bytes, usize> = HashMap::new();
         count(netfilter, family, Map::Affinity, |key| {
-            *clients.entry(Bytes(key[client.min(key.len())..].to_vec())).or_default() += 1;
+            *clients.entry(Bytes(key[client.min(key.len())..].into())).or_default() += 1;
         })
         .map_err(read)?;
         usage.clients += clients.values().sum::<usize>();
@@ -54,7 +54,7 @@ pub(super) fn count_clients(
         let full = clients.into_iter().filter(|(_, count)| *count >= MAX_CLIENTS).map(|(port, _)| port);
         let full: Vec<_> = full.map(|it| Element::new(family, Map::AffinityFull, it)).collect();
         usage.full_service_ports += full.len();
-        let new = full.iter().filter(|it| !known.contains(&it.key.0));
+        let new = full.iter().filter(|it| !known.contains(&*it.key.0));
         messages.extend(expiring_elements(family, Map::AffinityFull, new, FULL_SECONDS));
     }
     commit(netfilter, messages)?;
@@ -95,12 +95,12 @@ mod tests {
             let config_ = TableConfig::new(family, &Config::default(), &Host::default());
             let table = DesiredTable { elements: config_.elements(), config_, is_owned: false };
             let mut netfilter = Netfilter::open().unwrap();
-            commit(&mut netfilter, table.replace()).unwrap();
+            commit(&mut netfilter, table.replace(std::iter::empty())).unwrap();
             let service_port = |n: u32| Bytes::new().number(0x8000_0001 | n << 16);
             // Some more than the most: while the kernel grows its table, a listing may name an element twice in another's place.
             let clients = (0..MAX_CLIENTS as u32 + 1_000).map(|it| (it, 1)).chain([(1, 2)]);
             let clients: Vec<_> = clients
-                .map(|(client, n)| Bytes([&client.to_be_bytes()[..], &service_port(n).0].concat()))
+                .map(|(client, n)| Bytes([&client.to_be_bytes()[..], &service_port(n).0].concat().into()))
                 .map(|key| Element::new(family, Map::Affinity, key))
                 .collect();
             let member = Value::Data(Bytes::new().number(0x8001_0003));
@@ -117,7 +117,7 @@ mod tests {
             };
             assert_eq!(usage, expected);
             let mut full = Vec::new();
-            count(&mut netfilter, family, Map::AffinityFull, |key| full.push(Bytes(key.to_vec()))).unwrap();
+            count(&mut netfilter, family, Map::AffinityFull, |key| full.push(Bytes(key.into()))).unwrap();
             assert_eq!(full, [service_port(1)]);
             // It stays until it expires.
             assert_eq!(count_clients(&mut netfilter, [family]).unwrap(), expected);

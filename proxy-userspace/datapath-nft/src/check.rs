@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs, iter,
     net::{Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
 };
@@ -197,7 +197,7 @@ fn trial_table(config: &Config, family: Family) -> DesiredTable {
 
 /// Sends the trial transaction of a family.
 fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
-    let mut messages = trial_table(config, family).replace();
+    let mut messages = trial_table(config, family).replace(iter::empty());
     messages.push(delete_chain(family, "does-not-exist"));
     let all = batch(messages.into_iter().map(as_trial).collect());
     let last = all.len() - 2;
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn the_trial_has_the_chains_of_service_cidrs() {
         for family in FAMILIES {
-            let messages = trial_table(&Config::default(), family).replace();
+            let messages = trial_table(&Config::default(), family).replace(iter::empty());
             let all: Vec<_> = messages.iter().map(describe).collect();
             for name in ["unassigned-forward", "unassigned-output"] {
                 assert!(all.iter().any(|it| it.contains(&format!("a rule of the chain {name},"))), "{all:?}");

@@ -179,13 +179,18 @@ impl Datapath {
         for it in snapshots.iter().flat_map(BTreeMap::values) {
             it.previous(&mut previous);
         }
-        let update = self.layout.update(state, &self.host.node.addresses, &mut previous);
+        let addresses = &self.host.node.addresses;
+        let update = match snapshots {
+            None => self.layout.update(state, addresses, &mut previous),
+            Some(_) => self.layout.restart(state, addresses, &mut previous),
+        };
+        drop(previous);
         self.record_flow_rules(&update);
         if self.is_beside_sockets {
             let known =
                 snapshots.iter().flat_map(BTreeMap::values).flat_map(|it| it.removed_udp.iter().copied());
             let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
-            let changes: Vec<_> = update.services.iter().map(|it| (&it.before, &it.after)).collect();
+            let changes: Vec<_> = update.services.iter().map(|it| (&*it.before, &*it.after)).collect();
             self.removed_udp.update(&changes, before, known.collect(), || self.layout.ports());
             // Where nothing serves, the host itself answers.
             let host = &self.host;
@@ -200,12 +205,12 @@ impl Datapath {
                 self.change(update, desired)?
             }
             (_, snapshots) => {
-                // It is as large as the state, and everything is compared anyway.
+                // Everything is compared.
                 drop(update);
                 // After the first time, this means that the addresses of pods or the ServiceCIDRs have changed.
                 self.applied = None;
                 let snapshots = snapshots.map_or_else(|| self.read(), Ok)?;
-                self.repair_tables(&snapshots, desired)?
+                self.repair_tables(snapshots, desired)?
             }
         };
         self.is_pending = false;
@@ -252,7 +257,7 @@ impl Datapath {
         self.applied = None;
         let desired = self.desired();
         let snapshots = self.read()?;
-        let corrected = self.repair_tables(&snapshots, desired)?;
+        let corrected = self.repair_tables(snapshots, desired)?;
         if corrected > 0 {
             tracing::error!(
                 "the nftables tables {TABLE} were changed externally; entries restored: {corrected}"
@@ -429,7 +434,7 @@ impl Datapath {
     /// Brings the tables into the desired state, and touches nothing that is up to date.
     fn repair_tables(
         &mut self,
-        existing: &BTreeMap<Family, Snapshot>,
+        mut existing: BTreeMap<Family, Snapshot>,
         desired: AppliedConfig,
     ) -> Result<usize, Error> {
         // The kernel refuses to add a hook in the transaction that adopts a table.
@@ -439,13 +444,15 @@ impl Datapath {
         let mut all_replaced = true;
         for table in self.desired_tables(&desired) {
             let family = table.config_.family;
-            let existing = existing.get(&family).filter(|_| !self.must_replace);
-            match existing.and_then(|it| table.difference(it)) {
+            let existing = existing.remove(&family).filter(|_| !self.must_replace);
+            let endpoints = self.layout.endpoint_elements(family);
+            match existing.filter(|it| table.has_same_structure(it)) {
                 None => {
                     entries += table.elements.len();
-                    messages.extend(table.replace());
+                    messages.extend(table.replace(endpoints.inspect(|_| entries += 1)));
                 }
                 Some(it) => {
+                    let it = table.difference(it, endpoints);
                     all_replaced = false;
                     entries += it.changes.len() + it.old_chains.len() + it.new_chains.len();
                     messages.extend(it.messages(family));
@@ -477,9 +484,9 @@ impl Datapath {
         Ok(entries)
     }
 
-    /// The tables as they should be.
+    /// The tables as they should be, without the elements that lead to endpoints.
     fn desired_tables(&self, desired: &AppliedConfig) -> Vec<DesiredTable> {
-        let mut rest = self.layout.elements();
+        let mut rest = self.layout.other_elements();
         rest.extend(desired.elements());
         let table = |config_: &TableConfig| {
             let mut elements: Elements = rest.extract_if(.., |it, _| it.family == config_.family).collect();
@@ -517,8 +524,12 @@ impl Datapath {
     fn write_one_by_one(&mut self, desired: &AppliedConfig, both: Error) -> Result<usize, Error> {
         let mut applied = 0;
         for table in self.desired_tables(desired) {
-            match commit(&mut self.netfilter, table.replace()) {
-                Ok(()) => applied += table.elements.len(),
+            let family = table.config_.family;
+            let endpoints = self.layout.endpoint_elements(family);
+            let mut entries = table.elements.len();
+            let messages = table.replace(endpoints.inspect(|_| entries += 1));
+            match commit(&mut self.netfilter, messages) {
+                Ok(()) => applied += entries,
                 Err(error) if error.is_feature_missing() => {
                     self.unsupported.insert(table.config_.family, error_chain(&error));
                 }

@@ -22,7 +22,7 @@ pub fn tables(mut bytes: &[u8], state: &NodeState) {
         let map = maps[usize::from(*map) % maps.len()];
         let family = if family % 2 == 0 { Family::V4 } else { Family::V6 };
         for (key, element) in keys(message) {
-            let key = Bytes(key.to_vec());
+            let key = Bytes(key.into());
             elements.insert(Element { family, map, list: u32::from(*high), key }, value(element));
         }
         bytes = rest;

@@ -63,7 +63,7 @@ pub(super) struct Layout {
 /// A Service with its slots.
 #[derive(Clone, Debug, Default)]
 struct PlacedService {
-    image: ServiceImage,
+    image: Arc<ServiceImage>,
     /// The slots of each set of each port.
     slots: Vec<Vec<Slots>>,
     /// The numbers of each port with session affinity.
@@ -83,9 +83,9 @@ pub(super) struct Update {
 #[derive(Debug)]
 pub(super) struct Changed {
     /// What it was; nothing if it is new.
-    pub(super) before: ServiceImage,
+    pub(super) before: Arc<ServiceImage>,
     /// What it is; nothing if it is gone.
-    pub(super) after: ServiceImage,
+    pub(super) after: Arc<ServiceImage>,
 }
 
 impl Layout {
@@ -107,6 +107,26 @@ impl Layout {
         node: &[IpAddr],
         previous: &mut PreviousSlots,
     ) -> Update {
+        self.place(state, node, previous, true)
+    }
+
+    /// The same where the contents of the tables are not known: the changes, which are as many as all elements, are left out.
+    pub(super) fn restart(
+        &mut self,
+        state: &NodeState,
+        node: &[IpAddr],
+        previous: &mut PreviousSlots,
+    ) -> Update {
+        self.place(state, node, previous, false)
+    }
+
+    fn place(
+        &mut self,
+        state: &NodeState,
+        node: &[IpAddr],
+        previous: &mut PreviousSlots,
+        has_changes: bool,
+    ) -> Update {
         let before = std::mem::replace(&mut self.state, state.clone());
         let reconsidered = std::mem::take(&mut self.reconsidered);
         let mut changed: Vec<_> = if self.node == node {
@@ -126,6 +146,9 @@ impl Layout {
         }
         let (mut update, none) = (Update::default(), BTreeSet::new());
         for (name, before, now) in changed {
+            if !has_changes {
+                update.changes = Changes::default();
+            }
             let old = self.services.remove(name).unwrap_or_default();
             let is_avoided = reconsidered.contains(name) || self.avoided.contains_key(name);
             if let (Some(before), Some(now), false) = (before, now, is_avoided)
@@ -133,7 +156,7 @@ impl Layout {
                 && let Some(new) = old.with_endpoints(before, now)
             {
                 self.replace(&old, &new, &mut update.changes);
-                update.services.push(Changed { before: old.image, after: new.image.clone() });
+                update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
                 self.services.insert(name.clone(), new);
                 continue;
             }
@@ -148,12 +171,15 @@ impl Layout {
                 self.rejected.insert(name.clone(), rejected);
             }
             let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
-            let new = PlacedService { image, slots, numbers };
+            let new = PlacedService { image: Arc::new(image), slots, numbers };
             self.replace(&old, &new, &mut update.changes);
-            update.services.push(Changed { before: old.image, after: new.image.clone() });
+            update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
             if now.is_some() {
                 self.services.insert(name.clone(), new);
             }
+        }
+        if !has_changes {
+            update.changes = Changes::default();
         }
         update
     }
@@ -207,7 +233,10 @@ impl Layout {
         changes.extend(Changes::between(&before.frontend_elements(lists), &after.frontend_elements(lists)));
         changes.extend(match has_same_keys {
             true => before.slot_changes(after),
-            false => Changes::between(&before.endpoint_elements(), &after.endpoint_elements()),
+            false => {
+                let [before, after] = [before, after].map(|it| it.endpoint_elements(|_| true));
+                Changes::between(&before, &after)
+            }
         });
         let released: Vec<_> = before.source_lists().iter().map(|it| self.source_lists.release(it)).collect();
         for (element, value) in released.into_iter().flatten() {
@@ -233,10 +262,22 @@ impl Layout {
     }
 
     /// Every element.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn elements(&self) -> Elements {
+        let mut elements = self.other_elements();
+        elements.extend(Family::ALL.into_iter().flat_map(|it| self.endpoint_elements(it)));
+        elements
+    }
+
+    /// The elements of a family that lead to endpoints, which are by far the most: made one Service after the other.
+    pub(super) fn endpoint_elements(&self, family: Family) -> impl Iterator<Item = (Element, Value)> {
+        self.services.values().flat_map(move |it| it.endpoint_elements(|it| it == family))
+    }
+
+    /// All other elements.
+    pub(super) fn other_elements(&self) -> Elements {
         let mut elements: Elements =
-            self.services.values().flat_map(PlacedService::endpoint_elements).collect();
-        elements.extend(self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)));
+            self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)).collect();
         elements.extend(self.source_lists.elements());
         elements.extend(self.shared.iter().map(|(it, (value, _))| (it.clone(), value.clone())));
         elements
@@ -314,7 +355,7 @@ impl PlacedService {
         if diff.removed.iter().chain(&diff.added).any(|it| it.local) {
             return None;
         }
-        let (mut image, mut slots) = (self.image.clone(), self.slots.clone());
+        let (mut image, mut slots) = (ServiceImage::clone(&self.image), self.slots.clone());
         for (port, slots) in image.ports.iter_mut().zip(&mut slots) {
             let family = port.identity.family();
             let change =
@@ -340,7 +381,7 @@ impl PlacedService {
                 return None;
             }
         }
-        Some(Self { image, slots, numbers: HashMap::new() })
+        Some(Self { image: Arc::new(image), slots, numbers: HashMap::new() })
     }
 
     /// Whether the same elements lead to the endpoints of another Service, apart from the numbers of their slots.
@@ -383,9 +424,10 @@ impl PlacedService {
     }
 
     /// The elements that lead to its endpoints.
-    fn endpoint_elements(&self) -> Elements {
+    fn endpoint_elements(&self, is_family: impl Fn(Family) -> bool) -> Elements {
         let mut elements = Elements::new();
-        for (port, slots) in self.image.ports.iter().zip(&self.slots) {
+        let ports = self.image.ports.iter().zip(&self.slots);
+        for (port, slots) in ports.filter(|(it, _)| is_family(it.identity.family())) {
             let numbers = self.numbers.get(&port.identity);
             let members = numbers.map(Numbers::members).unwrap_or_default();
             for (set, slots) in slots.iter().enumerate() {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use datapath::FrontendAddress;
 use model::{Family, Protocol};
+use smallvec::SmallVec;
 
 /// A map or a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -255,7 +256,7 @@ pub(super) fn length(fields: &[Field], family: Family) -> usize {
 
 /// A key or a value under construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Bytes(pub(super) Vec<u8>);
+pub(super) struct Bytes(pub(super) SmallVec<[u8; 24]>);
 
 impl Bytes {
     /// Empty.

@@ -258,7 +258,7 @@ pub(super) fn read_elements(
     elements: &mut Elements,
 ) -> Result<(), Errno> {
     each_element(netfilter, family, (map, list), |key, element| {
-        elements.insert(Element { family, map, list, key: Bytes(key.to_vec()) }, value(element));
+        elements.insert(Element { family, map, list, key: Bytes(key.into()) }, value(element));
     })
 }
 
@@ -272,7 +272,7 @@ pub(super) fn value(element: &[u8]) -> Value {
         Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
     };
     match data() {
-        Some(data) => Value::Data(Bytes(data.to_vec())),
+        Some(data) => Value::Data(Bytes(data.into())),
         None if flags & INTERVAL_END != 0 => Value::RangeEnd,
         None => verdict().map_or(Value::None, Value::Verdict),
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: an object is created after what it refers to, and deleted before it.
 
-use std::{collections::BTreeSet, hash::Hasher as _};
+use std::{collections::BTreeSet, hash::Hasher as _, mem};
 
 use model::Family;
 use nix::errno::Errno;
@@ -11,7 +11,7 @@ use twox_hash::XxHash64;
 use crate::{
     affinity,
     chain::Chain,
-    elements::{Changes, Element, Elements},
+    elements::{Changes, Element, Elements, Value},
     endpoint_selector::{MatchKey, Selector},
     error::Error,
     rules::TableConfig,
@@ -27,6 +27,9 @@ use crate::{
 };
 use netlink::{Attribute, Message, Netfilter, Refused};
 
+/// How many elements are made before they are encoded, to a third of their size.
+const MAX_IN_MEMORY: usize = 10_000;
+
 /// The desired state of a table.
 #[derive(Clone, Debug)]
 pub(super) struct DesiredTable {
@@ -34,7 +37,8 @@ pub(super) struct DesiredTable {
     pub(super) config_: TableConfig,
     /// Whether this process owns it, so that no other can change it.
     pub(super) is_owned: bool,
-    /// The contents of its sets. Each selector and each list of source ranges among them has a chain.
+    /// The contents of its sets but for what leads to endpoints. Each selector and each list of source ranges among them has a
+    /// chain.
     pub(super) elements: Elements,
 }
 
@@ -100,10 +104,16 @@ fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
 }
 
 impl DesiredTable {
-    /// The difference to an existing table; `None` if that must be replaced.
-    pub(super) fn difference(&self, existing: &Snapshot) -> Option<Difference> {
-        if !self.has_same_structure(existing) {
-            return None;
+    /// The difference to an existing table of the same structure; `endpoints` are the elements that lead to endpoints.
+    pub(super) fn difference(
+        &self,
+        mut existing: Snapshot,
+        endpoints: impl Iterator<Item = (Element, Value)>,
+    ) -> Difference {
+        // What is not desired is deleted. So there is no third copy of what both have.
+        let mut changes = Changes { delete: mem::take(&mut existing.elements), add: Elements::new() };
+        for (element, value) in self.elements.clone().into_iter().chain(endpoints) {
+            changes.add(element, value);
         }
         let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
         own.extend(self.derived_chains().map(|it| it.name));
@@ -116,14 +126,14 @@ impl DesiredTable {
             old_lists: existing.lists().difference(&lists).copied().collect(),
             new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
             old_chains: existing.chains_from_the_hooks().filter(|it| !own.contains(*it)).cloned().collect(),
-            changes: Changes::between(&existing.elements, &self.elements),
+            changes,
         };
         difference.skip_deleted_lists();
-        Some(difference)
+        difference
     }
 
-    /// Whether only elements and selector chains differ.
-    fn has_same_structure(&self, existing: &Snapshot) -> bool {
+    /// Whether only elements and selector chains differ. Otherwise the table must be replaced.
+    pub(super) fn has_same_structure(&self, existing: &Snapshot) -> bool {
         let family = self.config_.family;
         let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
         let lists: Vec<_> = existing.lists().into_iter().map(list_name).collect();
@@ -154,8 +164,8 @@ impl DesiredTable {
         derived_chains(self.config_.family, &self.elements)
     }
 
-    /// The messages that create the table, and replace an existing one.
-    pub(super) fn replace(&self) -> Vec<Message> {
+    /// The messages that create the table, and replace an existing one. `endpoints` are the elements that lead to endpoints.
+    pub(super) fn replace(&self, endpoints: impl Iterator<Item = (Element, Value)>) -> Vec<Message> {
         let family = self.config_.family;
         let mut chains = self.config_.chains();
         chains.extend(self.derived_chains());
@@ -165,6 +175,10 @@ impl DesiredTable {
         let mut messages = vec![new_table(family, &comment), delete_table(family), new(family, &comment)];
         messages.extend(sets_and_chains(family, source_list::among(&self.elements), &chains));
         messages.extend(add(family, &self.elements));
+        let mut endpoints = endpoints.peekable();
+        while endpoints.peek().is_some() {
+            messages.extend(add(family, &endpoints.by_ref().take(MAX_IN_MEMORY).collect()));
+        }
         messages
     }
 }
@@ -297,6 +311,8 @@ pub(super) fn describe(message: &Message) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
     use crate::config::{Config, Host};
 
@@ -323,7 +339,8 @@ mod tests {
     #[test]
     fn an_up_to_date_table_is_not_touched() {
         let (desired, existing) = applied();
-        let difference = desired.difference(&existing).unwrap();
+        assert!(desired.has_same_structure(&existing));
+        let difference = desired.difference(existing, iter::empty());
         assert!(difference.adopt.is_none() && difference.messages(Family::V4).is_empty());
     }
 
@@ -333,11 +350,12 @@ mod tests {
         let desired = DesiredTable { is_owned: true, ..desired };
         let with = |flags| Snapshot { flags, ..existing.clone() };
         for flags in [TABLE_PERSISTS, TABLE_IS_OWNED | TABLE_PERSISTS] {
-            let adopted = desired.difference(&with(flags)).unwrap();
+            assert!(desired.has_same_structure(&with(flags)));
+            let adopted = desired.difference(with(flags), iter::empty());
             assert_eq!(adopted.adopt.as_ref(), Some(&new_owned_table(Family::V4, &existing.comment)));
             assert!(adopted.messages(Family::V4).is_empty());
         }
-        assert!(desired.difference(&existing).is_none());
+        assert!(!desired.has_same_structure(&existing));
     }
 
     #[test]
@@ -349,7 +367,7 @@ mod tests {
         let mut drops = existing;
         drops.policies.insert("prerouting".into(), DROP);
         for existing in [asleep, drops] {
-            assert!(desired.difference(&existing).is_none());
+            assert!(!desired.has_same_structure(&existing));
         }
     }
 }
