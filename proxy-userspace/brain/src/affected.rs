@@ -203,7 +203,7 @@ fn position(endpoints: &[Arc<state::Endpoint>], key: &EndpointKey) -> Result<usi
 
 /// Whether nothing but its own conditions and its node decide what an endpoint is used for, as long as others are ready.
 fn is_plain(it: &Endpoint) -> bool {
-    let has_no_hints = it.node_hints.is_empty() && it.zone_hints.is_empty();
+    let has_no_hints = it.node_hints().is_empty() && it.zone_hints().is_empty();
     // Another copy of its address may be preferred to one that is ready and terminating.
     has_no_hints && (!it.conditions.ready || !it.conditions.terminating)
 }

@@ -89,7 +89,7 @@ impl<'a> SelectedEndpoints<'a> {
                 };
                 endpoints.push(state::Endpoint {
                     key,
-                    hostname: identity.hostname.to_owned(),
+                    hostname: identity.hostname.into(),
                     v4,
                     v6,
                     local: identity.local,

@@ -162,9 +162,9 @@ impl Topology {
     /// Hints are used only if every ready endpoint has one and at least one of them matches the node or its zone.
     fn of(candidates: &[Candidate<'_>], node: NodeView<'_>) -> Self {
         let ready = || candidates.iter().map(|it| it.endpoint).filter(|it| it.conditions.ready);
-        if ready().all(|it| !it.node_hints.is_empty()) && ready().any(|it| matches_node(it, node)) {
+        if ready().all(|it| !it.node_hints().is_empty()) && ready().any(|it| matches_node(it, node)) {
             Self::Node
-        } else if ready().all(|it| !it.zone_hints.is_empty()) && ready().any(|it| matches_zone(it, node)) {
+        } else if ready().all(|it| !it.zone_hints().is_empty()) && ready().any(|it| matches_zone(it, node)) {
             Self::Zone
         } else {
             Self::Unrestricted
@@ -181,9 +181,9 @@ impl Topology {
 }
 
 fn matches_node(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
-    endpoint.node_hints.iter().any(|it| &**it == node.name)
+    endpoint.node_hints().iter().any(|it| &**it == node.name)
 }
 
 fn matches_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
-    endpoint.zone_hints.iter().any(|it| Some(&**it) == node.zone)
+    endpoint.zone_hints().iter().any(|it| Some(&**it) == node.zone)
 }

@@ -187,9 +187,9 @@ proptest! {
             prop_assert!(state.service.addresses().all(|it| refusal(it, AddressUse::Assigned).is_none()));
             let addresses = |it: &Endpoint| [it.v4.map(IpAddr::from), it.v6.map(IpAddr::from)];
             prop_assert!(state.endpoints.iter().flat_map(|it| addresses(it)).flatten().all(is_used));
-            let names = state.service.ports.iter().map(|it| &it.name);
-            let mut names = names.chain(state.endpoints.iter().map(|it| &it.hostname));
-            prop_assert!(names.all(|it| it.is_ascii() && escaped_line(it) == **it));
+            let names = state.service.ports.iter().map(|it| &*it.name);
+            let mut names = names.chain(state.endpoints.iter().map(|it| &*it.hostname));
+            prop_assert!(names.all(|it| it.is_ascii() && escaped_line(it) == *it));
         }
         prop_assert!(brain.state("n1").is_some_and(|it| it.diff(&NodeState::default()).count() == it.services.len()));
     }

@@ -4,7 +4,7 @@
 //! Invariant: every value is valid.
 //! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
 
-use std::{fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -378,11 +378,33 @@ pub struct Endpoint {
     /// The name of its pod, if it has one.
     pub pod: Option<Arc<str>>,
     /// Its host name, often empty.
-    pub hostname: String,
-    /// The nodes that should use it (`hints.forNodes`); empty if there is no hint.
-    pub node_hints: Vec<Arc<str>>,
-    /// The zones that should use it (`hints.forZones`); empty if there is no hint.
-    pub zone_hints: Vec<Arc<str>>,
+    pub hostname: Box<str>,
+    /// Who should use it, if there is a hint.
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// Who should use an endpoint; most endpoints of a slice share theirs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hints {
+    /// The nodes that should use it (`hints.forNodes`).
+    pub nodes: Vec<Arc<str>>,
+    /// The zones that should use it (`hints.forZones`).
+    pub zones: Vec<Arc<str>>,
+}
+
+impl Hints {
+    /// The hints of an endpoint; `None` if there are none. `known` are those of the endpoints before, which it shares.
+    pub fn shared(self, known: &mut BTreeSet<Arc<Self>>) -> Option<Arc<Self>> {
+        if self == Self::default() {
+            return None;
+        }
+        if let Some(it) = known.get(&self) {
+            return Some(Arc::clone(it));
+        }
+        let hints = Arc::new(self);
+        known.insert(Arc::clone(&hints));
+        Some(hints)
+    }
 }
 
 impl Endpoint {
@@ -393,10 +415,19 @@ impl Endpoint {
             conditions: Conditions { ready: true, serving: true, terminating: false },
             node: None,
             pod: None,
-            hostname: String::new(),
-            node_hints: Vec::new(),
-            zone_hints: Vec::new(),
+            hostname: Box::default(),
+            hints: None,
         }
+    }
+
+    /// The nodes that should use it; empty if there is no hint.
+    pub fn node_hints(&self) -> &[Arc<str>] {
+        self.hints.as_ref().map_or(&[], |it| &it.nodes)
+    }
+
+    /// The zones that should use it; empty if there is no hint.
+    pub fn zone_hints(&self) -> &[Arc<str>] {
+        self.hints.as_ref().map_or(&[], |it| &it.zones)
     }
 }
 

@@ -266,7 +266,7 @@ fn endpoint(
     let is_pod = message.pod_name == key && !key.is_empty();
     Some(Endpoint {
         key: if is_pod { EndpointKey::Pod(key.into()) } else { EndpointKey::Anonymous(key.into()) },
-        hostname: hostname.unwrap_or_default().to_owned(),
+        hostname: hostname.unwrap_or_default().into(),
         v4,
         v6,
         local: message.local,

@@ -181,7 +181,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
         ..localv1::PortName::default()
     });
     localv1::Endpoint {
-        hostname: endpoint.hostname.clone(),
+        hostname: endpoint.hostname.to_string(),
         ips: Some(localv1::IpSet {
             v4: endpoint.v4.iter().map(ToString::to_string).collect(),
             v6: endpoint.v6.iter().map(ToString::to_string).collect(),

@@ -199,7 +199,7 @@ fn some_endpoint() -> impl Strategy<Value = Endpoint> {
             };
             Endpoint {
                 key,
-                hostname,
+                hostname: hostname.into(),
                 v4,
                 v6,
                 local,

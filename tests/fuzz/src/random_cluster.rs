@@ -1,6 +1,7 @@
 //! Random Services, slices and nodes that get in the way of each other, made of arbitrary bytes.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::{NonZeroU8, NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -11,7 +12,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
+        SlicePort,
     },
     state::{
         self, Algorithm, ClientIpAffinity, LoadBalancing, PassiveHealth, ServiceKind, TargetPort,
@@ -240,9 +242,8 @@ fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
         conditions: Conditions { ready, serving, terminating },
         node: if u.ratio(3, 4)? { Some(Arc::from(*u.choose(&NODES)?)) } else { None },
         pod: if u.ratio(3, 4)? { Some(format!("p{}", u.int_in_range(0..=3)?).into()) } else { None },
-        hostname: if u.ratio(1, 8)? { "host".to_owned() } else { String::new() },
-        node_hints: names(u, &NODES)?,
-        zone_hints: names(u, &ZONES)?,
+        hostname: if u.ratio(1, 8)? { "host".into() } else { Box::default() },
+        hints: Hints { nodes: names(u, &NODES)?, zones: names(u, &ZONES)? }.shared(&mut BTreeSet::new()),
     })
 }
 
@@ -295,8 +296,7 @@ pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, 
 /// Takes the hints away, and what is ready is not terminating.
 fn make_plain(slice: &mut EndpointSlice) {
     for it in &mut slice.endpoints {
-        it.node_hints.clear();
-        it.zone_hints.clear();
+        it.hints = None;
         it.conditions.terminating &= !it.conditions.ready;
     }
 }

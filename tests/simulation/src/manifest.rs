@@ -111,7 +111,7 @@ fn endpoint(it: &Endpoint) -> Value {
         },
         "nodeName": it.node.as_deref(), "hostname": Some(&it.hostname).filter(|it| !it.is_empty()),
         "targetRef": it.pod.as_deref().map(|name| json!({"kind": "Pod", "name": name})),
-        "hints": {"forNodes": names(&it.node_hints), "forZones": names(&it.zone_hints)},
+        "hints": {"forNodes": names(it.node_hints()), "forZones": names(it.zone_hints())},
     })
 }
 

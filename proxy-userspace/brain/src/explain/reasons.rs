@@ -111,10 +111,10 @@ impl Found<'_> {
             }
             (Membership::Fallback, _) => "terminating, still serves: none is ready".into(),
             (Membership::Elsewhere, Topology::Zone) if !is_local => {
-                format!("hint for zone {}, this is zone {zone}", endpoint.zone_hints.join(", "))
+                format!("hint for zone {}, this is zone {zone}", endpoint.zone_hints().join(", "))
             }
             (Membership::Elsewhere, Topology::Node) if !is_local => {
-                format!("hint for node {}", endpoint.node_hints.join(", "))
+                format!("hint for node {}", endpoint.node_hints().join(", "))
             }
             (Membership::Elsewhere, _) => "not on this node".into(),
             (Membership::Terminating, _) => "terminating, others are ready".into(),
@@ -221,8 +221,8 @@ impl Found<'_> {
     fn hints(&self) -> Option<String> {
         let ready = || self.candidates.iter().map(|it| it.endpoint).filter(|it| it.conditions.ready);
         let (of_node, of_zone) = (
-            ready().filter(|it| !it.node_hints.is_empty()).count(),
-            ready().filter(|it| !it.zone_hints.is_empty()).count(),
+            ready().filter(|it| !it.node_hints().is_empty()).count(),
+            ready().filter(|it| !it.zone_hints().is_empty()).count(),
         );
         if self.selection.policy(self.scope) == TrafficPolicy::Local || of_node.max(of_zone) == 0 {
             return None;

@@ -11,7 +11,7 @@ use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, Protocol, ServiceName,
-    cluster::{Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
+    cluster::{Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName, SlicePort},
     state::{self, Scope, ServiceState, TargetPort},
 };
 
@@ -82,11 +82,13 @@ fn terminating(endpoint: Endpoint) -> Endpoint {
 }
 
 fn zones(endpoint: Endpoint, zones: &[&str]) -> Endpoint {
-    Endpoint { zone_hints: zones.iter().map(|it| Arc::from(*it)).collect(), ..endpoint }
+    let zones = zones.iter().map(|it| Arc::from(*it)).collect();
+    Endpoint { hints: Some(Arc::new(Hints { zones, ..Hints::default() })), ..endpoint }
 }
 
 fn nodes(endpoint: Endpoint, nodes: &[&str]) -> Endpoint {
-    Endpoint { node_hints: nodes.iter().map(|it| Arc::from(*it)).collect(), ..endpoint }
+    let nodes = nodes.iter().map(|it| Arc::from(*it)).collect();
+    Endpoint { hints: Some(Arc::new(Hints { nodes, ..Hints::default() })), ..endpoint }
 }
 
 fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {

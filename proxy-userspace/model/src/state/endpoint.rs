@@ -14,7 +14,7 @@ pub struct Endpoint {
     /// Stable, and unique within its Service.
     pub key: EndpointKey,
     /// Its host name, often empty.
-    pub hostname: String,
+    pub hostname: Box<str>,
     /// Its IPv4 address.
     pub v4: Option<Ipv4Addr>,
     /// Its IPv6 address.
@@ -33,7 +33,7 @@ impl Endpoint {
     pub fn new(key: EndpointKey) -> Self {
         Self {
             key,
-            hostname: String::new(),
+            hostname: Box::default(),
             v4: None,
             v6: None,
             local: false,

@@ -1,12 +1,12 @@
 //! Converts `discovery.k8s.io/v1 EndpointSlice`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::{api::discovery::v1::EndpointPort, jiff};
 use model::{
     Family, NameForm, Rejected, ServiceName, Timestamp,
     address::AddressUse,
-    cluster::{self, Conditions, SliceName, SlicePort},
+    cluster::{self, Conditions, Hints, SliceName, SlicePort},
 };
 
 use super::{
@@ -72,8 +72,10 @@ fn convert(slice: &objects::EndpointSlice, validator: &mut Validator) -> Option<
     let ports = validator.limited("ports", slice.ports.as_deref(), MAX_PORTS).iter().enumerate();
     let endpoints = validator.limited("endpoints", slice.endpoints.as_deref(), MAX_ENDPOINTS);
     let endpoints = endpoints.iter().enumerate();
-    let mut endpoints: Vec<_> =
-        endpoints.filter_map(|(index, it)| endpoint(index, it, family, validator)).collect();
+    let mut known_hints = BTreeSet::new();
+    let mut endpoints: Vec<_> = endpoints
+        .filter_map(|(index, it)| endpoint(index, it, family, &mut known_hints, validator))
+        .collect();
     // The vector has grown by doubling, and is kept for long.
     endpoints.shrink_to_fit();
     Some(cluster::EndpointSlice {
@@ -117,6 +119,7 @@ fn endpoint(
     index: usize,
     endpoint: &objects::Endpoint,
     family: Family,
+    known_hints: &mut BTreeSet<Arc<Hints>>,
     validator: &mut Validator,
 ) -> Option<cluster::Endpoint> {
     let field = format_args!("endpoints[{index}].addresses[0]");
@@ -142,6 +145,20 @@ fn endpoint(
     let zone_hints = hints.and_then(|it| it.for_zones.as_deref());
     let zone_hints =
         validator.limited(format_args!("endpoints[{index}].hints.forZones"), zone_hints, MAX_HINTS);
+    let nodes = sorted(node_hints.iter().filter_map(|it| {
+        validator.optional_name(
+            format_args!("endpoints[{index}].hints.forNodes"),
+            Some(&it.name),
+            NameForm::DnsSubdomain,
+        )
+    }));
+    let zones = sorted(zone_hints.iter().filter_map(|it| {
+        validator.optional_name(
+            format_args!("endpoints[{index}].hints.forZones"),
+            Some(&it.name),
+            NameForm::QualifiedName,
+        )
+    }));
     Some(cluster::Endpoint {
         address,
         conditions: Conditions {
@@ -159,21 +176,8 @@ fn endpoint(
         ),
         hostname: validator
             .optional_name(format_args!("endpoints[{index}].hostname"), hostname, NameForm::DnsLabel)
-            .map_or_else(String::new, |it| it.as_ref().to_owned()),
-        node_hints: sorted(node_hints.iter().filter_map(|it| {
-            validator.optional_name(
-                format_args!("endpoints[{index}].hints.forNodes"),
-                Some(&it.name),
-                NameForm::DnsSubdomain,
-            )
-        })),
-        zone_hints: sorted(zone_hints.iter().filter_map(|it| {
-            validator.optional_name(
-                format_args!("endpoints[{index}].hints.forZones"),
-                Some(&it.name),
-                NameForm::QualifiedName,
-            )
-        })),
+            .map_or_else(Box::default, |it| it.as_ref().into()),
+        hints: Hints { nodes, zones }.shared(known_hints),
     })
 }
 

@@ -563,7 +563,7 @@ fn lists_that_are_longer_than_an_api_server_allows_are_cut() {
     let endpoints = json!([{"addresses": ["10.1.0.1"], "hints": {"forZones": hints, "forNodes": hints}}]);
     let (object, rejected) = read(endpoint_slice, slice(json!({"endpoints": endpoints})));
     let endpoints = object.unwrap().endpoints;
-    assert_eq!((endpoints[0].zone_hints.len(), endpoints[0].node_hints.len(), rejected.len()), (8, 8, 2));
+    assert_eq!((endpoints[0].zone_hints().len(), endpoints[0].node_hints().len(), rejected.len()), (8, 8, 2));
     check(json!({"ports": ports}), |it| it.ports.len(), 20_000, &["spec.ports"]);
 }
 

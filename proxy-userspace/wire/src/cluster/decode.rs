@@ -1,11 +1,17 @@
 //! Decodes the state of a cluster from the messages of any brain.
 
-use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    num::NonZeroU16,
+    sync::Arc,
+};
 
 use model::{
     Family, NameForm, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
+        SlicePort,
     },
     state::TargetPort,
 };
@@ -277,6 +283,8 @@ fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> End
         names
     };
     let TopologyHints { zones, nodes } = message.hints.clone().unwrap_or_default();
+    let hints =
+        Hints { nodes: names(&nodes, NameForm::DnsSubdomain), zones: names(&zones, NameForm::QualifiedName) };
     // Absent conditions have the defaults of Kubernetes.
     let conditions = message.conditions;
     Endpoint {
@@ -288,9 +296,8 @@ fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> End
         },
         node,
         pod,
-        hostname: hostname.unwrap_or_default().to_owned(),
-        node_hints: names(&nodes, NameForm::DnsSubdomain),
-        zone_hints: names(&zones, NameForm::QualifiedName),
+        hostname: hostname.unwrap_or_default().into(),
+        hints: hints.shared(&mut BTreeSet::new()),
     }
 }
 

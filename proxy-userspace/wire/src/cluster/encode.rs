@@ -95,7 +95,7 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
         source_name: slice.name.name.to_string(),
         service_name: slice.service.name.to_string(),
         endpoint: Some(localv1::Endpoint {
-            hostname: endpoint.hostname.clone(),
+            hostname: endpoint.hostname.to_string(),
             ips: Some(ips),
             port_overrides: ports.collect(),
             // Each brain decides the scopes itself, but the field is required.
@@ -112,7 +112,10 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
             node: endpoint.node.as_deref().unwrap_or_default().to_owned(),
             zone: String::new(),
         }),
-        hints: Some(TopologyHints { zones: names(&endpoint.zone_hints), nodes: names(&endpoint.node_hints) }),
+        hints: Some(TopologyHints {
+            zones: names(endpoint.zone_hints()),
+            nodes: names(endpoint.node_hints()),
+        }),
     };
     info.hash = hash(&info);
     info

@@ -10,7 +10,8 @@ use brain::{Options, node_state};
 use model::{
     Family, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
+        SlicePort,
     },
     state::{
         Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Pod, Scope, ServiceCidr, ServiceKind,
@@ -339,8 +340,10 @@ fn full_cluster() -> ClusterState {
                 node: Some("n1".into()),
                 pod: Some("web-0".into()),
                 hostname: "web-0".into(),
-                node_hints: vec!["n1".into(), "n2".into()],
-                zone_hints: vec!["a".into(), "b".into()],
+                hints: Some(Arc::new(Hints {
+                    nodes: vec!["n1".into(), "n2".into()],
+                    zones: vec!["a".into(), "b".into()],
+                })),
                 ..Endpoint::new("10.1.0.1".parse().unwrap())
             },
             Endpoint {
