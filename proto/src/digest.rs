@@ -3,7 +3,7 @@
 //! The rules are those of `Digests` in `localv1.proto`. Both sides hash bytes as they are sent, so what one of them encodes
 //! in another way is sent again, and nothing is mistaken for something else.
 
-use std::{fmt, io::Write as _};
+use std::{borrow::Cow, fmt, io::Write as _};
 
 use sha2::{Digest as _, Sha256};
 
@@ -15,16 +15,30 @@ pub const VERSION: u32 = 1;
 pub const MAX_BUCKETS: usize = 2_048;
 /// The field of a Service that is left out: the time of a change says nothing about the state.
 const TRIGGER_TIME: u64 = 100;
+/// The fields of a Service of `globalv1` that are left out: that time, and a hash that depends on it.
+const GLOBAL_TRIGGER_TIME: [u64; 2] = [1, 101];
 
 /// The first bytes of a SHA-256.
 pub type Digest = [u8; 16];
 
-/// Which group of objects an object belongs to: its Service, or itself.
-pub fn group_of(set: Set, path: &str) -> (Set, &str) {
-    match (set, path.rsplit_once('/')) {
-        (Set::EndpointsSet, Some((service, _))) => (Set::ServicesSet, service),
-        _ => (set, path),
+/// Which group of objects an object belongs to: its Service, or itself; `None` for the path of an endpoint of `globalv1` that
+/// lacks the Service, which has no digest.
+pub fn group_of(set: Set, path: &str) -> Option<(Set, Cow<'_, str>)> {
+    match set {
+        Set::EndpointsSet => {
+            if let Some((service, _)) = path.rsplit_once('/') {
+                return Some((Set::ServicesSet, service.into()));
+            }
+        }
+        Set::GlobalEndpointInfos => {
+            if let [namespace, service, ..] = path.split('|').collect::<Vec<_>>()[..] {
+                let group = (Set::GlobalServiceInfos, format!("{namespace}|{service}||").into());
+                return (!service.is_empty()).then_some(group);
+            }
+        }
+        _ => {}
     }
+    Some((set, path.into()))
 }
 
 /// Where a group is: its bucket is this number modulo the number of buckets.
@@ -39,7 +53,10 @@ pub fn object(set: Set, path: &str, bytes: &[u8]) -> Digest {
         write_key(it, set, path);
         it.update([0]);
         match set {
-            Set::ServicesSet => without_field(bytes, TRIGGER_TIME).for_each(|part| it.update(part)),
+            Set::ServicesSet => without(bytes, &[TRIGGER_TIME]).for_each(|part| it.update(part)),
+            Set::GlobalServiceInfos => {
+                without(bytes, &GLOBAL_TRIGGER_TIME).for_each(|part| it.update(part));
+            }
             _ => it.update(bytes),
         }
     }))
@@ -102,7 +119,7 @@ impl Digests {
         if !rest.is_empty() || buckets.is_empty() || buckets.len() > MAX_BUCKETS {
             let length = self.buckets.len();
             return Err(format!(
-                "WatchReq.have has {length} bytes; 1 to {MAX_BUCKETS} digests of 16 bytes are allowed"
+                "Digests.buckets has {length} bytes; 1 to {MAX_BUCKETS} digests of 16 bytes are allowed"
             ));
         }
         Ok(Some(buckets))
@@ -171,15 +188,15 @@ fn write_key(hasher: &mut Sha256, set: Set, path: &str) {
     hasher.update(path);
 }
 
-/// The encoded fields of a message but one, and what cannot be parsed.
-fn without_field(message: &[u8], number: u64) -> impl Iterator<Item = &[u8]> {
+/// The encoded fields of a message but those of these numbers, and what cannot be parsed.
+fn without<'a>(message: &'a [u8], numbers: &[u64]) -> impl Iterator<Item = &'a [u8]> {
     let mut rest = message;
     std::iter::from_fn(move || {
         while !rest.is_empty() {
             let Some((tag, length)) = field(rest) else { return Some(std::mem::take(&mut rest)) };
             let (field, after) = rest.split_at(length);
             rest = after;
-            if tag >> 3 != number {
+            if !numbers.contains(&(tag >> 3)) {
                 return Some(field);
             }
         }
@@ -220,7 +237,10 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::localv1::{LoadBalancing, Service};
+    use crate::{
+        globalv1::ServiceInfo,
+        localv1::{LoadBalancing, Service},
+    };
 
     fn hex(digest: &[u8]) -> String {
         digest.iter().map(|it| format!("{it:02x}")).collect()
@@ -234,8 +254,23 @@ mod tests {
         let mut two = [object(Set::NodesSet, "n1", &[1, 2]), object(Set::NodesSet, "n2", &[])];
         assert_eq!(hex(&all(&mut two)), "6bd224987969173e95aa9adea6bbe597");
         assert_eq!(hex(&all(&mut [])), "e3b0c44298fc1c149afbf4c8996fb924");
-        assert_eq!(group_of(Set::EndpointsSet, "default/web/pod"), (Set::ServicesSet, "default/web"));
-        assert_eq!(group_of(Set::ServicesSet, "default/web"), (Set::ServicesSet, "default/web"));
+    }
+
+    #[test]
+    fn an_endpoint_belongs_to_its_service() {
+        #[track_caller]
+        fn check(set: Set, path: &str, expect: Option<(Set, &str)>) {
+            assert_eq!(group_of(set, path), expect.map(|(set, path)| (set, path.into())));
+        }
+        check(Set::EndpointsSet, "default/web/pod", Some((Set::ServicesSet, "default/web")));
+        check(Set::ServicesSet, "default/web", Some((Set::ServicesSet, "default/web")));
+        let web = Some((Set::GlobalServiceInfos, "default|web||"));
+        check(Set::GlobalEndpointInfos, "default|web|web-1|10.1.0.1", web);
+        check(Set::GlobalServiceInfos, "default|web||", web);
+        // The second path of the endpoint.
+        check(Set::GlobalEndpointInfos, "default||web-1|10.1.0.1", None);
+        check(Set::GlobalEndpointInfos, "web", Some((Set::GlobalEndpointInfos, "web")));
+        check(Set::GlobalNodeInfos, "|n1||", Some((Set::GlobalNodeInfos, "|n1||")));
     }
 
     #[test]
@@ -249,6 +284,12 @@ mod tests {
         let digest = |it: Service| object(Set::ServicesSet, "default/web", &it.encode_to_vec());
         assert_eq!(digest(service(Some(1_700_000_000_000_000))), digest(service(None)));
         assert_ne!(digest(Service { name: "api".into(), ..service(None) }), digest(service(None)));
+        let global = |trigger_time, hash, created| {
+            let info = ServiceInfo { hash, trigger_time, created, service: Some(service(Some(1))) };
+            object(Set::GlobalServiceInfos, "default|web||", &info.encode_to_vec())
+        };
+        assert_eq!(global(Some(1_700_000_000_000_000), 1, None), global(None, 2, None));
+        assert_ne!(global(None, 1, Some(3)), global(None, 1, None));
         // Bytes that are no message are hashed as they are.
         let garbage = |bytes: &[u8]| object(Set::ServicesSet, "default/web", bytes);
         assert_ne!(garbage(&[0xff; 40]), garbage(&[0xff; 41]));

@@ -10,7 +10,7 @@ use super::{
     tracker::Tracker,
 };
 #[cfg(feature = "resume")]
-use crate::localv1::Digests;
+use crate::{digest::position, localv1::Digests};
 use crate::{
     globalv1::{EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo, sets_client::SetsClient},
     localv1::{OpItem, Set},
@@ -62,11 +62,24 @@ impl View for ClusterView {
     type Endpoint = EndpointInfo;
 
     fn request(connector: &Connector) -> GlobalWatchReq {
-        GlobalWatchReq { extensions: connector.extension_numbers() }
+        GlobalWatchReq { extensions: connector.extension_numbers(), ..GlobalWatchReq::default() }
     }
 
     #[cfg(feature = "resume")]
-    fn resume(_: &mut GlobalWatchReq, _: Option<Digests>) {}
+    fn resume(request: &mut GlobalWatchReq, have: Option<Digests>) {
+        request.have = have;
+    }
+
+    #[cfg(feature = "resume")]
+    fn position(set: Set, name: &str) -> u32 {
+        let name = name.replace('/', "|");
+        match set {
+            Set::ServicesSet => position(Set::GlobalServiceInfos, &format!("{name}||")),
+            Set::NodesSet => position(Set::GlobalNodeInfos, &format!("|{name}||")),
+            Set::ServiceCidrsSet => position(set, &format!("|{name}||")),
+            _ => position(set, &format!("{name}||")),
+        }
+    }
 
     async fn open(
         channel: Channel,
@@ -79,6 +92,8 @@ impl View for ClusterView {
     fn parse_path(set: Set, path: &str) -> Option<Path> {
         let parts: Vec<_> = path.split('|').collect();
         match (set, *parts.as_array()?) {
+            // A name is unique as `namespace/name`.
+            (_, [namespace, name, _, _]) if namespace.contains('/') || name.contains('/') => None,
             (Set::GlobalNodeInfos, ["", name, "", ""]) if !name.is_empty() => Some(Path::Node(name.into())),
             (Set::ServiceCidrsSet, ["", name, "", ""]) if !name.is_empty() => {
                 Some(Path::ServiceCidr(name.into()))
@@ -97,5 +112,31 @@ impl View for ClusterView {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(all(test, feature = "resume"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_in_the_bucket_of_its_path() {
+        for (set, path) in [
+            (Set::GlobalServiceInfos, "ns|web||"),
+            (Set::GlobalNodeInfos, "|n1||"),
+            (Set::ServiceCidrsSet, "|kubernetes||"),
+            (Set::PodsSet, "ns|web-1||"),
+        ] {
+            let (kind, name) = match ClusterView::parse_path(set, path) {
+                Some(Path::Service(it)) => (Set::ServicesSet, it),
+                Some(Path::Node(it)) => (Set::NodesSet, it),
+                Some(Path::ServiceCidr(it)) => (Set::ServiceCidrsSet, it),
+                Some(Path::Pod(it)) => (Set::PodsSet, it),
+                _ => panic!("{path} is invalid"),
+            };
+            assert_eq!(ClusterView::position(kind, &name), position(set, path), "{path}");
+        }
+        // Another Service would have the same name.
+        assert!(ClusterView::parse_path(Set::GlobalServiceInfos, "ns|web/1||").is_none());
     }
 }

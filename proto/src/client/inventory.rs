@@ -78,9 +78,9 @@ impl Inventory {
     }
 
     fn note(&mut self, set: Set, path: &str, digest: Option<Digest>) {
+        let Some((group_set, group)) = digest::group_of(set, path) else { return };
         let id = self.hasher.hash_one((i32::from(set), path));
-        let (set, path) = digest::group_of(set, path);
-        let operations = self.pending.entry((set, path.to_owned())).or_default();
+        let operations = self.pending.entry((group_set, group.into_owned())).or_default();
         // A peer may replace an object again and again.
         if operations.len() >= MIN_FORGOTTEN && operations.len() == operations.capacity() {
             forget_replaced(operations);
@@ -117,7 +117,7 @@ fn forget_replaced(operations: &mut Vec<(ObjectId, Option<Digest>)>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{borrow::Cow, collections::BTreeMap};
 
     use proptest::prelude::*;
 
@@ -168,8 +168,8 @@ mod tests {
         if path.matches('/').count() == 1 { Set::ServicesSet } else { Set::EndpointsSet }
     }
 
-    fn group(path: &str) -> (Set, &str) {
-        digest::group_of(set_of(path), path)
+    fn group(path: &str) -> (Set, Cow<'_, str>) {
+        digest::group_of(set_of(path), path).unwrap()
     }
 
     fn expected(objects: &Plain) -> Vec<u8> {
@@ -179,7 +179,7 @@ mod tests {
         }
         let mut buckets = Buckets::new(groups.len().next_power_of_two());
         for (path, mut digests) in groups {
-            buckets.add(digest::position(Set::ServicesSet, path), digest::all(&mut digests));
+            buckets.add(digest::position(Set::ServicesSet, &path), digest::all(&mut digests));
         }
         if objects.is_empty() { Vec::new() } else { buckets.finish().concat() }
     }
@@ -230,10 +230,10 @@ mod tests {
                         inventory.keep(&kept);
                         let is_kept = |path: &str| {
                             let (set, group) = group(path);
-                            kept.contains(digest::position(set, group))
+                            kept.contains(digest::position(set, &group))
                         };
-                        let had: Vec<_> = synced.keys().map(|it| group(it).1.to_owned()).collect();
-                        current.retain(|path, _| !is_kept(path) || !had.iter().any(|it| it == group(path).1));
+                        let had: Vec<_> = synced.keys().map(|it| group(it).1).collect();
+                        current.retain(|path, _| !is_kept(path) || !had.contains(&group(path).1));
                         current.extend(synced.iter().filter(|(path, _)| is_kept(path)).map(|(path, it)| (path.clone(), *it)));
                     }
                     Step::Sync => {

@@ -7,9 +7,9 @@ use super::{
     connect::{Connector, MAX_MESSAGE_SIZE},
     session::{Path, View},
 };
-#[cfg(feature = "resume")]
-use crate::localv1::Digests;
 use crate::localv1::{Endpoint, Node, OpItem, Revision, Service, Set, WatchReq, sets_client::SetsClient};
+#[cfg(feature = "resume")]
+use crate::{digest::position, localv1::Digests};
 
 #[derive(Clone, Debug)]
 pub(super) enum NodeView {}
@@ -36,6 +36,11 @@ impl View for NodeView {
     #[cfg(feature = "resume")]
     fn resume(request: &mut WatchReq, have: Option<Digests>) {
         request.have = have;
+    }
+
+    #[cfg(feature = "resume")]
+    fn position(set: Set, name: &str) -> u32 {
+        position(set, name)
     }
 
     async fn open(channel: Channel, requests: ReceiverStream<WatchReq>) -> Result<Streaming<OpItem>, Status> {

@@ -41,6 +41,10 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     #[cfg(feature = "resume")]
     fn resume(request: &mut Self::Request, have: Option<Digests>);
 
+    /// Where the group of a name is; Services, nodes, ServiceCIDRs and pods are told apart by the sets of a node's view.
+    #[cfg(feature = "resume")]
+    fn position(set: Set, name: &str) -> u32;
+
     /// Says in a request that the last state is not active.
     fn unconfirmed(_request: &mut Self::Request) {}
 

@@ -8,12 +8,12 @@ use super::{
     session::{Event, View},
     state::{Change, Edits, Values, WithEndpoints},
 };
+#[cfg(feature = "resume")]
+use crate::localv1::Set;
 use crate::{
     DiffStore,
     localv1::{Extension, Pod, Revision, ServiceCidr},
 };
-#[cfg(feature = "resume")]
-use crate::{digest::position, localv1::Set};
 
 /// The state of a view while its events arrive.
 #[derive(Debug)]
@@ -58,10 +58,10 @@ impl<V: View> Tracker<V> {
             }
             #[cfg(feature = "resume")]
             Event::Keep(kept) => {
-                self.service_cidrs.keep(|it| kept.contains(position(Set::ServiceCidrsSet, it)));
-                self.pods.keep(|it| kept.contains(position(Set::PodsSet, it)));
-                self.nodes.keep(|it| kept.contains(position(Set::NodesSet, it)));
-                self.services.keep(|it| kept.contains(position(Set::ServicesSet, it)));
+                self.service_cidrs.keep(|it| kept.contains(V::position(Set::ServiceCidrsSet, it)));
+                self.pods.keep(|it| kept.contains(V::position(Set::PodsSet, it)));
+                self.nodes.keep(|it| kept.contains(V::position(Set::NodesSet, it)));
+                self.services.keep(|it| kept.contains(V::position(Set::ServicesSet, it)));
             }
             Event::SetServiceCidr(name, it) => self.service_cidrs.set(name, Arc::new(it)),
             Event::DeleteServiceCidr(name) => self.service_cidrs.delete(&name),

@@ -74,10 +74,10 @@ impl Interner {
     fn object(&mut self, it: &Ref) -> Result<(u32, u32)> {
         let set = Set::try_from(it.set)?;
         let next = u32::try_from(self.objects.len())?;
-        let (group_set, group) = digest::group_of(set, &it.path);
+        let (group_set, group) = digest::group_of(set, &it.path).ok_or("a path without a group")?;
         let positions = &mut self.positions;
-        let group = *self.groups.entry((group_set, group.to_owned())).or_insert_with(|| {
-            positions.push(digest::position(group_set, group));
+        let group = *self.groups.entry((group_set, group.into_owned())).or_insert_with_key(|(set, path)| {
+            positions.push(digest::position(*set, path));
             u32::try_from(positions.len() - 1).unwrap_or(u32::MAX)
         });
         let (object, group) = *self.objects.entry((set, it.path.clone())).or_insert((next, group));

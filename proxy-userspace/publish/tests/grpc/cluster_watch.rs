@@ -132,7 +132,7 @@ async fn what_cannot_be_served_is_not_sent() {
     // On request, the Services of other proxies are sent too.
     let mut peer = ClusterPeer::silent(&folder).await;
     let extensions = vec![Extension::OtherProxies.into(), 4711];
-    peer.request(GlobalWatchReq { extensions }).await;
+    peer.request(GlobalWatchReq { extensions, ..GlobalWatchReq::default() }).await;
     let extensions = vec![Extension::OtherProxies.into()];
     assert_eq!(peer.item().await, Op::Reset(EmptyOp { extensions, ..EmptyOp::default() }));
     let operations = peer.change_set().await;
@@ -172,7 +172,8 @@ async fn a_changed_trigger_time_is_sent_only_on_request() {
     };
     brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[at(1)])));
     let mut requesting = ClusterPeer::silent(&folder).await;
-    let request = GlobalWatchReq { extensions: vec![Extension::TriggerTimes.into()] };
+    let extensions = vec![Extension::TriggerTimes.into()];
+    let request = GlobalWatchReq { extensions, ..GlobalWatchReq::default() };
     requesting.request(request.clone()).await;
     requesting.item().await;
     let mut plain = ClusterPeer::start(&folder).await;
