@@ -55,7 +55,7 @@ impl Extensions {
         service_cidrs: true,
         pods: true,
         conflicting_addresses: false,
-        resume: false,
+        resume: true,
         heartbeats: true,
     };
 
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(names(Extensions::POLL), local[..7]);
         assert_eq!(
             names(Extensions::GLOBAL),
-            ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Pods", "Heartbeats"]
+            ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Pods", "Resume", "Heartbeats"]
         );
     }
 }

@@ -69,6 +69,11 @@ impl<D: Diff> ChangeSet<D> {
         Self { diff, phase: 0, position: 0, ready: VecDeque::new() }
     }
 
+    /// The difference.
+    pub(super) fn into_diff(self) -> D {
+        self.diff
+    }
+
     /// Puts an operation before the others.
     pub(super) fn begin_with(&mut self, item: OpItem) {
         self.ready.push_front(item);

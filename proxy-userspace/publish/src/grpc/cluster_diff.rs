@@ -11,13 +11,16 @@ use model::{
     state::{Pod, ServiceCidr},
 };
 use prost::Message as _;
-use proxy_contract::localv1::{OpItem, Set};
+use proxy_contract::{
+    digest::{KeptBuckets, position},
+    localv1::{OpItem, Set},
+};
 use wire::{
     Extensions,
     cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
-use super::change_set::{Change, ChangeSet, Diff, Encode, Kind, Phase, delete, differing, set};
+use super::change_set::{Change, Diff, Encode, Kind, Phase, delete, differing, set};
 
 /// Which objects a client receives.
 #[derive(Clone, Copy)]
@@ -50,8 +53,8 @@ struct SliceChange {
 }
 
 impl ClusterDiff {
-    /// The change set that leads from `old` to `new`; objects that both share are not compared.
-    pub(super) fn change_set(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> ChangeSet<Self> {
+    /// What leads from `old` to `new`; objects that both share are not compared.
+    pub(super) fn new(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> Self {
         let nodes = new.nodes().diff(old.nodes()).map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
@@ -70,7 +73,7 @@ impl ClusterDiff {
                 slices.entry(&it.name).or_default().new = Some(Arc::clone(it));
             }
             Change {
-                path: format!("{}|{}||", name.namespace, name.name),
+                path: service_path(name),
                 old: filter.service(old, name),
                 new: filter.service(new, name),
             }
@@ -88,8 +91,27 @@ impl ClusterDiff {
             true => differing(old.pods(), new.pods(), |it| format!("{}||", it.replace('/', "|"))),
             false => Vec::new(),
         };
-        ChangeSet::new(Self { service_cidrs, pods, nodes, services, slices: changed.collect() })
+        Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
     }
+
+    /// Leaves out the new objects in these buckets.
+    pub(super) fn without(mut self, kept: &KeptBuckets) -> Self {
+        fn leave_out<T: Encode>(changes: &mut Vec<Change<T>>, kept: &KeptBuckets) {
+            changes.retain(|it| !kept.contains(position(T::SET, &it.path)));
+        }
+        leave_out(&mut self.service_cidrs, kept);
+        leave_out(&mut self.pods, kept);
+        leave_out(&mut self.nodes, kept);
+        leave_out(&mut self.services, kept);
+        let is_kept =
+            |it: &EndpointSlice| kept.contains(position(SentService::SET, &service_path(&it.service)));
+        self.slices.retain(|it| !it.new.as_ref().is_some_and(|it| is_kept(it)));
+        self
+    }
+}
+
+fn service_path(ServiceName { namespace, name }: &ServiceName) -> String {
+    format!("{namespace}|{name}||")
 }
 
 impl Filter<'_> {

@@ -20,6 +20,7 @@ mod node_changes;
 mod node_diff;
 mod node_watch;
 mod nodes;
+mod resume;
 mod tls;
 mod watch_session;
 

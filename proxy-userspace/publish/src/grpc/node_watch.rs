@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use model::state::NodeState;
-use proxy_contract::localv1::{
-    Digests, EmptyOp, Kept, OpItem, Revision, WatchReq, op_item::Op, sets_server::Sets,
+use proxy_contract::{
+    digest::Digest,
+    localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets},
 };
 use tonic::{Request, Response, Status, Streaming};
 use wire::Extensions;
@@ -18,6 +19,7 @@ use super::{
     encoded::{NodeDigests, kept},
     node_changes::NodeChanges,
     node_diff::NodeDiff,
+    resume,
     watch_session::{self, Asked, End, Items, Turns, View},
 };
 use crate::{
@@ -72,7 +74,7 @@ struct NodeView {
     node_digests: Arc<NodeDigests>,
     node_changes: Arc<NodeChanges>,
     /// What the client has, until the first state is sent.
-    have: Option<Digests>,
+    have: Option<Vec<Digest>>,
     /// The last state that was sent.
     sent: Option<Arc<Published>>,
     followers: Followers,
@@ -85,17 +87,14 @@ impl View for NodeView {
     type Diff = NodeDiff;
 
     fn negotiate(&mut self, request: &WatchReq) -> Extensions {
-        self.extensions = Extensions::LOCAL.negotiate(request.extensions());
-        // Rules that are not known.
-        self.extensions.resume &= request.have.as_ref().is_none_or(|it| it.parse() != Ok(None));
+        self.extensions = resume::negotiate(Extensions::LOCAL, request.extensions(), request.have.as_ref());
         self.extensions
     }
 
     fn request(&mut self, request: WatchReq) -> Result<Asked, Status> {
         let node = request.node_name;
-        if self.node.is_none() && self.extensions.resume {
-            request.have.as_ref().map(Digests::parse).transpose().map_err(Status::invalid_argument)?;
-            self.have = request.have;
+        if self.node.is_none() {
+            self.have = resume::parse(request.have, self.extensions)?;
         }
         if let Some(it) = self.following.as_ref().filter(|_| !request.unconfirmed) {
             it.acknowledged(request.confirmed.map(|it| (it.instance_id, it.rev)));
@@ -115,11 +114,10 @@ impl View for NodeView {
     async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
         let (_, states) = self.node.as_mut().ok_or(End::Closed)?;
         let published = states.next().await.ok_or(End::Closed)?;
-        let have = self.have.take();
-        let have = have.as_ref().and_then(|it| it.parse().ok().flatten());
         let is_shared = self.turns.is_crowd();
+        let have = self.have.take();
         let resumed =
-            have.map(|it| kept(&published.state, self.extensions, it, is_shared, &self.node_digests));
+            have.map(|it| kept(&published.state, self.extensions, &it, is_shared, &self.node_digests));
         let empty = NodeState::default();
         let before = match (&self.sent, &resumed) {
             (Some(sent), _) => &sent.state,
@@ -136,7 +134,7 @@ impl View for NodeView {
         let mut changes =
             NodeDiff::change_set(before, &published.state, node_changes, self.extensions, is_shared);
         if let Some((kept, _)) = &resumed {
-            changes.begin_with(OpItem { op: Some(Op::Kept(Kept { buckets: kept.bits().to_vec() })) });
+            changes.begin_with(resume::keep(kept));
         }
         self.sent = Some(published);
         Ok(changes)

@@ -57,23 +57,28 @@ fn node_states(state: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)>
     states
 }
 
+/// Makes random changes.
+fn change_randomly(state: &mut ClusterState, bytes: &[u8]) {
+    let mut bytes = Unstructured::new(bytes);
+    while let (false, Ok(change)) = (bytes.is_empty(), change(&mut bytes)) {
+        change.apply(state);
+    }
+}
+
+/// Changes with each batch, so that there is always a change to wait for.
+fn mark(batch: usize) -> Node {
+    let zone = Some(format!("zone-{batch}").into());
+    Node { name: "mark".into(), zone, info: state::NodeInfo::default() }
+}
+
 /// Applies random changes; a downstream brain and a peer that keeps KPNG's rules follow.
 async fn play(batches: Vec<Vec<u8>>) {
     let (folder, brain) = Brain::new().await;
     let mut downstream = Downstream::new(&folder);
     let mut state = ClusterState::default();
-    // Changes with each batch, so that there is always a change to wait for.
-    let mark = |batch: usize| Node {
-        name: "mark".into(),
-        zone: Some(format!("zone-{batch}").into()),
-        info: state::NodeInfo::default(),
-    };
     let mut peer: Option<ClusterPeer> = None;
     for (batch, bytes) in batches.into_iter().enumerate() {
-        let mut bytes = Unstructured::new(&bytes);
-        while let (false, Ok(change)) = (bytes.is_empty(), change(&mut bytes)) {
-            change.apply(&mut state);
-        }
+        change_randomly(&mut state, &bytes);
         state.set_node(mark(batch));
         if batch % 2 == 0 {
             let cidrs = vec![format!("10.{batch}.0.0/16").parse().unwrap()];
@@ -109,6 +114,30 @@ fn a_brain_that_follows_computes_the_same_states() {
     let config = Config { cases: 96, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
     let batches = vec(vec(any::<u8>(), 0..600), 1..6);
     proptest!(config, |(batches in batches)| runtime.block_on(play(batches)));
+}
+
+/// Replaces the brain with each batch: the downstream brain has missed it.
+async fn play_with_restarts(batches: Vec<Vec<u8>>) {
+    let folder = Folder::new();
+    let mut downstream = Downstream::new(&folder);
+    let mut state = ClusterState::default();
+    for (batch, bytes) in batches.into_iter().enumerate() {
+        change_randomly(&mut state, &bytes);
+        state.set_node(mark(batch));
+        let brain = Brain::start(&folder).await;
+        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        let states = |it: &ClusterState| node_states(it).into_iter().map(|(it, _)| it).collect::<Vec<_>>();
+        assert_eq!(states(&*downstream.next().await), states(&state));
+        brain.stop().await;
+    }
+}
+
+#[test]
+fn a_brain_that_follows_replaced_ones_computes_the_same_states() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = Config { cases: 12, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
+    let batches = vec(vec(any::<u8>(), 0..400), 1..8);
+    proptest!(config, |(batches in batches)| runtime.block_on(play_with_restarts(batches)));
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod acknowledgements;
 mod api_source;
 mod client;
 mod cluster_convergence;
+mod cluster_resume;
 mod cluster_watch;
 mod common;
 mod conflicts;
