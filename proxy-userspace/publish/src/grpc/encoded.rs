@@ -2,13 +2,16 @@
 //!
 //! Invariant: what is shared equals what would be encoded for one client alone.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use model::state::{NodeInfos, NodeState, Pod, ServiceState};
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets},
-    localv1::Set,
+    localv1::{OpItem, Set},
 };
 use wire::Extensions;
 
@@ -21,9 +24,37 @@ pub(super) struct Encoded {
     pub(super) endpoints: Vec<Bytes>,
     position: u32,
     digest: Digest,
+    /// What leads here from the state that clients had before, as most of them had the same.
+    change: Mutex<Option<(Weak<ServiceState>, Arc<Operations>)>>,
+}
+
+/// The operations that lead from one state of a Service to another.
+pub(super) struct Operations {
+    pub(super) set_service: Option<OpItem>,
+    pub(super) set_endpoints: VecDeque<OpItem>,
+    pub(super) delete_endpoints: VecDeque<OpItem>,
 }
 
 impl Encoded {
+    /// The operations that lead here from `old`: derived once for all clients that have that.
+    pub(super) fn operations(
+        &self,
+        old: &Arc<ServiceState>,
+        derive: impl FnOnce() -> Operations,
+    ) -> Arc<Operations> {
+        // No panic can leave it in an inconsistent state.
+        let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*change {
+            // The weak reference keeps the address from being used again.
+            Some((from, operations)) if from.as_ptr() == Arc::as_ptr(old) => Arc::clone(operations),
+            _ => {
+                let operations = Arc::new(derive());
+                *change = Some((Arc::downgrade(old), Arc::clone(&operations)));
+                operations
+            }
+        }
+    }
+
     /// The shared encoding of a Service; `None` if it is not worth while, because only this node has this state, or another
     /// one is shared.
     pub(super) fn shared(state: &ServiceState, extensions: Extensions) -> Option<&Self> {
@@ -51,6 +82,7 @@ impl Encoded {
             endpoints,
             position: digest::position(Set::ServicesSet, &path),
             digest: digest::all(&mut digests),
+            change: Mutex::default(),
         }
     }
 }

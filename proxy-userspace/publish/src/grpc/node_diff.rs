@@ -12,7 +12,7 @@ use wire::Extensions;
 
 use super::{
     change_set::{Change, ChangeSet, Diff, Kind, Phase, delete, differing, set},
-    encoded::Encoded,
+    encoded::{Encoded, Operations},
     node_changes::NodeChange,
 };
 
@@ -30,6 +30,8 @@ pub(super) struct NodeDiff {
     new: Services,
     /// The Services that differ, in ascending order of names: the new ones, or the old ones of those that were deleted.
     differing: Vec<Arc<ServiceState>>,
+    /// The operations for each of them, if many clients receive the same; empty where all are new.
+    operations: Vec<Option<Arc<Operations>>>,
 }
 
 impl NodeDiff {
@@ -42,7 +44,19 @@ impl NodeDiff {
         extensions: Extensions,
         is_shared: bool,
     ) -> ChangeSet<Self> {
-        let mut services: Vec<_> = new.diff(old).filter_map(|(_, old, new)| new.or(old).cloned()).collect();
+        let is_update = is_shared && !old.services.is_empty();
+        let (mut services, mut operations) = (Vec::new(), Vec::new());
+        for (name, old, new) in new.diff(old) {
+            services.extend(new.or(old).cloned());
+            if is_update {
+                let shared = || {
+                    let shared = Encoded::shared(new?, extensions);
+                    let change = ServiceChange { name, old, new, shared };
+                    Some(shared?.operations(old?, || change.operations(extensions)))
+                };
+                operations.push(shared());
+            }
+        }
         // A thousand watchers that connect at once have one each.
         services.shrink_to_fit();
         let service_cidrs = match extensions.service_cidrs {
@@ -63,6 +77,7 @@ impl NodeDiff {
             old,
             new,
             differing: services,
+            operations,
         })
     }
 }
@@ -78,6 +93,15 @@ impl Diff for NodeDiff {
     }
 
     fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
+        if let Some(Some(shared)) = self.operations.get(index) {
+            match phase {
+                Phase::Set(Kind::Services) => return out.extend(shared.set_service.clone()),
+                Phase::Set(Kind::Endpoints) => return out.extend(shared.set_endpoints.iter().cloned()),
+                Phase::Delete(Kind::Endpoints) => return out.extend(shared.delete_endpoints.iter().cloned()),
+                Phase::Delete(Kind::Services) => return,
+                _ => {}
+            }
+        }
         let service = || {
             let name = &self.differing[index].service.name;
             let (old, new) = (self.old.get(name), self.new.get(name));
@@ -109,6 +133,14 @@ struct ServiceChange<'a> {
 }
 
 impl ServiceChange<'_> {
+    /// Everything of a Service that is neither new nor deleted.
+    fn operations(&self, extensions: Extensions) -> Operations {
+        let (mut set_endpoints, mut delete_endpoints) = (VecDeque::new(), VecDeque::new());
+        self.set_endpoints(&mut set_endpoints);
+        self.delete_endpoints(&mut delete_endpoints);
+        Operations { set_service: self.set(extensions), set_endpoints, delete_endpoints }
+    }
+
     fn set(&self, extensions: Extensions) -> Option<OpItem> {
         let new = self.new?;
         let is_same = self.old.is_some_and(|old| {
@@ -177,5 +209,49 @@ impl ServiceChange<'_> {
             state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, it))
         }
         diff::pairs(of(self.old), of(self.new)).map(|(_, old, new)| (old, new))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arbitrary::Unstructured;
+    use brain::{Brain, Options};
+    use fuzz::random_cluster::{NODES, change};
+    use model::cluster::ClusterState;
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn items(old: &NodeState, new: &NodeState, extensions: Extensions, is_shared: bool) -> Vec<OpItem> {
+        NodeDiff::change_set(old, new, Arc::default(), extensions, is_shared).collect()
+    }
+
+    proptest! {
+        /// Whichever client receives it first, and whichever state it had.
+        #[test]
+        fn what_many_clients_receive_is_what_each_would_alone(bytes in vec(any::<u8>(), 0..3_000)) {
+            let mut u = Unstructured::new(&bytes);
+            let mut brain = Brain::new(Options::default());
+            NODES.iter().for_each(|it| brain.start_serving(it));
+            let mut states: Vec<Vec<NodeState>> = vec![Vec::new(); NODES.len()];
+            while !u.is_empty() {
+                let mut cluster = ClusterState::clone(brain.cluster_state());
+                let Ok(change) = change(&mut u) else { break };
+                change.apply(&mut cluster);
+                brain.replace_cluster(Arc::new(cluster));
+                brain.recompute();
+                for (node, before) in NODES.iter().zip(&mut states) {
+                    before.extend(brain.state(node).cloned());
+                }
+                for before in &states {
+                    let [older @ .., newest] = &before[..] else { continue };
+                    for old in older.iter().rev().take(2) {
+                        let [alone, shared] =
+                            [false, true].map(|it| items(old, newest, Extensions::LOCAL, it));
+                        prop_assert_eq!(alone, shared);
+                    }
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,156 @@
+//! What a careless or large cluster costs stays within the memory that the process has, with the kernel's.
+
+use std::{
+    iter,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use api_server::{ApiServer, Settings};
+use serde_json::{Value, json};
+use tests::{
+    AgentCommand, Build, MemoryCgroup, TestNode,
+    fixtures::WEB4,
+    manifest::{self, Service},
+    run, scaled,
+    test_node::NODE,
+};
+
+const MB: u64 = 1 << 20;
+/// The limit of the manifests.
+const SHIPPED_LIMIT: u64 = 512 * MB;
+const LARGE: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 1);
+
+fn service(name: &str, address: Ipv4Addr, endpoints: &[u8]) -> Service {
+    Service::new(name, &[address.into()]).port("tcp", "TCP", 80, 8080).endpoints(endpoints.iter().copied())
+}
+
+fn set(server: &ApiServer, service: &Service) {
+    iter::once(service.service()).chain(service.slices()).for_each(|it| server.set(it));
+}
+
+fn is_served(address: impl Into<SocketAddr>) -> bool {
+    TcpStream::connect(address.into()).is_ok()
+}
+
+/// An API server with this Node, and a process that follows it within a memory cgroup with a limit.
+fn start(
+    node: &mut TestNode,
+    limit: u64,
+    fill: impl FnOnce(&ApiServer),
+) -> Option<(ApiServer, MemoryCgroup)> {
+    let memory = MemoryCgroup::or_skip(node.sandbox())?;
+    memory.limit(limit).unwrap();
+    let server = ApiServer::start(Settings::default()).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    fill(&server);
+    let command = AgentCommand::new(&Build::Product.binary(), &["run".as_ref(), "--source=kube".as_ref()])
+        .arg(format!("--kube-api-server={}", server.url()))
+        .node(NODE)
+        .kernel(node.sandbox())
+        .memory_cgroup(&memory);
+    node.start_with(&command);
+    Some((server, memory))
+}
+
+/// A Service and a slice with this many ports, all with the target 8080, and endpoint 1 ready `is_ready`.
+fn with_ports(name: &str, ports: u16, is_ready: bool) -> [Value; 2] {
+    let service = service(name, LARGE, &[1]);
+    let [mut service, mut slice] =
+        [service.service(), service.slices().next().expect("there is an endpoint")];
+    let numbers = 1..=ports;
+    let port = |it| json!({"name": format!("p{it}"), "protocol": "TCP", "port": it, "targetPort": 8080});
+    service["spec"]["ports"] = numbers.clone().map(port).collect();
+    slice["ports"] =
+        numbers.map(|it| json!({"name": format!("p{it}"), "protocol": "TCP", "port": 8080})).collect();
+    slice["endpoints"][0]["conditions"]["ready"] = is_ready.into();
+    [service, slice]
+}
+
+#[test]
+fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    let fill = |server: &ApiServer| {
+        with_ports("large", 20_000, true).into_iter().for_each(|it| server.set(it));
+        set(server, &service("web", WEB4, &[2]));
+    };
+    let Some((server, memory)) = start(&mut node, SHIPPED_LIMIT, fill) else { return };
+    for port in [1, 80, 20_000] {
+        node.wait_until(|_| is_served((LARGE, port)));
+    }
+    // Each of these changes every port.
+    for is_ready in [false, true, false, true] {
+        let [_, slice] = with_ports("large", 20_000, is_ready);
+        server.set(slice);
+        set(&server, &service("web", WEB4, if is_ready { &[2] } else { &[] }));
+        node.wait_until(|_| is_served((WEB4, 80)) == is_ready);
+        node.wait_until(|_| is_served((LARGE, 20_000)) == is_ready);
+    }
+    let status = run(&mut node.cli("status")).success();
+    assert!(status.contains("healthy"), "{status}");
+    eprintln!("{} MB at most", memory.peak().unwrap_or_default() / MB);
+    node.terminate();
+}
+
+#[test]
+fn a_node_of_128_mb_serves_a_thousand_services() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let fill = |server: &ApiServer| {
+        for n in 0..1_000_u16 {
+            let [high, low] = n.to_be_bytes();
+            set(server, &service(&format!("s{n}"), Ipv4Addr::new(10, 97, high, low), &[1]));
+        }
+    };
+    let Some((server, memory)) = start(&mut node, 100 * MB, fill) else { return };
+    node.wait_until(|_| is_served((Ipv4Addr::new(10, 97, 3, 231), 80)));
+    set(&server, &service("web", WEB4, &[1]));
+    node.wait_until(|_| is_served((WEB4, 80)));
+    for command in ["status", "check"] {
+        assert!(run(&mut node.cli(command)).success().contains("1001 Services"), "{command}");
+    }
+    eprintln!("{} MB at most", memory.peak().unwrap_or_default() / MB);
+    node.terminate();
+}
+
+#[test]
+fn an_object_that_never_stops_changing_takes_no_memory_and_holds_nothing_up() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1, 2]);
+    let large = service("large", LARGE, &[1]);
+    let fill =
+        |server: &ApiServer| [&large, &service("web", WEB4, &[2])].iter().for_each(|it| set(server, it));
+    let Some((server, _memory)) = start(&mut node, SHIPPED_LIMIT, fill) else { return };
+    node.wait_until(|_| is_served((WEB4, 80)));
+    let changes = |seconds: u64| {
+        let end = Instant::now() + scaled(Duration::from_secs(seconds));
+        for n in 0_u32.. {
+            if Instant::now() >= end {
+                break;
+            }
+            let [_, slice] = with_ports("large", 1, n % 2 == 0);
+            server.set(slice);
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    changes(3);
+    let [before, logged] = [node.agent().memory_kb("VmRSS").unwrap(), node.log().lines().count() as u64];
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| changes(10));
+        for n in 0.. {
+            if changing.is_finished() {
+                break;
+            }
+            let is_served_now = n % 2 == 1;
+            set(&server, &service("web", WEB4, if is_served_now { &[2] } else { &[] }));
+            assert!(tests::eventually(tests::TIMEOUT, || is_served((WEB4, 80)) == is_served_now));
+        }
+    });
+    let after = node.agent().memory_kb("VmRSS").unwrap();
+    assert!(after < before + 8 * 1024, "{before} kB before, {after} kB after");
+    let lines = node.log().lines().count() as u64 - logged;
+    assert!(lines < 30, "{}", node.log());
+    node.terminate();
+}
