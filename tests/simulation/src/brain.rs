@@ -13,6 +13,7 @@ use crate::{
     history,
     kernel::{self, Kernel},
     network::{Accepted, Server},
+    truth::options,
     world::{Name, World},
 };
 
@@ -69,7 +70,7 @@ impl Brain {
             node: OWN_NODE.into(),
             source,
             service_metadata: Default::default(),
-            brain: brain::Options::default(),
+            brain: options(),
         };
         let connections = world.network.listen(Server::Brain(self.index));
         let (stop, stopping) = watch::channel(false);

@@ -26,6 +26,11 @@ const NODES: usize = 2;
 /// ServiceCIDRs are optional: a brain that starts may not know them yet, which is what index 0 stands for.
 const CIDRS: usize = 3;
 
+/// The options of every brain: now and then the Services do not fit into their namespace.
+pub(crate) fn options() -> Options {
+    Options { max_namespace_entries: 25, ..Options::default() }
+}
+
 /// An index of each kind's versions.
 pub(crate) type Versions = [usize; 4];
 
@@ -178,7 +183,7 @@ impl Truth {
             let mut cluster = services.clone();
             slices.slices().for_each(|it| drop(cluster.set_slice(Arc::clone(it))));
             nodes.nodes().values().for_each(|it| drop(cluster.set_node(Arc::clone(it))));
-            Arc::new(node_state(&cluster, node, &Options::default()))
+            Arc::new(node_state(&cluster, node, &options()))
         });
         Arc::clone(state)
     }

@@ -22,6 +22,7 @@ mod kube;
 mod kube_proxy_rules;
 mod load_balancing;
 mod logs;
+mod memory_bounds;
 mod node_ports;
 mod packet_path;
 mod passive_health;
