@@ -165,6 +165,11 @@ impl Rejections {
         self.objects.iter().flat_map(|(_, it)| &it.parts)
     }
 
+    /// The same, for a reader that outlives the reference.
+    pub fn into_parts(self) -> impl Iterator<Item = Rejected> {
+        self.objects.into_values().flat_map(|it| it.parts.clone())
+    }
+
     /// The parts that were not rejected before. If one is made from the other, the cost is proportional to the difference.
     pub fn new_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Rejected> {
         self.objects.diff(&before.objects).flat_map(|(_, before, after)| {

@@ -69,6 +69,12 @@ impl<T: Keyed> ObjectMap<T> {
         self.iter().map(|(_, object)| object)
     }
 
+    /// The objects, in the order of their keys, for a reader that outlives the reference to the map.
+    pub fn into_values(self) -> impl Iterator<Item = Arc<T>> {
+        let first = self.values().next().cloned();
+        std::iter::successors(first, move |it| self.0.after(it.key()).cloned())
+    }
+
     /// Whether both are the same map in memory: nothing was changed between them.
     pub fn ptr_eq(&self, other: &Self) -> bool {
         match (&self.0.root, &other.0.root) {

@@ -195,3 +195,16 @@ fn equal_maps_become_the_same_object() {
     after.reuse_equal(&before);
     assert!(after.ptr_eq(&before));
 }
+
+#[test]
+fn objects_are_read_in_order_without_a_reference_to_the_map() {
+    for count in [0, 1, 24, 25, 1000] {
+        let mut services = many(count);
+        if count > 100 {
+            // Leaves of different sizes.
+            (300..420).for_each(|it| drop(services.remove(&name(it))));
+        }
+        let expect: Vec<_> = services.values().cloned().collect();
+        assert_eq!(services.into_values().collect::<Vec<_>>(), expect);
+    }
+}

@@ -71,9 +71,21 @@ impl<T: Keyed> Tree<T> {
             }
         }
     }
+
+    /// The first object after a key.
+    pub(super) fn after(&self, key: &T::Key) -> Option<&Arc<T>> {
+        self.root.as_ref()?.after(key)
+    }
 }
 
 impl<T: Keyed> TreeNode<T> {
+    fn after(&self, key: &T::Key) -> Option<&Arc<T>> {
+        match &self.children {
+            Children::Objects(objects) => objects.get(objects.partition_point(|it| it.key() <= key)),
+            Children::Nodes(nodes) => nodes[child(nodes, key)..].iter().find_map(|it| it.after(key)),
+        }
+    }
+
     /// A node with these children; none if there are none.
     pub(super) fn new(children: Children<T>) -> Option<Arc<Self>> {
         let least = match &children {
