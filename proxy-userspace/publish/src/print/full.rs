@@ -1,59 +1,91 @@
 //! A full state.
 
-use proxy_contract::localv1;
+use std::{collections::BTreeMap, iter, ops::Bound, sync::Arc};
+
+use model::state::{NodeState, ServiceState};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
-    format::{EXTENSIONS, Format, PrintError, json, yaml},
+    format::{EXTENSIONS, Format, PrintError, yaml},
     table,
 };
 use crate::publisher::Published;
 
 /// Renders a state, with a final newline.
 pub fn render(published: &Published, format: Format) -> Result<String, PrintError> {
+    let json = || json_parts(published).collect::<Result<String, _>>();
     match format {
         Format::Table => Ok(table::full(published)),
-        Format::Json => json(&Document::new(published)),
-        Format::Yaml => yaml(&Document::new(published)),
+        Format::Json => json(),
+        Format::Yaml => yaml(&serde_json::from_str::<Value>(&json()?)?),
     }
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Document<'a> {
+/// The parts of the JSON of a state, each rendered when it is asked for, and none larger than a Service or an endpoint.
+pub fn json_parts(published: &Published) -> impl Iterator<Item = Result<String, PrintError>> + Send + use<> {
     // 64-bit integers are strings in proto3 JSON, because many parsers have only 53 bits.
-    instance_id: String,
-    rev: String,
-    node: &'a str,
-    items: Vec<Item>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nodes: Vec<localv1::Node>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    service_cidrs: Vec<localv1::ServiceCidr>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pods: Vec<localv1::Pod>,
+    let Published { instance_id, rev, node, state, .. } = published;
+    let head = json(&**node)
+        .map(|node| format!(r#"{{"instanceId":"{instance_id}","rev":"{rev}","node":{node},"items":["#));
+    let items = state.services.clone().into_values().enumerate().flat_map(|(n, it)| item(n == 0, it));
+    let nodes = list("nodes", state, |it| &it.nodes, |name, it| serde_json::to_string(&wire::node(name, it)));
+    let service_cidrs = list(
+        "serviceCidrs",
+        state,
+        |it| &it.service_cidrs,
+        |_, it| serde_json::to_string(&wire::service_cidr(it)),
+    );
+    let pods = list("pods", state, |it| &it.pods, |_, it| serde_json::to_string(&wire::pod(it)));
+    let parts = iter::once(head).chain(items).chain(text("]"));
+    let parts = parts.chain(nodes).chain(service_cidrs).chain(pods).chain(text("}\n"));
+    parts.map(|it| it.map_err(Into::into))
 }
 
-#[derive(Serialize)]
-struct Item {
-    service: localv1::Service,
-    endpoints: Vec<localv1::Endpoint>,
+/// A part of a document.
+type Part = serde_json::Result<String>;
+
+fn text(text: &'static str) -> impl Iterator<Item = Part> {
+    iter::once_with(|| Ok(text.to_owned()))
 }
 
-impl<'a> Document<'a> {
-    fn new(published: &'a Published) -> Self {
-        let items = published.state.services.values().map(|it| Item {
-            service: wire::service_with_extensions(it, EXTENSIONS),
-            endpoints: it.endpoints.iter().map(|endpoint| wire::endpoint(&it.service, endpoint)).collect(),
-        });
-        Self {
-            instance_id: published.instance_id.to_string(),
-            rev: published.rev.to_string(),
-            node: &published.node,
-            items: items.collect(),
-            nodes: published.state.nodes.iter().map(|(name, it)| wire::node(name, it)).collect(),
-            service_cidrs: published.state.service_cidrs.values().map(|it| wire::service_cidr(it)).collect(),
-            pods: published.state.pods.values().map(|it| wire::pod(it)).collect(),
-        }
-    }
+/// A Service with its endpoints.
+fn item(is_first: bool, state: Arc<ServiceState>) -> impl Iterator<Item = Part> {
+    let service = json(&wire::service_with_extensions(&state, EXTENSIONS));
+    let head =
+        service.map(|it| format!(r#"{}{{"service":{it},"endpoints":["#, if is_first { "" } else { "," }));
+    let endpoints = (0..state.endpoints.len())
+        .map(move |n| Ok(comma(n == 0, json(&wire::endpoint(&state.service, &state.endpoints[n]))?)));
+    iter::once(head).chain(endpoints).chain(text("]}"))
+}
+
+/// A field with the objects of a map of a state; nothing if there are none.
+fn list<T: 'static>(
+    name: &'static str,
+    state: &NodeState,
+    map: fn(&NodeState) -> &BTreeMap<Arc<str>, T>,
+    json: fn(&str, &T) -> Part,
+) -> impl Iterator<Item = Part> + use<T> {
+    let state = state.clone();
+    let (open, close) =
+        if map(&state).is_empty() { (String::new(), "") } else { (format!(r#","{name}":["#), "]") };
+    // A position would not survive the reference to the map: the last name does.
+    let mut last = None::<Arc<str>>;
+    let objects = iter::from_fn(move || {
+        let after = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let (name, it) = map(&state).range::<Arc<str>, _>((after, Bound::Unbounded)).next()?;
+        let object = json(name, it).map(|it| comma(last.is_none(), it));
+        last = Some(Arc::clone(name));
+        Some(object)
+    });
+    iter::once(Ok(open)).chain(objects).chain(text(close))
+}
+
+fn json(value: &(impl Serialize + ?Sized)) -> Part {
+    serde_json::to_string(value)
+}
+
+/// An element of an array, separated from the one before.
+fn comma(is_first: bool, json: String) -> String {
+    if is_first { json } else { format!(",{json}") }
 }

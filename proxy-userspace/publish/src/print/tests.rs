@@ -14,7 +14,9 @@ use model::{
     },
 };
 
-use super::{Format, render, render_changes};
+use proxy_contract::localv1;
+
+use super::{Format, json_parts, render, render_changes};
 use crate::Published;
 
 fn published() -> Published {
@@ -220,4 +222,50 @@ fn change_lines_lead_from_one_state_to_the_other() {
     assert_eq!(render(Some(&changed()), &changed()), "");
     let yaml = render_changes(Some(&published()), &changed(), Format::Yaml).unwrap();
     assert_eq!(yaml.matches("---\n").count(), render(Some(&published()), &changed()).lines().count());
+}
+
+/// The state as one object.
+#[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a> {
+    instance_id: String,
+    rev: String,
+    node: &'a str,
+    items: Vec<Item>,
+    nodes: Vec<localv1::Node>,
+    service_cidrs: Vec<localv1::ServiceCidr>,
+    pods: Vec<localv1::Pod>,
+}
+
+#[derive(serde::Serialize)]
+struct Item {
+    service: localv1::Service,
+    endpoints: Vec<localv1::Endpoint>,
+}
+
+#[test]
+fn the_parts_of_json_are_the_whole_object() {
+    let mut published = changed();
+    let state = &mut published.state;
+    let cidr = |name: &str| ServiceCidr { name: name.into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
+    let cidrs = ["a", "b"].map(|it| (it.into(), Arc::new(cidr(it))));
+    state.service_cidrs = Arc::new(cidrs.into_iter().collect());
+    state.nodes.insert("n3".into(), NodeInfo::default());
+    let item = |it: &Arc<ServiceState>| Item {
+        service: wire::service_with_extensions(it, super::format::EXTENSIONS),
+        endpoints: it.endpoints.iter().map(|endpoint| wire::endpoint(&it.service, endpoint)).collect(),
+    };
+    let document = Document {
+        instance_id: published.instance_id.to_string(),
+        rev: published.rev.to_string(),
+        node: &published.node,
+        items: published.state.services.values().map(item).collect(),
+        nodes: published.state.nodes.iter().map(|(name, it)| wire::node(name, it)).collect(),
+        service_cidrs: published.state.service_cidrs.values().map(|it| wire::service_cidr(it)).collect(),
+        pods: Vec::new(),
+    };
+    let expect = serde_json::to_string(&document).unwrap().replace(",\"pods\":[]", "") + "\n";
+    assert_eq!(render(&published, Format::Json).unwrap(), expect);
+    let longest = json_parts(&published).map(|it| it.unwrap().len()).max();
+    assert!(longest < Some(expect.len() / 3), "no part is the whole");
 }
