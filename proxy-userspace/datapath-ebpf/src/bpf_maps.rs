@@ -338,6 +338,14 @@ pub(super) fn is_initialized(pins: &Pins) -> Result<bool, Error> {
 
 /// Reads a pinned map: all keys, and all values.
 pub(super) fn read(path: &Path, entry: EntrySize) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    let map = open(path, entry)?;
+    let capacity = map.info().map_err(Error::map(path.display()))?.max_entries();
+    raw_bpf::lookup_all(map.fd().as_fd(), entry, capacity)
+        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
+}
+
+/// Opens a pinned map with entries of this size.
+pub(super) fn open(path: &Path, entry: EntrySize) -> Result<MapData, Error> {
     let map = map_spec::get(path)?;
     let info = map.info().map_err(Error::map(path.display()))?;
     let sizes = (info.key_size() as usize, info.value_size() as usize);
@@ -348,15 +356,17 @@ pub(super) fn read(path: &Path, entry: EntrySize) -> Result<(Vec<u8>, Vec<u8>), 
             expected: format!("keys of {} and values of {} bytes", entry.key, entry.value),
         });
     }
-    raw_bpf::lookup_all(map.fd().as_fd(), entry, info.max_entries())
-        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
+    Ok(map)
 }
 
 /// Reads the active side and the number of flips from the pinned map.
 pub(super) fn read_active(pins: &Pins) -> Result<(Side, u32), Error> {
-    let path = pins.active();
-    let array: Array<MapData, u32> = map_spec::open(&path)?;
-    let word = array.get(&SIDE, 0).map_err(Error::map(path.display()))?;
-    let flips = array.get(&FLIPS, 0).map_err(Error::map(path.display()))?;
-    Ok((Side::from_word(word).ok_or(Error::InvalidActiveSide(word))?, flips))
+    active_words(&map_spec::open(&pins.active())?)
+}
+
+/// The active side and the number of flips in an open map.
+pub(super) fn active_words(active: &Array<MapData, u32>) -> Result<(Side, u32), Error> {
+    let word = |index| active.get(index, 0).map_err(Error::map("ACTIVE"));
+    let (side, flips) = (word(&SIDE)?, word(&FLIPS)?);
+    Ok((Side::from_word(side).ok_or(Error::InvalidActiveSide(side))?, flips))
 }

@@ -5,7 +5,6 @@
 //! its base, so that no counter is ever reset; and what corrects the number of open connections lies beside it.
 
 use std::{
-    collections::HashMap,
     net::SocketAddr,
     os::fd::{AsFd as _, AsRawFd as _, RawFd},
     path::Path,
@@ -19,8 +18,9 @@ use aya_obj::generated::bpf_map_type;
 use datapath::{PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
-    AGE_ROW, BASE_ROW, BackendAge, CONNECTIONS, COUNTERS_PER_CHUNK, CounterIndex, CounterStripe, DENIED,
-    LEFT_TO_PACKETS, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW, chunk_of, index_in_chunk,
+    AGE_ROW, BASE_ROW, BackendAge, CONNECTIONS, COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex,
+    CounterStripe, DENIED, LEFT_TO_PACKETS, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW,
+    chunk_of, index_in_chunk,
 };
 
 use crate::{
@@ -102,12 +102,11 @@ impl CounterChunks {
         Ok(owners)
     }
 
-    /// The value of each counter since it got its owner, in order.
-    pub(super) fn values(&self) -> Result<Vec<u64>, Error> {
-        let mut values = Vec::with_capacity(self.chunks.len() * COUNTERS_PER_CHUNK);
-        for it in &self.chunks {
-            let bases = read(it, self.stripes + BASE_ROW)?;
-            values.extend(self.sums(it)?.iter().zip(bases.iter()).map(|(sum, base)| sum.wrapping_sub(*base)));
+    /// The value of each counter of a chunk since it got its owner.
+    fn values(&self, chunk: &Chunk) -> Result<Box<CounterStripe>, Error> {
+        let mut values = self.sums(chunk)?;
+        for (value, base) in values.iter_mut().zip(read(chunk, self.stripes + BASE_ROW)?.iter()) {
+            *value = value.wrapping_sub(*base);
         }
         Ok(values)
     }
@@ -240,12 +239,13 @@ impl CounterChunks {
     }
 }
 
-/// The counters of service ports and their backends at one moment.
+/// The counters of service ports and their backends at one moment: of the backends only those that have any connection.
 #[derive(Debug, Default)]
 pub struct Counts {
-    values: Vec<u64>,
-    /// The first counter of each owner.
-    counters: HashMap<CounterOwner, CounterIndex>,
+    /// Of each service port the first counter and the values, in the order of their owners.
+    ports: Vec<(CounterOwner, CounterIndex, PortCounts)>,
+    /// In the order of their owners.
+    backends: Vec<(CounterOwner, u64)>,
 }
 
 /// Reads all counters; there are none if no instance ever ran.
@@ -260,14 +260,42 @@ pub fn counts(pin_dir: &Path) -> Result<Counts, Error> {
         it.check()?;
     }
     let chunks = CounterChunks::open(&pins, stripes)?;
-    let mut counters = HashMap::new();
-    for (counter, owner) in (0..).zip(chunks.owners()?).filter(|(_, owner)| *owner != 0) {
-        counters.entry(CounterOwner(owner)).or_insert(counter);
+    let mut counts = Counts::default();
+    for (chunk, first) in chunks.chunks.iter().zip((0..).step_by(COUNTERS_PER_CHUNK)) {
+        counts.add(first, read(chunk, stripes)?.as_slice(), chunks.values(chunk)?.as_slice());
     }
-    Ok(Counts { values: chunks.values()?, counters })
+    counts.sort();
+    Ok(counts)
 }
 
 impl Counts {
+    /// Adds the counters of a chunk from the `first` one on.
+    fn add(&mut self, first: CounterIndex, owners: &[u64], values: &[u64]) {
+        let size = COUNTERS_PER_PORT as usize;
+        let blocks = owners.chunks(size).zip(values.chunks(size));
+        for ((owners, values), first) in blocks.zip((first..).step_by(size)) {
+            // A block of one owner is that of a service port, as in the allocator.
+            if owners[0] != 0 && owners.iter().all(|it| *it == owners[0]) {
+                let value = |offset: CounterIndex| values[offset as usize];
+                let counts = PortCounts {
+                    connections: value(CONNECTIONS),
+                    no_backend: value(NO_BACKEND),
+                    denied: value(DENIED),
+                    left_to_packets: value(LEFT_TO_PACKETS),
+                };
+                self.ports.push((CounterOwner(owners[0]), first, counts));
+                continue;
+            }
+            let used = owners.iter().zip(values).filter(|(owner, value)| **owner != 0 && **value != 0);
+            self.backends.extend(used.map(|(owner, value)| (CounterOwner(*owner), *value)));
+        }
+    }
+
+    fn sort(&mut self) {
+        self.ports.sort_by_key(|(owner, ..)| *owner);
+        self.backends.sort_by_key(|(owner, _)| *owner);
+    }
+
     /// The counters of a service port; `None` for a protocol that is not translated.
     pub fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
         is_translated(protocol).then(|| self.of(PortId(port_id(service, port, protocol))))
@@ -280,7 +308,7 @@ impl Counts {
         port: &str,
         protocol: Protocol,
     ) -> Option<CounterIndex> {
-        self.counters.get(&CounterOwner::port(port_id(service, port, protocol))).copied()
+        self.find(PortId(port_id(service, port, protocol))).map(|(_, first, _)| *first)
     }
 
     /// How many connections of a service port, by its names, were redirected to one of its backends.
@@ -296,25 +324,19 @@ impl Counts {
 
     /// The counters of a service port; zero if it has none.
     pub fn of(&self, port: PortId) -> PortCounts {
-        let Some(&first) = self.counters.get(&CounterOwner::port(port.0)) else {
-            return PortCounts::default();
-        };
-        let value = |offset: CounterIndex| self.value(first + offset);
-        PortCounts {
-            connections: value(CONNECTIONS),
-            no_backend: value(NO_BACKEND),
-            denied: value(DENIED),
-            left_to_packets: value(LEFT_TO_PACKETS),
-        }
+        self.find(port).map_or_else(PortCounts::default, |(_, _, counts)| *counts)
     }
 
     /// How many connections of a service port were redirected to one of its backends.
     pub fn to(&self, port: PortId, backend: SocketAddr) -> u64 {
-        self.counters.get(&CounterOwner::backend(port.0, backend)).map_or(0, |it| self.value(*it))
+        let owner = CounterOwner::backend(port.0, backend);
+        let found = self.backends.binary_search_by_key(&owner, |(owner, _)| *owner);
+        found.map_or(0, |it| self.backends[it].1)
     }
 
-    fn value(&self, counter: CounterIndex) -> u64 {
-        self.values.get(counter as usize).copied().unwrap_or_default()
+    fn find(&self, port: PortId) -> Option<&(CounterOwner, CounterIndex, PortCounts)> {
+        let owner = CounterOwner::port(port.0);
+        self.ports.binary_search_by_key(&owner, |(owner, ..)| *owner).ok().map(|it| &self.ports[it])
     }
 }
 

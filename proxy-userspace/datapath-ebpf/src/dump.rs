@@ -4,38 +4,169 @@
 //! each of them; an entry that no frontend refers to is shown as an orphan, with its id or position.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
 
-use bytemuck::{AnyBitPattern, Zeroable as _};
-use datapath::{ActiveFrontend, FrontendAddress, PortId, unspecified};
+use bytemuck::Zeroable as _;
+use datapath::{ActiveFrontend, PortId, SortedLines, unspecified};
+use model::Family;
 use proxy_common::{
     counters::CounterIndex,
     net::{V4, V6},
-    tables::{BackendSetMember, Family as _, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
+    tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
 use crate::{
+    active_frontends::{ActiveFrontends, Entries, Maps, initialized, read_unchanged, rows},
     bpf_maps,
     error::Error,
-    pins::Pins,
     store::Table,
-    table_family::{TableFamily, for_family},
+    table_family::TableFamily,
 };
 
-/// How often to read again because another generation became active meanwhile.
-const MAX_ATTEMPTS: usize = 20;
-
-/// Reads the active generation, and describes every entry of it.
+/// Reads the active generation, and describes every entry of it in a line, in order.
 ///
 /// # Errors
 ///
-/// If no generation was ever active, or it changes faster than it can be read; if a map is missing, has another layout or
-/// cannot be read.
-pub fn dump(pin_dir: &Path) -> Result<Vec<String>, Error> {
-    active_generation(pin_dir).map(|(_, it)| it.lines())
+/// If no generation was ever active, or it changes faster than it can be read, before a line is handed on or later; if a map is
+/// missing, has another layout or cannot be read.
+pub fn dump(pin_dir: &Path, mut each: impl FnMut(&str)) -> Result<(), Error> {
+    let mut active = ActiveFrontends::open(pin_dir)?;
+    let (mut last, mut first_generation) = (String::new(), None);
+    loop {
+        let (generation, mut lines) = active.read(|maps| {
+            let mut lines = SortedLines::after(&last);
+            list(maps, &mut |it| lines.add(&it))?;
+            Ok(lines)
+        })?;
+        if *first_generation.get_or_insert(generation) != generation {
+            return Err(Error::ConcurrentUpdate(pin_dir.to_path_buf()));
+        }
+        lines.sorted().for_each(&mut each);
+        if !lines.has_more() {
+            return Ok(());
+        }
+        last = lines.sorted().next_back().unwrap_or_default().to_owned();
+    }
+}
+
+/// A line for each entry, in no order.
+fn list(maps: &mut Maps<'_>, add: &mut dyn FnMut(String)) -> Result<(), Error> {
+    // Only UDP and session affinity have members.
+    let mut members = Vec::new();
+    list_members::<V4>(maps, &mut members)?;
+    list_members::<V6>(maps, &mut members)?;
+    members.sort_unstable();
+    list_family::<V4>(maps, &mut members, add)?;
+    list_family::<V6>(maps, &mut members, add)?;
+    for Member { set, backend, .. } in members.iter().filter(|it| !it.has_frontend) {
+        add(format!("orphan member set={set} {backend}"));
+    }
+    maps.each(Table::NodeAddrs, |key: V6, scope| add(node_address_line(key.into(), scope)))
+}
+
+/// A member of a backend set.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Member {
+    set: u32,
+    backend: SocketAddr,
+    has_frontend: bool,
+}
+
+fn list_members<F: TableFamily>(maps: &mut Maps<'_>, members: &mut Vec<Member>) -> Result<(), Error> {
+    maps.each(F::MEMBERS, |key, _: BackendSetMember| {
+        let (set, backend) = F::member_of(key);
+        members.push(Member { set, backend: F::socket_addr(F::sock_addr(backend)), has_frontend: false });
+    })
+}
+
+/// The frontends and backends of a family, and the members of their sets, which are in order.
+fn list_family<F: TableFamily>(
+    maps: &mut Maps<'_>,
+    members: &mut [Member],
+    add: &mut dyn FnMut(String),
+) -> Result<(), Error> {
+    let mut used = Positions::default();
+    let mut list = |maps: &mut Maps<'_>, name: String, row: Frontend| {
+        add(frontend_line(&name, &row));
+        used.insert(row.backend_offset, row.backend_count);
+        for (backend, _) in maps.backends::<F>(&row)? {
+            add(format!("backend {name} -> {backend}"));
+        }
+        let first = members.partition_point(|it| it.set < row.set);
+        for it in members[first..].iter_mut().take_while(|it| it.set == row.set) {
+            it.has_frontend = true;
+            add(format!("member {name} {}", it.backend));
+        }
+        Ok(())
+    };
+    maps.each_batch(F::FRONTENDS, |maps, key, row| {
+        let (address, protocol) = F::frontend_of(key);
+        list(maps, frontend_name(F::socket_addr(address), protocol), row)
+    })?;
+    let any = unspecified(if F::VERSION == 4 { Family::V4 } else { Family::V6 });
+    maps.each_batch(Table::NodePorts, |maps, key: NodePortKey, row| match key.ip_version == F::VERSION {
+        true => list(maps, frontend_name(SocketAddr::new(any, key.port.get()), key.protocol), row),
+        false => Ok(()),
+    })?;
+    maps.each(F::BACKENDS, |position, row: F::BackendEntry| {
+        if row != F::BackendEntry::zeroed() && !used.contains(position) {
+            let backend = F::socket_addr(F::sock_addr(F::backend_of(row).0));
+            add(format!("orphan backend position={position} -> {backend}"));
+        }
+    })
+}
+
+/// Positions of an array.
+#[derive(Default)]
+struct Positions(Vec<u64>);
+
+impl Positions {
+    fn insert(&mut self, first: u32, count: u32) {
+        for it in first as usize..first as usize + count as usize {
+            if it / 64 >= self.0.len() {
+                self.0.resize(it / 64 + 1, 0);
+            }
+            self.0[it / 64] |= 1 << (it % 64);
+        }
+    }
+
+    fn contains(&self, position: u32) -> bool {
+        let word = self.0.get(position as usize / 64).copied().unwrap_or_default();
+        word & (1 << (position % 64)) != 0
+    }
+}
+
+fn frontend_line(name: &str, row: &Frontend) -> String {
+    let mut line = format!("frontend {name} backends={}", row.backend_count);
+    if row.affinity_timeout != 0 {
+        line += &format!(" affinity={}s", row.affinity_timeout);
+    }
+    if row.options.local_addresses_only() {
+        line += " local-addresses-only";
+    }
+    if row.options.least_connections() {
+        line += " least-connections";
+    }
+    if row.options.slow_start() != 0 {
+        line += &format!(" slow-start={}s", row.options.slow_start());
+    }
+    if row.options.is_to_packets() {
+        line += " to-packets";
+    }
+    line
+}
+
+fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
+    match scope {
+        NodeAddrScope::LOCAL => format!("node-address {address} local"),
+        NodeAddrScope::REMOTE => format!("node-address {address} remote"),
+        NodeAddrScope::LOOPBACK => format!("node-address {address} loopback"),
+        NodeAddrScope::INTERFACE => format!("node-address {address} interface"),
+        NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
+    }
 }
 
 /// Reads the frontends of the active generation, in ascending order.
@@ -56,16 +187,6 @@ pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
     bpf_maps::read_active(&initialized(pin_dir)?).map(|(_, flips)| flips)
 }
 
-/// The pins below a folder, if a generation was ever active there.
-fn initialized(pin_dir: &Path) -> Result<Pins, Error> {
-    let pins = Pins::new(pin_dir);
-    if bpf_maps::is_initialized(&pins)? {
-        Ok(pins)
-    } else {
-        Err(Error::NotInitialized(pin_dir.to_path_buf()))
-    }
-}
-
 /// The active generation, with its number.
 pub(super) fn active_generation(pin_dir: &Path) -> Result<(u32, Generation), Error> {
     let pins = initialized(pin_dir)?;
@@ -79,25 +200,6 @@ pub(super) fn active_generation(pin_dir: &Path) -> Result<(u32, Generation), Err
     generation.ok_or_else(|| Error::ConcurrentUpdate(pin_dir.to_path_buf()))
 }
 
-/// Reads what a word selects. If the word changes meanwhile, the result could be a mixture: then it is read again;
-/// `None` after too many attempts.
-fn read_unchanged<W: Copy + PartialEq, T>(
-    mut word: impl FnMut() -> Result<W, Error>,
-    mut read: impl FnMut(W) -> Result<T, Error>,
-) -> Result<Option<T>, Error> {
-    for _ in 0..MAX_ATTEMPTS {
-        let before = word()?;
-        let found = read(before)?;
-        if word()? == before {
-            return Ok(Some(found));
-        }
-    }
-    Ok(None)
-}
-
-/// The keys and the values of a table, each concatenated.
-pub(super) type Entries = (Vec<u8>, Vec<u8>);
-
 /// A frontend: its name, its IP version and its row.
 pub(super) type NamedFrontend = (String, u8, Frontend);
 
@@ -109,12 +211,6 @@ pub(super) struct Generation {
     backends: BTreeMap<(u8, u32), (SocketAddr, CounterIndex)>,
     members: Vec<(u32, SocketAddr)>,
     node_addresses: Vec<(IpAddr, NodeAddrScope)>,
-}
-
-/// The frontend of the node port, which has the unspecified address.
-fn node_port(destination: &FrontendAddress) -> FrontendAddress {
-    let address = SocketAddr::new(unspecified(destination.family()), destination.address.port());
-    FrontendAddress { address, ..*destination }
 }
 
 impl Generation {
@@ -175,30 +271,6 @@ impl Generation {
         ActiveFrontend { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
     }
 
-    /// Whether the port of a destination is a node port.
-    pub(super) fn has_node_port(&self, destination: &FrontendAddress) -> bool {
-        self.named(&node_port(destination)).is_some()
-    }
-
-    fn named(&self, address: &FrontendAddress) -> Option<&NamedFrontend> {
-        let name = address.to_string();
-        self.frontends.iter().find(|(it, ..)| *it == name)
-    }
-
-    /// The frontend that a connection to an address is redirected by, as [`proxy_common::decide`] finds it: that of the
-    /// address, or else that of the node port.
-    pub(super) fn frontend_at(&self, destination: &FrontendAddress) -> Option<&NamedFrontend> {
-        self.named(destination).or_else(|| {
-            let family = destination.family();
-            let key: IpAddr =
-                for_family!(family, F => F::of(destination.address.ip()).node_addr_key()).into();
-            let (_, scope) = self.node_addresses.iter().find(|(it, _)| *it == key)?;
-            let node_port = self.named(&node_port(destination))?;
-            let is_served = *scope != NodeAddrScope::REMOTE || !node_port.2.options.local_addresses_only();
-            is_served.then_some(node_port)
-        })
-    }
-
     /// The backends of a frontend and their counters, with their keys in `backends`.
     pub(super) fn backends_of(
         &self,
@@ -208,31 +280,16 @@ impl Generation {
         self.backends.range((*version, row.backend_offset)..(*version, end)).map(|(key, it)| (*key, *it))
     }
 
-    /// A line for each entry, sorted.
+    /// A line for each entry, sorted: what [`dump`] lists without reading everything at once.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        let mut names_by_set: HashMap<u32, Vec<&str>> = HashMap::new();
+        let mut names_by_set: std::collections::HashMap<u32, Vec<&str>> = std::collections::HashMap::new();
         let mut orphans = self.backends.clone();
         for frontend in &self.frontends {
             let (name, _, row) = frontend;
             names_by_set.entry(row.set).or_default().push(name);
-            let mut line = format!("frontend {name} backends={}", row.backend_count);
-            if row.affinity_timeout != 0 {
-                line += &format!(" affinity={}s", row.affinity_timeout);
-            }
-            if row.options.local_addresses_only() {
-                line += " local-addresses-only";
-            }
-            if row.options.least_connections() {
-                line += " least-connections";
-            }
-            if row.options.slow_start() != 0 {
-                line += &format!(" slow-start={}s", row.options.slow_start());
-            }
-            if row.options.is_to_packets() {
-                line += " to-packets";
-            }
-            lines.push(line);
+            lines.push(frontend_line(name, row));
             for (key, (backend, _)) in self.backends_of(frontend) {
                 lines.push(format!("backend {name} -> {backend}"));
                 orphans.remove(&key);
@@ -247,25 +304,10 @@ impl Generation {
                 None => lines.push(format!("orphan member set={set} {backend}")),
             }
         }
-        lines.extend(self.node_addresses.iter().map(|(address, scope)| match *scope {
-            NodeAddrScope::LOCAL => format!("node-address {address} local"),
-            NodeAddrScope::REMOTE => format!("node-address {address} remote"),
-            NodeAddrScope::LOOPBACK => format!("node-address {address} loopback"),
-            NodeAddrScope::INTERFACE => format!("node-address {address} interface"),
-            NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
-        }));
+        lines.extend(self.node_addresses.iter().map(|(address, scope)| node_address_line(*address, *scope)));
         lines.sort_unstable();
         lines
     }
-}
-
-/// The rows of a table.
-pub(super) fn rows<K: AnyBitPattern, V: AnyBitPattern>(
-    (keys, values): &Entries,
-) -> impl Iterator<Item = (K, V)> {
-    let keys = keys.chunks_exact(size_of::<K>()).map(bytemuck::pod_read_unaligned);
-    let values = values.chunks_exact(size_of::<V>()).map(bytemuck::pod_read_unaligned);
-    keys.zip(values)
 }
 
 fn frontend_name(address: SocketAddr, protocol: u8) -> String {
@@ -273,32 +315,5 @@ fn frontend_name(address: SocketAddr, protocol: u8) -> String {
         TCP => format!("{address}/TCP"),
         UDP => format!("{address}/UDP"),
         other => format!("{address}/{other}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_state_that_keeps_changing_is_given_up() {
-        let (mut flips, mut reads) = (0, 0);
-        let word = || {
-            flips += 1;
-            Ok(flips)
-        };
-        let read = |_| {
-            reads += 1;
-            Ok(())
-        };
-        assert_eq!(read_unchanged(word, read).unwrap(), None);
-        assert_eq!(reads, MAX_ATTEMPTS);
-    }
-
-    #[test]
-    fn a_state_that_changes_while_it_is_read_is_read_again() {
-        let mut words = [1, 2, 2, 3, 3, 3].into_iter();
-        let word = || Ok(words.next().unwrap());
-        assert_eq!(read_unchanged(word, Ok).unwrap(), Some(3), "neither 1, nor a mixture of 2 and 3");
     }
 }

@@ -22,7 +22,7 @@ use proxy_common::{
 };
 
 use crate::{
-    dump::Entries,
+    active_frontends::Entries,
     error::Error,
     store::{MapStore, Side, Table},
     table_family::{TableFamily, for_family},

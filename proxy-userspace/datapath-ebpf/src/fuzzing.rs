@@ -11,9 +11,10 @@ use proxy_common::{
 };
 
 use crate::{
+    active_frontends::rows,
     counter_alloc::{CounterAllocator, CounterOwner},
     double_buffer::DoubleBuffer,
-    dump::{Generation, rows},
+    dump::Generation,
     fake_maps::FakeMaps,
     node_addresses::NodeAddresses,
     store::Table,

@@ -1,5 +1,6 @@
 //! The eBPF datapath: compiles a state into tables, writes them into double-buffered maps, and keeps the programs attached.
 
+mod active_frontends;
 mod allowed_backends;
 mod bpf_maps;
 mod btf;
@@ -52,6 +53,7 @@ mod fake_maps;
 mod fixtures;
 
 pub use self::datapath::{Datapath, cleanup};
+pub use active_frontends::ActiveFrontends;
 pub use allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };

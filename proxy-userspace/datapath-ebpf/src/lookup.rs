@@ -9,16 +9,17 @@ use std::{
 };
 
 use bytemuck::AnyBitPattern;
-use datapath::{ActiveFrontend, FrontendAddress};
+use datapath::{ActiveFrontend, FrontendAddress, unspecified};
 use netlink::{host_addresses, netns};
 use proxy_common::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
     health::{FailureKey, FailureRecord, client, key_parts},
+    tables::NodeAddrScope,
 };
 
 use crate::{
+    active_frontends::{ActiveFrontends, Entry, rows},
     bpf_maps, clock,
-    dump::{Generation, NamedFrontend, active_generation, rows},
     error::Error,
     pins::Pins,
     raw_bpf::{self, EntrySize},
@@ -63,20 +64,33 @@ pub struct EjectedBackend {
 ///
 /// As for [`dump`](crate::dump); if what is stored for clients cannot be read.
 pub fn lookup(pin_dir: &Path, destination: &FrontendAddress, netns: Option<u64>) -> Result<Lookup, Error> {
-    let (generation, tables) = active_generation(pin_dir)?;
-    let has_node_port = tables.has_node_port(destination);
-    let Some(frontend) = tables.frontend_at(destination) else {
+    let node_port = FrontendAddress {
+        address: SocketAddr::new(unspecified(destination.family()), destination.address.port()),
+        ..*destination
+    };
+    let (generation, (has_node_port, frontend)) = ActiveFrontends::open(pin_dir)?.read(|maps| {
+        let node_port = maps.entry(&node_port)?;
+        let has_node_port = node_port.is_some();
+        // As `proxy_common::decide` finds it: that of the address, or else that of the node port.
+        let frontend = match (maps.entry(destination)?, maps.node_address(destination.address.ip())?) {
+            (Some(own), _) => Some(own),
+            (None, None) => None,
+            (None, Some(scope)) => node_port
+                .filter(|it| scope != NodeAddrScope::REMOTE || !it.row.options.local_addresses_only()),
+        };
+        Ok((has_node_port, frontend))
+    })?;
+    let Some(frontend) = frontend else {
         return Ok(Lookup { generation, frontend: None, has_node_port, ejected: Vec::new(), affinity: None });
     };
     let (pins, now) = (Pins::new(pin_dir), clock::now()?);
-    let affinity = netns.map(|it| affinity(&pins, frontend, it, now)).transpose()?.flatten();
-    let frontend_backends = tables.active_frontend(frontend);
+    let affinity = netns.map(|it| affinity(&pins, &frontend, it, now)).transpose()?.flatten();
     Ok(Lookup {
         generation,
-        ejected: ejected(&pins, &tables, frontend, netns, now)?,
+        ejected: ejected(&pins, &frontend, netns, now)?,
         // Only a member of the set is kept.
-        affinity: affinity.filter(|(backend, _)| frontend_backends.backends.contains(backend)),
-        frontend: Some(frontend_backends),
+        affinity: affinity.filter(|(backend, _)| frontend.backends.iter().any(|(it, _)| it == backend)),
+        frontend: Some(frontend.into()),
         has_node_port,
     })
 }
@@ -84,14 +98,12 @@ pub fn lookup(pin_dir: &Path, destination: &FrontendAddress, netns: Option<u64>)
 /// The backends of a frontend that are ejected now.
 fn ejected(
     pins: &Pins,
-    tables: &Generation,
-    frontend: &NamedFrontend,
+    frontend: &Entry,
     netns: Option<u64>,
     now: Duration,
 ) -> Result<Vec<EjectedBackend>, Error> {
     let records = entries::<FailureKey, FailureRecord>(&pins.health().join("failures"))?;
-    let backends = tables.backends_of(frontend).map(|(_, it)| it);
-    let ejected = backends.filter_map(|(backend, counter)| {
+    let ejected = frontend.backends.iter().filter_map(|&(backend, counter)| {
         let own = records.iter().filter(|(key, _)| {
             let (of, record) = key_parts(*key);
             record == counter && netns.is_none_or(|it| of == client(it))
@@ -115,11 +127,12 @@ fn ejected(
 /// The backend that a client was given last, unless that has expired.
 fn affinity(
     pins: &Pins,
-    (_, version, row): &NamedFrontend,
+    Entry { address, row, .. }: &Entry,
     netns: u64,
     now: Duration,
 ) -> Result<Option<(SocketAddr, Duration)>, Error> {
-    let own = AffinityKey::new(AffinityClient::Namespace(netns), row.service_port, u32::from(*version));
+    let version = if address.address.is_ipv4() { 4 } else { 6 };
+    let own = AffinityKey::new(AffinityClient::Namespace(netns), row.service_port, version);
     let entries = match row.affinity_timeout {
         0 => return Ok(None),
         _ => entries::<AffinityKey, AffinityEntry>(&pins.affinity().join("affinity"))?,

@@ -305,6 +305,30 @@ pub(super) struct Cursor {
     is_within: bool,
 }
 
+impl Cursor {
+    /// After this position of an array.
+    pub(super) fn after(position: u32) -> Self {
+        // As bytes, the key is at the beginning.
+        let mut words = [0; 4];
+        bytemuck::bytes_of_mut(&mut words)[..size_of::<u32>()].copy_from_slice(&position.to_ne_bytes());
+        Self { words, is_within: true }
+    }
+}
+
+/// Reads an entry of a hash map or array; returns whether there is one.
+pub(super) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+    let mut attr = attr();
+    attr.__bindgen_anon_2.map_fd = fd(map);
+    attr.__bindgen_anon_2.key = key.as_ptr() as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+    // SAFETY: the kernel reads a key and writes a value, whose sizes were compared with those of the map when it was opened.
+    match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Some entries of a map.
 pub(super) struct Batch {
     pub(super) keys: Vec<u8>,

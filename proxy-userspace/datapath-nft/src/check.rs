@@ -71,10 +71,10 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
 /// If the kernel refuses to list them, or has no nftables.
 pub fn tables(has_run: bool) -> Result<Finding, Error> {
     let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-    let snapshots = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it));
-    let found = snapshots.into_iter().collect::<Result<Vec<_>, Error>>()?;
-    let entries: usize = found.iter().flatten().map(|it| it.elements.len()).sum();
-    Ok(match found.iter().flatten().count() {
+    let counts = FAMILIES.map(|it| Snapshot::count(&mut netfilter, it, |_| true).transpose());
+    let counts = counts.into_iter().flatten().collect::<Result<Vec<_>, Error>>()?;
+    let entries: usize = counts.iter().sum();
+    Ok(match counts.len() {
         0 if !has_run => {
             Finding::ok(TABLES, "there is no nftables table of ours: never started here, or cleaned up")
         }

@@ -2,7 +2,11 @@
 //!
 //! Slots are not shown, because they differ from history to history.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    net::SocketAddr,
+};
 
 use model::Family;
 
@@ -13,21 +17,46 @@ use crate::{
     error::Error,
     rules::FrontendPolicy,
     schema::{Bytes, Map, Parts, list_name},
-    snapshot::{Members, Snapshot, frontend_of, number_in},
+    snapshot::{Members, Snapshot, frontend_of, number_in, retried},
     tables::FAMILIES,
 };
-use datapath::{ActiveFrontend, FrontendAddress, unspecified};
+use datapath::{ActiveFrontend, FrontendAddress, SortedLines, unspecified};
 use netlink::Netfilter;
 
-/// Reads the tables and describes every entry; nothing if there are none.
+/// Reads the tables and describes every entry in a line, in order; nothing if there are none.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list them.
-pub fn dump() -> Result<Vec<String>, Error> {
-    let mut lines: Vec<_> = snapshots()?.iter().flat_map(|it| lines(&it.elements)).collect();
-    lines.sort_unstable();
-    Ok(lines)
+pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
+    let mut netfilter = match Netfilter::open().map_err(Error::Open) {
+        Err(error) if error.is_nftables_missing() => return Ok(()),
+        netfilter => netfilter?,
+    };
+    let mut last = String::new();
+    loop {
+        let pass = retried(|| {
+            let (mut names, mut lines) = (Names::default(), SortedLines::after(&last));
+            let mut walk = |with: &mut dyn FnMut(Element, Value)| {
+                FAMILIES.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
+            };
+            walk(&mut |element, value| names.learn(&element, &value))?;
+            walk(&mut |element, value| names.identify(&element, &value))?;
+            walk(&mut |element, value| {
+                names.line(&element, &value).into_iter().for_each(|it| lines.add(&it));
+            })?;
+            Ok(lines)
+        });
+        let mut lines = match pass {
+            Err(error) if error.is_nftables_missing() => return Ok(()),
+            pass => pass?,
+        };
+        lines.sorted().for_each(&mut each);
+        if !lines.has_more() {
+            return Ok(());
+        }
+        last = lines.sorted().next_back().unwrap_or_default().to_owned();
+    }
 }
 
 /// Reads the tables: every frontend, with its endpoints for internal traffic, in ascending order; a node port has the
@@ -37,7 +66,7 @@ pub fn dump() -> Result<Vec<String>, Error> {
 ///
 /// If the kernel refuses to list them.
 pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
-    let mut all: Vec<_> = snapshots()?.iter().flat_map(|it| frontends(&it.elements)).collect();
+    let mut all: Vec<_> = snapshots(|_| true)?.iter().flat_map(|it| frontends(&it.elements)).collect();
     all.sort_unstable();
     Ok(all)
 }
@@ -86,7 +115,11 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
         address: SocketAddr::new(unspecified(family), destination.address.port()),
         ..*destination
     };
-    let mut snapshots = snapshots()?;
+    // Of a large table, little concerns the destination.
+    let mut snapshots = snapshots(|it| match it.map {
+        Map::NodeAddresses | Map::Members | Map::MembersExternal | Map::MembersInternal => true,
+        _ => frontend_of(it, &mut key_of(it)).is_some_and(|it| it == *destination || it == node_port),
+    })?;
     // There are tables of both families, or none.
     let elements = match snapshots.iter().position(|it| it.elements.keys().any(|it| it.family == family)) {
         Some(own) => snapshots.swap_remove(own).elements,
@@ -116,11 +149,11 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     }))
 }
 
-/// The existing tables; none if the kernel has no nftables.
-fn snapshots() -> Result<Vec<Snapshot>, Error> {
+/// The existing tables with the elements that are wanted; none if the kernel has no nftables.
+fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Error> {
     let read = || -> Result<Vec<_>, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        let tables = FAMILIES.map(|it| Snapshot::read(&mut netfilter, it).transpose());
+        let tables = FAMILIES.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
         tables.into_iter().flatten().collect()
     };
     match read() {
@@ -166,34 +199,57 @@ fn target(
 }
 
 /// A line per element that depends on the state.
+#[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn lines(elements: &Elements) -> Vec<String> {
-    let members = Members::of(elements);
-    // A cluster IP identifies its service port; where it has none, its last address does.
-    let identities = elements.iter().filter_map(|(it, value)| {
-        let is_cluster_ip = match it.map {
-            Map::ServicePorts => {
-                let policy = elements.get(&Element { map: Map::Frontends, ..it.clone() })?;
-                number_in(policy, it.family) == Some(FrontendPolicy::ClusterIp.word())
-            }
-            Map::NodeServicePorts => false,
-            _ => return None,
-        };
-        let identity = frontend(it, &mut key_of(it))?;
-        Some((is_cluster_ip, (it.family, number_in(value, it.family)?), identity))
-    });
-    let mut identities: Vec<_> = identities.collect();
-    identities.sort_unstable();
-    let identities: Identities =
-        identities.into_iter().map(|(_, number, identity)| (number, identity)).collect();
-    let line = |(element, value): (&Element, &Value)| {
-        line((&members, &identities), element, value)
-            .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
-    };
-    elements.iter().filter_map(line).collect()
+    let mut names = Names::default();
+    elements.iter().for_each(|(element, value)| names.learn(element, value));
+    elements.iter().for_each(|(element, value)| names.identify(element, value));
+    elements.iter().filter_map(|(element, value)| names.line(element, value)).collect()
 }
 
-/// The service ports by number.
-type Identities = HashMap<(Family, u32), String>;
+/// What the numbers in elements stand for.
+#[derive(Default)]
+struct Names {
+    members: Members,
+    /// The keys of frontends at cluster IPs.
+    cluster_ips: HashSet<(Family, Bytes)>,
+    identities: Identities,
+}
+
+/// The service ports by number, each with whether that is a cluster IP.
+type Identities = HashMap<(Family, u32), (bool, String)>;
+
+impl Names {
+    /// Learns members and cluster IPs, from all elements.
+    fn learn(&mut self, element: &Element, value: &Value) {
+        self.members.add(element, value);
+        if element.map == Map::Frontends
+            && number_in(value, element.family) == Some(FrontendPolicy::ClusterIp.word())
+        {
+            self.cluster_ips.insert((element.family, element.key.clone()));
+        }
+    }
+
+    /// Learns the identities of service ports, when the cluster IPs are known: a cluster IP identifies its service port; where it
+    /// has none, its last address does.
+    fn identify(&mut self, element: &Element, value: &Value) {
+        if let Map::ServicePorts | Map::NodeServicePorts = element.map
+            && let Some(number) = number_in(value, element.family)
+            && let Some(frontend) = frontend(element, &mut key_of(element))
+        {
+            let is_cluster_ip = element.map == Map::ServicePorts
+                && self.cluster_ips.contains(&(element.family, element.key.clone()));
+            let identity = self.identities.entry((element.family, number)).or_default();
+            *identity = mem::take(identity).max((is_cluster_ip, frontend));
+        }
+    }
+
+    /// The line of an element; none if it is a constant one.
+    fn line(&self, element: &Element, value: &Value) -> Option<String> {
+        line((&self.members, &self.identities), element, value)
+            .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
+    }
+}
 
 /// The outer `None` stands for a malformed element, the inner one for a constant one.
 fn line(
@@ -205,7 +261,7 @@ fn line(
     let mut key = key_of(element);
     let number = || number_in(value, family);
     let endpoint = || members.endpoint(element, value);
-    let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK));
+    let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK)).map(|(_, it)| it);
     let mut at = || frontend(element, &mut key);
     let line = match element.map {
         Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),

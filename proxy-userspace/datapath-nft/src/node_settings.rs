@@ -11,9 +11,14 @@ use std::{
 
 use datapath::Finding;
 use model::Family;
-use netlink::nf_tables::{self, Chain, Rule};
+use netlink::{
+    Netfilter,
+    nf_tables::{self, Chain, Rule},
+};
 
-use crate::{active_frontends, check::is_pair, tables::FAMILIES};
+use crate::{
+    check::is_pair, elements::Element, endpoint_selector::MatchKey, snapshot::Snapshot, tables::FAMILIES,
+};
 
 /// What the settings are judged by.
 #[derive(Clone, Debug)]
@@ -29,11 +34,13 @@ pub struct NodeSettings {
 impl NodeSettings {
     /// Of this network namespace.
     pub fn new(packets_of_pods: bool) -> Self {
-        let frontends = active_frontends().unwrap_or_default();
-        let is_served = |family: &Family| {
-            frontends.iter().any(|it| it.frontend.starts_with('[') == (*family == Family::V6))
+        let mut netfilter = Netfilter::open().ok();
+        let is_frontend = |it: &Element| MatchKey::ALL.into_iter().any(|by| by.internal() == it.map);
+        let mut is_served = |family: &Family| {
+            let count = netfilter.as_mut().map(|it| Snapshot::count(it, *family, is_frontend));
+            matches!(count, Some(Ok(Some(1..))))
         };
-        let mut families: BTreeSet<_> = FAMILIES.into_iter().filter(is_served).collect();
+        let mut families: BTreeSet<_> = FAMILIES.into_iter().filter(&mut is_served).collect();
         if families.is_empty() {
             families.insert(Family::V4);
         }

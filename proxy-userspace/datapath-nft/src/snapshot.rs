@@ -51,16 +51,51 @@ pub(super) struct Snapshot {
     pub(super) removed_udp: BTreeSet<SocketAddr>,
 }
 
+/// Starts over while the table changes.
+pub(super) fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(Error::Read { errno: Errno::EINTR | Errno::ENOENT, .. }) => {}
+            result => return result,
+        }
+    }
+    attempt()
+}
+
 impl Snapshot {
     /// Reads the table of a family; `None` if it does not exist.
     pub(super) fn read(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
-        for _ in 1..ATTEMPTS {
-            match Self::attempt(netfilter, family) {
-                Err(Error::Read { errno: Errno::EINTR | Errno::ENOENT, .. }) => {}
-                result => return result,
-            }
-        }
-        Self::attempt(netfilter, family)
+        Self::read_where(netfilter, family, |_| true)
+    }
+
+    /// Reads the table of a family, of its elements only those that are wanted; `None` if it does not exist.
+    pub(super) fn read_where(
+        netfilter: &mut Netfilter,
+        family: Family,
+        is_wanted: impl Fn(&Element) -> bool,
+    ) -> Result<Option<Self>, Error> {
+        retried(|| {
+            let mut elements = Elements::new();
+            let found = Self::walk(netfilter, family, &mut |it, value| {
+                if is_wanted(&it) {
+                    elements.insert(it, value);
+                }
+            })?;
+            Ok(found.map(|it| Self { elements, ..it }))
+        })
+    }
+
+    /// Counts elements of the table of a family, and keeps none; `None` if it does not exist.
+    pub(super) fn count(
+        netfilter: &mut Netfilter,
+        family: Family,
+        is_counted: impl Fn(&Element) -> bool,
+    ) -> Result<Option<usize>, Error> {
+        retried(|| {
+            let mut count = 0;
+            let found = Self::walk(netfilter, family, &mut |it, _| count += usize::from(is_counted(&it)))?;
+            Ok(found.map(|_| count))
+        })
     }
 
     /// The comment of the table of a family; `None` if it does not exist.
@@ -90,7 +125,21 @@ impl Snapshot {
         }
     }
 
-    fn attempt(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
+    /// Hands on the elements of known sets of a table, of which none is kept; an error if it changes meanwhile.
+    pub(super) fn each_element(
+        netfilter: &mut Netfilter,
+        family: Family,
+        with: &mut dyn FnMut(Element, Value),
+    ) -> Result<(), Error> {
+        Self::walk(netfilter, family, with).map(drop)
+    }
+
+    /// Reads everything but the elements of known sets, which are handed on.
+    fn walk(
+        netfilter: &mut Netfilter,
+        family: Family,
+        with: &mut dyn FnMut(Element, Value),
+    ) -> Result<Option<Self>, Error> {
         let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
         let mut snapshot = Self { comment, flags, ..Self::default() };
         // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
@@ -120,7 +169,7 @@ impl Snapshot {
         })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
-                read_elements(netfilter, family, (map, 0), &mut snapshot.elements)
+                walk_elements(netfilter, family, (map, 0), with)
                     .map_err(|errno| Error::Read { what: "elements", errno })?;
             }
         }
@@ -131,7 +180,7 @@ impl Snapshot {
             snapshot.removed_udp = elements.keys().filter_map(|it| endpoint(&it.key, family)).collect();
         }
         for list in snapshot.lists() {
-            read_elements(netfilter, family, (Map::SourceRanges, list), &mut snapshot.elements)
+            walk_elements(netfilter, family, (Map::SourceRanges, list), with)
                 .map_err(|errno| Error::Read { what: "elements", errno })?;
         }
         Ok(Some(snapshot))
@@ -211,16 +260,22 @@ pub(super) struct Members {
 
 impl Members {
     pub(super) fn of(elements: &Elements) -> Self {
-        let member = |(element, value): (&Element, &Value)| {
-            let Value::Data(it) = value else { return None };
-            if !matches!(element.map, Map::Members | Map::MembersExternal | Map::MembersInternal) {
-                return None;
-            }
-            let mut key = Parts::of(&element.key, element.family);
-            let number = key.protocol().and_then(|_| key.number())?;
-            Some(((element.family, number & SERVICE_PORT_MASK, number), endpoint(it, element.family)?))
-        };
-        Self { all: elements.iter().filter_map(member).collect() }
+        let mut members = Self::default();
+        elements.iter().for_each(|(element, value)| members.add(element, value));
+        members
+    }
+
+    /// Adds an element, if it is a member.
+    pub(super) fn add(&mut self, element: &Element, value: &Value) {
+        let Value::Data(it) = value else { return };
+        if !matches!(element.map, Map::Members | Map::MembersExternal | Map::MembersInternal) {
+            return;
+        }
+        let mut key = Parts::of(&element.key, element.family);
+        let number = key.protocol().and_then(|_| key.number());
+        if let Some((number, endpoint)) = number.zip(endpoint(it, element.family)) {
+            self.all.insert((element.family, number & SERVICE_PORT_MASK, number), endpoint);
+        }
     }
 
     /// Those of a service port, each with its number.
@@ -257,8 +312,17 @@ pub(super) fn read_elements(
     (map, list): (Map, u32),
     elements: &mut Elements,
 ) -> Result<(), Errno> {
+    walk_elements(netfilter, family, (map, list), &mut |it, value| drop(elements.insert(it, value)))
+}
+
+fn walk_elements(
+    netfilter: &mut Netfilter,
+    family: Family,
+    (map, list): (Map, u32),
+    with: &mut dyn FnMut(Element, Value),
+) -> Result<(), Errno> {
     each_element(netfilter, family, (map, list), |key, element| {
-        elements.insert(Element { family, map, list, key: Bytes(key.into()) }, value(element));
+        with(Element { family, map, list, key: Bytes(key.into()) }, value(element));
     })
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
 };
 
 use model::{Family, Protocol};
@@ -26,6 +27,18 @@ impl FrontendAddress {
 impl fmt::Display for FrontendAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.protocol)
+    }
+}
+
+impl FromStr for FrontendAddress {
+    type Err = String;
+
+    /// As it is displayed.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || format!("{text}: not an address with a port and a protocol");
+        let (address, protocol) = text.rsplit_once('/').ok_or_else(invalid)?;
+        let (address, protocol) = (address.parse().ok(), protocol.parse().ok());
+        address.zip(protocol).map(|(address, protocol)| Self { address, protocol }).ok_or_else(invalid)
     }
 }
 

@@ -10,6 +10,7 @@ mod node_port_addresses;
 mod passive_health_options;
 mod probe_result;
 mod report;
+mod sorted_lines;
 
 pub use active_frontends::{ActiveFrontend, described};
 pub use attach_status::{AttachStatus, ForeignProgram, HookStatus};
@@ -22,3 +23,4 @@ pub use report::{
     ApplyReport, AvoidedEndpoint, AvoidedEndpoints, EjectedEndpoint, Ejections, OverflowStats,
     PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats, TerminationReport,
 };
+pub use sorted_lines::SortedLines;

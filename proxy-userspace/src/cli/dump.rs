@@ -1,11 +1,14 @@
 //! `dump`: the active entries in the kernel.
 
-use std::path::Path;
+use std::{
+    io::{self, Write},
+    path::Path,
+};
 
 use anyhow::{Error, Result, anyhow};
 use clap::Args;
 
-use super::{flags::PinFlags, output};
+use super::{flags::PinFlags, output::Escaped};
 
 /// Print all active entries in the kernel, one sorted line each
 ///
@@ -19,40 +22,44 @@ pub(super) struct Flags {
 }
 
 pub(super) fn main(flags: &Flags) -> Result<()> {
-    let (text, errors) = read(&flags.pins.pin_dir);
-    output::print(&text)?;
+    let mut out = Escaped::new(io::stdout().lock());
+    let errors = write_lines(&flags.pins.pin_dir, &mut out)?.1;
+    out.flush()?;
     if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
 }
 
-/// What `dump` prints, errors included.
+/// Writes what `dump` prints, errors included.
 ///
 /// # Errors
 ///
 /// If nothing can be read.
-pub(super) fn text(pin_dir: &Path) -> Result<String> {
-    let (text, errors) = read(pin_dir);
-    if text.is_empty() && !errors.is_empty() {
+pub(super) fn write(pin_dir: &Path, out: &mut dyn Write) -> Result<()> {
+    let (count, errors) = write_lines(pin_dir, out)?;
+    if count == 0 && !errors.is_empty() {
         return Err(anyhow!(errors.join("; ")));
     }
-    Ok(text + &errors.iter().map(|it| format!("cannot be read: {it}\n")).collect::<String>())
+    Ok(errors.iter().try_for_each(|it| writeln!(out, "cannot be read: {it}"))?)
 }
 
-/// The entries, one per line, and why others could not be read.
-fn read(pin_dir: &Path) -> (String, Vec<String>) {
-    let sockets = datapath_ebpf::dump(pin_dir);
-    let packets = datapath_nft::dump();
+/// Writes the entries, one per line; returns how many, and why others could not be read.
+fn write_lines(pin_dir: &Path, out: &mut dyn Write) -> io::Result<(usize, Vec<String>)> {
+    let (mut count, mut written) = (0, Ok(()));
+    let mut write = |line: &str| {
+        count += 1;
+        if written.is_ok() {
+            written = writeln!(out, "{line}");
+        }
+    };
+    let sockets = datapath_ebpf::dump(pin_dir, &mut write);
+    let packets = datapath_nft::dump(&mut write);
+    written?;
     let mut errors = Vec::new();
-    let mut lines = Vec::new();
     match sockets {
-        Ok(sockets) => lines = sockets,
+        Ok(()) => {}
         // nftables may be the only datapath: an empty state is an error only if both are empty.
-        Err(datapath_ebpf::Error::NotInitialized(_)) if !packets.as_ref().is_ok_and(Vec::is_empty) => {}
+        Err(datapath_ebpf::Error::NotInitialized(_)) if count > 0 => {}
         Err(error) => errors.push(Error::from(error)),
     }
-    match packets {
-        Ok(packets) => lines.extend(packets),
-        Err(error) => errors.push(error.into()),
-    }
-    let errors = errors.iter().map(|it| format!("{it:#}")).collect();
-    (lines.into_iter().map(|it| it + "\n").collect(), errors)
+    errors.extend(packets.err().map(Error::from));
+    Ok((count, errors.iter().map(|it| format!("{it:#}")).collect()))
 }

@@ -9,6 +9,49 @@ use clap::error::ErrorKind;
 use comfy_table::{Table, presets};
 use model::escaped;
 
+/// How much of a long text is kept until it is written, in bytes.
+const BUFFER: usize = 64 << 10;
+
+/// Writes a long text as it is made. What the kernel, a process or a cluster's objects have contributed does not act on the
+/// terminal.
+pub(super) struct Escaped<W> {
+    inner: W,
+    text: Vec<u8>,
+}
+
+impl<W: io::Write> Escaped<W> {
+    pub(super) fn new(inner: W) -> Self {
+        Self { inner, text: Vec::new() }
+    }
+
+    /// Writes what is complete: a character may not be.
+    fn drain(&mut self) -> io::Result<()> {
+        let complete = match str::from_utf8(&self.text) {
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            _ => self.text.len(),
+        };
+        let text = String::from_utf8_lossy(&self.text[..complete]);
+        self.inner.write_all(escaped(&text).as_bytes())?;
+        self.text.drain(..complete);
+        Ok(())
+    }
+}
+
+impl<W: io::Write> io::Write for Escaped<W> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.text.extend_from_slice(text);
+        if self.text.len() >= BUFFER {
+            self.drain()?;
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.drain()?;
+        self.inner.flush()
+    }
+}
+
 /// Prints a result. What the kernel, a process or a cluster's objects have contributed does not act on the terminal.
 pub(super) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
@@ -35,4 +78,19 @@ pub(super) fn duration(seconds: u64) -> String {
 /// An error about flags that are valid one by one, but not together.
 pub(super) fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
     clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_character_in_two_pieces_is_escaped_as_one() {
+        let mut written = Vec::new();
+        let mut out = Escaped::new(&mut written);
+        let text = "„ä\u{9b}“".repeat(BUFFER / 4);
+        text.as_bytes().chunks(7).for_each(|it| out.write_all(it).unwrap());
+        out.flush().unwrap();
+        assert_eq!(String::from_utf8(written).unwrap(), escaped(&text));
+    }
 }
