@@ -27,7 +27,6 @@ use crate::{
     explain_page::{Explainer, PendingAnswer},
     http_connections::HttpConnections,
     metrics::Metrics,
-    rendering::Renderer,
     state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
     timeline::Timeline,
     trace_page::{PendingTrace, RunningTrace, TraceFilters, TraceStatus, Tracer},
@@ -41,7 +40,6 @@ pub struct Admin {
     pub(crate) state: Arc<Mutex<AdminState>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) connections: HttpConnections,
-    pub(crate) renderer: Arc<Renderer>,
     pub(crate) ui: Ui,
     /// Instance and revision of the active state.
     active: watch::Sender<Option<(u64, u64)>>,
@@ -53,14 +51,7 @@ impl Admin {
         let state = Arc::new(Mutex::new(AdminState::new(node.into(), role)));
         let connections = HttpConnections::new();
         let metrics = Arc::new(Metrics::new(Arc::clone(&state), connections.clone()));
-        Self {
-            state,
-            metrics,
-            connections,
-            renderer: Arc::default(),
-            ui: Ui::default(),
-            active: watch::Sender::default(),
-        }
+        Self { state, metrics, connections, ui: Ui::default(), active: watch::Sender::default() }
     }
 
     /// Replaces the items that this part of the process rejects.

@@ -1,20 +1,24 @@
 //! The kernel's counters, by the names of their service ports.
 //!
-//! Invariant: the kernel is read for each request, and never while the state is locked.
+//! Invariant: the kernel is read for each request, and never while the state is locked; however many readers take their time,
+//! one reading is kept.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, Weak},
+};
 
 use datapath::PortCounts;
-use model::{Protocol, ServiceName, state::NodeState};
-use publish::Published;
+use model::{Protocol, ServiceName, state::ServiceState};
 
 use crate::state::{AdminState, PortCountLookup, lock};
 
-/// The counters, and the state that names their service ports.
-pub(crate) struct ServiceCounters {
-    counts: PortCountLookup,
-    published: Arc<Published>,
-}
+/// The newest reading of the counters; `None` if there are none or they cannot be read.
+pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
+
+/// The reading that all readers share, while there are any.
+#[derive(Default)]
+pub(crate) struct NewestReading(Mutex<Weak<Reading>>);
 
 /// The names of a service port.
 pub(crate) struct PortLabels<'a> {
@@ -23,36 +27,60 @@ pub(crate) struct PortLabels<'a> {
     pub(crate) protocol: Protocol,
 }
 
-impl ServiceCounters {
-    /// Reads the kernel's counters; `None` if there are none or they cannot be read.
-    pub(crate) fn read(state: &Mutex<AdminState>) -> Option<Self> {
-        let (source, published) = {
-            let state = lock(state);
-            (Arc::clone(&state.counter_source.as_ref()?.0), state.served()?)
-        };
-        Some(Self { counts: source()?, published })
+impl NewestReading {
+    /// Reads the kernel's counters.
+    pub(crate) fn read(&self, state: &Mutex<AdminState>) -> Arc<Reading> {
+        let source = lock(state).counter_source.as_ref().map(|it| Arc::clone(&it.0));
+        let counts = source.and_then(|it| it());
+        let mut newest = lock(&self.0);
+        match newest.upgrade() {
+            Some(shared) => {
+                *lock(&shared.0) = counts;
+                shared
+            }
+            None => {
+                let own = Arc::new(Reading(Mutex::new(counts)));
+                *newest = Arc::downgrade(&own);
+                own
+            }
+        }
+    }
+}
+
+impl Reading {
+    /// The counters of each port of a Service.
+    pub(crate) fn each_port(&self, state: &ServiceState, mut each: impl FnMut(PortLabels<'_>, PortCounts)) {
+        let counts = lock(&self.0);
+        let Some(counts) = &*counts else { return };
+        let service = &state.service.name;
+        for it in &state.service.ports {
+            if let Some(counts) = counts.port(service, &it.name, it.protocol) {
+                each(PortLabels { service, port: &it.name, protocol: it.protocol }, counts);
+            }
+        }
     }
 
-    /// The counters of each service port.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortLabels<'_>, PortCounts)> {
-        let state: &NodeState = &self.published.state;
-        state.services.values().flat_map(|it| {
-            let service = &it.service;
-            service.ports.iter().filter_map(|port| {
-                let counts = self.counts.port(&service.name, &port.name, port.protocol)?;
-                let labels = PortLabels { service: &service.name, port: &port.name, protocol: port.protocol };
-                Some((labels, counts))
-            })
-        })
+    /// The sums over all ports of these Services; `None` if there are no counters.
+    pub(crate) fn total<'a>(
+        &self,
+        services: impl Iterator<Item = &'a Arc<ServiceState>>,
+    ) -> Option<PortCounts> {
+        lock(&self.0).as_ref()?;
+        let mut sum = PortCounts::default();
+        for it in services {
+            self.each_port(it, |_, it| {
+                sum.connections += it.connections;
+                sum.no_backend += it.no_backend;
+                sum.denied += it.denied;
+                sum.left_to_packets += it.left_to_packets;
+            });
+        }
+        Some(sum)
     }
+}
 
-    /// The sums over all service ports.
-    pub(crate) fn total(&self) -> PortCounts {
-        self.ports().fold(PortCounts::default(), |sum, (_, it)| PortCounts {
-            connections: sum.connections + it.connections,
-            no_backend: sum.no_backend + it.no_backend,
-            denied: sum.denied + it.denied,
-            left_to_packets: sum.left_to_packets + it.left_to_packets,
-        })
+impl fmt::Debug for NewestReading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NewestReading")
     }
 }

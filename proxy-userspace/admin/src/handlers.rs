@@ -12,13 +12,14 @@ use hyper::{
 };
 use jiff::Timestamp;
 use model::escaped;
-use publish::print::{Format, render};
+use publish::print::json_parts;
+use tokio::task::spawn_blocking;
 
 use crate::{
     admin::Admin,
     health::{self, Health},
-    rendering::{RenderedPage, RenderingBody},
     state::Moment,
+    streaming::{Parts, StreamedBody},
     trace_body::{Expiry, TraceBody},
     ui, z_pages,
 };
@@ -83,8 +84,8 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Status, content type and body.
 type Page = (StatusCode, &'static str, PageBody);
-/// A short text, a rendering that readers share, or the lines of a trace.
-pub(crate) type PageBody = Either<Full<Bytes>, Either<RenderingBody, TraceBody>>;
+/// A short text, a large page, or the lines of a trace.
+pub(crate) type PageBody = Either<Full<Bytes>, Either<StreamedBody, TraceBody>>;
 
 impl Admin {
     /// The response to a request.
@@ -135,8 +136,7 @@ impl Admin {
             }
             (PageGroup::Metrics | PageGroup::Status, "/metrics") => {
                 let it = self.clone();
-                let render = move || it.metrics.text().map_err(|it| it.to_string());
-                self.render(RenderedPage::Metrics, None, PROMETHEUS, render).await
+                counted(PROMETHEUS, move || it.metrics.parts().map_err(|it| it.to_string())).await
             }
             // kube-proxy's name of its mode; upstream's tests query it.
             (PageGroup::Metrics, "/proxyMode") => text(StatusCode::OK, self.state().proxy_mode()),
@@ -159,10 +159,9 @@ impl Admin {
             }
             (PageGroup::Status, "/status") => {
                 let it = self.clone();
-                let render = move || serde_json::to_string(&it.status()).map_err(|it| it.to_string());
-                self.render(RenderedPage::Status, None, JSON, render).await
+                counted(JSON, move || it.status_parts()).await
             }
-            (PageGroup::Status, "/state") => self.state_page().await,
+            (PageGroup::Status, "/state") => self.state_page(),
             (PageGroup::Status, "/explain") => self.explain_page(query).await,
             (PageGroup::Status, "/trace") => self.trace_page(query, expiry).await,
             (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.table.as_str()),
@@ -198,13 +197,11 @@ impl Admin {
     }
 
     /// The served state.
-    async fn state_page(&self) -> Page {
+    fn state_page(&self) -> Page {
         let Some(published) = self.state().served() else {
             return text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", health::NO_STATE));
         };
-        let revision = (published.instance_id, published.rev);
-        let render = move || render(&published, Format::Json).map_err(|it| it.to_string());
-        self.render(RenderedPage::State, Some(revision), JSON, render).await
+        large(JSON, Box::new(json_parts(&published).map(|it| it.map_err(|it| it.to_string()))))
     }
 
     /// The answer to a question.
@@ -239,21 +236,22 @@ impl Admin {
             Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         }
     }
+}
 
-    /// A slow page, which is rendered without blocking other requests.
-    async fn render(
-        &self,
-        page: RenderedPage,
-        revision: Option<(u64, u64)>,
-        content_type: &'static str,
-        render: impl FnOnce() -> Result<String, String> + Send + 'static,
-    ) -> Page {
-        let render = || render().map(without_control_characters);
-        match self.renderer.page(page, revision, render).await {
-            Ok(body) => (StatusCode::OK, content_type, Either::Right(Either::Left(body))),
-            Err(error) => internal_error(&error),
-        }
+/// A page whose first parts need the kernel's counters, which are read without blocking other requests.
+async fn counted(
+    content_type: &'static str,
+    parts: impl FnOnce() -> Result<Parts, String> + Send + 'static,
+) -> Page {
+    match spawn_blocking(parts).await {
+        Ok(Ok(parts)) => large(content_type, parts),
+        Ok(Err(error)) => internal_error(&error),
+        Err(error) => internal_error(&error),
     }
+}
+
+fn large(content_type: &'static str, parts: Parts) -> Page {
+    (StatusCode::OK, content_type, Either::Right(Either::Left(StreamedBody::new(parts))))
 }
 
 fn health_code(ok: bool) -> StatusCode {

@@ -53,7 +53,7 @@ const MAX_REQUESTS: usize = 8;
 const MAX_HEAD: usize = 16 << 10;
 /// How many connections are accepted before those that were accepted have their turn.
 const MAX_ACCEPTS: u64 = 8;
-/// How many slow pages are rendered at a time, and one spare.
+/// How many pages read the kernel at a time, and one spare.
 const MAX_BLOCKING_THREADS: usize = 3;
 /// Delay after a failed accept, as when there are no file descriptors left.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);

@@ -1,18 +1,22 @@
 //! The status of a process as one object: the page `/status`, which the command `status` reads.
 
+use std::iter;
+
 use datapath::PortCounts;
 use jiff::Timestamp;
-use model::Rejections;
 use publish::Published;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     admin::Admin,
-    counters::ServiceCounters,
     health::{Health, timestamp},
     state::{AdminState, Moment, RejectedBy},
+    streaming::Parts,
     trace_page::TraceStatus,
 };
+
+/// Where the rejected items begin in the page.
+const REJECTED: &str = r#""rejected":["#;
 
 /// The status of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -158,11 +162,43 @@ pub struct EjectedStatus {
 impl Admin {
     /// The status of this process.
     pub fn status(&self) -> Status {
-        let counters = ServiceCounters::read(&self.state).map(|it| it.total().into());
-        Status { counters, ..status(&self.state(), Moment::now()) }
+        let (status, rejected) = self.status_and_rejected();
+        Status { rejected: rejected.collect(), ..status }
+    }
+
+    /// The parts of the page.
+    pub(crate) fn status_parts(&self) -> Result<Parts, String> {
+        let (status, rejected) = self.status_and_rejected();
+        let text = serde_json::to_string(&status).map_err(|it| it.to_string())?;
+        // In a string, quotes are escaped: this is the field.
+        let (head, tail) = text.split_once(REJECTED).ok_or("the status has no rejected items")?;
+        let (head, tail) = (format!("{head}{REJECTED}"), tail.to_owned());
+        let items = rejected.enumerate().map(|(n, it)| {
+            let json = serde_json::to_string(&it).map_err(|it| it.to_string())?;
+            Ok(if n == 0 { json } else { format!(",{json}") })
+        });
+        Ok(Box::new(iter::once(Ok(head)).chain(items).chain(iter::once(Ok(tail)))))
+    }
+
+    /// The status without the rejected items, of which there may be many.
+    fn status_and_rejected(&self) -> (Status, impl Iterator<Item = RejectedStatus> + Send + use<>) {
+        let reading = self.metrics.counters.read(&self.state);
+        let served = self.state().served();
+        let counters = served.and_then(|it| reading.total(it.state.services.values())).map(Into::into);
+        let state = self.state();
+        let all = RejectedBy::ALL.map(|by| (by, state.rejected.get(&by).cloned().unwrap_or_default()));
+        let rejected = all.into_iter().flat_map(|(by, it)| {
+            it.into_parts().map(move |it| RejectedStatus {
+                by: by.name().to_owned(),
+                item: it.item,
+                reason: it.reason,
+            })
+        });
+        (Status { counters, ..status(&state, Moment::now()) }, rejected)
     }
 }
 
+/// Without rejected items and counters.
 fn status(state: &AdminState, now: Moment) -> Status {
     let health = Health::live(state, now);
     let revision = |published: &Published, since: Moment| Revision {
@@ -176,13 +212,6 @@ fn status(state: &AdminState, now: Moment) -> Status {
         synced: it.is_synced,
         last_contact: it.last_contact.map(timestamp),
         error: it.error.clone(),
-    });
-    let rejected = RejectedBy::ALL.iter().flat_map(|by| {
-        state.rejected.get(by).into_iter().flat_map(Rejections::iter).map(|it| RejectedStatus {
-            by: by.name().to_owned(),
-            item: it.item.clone(),
-            reason: it.reason.clone(),
-        })
     });
     let tables = state.active.iter().flat_map(|it| &it.tables).map(|it| TableStatus {
         name: it.name.to_owned(),
@@ -212,7 +241,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         services: state.totals.services,
         endpoints: state.totals.endpoints,
         sources: sources.collect(),
-        rejected: rejected.collect(),
+        rejected: Vec::new(),
         tables: tables.collect(),
         ejected: ejected.collect(),
         trace: state.trace.as_ref().map(|it| it.status.clone()),

@@ -168,7 +168,7 @@ fn large(last: u8) -> Vec<Service> {
 }
 
 #[test]
-fn readers_that_never_read_share_at_most_two_renderings() {
+fn readers_of_many_states_that_never_read_cost_no_page() {
     let Some(mut node) = TestNode::or_skip() else { return };
     let socket = status_socket(node.sandbox());
     node.write(&large(19));
@@ -204,6 +204,7 @@ fn readers_that_never_read_share_at_most_two_renderings() {
     println!(
         "60 readers of {rendering} kB that never read, and 60 scrapers: {before} kB before, {after} kB after"
     );
+    // Each round leaves a state behind that is still being read.
     assert!(grown < 15 * rendering, "grown by {grown} kB, a rendering has {rendering} kB");
     // Others are served.
     assert_eq!(metrics("/metrics").unwrap().status, 200);

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PortCounts, TableStats};
+use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, TableStats};
 use model::Rejections;
 use prometheus_client::{
     collector::Collector,
@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use super::by_family::{FAMILIES, IP_FAMILY};
 use crate::{
     COMMIT, VERSION,
-    counters::ServiceCounters,
     http_connections::HttpConnections,
     state::{AdminState, RejectedBy, Role, lock, seconds},
     totals::Totals,
@@ -33,7 +32,6 @@ pub(super) struct Gauges {
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let service_counters = ServiceCounters::read(&self.state);
         let state = lock(&self.state);
         let mut out = MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder };
         general(&state, &mut out)?;
@@ -46,9 +44,7 @@ impl Collector for Gauges {
             &mut MetricWriter { prefix: "kubeproxy_sync_proxy_rules_", encoder: &mut encoder },
         )?;
         let mut out = MetricWriter { prefix: "kube_proxy_ebpf_", encoder: &mut encoder };
-        backend(&state, &mut out)?;
-        drop(state);
-        counters(service_counters.as_ref(), &mut out)
+        backend(&state, &mut out)
     }
 }
 
@@ -329,43 +325,6 @@ fn backend(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         "Whether kube-proxy has rules in nftables, or in iptables over nftables, beside those of the packet path",
         f64::from(u8::from(state.has_kube_proxy_rules)),
     )
-}
-
-/// The kernel's counters of each service port, except zeros.
-fn counters(service_counters: Option<&ServiceCounters>, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let mut family = |name, help, value: fn(&PortCounts) -> u64| {
-        out.write(name, help, MetricType::Counter, |mut family| {
-            let ports = service_counters.iter().flat_map(|it| it.ports());
-            // Most nodes use few Services.
-            for (port, value) in ports.map(|(port, it)| (port, value(&it))).filter(|(_, it)| *it != 0) {
-                let protocol = port.protocol.to_string();
-                let labels = [
-                    ("namespace", &*port.service.namespace),
-                    ("service", &*port.service.name),
-                    ("port", port.port),
-                    ("protocol", &protocol),
-                ];
-                ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-            }
-            Ok(())
-        })
-    };
-    family("connections", "Connections and UDP associations that were redirected to an endpoint", |it| {
-        it.connections
-    })?;
-    family(
-        "no_backend",
-        "Calls that found no endpoint of the Service: refused, or UDP left to the packet path",
-        |it| it.no_backend,
-    )?;
-    family(
-        "denied",
-        "Binds to the node port that were denied, and without the packet path, datagrams without room for a NAT entry",
-        |it| it.denied,
-    )?;
-    family("left_to_packets", "Calls to a Service with endpoints that were left to the packet path", |it| {
-        it.left_to_packets
-    })
 }
 
 fn flag(is_set: bool) -> f64 {

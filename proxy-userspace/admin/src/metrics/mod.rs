@@ -6,11 +6,12 @@
 mod by_family;
 mod gauges;
 mod process;
+mod service_ports;
 mod slis;
 mod text;
 
 use std::{
-    fmt,
+    fmt, iter,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -34,8 +35,10 @@ use self::{
     slis::Slis,
 };
 use crate::{
+    counters::NewestReading,
     http_connections::HttpConnections,
     state::{AdminState, Role, lock},
+    streaming::Parts,
     totals::ChangeCounts,
 };
 
@@ -47,6 +50,8 @@ const KUBE_PROXY: &str = "kubeproxy";
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
+    state: Arc<Mutex<AdminState>>,
+    pub(crate) counters: NewestReading,
     pub(crate) slis: Slis,
     sync_duration: ByFamily,
     full_sync_duration: ByFamily,
@@ -76,6 +81,8 @@ impl Metrics {
         let sync = || ByFamily::new(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
         let mut it = Self {
             registry: Registry::default(),
+            state: Arc::clone(&state),
+            counters: NewestReading::default(),
             slis: Slis::new(),
             sync_duration: sync(),
             full_sync_duration: sync(),
@@ -203,11 +210,27 @@ impl Metrics {
         );
     }
 
-    /// All metrics in Prometheus' text format.
-    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
+    /// The parts of the page: all metrics in Prometheus' text format.
+    pub(crate) fn parts(&self) -> Result<Parts, fmt::Error> {
+        let (role, served) = {
+            let state = lock(&self.state);
+            (state.role, state.served())
+        };
         let mut openmetrics = String::new();
         encoding::text::encode(&mut openmetrics, &self.registry)?;
-        Ok(text::from_openmetrics(&openmetrics))
+        let parts = iter::once(text::from_openmetrics(&openmetrics));
+        if role == Role::Brain {
+            return Ok(Box::new(parts.map(Ok)));
+        }
+        let services = served.map(|it| it.state.services.clone()).unwrap_or_default();
+        let ports = service_ports::parts(OWN, services, self.counters.read(&self.state));
+        Ok(Box::new(parts.chain(ports).map(Ok)))
+    }
+
+    /// The page as a whole.
+    #[cfg(test)]
+    pub(crate) fn text(&self) -> Result<String, String> {
+        self.parts().map_err(|it| it.to_string())?.collect()
     }
 
     pub(crate) fn on_published(&self, changes: ChangeCounts) {
@@ -273,7 +296,7 @@ const REQUEST_BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0,
 
 /// kube-proxy's: 0, 0.25 s, 0.5 s; steps of 1 s to a minute, of 5 s to two minutes, of 30 s to five.
 fn programming_buckets() -> impl Iterator<Item = f64> {
-    std::iter::once(0.0)
+    iter::once(0.0)
         .chain(linear_buckets(0.25, 0.25, 2))
         .chain(linear_buckets(1.0, 1.0, 59))
         .chain(linear_buckets(60.0, 5.0, 12))
