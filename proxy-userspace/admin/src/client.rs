@@ -1,6 +1,6 @@
 //! Queries another process of this program: its status at a Unix socket, its readiness over TCP.
 //!
-//! Invariant: the server is not trusted. Timeouts and size are bounded, and unexpected responses are rejected.
+//! Invariant: the server is not trusted. Timeouts and what is buffered are bounded, and unexpected responses are rejected.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _},
@@ -18,8 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const TRACE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum size of the head of a response, and of a refusal.
 const MAX_HEAD: u64 = 16 << 10;
-/// Maximum size of a response; `/state` takes about 450 bytes per endpoint.
-const MAX_RESPONSE: u64 = 256 << 20;
+/// Maximum size of a response that is buffered; large pages are read as they come.
+const MAX_BUFFERED: u64 = 16 << 20;
 
 /// What listens at a Unix socket.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub enum Listener {
 pub fn query_status(socket: &Path) -> io::Result<Listener> {
     match get(socket, "/status") {
         Ok(body) => {
-            Ok(serde_json::from_str(&body).map_or(Listener::Foreign, |it| Listener::Proxy(Box::new(it))))
+            Ok(serde_json::from_reader(body).map_or(Listener::Foreign, |it| Listener::Proxy(Box::new(it))))
         }
         Err(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Ok(Listener::None),
@@ -67,7 +67,7 @@ pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
 ///
 /// If the connection fails, or what listens there cannot answer.
 pub fn query_explanation(socket: &Path, words: &[String]) -> io::Result<Result<String, String>> {
-    match get_any(socket, &explain_page::path(words))? {
+    match buffered(ask(socket, &explain_page::path(words))?)? {
         (200, body) => Ok(Ok(body)),
         (400, body) => Ok(Err(body.trim_end().to_owned())),
         (501 | 503, body) => Err(io::Error::other(body.trim_end().to_owned())),
@@ -91,14 +91,7 @@ pub fn query_trace(
     stream.set_write_timeout(Some(TIMEOUT))?;
     send(&mut stream, "localhost", &trace_page::path(filters))?;
     let mut reader = BufReader::new(stream);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        let rest = MAX_HEAD.saturating_sub(head.len() as u64);
-        if reader.by_ref().take(rest).read_line(&mut head)? == 0 {
-            return Err(unexpected_response());
-        }
-    }
-    match status_of(&head)? {
+    match read_status(&mut reader)? {
         200 => Ok(Ok(reader)),
         400 => {
             let mut text = String::new();
@@ -110,24 +103,26 @@ pub fn query_trace(
     }
 }
 
-/// Gets a page from a Unix socket.
+/// Gets a page from a Unix socket, as it comes: its size is not bounded.
 ///
 /// # Errors
 ///
 /// If the connection fails or the status is not 200.
-pub fn get(socket: &Path, path: &str) -> io::Result<String> {
-    match get_any(socket, path)? {
-        (200, body) => Ok(body),
+pub fn get(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
+    let mut body = ask(socket, path)?;
+    match read_status(&mut body)? {
+        200 => Ok(body),
         _ => Err(unexpected_response()),
     }
 }
 
-/// The status and the body of a page at a Unix socket.
-fn get_any(socket: &Path, path: &str) -> io::Result<(u16, String)> {
-    let stream = UnixStream::connect(socket)?;
+/// Asks for a page at a Unix socket.
+fn ask(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
+    let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    request(stream, "localhost", path)
+    send(&mut stream, "localhost", path)?;
+    Ok(BufReader::new(stream))
 }
 
 fn unexpected_response() -> io::Error {
@@ -147,19 +142,19 @@ pub fn page(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
         ip => ip,
     };
     let address = SocketAddr::new(ip, address.port());
-    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    request(stream, &address.to_string(), path)
+    send(&mut stream, &address.to_string(), path)?;
+    buffered(BufReader::new(stream))
 }
 
-/// The status and the body of the response to a request.
-fn request(mut stream: impl io::Read + io::Write, host: &str, path: &str) -> io::Result<(u16, String)> {
-    send(&mut stream, host, path)?;
-    let mut text = String::new();
-    stream.take(MAX_RESPONSE).read_to_string(&mut text)?;
-    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(unexpected_response)?;
-    Ok((status_of(head)?, body.to_owned()))
+/// The status and the body of a response.
+fn buffered(mut reader: impl io::BufRead) -> io::Result<(u16, String)> {
+    let status = read_status(&mut reader)?;
+    let mut body = String::new();
+    reader.take(MAX_BUFFERED).read_to_string(&mut body)?;
+    Ok((status, body))
 }
 
 /// Sends a request.
@@ -169,7 +164,14 @@ fn send(stream: &mut impl io::Write, host: &str, path: &str) -> io::Result<()> {
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes())
 }
 
-/// The status in the head of a response.
-fn status_of(head: &str) -> io::Result<u16> {
+/// Reads the head of a response, and returns the status in it.
+fn read_status(reader: &mut impl io::BufRead) -> io::Result<u16> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        let rest = MAX_HEAD.saturating_sub(head.len() as u64);
+        if reader.by_ref().take(rest).read_line(&mut head)? == 0 {
+            return Err(unexpected_response());
+        }
+    }
     head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(unexpected_response)
 }

@@ -1,6 +1,9 @@
 //! `print`: the state of a node, without touching the kernel.
 
-use std::sync::Arc;
+use std::{
+    io::{self, Write as _},
+    sync::Arc,
+};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -9,13 +12,14 @@ use pipeline::{Config, Pipeline};
 use proxy_contract::{Targets, client::Client};
 use publish::{
     Published, Subscription,
-    print::{Format, render, render_changes},
+    print::{Format, json_parts, render, render_changes},
     upstream::Upstream,
 };
 
 use super::{
     flags::{ClientTlsFlags, MetadataFlags, SourceArg, SourceOptions, source},
-    output, reader,
+    output::{self, Escaped},
+    reader,
     runtime::{block_on, trim_memory},
 };
 
@@ -157,5 +161,10 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
 }
 
 fn show(published: &Published, output: Output) -> Result<()> {
-    Ok(output::print(&render(published, output.into())?)?)
+    let Output::Json = output else { return Ok(output::print(&render(published, output.into())?)?) };
+    let mut out = Escaped::new(io::stdout().lock());
+    for part in json_parts(published) {
+        out.write_all(part?.as_bytes())?;
+    }
+    Ok(out.flush()?)
 }

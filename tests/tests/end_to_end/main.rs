@@ -20,6 +20,7 @@ mod hook_probe;
 mod hostile_pods;
 mod kube;
 mod kube_proxy_rules;
+mod large_reports;
 mod load_balancing;
 mod logs;
 mod memory_bounds;

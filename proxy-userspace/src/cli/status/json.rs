@@ -1,26 +1,63 @@
-//! The status as JSON.
+//! The status as JSON, written as it is read.
 
 use std::{
     collections::{BTreeSet, HashMap},
+    io::{self, Write},
+    mem,
     net::SocketAddr,
 };
 
 use datapath::{ActiveFrontend, HookStatus, PortCounts, PortId};
-use datapath_ebpf::check;
-use serde_json::{Map, Value, json};
+use datapath_ebpf::{Counts, check};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json, to_writer};
 
-use super::{process::PortName, seen::Seen};
+use super::seen::Seen;
 
-/// One object.
-pub(super) fn render(seen: &Seen) -> Value {
-    let frontends = seen.rows().into_iter().map(|(name, it)| {
-        json!({
-            "service": service(name.service),
-            "port": name.port,
-            "frontend": it.frontend,
-            "endpoints": it.backends,
-        })
-    });
+#[derive(Serialize)]
+struct Frontend<'a> {
+    endpoints: &'a [SocketAddr],
+    frontend: &'a str,
+    port: &'a str,
+    service: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Counters<'a> {
+    connections: u64,
+    denied: u64,
+    endpoints: Endpoints<'a>,
+    left_to_packets: u64,
+    no_backend: u64,
+    port: &'a str,
+    service: Option<&'a str>,
+}
+
+/// The endpoints of a service port, each with its connections.
+struct Endpoints<'a> {
+    counts: &'a Counts,
+    port: PortId,
+    endpoints: BTreeSet<SocketAddr>,
+}
+
+#[derive(Serialize)]
+struct Endpoint {
+    connections: u64,
+    endpoint: SocketAddr,
+}
+
+impl Serialize for Endpoints<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = self.endpoints.iter();
+        serializer.collect_seq(
+            all.map(|it| Endpoint { connections: self.counts.to(self.port, *it), endpoint: *it }),
+        )
+    }
+}
+
+/// Writes one object, on a line. What cannot be read meanwhile is among the errors, which come last.
+pub(super) fn write(seen: &mut Seen, out: &mut impl Write) -> io::Result<()> {
     let programs = match &seen.hooks {
         _ if seen.is_nftables_only() => json!({}),
         Ok(hooks) => {
@@ -32,49 +69,69 @@ pub(super) fn render(seen: &Seen) -> Value {
         }
         Err(error) => json!({ "error": error }),
     };
-    json!({
-        "process": seen.process.status,
-        "kernel": check::kernel().says,
-        "generation": seen.generation.as_ref().ok(),
-        "programs": programs,
-        "packets": match &seen.packets { Ok(it) | Err(it) => it },
-        "errors": seen.errors(),
-        "frontends": frontends.collect::<Vec<_>>(),
-        "counters": counters(seen),
-    })
+    let (Ok(packets) | Err(packets)) = &seen.packets;
+    write!(out, r#"{{"process":"#)?;
+    to_writer(&mut *out, &seen.process.status)?;
+    let fields: [(_, Value); 4] = [
+        ("kernel", check::kernel().says.into()),
+        ("generation", seen.generation.as_ref().ok().copied().flatten().into()),
+        ("programs", programs),
+        ("packets", packets.as_str().into()),
+    ];
+    for (name, value) in fields {
+        write!(out, r#","{name}":{value}"#)?;
+    }
+    write!(out, r#","frontends":["#)?;
+    let counted = frontends(seen, out)?;
+    write!(out, r#"],"counters":["#)?;
+    counters(seen, &counted, out)?;
+    writeln!(out, r#"],"errors":{}}}"#, json!(seen.errors()))
+}
+
+/// The rows that are counted: the first row of the service port, its id, and the row, in order.
+type Counted = Vec<(usize, PortId, usize)>;
+
+fn frontends(seen: &mut Seen, out: &mut impl Write) -> io::Result<Counted> {
+    let (mut first_rows, mut counted, mut separator) = (HashMap::new(), Vec::new(), "");
+    seen.rows.each(|row, name, ActiveFrontend { frontend, backends, port }| {
+        counted.extend(port.map(|it| (*first_rows.entry(it).or_insert(row), it, row)));
+        out.write_all(mem::replace(&mut separator, ",").as_bytes())?;
+        let (endpoints, frontend, service) = (&*backends, &*frontend, service(&name.service));
+        Ok(to_writer(&mut *out, &Frontend { endpoints, frontend, port: &name.port, service })?)
+    })?;
+    counted.sort_unstable();
+    Ok(counted)
 }
 
 /// The counters of each service port and of its endpoints.
-fn counters(seen: &Seen) -> Vec<Value> {
-    let Ok(counts) = &seen.counts else { return Vec::new() };
-    let mut ports: Vec<(PortName, PortId, Vec<&ActiveFrontend>)> = Vec::new();
-    let mut indices = HashMap::new();
-    for (name, frontend) in seen.rows() {
-        let Some(id) = frontend.port else { continue };
-        let index = *indices.entry(id).or_insert(ports.len());
-        if index == ports.len() {
-            ports.push((name, id, Vec::new()));
+fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Result<()> {
+    let (rows, Ok(counts)) = (&mut seen.rows, &seen.counts) else { return Ok(()) };
+    for (number, group) in counted.chunk_by(|(a, ..), (b, ..)| a == b).enumerate() {
+        let (mut endpoints, mut found) = (BTreeSet::new(), None);
+        for (_, port, row) in group {
+            if let Some((name, frontend)) = rows.get(*row) {
+                endpoints.extend(frontend.backends);
+                found.get_or_insert_with(|| (name.clone(), *port));
+            }
         }
-        ports[index].2.push(frontend);
-    }
-    let counters = ports.into_iter().map(|(name, port, frontends)| {
+        let Some((name, port)) = found else { continue };
         let PortCounts { connections, no_backend, denied, left_to_packets } = counts.of(port);
-        let backends: BTreeSet<_> = frontends.iter().flat_map(|it| &it.backends).collect();
-        let endpoint = |it: &SocketAddr| json!({ "endpoint": it, "connections": counts.to(port, *it) });
-        json!({
-            "service": service(name.service),
-            "port": name.port,
-            "connections": connections,
-            "noBackend": no_backend,
-            "denied": denied,
-            "leftToPackets": left_to_packets,
-            "endpoints": backends.into_iter().map(endpoint).collect::<Vec<_>>(),
-        })
-    });
-    counters.collect()
+        let counters = Counters {
+            connections,
+            denied,
+            endpoints: Endpoints { counts, port, endpoints },
+            left_to_packets,
+            no_backend,
+            port: &name.port,
+            service: service(&name.service),
+        };
+        out.write_all(if number > 0 { b"," } else { b"" })?;
+        to_writer(&mut *out, &counters)?;
+    }
+    Ok(())
 }
 
 /// The name of a Service, `None` if it is unknown.
-fn service(name: String) -> Option<String> {
+fn service(name: &str) -> Option<&str> {
     Some(name).filter(|it| !it.is_empty())
 }

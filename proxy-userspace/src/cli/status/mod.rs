@@ -3,6 +3,7 @@
 //! Invariant: what is shown as programmed has been read from the kernel. The running process only adds the names.
 
 mod json;
+mod names;
 mod process;
 mod seen;
 mod table;
@@ -19,11 +20,15 @@ use datapath_ebpf::Options;
 
 use self::seen::Seen;
 
-pub(super) use self::process::{PortName, Process, origin};
+pub(super) use self::{
+    names::PortName,
+    process::{Process, origin},
+};
 use super::{
     config,
     flags::{DatapathFlags, ReportFlags},
-    output, reader,
+    output::Escaped,
+    reader,
 };
 
 /// How often `--watch` reads again.
@@ -57,14 +62,29 @@ enum Output {
     Json,
 }
 
-/// What `status` prints: as a table and as JSON.
-///
-/// # Errors
-///
-/// If nothing is programmed.
-pub(super) fn report(options: &Options, reports: &ReportFlags) -> Result<(String, String)> {
-    let seen = Seen::read(options, Process::query(reports))?;
-    Ok((table::render(&seen), format!("{}\n", json::render(&seen))))
+/// What `status` prints.
+pub(super) struct Report(Seen);
+
+impl Report {
+    /// Reads the process and the kernel; the frontends are read when they are written.
+    ///
+    /// # Errors
+    ///
+    /// If nothing is programmed.
+    pub(super) fn read(options: &Options, reports: &ReportFlags) -> Result<Self> {
+        // The process is queried first: the kernel's state is then at least as new.
+        Ok(Self(Seen::read(options, Process::query(reports))?))
+    }
+
+    /// Writes the table.
+    pub(super) fn write_table(&mut self, mut out: &mut dyn io::Write) -> io::Result<()> {
+        table::write(&mut self.0, &mut out)
+    }
+
+    /// Writes the JSON.
+    pub(super) fn write_json(&mut self, mut out: &mut dyn io::Write) -> io::Result<()> {
+        json::write(&mut self.0, &mut out)
+    }
 }
 
 /// Prints the status; returns whether everything could be read.
@@ -75,20 +95,19 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         reader::watch()?;
     }
     loop {
-        // The process is queried first: the kernel's state is then at least as new.
-        let process = Process::query(&flags.reports);
-        let seen = Seen::read(&options, process)?;
-        let text = match flags.output {
-            Output::Table => table::render(&seen),
-            Output::Json => format!("{}\n", json::render(&seen)),
-        };
+        let mut report = Report::read(&options, &flags.reports)?;
         if flags.watch && io::stdout().is_terminal() {
             // Clear the screen.
             io::stdout().write_all(b"\x1b[H\x1b[2J")?;
         }
-        output::print(&text)?;
+        let mut out = Escaped::new(io::stdout().lock());
+        match flags.output {
+            Output::Table => report.write_table(&mut out)?,
+            Output::Json => report.write_json(&mut out)?,
+        }
+        out.flush()?;
         if !flags.watch {
-            return Ok(seen.errors().is_empty());
+            return Ok(report.0.errors().is_empty());
         }
         thread::sleep(WATCH_INTERVAL);
     }

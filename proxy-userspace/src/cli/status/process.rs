@@ -1,20 +1,11 @@
 //! The running process: its status, and the names of the frontends.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt::Write as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-};
+use std::{fmt::Write as _, net::SocketAddr};
 
 use admin::{EjectedStatus, Listener, SourceStatus, Status};
 use jiff::Timestamp;
-use model::{
-    RequestedMetadata,
-    state::{Service, ServicePort},
-};
-use proxy_contract::localv1;
-use serde::Deserialize;
 
+use super::names::Names;
 use crate::cli::{
     flags::{ReportFlags, STATUS_HINT},
     output,
@@ -28,28 +19,8 @@ pub(in crate::cli) struct Process {
     pub(super) health_only: Option<SocketAddr>,
     /// Why that socket cannot be used.
     pub(super) denied: Option<String>,
-    /// Service and port by frontend.
-    pub(in crate::cli) names: HashMap<String, PortName>,
-    /// The frontends at cluster IPs.
-    pub(in crate::cli) cluster_ips: HashSet<String>,
-}
-
-/// The name of a service port; empty if it is unknown.
-#[derive(Clone, Debug, Default)]
-pub(in crate::cli) struct PortName {
-    pub(in crate::cli) service: String,
-    pub(in crate::cli) port: String,
-}
-
-/// The page `/state`, as far as it is needed.
-#[derive(Deserialize)]
-struct State {
-    items: Vec<Item>,
-}
-
-#[derive(Deserialize)]
-struct Item {
-    service: localv1::Service,
+    /// The names of its frontends.
+    pub(in crate::cli) names: Names,
 }
 
 impl Process {
@@ -65,17 +36,8 @@ impl Process {
                 return Self { health_only, denied, ..Self::default() };
             }
         };
-        let state = admin::get(socket, "/state").ok();
-        let state = state.and_then(|it| serde_json::from_str::<State>(&it).ok());
-        let mut process = Self { status: Some(status), ..Self::default() };
-        for Item { service } in state.into_iter().flat_map(|it| it.items) {
-            let Some(state) = wire::service_state(&service, [], &RequestedMetadata::default()).value else {
-                continue;
-            };
-            process.names.extend(names(&state.service));
-            process.cluster_ips.extend(cluster_ips(&state.service));
-        }
-        process
+        let names = admin::get(socket, "/state").ok().and_then(|it| Names::read(it).ok());
+        Self { status: Some(status), names: names.unwrap_or_default(), ..Self::default() }
     }
 
     /// The status of the process in lines.
@@ -91,39 +53,6 @@ impl Process {
             }
         }
     }
-}
-
-/// The frontends of a Service at its cluster IPs.
-fn cluster_ips(service: &Service) -> impl Iterator<Item = String> {
-    let at = |ip: &IpAddr, port: &ServicePort| {
-        format!("{}/{}", SocketAddr::new(*ip, port.port.get()), port.protocol)
-    };
-    service.cluster_ips.iter().flat_map(move |ip| service.ports.iter().map(move |port| at(ip, port)))
-}
-
-/// The frontends of a Service, and their names.
-fn names(service: &Service) -> Vec<(String, PortName)> {
-    let ips: Vec<IpAddr> = service
-        .cluster_ips
-        .iter()
-        .chain(&service.external_ips)
-        .chain(&service.load_balancer_ips)
-        .copied()
-        .collect();
-    // A node port is listed with the unspecified address of each family.
-    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let frontends = service.ports.iter().flat_map(|port| {
-        let name = PortName { service: service.name.to_string(), port: port.name.clone() };
-        // At a conflicting address, another Service is served.
-        let own = ips
-            .iter()
-            .filter(|it| !port.conflicting_addresses.contains(it))
-            .map(|ip| SocketAddr::new(*ip, port.port.get()));
-        let node_port = port.node_port.into_iter();
-        let node_ports = node_port.flat_map(move |it| any.map(|ip| SocketAddr::new(ip, it.get())));
-        own.chain(node_ports).map(move |it| (format!("{it}/{}", port.protocol), name.clone()))
-    });
-    frontends.collect()
 }
 
 /// The status of a process in lines.
@@ -205,26 +134,6 @@ fn age(now: Timestamp, since: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_service_is_named_at_each_of_its_own_addresses() {
-        let service: localv1::Service = serde_json::from_str(
-            r#"{"namespace":"default","name":"web","type":"NodePort",
-                "ips":{"clusterIps":{"v4":["10.96.0.10"],"v6":["fd00::10"]},"externalIps":{"v4":["192.0.2.1"]}},
-                "ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,
-                          "conflictingAddresses":{"v4":["192.0.2.1"]}}]}"#,
-        )
-        .unwrap();
-        let service = wire::service_state(&service, [], &RequestedMetadata::default()).value.unwrap().service;
-        let mut frontends: Vec<_> = names(&service).into_iter().map(|(it, _)| it).collect();
-        frontends.sort_unstable();
-        assert_eq!(
-            frontends,
-            ["0.0.0.0:30080/TCP", "10.96.0.10:80/TCP", "[::]:30080/TCP", "[fd00::10]:80/TCP"]
-        );
-        let cluster_ips: Vec<_> = cluster_ips(&service).collect();
-        assert_eq!(cluster_ips, ["10.96.0.10:80/TCP", "[fd00::10]:80/TCP"]);
-    }
 
     #[test]
     fn ages_have_two_units() {

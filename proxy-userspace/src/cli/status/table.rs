@@ -1,33 +1,38 @@
 //! The status as a table. What cannot be read has a line with the error.
 
-use std::{collections::HashSet, fmt::Write as _};
+use std::{
+    collections::HashSet,
+    fmt::Write as _,
+    io::{self, Write},
+};
 
-use comfy_table::Table;
-use datapath::{ActiveFrontend, PortCounts};
-use datapath_ebpf::check;
+use datapath::{ActiveFrontend, PortCounts, PortId};
+use datapath_ebpf::{Counts, check};
 
-use super::{process::PortName, seen::Seen};
-use crate::cli::output::lines;
+use super::{names::PortName, seen::Seen};
 
 const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
 const MAX_NAMED: usize = 3;
 
-/// The process and the kernel, then a row for each frontend, then the rejected items.
-pub(super) fn render(seen: &Seen) -> String {
-    let mut out = seen.process.summary();
-    describe_kernel(seen, &mut out);
-    out.push('\n');
-    out.push_str(&lines(&mut frontends(seen)));
+/// Writes the process and the kernel, then a row for each frontend, then the rejected items.
+pub(super) fn write(seen: &mut Seen, out: &mut impl Write) -> io::Result<()> {
+    let mut head = seen.process.summary();
+    describe_kernel(seen, &mut head);
+    writeln!(out, "{head}")?;
+    frontends(seen, out)?;
+    if let Some(error) = &seen.rows.error {
+        writeln!(out, "\nmaps       cannot be read: {error}")?;
+    }
     if let Some(status) = &seen.process.status
         && !status.rejected.is_empty()
     {
-        out.push_str("\nREJECTED\n");
+        writeln!(out, "\nREJECTED")?;
         for it in &status.rejected {
-            let _ = writeln!(out, "{} ({}): {}", it.item, it.by, it.reason);
+            writeln!(out, "{} ({}): {}", it.item, it.by, it.reason)?;
         }
     }
-    out
+    Ok(())
 }
 
 fn describe_kernel(seen: &Seen, out: &mut String) {
@@ -70,30 +75,48 @@ fn programs(seen: &Seen) -> String {
     }
 }
 
-fn frontends(seen: &Seen) -> Table {
-    let mut table = Table::new();
-    table.set_header(HEADER);
+/// Reads the rows twice: first for the widths of the columns.
+fn frontends(seen: &mut Seen, out: &mut impl Write) -> io::Result<()> {
+    let (rows, counts) = (&mut seen.rows, seen.counts.as_ref().ok());
+    let mut widths = HEADER.map(str::len);
     let mut counted = HashSet::new();
-    for (PortName { service, port }, frontend) in seen.rows() {
-        let ActiveFrontend { frontend, backends, port: id, .. } = frontend;
-        // Counters belong to the service port: they are shown with the first of its addresses.
-        let (connections, no_backend) = match id.filter(|it| counted.insert(*it)) {
-            Some(id) if let Ok(counts) = &seen.counts => {
-                let PortCounts { connections, no_backend, .. } = counts.of(id);
-                (connections.to_string(), no_backend.to_string())
-            }
-            _ => Default::default(),
-        };
-        let mut named: Vec<_> = backends.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-        if backends.len() > MAX_NAMED {
-            named.push("…".into());
+    rows.each(|_, name, it| {
+        let cells = cells(name, &it, counts, &mut counted);
+        widths.iter_mut().zip(cells).for_each(|(width, it)| *width = it.chars().count().max(*width));
+        Ok(())
+    })?;
+    let mut write = |cells: [String; 7]| {
+        let cells = cells.into_iter().zip(widths).map(|(it, width)| format!("{it:width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim())
+    };
+    write(HEADER.map(Into::into))?;
+    counted.clear();
+    rows.each(|_, name, it| write(cells(name, &it, counts, &mut counted)))
+}
+
+fn cells(
+    PortName { service, port }: &PortName,
+    ActiveFrontend { frontend, backends, port: id }: &ActiveFrontend,
+    counts: Option<&Counts>,
+    counted: &mut HashSet<PortId>,
+) -> [String; 7] {
+    // Counters belong to the service port: they are shown with the first of its addresses.
+    let (connections, no_backend) = match id.filter(|it| counted.insert(*it)).zip(counts) {
+        Some((id, counts)) => {
+            let PortCounts { connections, no_backend, .. } = counts.of(id);
+            (connections.to_string(), no_backend.to_string())
         }
-        if backends.is_empty() {
-            named.push("refused".into());
-        }
-        let service = if service.is_empty() { "?".into() } else { service };
-        let endpoints = backends.len().to_string();
-        table.add_row([service, port, frontend.clone(), endpoints, connections, no_backend, named.join(" ")]);
+        None => Default::default(),
+    };
+    let mut named: Vec<_> = backends.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    if backends.len() > MAX_NAMED {
+        named.push("…".into());
     }
-    table
+    if backends.is_empty() {
+        named.push("refused".into());
+    }
+    let service = if service.is_empty() { "?" } else { service };
+    let endpoints = backends.len().to_string();
+    let (service, port, named) = (service.to_owned(), port.to_string(), named.join(" "));
+    [service, port, frontend.clone(), endpoints, connections, no_backend, named]
 }

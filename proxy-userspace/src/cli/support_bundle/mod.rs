@@ -7,8 +7,7 @@ mod host;
 mod pseudonyms;
 
 use std::{
-    fmt::Write as _,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -16,14 +15,16 @@ use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use datapath_ebpf as ebpf;
 use jiff::Timestamp;
-use model::escaped;
 
-use self::pseudonyms::Pseudonyms;
+use self::{
+    archive::Archive,
+    pseudonyms::{Anonymized, Pseudonyms},
+};
 use super::{
     check, config, dump,
     flags::{DatapathFlags, PacketFlags, ReportFlags},
-    output::wrong_usage,
-    status,
+    output::{Escaped, wrong_usage},
+    status::Report,
 };
 
 /// Collect what a bug report needs in one archive
@@ -56,7 +57,45 @@ pub(super) struct Flags {
 struct Entry {
     name: &'static str,
     about: &'static str,
-    content: Result<String>,
+    content: Content,
+}
+
+/// What is in a file, read when it is written if it may be large.
+enum Content {
+    Text(Result<String>),
+    StatusTable,
+    StatusJson,
+    Dump,
+    /// Of the process.
+    Page(&'static str),
+}
+
+/// Where the large files come from.
+struct Source<'a> {
+    sockets: &'a ebpf::Options,
+    reports: &'a ReportFlags,
+}
+
+impl Source<'_> {
+    fn write(&self, content: &Content, out: &mut dyn Write) -> Result<()> {
+        match content {
+            Content::Text(Ok(text)) => Ok(out.write_all(text.as_bytes())?),
+            Content::Text(Err(error)) => Err(anyhow!("{error:#}")),
+            Content::StatusTable => Ok(Report::read(self.sockets, self.reports)?.write_table(out)?),
+            Content::StatusJson => Ok(Report::read(self.sockets, self.reports)?.write_json(out)?),
+            Content::Dump => dump::write(&self.sockets.pin_dir, out),
+            Content::Page(path) => Ok(io::copy(&mut self.page(path)?, out).map(drop)?),
+        }
+    }
+
+    fn page(&self, path: &str) -> Result<impl Read + use<>> {
+        match self.reports.status() {
+            Some(socket) => {
+                admin::get(socket, path).map_err(|error| anyhow!("{}: {error}", socket.display()))
+            }
+            None => bail!("--status-socket is empty"),
+        }
+    }
 }
 
 /// Writes the archive.
@@ -68,69 +107,132 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     if !to_stdout {
         archive::check_path(&flags.file)?;
     }
-    let mut entries = collect(flags.datapath, flags.packets, &flags.reports)?;
-    if flags.anonymize {
-        anonymize(&mut entries);
-    }
-    let unread: Vec<_> = entries.iter().filter(|it| it.content.is_err()).map(|it| it.name).collect();
-    let overview = overview(&entries, flags.anonymize);
-    let texts = entries.iter().map(|it| (it.name, text(it)));
-    let bytes = archive::pack([("README.txt", overview)].into_iter().chain(texts))?;
-    if to_stdout {
+    // The name of the node does not matter for reading.
+    let sockets = flags.datapath.options("")?;
+    let options = flags.packets.options(sockets.clone())?;
+    let entries = entries(&sockets, &options, &flags.reports);
+    let source = Source { sockets: &sockets, reports: &flags.reports };
+    let pseudonyms = flags.anonymize.then(|| learn(&entries, &source));
+    let unread = if to_stdout {
         let mut stdout = io::stdout().lock();
-        stdout.write_all(&bytes)?;
+        let unread = pack(&entries, &source, pseudonyms, &mut stdout)?;
         stdout.flush()?;
+        unread
     } else {
-        archive::write(&flags.file, &bytes)?;
-        tracing::info!("wrote {} ({} kB)", flags.file.display(), bytes.len().div_ceil(1000));
-    }
+        let (unread, size) = archive::create(&flags.file, |file| {
+            let unread = pack(&entries, &source, pseudonyms, file)?;
+            Ok((unread, file.metadata()?.len()))
+        })?;
+        tracing::info!("wrote {} ({} kB)", flags.file.display(), size.div_ceil(1000));
+        unread
+    };
     if !unread.is_empty() {
         tracing::warn!("not everything could be read: the archive has the reason in {}", unread.join(", "));
     }
     Ok(())
 }
 
-/// Reads everything.
-///
-/// # Errors
-///
-/// If the flags contradict each other.
-fn collect(datapath: DatapathFlags, packets: PacketFlags, reports: &ReportFlags) -> Result<Vec<Entry>> {
-    // The name of the node does not matter for reading.
-    let sockets = datapath.options("")?;
-    let options = packets.options(sockets.clone())?;
-    let page = |path| match reports.status() {
-        Some(socket) => admin::get(socket, path).map_err(|error| anyhow!("{}: {error}", socket.display())),
-        None => bail!("--status-socket is empty"),
-    };
-    let status = status::report(&sockets, reports);
-    let (table, json) = match status {
-        Ok((table, json)) => (Ok(table), Ok(json)),
-        Err(error) => (Err(anyhow!("{error:#}")), Err(error)),
-    };
+/// What the archive has, in this order.
+fn entries(sockets: &ebpf::Options, options: &reconciler::Options, reports: &ReportFlags) -> Vec<Entry> {
     let entry = |name, about, content| Entry { name, about, content };
-    Ok(vec![
-        entry(
+    let text = |name, about, text| Entry { name, about, content: Content::Text(text) };
+    vec![
+        text(
             "check.txt",
             "`check`: what is wrong on this node, and the remedy",
-            Ok(check::report(&options, reports)),
+            Ok(check::report(options, reports)),
         ),
-        entry("status.txt", "`status`: what is programmed, Service by Service", table),
-        entry("status.json", "the same as JSON, with counters of each endpoint", json),
-        entry("dump.txt", "`dump`: every entry in the kernel", dump::text(&sockets.pin_dir)),
-        entry("hooks.txt", "our programs and those of others at the hooks that we use", hooks(&sockets)),
-        entry("host.txt", "kernel, limits, settings, environment", Ok(host::describe(&sockets.pin_dir))),
-        entry("process/status.json", "the process' own view", page("/status")),
-        entry("process/state.json", "the state that it serves", page("/state")),
-        entry("process/metrics.txt", "its metrics", page("/metrics")),
-        entry("process/config.txt", "its flags, with the origin of each", page("/config")),
-        entry("process/log.txt", "the newest lines of its log", page("/log")),
-    ])
+        entry("status.txt", "`status`: what is programmed, Service by Service", Content::StatusTable),
+        entry("status.json", "the same as JSON, with counters of each endpoint", Content::StatusJson),
+        entry("dump.txt", "`dump`: every entry in the kernel", Content::Dump),
+        text("hooks.txt", "our programs and those of others at the hooks that we use", hooks(sockets)),
+        text("host.txt", "kernel, limits, settings, environment", Ok(host::describe(&sockets.pin_dir))),
+        entry("process/status.json", "the process' own view", Content::Page("/status")),
+        entry("process/state.json", "the state that it serves", Content::Page("/state")),
+        entry("process/metrics.txt", "its metrics", Content::Page("/metrics")),
+        entry("process/config.txt", "its flags, with the origin of each", Content::Page("/config")),
+        entry("process/log.txt", "the newest lines of its log", Content::Page("/log")),
+    ]
+}
+
+/// Reads everything into an archive; returns the names of the files that could not be read.
+fn pack(
+    entries: &[Entry],
+    source: &Source<'_>,
+    mut pseudonyms: Option<Pseudonyms>,
+    out: &mut dyn Write,
+) -> Result<Vec<&'static str>> {
+    let is_anonymized = pseudonyms.is_some();
+    let mut archive = Archive::new(out);
+    let mut unread = Vec::new();
+    for Entry { name, content, .. } in entries {
+        let written = archive.add(name, |out| {
+            let mut out = Escaped::new(out);
+            let written = match &mut pseudonyms {
+                Some(pseudonyms) => write_anonymized(source, content, pseudonyms, &mut out),
+                None => source.write(content, &mut out),
+            };
+            if let Err(error) = &written {
+                let mut text = format!("{error:#}");
+                if let Some(pseudonyms) = &mut pseudonyms {
+                    text = pseudonyms.replace(&text);
+                }
+                writeln!(out, "cannot be read: {text}")?;
+            }
+            out.flush()?;
+            written
+        })?;
+        unread.extend(written.is_err().then_some(*name));
+        // What one file needed is not there for the next one.
+        ebpf::give_back_memory();
+    }
+    // It says what could not be read, and so it comes last.
+    let overview = overview(entries, &unread, is_anonymized);
+    archive.add("README.txt", |out| Ok(out.write_all(overview.as_bytes())?))??;
+    archive.finish()?;
+    Ok(unread)
+}
+
+/// The names in everything that will be in the archive.
+fn learn(entries: &[Entry], source: &Source<'_>) -> Pseudonyms {
+    let mut pseudonyms = Pseudonyms::default();
+    if let Ok(name) = nix::unistd::gethostname() {
+        pseudonyms.learn("node", &name.to_string_lossy());
+    }
+    // What is read of the kernel has addresses, and names that the process reports.
+    for content in
+        entries.iter().map(|it| &it.content).filter(|it| matches!(it, Content::Text(_) | Content::Page(_)))
+    {
+        // What cannot be read now is said where it is read again.
+        let _ = write_anonymized(source, content, &mut pseudonyms, &mut io::sink());
+        ebpf::give_back_memory();
+    }
+    pseudonyms
+}
+
+/// Writes a file with pseudonyms for the names in it, and those that are known.
+fn write_anonymized(
+    source: &Source<'_>,
+    content: &Content,
+    pseudonyms: &mut Pseudonyms,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let has_names = matches!(content, Content::Page("/log"));
+    match content {
+        Content::Page(path @ ("/status" | "/state")) => Ok(pseudonyms.replace_page(source.page(path)?, out)?),
+        content => {
+            let mut out = Anonymized::new(pseudonyms, out, has_names);
+            let written = source.write(content, &mut out);
+            out.finish()?;
+            written
+        }
+    }
 }
 
 /// The hooks of the cgroup, one line each.
 fn hooks(options: &ebpf::Options) -> Result<String> {
     let status = ebpf::query_at(options.cgroup.as_deref(), &options.pin_dir)?;
+    use std::fmt::Write as _;
     let mut text = format!("cgroup {}\n", status.cgroup.display());
     for hook in &status.hooks {
         let own = match (hook.program, hook.is_attached) {
@@ -145,38 +247,9 @@ fn hooks(options: &ebpf::Options) -> Result<String> {
     Ok(text)
 }
 
-fn anonymize(entries: &mut [Entry]) {
-    let mut pseudonyms = Pseudonyms::default();
-    if let Ok(name) = nix::unistd::gethostname() {
-        pseudonyms.learn("node", &name.to_string_lossy());
-    }
-    for it in &*entries {
-        let Ok(text) = &it.content else { continue };
-        match it.name {
-            "process/status.json" | "process/state.json" => pseudonyms.learn_from_page(text),
-            "process/log.txt" => pseudonyms.learn_qualified_names(text),
-            _ => {}
-        }
-        pseudonyms.learn_servers(text);
-    }
-    for it in entries {
-        it.content = match &it.content {
-            Ok(text) => Ok(pseudonyms.replace(text)),
-            Err(error) => Err(anyhow!(pseudonyms.replace(&format!("{error:#}")))),
-        };
-    }
-}
-
-/// The text of a file, as a terminal may show it.
-fn text(entry: &Entry) -> String {
-    match &entry.content {
-        Ok(text) => escaped(text).into_owned(),
-        Err(error) => format!("cannot be read: {}\n", escaped(&format!("{error:#}"))),
-    }
-}
-
 /// What the archive is, and what its files are.
-fn overview(entries: &[Entry], is_anonymized: bool) -> String {
+fn overview(entries: &[Entry], unread: &[&str], is_anonymized: bool) -> String {
+    use std::fmt::Write as _;
     let mut text = format!(
         "kube-proxy-ebpf {} support bundle of {}\n",
         env!("CARGO_PKG_VERSION"),
@@ -187,9 +260,9 @@ fn overview(entries: &[Entry], is_anonymized: bool) -> String {
     } else {
         "It contains addresses and names; `--anonymize` replaces them.\n"
     };
-    text.push('\n');
-    for Entry { name, about, content } in entries {
-        let unread = if content.is_err() { " (cannot be read)" } else { "" };
+    text += "A large file is in parts, as in state.json.0000: `cat state.json.*` is the whole.\n\n";
+    for Entry { name, about, .. } in entries {
+        let unread = if unread.contains(name) { " (cannot be read)" } else { "" };
         let _ = writeln!(text, "{name:<22}{about}{unread}");
     }
     text

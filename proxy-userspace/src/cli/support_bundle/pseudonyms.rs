@@ -4,53 +4,79 @@
 //! its keys, and the names of labels, are kept.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    cell::RefCell,
+    collections::BTreeMap,
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    io::{self, Read, Write},
     net::IpAddr,
+    rc::Rc,
 };
 
-use serde_json::Value;
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Names that every cluster has.
 const COMMON: [&str; 6] =
     ["default", "kube-system", "kube-public", "kube-node-lease", "kubernetes", "localhost"];
 
+/// How much of a text is replaced at a time, in bytes.
+const BUFFER: usize = 64 << 10;
+
+/// The kinds of words.
+const KINDS: [&str; 8] = ["namespace", "service", "pod", "node", "host", "ipv4", "ipv6", "invalid-ipv4"];
+/// The bits of a number that count the words of a kind; the others are the position of the kind.
+const COUNT_BITS: u32 = 28;
+
+/// What a pseudonym is made of.
+#[derive(Clone, Copy, Debug)]
+struct Number(u32);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = KINDS[(self.0 >> COUNT_BITS) as usize];
+        write!(f, "{kind}-{}", self.0 & ((1 << COUNT_BITS) - 1))
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Pseudonyms {
-    names: HashMap<String, String>,
-    addresses: HashMap<IpAddr, String>,
-    /// How many there are of each kind.
-    counts: BTreeMap<&'static str, usize>,
+    /// The number of each word, by its hash: a cluster has many, and long ones. A tree has no moment at which it is there twice.
+    words: BTreeMap<u64, Number>,
+    hasher: RandomState,
+    /// How many words there are of each kind.
+    counts: [u32; KINDS.len()],
 }
 
 impl Pseudonyms {
     /// Replaces this name from now on. The kind appears in the pseudonym.
-    pub(super) fn learn(&mut self, kind: &'static str, name: &str) {
+    pub(super) fn learn(&mut self, kind: &str, name: &str) {
         let is_name = name.contains(|it: char| it.is_ascii_alphabetic()) && !COMMON.contains(&name);
-        if is_name && name.parse::<IpAddr>().is_err() && !self.names.contains_key(name) {
-            let pseudonym = self.next(kind);
-            self.names.insert(name.to_owned(), pseudonym);
+        if is_name && name.parse::<IpAddr>().is_err() {
+            self.number(kind, self.hasher.hash_one(name));
         }
     }
 
-    /// The names in the JSON of a page, which are recognized by their keys.
-    pub(super) fn learn_from_page(&mut self, json: &str) {
-        if let Ok(page) = serde_json::from_str(json) {
-            self.learn_from(&page, "", "");
-        }
+    /// Copies the JSON of a page with pseudonyms. The names in it are recognized by their keys, and learned before they are
+    /// written.
+    pub(super) fn replace_page(&mut self, page: impl Read, out: &mut dyn Write) -> io::Result<()> {
+        let copied = Rc::default();
+        let mut page = serde_json::Deserializer::from_reader(Copied { page, copied: Rc::clone(&copied) });
+        let mut walker = Walker { out: Anonymized::new(self, out, false), copied, error: None };
+        let parsed = Value { walker: &mut walker, parent: "", key: "" }.deserialize(&mut page);
+        let parsed = parsed.and_then(|()| page.end()).map_err(io::Error::from);
+        walker.drain(0);
+        walker.error.map_or(Ok(()), Err)?;
+        walker.out.finish()?;
+        parsed
     }
 
-    fn learn_from(&mut self, value: &Value, parent: &str, key: &str) {
-        match value {
-            Value::Object(fields) => fields.iter().for_each(|(it, value)| self.learn_from(value, key, it)),
-            Value::Array(items) => items.iter().for_each(|it| self.learn_from(it, parent, key)),
-            Value::String(text) => match (parent, key) {
-                (_, "namespace") => self.learn("namespace", text),
-                (_, "podName") => self.learn("pod", text),
-                (_, "node" | "nodeName" | "hostname") | ("nodes", "name") => self.learn("node", text),
-                ("service", "name") => self.learn("service", text),
-                (_, "item" | "service") => self.learn_qualified_names(text),
-                _ => {}
-            },
+    fn learn_field(&mut self, parent: &str, key: &str, text: &str) {
+        match (parent, key) {
+            (_, "namespace") => self.learn("namespace", text),
+            (_, "podName") => self.learn("pod", text),
+            (_, "node" | "nodeName" | "hostname") | ("nodes", "name") => self.learn("node", text),
+            ("service", "name") => self.learn("service", text),
+            (_, "item" | "service") => self.learn_qualified_names(text),
             _ => {}
         }
     }
@@ -116,16 +142,16 @@ impl Pseudonyms {
                 out.push(':');
             }
             let name = part.trim_end_matches('.');
-            if is_invalid_ipv4(name) && !self.names.contains_key(name) {
-                let pseudonym = self.next("invalid-ipv4");
-                self.names.insert(name.to_owned(), pseudonym);
+            if is_invalid_ipv4(name) {
+                self.number("invalid-ipv4", self.hasher.hash_one(name));
             }
             if let Ok(address) = name.parse() {
                 out.push_str(&self.of_address(address));
-            } else if let Some(pseudonym) = self.names.get(name) {
-                out.push_str(pseudonym);
+            } else if let Some(pseudonym) = self.of_name(name) {
+                out.push_str(&pseudonym.to_string());
             } else {
-                let labels = name.split('.').map(|it| self.names.get(it).map_or(it, String::as_str));
+                let labels =
+                    name.split('.').map(|it| self.of_name(it).map_or(it.into(), |it| it.to_string()));
                 out.push_str(&labels.collect::<Vec<_>>().join("."));
             }
             out.push_str(&part[name.len()..]);
@@ -136,18 +162,164 @@ impl Pseudonyms {
         if address.is_loopback() || address.is_unspecified() {
             return address.to_string();
         }
-        if let Some(it) = self.addresses.get(&address) {
-            return it.clone();
-        }
-        let pseudonym = self.next(if address.is_ipv4() { "ipv4" } else { "ipv6" });
-        self.addresses.insert(address, pseudonym.clone());
-        pseudonym
+        let kind = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+        self.number(kind, self.hasher.hash_one(address)).to_string()
     }
 
-    fn next(&mut self, kind: &'static str) -> String {
-        let count = self.counts.entry(kind).or_default();
-        *count += 1;
-        format!("{kind}-{count}")
+    /// The pseudonym of a name, if it was learned.
+    fn of_name(&self, name: &str) -> Option<Number> {
+        self.words.get(&self.hasher.hash_one(name)).copied()
+    }
+
+    /// The pseudonym of a hash; a new one if it has none.
+    fn number(&mut self, kind: &str, hash: u64) -> Number {
+        *self.words.entry(hash).or_insert_with(|| {
+            let kind = KINDS.iter().position(|it| *it == kind).unwrap_or_default();
+            self.counts[kind] += 1;
+            Number((kind as u32) << COUNT_BITS | self.counts[kind])
+        })
+    }
+}
+
+/// Writes a text with pseudonyms, in pieces between which no word lies.
+pub(super) struct Anonymized<'a> {
+    pseudonyms: &'a mut Pseudonyms,
+    out: &'a mut dyn Write,
+    text: Vec<u8>,
+    /// Whether names with their namespace are to be learned.
+    has_names: bool,
+}
+
+impl<'a> Anonymized<'a> {
+    pub(super) fn new(pseudonyms: &'a mut Pseudonyms, out: &'a mut dyn Write, has_names: bool) -> Self {
+        Self { pseudonyms, out, text: Vec::new(), has_names }
+    }
+
+    /// Writes the rest.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.drain(self.text.len())
+    }
+
+    fn drain(&mut self, end: usize) -> io::Result<()> {
+        let text = String::from_utf8_lossy(&self.text[..end]);
+        if self.has_names {
+            self.pseudonyms.learn_qualified_names(&text);
+        }
+        self.pseudonyms.learn_servers(&text);
+        self.out.write_all(self.pseudonyms.replace(&text).as_bytes())?;
+        self.text.drain(..end);
+        Ok(())
+    }
+}
+
+impl Write for Anonymized<'_> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.text.extend_from_slice(text);
+        // Neither words, nor what is before and after keys, contain any of these.
+        if self.text.len() >= BUFFER
+            && let Some(last) = self.text.iter().rposition(|it| b",\n ".contains(it))
+        {
+            self.drain(last + 1)?;
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A reader of which a copy is kept until it is taken.
+struct Copied<R> {
+    page: R,
+    copied: Rc<RefCell<Vec<u8>>>,
+}
+
+impl<R: Read> Read for Copied<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.page.read(buffer)?;
+        self.copied.borrow_mut().extend_from_slice(&buffer[..length]);
+        Ok(length)
+    }
+}
+
+/// Learns the names of a page, and writes what was read of it.
+struct Walker<'a> {
+    out: Anonymized<'a>,
+    copied: Rc<RefCell<Vec<u8>>>,
+    error: Option<io::Error>,
+}
+
+impl Walker<'_> {
+    /// Writes what was read, if it is as much.
+    fn drain(&mut self, size: usize) {
+        let mut copied = self.copied.borrow_mut();
+        if copied.len() >= size && self.error.is_none() {
+            self.error = self.out.write_all(&copied).err();
+            copied.clear();
+        }
+    }
+}
+
+/// A value of JSON, with its key and that of the object with that key.
+struct Value<'a, 'w> {
+    walker: &'a mut Walker<'w>,
+    parent: &'a str,
+    key: &'a str,
+}
+
+impl<'de> DeserializeSeed<'de> for Value<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        self.walker.out.pseudonyms.learn_field(self.parent, self.key, text);
+        self.walker.drain(BUFFER);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let Self { walker, parent, key } = self;
+        while items.next_element_seed(Value { walker, parent, key })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(key) = fields.next_key::<String>()? {
+            fields.next_value_seed(Value { walker: self.walker, parent: self.key, key: &key })?;
+        }
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
     }
 }
 
@@ -165,6 +337,7 @@ fn is_invalid_ipv4(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::Value;
 
     use super::*;
 
@@ -212,18 +385,36 @@ mod tests {
     #[test]
     fn names_are_learned_from_pages_and_from_the_log() {
         let mut pseudonyms = Pseudonyms::default();
-        pseudonyms.learn_from_page(
-            r#"{"items":[{"service":{"namespace":"default","name":"web","ports":[{"name":"http"}]},
+        let page = r#"{"items":[{"service":{"namespace":"default","name":"web","ports":[{"name":"http"}]},
                           "endpoints":[{"podName":"web-1"}]}],
                 "node":"n1","nodes":[{"name":"n2"}],"sources":[{"name":"file"}],
-                "rejected":[{"item":"EndpointSlice shop/web-x","reason":"bad"}]}"#,
-        );
+                "rejected":[{"item":"EndpointSlice shop/web-x","reason":"bad"}]}"#;
+        pseudonyms.replace_page(page.as_bytes(), &mut io::sink()).unwrap();
         pseudonyms
             .learn_qualified_names("WARN endpoint 10.0.0.1:80 of team/old:http is ejected, see net/ipv4.");
         let text = "n1 n2 file shop web-x web http web-1 default team/old";
         let expect =
             "node-1 node-2 file namespace-1 service-2 service-1 http pod-1 default namespace-2/service-3";
         assert_eq!(pseudonyms.replace(text), expect);
+    }
+
+    #[test]
+    fn a_large_page_is_the_same_document_with_pseudonyms() {
+        let items = (0..9_000).map(|n| {
+            format!(r#"{{"service":{{"namespace":"shop","name":"web-{n}"}},"endpoints":[{{"podName":"pod-a{n}"}}]}}"#)
+        });
+        let page = format!(r#"{{"items":[{}]}}"#, items.collect::<Vec<_>>().join(","));
+        let mut pseudonyms = Pseudonyms::default();
+        let mut written = Vec::new();
+        pseudonyms.replace_page(page.as_bytes(), &mut written).unwrap();
+        // What comes in pieces has the pseudonyms of the whole.
+        assert_eq!(String::from_utf8(written).unwrap(), pseudonyms.replace(&page));
+        let mut pieces = Vec::new();
+        let mut out = Anonymized::new(&mut pseudonyms, &mut pieces, false);
+        page.as_bytes().chunks(1013).for_each(|it| out.write_all(it).unwrap());
+        out.finish().unwrap();
+        let pieces = String::from_utf8(pieces).unwrap();
+        assert!(pieces == pseudonyms.replace(&page) && !pieces.contains("web-") && !pieces.contains("pod-a"));
     }
 
     proptest! {

@@ -155,7 +155,7 @@ impl Board {
         let ports = self.sample.iter().flat_map(|it| &it.ports);
         let mut rows: Vec<_> = ports
             .filter(|it| {
-                [&it.name.service, &it.name.port, &it.address].iter().any(|it| it.contains(&self.filter))
+                [&*it.name.service, &*it.name.port, &*it.address].iter().any(|it| it.contains(&self.filter))
             })
             .map(|it| (it, self.rates_of(it)))
             .collect();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     fn names(board: &Board) -> Vec<&str> {
-        board.rows().iter().map(|(port, _)| port.name.service.as_str()).collect()
+        board.rows().iter().map(|(port, _)| &*port.name.service).collect()
     }
 
     /// A second in which `a` had 10 connections, `b` 30, and `c` none, but 5 refused ones.
@@ -358,7 +358,7 @@ mod tests {
         press(&mut board, &[KeyCode::PageDown]);
         assert_eq!(position(&board), Some(2));
         press(&mut board, &[KeyCode::Enter]);
-        assert_eq!(board.opened().unwrap().0.name.service, "ns/c");
+        assert_eq!(&*board.opened().unwrap().0.name.service, "ns/c");
         let at = board.sample.as_ref().unwrap().at + SECOND;
         board.update(Sample { at, generation: 2, ports: vec![port(1, "ns/a", 3, 0)] });
         assert!(board.opened().is_none(), "it is gone");

@@ -110,8 +110,8 @@ pub(super) fn json(board: &Board, limit: usize) -> Value {
     let rows = board.rows();
     let ports = rows.iter().take(limit).map(|(port, rates)| {
         json!({
-            "service": Some(&port.name.service).filter(|it| !it.is_empty()),
-            "port": port.name.port,
+            "service": Some(&*port.name.service).filter(|it| !it.is_empty()),
+            "port": &*port.name.port,
             "address": port.address,
             "endpoints": port.endpoint_count,
             "connectionsPerSecond": Rates::now(&rates.connections),

@@ -73,7 +73,7 @@ impl Reader {
                 *connections = counts.to(port.id, *endpoint);
             }
             let PortName { service, port: name } = &port.name;
-            let own = ejected.iter().filter(|it| it.service == *service && it.port == *name);
+            let own = ejected.iter().filter(|it| it.service == **service && it.port == **name);
             port.ejected = own.filter_map(|it| it.endpoint.parse().ok()).collect();
         }
         Ok(Sample { at: Instant::now(), generation, ports })
@@ -86,11 +86,12 @@ impl Reader {
         // The first one of a service port names it. Node ports are listed with the unspecified address.
         let is_node_port =
             |it: &ActiveFrontend| it.frontend.starts_with("0.0.0.0:") || it.frontend.starts_with("[::]:");
-        let rank = |it: &ActiveFrontend| (!process.cluster_ips.contains(&it.frontend), is_node_port(it));
+        let named = |it: &ActiveFrontend| process.names.get(&it.frontend.parse().ok()?);
+        let rank = |it: &ActiveFrontend| (!named(it).is_some_and(|it| it.is_cluster_ip), is_node_port(it));
         frontends.sort_by_key(rank);
         for frontend in frontends {
             let Some(id) = frontend.port else { continue };
-            let name = process.names.get(&frontend.frontend).cloned().unwrap_or_default();
+            let name = named(&frontend).map(|it| it.name.clone()).unwrap_or_default();
             let port = ports.entry(id).or_insert_with(|| PortSample {
                 id,
                 name,

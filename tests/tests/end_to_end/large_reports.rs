@@ -1,0 +1,174 @@
+//! The memory that reports take, whatever is served.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    os::unix::net::UnixStream,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tests::{Build, TIMEOUT, TestNode, agent::status_socket, eventually, http::METRICS_PORT, repetitions};
+
+/// How many endpoints each Service has.
+const ENDPOINTS: usize = 10;
+/// The most that a report may take in a process, in kB.
+const MAX_GROWTH: u64 = 20 << 10;
+
+/// A list of Services as `kubectl get -o json` prints it.
+fn list(services: usize) -> String {
+    let objects = (0..services).map(|n| {
+        let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 97, 0, 0).to_bits() + n as u32);
+        let endpoints = (0..ENDPOINTS).map(|it| {
+            let ip =
+                Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + (n * ENDPOINTS + it) as u32);
+            format!(
+                r#"{{"addresses":["{ip}"],"conditions":{{"ready":true}},"nodeName":"n{it}",
+                "targetRef":{{"kind":"Pod","name":"service-{n}-{it}","namespace":"default"}}}}"#
+            )
+        });
+        let endpoints = endpoints.collect::<Vec<_>>().join(",");
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"service-{n}","namespace":"default"}},
+            "spec":{{"type":"ClusterIP","clusterIP":"{ip}","clusterIPs":["{ip}"],
+            "ports":[{{"port":80,"protocol":"TCP","targetPort":8080}}]}}}},
+            {{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4",
+            "metadata":{{"name":"service-{n}","namespace":"default",
+            "labels":{{"kubernetes.io/service-name":"service-{n}"}}}},
+            "ports":[{{"name":"","port":8080,"protocol":"TCP"}}],"endpoints":[{endpoints}]}}"#
+        )
+    });
+    let objects = objects.collect::<Vec<_>>().join(",");
+    format!(r#"{{"apiVersion":"v1","kind":"List","items":[{objects}]}}"#)
+}
+
+/// A field of the status of a process, in kB.
+fn memory_kb(pid: u32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'))?;
+    value.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// What a report has, and the most memory that the command had while its output was read, without the pages of its binary.
+fn read(child: &mut Child) -> (usize, u64) {
+    let (mut size, mut peak, mut chunk) = (0, 0, vec![0; 256 << 10]);
+    let mut output = child.stdout.take().unwrap();
+    loop {
+        let length = output.read(&mut chunk).unwrap();
+        let own = memory_kb(child.id(), "VmHWM").zip(memory_kb(child.id(), "RssFile"));
+        peak = own.map_or(0, |(peak, file)| peak.saturating_sub(file)).max(peak);
+        if length == 0 {
+            assert!(child.wait().unwrap().success());
+            return (size, peak);
+        }
+        size += length;
+    }
+}
+
+/// The most memory of a process of this program that does nothing, without the pages of its binary.
+fn idle_peak() -> u64 {
+    let mut child = spawn(Command::new(Build::Product.binary()).arg("wait"));
+    let own = || memory_kb(child.id(), "RssAnon").filter(|it| *it > 0);
+    // It has started.
+    std::thread::sleep(tests::scaled(Duration::from_millis(500)));
+    let idle = own().unwrap_or_default();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    idle
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// The most memory of the process while something is read.
+fn process_peak<T>(node: &TestNode, read: impl FnOnce() -> T) -> (T, u64) {
+    // Begins a new peak.
+    fs::write(format!("/proc/{}/clear_refs", node.agent().pid()), "5").unwrap();
+    let before = node.agent().memory_kb("VmRSS").unwrap();
+    let result = read();
+    (result, node.agent().memory_kb("VmHWM").unwrap().saturating_sub(before))
+}
+
+/// Runs each command with its arguments: the size of its output, and the most memory that it took.
+fn commands(node: &TestNode) -> Vec<(String, usize, u64, u64)> {
+    let commands = [
+        ("status", &["-o", "json"][..]),
+        ("status", &[]),
+        ("dump", &[]),
+        ("support-bundle", &["--packets=off", "-"]),
+        ("support-bundle", &["--packets=off", "--anonymize", "-"]),
+    ];
+    let measured = commands.map(|(name, arguments)| {
+        let mut command = node.cli(name);
+        if name != "dump" {
+            command.arg("--cgroup").arg(node.sandbox().cgroup());
+        }
+        let ((size, peak), grown) = process_peak(node, || read(&mut spawn(command.args(arguments))));
+        (format!("{name} {}", arguments.join(" ")), size, peak, grown)
+    });
+    measured.into()
+}
+
+/// Reads each page: its size, and the most memory that the process took for it.
+fn pages(node: &TestNode) -> Vec<(&'static str, usize, u64)> {
+    let measured = ["/state", "/status", "/metrics"].map(|path| {
+        let get = || {
+            let mut stream = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+            write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+            io::copy(&mut stream, &mut io::sink()).unwrap()
+        };
+        let (size, grown) = process_peak(node, get);
+        (path, size as usize, grown)
+    });
+    measured.into()
+}
+
+#[test]
+fn no_report_takes_more_than_20_mb_in_either_process() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    let services = repetitions(20_000);
+    node.write_file("all.json", &list(3));
+    node.start(&[]);
+    node.wait_until_ready();
+    node.write_file("all.json", &list(services));
+    let served = || tests::http::metric("kube_proxy_ebpf_services") == Some(services as f64);
+    assert!(eventually(3 * TIMEOUT, served), "{}", node.log());
+    let idle = idle_peak();
+    let mut growth = Vec::new();
+    for (name, size, peak, grown) in commands(&node) {
+        let own = peak.saturating_sub(idle);
+        println!("{name}: {size} bytes, {own} kB in the command, {grown} kB in the process");
+        growth.extend([own, grown]);
+    }
+    for (path, size, grown) in pages(&node) {
+        println!("{path}: {size} bytes, {grown} kB in the process");
+        growth.push(grown);
+    }
+    assert!(growth.iter().all(|it| *it < MAX_GROWTH), "{growth:?}");
+}
+
+#[test]
+fn readers_that_never_read_cost_no_page() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.write_file("all.json", &list(repetitions(5_000)));
+    node.start(&[]);
+    node.wait_until_ready();
+    let (readers, grown) = process_peak(&node, || {
+        let readers: Vec<_> = (0..30)
+            .map(|_| {
+                let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+                reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
+                scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                (reader, scraper)
+            })
+            .collect();
+        // Others are served.
+        assert!(node.status_page("/state").unwrap().body.contains("service-0"));
+        readers
+    });
+    println!("{} readers that never read, and as many scrapers: {grown} kB", readers.len());
+    assert!(grown < MAX_GROWTH, "{grown} kB");
+}
