@@ -25,10 +25,8 @@ use crate::{
     rules::TableConfig,
     snapshot::Snapshot,
     source_list,
-    tables::{
-        Command, FAMILIES, SUBSYSTEM, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain,
-    },
-    transaction::{DesiredTable, batch, describe},
+    tables::{Command, FAMILIES, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain, end},
+    transaction::{DesiredTable, describe_refused, transaction},
     watch::Watch,
 };
 
@@ -197,18 +195,15 @@ fn trial_table(config: &Config, family: Family) -> DesiredTable {
 
 /// Sends the trial transaction of a family.
 fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
-    let mut messages = trial_table(config, family).replace(iter::empty());
-    messages.push(delete_chain(family, "does-not-exist"));
-    let all = batch(messages.into_iter().map(as_trial).collect());
-    let last = all.len() - 2;
+    let mut batch = transaction();
+    batch.extend(trial_table(config, family).replace(iter::empty()).map(as_trial));
+    let last = batch.len();
+    batch.extend([as_trial(delete_chain(family, "does-not-exist")), end()]);
     let failed = |what, errno| Error::Refused { what, errno };
-    let refused = netfilter.transact(&all, SUBSYSTEM).map_err(|it| failed("the transaction".into(), it))?;
+    let refused = netfilter.transact(&mut batch).map_err(|it| failed("the transaction".into(), it))?;
     match refused.first() {
         Some(it) if it.message == Some(last) && it.errno == Errno::ENOENT => Ok(()),
-        Some(it) => {
-            let what = it.message.and_then(|it| all.get(it)).map_or_else(|| "the change".into(), describe);
-            Err(failed(what, it.errno))
-        }
+        Some(it) => Err(failed(describe_refused(&batch, it), it.errno)),
         // It accepted what it must refuse.
         None => Err(failed("to refuse an invalid transaction".into(), Errno::UnknownErrno)),
     }
@@ -230,6 +225,7 @@ fn as_trial(mut message: Message) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transaction::describe;
 
     /// A folder like `/sys/class/net`: each interface with its number, the number it is linked to, and what it lies upon.
     fn interfaces(all: &[(&str, u32, u32, Option<&str>)]) -> tempfile::TempDir {
@@ -262,8 +258,11 @@ mod tests {
     #[test]
     fn the_trial_has_the_chains_of_service_cidrs() {
         for family in FAMILIES {
-            let messages = trial_table(&Config::default(), family).replace(iter::empty());
-            let all: Vec<_> = messages.iter().map(describe).collect();
+            let mut batch = transaction();
+            batch.extend(trial_table(&Config::default(), family).replace(iter::empty()));
+            let messages = (0..batch.len()).filter_map(|it| batch.message(it));
+            let all: Vec<_> = messages.map(|it| describe(&it)).collect();
+            assert_eq!(all.len(), batch.len());
             for name in ["unassigned-forward", "unassigned-output"] {
                 assert!(all.iter().any(|it| it.contains(&format!("a rule of the chain {name},"))), "{all:?}");
             }

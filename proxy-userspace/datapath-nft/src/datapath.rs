@@ -13,7 +13,7 @@ use std::{
 use datapath::{ApplyReport, AvoidedEndpoints, FrontendAddress, PacketAffinity};
 use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
-    ChangeFlag, Message, MulticastListener, NFGENMSG, Netfilter,
+    Batch, ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
     flow_cleanup::{FlowPass, FlowRules, delete_stale_flows},
 };
 use nix::sys::socket::SockProtocol;
@@ -34,7 +34,7 @@ use crate::{
     snapshot::Snapshot,
     tables::{FAMILIES, SUBSYSTEM, TABLE_NAME, delete_table, generation},
     trace,
-    transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit},
+    transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit, commit_batch, transaction},
     watch::Watch,
 };
 
@@ -416,7 +416,7 @@ impl Datapath {
             changes.add.extend(own.add);
         }
         let entries = changes.len();
-        let mut messages = Vec::new();
+        let mut messages = transaction();
         for family in FAMILIES {
             let own = changes.take(family);
             if !self.unsupported.contains_key(&family) {
@@ -439,7 +439,7 @@ impl Datapath {
     ) -> Result<usize, Error> {
         // The kernel refuses to add a hook in the transaction that adopts a table.
         let mut adoptions = Vec::new();
-        let mut messages = Vec::new();
+        let mut messages = transaction();
         let mut entries = 0;
         let mut all_replaced = true;
         for table in self.desired_tables(&desired) {
@@ -498,13 +498,13 @@ impl Datapath {
 
     /// Commits a transaction. While it has very many entries, nothing listens to notifications: the kernel makes one for each
     /// entry, which takes as long as the rest of the transaction.
-    fn commit_many(&mut self, messages: Vec<Message>, entries: usize) -> Result<(), Error> {
+    fn commit_many(&mut self, batch: Batch, entries: usize) -> Result<(), Error> {
         if entries < UNNOTICED {
-            return commit(&mut self.netfilter, messages);
+            return commit_batch(&mut self.netfilter, batch);
         }
         let before = generation(&mut self.netfilter);
         self.listener = None;
-        let result = commit(&mut self.netfilter, messages);
+        let result = commit_batch(&mut self.netfilter, batch);
         self.listener = listen(&self.changed, self.netfilter.port())
             .inspect_err(|error| {
                 tracing::error!(
@@ -527,8 +527,9 @@ impl Datapath {
             let family = table.config_.family;
             let endpoints = self.layout.endpoint_elements(family);
             let mut entries = table.elements.len();
-            let messages = table.replace(endpoints.inspect(|_| entries += 1));
-            match commit(&mut self.netfilter, messages) {
+            let mut batch = transaction();
+            batch.extend(table.replace(endpoints.inspect(|_| entries += 1)));
+            match commit_batch(&mut self.netfilter, batch) {
                 Ok(()) => applied += entries,
                 Err(error) if error.is_feature_missing() => {
                     self.unsupported.insert(table.config_.family, error_chain(&error));

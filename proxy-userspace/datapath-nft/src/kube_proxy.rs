@@ -50,8 +50,8 @@ mod tests {
     use super::*;
     use crate::{
         in_netns::in_netns,
-        tables::{SUBSYSTEM, in_table, new_chain, new_table},
-        transaction::batch,
+        tables::{in_table, new_chain, new_table},
+        transaction::commit,
     };
 
     #[test]
@@ -68,9 +68,9 @@ mod tests {
                 let create = create.map(|it| in_table(table, it));
                 let delete = Message { kind: Command::DeleteTable.kind(), flags: 0, ..create[0].clone() };
                 let delete = Message { attributes: vec![Attribute::text(TABLE_NAME, table)], ..delete };
-                assert!(netfilter.transact(&batch(create.into()), SUBSYSTEM).unwrap().is_empty());
+                commit(&mut netfilter, create).unwrap();
                 assert_eq!(has_rules(&mut netfilter).unwrap(), chain != "PREROUTING", "{table} {chain}");
-                assert!(netfilter.transact(&batch(vec![delete]), SUBSYSTEM).unwrap().is_empty());
+                commit(&mut netfilter, [delete]).unwrap();
                 assert!(!has_rules(&mut netfilter).unwrap());
             }
         });

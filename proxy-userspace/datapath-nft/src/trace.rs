@@ -313,7 +313,7 @@ impl Drop for PacketTrace {
 /// Deletes what a process that was killed has left, except the tables of one that lives.
 pub(super) fn remove(netfilter: &mut Netfilter) {
     for family in FAMILIES {
-        let _ = commit(netfilter, deletion(family).into());
+        let _ = commit(netfilter, deletion(family));
     }
 }
 

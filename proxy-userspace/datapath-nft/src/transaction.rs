@@ -2,7 +2,7 @@
 //!
 //! Invariant: an object is created after what it refers to, and deleted before it.
 
-use std::{collections::BTreeSet, hash::Hasher as _, mem};
+use std::{collections::BTreeSet, hash::Hasher as _, iter, mem};
 
 use model::Family;
 use nix::errno::Errno;
@@ -25,7 +25,7 @@ use crate::{
     },
     watch::Watch,
 };
-use netlink::{Attribute, Message, Netfilter, Refused};
+use netlink::{Attribute, Batch, Message, Netfilter, Refused};
 
 /// How many elements are made before they are encoded, to a third of their size.
 const MAX_IN_MEMORY: usize = 10_000;
@@ -165,7 +165,10 @@ impl DesiredTable {
     }
 
     /// The messages that create the table, and replace an existing one. `endpoints` are the elements that lead to endpoints.
-    pub(super) fn replace(&self, endpoints: impl Iterator<Item = (Element, Value)>) -> Vec<Message> {
+    pub(super) fn replace(
+        &self,
+        endpoints: impl Iterator<Item = (Element, Value)>,
+    ) -> impl Iterator<Item = Message> {
         let family = self.config_.family;
         let mut chains = self.config_.chains();
         chains.extend(self.derived_chains());
@@ -176,10 +179,11 @@ impl DesiredTable {
         messages.extend(sets_and_chains(family, source_list::among(&self.elements), &chains));
         messages.extend(add(family, &self.elements));
         let mut endpoints = endpoints.peekable();
-        while endpoints.peek().is_some() {
-            messages.extend(add(family, &endpoints.by_ref().take(MAX_IN_MEMORY).collect()));
-        }
-        messages
+        let next = move || {
+            endpoints.peek()?;
+            Some(add(family, &endpoints.by_ref().take(MAX_IN_MEMORY).collect()))
+        };
+        messages.into_iter().chain(iter::from_fn(next).flatten())
     }
 }
 
@@ -234,22 +238,42 @@ fn derived_chains(family: Family, elements: &Elements) -> impl Iterator<Item = C
 }
 
 /// Applies all messages atomically, or none.
-pub(super) fn commit(netfilter: &mut Netfilter, messages: Vec<Message>) -> Result<(), Error> {
-    if messages.is_empty() {
+pub(super) fn commit(
+    netfilter: &mut Netfilter,
+    messages: impl IntoIterator<Item = Message>,
+) -> Result<(), Error> {
+    let mut batch = transaction();
+    batch.extend(messages);
+    commit_batch(netfilter, batch)
+}
+
+/// A transaction without messages.
+pub(super) fn transaction() -> Batch {
+    let mut batch = Batch::new(SUBSYSTEM);
+    batch.push(&begin());
+    batch
+}
+
+/// Applies a transaction.
+pub(super) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Result<(), Error> {
+    if batch.len() == 1 {
         return Ok(());
     }
-    let all = batch(messages);
-    let refused = match netfilter.transact(&all, SUBSYSTEM) {
+    batch.push(&end());
+    let refused = match netfilter.transact(&mut batch) {
         Ok(refused) => refused,
         Err(errno) => vec![Refused { message: None, errno }],
     };
     match refused.first() {
         None => Ok(()),
-        Some(Refused { message, errno }) => {
-            let what = message.and_then(|it| all.get(it)).map_or_else(|| "the change".to_owned(), describe);
-            Err(Error::Refused { what, errno: *errno })
-        }
+        Some(it) => Err(Error::Refused { what: describe_refused(&batch, it), errno: it.errno }),
     }
+}
+
+/// Describes what was refused.
+pub(super) fn describe_refused(batch: &Batch, refused: &Refused) -> String {
+    let message = refused.message.and_then(|it| batch.message(it));
+    message.as_ref().map_or_else(|| "the change".to_owned(), describe)
 }
 
 /// The messages that create a table with its base chains only, without rules: while a family has them, connections that are
@@ -267,17 +291,10 @@ pub(super) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
     let trial = |it| in_table(TRIAL_TABLE, it);
     let table = trial(new_owned_table(Family::V4, ""));
     // It must be refused, so that nothing takes effect.
-    let all = batch(vec![table, trial(delete_chain(Family::V4, "does-not-exist"))]);
-    let refused = netfilter.transact(&all, SUBSYSTEM).unwrap_or_default();
+    let mut batch = transaction();
+    batch.extend([table, trial(delete_chain(Family::V4, "does-not-exist")), end()]);
+    let refused = netfilter.transact(&mut batch).unwrap_or_default();
     refused.first().is_some_and(|it| it.message == Some(2) && it.errno == Errno::ENOENT)
-}
-
-/// The messages of a transaction, with its begin and end.
-pub(super) fn batch(messages: Vec<Message>) -> Vec<Message> {
-    let mut all = vec![begin()];
-    all.extend(messages);
-    all.push(end());
-    all
 }
 
 /// Describes a message, for errors.
@@ -311,8 +328,6 @@ pub(super) fn describe(message: &Message) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::iter;
-
     use super::*;
     use crate::config::{Config, Host};
 

@@ -17,4 +17,4 @@ pub mod sock_diag;
 
 pub use attribute::{Attribute, each, find, text, u32};
 pub use multicast::{ChangeFlag, MulticastListener, Notifications};
-pub use netfilter::{Message, NFGENMSG, Netfilter, Refused};
+pub use netfilter::{Batch, Message, NFGENMSG, Netfilter, Refused};

@@ -16,7 +16,7 @@ use nix::{
 };
 
 use crate::{
-    attribute::Attribute,
+    attribute::{self, Attribute},
     socket::{self, DATAGRAM_SIZE, error_code, messages, open},
 };
 
@@ -39,7 +39,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Appends the message to a batch.
+    /// Appends the message to a datagram.
     fn emit(&self, buffer: &mut Vec<u8>, sequence: u32, resource: u16) {
         let attributes = self.attributes.as_slice();
         let begin = buffer.len();
@@ -55,6 +55,67 @@ impl Message {
         rest[0] = self.family;
         rest[2..4].copy_from_slice(&resource.to_be_bytes());
         attributes.emit(&mut rest[NFGENMSG..]);
+    }
+}
+
+/// Messages that are sent together, each encoded as it is added.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Without sequence numbers.
+    datagram: Vec<u8>,
+    len: usize,
+    resource: u16,
+}
+
+impl Batch {
+    /// An empty one for a subsystem.
+    pub fn new(subsystem: u16) -> Self {
+        Self { resource: subsystem, ..Self::default() }
+    }
+
+    /// Adds a message.
+    pub fn push(&mut self, message: &Message) {
+        message.emit(&mut self.datagram, 0, self.resource);
+        self.len += 1;
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// One of the messages, whose attributes are not divided further.
+    pub fn message(&self, index: usize) -> Option<Message> {
+        let (header, payload) = messages(&self.datagram).nth(index)?;
+        let attributes =
+            attribute::each(payload.get(NFGENMSG..)?).map(|(kind, it)| Attribute::bytes(kind, it));
+        let attributes = attributes.collect();
+        let flags = header.flags & !NLM_F_REQUEST;
+        Some(Message { kind: header.message_type, flags, family: *payload.first()?, attributes })
+    }
+
+    /// Numbers the messages.
+    fn number(&mut self, first: u32) {
+        let (mut rest, mut sequence) = (&mut self.datagram[..], first);
+        while let Some((header, payload)) = rest.split_first_chunk_mut::<HEADER>() {
+            header[8..12].copy_from_slice(&sequence.to_ne_bytes());
+            let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+            // The header is a part of it.
+            let after = (length as usize).next_multiple_of(4).saturating_sub(HEADER);
+            rest = payload.get_mut(after..).unwrap_or_default();
+            sequence = sequence.wrapping_add(1);
+        }
+    }
+}
+
+impl Extend<Message> for Batch {
+    fn extend<T: IntoIterator<Item = Message>>(&mut self, all: T) {
+        all.into_iter().for_each(|it| self.push(&it));
     }
 }
 
@@ -119,27 +180,26 @@ impl Netfilter {
 
     /// Sends messages that succeed or fail one by one; returns those that were refused.
     pub fn each(&mut self, messages: &[Message]) -> Result<Vec<Refused>, Errno> {
-        self.send_batch(messages, 0)
+        let mut batch = Batch::new(0);
+        messages.iter().for_each(|it| batch.push(it));
+        self.send(&mut batch)
     }
 
     /// Sends messages that take effect together or not at all. The first and the last delimit the batch and name its
     /// subsystem.
     ///
     /// Returns the messages that were refused; if there are any, nothing has taken effect.
-    pub fn transact(&mut self, messages: &[Message], subsystem: u16) -> Result<Vec<Refused>, Errno> {
-        self.send_batch(messages, subsystem)
+    pub fn transact(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
+        self.send(batch)
     }
 
-    fn send_batch(&mut self, messages: &[Message], resource: u16) -> Result<Vec<Refused>, Errno> {
+    fn send(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
         let first = self.sequence.wrapping_add(1);
-        let mut request = Vec::new();
-        for message in messages {
-            self.sequence = self.sequence.wrapping_add(1);
-            message.emit(&mut request, self.sequence, resource);
-        }
+        batch.number(first);
+        self.sequence = self.sequence.wrapping_add(batch.len as u32);
         // The whole batch is one datagram, however long. The kernel adds its own overhead to the length.
-        socket::set_send_buffer(&self.socket, request.len() + (1 << 20))?;
-        send(self.socket.as_raw_fd(), &request, MsgFlags::empty())?;
+        socket::set_send_buffer(&self.socket, batch.datagram.len() + (1 << 20))?;
+        send(self.socket.as_raw_fd(), &batch.datagram, MsgFlags::empty())?;
         let mut refused = Vec::new();
         loop {
             let length = match self.receive(MsgFlags::MSG_DONTWAIT) {
@@ -147,12 +207,12 @@ impl Netfilter {
                 Err(Errno::EAGAIN) => return Ok(refused),
                 Err(errno) => return Err(errno),
             };
-            for (header, payload) in socket::messages(&self.datagram[..length]) {
+            for (header, payload) in messages(&self.datagram[..length]) {
                 if header.message_type == NLMSG_ERROR
                     && let Some(errno) = error_code(payload)
                 {
                     let index = header.sequence_number.wrapping_sub(first) as usize;
-                    refused.push(Refused { message: (index < messages.len()).then_some(index), errno });
+                    refused.push(Refused { message: (index < batch.len).then_some(index), errno });
                 }
             }
         }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::{
     attribute::{Attribute, each, find, text, u32},
-    netfilter::{Message, Netfilter},
+    netfilter::{Batch, Message, Netfilter},
 };
 
 /// `NFNL_SUBSYS_NFTABLES`.
@@ -206,10 +206,11 @@ pub fn delete(deletions: &[Deletion<'_>]) -> io::Result<()> {
         return Ok(());
     }
     let end = |kind| Message { kind, flags: 0, family: 0, attributes: Vec::new() };
-    let mut messages = vec![end(BATCH_BEGIN)];
-    messages.extend(deletions.iter().map(Deletion::message));
-    messages.push(end(BATCH_END));
-    let refused = Netfilter::open()?.transact(&messages, SUBSYSTEM)?;
+    let mut batch = Batch::new(SUBSYSTEM);
+    batch.push(&end(BATCH_BEGIN));
+    batch.extend(deletions.iter().map(Deletion::message));
+    batch.push(&end(BATCH_END));
+    let refused = Netfilter::open()?.transact(&mut batch)?;
     let Some(it) = refused.first() else { return Ok(()) };
     let what = it.message.and_then(|it| deletions.get(it.checked_sub(1)?));
     let what = what.map_or_else(|| "the transaction".to_owned(), ToString::to_string);

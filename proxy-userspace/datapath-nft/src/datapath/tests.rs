@@ -257,7 +257,7 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         commit(&mut other, vec![in_table("theirs", new_table(Family::V4, ""))]).unwrap();
         assert_eq!(generation(&mut other), Some(generation_before + 1));
         assert!(!datapath.changed.take(), "the table is not ours");
-        datapath.commit_many(Vec::new(), UNNOTICED).unwrap();
+        datapath.commit_many(transaction(), UNNOTICED).unwrap();
         assert!(datapath.changed.take(), "there was no transaction where one was expected");
     });
 }
