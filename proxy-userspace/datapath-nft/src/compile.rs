@@ -58,7 +58,7 @@ pub(super) struct PortImage {
     /// Its addresses, each once; the identity is the first.
     pub(super) frontends: Vec<Frontend>,
     /// Its endpoint sets, each sorted; of equal ones only the first, unless there is session affinity.
-    pub(super) sets: Vec<(Scope, Vec<SocketAddr>)>,
+    pub(super) sets: Vec<(Scope, Arc<[SocketAddr]>)>,
     /// The set of each scope: one of `sets`, or none if it has no endpoint.
     pub(super) scopes: Vec<(Scope, Option<Scope>)>,
     /// Whether no two endpoints have the same address and port in a set.
@@ -74,7 +74,7 @@ pub(super) struct PortImage {
 impl PortImage {
     /// The endpoints that flows may lead to, some of them more than once.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = &SocketAddr> {
-        self.sets.iter().flat_map(|(_, set)| set).chain(&self.unselected)
+        self.sets.iter().flat_map(|(_, set)| &**set).chain(&self.unselected)
     }
 
     /// The endpoints that flows may lead to.
@@ -159,7 +159,6 @@ impl ServiceImage {
         for port in &mut self.ports {
             port.frontends.shrink_to_fit();
             port.scopes.shrink_to_fit();
-            port.sets.iter_mut().for_each(|(_, set)| set.shrink_to_fit());
             port.sets.shrink_to_fit();
         }
     }
@@ -357,9 +356,9 @@ impl Port<'_> {
         // Session affinity is checked against a set: a packet that arrives just when two sets become equal, or cease to
         // be, would lose its endpoint.
         let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
-        let same = equal.find(|(_, it)| *it == set).map(|(same, _)| *same);
+        let same = equal.find(|(_, it)| **it == *set).map(|(same, _)| *same);
         if same.is_none() {
-            compiled.sets.push((scope, set));
+            compiled.sets.push((scope, set.into()));
         }
         (Action::To(same.unwrap_or(scope)), excess)
     }

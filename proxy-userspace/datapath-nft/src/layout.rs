@@ -26,8 +26,8 @@ use crate::{
 };
 use datapath::{AvoidedEndpoints, FrontendAddress};
 
-/// The endpoints of a set by slot.
-pub(super) type Slots = Vec<SocketAddr>;
+/// The endpoints of a set by slot; the set itself while that is their order.
+pub(super) type Slots = Arc<[SocketAddr]>;
 
 /// What exists in the kernel and should stay: slots by service port and set, and numbers of session affinity.
 #[derive(Clone, Debug, Default)]
@@ -208,7 +208,7 @@ impl Layout {
                 self.numbers.acquire(identity, is_taken).map(Numbers::new)
             });
             if let Some(mut numbers) = numbers {
-                numbers.update(&port.sets.iter().flat_map(|(_, set)| set).copied().collect());
+                numbers.update(&port.sets.iter().flat_map(|(_, set)| &**set).copied().collect());
                 all.insert(identity, numbers);
             } else {
                 port.affinity = 0;
@@ -327,7 +327,7 @@ impl PlacedService {
             let set = self.image.ports[index].sets.iter().position(|(it, _)| *it == scope)?;
             self.slots.get(index)?.get(set).cloned()
         };
-        let slots = |(scope, set): &(Scope, Vec<SocketAddr>)| {
+        let slots = |(scope, set): &(Scope, Arc<[SocketAddr]>)| {
             let old = old(*scope).or_else(|| {
                 // Not every address uses every set.
                 let mut addresses = port.frontends.iter().map(|it| it.address);
@@ -375,7 +375,7 @@ impl PlacedService {
             }
             // Equal sets are stored once.
             let sets = || port.sets.iter().map(|(_, set)| set);
-            let is_known = |(n, set): (usize, &Vec<SocketAddr>)| sets().take(n).any(|it| it == set);
+            let is_known = |(n, set): (usize, &Arc<[SocketAddr]>)| sets().take(n).any(|it| it == set);
             let max = Selector::max_count(port.affinity);
             if sets().enumerate().any(is_known) || sets().any(|it| it.is_empty() || it.len() > max) {
                 return None;
@@ -397,7 +397,7 @@ impl PlacedService {
 
     /// Whether the sets have as many endpoints, and all else is the same that decides about elements, apart from their keys.
     fn has_same_counts(&self, other: &Self) -> bool {
-        let counts = |it: &Self| it.slots.iter().flatten().map(Vec::len).collect::<Vec<_>>();
+        let counts = |it: &Self| it.slots.iter().flatten().map(|it| it.len()).collect::<Vec<_>>();
         let affinity = |it: &Self| it.image.ports.iter().map(|it| it.affinity).collect::<Vec<_>>();
         (counts(self), affinity(self)) == (counts(other), affinity(other))
             && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
@@ -552,36 +552,44 @@ impl PortImage {
 }
 
 /// Changes a sorted set and its slots by a difference; `None` if it does not fit.
-fn change_set(set: &mut Vec<SocketAddr>, slots: &mut Slots, change: &TargetDiff) -> Option<()> {
+fn change_set(set: &mut Arc<[SocketAddr]>, slots: &mut Slots, change: &TargetDiff) -> Option<()> {
+    let (mut new_set, mut new_slots) = (set.to_vec(), slots.to_vec());
     for it in &change.removed {
-        set.remove(set.binary_search(it).ok()?);
+        new_set.remove(new_set.binary_search(it).ok()?);
     }
     for it in &change.added {
-        set.insert(set.binary_search(it).err()?, *it);
+        new_set.insert(new_set.binary_search(it).err()?, *it);
     }
-    let removed = slots.iter().enumerate().filter(|(_, it)| change.removed.contains(it));
+    let removed = new_slots.iter().enumerate().filter(|(_, it)| change.removed.contains(it));
     let mut free: Vec<_> = removed.map(|(slot, _)| slot).collect();
     for it in &change.added {
         match free.pop() {
-            Some(slot) => slots[slot] = *it,
-            None => slots.push(*it),
+            Some(slot) => new_slots[slot] = *it,
+            None => new_slots.push(*it),
         }
     }
     for slot in free.into_iter().rev() {
-        slots.swap_remove(slot);
+        new_slots.swap_remove(slot);
     }
+    *set = new_set.into();
+    *slots = shared(new_slots, set);
     Some(())
 }
 
+/// Slots, or the set itself if that is their order.
+fn shared(slots: Vec<SocketAddr>, set: &Arc<[SocketAddr]>) -> Slots {
+    if *slots == **set { Arc::clone(set) } else { slots.into() }
+}
+
 /// An endpoint that stays keeps its slot; a new one, or one beyond the new end, gets a free one.
-fn place(old: &[SocketAddr], new: &[SocketAddr]) -> Slots {
+fn place(old: &[SocketAddr], new: &Arc<[SocketAddr]>) -> Slots {
     let desired: HashSet<_> = new.iter().collect();
     let mut placed = HashSet::new();
     let mut stays = |it: &SocketAddr| (desired.contains(it) && placed.insert(*it)).then_some(*it);
     let mut slots: Vec<_> = old.iter().take(new.len()).map(&mut stays).collect();
     slots.resize(new.len(), None);
     let mut others = new.iter().filter(|it| !placed.contains(it)).copied();
-    slots.into_iter().filter_map(|it| it.or_else(|| others.next())).collect()
+    shared(slots.into_iter().filter_map(|it| it.or_else(|| others.next())).collect(), new)
 }
 
 #[cfg(test)]

@@ -355,7 +355,8 @@ mod tests {
         // Those that serve again are not, whether they are fewer than the others or not.
         let again = |count| {
             let mut some = service.clone();
-            some.ports[0].sets[0].1.truncate(count);
+            let set = &mut some.ports[0].sets[0].1;
+            *set = set[..count].into();
             some
         };
         for (before, after) in [(0, 5), (5, 10), (10, MAX_REFUSED + 10)] {

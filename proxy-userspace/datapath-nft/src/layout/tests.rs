@@ -505,11 +505,11 @@ fn an_endpoint_keeps_its_existing_slot() {
     let mut layout = Layout::default();
     let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
     let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
-    let slots = HashMap::from([((identity, 0), vec![at(3), at(9), at(1), at(3)])]);
+    let slots = HashMap::from([((identity, 0), Slots::from([at(3), at(9), at(1), at(3)]))]);
     let mut previous = PreviousSlots { slots, ..PreviousSlots::default() };
     layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut previous);
     let known = &layout.services[&ServiceName::new("default", "service-1")];
-    assert_eq!(known.slots, [[vec![at(3), at(2), at(1)]]]);
+    assert_eq!(known.slots, [[Slots::from([at(3), at(2), at(1)])]]);
 }
 
 #[test]
