@@ -226,14 +226,14 @@ impl Layout {
             Table::Backends4 | Table::Backends6 => {
                 for set in self.sets().filter(|set| backend_table(set.family) == table) {
                     for (position, it) in (set.range.first..).zip(&set.slots) {
-                        put_backend(&mut updates, position, it.backend, it.counter);
+                        put_backend(&mut updates, position, it.backend(), it.counter);
                     }
                 }
             }
             Table::Members4 | Table::Members6 => {
                 for set in self.sets().filter(|set| set.has_members && member_table(set.family) == table) {
                     for it in &set.slots {
-                        set_member(&mut updates, set.id, it.backend, Some(it.counter));
+                        set_member(&mut updates, set.id, it.backend(), Some(it.counter));
                     }
                 }
             }
@@ -306,7 +306,7 @@ impl Layout {
                         found.push(EjectedEndpoint {
                             service: name.clone(),
                             port: port.name.clone(),
-                            endpoint: slot.backend,
+                            endpoint: slot.backend(),
                             clients,
                             has_node,
                             max_ejected_percent: policy.unwrap_or_default().max_ejected,
@@ -324,7 +324,7 @@ impl Layout {
     /// The endpoints whose connections are counted by these counters.
     pub(super) fn endpoints_of(&self, counters: &HashSet<CounterIndex>) -> HashMap<CounterIndex, SocketAddr> {
         let slots = self.sets().flat_map(|it| &it.slots).filter(|it| counters.contains(&it.counter));
-        slots.map(|it| (it.counter, it.backend)).collect()
+        slots.map(|it| (it.counter, it.backend())).collect()
     }
 
     fn sets(&self) -> impl Iterator<Item = &Set> {

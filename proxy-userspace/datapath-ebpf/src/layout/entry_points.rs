@@ -79,7 +79,7 @@ impl Moved {
             self.ips.contains(&it.ip())
                 || (self.node_ports.contains(&it.port()) && is_local(node_addresses, &it.ip()))
         };
-        service.sets.iter().flat_map(|it| &it.slots).any(|it| is_concerned(it.backend))
+        service.sets.iter().flat_map(|it| &it.slots).any(|it| is_concerned(it.backend()))
     }
 }
 

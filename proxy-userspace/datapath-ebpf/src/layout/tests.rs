@@ -105,7 +105,7 @@ fn ejected_endpoints_are_named_by_the_counters_of_their_connections() {
     let slot = |layout: &Layout, at: &str| {
         let at: SocketAddr = at.parse().unwrap();
         let slots = layout.sets().flat_map(|it| &it.slots);
-        slots.filter(|it| it.backend == at).map(|it| it.counter).next().unwrap()
+        slots.filter(|it| it.backend() == at).map(|it| it.counter).next().unwrap()
     };
     let (one, two) = (slot(&layout, "10.1.0.2:8081"), slot(&layout, "10.1.0.1:8080"));
     let avoiders = HashMap::from([

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use datapath::FrontendAddress;
@@ -104,7 +104,7 @@ impl Writer<'_> {
 
     /// Replaces the backends of a set by these, which are sorted.
     fn update_set(&mut self, set: &mut Set, backends: &[SocketAddr]) {
-        let mut old: Vec<_> = set.slots.iter().map(|it| it.backend).collect();
+        let mut old: Vec<_> = set.slots.iter().map(|it| it.backend()).collect();
         old.sort_unstable();
         let new = backends.iter().copied().filter(|it| old.binary_search(it).is_err());
         self.change_set(set, |it| backends.binary_search(it).is_err(), new);
@@ -120,7 +120,7 @@ impl Writer<'_> {
     ) {
         let mut slots = set.slots.clone();
         let mut gaps = Vec::new();
-        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(&it.backend)) {
+        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(&it.backend())) {
             self.remove(set, *it);
             match new.next() {
                 Some(next) => *it = self.add(set, next),
@@ -139,7 +139,7 @@ impl Writer<'_> {
         let mut before = set.slots.iter();
         for (position, it) in (set.range.first..).zip(&slots) {
             if before.next() != Some(it) {
-                put_backend(&mut self.updates, position, it.backend, it.counter);
+                put_backend(&mut self.updates, position, it.backend(), it.counter);
             }
         }
         for (position, _) in (set.range.first + count_of(&slots)..).zip(before) {
@@ -168,15 +168,15 @@ impl Writer<'_> {
             self.rows[member_table(set.family).index()] += 1;
             set_member(&mut self.updates, set.id, backend, Some(counter));
         }
-        Slot { backend, counter }
+        Slot::new(backend, counter)
     }
 
     /// Removes a backend from a set.
     fn remove(&mut self, set: &Set, it: Slot) {
-        self.counters.release(set.owner(it.backend));
+        self.counters.release(set.owner(it.backend()));
         if set.has_members {
             self.rows[member_table(set.family).index()] -= 1;
-            set_member(&mut self.updates, set.id, it.backend, None);
+            set_member(&mut self.updates, set.id, it.backend(), None);
         }
     }
 
@@ -216,7 +216,7 @@ impl ServiceLayout {
 
     /// The backends of a frontend.
     pub(super) fn backends(&self, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
-        self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(|it| it.backend)
+        self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(|it| it.backend())
     }
 }
 
@@ -238,8 +238,20 @@ pub(super) struct Set {
 /// A backend of a set, and the counter of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    pub(super) backend: SocketAddr,
+    // There can be a million, and a SocketAddr has 32 bytes.
+    ip: IpAddr,
+    port: u16,
     pub(super) counter: CounterIndex,
+}
+
+impl Slot {
+    fn new(backend: SocketAddr, counter: CounterIndex) -> Self {
+        Self { ip: backend.ip(), port: backend.port(), counter }
+    }
+
+    pub(super) fn backend(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, self.port)
+    }
 }
 
 impl Set {
@@ -255,7 +267,7 @@ impl Set {
         // Frontends whose backends differ cannot share the set any more. A backend that is there has two endpoints now.
         let is_decided = self.is_unique
             && changes.all(|it| it == first)
-            && (first.added.is_empty() || !self.slots.iter().any(|it| first.added.contains(&it.backend)));
+            && (first.added.is_empty() || !self.slots.iter().any(|it| first.added.contains(&it.backend())));
         is_decided.then_some(first)
     }
 
