@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeSet,
+    env,
     fmt::Write as _,
+    fs,
     io::{self, IsTerminal as _, Write as _},
     net::{SocketAddr, TcpListener},
     path::Path,
@@ -94,6 +96,9 @@ pub(super) fn report(options: &Options, reports: &ReportFlags) -> String {
     let groups = examine(options, reports);
     text(&groups, counts(&groups), false)
 }
+
+/// The environment variable with the memory limit of the container in bytes, which the manifests set.
+const MEMORY_LIMIT: &str = "MEMORY_LIMIT";
 
 /// Findings under their headings.
 type Groups = [(&'static str, Vec<Finding>); 4];
@@ -198,6 +203,44 @@ fn subject(pages: PageGroup) -> &'static str {
     }
 }
 
+/// What both paths take at most, at a start and with the memory of the kernel, in bytes: measured from 10,000 Services of 10
+/// endpoints to a million endpoints (`cargo xtask bench scale`).
+fn needed_memory(services: usize, endpoints: usize) -> u64 {
+    (70 << 20) + services as u64 * 6_800 + endpoints as u64 * 620
+}
+
+/// The limit of this container, if it has one.
+fn memory_limit() -> Option<u64> {
+    let limit = env::var(MEMORY_LIMIT).or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory.max"));
+    limit.ok()?.trim().parse().ok()
+}
+
+/// Whether a limit is enough for what is served.
+fn memory(services: usize, endpoints: usize, limit: Option<u64>) -> Option<Finding> {
+    const MB: u64 = 1 << 20;
+    let (limit, needed) = (limit?, needed_memory(services, endpoints));
+    let says = format!(
+        "a limit of {} MiB, and {} with {} take up to {} MiB, the kernel's included",
+        limit / MB,
+        model::counted(services, "Service"),
+        model::counted(endpoints, "endpoint"),
+        needed / MB
+    );
+    // A quarter is left to growth.
+    let enough = needed + needed / 4;
+    Some(match limit >= enough {
+        true => Finding::ok("memory", says),
+        false => Finding::degraded(
+            "memory",
+            says,
+            format!(
+                "raise resources.limits.memory to {} MiB, or a start may be killed",
+                enough.div_ceil(64 * MB) * 64
+            ),
+        ),
+    })
+}
+
 /// Findings from the status of a running process.
 fn running(status: &Status, socket: &Path) -> Vec<Finding> {
     let Status { node, version, services, endpoints, .. } = status;
@@ -224,6 +267,7 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
         let remedy = "its log has the details; a restart does not interrupt connections";
         findings.push(Finding::broken("health", status.problems.join("; "), remedy));
     }
+    findings.extend(memory(*services, *endpoints, memory_limit()));
     for it in &status.sources {
         let (error, origin) = (it.error.as_deref(), origin(it, Timestamp::now()));
         findings.push(match (it.synced, error) {
@@ -329,4 +373,28 @@ fn wrapped(text: &str, indent: usize) -> String {
         column += length;
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_limit_is_compared_with_what_is_served() {
+        const SHIPPED: u64 = 512 << 20;
+        let level = |services, endpoints, limit| memory(services, endpoints, limit).map(|it| it.level);
+        assert_eq!(level(10_000, 100_000, Some(SHIPPED)), Some(Level::Ok));
+        assert_eq!(level(10_000, 100_000, None), None);
+        assert_eq!(level(0, 0, Some(64 << 20)), Some(Level::Degraded));
+        let finding = memory(10_000, 1_000_000, Some(SHIPPED)).unwrap();
+        assert_eq!(finding.level, Level::Degraded);
+        assert_eq!(
+            finding.says,
+            "a limit of 512 MiB, and 10000 Services with 1000000 endpoints take up to 726 MiB, the kernel's included"
+        );
+        assert_eq!(
+            finding.remedy.as_deref(),
+            Some("raise resources.limits.memory to 960 MiB, or a start may be killed")
+        );
+    }
 }
