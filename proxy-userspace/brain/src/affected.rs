@@ -2,7 +2,7 @@
 //!
 //! Invariant: the result equals that of the whole derivation; where that is not sure, there is none.
 //! The copies of an address and the addresses of a pod depend on each other, so they are derived together. The others keep
-//! their results while one of them is ready, and there are no hints.
+//! their results while one of them is ready, no hint names a node, and hints for zones are followed, or not, as before.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,12 @@ use model::{
     state::{self, EndpointKey, Memo, PortTarget, ServiceState, TrafficPolicy},
 };
 
-use crate::{NodeView, candidates::is_local, select::Others, service::trigger_time};
+use crate::{
+    NodeView,
+    candidates::is_local,
+    select::{Others, Topology, matches_zone},
+    service::trigger_time,
+};
 
 /// The number of affected addresses up to which only they are derived again, however few endpoints there are.
 const FEW_ADDRESSES: usize = 4;
@@ -37,6 +42,8 @@ pub(crate) struct Affected<'a> {
     addresses: BTreeSet<IpAddr>,
     /// Their pods, before and now.
     pods: BTreeSet<&'a Arc<str>>,
+    /// Those that have changed, as they were and as they are.
+    changed: BTreeSet<&'a Endpoint>,
 }
 
 impl<'a> Affected<'a> {
@@ -83,8 +90,9 @@ impl<'a> Affected<'a> {
             })
         });
         let now = now.collect();
-        let found = Self { slices, now, addresses, pods };
-        (changed.iter().all(|it| is_plain(it)) && found.are_others_independent()).then_some(found)
+        let is_plain = changed.iter().all(|it| is_plain(it));
+        let found = Self { slices, now, addresses, pods, changed };
+        (is_plain && found.are_others_independent() && found.names_the_same_zones(replaced)).then_some(found)
     }
 
     /// Their addresses, before and now.
@@ -114,11 +122,48 @@ impl<'a> Affected<'a> {
         families.all(|family| self.others().any(|(of, it)| of == family && it.conditions.ready))
     }
 
+    /// Whether hints name the same zones as before: states are kept for each zone that is named.
+    fn names_the_same_zones(&self, replaced: &Replaced) -> bool {
+        if self.changed.iter().all(|it| it.hints.is_none()) {
+            return true;
+        }
+        fn zones<'b>(slices: impl Iterator<Item = &'b EndpointSlice>) -> BTreeSet<&'b Arc<str>> {
+            slices.flat_map(|it| &it.endpoints).flat_map(Endpoint::zone_hints).collect()
+        }
+        let before = self.slices.iter().map(|now| replaced.get(&now.name).map_or(*now, AsRef::as_ref));
+        zones(before) == zones(self.slices.iter().copied())
+    }
+
+    /// Which hints are followed at a node in one family, before and now; `None` if that may differ.
+    pub(crate) fn topology_at(&self, family: Family, node: NodeView<'_>) -> Option<Topology> {
+        let is_hinted = |it: &Endpoint| !it.zone_hints().is_empty();
+        let is_here = |it: &Endpoint| matches_zone(it, node);
+        let of_family = |it: &&Endpoint| Family::of(it.address) == family && it.conditions.ready;
+        let others = || self.others().map(|(_, it)| it).filter(of_family);
+        let now = self.now.iter().flat_map(|it| &it.endpoints);
+        let affected = || self.changed.iter().copied().chain(now.clone()).filter(of_family);
+        if !others().chain(affected()).any(is_hinted) {
+            return Some(Topology::Unrestricted);
+        }
+        if !others().chain(affected()).all(is_hinted) {
+            return None;
+        }
+        // Of several copies of an address any may count.
+        let counts_here = |it: &&Endpoint| others().filter(|copy| copy.address == it.address).all(is_here);
+        match others().any(is_here) {
+            true => others().filter(|it| is_here(it)).any(|it| counts_here(&it)).then_some(Topology::Zone),
+            false => (!affected().any(is_here)).then_some(Topology::Unrestricted),
+        }
+    }
+
     /// What the results of the affected ones need to know of the others at a node; `None` if the results of the others depend on
     /// the affected ones there.
     fn others_at(&self, service: &Service, node: NodeView<'_>) -> Option<PerFamily<Others>> {
-        let ready = Others { has_ready: true, has_local_ready: false };
-        let mut all = PerFamily { v4: ready, v6: ready };
+        let others = |family| {
+            let topology = Some(self.topology_at(family, node)?);
+            Some(Others { has_ready: true, has_local_ready: false, topology })
+        };
+        let mut all = PerFamily { v4: others(Family::V4)?, v6: others(Family::V6)? };
         if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
             for family in Family::ALL {
                 let others = || self.others().filter(|(of, _)| *of == family).map(|(_, it)| it);
@@ -201,9 +246,9 @@ fn position(endpoints: &[Arc<state::Endpoint>], key: &EndpointKey) -> Result<usi
     endpoints.binary_search_by(|it| it.key.cmp(key))
 }
 
-/// Whether nothing but its own conditions and its node decide what an endpoint is used for, as long as others are ready.
+/// Whether nothing but its own conditions, its node and its zones decide what an endpoint is used for, as long as others are
+/// ready.
 fn is_plain(it: &Endpoint) -> bool {
-    let has_no_hints = it.node_hints().is_empty() && it.zone_hints().is_empty();
     // Another copy of its address may be preferred to one that is ready and terminating.
-    has_no_hints && (!it.conditions.ready || !it.conditions.terminating)
+    it.node_hints().is_empty() && (!it.conditions.ready || !it.conditions.terminating)
 }

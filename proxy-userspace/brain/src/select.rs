@@ -31,10 +31,12 @@ pub(crate) struct Criteria<'a> {
 /// What is known of the candidates that take no part in a selection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Others {
-    /// Whether one of them is ready. None of them has hints.
+    /// Whether one of them is ready.
     pub(crate) has_ready: bool,
     /// Whether one of them is ready on this node.
     pub(crate) has_local_ready: bool,
+    /// The hints that the selection of all follows; `None` if there are no others.
+    pub(crate) topology: Option<Topology>,
 }
 
 /// The result of a selection: the sets, with a membership for each candidate in the order of the candidates.
@@ -108,7 +110,7 @@ impl Selection {
 pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
     let &Criteria { internal, external, is_external, node, others } = criteria;
     let local = |it: &Endpoint| is_local(it, node);
-    let topology = Topology::of(candidates, node);
+    let topology = others.topology.unwrap_or_else(|| Topology::of(candidates, node));
     let could_serve = |it: &Endpoint| it.conditions.ready || is_serving_terminating(it);
     Selection {
         cluster: with_fallback(candidates, others.has_ready, |it| topology.accepts(it, node), |_| true),
@@ -184,6 +186,6 @@ fn matches_node(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
     endpoint.node_hints().iter().any(|it| &**it == node.name)
 }
 
-fn matches_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
+pub(crate) fn matches_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
     endpoint.zone_hints().iter().any(|it| Some(&**it) == node.zone)
 }

@@ -7,7 +7,10 @@ use std::{
 
 use arbitrary::{Result, Unstructured};
 use brain::{Brain, Options, node_state};
-use model::{cluster::ClusterState, state::NodeState};
+use model::{
+    cluster::{ClusterState, Node},
+    state::{NodeInfo, NodeState},
+};
 
 use crate::{
     invariants,
@@ -83,6 +86,10 @@ fn endpoint_history(u: &mut Unstructured<'_>) -> Result<()> {
     NODES.iter().for_each(|it| brain.start_serving(it));
     let served = BTreeSet::from(NODES);
     let (service, slices) = service_with_slices(u)?;
+    for (name, zone) in NODES.into_iter().zip([Some("a"), Some("b"), None]) {
+        let zone = zone.map(Arc::from);
+        brain.set_node(Node { name: name.into(), zone, info: NodeInfo::default() });
+    }
     brain.set_service(service);
     slices.into_iter().for_each(|it| brain.set_slice(it));
     recompute(&mut brain, &served, &options);

@@ -247,7 +247,7 @@ fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
     })
 }
 
-/// A dual-stack Service over TCP and UDP that is served, and three slices that have all of its ports, without hints.
+/// A dual-stack Service over TCP and UDP that is served, and three slices that have all of its ports, without hints for nodes.
 ///
 /// # Errors
 ///
@@ -275,7 +275,7 @@ pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, 
         load_balancing: load_balancing(u)?,
         ..Service::new(name.clone())
     };
-    let mut slices = Vec::new();
+    let (mut slices, has_zones) = (Vec::new(), u.arbitrary()?);
     for (n, family) in (0..).zip([Family::V4, Family::V4, Family::V6]) {
         let slice_name = SliceName { namespace: "ns".into(), name: format!("slice-{n}").into() };
         let mut slice = EndpointSlice {
@@ -287,34 +287,39 @@ pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, 
         for _ in 0..u.int_in_range(1..=4)? {
             slice.endpoints.push(endpoint(u, family)?);
         }
-        make_plain(&mut slice);
+        make_plain(&mut slice, has_zones, u)?;
         slices.push(slice);
     }
     Ok((service, slices))
 }
 
-/// Takes the hints away, and what is ready is not terminating.
-fn make_plain(slice: &mut EndpointSlice) {
+/// What is ready is not terminating, and hints are for zones, if there are any.
+fn make_plain(slice: &mut EndpointSlice, has_zones: bool, u: &mut Unstructured<'_>) -> Result<()> {
     for it in &mut slice.endpoints {
-        it.hints = None;
+        let zones = if has_zones { it.zone_hints().to_vec() } else { Vec::new() };
+        // Most often each has one, as a controller gives them.
+        let zones = if zones.is_empty() && has_zones { vec![Arc::from(*u.choose(&ZONES)?)] } else { zones };
+        it.hints = Hints { zones, ..Hints::default() }.shared(&mut BTreeSet::new());
         it.conditions.terminating &= !it.conditions.ready;
     }
+    Ok(())
 }
 
-/// The slice after up to two endpoints have come, gone or changed; often none of it has hints.
+/// The slice after up to two endpoints have come, gone or changed; often none of it has hints for nodes.
 ///
 /// # Errors
 ///
 /// If the bytes do not suffice.
 pub(crate) fn with_other_endpoints(slice: &EndpointSlice, u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
     let mut slice = slice.clone();
+    let has_zones = slice.endpoints.iter().any(|it| !it.zone_hints().is_empty()) != u.ratio(1, 16)?;
     for _ in 0..u.int_in_range(0..=2)? {
         let at = u.int_in_range(0..=slice.endpoints.len())?;
         let new = if u.ratio(2, 3)? { Some(endpoint(u, slice.family)?) } else { None };
         slice.endpoints.splice(at..slice.endpoints.len().min(at + 1), new);
     }
     if u.ratio(7, 8)? {
-        make_plain(&mut slice);
+        make_plain(&mut slice, has_zones, u)?;
     }
     Ok(slice)
 }

@@ -2,7 +2,10 @@
 //! `tests/properties.rs`.
 
 use super::*;
-use crate::affected::{Affected, Replaced};
+use crate::{
+    affected::{Affected, Replaced},
+    select::Topology,
+};
 
 /// Forty endpoints, each with a pod; the first also has an address of IPv6.
 fn slices() -> [EndpointSlice; 2] {
@@ -61,4 +64,38 @@ fn all_endpoints_are_derived_again_where_the_change_may_affect_all() {
     before.endpoints[0] = pod(at("10.1.0.1"), "p1");
     let replaced = Replaced::from([(before.name.clone(), Arc::new(before))]);
     assert!(Affected::find(&[&now], &replaced).is_none());
+}
+
+/// Which hints are followed in these zones after a change of endpoints in the zones `a` and `b`, by turns.
+fn topologies(change: impl FnOnce(&mut EndpointSlice)) -> Option<[Option<Topology>; 3]> {
+    let endpoint =
+        |n: u8| zones(pod(at(&format!("10.1.0.{n}")), &format!("p{n}")), &[["a", "b"][usize::from(n % 2)]]);
+    let before = slice((1..=40).map(endpoint).collect::<Vec<_>>());
+    let mut now = before.clone();
+    change(&mut now);
+    let replaced = Replaced::from([(before.name.clone(), Arc::new(before))]);
+    let slices = [&now];
+    let affected = Affected::find(&slices, &replaced)?;
+    let zones = [Some("a"), Some("c"), None];
+    Some(zones.map(|zone| affected.topology_at(Family::V4, NodeView { name: "n1", zone })))
+}
+
+#[test]
+fn hints_for_zones_are_followed_as_before_where_the_change_cannot_matter() {
+    let [zone, all] = [Topology::Zone, Topology::Unrestricted].map(Some);
+    let added = |zones_: &'static [&str]| {
+        move |it: &mut EndpointSlice| {
+            it.endpoints.push(zones(pod(at("10.1.0.50"), "p50"), zones_));
+        }
+    };
+    assert_eq!(topologies(added(&["a"])), Some([zone, all, all]));
+    assert_eq!(topologies(|it| drop(it.endpoints.remove(3))), Some([zone, all, all]));
+    // Without a hint of its own it may switch those of all others off, and a zone of its own has states of its own.
+    assert_eq!(topologies(added(&[])), Some([None; 3]));
+    assert_eq!(topologies(added(&["c"])), None);
+    // The only one of its zone: at each of its changes the others are used instead, or no longer.
+    let only = |it: &mut EndpointSlice| {
+        it.endpoints[8] = unready(zones(it.endpoints[8].clone(), &["c", "a", "b"]));
+    };
+    assert_eq!(topologies(only), None);
 }
