@@ -51,7 +51,8 @@ pub fn get_from_socket(socket: &Path, path: &str) -> io::Result<Response> {
 }
 
 fn request(mut stream: impl io::Read + io::Write, path: &str) -> io::Result<Response> {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    // A response of HTTP/1.0 is not in chunks, and the connection ends with it.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let response = || {

@@ -29,7 +29,7 @@ use super::{
 ///
 /// Checks the kernel, the pinned maps, the attached programs, the nftables tables, other service proxies on this node and
 /// the ports, and queries the running process. Each line says ok, degraded or broken, the finding and the remedy. Changes
-/// nothing. The exit code is 1 if something is broken.
+/// nothing. MEMORY_LIMIT, in bytes, is compared with what is served. The exit code is 1 if something is broken.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
