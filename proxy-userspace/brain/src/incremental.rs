@@ -13,7 +13,7 @@ use std::{
 
 use model::{
     Rejections, ServiceName,
-    cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName},
     object_map::Edit,
     state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
@@ -410,7 +410,7 @@ impl Brain {
             Some(name) => {
                 let mut services = self.services_of_zone(&None);
                 let refers = |it: &EndpointSlice| {
-                    it.endpoints.iter().flat_map(|it| it.zone_hints()).any(|it| it == name)
+                    it.endpoints.iter().flat_map(Endpoint::zone_hints).any(|it| it == name)
                 };
                 let slices = self.cluster.slices().filter(|it| refers(it));
                 let referring = slices.map(|it| it.service.clone()).collect();

@@ -61,7 +61,7 @@ impl<'a> ServiceView<'a> {
             None => Vec::new(),
         };
         let endpoints = slices.iter().flat_map(|it| &it.endpoints);
-        let zones = endpoints.flat_map(|it| it.zone_hints()).map(AsRef::as_ref).collect();
+        let zones = endpoints.flat_map(Endpoint::zone_hints).map(AsRef::as_ref).collect();
         let conflicting = admission.conflicting(name);
         Self { service, slices, conflicting, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
     }
@@ -187,7 +187,7 @@ impl<'a> ServiceView<'a> {
                 by_node.entry(node).or_default().insert(it.address);
             }
         }
-        for node in endpoints().flat_map(|it| it.node_hints()) {
+        for node in endpoints().flat_map(Endpoint::node_hints) {
             by_node.remove(&**node);
         }
         Some(by_node)

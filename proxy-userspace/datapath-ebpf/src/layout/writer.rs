@@ -104,7 +104,7 @@ impl Writer<'_> {
 
     /// Replaces the backends of a set by these, which are sorted.
     fn update_set(&mut self, set: &mut Set, backends: &[SocketAddr]) {
-        let mut old: Vec<_> = set.slots.iter().map(|it| it.backend()).collect();
+        let mut old: Vec<_> = set.slots.iter().map(Slot::backend).collect();
         old.sort_unstable();
         let new = backends.iter().copied().filter(|it| old.binary_search(it).is_err());
         self.change_set(set, |it| backends.binary_search(it).is_err(), new);
@@ -216,7 +216,7 @@ impl ServiceLayout {
 
     /// The backends of a frontend.
     pub(super) fn backends(&self, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
-        self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(|it| it.backend())
+        self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(Slot::backend)
     }
 }
 
