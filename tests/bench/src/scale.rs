@@ -36,7 +36,8 @@ const SIZES: [Size; 5] = [
     Size::new(10_000, 100),
     Size::new(50_000, 5),
     Size::new(1, 10_000),
-    Size { services: 1, endpoints: 100, ports: 10_000 },
+    // Nearly as many as a namespace may have; of more the Service is not served.
+    Size { services: 1, endpoints: 100, ports: 4_900 },
 ];
 /// The most endpoints of a slice, as the controller of Kubernetes makes them.
 const SLICE: u32 = 100;
@@ -143,7 +144,7 @@ pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
     }
     Ok(report.method(
         "One endpoint of one Service changes 10 times per second, and a client connects until it reaches the new one, while 50 of the \
-         other endpoints per second are replaced, or one, if each has 10,000 ports. The API server is a part of the benchmark, on the same machine.",
+         other endpoints per second are replaced, or one, if each has thousands of ports. The API server is a part of the benchmark, on the same machine.",
     ))
 }
 
