@@ -16,10 +16,10 @@ use aya::{
     programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
 };
 use tests::{
-    Build, ObjectTracker, TIMEOUT, TestNode, Transport,
+    AgentCommand, Build, ObjectTracker, TIMEOUT, TestNode, Transport,
     agent::{Output, run},
     eventually,
-    fixtures::{WEB4, web4},
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
     http::{health, metrics},
     manifest::Service,
     request,
@@ -392,4 +392,25 @@ fn a_changed_configuration_file_ends_the_proxy_and_an_invalid_one_does_not() {
     assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1", "the kernel serves meanwhile");
     node.start(&[&config]);
     assert!(node.log().contains("--cluster-cidr=10.0.0.0/8"), "{}", node.log());
+}
+
+#[test]
+fn names_at_their_longest_are_served_and_reported() {
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let label = "a".repeat(63);
+    let name = [&*label, &label, &label, &label[..61]].join(".");
+    assert_eq!(name.len(), 253);
+    let service = Service::new(&label, &[WEB4.into()]).port(&label, "TCP", 80, TARGET_PORT);
+    node.write(&[service.endpoint_on(&name, &name, &[endpoint(1)[0]])]);
+    node.start_with(&AgentCommand::run(&Build::Product.binary(), node.sandbox(), &node.manifests(), &name));
+    TcpStream::connect((WEB4, 80)).unwrap();
+    let status = run(node.cli("status").arg("-o").arg("json")).success();
+    let explained = run(node.cli("explain").args(["node", &format!("{label}.default:80")])).success();
+    for text in [&status, &explained, &metrics("/metrics").unwrap().body] {
+        assert!(text.contains(&label), "{text}");
+    }
+    assert!(explained.contains(&name), "{explained}");
+    assert!(run(&mut node.cli("dump")).success().contains("10.96.0.10:80/TCP"));
+    node.terminate();
 }
