@@ -5,6 +5,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use anyhow::{Context as _, Result};
@@ -160,7 +161,9 @@ const COMMIT: &str = "KUBE_PROXY_EBPF_COMMIT";
 /// The commit that the caller names, as where there is no git, or else the current one.
 #[must_use]
 pub fn commit() -> String {
-    env::var(COMMIT).ok().filter(|it| !it.is_empty()).unwrap_or_else(revision)
+    // What a benchmark records makes the tree dirty: the next one would build everything again.
+    static FIRST: OnceLock<String> = OnceLock::new();
+    FIRST.get_or_init(|| env::var(COMMIT).ok().filter(|it| !it.is_empty()).unwrap_or_else(revision)).clone()
 }
 
 /// Builds the binary around a kernel object that has been built.
