@@ -3,7 +3,7 @@
 //! Invariant: a request is complete when `send` returns, and its answers are in the socket by then.
 
 use std::{
-    io,
+    io::{self, IoSlice},
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
@@ -12,7 +12,7 @@ use netlink_packet_core::{
 };
 use nix::{
     errno::Errno,
-    sys::socket::{MsgFlags, NetlinkAddr, SockFlag, SockProtocol, getsockname, recv, send},
+    sys::socket::{MsgFlags, NetlinkAddr, SockFlag, SockProtocol, getsockname, recv, send, sendmsg},
 };
 
 use crate::{
@@ -58,11 +58,15 @@ impl Message {
     }
 }
 
+/// From how many bytes on a part of a batch gets no further message; the kernel takes 1,024 parts.
+const PART: usize = 1 << 20;
+
 /// Messages that are sent together, each encoded as it is added.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Without sequence numbers.
-    datagram: Vec<u8>,
+    /// The datagram, without sequence numbers, in parts: one buffer would be copied as it grows, and there can be 100 MB. No
+    /// message is divided.
+    parts: Vec<Vec<u8>>,
     len: usize,
     resource: u16,
 }
@@ -75,7 +79,13 @@ impl Batch {
 
     /// Adds a message.
     pub fn push(&mut self, message: &Message) {
-        message.emit(&mut self.datagram, 0, self.resource);
+        if self.parts.last().is_none_or(|it| it.len() >= PART) {
+            // Most messages have less than 64 KiB.
+            self.parts.push(Vec::with_capacity(if self.parts.is_empty() { 0 } else { PART + PART / 8 }));
+        }
+        if let Some(part) = self.parts.last_mut() {
+            message.emit(part, 0, self.resource);
+        }
         self.len += 1;
     }
 
@@ -91,7 +101,7 @@ impl Batch {
 
     /// One of the messages, whose attributes are not divided further.
     pub fn message(&self, index: usize) -> Option<Message> {
-        let (header, payload) = messages(&self.datagram).nth(index)?;
+        let (header, payload) = self.parts.iter().flat_map(|it| messages(it)).nth(index)?;
         let attributes =
             attribute::each(payload.get(NFGENMSG..)?).map(|(kind, it)| Attribute::bytes(kind, it));
         let attributes = attributes.collect();
@@ -101,14 +111,17 @@ impl Batch {
 
     /// Numbers the messages.
     fn number(&mut self, first: u32) {
-        let (mut rest, mut sequence) = (&mut self.datagram[..], first);
-        while let Some((header, payload)) = rest.split_first_chunk_mut::<HEADER>() {
-            header[8..12].copy_from_slice(&sequence.to_ne_bytes());
-            let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
-            // The header is a part of it.
-            let after = (length as usize).next_multiple_of(4).saturating_sub(HEADER);
-            rest = payload.get_mut(after..).unwrap_or_default();
-            sequence = sequence.wrapping_add(1);
+        let mut sequence = first;
+        for part in &mut self.parts {
+            let mut rest = &mut part[..];
+            while let Some((header, payload)) = rest.split_first_chunk_mut::<HEADER>() {
+                header[8..12].copy_from_slice(&sequence.to_ne_bytes());
+                let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+                // The header is a part of it.
+                let after = (length as usize).next_multiple_of(4).saturating_sub(HEADER);
+                rest = payload.get_mut(after..).unwrap_or_default();
+                sequence = sequence.wrapping_add(1);
+            }
         }
     }
 }
@@ -198,8 +211,9 @@ impl Netfilter {
         batch.number(first);
         self.sequence = self.sequence.wrapping_add(batch.len as u32);
         // The whole batch is one datagram, however long. The kernel adds its own overhead to the length.
-        socket::set_send_buffer(&self.socket, batch.datagram.len() + (1 << 20))?;
-        send(self.socket.as_raw_fd(), &batch.datagram, MsgFlags::empty())?;
+        let parts: Vec<_> = batch.parts.iter().map(|it| IoSlice::new(it)).collect();
+        socket::set_send_buffer(&self.socket, parts.iter().map(|it| it.len()).sum::<usize>() + (1 << 20))?;
+        sendmsg::<()>(self.socket.as_raw_fd(), &parts, &[], MsgFlags::empty(), None)?;
         let mut refused = Vec::new();
         loop {
             let length = match self.receive(MsgFlags::MSG_DONTWAIT) {
@@ -225,5 +239,30 @@ impl Netfilter {
                 result => return result,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_batch_is_in_parts_of_whole_messages_which_are_numbered_and_found() {
+        let message = |n: u16| Message {
+            kind: n,
+            flags: 0,
+            family: 2,
+            attributes: vec![Attribute::bytes(1, vec![n as u8; 50_000 + usize::from(n)])],
+        };
+        let mut batch = Batch::new(10);
+        batch.extend((0..100).map(message));
+        assert_eq!((batch.len(), batch.parts.len()), (100, 5));
+        batch.number(7);
+        let headers: Vec<_> =
+            batch.parts.iter().flat_map(|it| messages(it)).map(|(header, _)| header).collect();
+        assert!(headers.iter().map(|it| it.sequence_number).eq(7..107));
+        assert!(headers.iter().map(|it| it.message_type).eq(0..100));
+        assert_eq!(batch.message(42), Some(message(42)));
+        assert_eq!(batch.message(100), None);
     }
 }
