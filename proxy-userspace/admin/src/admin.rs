@@ -157,6 +157,11 @@ impl Admin {
         }
     }
 
+    /// Whether there is a state, active or not.
+    pub fn has_published(&self) -> bool {
+        self.state().published.is_some()
+    }
+
     /// The annotations of Services that are ignored now, and the Services that do not fit into their namespaces.
     pub fn problems_of_services(&self) -> Vec<Rejected> {
         let state = self.state();

@@ -15,6 +15,8 @@ use super::{flags, trace};
 
 /// How long the first state may take before what serves meanwhile is reported.
 const FIRST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a first state may take until it is active, before what serves meanwhile is reported.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Takes over the state in the kernel and applies what is published, until the publisher is gone.
 ///
@@ -82,6 +84,10 @@ pub(super) fn report_stop(is_in_kernel: bool) {
 /// Reports what an earlier process left in the kernel, if no state is active soon; never returns.
 async fn report_inherited(admin: Admin, options: Options) {
     sleep(FIRST_STATE_TIMEOUT).await;
+    // A large state takes long to be written, and as long to be read.
+    if admin.has_published() {
+        sleep(APPLY_TIMEOUT).await;
+    }
     // Its result is reported, or there is none.
     let _ = spawn_blocking(move || admin.set_inherited(|| inherited(&options))).await;
     pending::<()>().await;
