@@ -164,11 +164,11 @@ impl Admin {
 
     /// The annotations of Services that are ignored now, and the Services that do not fit into their namespaces.
     pub fn problems_of_services(&self) -> Vec<Rejected> {
-        let state = self.state();
-        let rejected = state.rejected.values().flat_map(Rejections::iter);
+        // Copies share their objects: there can be very many, and the state is not locked meanwhile.
+        let rejected: Vec<_> = self.state().rejected.values().cloned().collect();
         let is_of_service =
             |it: &&Rejected| matches!(it.effect, Effect::AnnotationIgnored(_) | Effect::OverLimit { .. });
-        rejected.filter(is_of_service).cloned().collect()
+        rejected.iter().flat_map(Rejections::iter).filter(is_of_service).cloned().collect()
     }
 
     /// The endpoints that clients avoid now.

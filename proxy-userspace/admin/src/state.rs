@@ -109,7 +109,7 @@ pub(crate) struct AdminState {
     pub(crate) packet_affinity: PacketAffinity,
     /// Whether kube-proxy has rules beside ours.
     pub(crate) has_kube_proxy_rules: bool,
-    /// Of the largest namespace.
+    /// The entries of the namespace with most, as `--max-namespace-entries` counts them.
     pub(crate) namespace_entries: u64,
     pub(crate) rejected: BTreeMap<RejectedBy, Rejections>,
     pub(crate) totals: Totals,

@@ -52,7 +52,7 @@ impl Entries {
 }
 
 impl Admission {
-    /// That of a whole cluster.
+    /// What of each Service of a cluster is served.
     pub(crate) fn of(cluster: &ClusterState, options: &Options) -> Self {
         let mut admission = Self::default();
         let services = cluster.services().keys().cloned().collect();
@@ -115,7 +115,7 @@ impl Admission {
             };
             let endpoints = || cluster.slices_of(name).map(|it| entries(it)).sum();
             let now = own.map(|it| Entries { endpoints: endpoints(), ..it });
-            // The second, to remove what the first line of the loop may have added.
+            // A namespace without Services was added above, and is removed below unless it gets one.
             if now != before || namespace.services.is_empty() {
                 touched.insert(Arc::clone(&name.namespace));
                 self.sizes.remove(&(namespace.entries, Arc::clone(&name.namespace)));

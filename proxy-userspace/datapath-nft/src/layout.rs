@@ -110,7 +110,8 @@ impl Layout {
         self.place(state, node, previous, true)
     }
 
-    /// The same where the contents of the tables are not known: the changes, which are as many as all elements, are left out.
+    /// Takes the state and the addresses of the node as [`update`](Self::update) does, where the contents of the tables are not
+    /// known: the changes, which are as many as all elements, are left out.
     pub(super) fn restart(
         &mut self,
         state: &NodeState,
@@ -145,17 +146,21 @@ impl Layout {
             changed.extend(others.filter_map(|it| Some((it, None, Some(state.services.get(it)?)))));
         }
         let (mut update, none) = (Update::default(), BTreeSet::new());
+        let mut left_out;
         for (name, before, now) in changed {
-            if !has_changes {
-                update.changes = Changes::default();
-            }
+            let changes = if has_changes {
+                &mut update.changes
+            } else {
+                left_out = Changes::default();
+                &mut left_out
+            };
             let old = self.services.remove(name).unwrap_or_default();
             let is_avoided = reconsidered.contains(name) || self.avoided.contains_key(name);
             if let (Some(before), Some(now), false) = (before, now, is_avoided)
                 && before.service == now.service
                 && let Some(new) = old.with_endpoints(before, now)
             {
-                self.replace(&old, &new, &mut update.changes);
+                self.replace(&old, &new, changes);
                 update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
                 self.services.insert(name.clone(), new);
                 continue;
@@ -172,14 +177,11 @@ impl Layout {
             }
             let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
             let new = PlacedService { image: Arc::new(image), slots, numbers };
-            self.replace(&old, &new, &mut update.changes);
+            self.replace(&old, &new, changes);
             update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
             if now.is_some() {
                 self.services.insert(name.clone(), new);
             }
-        }
-        if !has_changes {
-            update.changes = Changes::default();
         }
         update
     }

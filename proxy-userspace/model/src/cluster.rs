@@ -393,17 +393,19 @@ pub struct Hints {
 }
 
 impl Hints {
+    /// The hints of an endpoint; `None` if there are none.
+    pub fn of_endpoint(self) -> Option<Arc<Self>> {
+        (self != Self::default()).then(|| Arc::new(self))
+    }
+
     /// The hints of an endpoint; `None` if there are none. `known` are those of the endpoints before, which it shares.
     pub fn shared(self, known: &mut BTreeSet<Arc<Self>>) -> Option<Arc<Self>> {
-        if self == Self::default() {
-            return None;
-        }
         if let Some(it) = known.get(&self) {
             return Some(Arc::clone(it));
         }
-        let hints = Arc::new(self);
-        known.insert(Arc::clone(&hints));
-        Some(hints)
+        let hints = self.of_endpoint();
+        known.extend(hints.clone());
+        hints
     }
 }
 

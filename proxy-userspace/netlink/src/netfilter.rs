@@ -195,7 +195,7 @@ impl Netfilter {
     pub fn each(&mut self, messages: &[Message]) -> Result<Vec<Refused>, Errno> {
         let mut batch = Batch::new(0);
         messages.iter().for_each(|it| batch.push(it));
-        self.send(&mut batch)
+        self.transact(&mut batch)
     }
 
     /// Sends messages that take effect together or not at all. The first and the last delimit the batch and name its
@@ -203,10 +203,6 @@ impl Netfilter {
     ///
     /// Returns the messages that were refused; if there are any, nothing has taken effect.
     pub fn transact(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
-        self.send(batch)
-    }
-
-    fn send(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
         let first = self.sequence.wrapping_add(1);
         batch.number(first);
         self.sequence = self.sequence.wrapping_add(batch.len as u32);

@@ -1,7 +1,6 @@
 //! Random Services, slices and nodes that get in the way of each other, made of arbitrary bytes.
 
 use std::{
-    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::{NonZeroU8, NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -243,7 +242,7 @@ fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
         node: if u.ratio(3, 4)? { Some(Arc::from(*u.choose(&NODES)?)) } else { None },
         pod: if u.ratio(3, 4)? { Some(format!("p{}", u.int_in_range(0..=3)?).into()) } else { None },
         hostname: if u.ratio(1, 8)? { "host".into() } else { Box::default() },
-        hints: Hints { nodes: names(u, &NODES)?, zones: names(u, &ZONES)? }.shared(&mut BTreeSet::new()),
+        hints: Hints { nodes: names(u, &NODES)?, zones: names(u, &ZONES)? }.of_endpoint(),
     })
 }
 
@@ -299,7 +298,7 @@ fn make_plain(slice: &mut EndpointSlice, has_zones: bool, u: &mut Unstructured<'
         let zones = if has_zones { it.zone_hints().to_vec() } else { Vec::new() };
         // Most often each has one, as a controller gives them.
         let zones = if zones.is_empty() && has_zones { vec![Arc::from(*u.choose(&ZONES)?)] } else { zones };
-        it.hints = Hints { zones, ..Hints::default() }.shared(&mut BTreeSet::new());
+        it.hints = Hints { zones, ..Hints::default() }.of_endpoint();
         it.conditions.terminating &= !it.conditions.ready;
     }
     Ok(())

@@ -1,11 +1,6 @@
 //! Decodes the state of a cluster from the messages of any brain.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    num::NonZeroU16,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, NameForm, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
@@ -297,7 +292,7 @@ fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> End
         node,
         pod,
         hostname: hostname.unwrap_or_default().into(),
-        hints: hints.shared(&mut BTreeSet::new()),
+        hints: hints.of_endpoint(),
     }
 }
 
