@@ -2,19 +2,13 @@
 //!
 //! Invariant: the halves are independent. The socket path neither waits for the packet path nor fails with it.
 
-use std::{
-    collections::BTreeSet,
-    net::IpAddr,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
-use datapath::{ApplyReport, AttachStatus, TableStats};
-use datapath_ebpf::{self as ebpf, CgroupEvents, SocketTerminator, TracedPrograms};
+use datapath_ebpf as ebpf;
 use datapath_nft as nft;
 use datapath_userspace as userspace;
-use model::{Rejected, state::NodeState};
 
-use crate::{packet_path::Packets, stale_datapath::StaleDatapath};
+use crate::{packets::Packets, stale_datapath::StaleDatapath};
 
 /// Which halves there are.
 #[derive(Clone, Debug, Default)]
@@ -31,17 +25,11 @@ pub struct Options {
 
 /// The datapath of this node. It continues to serve when this value is dropped.
 pub struct Datapath {
-    /// The socket path.
-    pub(crate) sockets: Sockets,
+    /// The socket path; `None` if it is off.
+    pub(crate) sockets: Option<ebpf::Datapath>,
     /// The packet path; `None` if it is off.
     pub(crate) packets: Option<Packets>,
-}
-
-/// The socket path, and what an earlier start left of a half that is off now.
-pub(crate) struct Sockets {
-    /// `None` if it is off.
-    datapath: Option<ebpf::Datapath>,
-    stale: StaleDatapath,
+    pub(crate) stale: StaleDatapath,
 }
 
 /// Why a half could not be read, written or attached.
@@ -86,134 +74,6 @@ impl Datapath {
         let packets = options.packets.as_ref().map(|it| Packets::start(it, connected)).transpose()?;
         let stale_pin_dir = options.stale_pin_dir.clone().filter(|_| sockets.is_none());
         let stale = StaleDatapath::new(stale_pin_dir, options.packets.is_none());
-        Ok(Self { sockets: Sockets { datapath: sockets, stale }, packets })
-    }
-}
-
-impl Sockets {
-    /// Whether the socket path is on.
-    pub(crate) fn is_on(&self) -> bool {
-        self.datapath.is_some()
-    }
-
-    /// Sets the addresses of the host's interfaces, for the next [`Sockets::apply`].
-    pub(crate) fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
-        if let Some(sockets) = &mut self.datapath {
-            sockets.set_interfaces(addresses);
-        }
-    }
-
-    /// Says whether the packet path translates what sockets leave to it.
-    ///
-    /// # Errors
-    ///
-    /// What was said before holds.
-    pub(crate) fn set_packets_serve(&mut self, serve: bool) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Ok(()), |it| it.set_packets_serve(serve))?)
-    }
-
-    /// Makes a state active, at one moment for all sockets; `None` if the socket path is off.
-    ///
-    /// # Errors
-    ///
-    /// The previous state stays active; the next call retries.
-    pub(crate) fn apply(&mut self, state: &NodeState) -> Option<Result<ApplyReport, Error>> {
-        Some(self.datapath.as_mut()?.apply(state).map_err(Error::Sockets))
-    }
-
-    /// Attaches the programs, where that is needed.
-    ///
-    /// # Errors
-    ///
-    /// What was in effect stays in effect; the next call retries.
-    pub(crate) fn attach(&mut self) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::attach)?)
-    }
-
-    /// Removes what an earlier start left of a half that is off now. To be called once a state is active; returns what could
-    /// not be removed.
-    pub(crate) fn remove_stale(&mut self) -> Vec<Rejected> {
-        self.stale.remove()
-    }
-
-    /// Whether [`Sockets::remove_stale`] has something to do.
-    pub(crate) fn has_stale(&self) -> bool {
-        !self.stale.is_removed()
-    }
-
-    /// Does what can wait until a state is active.
-    ///
-    /// # Errors
-    ///
-    /// The active state stays active.
-    pub(crate) fn finish_generation(&mut self) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::finish_generation)?)
-    }
-
-    /// Queries the kernel for what is in effect, beside these tables; `None` before the first state is.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses the query. Nothing is changed.
-    pub(crate) fn attach_status(
-        &mut self,
-        tables: Vec<(&'static str, bool)>,
-    ) -> Result<Option<AttachStatus>, Error> {
-        let status = match &mut self.datapath {
-            Some(sockets) => sockets.attach_status()?,
-            None if tables.is_empty() => None,
-            None => Some(AttachStatus { cgroup: "no cgroup".into(), ..AttachStatus::default() }),
-        };
-        Ok(status.map(|it| AttachStatus { tables, ..it }))
-    }
-
-    /// Attaches the programs of a trace instead of the product's.
-    ///
-    /// # Errors
-    ///
-    /// The product's programs stay attached.
-    pub(crate) fn begin_trace(&mut self, programs: TracedPrograms) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Err(ebpf::Error::NotAttached), |it| it.begin_trace(programs))?)
-    }
-
-    /// Attaches the product's programs again.
-    pub(crate) fn end_trace(&mut self) {
-        if let Some(datapath) = &mut self.datapath {
-            datapath.end_trace();
-        }
-    }
-
-    /// The cgroup whose sockets are translated, if the socket path is on.
-    pub(crate) fn cgroup(&self) -> Option<&Path> {
-        self.datapath.as_ref().map(ebpf::Datapath::cgroup)
-    }
-
-    /// What terminates sockets connected to removed endpoints, if the socket path is on.
-    pub(crate) fn socket_terminator(&self) -> Result<Option<SocketTerminator>, Error> {
-        Ok(self.datapath.as_ref().map(ebpf::Datapath::socket_terminator).transpose()?)
-    }
-
-    /// Looks up the excluded cgroups again.
-    pub(crate) fn refresh_exclusions(&mut self) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::refresh_exclusions)?)
-    }
-
-    /// Notifications of cgroups that may be excluded, if there are any. Must be called within a tokio runtime.
-    pub(crate) fn cgroup_events(&self) -> Option<CgroupEvents> {
-        self.datapath.as_ref()?.cgroup_events()
-    }
-
-    /// Tries ejected endpoints. To be called every second.
-    ///
-    /// # Errors
-    ///
-    /// Clients try them then.
-    pub(crate) fn try_ejected(&mut self) -> Result<(), Error> {
-        Ok(self.datapath.as_mut().map_or(Ok(()), ebpf::Datapath::try_ejected)?)
-    }
-
-    /// The usage of the tables that clients fill, if the socket path is on.
-    pub(crate) fn table_stats(&mut self) -> Result<Option<TableStats>, Error> {
-        Ok(self.datapath.as_mut().map(ebpf::Datapath::table_stats).transpose()?)
+        Ok(Self { sockets, packets, stale })
     }
 }

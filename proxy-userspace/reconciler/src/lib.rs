@@ -8,15 +8,18 @@ mod datapath;
 mod draining;
 mod log_dedup;
 mod observer;
-mod packet_path;
+mod packets;
 mod progress;
 mod reconciler;
+mod reports;
 mod retry;
 mod socket_termination;
+mod sockets;
 mod stale_datapath;
 mod state_log;
 mod trace;
 mod userspace;
+mod worker;
 
 pub mod kube_proxy;
 

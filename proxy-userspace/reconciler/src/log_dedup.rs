@@ -11,10 +11,7 @@ use datapath::{
     AttachStatus, EjectedEndpoint, ForeignProgram, HookBehavior, ProbeResult, RefusedNamespace, TableStats,
     TerminationReport,
 };
-use model::error_chain;
 use netlink::sock_diag::Transport;
-
-use crate::datapath::Error;
 
 /// How many endpoints are logged one by one when they are ejected together.
 const MAX_LOGGED: usize = 10;
@@ -112,10 +109,7 @@ impl LogDedup {
         }
     }
 
-    pub(crate) fn table_stats(&mut self, stats: Result<TableStats, Error>) -> Option<TableStats> {
-        let stats = stats
-            .inspect_err(|error| tracing::warn!("table usage cannot be read: {}", error_chain(error)))
-            .ok()?;
+    pub(crate) fn table_stats(&mut self, stats: &TableStats) {
         let refused = stats.overflow.refused;
         // What was refused before this process started has been logged.
         let before = self.refused_calls.replace(refused).unwrap_or(refused);
@@ -128,7 +122,6 @@ impl LogDedup {
             );
         }
         self.ejected(&stats.ejected);
-        Some(stats)
     }
 
     fn ejected(&mut self, endpoints: &[EjectedEndpoint]) {

@@ -2,24 +2,11 @@
 //!
 //! Invariant: a state is reported as active once both halves have it or a newer one.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use datapath::ApplyReport;
-use publish::Published;
-use tokio::time::Instant;
 
-/// A state that was applied.
-#[derive(Clone, Debug)]
-pub(crate) struct Applied {
-    /// Counts the states that were to be applied.
-    pub(crate) turn: u64,
-    /// The state.
-    pub(crate) published: Arc<Published>,
-    /// What was done since the last report.
-    pub(crate) report: ApplyReport,
-    /// When it was dequeued.
-    pub(crate) begin: Instant,
-}
+use crate::worker::Applied;
 
 /// The progress of both halves.
 #[derive(Debug)]
@@ -46,21 +33,23 @@ impl Progress {
     /// The socket path has a state; returns what to report.
     pub(crate) fn sockets_have(&mut self, applied: Applied) -> Option<Applied> {
         self.sockets.set(applied);
-        self.both().filter(|it| it.turn > self.reported).map(|it| self.take(it))
+        self.both().filter(|it| it.desired.turn > self.reported).map(|it| self.take(it))
     }
 
     /// The packet path has a state, or the same one after a retry; returns what to report.
     pub(crate) fn packets_have(&mut self, applied: Applied) -> Option<Applied> {
-        let turn = applied.turn;
+        let turn = applied.desired.turn;
         self.packets.set(applied);
-        self.both().filter(|it| it.turn >= turn).map(|it| self.take(it))
+        self.both().filter(|it| it.desired.turn >= turn).map(|it| self.take(it))
     }
 
     /// The newest state that both halves have.
     fn both(&self) -> Option<Applied> {
         let (older, newer) = match (&self.sockets, &self.packets) {
             (Half::On(Some(one)), Half::Off) | (Half::Off, Half::On(Some(one))) => return Some(one.clone()),
-            (Half::On(Some(sockets)), Half::On(Some(packets))) if sockets.turn < packets.turn => {
+            (Half::On(Some(sockets)), Half::On(Some(packets)))
+                if sockets.desired.turn < packets.desired.turn =>
+            {
                 (sockets, packets)
             }
             (Half::On(Some(sockets)), Half::On(Some(packets))) => (packets, sockets),
@@ -85,7 +74,7 @@ impl Progress {
     }
 
     fn take(&mut self, applied: Applied) -> Applied {
-        self.reported = applied.turn;
+        self.reported = applied.desired.turn;
         for half in [&mut self.sockets, &mut self.packets] {
             if let Half::On(Some(Applied { report, .. })) = half {
                 *report = ApplyReport {
@@ -116,19 +105,24 @@ impl Half {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use model::state::NodeState;
+    use publish::Published;
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::worker::Desired;
 
     fn applied(turn: u64, entries: usize) -> Applied {
-        let published = Published::new(1, turn, "n1", NodeState::default());
-        let report = ApplyReport { entries, ..ApplyReport::default() };
-        Applied { turn, published: Arc::new(published), report, begin: Instant::now() }
+        let published = Arc::new(Published::new(1, turn, "n1", NodeState::default()));
+        let desired = Desired { turn, published, interfaces: Arc::default(), begin: Instant::now() };
+        Applied { desired, report: ApplyReport { entries, ..ApplyReport::default() } }
     }
 
     #[track_caller]
     fn check(reported: Option<Applied>, expect: Option<(u64, usize)>) {
-        assert_eq!(reported.map(|it| (it.published.rev, it.report.entries)), expect);
+        assert_eq!(reported.map(|it| (it.desired.turn, it.report.entries)), expect);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! Invariant: the delay doubles with each failure and never exceeds a limit.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// The delay before a failed step is retried: at first, and at most.
 pub(crate) const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -15,8 +15,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Retry {
     /// The delay before the next retry.
     pub(crate) delay: Duration,
-    /// `None` if nothing has failed, or something new makes a retry worthwhile at once.
-    pub(crate) at: Option<Instant>,
+    /// `None` if nothing has failed.
+    at: Option<Instant>,
 }
 
 impl Retry {
@@ -24,12 +24,16 @@ impl Retry {
         Self { delay: BACKOFF_MIN, at: None }
     }
 
-    pub(crate) fn is_due(&self) -> bool {
-        self.at.is_none_or(|it| it <= Instant::now())
+    pub(crate) fn is_scheduled(&self) -> bool {
+        self.at.is_some()
     }
 
-    pub(crate) fn at_once(&mut self) {
-        self.at = None;
+    /// Waits until a retry is due; forever if none is scheduled.
+    pub(crate) async fn due(&self) {
+        match self.at {
+            Some(at) => sleep_until(at).await,
+            None => pending().await,
+        }
     }
 
     pub(crate) fn after_backoff(&mut self) {

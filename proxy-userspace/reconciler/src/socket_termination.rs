@@ -39,21 +39,20 @@ pub(crate) struct SocketTermination {
     last: Option<Arc<Published>>,
     udp: Arc<Scheduled<UdpPasses>>,
     tcp: Arc<Scheduled<Draining>>,
-    reports: mpsc::UnboundedReceiver<Report>,
 }
 
 /// What became of one pass over the sockets of a transport.
 pub(crate) type Report = (Transport, io::Result<TerminationReport>);
 
 impl SocketTermination {
-    /// Starts. Must be called within a tokio runtime.
-    pub(crate) fn start(terminator: SocketTerminator) -> Self {
+    /// Starts; what it does is reported until the receiver is dropped. Must be called within a tokio runtime.
+    pub(crate) fn start(terminator: SocketTerminator) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let terminator = Arc::new(terminator);
         let (active, states) = watch::channel(None);
         let (sender, reports) = mpsc::unbounded_channel();
         let udp = Scheduled::start(&terminator, &states, &sender);
         let tcp = Scheduled::start(&terminator, &states, &sender);
-        Self { active, last: None, udp, tcp, reports }
+        (Self { active, last: None, udp, tcp }, reports)
     }
 
     /// A state is about to be applied.
@@ -82,15 +81,6 @@ impl SocketTermination {
             self.udp.changed.notify_one();
         }
         self.tcp.changed.notify_one();
-    }
-
-    /// Waits for the next report.
-    pub(crate) async fn report(&mut self) -> Report {
-        match self.reports.recv().await {
-            Some(report) => report,
-            // The workers end only after this value is dropped.
-            None => std::future::pending().await,
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use model::{Rejected, error_chain};
 use nix::errno::Errno;
 
 /// What may be left and has not been removed yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StaleDatapath {
     /// Where programs and maps may be pinned.
     pin_dir: Option<PathBuf>,

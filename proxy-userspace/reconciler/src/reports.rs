@@ -1,0 +1,199 @@
+//! What the reconciler tells its observer and the log.
+//!
+//! Invariant: a condition that lasts is logged once, and again when it changes.
+
+use std::{collections::BTreeSet, io, sync::Arc};
+
+use datapath::{
+    ApplyReport, AttachStatus, AvoidedEndpoints, PacketAffinity, ProbeResult, TableStats, TerminationReport,
+};
+use datapath_ebpf::give_back_memory;
+use model::Rejected;
+use netlink::sock_diag::Transport;
+use publish::Published;
+use tokio::task::spawn_blocking;
+
+use crate::{
+    log_dedup::LogDedup,
+    observer::{Observer, Step},
+    state_log::StateLog,
+    worker::{Applied, Failure},
+};
+
+/// A change of more entries frees enough memory that it is worth returning to the system.
+const LARGE_CHANGE: usize = 10_000;
+
+/// Reports to an observer and to the log.
+pub(crate) struct Reports<'a> {
+    observer: &'a dyn Observer,
+    /// The rejections as of the last report.
+    rejected: BTreeSet<Rejected>,
+    /// Whether the packet path was unavailable or behind at the last report.
+    has_packet_problem: bool,
+    log: LogDedup,
+    state_log: StateLog,
+}
+
+impl<'a> Reports<'a> {
+    pub(crate) fn new(observer: &'a dyn Observer) -> Self {
+        Self {
+            observer,
+            rejected: BTreeSet::new(),
+            has_packet_problem: false,
+            log: LogDedup::default(),
+            state_log: StateLog::default(),
+        }
+    }
+
+    /// A state is about to be applied.
+    pub(crate) fn begun(&self, published: &Arc<Published>) {
+        self.observer.on_dequeued(published);
+    }
+
+    /// A state is active; each new rejection is logged once.
+    pub(crate) fn active(&mut self, Applied { desired, report }: &Applied) {
+        let took = desired.begin.elapsed();
+        self.observer.on_applied(&desired.published, report, took);
+        if report.flipped {
+            self.state_log.active(desired.published.rev, report, took);
+        }
+        let rejected: BTreeSet<_> = report.rejected.iter().cloned().collect();
+        for it in rejected.difference(&self.rejected) {
+            tracing::warn!("{}", it.log_line());
+        }
+        self.rejected = rejected;
+        let ApplyReport { is_full, entries, .. } = report;
+        if *is_full || *entries > LARGE_CHANGE {
+            // The change took far more memory than keeping its result does.
+            spawn_blocking(give_back_memory);
+        }
+    }
+
+    /// A step of the socket path has failed.
+    pub(crate) fn sockets_failed(&mut self, failure: &Failure) {
+        let Failure { step, error, retry_in, .. } = failure;
+        self.failed(*step, error);
+        match step {
+            Step::Apply => apply_failed(failure),
+            Step::Attach => tracing::error!(
+                error,
+                ?retry_in,
+                "attaching the programs failed; Services may be unreachable from this node"
+            ),
+            Step::Finish => finish_failed(failure),
+        }
+    }
+
+    /// A step of the packet path has failed. `problem` is what it means beside the socket path.
+    pub(crate) fn packets_failed(
+        &mut self,
+        failure: &Failure,
+        problem: Option<&Rejected>,
+        is_beside_sockets: bool,
+    ) {
+        let Failure { step, error, retry_in, .. } = failure;
+        let error = problem.map_or_else(|| error.clone(), ToString::to_string);
+        self.failed(*step, &error);
+        match step {
+            Step::Finish => finish_failed(failure),
+            _ if is_beside_sockets => {
+                tracing::error!(error, ?retry_in, "only the socket path is up to date");
+            }
+            Step::Apply => apply_failed(failure),
+            Step::Attach => tracing::error!(error, ?retry_in, "repairing the tables failed"),
+        }
+    }
+
+    fn failed(&mut self, step: Step, error: &str) {
+        self.observer.on_failed(step, error);
+        self.state_log.failed();
+    }
+
+    /// The problem of the packet path, if there is one.
+    pub(crate) fn packet_path(&mut self, problem: Option<&Rejected>) {
+        if self.has_packet_problem && problem.is_none() {
+            tracing::info!("the packet path serves now: traffic without a local socket is up to date");
+        }
+        self.has_packet_problem = problem.is_some();
+        self.observer.on_packet_path(problem);
+    }
+
+    /// The packet path was maintained.
+    pub(crate) fn upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool) {
+        self.observer.on_packet_affinity(affinity);
+        self.observer.on_kube_proxy_rules(has_kube_proxy_rules);
+    }
+
+    /// The kernel was queried for the attached programs. `tables` are those of the packet path, and whether each is intact.
+    pub(crate) fn attach_checked(
+        &mut self,
+        status: Result<Option<AttachStatus>, String>,
+        tables: &[(&'static str, bool)],
+    ) {
+        match status {
+            Ok(None) => {}
+            Ok(Some(status)) => {
+                let status = AttachStatus { tables: tables.to_vec(), ..status };
+                self.observer.on_attach_checked(Ok(&status));
+                self.log.attach_checked(&status);
+                let missing: Vec<_> = status.missing().map(|it| it.name).collect();
+                if !missing.is_empty() {
+                    let (cgroup, missing) = (status.cgroup.display(), missing.join(", "));
+                    tracing::error!(%cgroup, missing, "programs were detached; attaching them again");
+                }
+            }
+            Err(error) => {
+                self.observer.on_attach_checked(Err(&error));
+                tracing::warn!(error, "the attached programs cannot be queried");
+            }
+        }
+    }
+
+    /// The tables are the whole datapath, and whether each is intact.
+    pub(crate) fn tables_checked(&self, tables: Vec<(&'static str, bool)>) {
+        let status = AttachStatus { cgroup: "no cgroup".into(), tables, ..AttachStatus::default() };
+        self.observer.on_attach_checked(Ok(&status));
+    }
+
+    /// The usage of the tables that clients fill was read; returns the endpoints that packets should avoid.
+    pub(crate) fn table_stats(&mut self, stats: Result<TableStats, String>) -> Option<AvoidedEndpoints> {
+        match stats {
+            Ok(stats) => {
+                self.log.table_stats(&stats);
+                let avoided = stats.avoided();
+                self.observer.on_table_stats(stats);
+                Some(avoided)
+            }
+            Err(error) => {
+                tracing::warn!(error, "table usage cannot be read");
+                None
+            }
+        }
+    }
+
+    /// The hooks were probed.
+    pub(crate) fn probed(&mut self, results: &[ProbeResult]) {
+        self.log.probed(results);
+        self.observer.on_probed(results);
+    }
+
+    /// Sockets connected to removed endpoints were terminated.
+    pub(crate) fn terminated(&mut self, transport: Transport, report: &io::Result<TerminationReport>) {
+        self.log.terminated(transport, report);
+        self.observer.on_terminated(transport, report);
+    }
+
+    /// Logs a summary of the states of the last minute, if it is due.
+    pub(crate) fn summarize(&mut self) {
+        self.state_log.summarize();
+    }
+}
+
+fn apply_failed(Failure { error, desired, retry_in, .. }: &Failure) {
+    let rev = desired.as_ref().map(|it| it.published.rev);
+    tracing::error!(rev, error, ?retry_in, "apply failed; the previous state stays active");
+}
+
+fn finish_failed(Failure { error, retry_in, .. }: &Failure) {
+    tracing::warn!(error, ?retry_in, "finishing the generation failed");
+}

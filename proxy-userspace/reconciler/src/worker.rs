@@ -1,0 +1,563 @@
+//! The loop of a datapath: make the newest state active, retry what failed, and do what is due without a change.
+//!
+//! Invariant: nothing queues. States that come while one is being applied replace each other.
+
+use std::{collections::BTreeSet, future::pending, net::IpAddr, panic, sync::Arc, time::Duration};
+
+use datapath::ApplyReport;
+use model::error_chain;
+use publish::Published;
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    observer::Step,
+    retry::{BACKOFF_MIN, Retry},
+};
+
+/// A datapath that a [`Worker`] keeps at the newest state. Its methods may block in the kernel.
+pub(crate) trait Datapath: Send + 'static {
+    /// A change of its settings, or of its programs.
+    type Request: Send;
+    /// The outcome of maintenance, for reports.
+    type Finding: Send;
+    /// Its condition after an attempt, for reports.
+    type Condition: Send;
+    /// Why a step failed.
+    type Error: std::error::Error + 'static;
+
+    /// Makes a state active.
+    ///
+    /// # Errors
+    ///
+    /// The previous state stays active; the next call retries.
+    fn apply(&mut self, desired: &Desired) -> Result<ApplyReport, Self::Error>;
+
+    /// Attaches or restores what is missing of the active state. A state is reported as active once this has succeeded.
+    ///
+    /// # Errors
+    ///
+    /// The next call retries.
+    fn repair(&mut self) -> Result<(), Self::Error>;
+
+    /// Does what can wait until a state is active.
+    ///
+    /// # Errors
+    ///
+    /// The state stays active; the next call retries.
+    fn finish(&mut self) -> Result<(), Self::Error>;
+
+    /// When [`Datapath::maintain`] is due.
+    fn next_maintenance(&self) -> Instant;
+
+    /// Does what is due by now.
+    fn maintain(&mut self) -> (Option<Self::Finding>, Next);
+
+    /// Serves a request.
+    fn serve(&mut self, request: Self::Request) -> Next;
+
+    /// Waits until the kernel notifies of a change that this process has not made. Cancel safe.
+    fn changed_externally(&mut self) -> impl Future<Output = ()>;
+
+    /// Does what such a change requires at once; returns whether [`Datapath::repair`] is due, too.
+    fn on_changed_externally(&mut self) -> bool;
+
+    /// Its condition now.
+    fn condition(&self) -> Self::Condition;
+}
+
+/// The next action of the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Wait for an event.
+    Wait,
+    /// Call [`Datapath::repair`], unless a retry is scheduled.
+    Repair,
+    /// Apply the newest state again.
+    Apply,
+}
+
+/// A state that should be active.
+#[derive(Clone, Debug)]
+pub(crate) struct Desired {
+    /// Number of the hand-over; increments on every new state or address change.
+    pub(crate) turn: u64,
+    /// The state.
+    pub(crate) published: Arc<Published>,
+    /// The addresses of the host's interfaces.
+    pub(crate) interfaces: Arc<BTreeSet<IpAddr>>,
+    /// When it was handed over.
+    pub(crate) begin: Instant,
+}
+
+/// A state that was applied.
+#[derive(Clone, Debug)]
+pub(crate) struct Applied {
+    /// The state.
+    pub(crate) desired: Desired,
+    /// What was done since the last report.
+    pub(crate) report: ApplyReport,
+}
+
+/// A step that failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// The step.
+    pub(crate) step: Step,
+    /// The error, with its causes.
+    pub(crate) error: String,
+    /// The state that was to be applied, or is active; `None` before the first one.
+    pub(crate) desired: Option<Desired>,
+    /// The delay before the next attempt.
+    pub(crate) retry_in: Duration,
+}
+
+impl Failure {
+    /// The state that was to be applied, if that failed, as if it were active.
+    pub(crate) fn not_applied(&self) -> Option<Applied> {
+        let desired = self.desired.clone().filter(|_| self.step == Step::Apply)?;
+        Some(Applied { desired, report: ApplyReport::default() })
+    }
+}
+
+/// An event of a worker.
+#[derive(Debug)]
+pub(crate) enum Event<D: Datapath> {
+    /// A state is about to be applied.
+    Begun { published: Arc<Published>, is_retry: bool },
+    /// The state, if there was one to apply, is active, or a step has failed.
+    Attempted { applied: Option<Applied>, failures: Vec<Failure>, condition: D::Condition },
+    /// [`Datapath::finish`] has failed.
+    Unfinished(Failure),
+    /// Maintenance has a finding.
+    Found(D::Finding),
+}
+
+/// Keeps a datapath at the newest state, on a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Worker<D: Datapath> {
+    desired: watch::Sender<Option<Desired>>,
+    requests: mpsc::UnboundedSender<D::Request>,
+    events: mpsc::UnboundedReceiver<Event<D>>,
+    thread: JoinHandle<()>,
+}
+
+impl<D: Datapath> Worker<D> {
+    /// Starts. The datapath is dropped once this value is. Must be called within a tokio runtime.
+    pub(crate) fn start(datapath: D) -> Self {
+        let (desired, states) = watch::channel(None);
+        let (requests, queue) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
+        let work = Loop::new(datapath, states, queue, sender);
+        let thread = spawn_blocking(move || Handle::current().block_on(work.run()));
+        Self { desired, requests, events, thread }
+    }
+
+    /// Replaces the state that should be active.
+    pub(crate) fn apply(&self, desired: Desired) {
+        self.desired.send_replace(Some(desired));
+    }
+
+    /// Has a request served before the next state is applied.
+    pub(crate) fn request(&self, request: D::Request) {
+        // The thread ends only after this value is dropped, or by a panic, which `next` resumes.
+        let _ = self.requests.send(request);
+    }
+
+    /// Waits for the next event.
+    pub(crate) async fn next(&mut self) -> Event<D> {
+        match self.events.recv().await {
+            Some(event) => event,
+            None => match (&mut self.thread).await {
+                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+                _ => pending().await,
+            },
+        }
+    }
+}
+
+/// The loop of a [`Worker`].
+struct Loop<D: Datapath> {
+    datapath: D,
+    states: watch::Receiver<Option<Desired>>,
+    requests: mpsc::UnboundedReceiver<D::Request>,
+    events: mpsc::UnboundedSender<Event<D>>,
+    /// The newest state.
+    latest: Option<Desired>,
+    /// Whether it is still to be applied.
+    is_pending: bool,
+    /// Whether an attempt to apply it has failed.
+    is_retry: bool,
+    /// The state that was applied, until the datapath is repaired.
+    applied: Option<Applied>,
+    /// Whether [`Datapath::finish`] is due.
+    is_unfinished: bool,
+    retry: Retry,
+}
+
+impl<D: Datapath> Loop<D> {
+    fn new(
+        datapath: D,
+        states: watch::Receiver<Option<Desired>>,
+        requests: mpsc::UnboundedReceiver<D::Request>,
+        events: mpsc::UnboundedSender<Event<D>>,
+    ) -> Self {
+        Self {
+            datapath,
+            states,
+            requests,
+            events,
+            latest: None,
+            is_pending: false,
+            is_retry: false,
+            applied: None,
+            is_unfinished: false,
+            retry: Retry::new(),
+        }
+    }
+
+    /// Runs until the [`Worker`] is dropped.
+    async fn run(mut self) {
+        // At the end the runtime may have no clock any more.
+        while !self.events.is_closed() {
+            let next = tokio::select! {
+                request = self.requests.recv() => {
+                    let Some(request) = request else { return };
+                    self.datapath.serve(request)
+                }
+                changed = self.states.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    while let Ok(request) = self.requests.try_recv() {
+                        self.datapath.serve(request);
+                    }
+                    self.latest.clone_from(&self.states.borrow_and_update());
+                    self.is_retry = false;
+                    Next::Apply
+                }
+                () = self.retry.due() => {
+                    self.attempt();
+                    Next::Wait
+                }
+                () = sleep_until(self.datapath.next_maintenance()) => {
+                    let (finding, next) = self.datapath.maintain();
+                    if let Some(finding) = finding {
+                        self.send(Event::Found(finding));
+                    }
+                    next
+                }
+                () = self.datapath.changed_externally() => {
+                    if self.datapath.on_changed_externally() {
+                        // Two programs that undo each other's changes must not keep a CPU busy.
+                        tokio::select! {
+                            biased;
+                            () = self.events.closed() => return,
+                            () = sleep(BACKOFF_MIN) => {}
+                        }
+                        self.attempt();
+                    }
+                    Next::Wait
+                }
+            };
+            match next {
+                Next::Wait => {}
+                Next::Repair if self.retry.is_scheduled() => {}
+                Next::Repair => self.attempt(),
+                Next::Apply => {
+                    self.is_pending = self.latest.is_some();
+                    self.attempt();
+                }
+            }
+        }
+    }
+
+    /// Applies the newest state if it is not applied yet, repairs the datapath, and finishes, as far as each is due.
+    fn attempt(&mut self) {
+        let mut failures = Vec::new();
+        if let Some(desired) = self.latest.clone().filter(|_| self.is_pending) {
+            self.send(Event::Begun { published: Arc::clone(&desired.published), is_retry: self.is_retry });
+            match self.datapath.apply(&desired) {
+                Ok(report) => {
+                    self.applied = Some(Applied { desired, report });
+                    self.is_pending = false;
+                }
+                Err(error) => failures.push(self.failure(Step::Apply, &error)),
+            }
+            self.is_retry = true;
+        }
+        let mut applied = None;
+        match self.datapath.repair() {
+            Ok(()) => applied = self.applied.take(),
+            Err(error) => failures.push(self.failure(Step::Attach, &error)),
+        }
+        self.is_unfinished |= applied.is_some();
+        let mut has_failed = !failures.is_empty();
+        self.send(Event::Attempted { applied, failures, condition: self.datapath.condition() });
+        // A failed apply has tried to finish, too.
+        if self.is_unfinished && !has_failed {
+            match self.datapath.finish() {
+                Ok(()) => self.is_unfinished = false,
+                Err(error) => {
+                    has_failed = true;
+                    self.send(Event::Unfinished(self.failure(Step::Finish, &error)));
+                }
+            }
+        }
+        if has_failed {
+            self.retry.after_backoff();
+        } else {
+            self.retry = Retry::new();
+        }
+    }
+
+    fn failure(&self, step: Step, error: &D::Error) -> Failure {
+        let desired = self.latest.clone();
+        Failure { step, error: error_chain(error), desired, retry_in: self.retry.delay }
+    }
+
+    fn send(&self, event: Event<D>) {
+        // The receiver may be gone.
+        let _ = self.events.send(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, fmt};
+
+    use model::state::NodeState;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// A datapath that records its calls, and fails as it is told.
+    #[derive(Debug, Default)]
+    struct Fake {
+        /// Results of the next steps that fail, by step; other steps succeed.
+        failures: VecDeque<Step>,
+        calls: Vec<String>,
+        maintained: usize,
+        next_maintenance: Option<Instant>,
+        maintenance_says: Option<Next>,
+        changed: Arc<Notify>,
+    }
+
+    #[derive(Debug)]
+    struct Refused;
+
+    impl fmt::Display for Refused {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("refused")
+        }
+    }
+
+    impl std::error::Error for Refused {}
+
+    impl Fake {
+        fn step(&mut self, step: Step, call: String) -> Result<(), Refused> {
+            self.calls.push(call);
+            self.failures.pop_front_if(|it| *it == step).map_or(Ok(()), |_| Err(Refused))
+        }
+    }
+
+    const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(100);
+
+    impl Datapath for Fake {
+        type Request = Vec<Step>;
+        type Finding = usize;
+        /// The calls since the last attempt.
+        type Condition = Vec<String>;
+        type Error = Refused;
+
+        fn apply(&mut self, desired: &Desired) -> Result<ApplyReport, Refused> {
+            self.step(Step::Apply, format!("apply {}", desired.turn))?;
+            Ok(ApplyReport::default())
+        }
+
+        fn repair(&mut self) -> Result<(), Refused> {
+            self.step(Step::Attach, "repair".into())
+        }
+
+        fn finish(&mut self) -> Result<(), Refused> {
+            self.step(Step::Finish, "finish".into())
+        }
+
+        fn next_maintenance(&self) -> Instant {
+            self.next_maintenance.unwrap_or_else(|| Instant::now() + MAINTENANCE_INTERVAL)
+        }
+
+        fn maintain(&mut self) -> (Option<usize>, Next) {
+            self.maintained += 1;
+            self.next_maintenance = Some(Instant::now() + MAINTENANCE_INTERVAL);
+            (Some(self.maintained), self.maintenance_says.unwrap_or(Next::Wait))
+        }
+
+        fn serve(&mut self, failures: Vec<Step>) -> Next {
+            self.failures = failures.into();
+            Next::Wait
+        }
+
+        async fn changed_externally(&mut self) {
+            self.changed.notified().await;
+        }
+
+        fn on_changed_externally(&mut self) -> bool {
+            self.calls.push("restore".into());
+            true
+        }
+
+        fn condition(&self) -> Vec<String> {
+            self.calls.clone()
+        }
+    }
+
+    fn desired(turn: u64) -> Desired {
+        let published = Arc::new(Published::new(1, turn, "n1", NodeState::default()));
+        Desired { turn, published, interfaces: Arc::default(), begin: Instant::now() }
+    }
+
+    /// Runs a test beside the loop of a worker, in one thread.
+    async fn with_worker(datapath: Fake, test: impl AsyncFnOnce(&mut Worker<Fake>)) {
+        let (desired, states) = watch::channel(None);
+        let (requests, queue) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
+        let mut worker = Worker { desired, requests, events, thread: tokio::spawn(pending()) };
+        tokio::select! {
+            () = Loop::new(datapath, states, queue, sender).run() => unreachable!("the worker is not dropped"),
+            () = test(&mut worker) => {}
+        }
+    }
+
+    impl Worker<Fake> {
+        /// The next attempt: the turn that became active, the steps that failed, and the calls so far.
+        async fn attempt(&mut self) -> (Option<u64>, Vec<Step>, Vec<String>) {
+            loop {
+                match self.next().await {
+                    Event::Attempted { applied, failures, condition } => {
+                        let steps = failures.iter().map(|it| it.step).collect();
+                        return (applied.map(|it| it.desired.turn), steps, condition);
+                    }
+                    Event::Begun { .. } | Event::Found(_) | Event::Unfinished(_) => {}
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_state_replaces_those_that_wait() {
+        with_worker(Fake::default(), async |worker| {
+            (1..=3).for_each(|turn| worker.apply(desired(turn)));
+            let (active, failed, calls) = worker.attempt().await;
+            assert_eq!((active, failed), (Some(3), vec![]));
+            assert_eq!(calls, ["apply 3", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_apply_is_retried_with_growing_delays_until_it_succeeds() {
+        with_worker(Fake::default(), async |worker| {
+            worker.request(vec![Step::Apply; 4]);
+            let begin = Instant::now();
+            worker.apply(desired(1));
+            for delay in [0, 50, 150, 350] {
+                assert_eq!(worker.attempt().await.1, [Step::Apply]);
+                let passed = begin.elapsed().as_millis();
+                assert!((delay..delay + 10).contains(&passed), "{passed} ms instead of {delay}");
+            }
+            assert_eq!(worker.attempt().await.0, Some(1));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newer_state_does_not_wait_for_the_retry() {
+        with_worker(Fake::default(), async |worker| {
+            worker.request(vec![Step::Apply]);
+            worker.apply(desired(1));
+            assert_eq!(worker.attempt().await.1, [Step::Apply]);
+            let begin = Instant::now();
+            worker.apply(desired(2));
+            assert_eq!(worker.attempt().await.0, Some(2));
+            assert_eq!(begin.elapsed(), Duration::ZERO);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_state_is_active_once_the_datapath_is_repaired_and_applied_only_once() {
+        with_worker(Fake::default(), async |worker| {
+            worker.request(vec![Step::Attach, Step::Attach]);
+            worker.apply(desired(1));
+            for _ in 0..2 {
+                assert_eq!(worker.attempt().await.0, None);
+            }
+            let (active, failed, calls) = worker.attempt().await;
+            assert_eq!((active, failed), (Some(1), vec![]));
+            assert_eq!(calls, ["apply 1", "repair", "repair", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_finish_is_retried_without_another_apply() {
+        with_worker(Fake::default(), async |worker| {
+            worker.request(vec![Step::Finish]);
+            worker.apply(desired(1));
+            assert_eq!(worker.attempt().await.0, Some(1));
+            assert!(matches!(worker.next().await, Event::Unfinished(Failure { step: Step::Finish, .. })));
+            assert_eq!(worker.attempt().await.2, ["apply 1", "repair", "finish", "repair"]);
+            // Finished: what follows is a new state.
+            worker.apply(desired(2));
+            let calls = worker.attempt().await.2;
+            assert_eq!(calls[4..], ["finish", "apply 2", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_external_change_is_repaired_at_once_also_while_a_retry_is_scheduled() {
+        let changed = Arc::new(Notify::new());
+        let fake = Fake { changed: Arc::clone(&changed), ..Fake::default() };
+        with_worker(fake, async |worker| {
+            worker.request(vec![Step::Apply; 9]);
+            worker.apply(desired(1));
+            for _ in 0..8 {
+                assert_eq!(worker.attempt().await.1, [Step::Apply]);
+            }
+            let begin = Instant::now();
+            changed.notify_one();
+            let (_, _, calls) = worker.attempt().await;
+            assert_eq!(begin.elapsed(), BACKOFF_MIN, "the retry is due in {:?}", 128 * BACKOFF_MIN);
+            assert_eq!(calls[calls.len() - 3..], ["restore", "apply 1", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn maintenance_repairs_what_it_misses_and_does_not_precede_a_retry() {
+        let fake = Fake { maintenance_says: Some(Next::Repair), ..Fake::default() };
+        with_worker(fake, async |worker| {
+            assert_eq!(worker.attempt().await, (None, vec![], vec!["repair".to_owned()]));
+            // Maintenance is due between the last two retries.
+            worker.request(vec![Step::Attach; 12]);
+            let begin = Instant::now();
+            worker.apply(desired(1));
+            let mut expect = 0;
+            for delay in (0..12).map(|it| (50 << it).min(30_000)) {
+                assert_eq!(worker.attempt().await.1, [Step::Attach]);
+                let passed = begin.elapsed().as_millis();
+                assert!((expect..expect + 20).contains(&passed), "{passed} ms instead of {expect}");
+                expect += delay;
+            }
+            assert!(expect > MAINTENANCE_INTERVAL.as_millis());
+            assert_eq!(worker.attempt().await.0, Some(1));
+        })
+        .await;
+    }
+}
