@@ -19,23 +19,29 @@ use netlink::{
 use nix::sys::socket::SockProtocol;
 
 use crate::{
-    TABLE,
-    affinity_usage::count_clients,
-    compile::PortImage,
-    config::{Config, Host},
-    conntrack_settings::ConntrackSettings,
-    elements::{Changes, Element, Elements, Value},
+    apply::{
+        affinity_usage::count_clients,
+        conntrack_settings::ConntrackSettings,
+        snapshot::Snapshot,
+        transaction::{
+            DesiredTable, Difference, base_chains, can_own_tables, commit, commit_batch, transaction,
+        },
+    },
+    encode::{
+        elements::{Changes, Element, Elements, Value},
+        schema::{Bytes, Map, number},
+        tables::{FAMILIES, SUBSYSTEM, TABLE, TABLE_NAME, delete_table, generation},
+    },
     error::Error,
-    kube_proxy,
-    layout::{Changed, Layout, PreviousSlots, Update},
-    removed_udp::RemovedUdp,
-    rules::TableConfig,
-    schema::{Bytes, Map, number},
-    snapshot::Snapshot,
-    tables::{FAMILIES, SUBSYSTEM, TABLE_NAME, delete_table, generation},
-    trace,
-    transaction::{DesiredTable, Difference, base_chains, can_own_tables, commit, commit_batch, transaction},
-    watch::Watch,
+    observe::{kube_proxy, trace},
+    plan::{
+        compile::PortImage,
+        config::{Config, Host},
+        layout::{Changed, Layout, PreviousSlots, Update},
+        removed_udp::RemovedUdp,
+        rules::TableConfig,
+        watch::Watch,
+    },
 };
 
 /// `NFNLGRP_NFTABLES`, as a mask.
@@ -368,9 +374,10 @@ impl Datapath {
     }
 
     fn rejected(&self) -> Vec<Rejected> {
-        let unsupported = self.unsupported.iter().map(|(family, reason)| {
-            Rejected::not_served(format!("all {} packets", named(*family)), reason.clone())
-        });
+        let unsupported = self
+            .unsupported
+            .iter()
+            .map(|(family, reason)| Rejected::not_served(format!("all {family} packets"), reason.clone()));
         unsupported.chain(self.layout.rejected()).collect()
     }
 
@@ -599,14 +606,6 @@ fn listen(changed: &Arc<ChangeFlag>, port: u32) -> io::Result<MulticastListener>
                 && name.is_some_and(|it| netlink::text(it) == TABLE)
         },
     )
-}
-
-/// The name of a family.
-pub(super) fn named(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
 }
 
 impl AppliedConfig {

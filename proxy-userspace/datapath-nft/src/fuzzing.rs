@@ -3,11 +3,13 @@
 use model::{Family, state::NodeState};
 
 use crate::{
-    dump::{frontends, lines},
-    elements::{Changes, Element, Elements},
-    layout::{Layout, PreviousSlots},
-    schema::{Bytes, Map},
-    snapshot::{Snapshot, keys, value},
+    apply::snapshot::{Snapshot, keys, value},
+    encode::{
+        elements::{Changes, Element, Elements},
+        schema::{Bytes, Map},
+    },
+    observe::dump::{frontends, lines},
+    plan::layout::{Layout, PreviousSlots},
 };
 
 /// Elements that were listed in the kernel, of any map. Whatever they are, the state has the same meaning after a start with

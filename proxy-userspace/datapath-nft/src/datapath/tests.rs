@@ -7,8 +7,8 @@ use std::{
 
 use super::*;
 use crate::{
+    encode::tables::{in_table, new_table},
     in_netns::in_netns,
-    tables::{in_table, new_table},
 };
 use model::{
     ServiceName,

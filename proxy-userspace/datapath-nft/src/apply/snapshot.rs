@@ -1,0 +1,384 @@
+//! The contents of our tables: listed at a start, and when others have changed them.
+//!
+//! Invariant: rules are compared by their comments, elements by their bytes.
+//! A rule can only be changed by deleting or replacing it, and then its comment is gone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use datapath::{FrontendAddress, unspecified};
+use model::{Family, Protocol};
+use nix::errno::Errno;
+
+use crate::{
+    encode::{
+        elements::{Element, Elements, Value},
+        schema::{Bytes, Field, Map, Parts, list_of, number},
+        tables::{
+            CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENTS,
+            INTERVAL_END, RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE,
+            TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA, comment, message, protocol, set_name,
+        },
+        verdict::{DATA_VALUE, DATA_VERDICT, VERDICT_CHAIN, VERDICT_CODE, Verdict},
+    },
+    error::{Error, TABLES},
+    plan::{
+        affinity_numbers::{Numbers, SERVICE_PORT_MASK},
+        endpoint_selector::slot_of,
+        layout::PreviousSlots,
+    },
+};
+use netlink::{Attribute, Message, Netfilter, each, find, text, u32};
+
+/// How often to start over because the table changed while it was listed.
+const ATTEMPTS: usize = 20;
+
+/// The table of one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// Its comment.
+    pub(crate) comment: String,
+    /// Its flags (`NFT_TABLE_F_…`).
+    pub(crate) flags: u32,
+    /// The policies of its base chains (`NF_…`).
+    pub(crate) policies: BTreeMap<String, u32>,
+    /// Its chains, each with the comments of its rules.
+    pub(crate) chains: BTreeMap<String, Vec<String>>,
+    /// Its sets, each with the lengths of keys and values.
+    pub(crate) sets: BTreeMap<String, (u32, u32)>,
+    /// The elements of known sets.
+    pub(crate) elements: Elements,
+    /// The UDP endpoints that were removed in the last moments.
+    pub(crate) removed_udp: BTreeSet<SocketAddr>,
+}
+
+/// Starts over while the table changes.
+pub(crate) fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(Error::Read { errno: Errno::EINTR | Errno::ENOENT, .. }) => {}
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+impl Snapshot {
+    /// Reads the table of a family; `None` if it does not exist.
+    pub(crate) fn read(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
+        Self::read_where(netfilter, family, |_| true)
+    }
+
+    /// Reads the table of a family, of its elements only those that are wanted; `None` if it does not exist.
+    pub(crate) fn read_where(
+        netfilter: &mut Netfilter,
+        family: Family,
+        is_wanted: impl Fn(&Element) -> bool,
+    ) -> Result<Option<Self>, Error> {
+        retried(|| {
+            let mut elements = Elements::new();
+            let found = Self::walk(netfilter, family, &mut |it, value| {
+                if is_wanted(&it) {
+                    elements.insert(it, value);
+                }
+            })?;
+            Ok(found.map(|it| Self { elements, ..it }))
+        })
+    }
+
+    /// Counts elements of the table of a family, and keeps none; `None` if it does not exist.
+    pub(crate) fn count(
+        netfilter: &mut Netfilter,
+        family: Family,
+        is_counted: impl Fn(&Element) -> bool,
+    ) -> Result<Option<usize>, Error> {
+        retried(|| {
+            let mut count = 0;
+            let found = Self::walk(netfilter, family, &mut |it, _| count += usize::from(is_counted(&it)))?;
+            Ok(found.map(|_| count))
+        })
+    }
+
+    /// The comment of the table of a family; `None` if it does not exist.
+    pub(crate) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<String>, Error> {
+        Ok(Self::table(netfilter, family)?.map(|(comment, _)| comment))
+    }
+
+    /// The comment and the flags of the table of a family; `None` if it does not exist.
+    fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
+        let mut found = None;
+        let all = Message {
+            kind: Command::GetTable.kind(),
+            flags: 0,
+            family: protocol(family),
+            attributes: Vec::new(),
+        };
+        let read = netfilter.dump(&all, |it| {
+            if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
+                let flags = find(it, TABLE_FLAGS).and_then(u32).unwrap_or_default();
+                found = Some((find(it, TABLE_USERDATA).map(comment).unwrap_or_default(), flags));
+            }
+        });
+        match read {
+            // Tables changed while they were listed; those that were listed are valid.
+            Ok(()) | Err(Errno::EINTR) => Ok(found),
+            Err(errno) => Err(Error::Read { what: TABLES, errno }),
+        }
+    }
+
+    /// Hands on the elements of known sets of a table, of which none is kept; an error if it changes meanwhile.
+    pub(crate) fn each_element(
+        netfilter: &mut Netfilter,
+        family: Family,
+        with: &mut dyn FnMut(Element, Value),
+    ) -> Result<(), Error> {
+        Self::walk(netfilter, family, with).map(drop)
+    }
+
+    /// Reads everything but the elements of known sets, which are handed on.
+    fn walk(
+        netfilter: &mut Netfilter,
+        family: Family,
+        with: &mut dyn FnMut(Element, Value),
+    ) -> Result<Option<Self>, Error> {
+        let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
+        let mut snapshot = Self { comment, flags, ..Self::default() };
+        // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
+        let mut list = |command, what, name, each: &mut dyn FnMut(String, &[u8])| {
+            let listed = netfilter.dump(&message(command, 0, family, []), |it| {
+                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+                    && let Some(name) = find(it, name)
+                {
+                    each(text(name), it);
+                }
+            });
+            listed.map_err(|errno| Error::Read { what, errno })
+        };
+        list(Command::GetChain, "chains", CHAIN_NAME, &mut |name, it| {
+            if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
+                snapshot.policies.insert(name.clone(), policy);
+            }
+            snapshot.chains.entry(name).or_default();
+        })?;
+        list(Command::GetRule, "rules", RULE_CHAIN, &mut |chain, it| {
+            let comment = find(it, RULE_USERDATA).map(self::comment).unwrap_or_default();
+            snapshot.chains.entry(chain).or_default().push(comment);
+        })?;
+        list(Command::GetSet, "sets", SET_NAME, &mut |name, it| {
+            let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
+            snapshot.sets.insert(name, (length(SET_KEY_LENGTH), length(SET_DATA_LENGTH)));
+        })?;
+        for map in Map::all().filter(|it| !it.is_dynamic()) {
+            if snapshot.sets.contains_key(map.name()) {
+                walk_elements(netfilter, family, (map, 0), with)
+                    .map_err(|errno| Error::Read { what: "elements", errno })?;
+            }
+        }
+        if snapshot.sets.contains_key(Map::RemovedUdp.name()) {
+            let mut elements = Elements::new();
+            read_elements(netfilter, family, (Map::RemovedUdp, 0), &mut elements)
+                .map_err(|errno| Error::Read { what: "elements", errno })?;
+            snapshot.removed_udp = elements.keys().filter_map(|it| endpoint(&it.key, family)).collect();
+        }
+        for list in snapshot.lists() {
+            walk_elements(netfilter, family, (Map::SourceRanges, list), with)
+                .map_err(|errno| Error::Read { what: "elements", errno })?;
+        }
+        Ok(Some(snapshot))
+    }
+
+    /// Its chains, each before those that its rules name: base chains first, and of the others a name begins with that of the one
+    /// that leads there.
+    pub(crate) fn chains_from_the_hooks(&self) -> impl Iterator<Item = &String> {
+        let is_base = |it: &&String| self.policies.contains_key(*it);
+        let others = self.chains.keys().filter(move |it| !is_base(it));
+        self.chains.keys().filter(is_base).chain(others)
+    }
+
+    /// The lists of source ranges that have a set.
+    pub(crate) fn lists(&self) -> BTreeSet<u32> {
+        self.sets.keys().filter_map(|it| list_of(it)).collect()
+    }
+
+    /// The slot of each endpoint, and the numbers of session affinity.
+    pub(crate) fn previous(&self, previous: &mut PreviousSlots) {
+        let members = Members::of(&self.elements);
+        let mut slots: BTreeMap<(FrontendAddress, u32), BTreeMap<u32, SocketAddr>> = BTreeMap::new();
+        for (element, value) in &self.elements {
+            let mut key = Parts::of(&element.key, element.family);
+            match element.map {
+                Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
+                    if let Some(port) = frontend_of(element, &mut key)
+                        && let Some(slot) = key.number()
+                        && let Some(endpoint) = members.endpoint(element, value)
+                    {
+                        let (set, slot) = slot_of(slot);
+                        slots.entry((port, set)).or_default().insert(slot, endpoint);
+                    }
+                }
+                Map::ServicePorts | Map::NodeServicePorts => {
+                    if let Some(frontend) = frontend_of(element, &mut key)
+                        && let Some(number) = number_in(value, element.family)
+                        // A table of another layout may have anything there.
+                        && Numbers::is_service_port(number)
+                    {
+                        let mut numbers = Numbers::new(number);
+                        for (number, endpoint) in members.of_service_port(element.family, number) {
+                            numbers.restore(number, endpoint);
+                        }
+                        previous.taken.insert((element.family, number));
+                        previous.numbers.insert(frontend, numbers);
+                    }
+                }
+                _ => {}
+            }
+        }
+        previous.slots.extend(slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())));
+    }
+
+    /// The endpoints of UDP ports.
+    pub(crate) fn udp_endpoints(&self) -> Vec<SocketAddr> {
+        let members = Members::of(&self.elements);
+        let udp = self.elements.iter().filter_map(|(element, value)| {
+            let (Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints) =
+                element.map
+            else {
+                return None;
+            };
+            let frontend = frontend_of(element, &mut Parts::of(&element.key, element.family))?;
+            if frontend.protocol == Protocol::Udp { members.endpoint(element, value) } else { None }
+        });
+        udp.collect()
+    }
+}
+
+/// The members of service ports with session affinity, among elements.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    /// By the number of the service port and that of the member.
+    all: BTreeMap<(Family, u32, u32), SocketAddr>,
+}
+
+impl Members {
+    pub(crate) fn of(elements: &Elements) -> Self {
+        let mut members = Self::default();
+        elements.iter().for_each(|(element, value)| members.add(element, value));
+        members
+    }
+
+    /// Adds an element, if it is a member.
+    pub(crate) fn add(&mut self, element: &Element, value: &Value) {
+        let Value::Data(it) = value else { return };
+        if !matches!(element.map, Map::Members | Map::MembersExternal | Map::MembersInternal) {
+            return;
+        }
+        let mut key = Parts::of(&element.key, element.family);
+        let number = key.protocol().and_then(|_| key.number());
+        if let Some((number, endpoint)) = number.zip(endpoint(it, element.family)) {
+            self.all.insert((element.family, number & SERVICE_PORT_MASK, number), endpoint);
+        }
+    }
+
+    /// Those of a service port, each with its number.
+    fn of_service_port(&self, family: Family, number: u32) -> impl Iterator<Item = (u32, SocketAddr)> {
+        let range = (family, number, 0)..=(family, number, u32::MAX);
+        self.all.range(range).map(|((.., number), endpoint)| (*number, *endpoint))
+    }
+
+    /// The endpoint in a slot.
+    pub(crate) fn endpoint(&self, element: &Element, value: &Value) -> Option<SocketAddr> {
+        let Value::Data(it) = value else { return None };
+        match element.map {
+            Map::AffinityEndpoints | Map::NodeAffinityEndpoints => {
+                let number = Parts::of(it, element.family).number()?;
+                self.all.get(&(element.family, number & SERVICE_PORT_MASK, number)).copied()
+            }
+            _ => endpoint(it, element.family),
+        }
+    }
+}
+
+/// The number in a value.
+pub(crate) fn number_in(value: &Value, family: Family) -> Option<u32> {
+    match value {
+        Value::Data(it) => Parts::of(it, family).number(),
+        _ => None,
+    }
+}
+
+/// Lists a set.
+pub(crate) fn read_elements(
+    netfilter: &mut Netfilter,
+    family: Family,
+    (map, list): (Map, u32),
+    elements: &mut Elements,
+) -> Result<(), Errno> {
+    walk_elements(netfilter, family, (map, list), &mut |it, value| drop(elements.insert(it, value)))
+}
+
+fn walk_elements(
+    netfilter: &mut Netfilter,
+    family: Family,
+    (map, list): (Map, u32),
+    with: &mut dyn FnMut(Element, Value),
+) -> Result<(), Errno> {
+    each_element(netfilter, family, (map, list), |key, element| {
+        with(Element { family, map, list, key: Bytes(key.into()) }, value(element));
+    })
+}
+
+/// The data of an element, from its attributes.
+pub(crate) fn value(element: &[u8]) -> Value {
+    let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
+    let data = || find(find(element, ELEMENT_DATA)?, DATA_VALUE);
+    let verdict = || {
+        let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
+        let chain = find(verdict, VERDICT_CHAIN).map(text);
+        Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
+    };
+    match data() {
+        Some(data) => Value::Data(Bytes(data.into())),
+        None if flags & INTERVAL_END != 0 => Value::RangeEnd,
+        None => verdict().map_or(Value::None, Value::Verdict),
+    }
+}
+
+/// Lists a set: calls back for each element, with its key and its attributes.
+pub(crate) fn each_element(
+    netfilter: &mut Netfilter,
+    family: Family,
+    (map, list): (Map, u32),
+    mut with: impl FnMut(&[u8], &[u8]),
+) -> Result<(), Errno> {
+    let name = Attribute::text(SET_NAME, &set_name(map, list));
+    let request = message(Command::GetElements, 0, family, [name]);
+    netfilter.dump(&request, |it| keys(it).for_each(|(key, element)| with(key, element)))
+}
+
+/// The elements in a message, each with its key.
+pub(crate) fn keys(message: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let elements = find(message, ELEMENTS).into_iter().flat_map(each);
+    elements.filter_map(|(_, it)| Some((find(find(it, ELEMENT_KEY)?, DATA_VALUE)?, it)))
+}
+
+/// The frontend at the beginning of an element's key; a node port is one at the unspecified address.
+pub(crate) fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
+    let is_node_port = element.map.key().first() == Some(&Field::Protocol);
+    let ip = if is_node_port { unspecified(element.family) } else { key.address()? };
+    let protocol = protocol_of(key.protocol()?)?;
+    Some(FrontendAddress { address: SocketAddr::new(ip, key.port()?), protocol })
+}
+
+/// The endpoint in a value.
+pub(crate) fn endpoint(value: &Bytes, family: Family) -> Option<SocketAddr> {
+    let mut parts = Parts::of(value, family);
+    let address: IpAddr = parts.address()?;
+    Some(SocketAddr::new(address, parts.port()?))
+}
+
+/// The protocol of a number.
+pub(crate) fn protocol_of(it: u8) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| number(*protocol) == it)
+}

@@ -1,0 +1,392 @@
+//! Transactions: the messages that bring a table into the desired state.
+//!
+//! Invariant: an object is created after what it refers to, and deleted before it.
+
+use std::{collections::BTreeSet, hash::Hasher as _, iter, mem};
+
+use model::Family;
+use nix::errno::Errno;
+use twox_hash::XxHash64;
+
+use crate::{
+    apply::snapshot::Snapshot,
+    encode::{
+        chain::Chain,
+        elements::{Changes, Element, Elements, Value},
+        schema::{Map, MapData, length, list_name},
+        tables::{
+            ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, TABLE_IS_OWNED, TABLE_PERSISTS,
+            TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end, in_table, new_chain,
+            new_list, new_owned_table, new_rule, new_set, new_table, protocol,
+        },
+    },
+    error::Error,
+    plan::{
+        affinity,
+        endpoint_selector::{MatchKey, Selector},
+        rules::TableConfig,
+        source_list,
+        watch::Watch,
+    },
+};
+use netlink::{Attribute, Batch, Message, Netfilter, Refused};
+
+/// How many elements are made before they are encoded, to a third of their size.
+const MAX_IN_MEMORY: usize = 10_000;
+
+/// The desired state of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct DesiredTable {
+    /// What its constant chains depend on.
+    pub(crate) config_: TableConfig,
+    /// Whether this process owns it, so that no other can change it.
+    pub(crate) is_owned: bool,
+    /// The contents of its sets but for what leads to endpoints. Each selector and each list of source ranges among them has a
+    /// chain.
+    pub(crate) elements: Elements,
+}
+
+/// The difference of a table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Difference {
+    /// The message that adopts the table, if this process should own it; for a transaction before that of the others.
+    pub(crate) adopt: Option<Message>,
+    /// Lists of source ranges whose sets are created.
+    pub(crate) new_lists: BTreeSet<u32>,
+    /// Lists of source ranges whose sets are deleted, with their elements.
+    pub(crate) old_lists: BTreeSet<u32>,
+    /// Chains to create.
+    pub(crate) new_chains: Vec<Chain>,
+    /// Chains to delete.
+    pub(crate) old_chains: Vec<String>,
+    /// How the elements change.
+    pub(crate) changes: Changes,
+}
+
+/// The comment of a table with these chains: a table of another version, or for other flags, has another comment.
+pub(crate) fn comment(config_: &TableConfig) -> String {
+    let mut hasher = XxHash64::with_seed(0);
+    let mut chains = config_.chains();
+    for (by, affinity) in MatchKey::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
+        chains.push(Selector { by, set: 0, count: 1, affinity }.chain(config_.family));
+    }
+    chains.push(source_list::chain(config_.family, 0));
+    chains.push(affinity::chain(config_.family, 1));
+    chains.extend(Watch::ALL.into_iter().flat_map(|it| it.chains(config_.family)));
+    let messages = sets_and_chains(config_.family, [0], &chains);
+    // The messages define the layout; any text form of them does, if different messages have different texts.
+    hasher.write(format!("{messages:?}").as_bytes());
+    format!("layout {:016x}", hasher.finish())
+}
+
+/// Chains with their rules, and the sets that they use, which come first.
+fn sets_and_chains(family: Family, lists: impl IntoIterator<Item = u32>, chains: &[Chain]) -> Vec<Message> {
+    let sets = (1..).zip(Map::all()).map(|(id, map)| new_set(family, map, id));
+    let lists = lists.into_iter().map(|it| new_list(family, it));
+    sets.chain(lists).chain(create(family, chains)).collect()
+}
+
+/// Creates chains, then their rules, which may refer to other chains.
+fn create(family: Family, chains: &[Chain]) -> Vec<Message> {
+    let create = chains.iter().map(|it| new_chain(family, &it.name, it.hook));
+    let rules =
+        chains.iter().flat_map(|chain| chain.rules.iter().map(|it| new_rule(family, &chain.name, it)));
+    create.chain(rules).collect()
+}
+
+fn add(family: Family, all: &Elements) -> Vec<Message> {
+    by_map(Command::NewElements, family, all)
+}
+
+fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
+    // They are sorted by map, and by list.
+    let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family).collect();
+    let by_map = own.chunk_by(|(one, _), (other, _)| (one.map, one.list) == (other.map, other.list));
+    by_map
+        .flat_map(|some| elements(command, family, (some[0].0.map, some[0].0.list), some.iter().copied()))
+        .collect()
+}
+
+impl DesiredTable {
+    /// The difference to an existing table of the same structure; `endpoints` are the elements that lead to endpoints.
+    pub(crate) fn difference(
+        &self,
+        mut existing: Snapshot,
+        endpoints: impl Iterator<Item = (Element, Value)>,
+    ) -> Difference {
+        // What is not desired is deleted. So there is no third copy of what both have.
+        let mut changes = Changes { delete: mem::take(&mut existing.elements), add: Elements::new() };
+        for (element, value) in self.elements.clone().into_iter().chain(endpoints) {
+            changes.add(element, value);
+        }
+        let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
+        own.extend(self.derived_chains().map(|it| it.name));
+        let lists: BTreeSet<_> = source_list::among(&self.elements).collect();
+        // If it is ours already, this changes nothing; if it is another process', that refuses the transaction.
+        let adopt = || new_owned_table(self.config_.family, &existing.comment);
+        let mut difference = Difference {
+            adopt: self.is_owned.then(adopt),
+            new_lists: lists.difference(&existing.lists()).copied().collect(),
+            old_lists: existing.lists().difference(&lists).copied().collect(),
+            new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
+            old_chains: existing.chains_from_the_hooks().filter(|it| !own.contains(*it)).cloned().collect(),
+            changes,
+        };
+        difference.skip_deleted_lists();
+        difference
+    }
+
+    /// Whether only elements and selector chains differ. Otherwise the table must be replaced.
+    pub(crate) fn has_same_structure(&self, existing: &Snapshot) -> bool {
+        let family = self.config_.family;
+        let size = |fields| u32::try_from(length(fields, family)).unwrap_or_default();
+        let lists: Vec<_> = existing.lists().into_iter().map(list_name).collect();
+        let sets_fit = existing.sets.len() == Map::all().count() + lists.len()
+            && lists.iter().all(|it| existing.sets[it].0 == size(Map::SourceRanges.key()))
+            && Map::all().all(|map| {
+                let fits = |(key, data)| match map.data() {
+                    MapData::Fields(fields) => key == size(map.key()) && data == size(fields),
+                    // The kernel decides about the size of a verdict.
+                    MapData::None | MapData::Verdict => key == size(map.key()),
+                };
+                existing.sets.get(map.name()).is_some_and(|it| fits(*it))
+            });
+        let fits = |chain: &Chain| {
+            let comments = chain.rules.iter().map(|it| &it.comment);
+            existing.chains.get(&chain.name).is_some_and(|it| it.iter().eq(comments))
+        };
+        sets_fit
+            // Others may have made the table dormant, or changed the policy of a chain.
+            && existing.flags & !TABLE_IS_OWNED == if self.is_owned { TABLE_PERSISTS } else { 0 }
+            && existing.policies.values().all(|it| *it == ACCEPT)
+            && existing.comment == comment(&self.config_)
+            && self.config_.chains().iter().all(fits)
+            && self.derived_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
+    }
+
+    fn derived_chains(&self) -> impl Iterator<Item = Chain> {
+        derived_chains(self.config_.family, &self.elements)
+    }
+
+    /// The messages that create the table, and replace an existing one. `endpoints` are the elements that lead to endpoints.
+    pub(crate) fn replace(
+        &self,
+        endpoints: impl Iterator<Item = (Element, Value)>,
+    ) -> impl Iterator<Item = Message> {
+        let family = self.config_.family;
+        let mut chains = self.config_.chains();
+        chains.extend(self.derived_chains());
+        let comment = comment(&self.config_);
+        // Deleting a table that does not exist fails, so it is created first.
+        let new = if self.is_owned { new_owned_table } else { new_table };
+        let mut messages = vec![new_table(family, &comment), delete_table(family), new(family, &comment)];
+        messages.extend(sets_and_chains(family, source_list::among(&self.elements), &chains));
+        messages.extend(add(family, &self.elements));
+        let mut endpoints = endpoints.peekable();
+        let next = move || {
+            endpoints.peek()?;
+            Some(add(family, &endpoints.by_ref().take(MAX_IN_MEMORY).collect()))
+        };
+        messages.into_iter().chain(iter::from_fn(next).flatten())
+    }
+}
+
+impl Difference {
+    /// These changes, with the chains of what is among them.
+    pub(crate) fn new(family: Family, changes: Changes) -> Self {
+        let old_lists: BTreeSet<_> = source_list::among(&changes.delete).collect();
+        let old_chains = Selector::among(&changes.delete).map(Selector::chain_name);
+        let old_chains = old_chains.chain(old_lists.iter().copied().map(list_name));
+        let old_chains = old_chains.chain(affinity::among(&changes.delete).map(affinity::chain_name));
+        let old_chains = old_chains.chain(Watch::among(&changes.delete).flat_map(Watch::chain_names));
+        let old_chains = old_chains.collect();
+        let mut difference = Self {
+            adopt: None,
+            new_lists: source_list::among(&changes.add).collect(),
+            new_chains: derived_chains(family, &changes.add).collect(),
+            old_chains,
+            old_lists,
+            changes,
+        };
+        difference.skip_deleted_lists();
+        difference
+    }
+
+    /// The elements of a set that is deleted go with it.
+    fn skip_deleted_lists(&mut self) {
+        if !self.old_lists.is_empty() {
+            let is_gone = |it: &Element| it.map == Map::SourceRanges && self.old_lists.contains(&it.list);
+            self.changes.delete.retain(|it, _| !is_gone(it));
+        }
+    }
+
+    /// The messages that apply it, once the table is adopted.
+    pub(crate) fn messages(&self, family: Family) -> Vec<Message> {
+        let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
+        messages.extend(create(family, &self.new_chains));
+        messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
+        messages.extend(add(family, &self.changes.add));
+        messages.extend(self.old_chains.iter().map(|it| delete_chain(family, it)));
+        messages.extend(self.old_lists.iter().map(|it| delete_list(family, *it)));
+        messages
+    }
+}
+
+/// The chains of what is among elements: selectors, lists of source ranges, timeouts of session affinity, and watches.
+fn derived_chains(family: Family, elements: &Elements) -> impl Iterator<Item = Chain> {
+    let selectors = Selector::among(elements).map(move |it| it.chain(family));
+    let lists = source_list::among(elements).map(move |it| source_list::chain(family, it));
+    let timeouts = affinity::among(elements).map(move |it| affinity::chain(family, it));
+    let watches = Watch::among(elements).flat_map(move |it| it.chains(family));
+    selectors.chain(lists).chain(timeouts).chain(watches)
+}
+
+/// Applies all messages atomically, or none.
+pub(crate) fn commit(
+    netfilter: &mut Netfilter,
+    messages: impl IntoIterator<Item = Message>,
+) -> Result<(), Error> {
+    let mut batch = transaction();
+    batch.extend(messages);
+    commit_batch(netfilter, batch)
+}
+
+/// A transaction without messages.
+pub(crate) fn transaction() -> Batch {
+    let mut batch = Batch::new(SUBSYSTEM);
+    batch.push(&begin());
+    batch
+}
+
+/// Applies a transaction.
+pub(crate) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Result<(), Error> {
+    if batch.len() == 1 {
+        return Ok(());
+    }
+    batch.push(&end());
+    let refused = match netfilter.transact(&mut batch) {
+        Ok(refused) => refused,
+        Err(errno) => vec![Refused { message: None, errno }],
+    };
+    match refused.first() {
+        None => Ok(()),
+        Some(it) => Err(Error::Refused { what: describe_refused(&batch, it), errno: it.errno }),
+    }
+}
+
+/// Describes what was refused.
+pub(crate) fn describe_refused(batch: &Batch, refused: &Refused) -> String {
+    let message = refused.message.and_then(|it| batch.message(it));
+    message.as_ref().map_or_else(|| "the change".to_owned(), describe)
+}
+
+/// The messages that create a table with its base chains only, without rules: while a family has them, connections that are
+/// translated already stay so.
+pub(crate) fn base_chains(config_: &TableConfig) -> Vec<Message> {
+    let family = config_.family;
+    let chains: Vec<_> = config_.chains().into_iter().filter(|it| it.hook.is_some()).collect();
+    let mut messages = vec![new_table(family, "base chains only")];
+    messages.extend(chains.iter().map(|it| new_chain(family, &it.name, it.hook)));
+    messages
+}
+
+/// Whether the kernel has tables that belong to a process and survive it: from Linux 6.9 on. Nothing is changed.
+pub(crate) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
+    let trial = |it| in_table(TRIAL_TABLE, it);
+    let table = trial(new_owned_table(Family::V4, ""));
+    // It must be refused, so that nothing takes effect.
+    let mut batch = transaction();
+    batch.extend([table, trial(delete_chain(Family::V4, "does-not-exist")), end()]);
+    let refused = netfilter.transact(&mut batch).unwrap_or_default();
+    refused.first().is_some_and(|it| it.message == Some(2) && it.errno == Errno::ENOENT)
+}
+
+/// Describes a message, for errors.
+pub(crate) fn describe(message: &Message) -> String {
+    let said = |desired: u16| {
+        message.attributes.iter().find_map(|it| match it {
+            Attribute::Value(kind, value) if *kind == desired => Some(netlink::text(value)),
+            _ => None,
+        })
+    };
+    let named = |what: &str, kind| format!("{what} {}", said(kind).unwrap_or_default());
+    let family = if message.family == protocol(Family::V4) { "IPv4" } else { "IPv6" };
+    let is = |command: Command| message.kind == command.kind();
+    let what = if is(Command::NewTable) || is(Command::DeleteTable) {
+        "the table itself".to_owned()
+    } else if is(Command::NewChain) || is(Command::DeleteChain) {
+        named("the chain", CHAIN_NAME)
+    } else if is(Command::NewRule) {
+        named("a rule of the chain", RULE_CHAIN)
+    } else if is(Command::NewSet) || is(Command::DeleteSet) {
+        named("the set", SET_NAME)
+    } else if is(Command::NewElements) {
+        named("new elements of the set", SET_NAME)
+    } else if is(Command::DeleteElements) {
+        named("to delete elements of the set", SET_NAME)
+    } else {
+        return "the transaction".to_owned();
+    };
+    format!("{what}, in our table of {family}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::{Config, Host};
+
+    /// A table, and the snapshot of it once it is written.
+    fn applied() -> (DesiredTable, Snapshot) {
+        let config_ = TableConfig::new(Family::V4, &Config::default(), &Host::default());
+        let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
+        for chain in config_.chains() {
+            if chain.hook.is_some() {
+                existing.policies.insert(chain.name.clone(), ACCEPT);
+            }
+            existing.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
+        }
+        for map in Map::all() {
+            let size = |fields| u32::try_from(length(fields, Family::V4)).unwrap();
+            let data = if let MapData::Fields(fields) = map.data() { size(fields) } else { 0 };
+            existing.sets.insert(map.name().to_owned(), (size(map.key()), data));
+        }
+        existing.elements = config_.elements();
+        let elements = config_.elements();
+        (DesiredTable { config_, is_owned: false, elements }, existing)
+    }
+
+    #[test]
+    fn an_up_to_date_table_is_not_touched() {
+        let (desired, existing) = applied();
+        assert!(desired.has_same_structure(&existing));
+        let difference = desired.difference(existing, iter::empty());
+        assert!(difference.adopt.is_none() && difference.messages(Family::V4).is_empty());
+    }
+
+    #[test]
+    fn an_orphaned_table_is_adopted_and_one_of_an_older_version_is_replaced() {
+        let (desired, existing) = applied();
+        let desired = DesiredTable { is_owned: true, ..desired };
+        let with = |flags| Snapshot { flags, ..existing.clone() };
+        for flags in [TABLE_PERSISTS, TABLE_IS_OWNED | TABLE_PERSISTS] {
+            assert!(desired.has_same_structure(&with(flags)));
+            let adopted = desired.difference(with(flags), iter::empty());
+            assert_eq!(adopted.adopt.as_ref(), Some(&new_owned_table(Family::V4, &existing.comment)));
+            assert!(adopted.messages(Family::V4).is_empty());
+        }
+        assert!(!desired.has_same_structure(&existing));
+    }
+
+    #[test]
+    fn a_dormant_table_or_one_with_a_drop_policy_is_replaced() {
+        const DORMANT: u32 = 1;
+        const DROP: u32 = 0;
+        let (desired, existing) = applied();
+        let asleep = Snapshot { flags: DORMANT, ..existing.clone() };
+        let mut drops = existing;
+        drops.policies.insert("prerouting".into(), DROP);
+        for existing in [asleep, drops] {
+            assert!(!desired.has_same_structure(&existing));
+        }
+    }
+}

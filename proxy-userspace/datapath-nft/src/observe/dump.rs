@@ -1,0 +1,353 @@
+//! What is in our tables, in words: one line per entry, sorted, so that two equal states read the same.
+//!
+//! Slots are not shown, because they differ from history to history.
+
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    net::SocketAddr,
+};
+
+use model::Family;
+
+use crate::{
+    apply::snapshot::{Members, Snapshot, frontend_of, number_in, retried},
+    encode::{
+        elements::{Element, Elements, Value},
+        schema::{Bytes, Map, Parts, list_name},
+        tables::FAMILIES,
+    },
+    error::Error,
+    plan::{
+        affinity_numbers::SERVICE_PORT_MASK,
+        endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_of, slot_word},
+        rules::FrontendPolicy,
+    },
+};
+use datapath::{ActiveFrontend, FrontendAddress, SortedLines, unspecified};
+use netlink::Netfilter;
+
+/// Reads the tables and describes every entry in a line, in order; nothing if there are none.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
+    let mut netfilter = match Netfilter::open().map_err(Error::Open) {
+        Err(error) if error.is_nftables_missing() => return Ok(()),
+        netfilter => netfilter?,
+    };
+    let mut last = String::new();
+    loop {
+        let pass = retried(|| {
+            let (mut names, mut lines) = (Names::default(), SortedLines::after(&last));
+            let mut walk = |with: &mut dyn FnMut(Element, Value)| {
+                FAMILIES.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
+            };
+            walk(&mut |element, value| names.learn(&element, &value))?;
+            walk(&mut |element, value| names.identify(&element, &value))?;
+            walk(&mut |element, value| {
+                names.line(&element, &value).into_iter().for_each(|it| lines.add(&it));
+            })?;
+            Ok(lines)
+        });
+        let mut lines = match pass {
+            Err(error) if error.is_nftables_missing() => return Ok(()),
+            pass => pass?,
+        };
+        lines.sorted().for_each(&mut each);
+        if !lines.has_more() {
+            return Ok(());
+        }
+        last = lines.sorted().next_back().unwrap_or_default().to_owned();
+    }
+}
+
+/// Reads the tables: every frontend, with its endpoints for internal traffic, in ascending order; a node port has the
+/// unspecified address of its family.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
+    let mut all: Vec<_> = snapshots(|_| true)?.iter().flat_map(|it| frontends(&it.elements)).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// Every frontend among elements, with its endpoints for internal traffic.
+pub(crate) fn frontends(elements: &Elements) -> Vec<ActiveFrontend> {
+    let members = Members::of(elements);
+    let frontend = |(element, value): (&Element, &Value)| {
+        let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
+        active_frontend((elements, &members), by, element, value)
+    };
+    elements.iter().filter_map(frontend).collect()
+}
+
+/// Where packets to a frontend go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PacketTarget {
+    /// To these endpoints, in ascending order.
+    Endpoints(Vec<SocketAddr>),
+    /// They are rejected.
+    Refused,
+    /// They are dropped.
+    Dropped,
+}
+
+/// What the tables have for a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Where packets of this node and its pods go; none if they are not translated.
+    pub internal: Option<PacketTarget>,
+    /// Where packets from elsewhere go; none if they are not translated.
+    pub external: Option<PacketTarget>,
+    /// Whether the port is a node port, which this node may serve at other addresses only.
+    pub has_node_port: bool,
+}
+
+/// Reads what packets to a destination meet in the tables; `None` if there are none.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
+    let family = destination.family();
+    let ip = destination.address.ip();
+    let node_port = FrontendAddress {
+        address: SocketAddr::new(unspecified(family), destination.address.port()),
+        ..*destination
+    };
+    // Of a large table, little concerns the destination.
+    let mut snapshots = snapshots(|it| match it.map {
+        Map::NodeAddresses | Map::Members | Map::MembersExternal | Map::MembersInternal => true,
+        _ => frontend_of(it, &mut key_of(it)).is_some_and(|it| it == *destination || it == node_port),
+    })?;
+    // There are tables of both families, or none.
+    let elements = match snapshots.iter().position(|it| it.elements.keys().any(|it| it.family == family)) {
+        Some(own) => snapshots.swap_remove(own).elements,
+        None if snapshots.is_empty() => return Ok(None),
+        None => Elements::default(),
+    };
+    let members = Members::of(&elements);
+    let is_node = elements.contains_key(&Element::new(family, Map::NodeAddresses, Bytes::new().address(ip)));
+    let at = |by: MatchKey, map: Map, address: &FrontendAddress| {
+        let is_it =
+            |it: &Element| it.map == map && frontend_of(it, &mut key_of(it)).as_ref() == Some(address);
+        let (element, value) = elements.iter().find(|(it, _)| is_it(it))?;
+        target((&elements, &members), by, element, value)
+    };
+    let of_node_port = |map: fn(MatchKey) -> Map| at(MatchKey::NodePort, map(MatchKey::NodePort), &node_port);
+    let find = |map: fn(MatchKey) -> Map| {
+        let own = at(MatchKey::Address, map(MatchKey::Address), destination);
+        own.or_else(|| is_node.then(|| of_node_port(map))?)
+    };
+    let internal = find(MatchKey::internal);
+    let has_node_port = of_node_port(MatchKey::internal).is_some();
+    // Only a frontend with the policy Local has a selector of its own for external traffic.
+    Ok(Some(Lookup {
+        external: find(MatchKey::external).or_else(|| internal.clone()),
+        internal,
+        has_node_port,
+    }))
+}
+
+/// The existing tables with the elements that are wanted; none if the kernel has no nftables.
+fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Error> {
+    let read = || -> Result<Vec<_>, Error> {
+        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+        let tables = FAMILIES.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
+        tables.into_iter().flatten().collect()
+    };
+    match read() {
+        Err(error) if error.is_nftables_missing() => Ok(Vec::new()),
+        read => read,
+    }
+}
+
+fn active_frontend(
+    (elements, members): (&Elements, &Members),
+    by: MatchKey,
+    from: &Element,
+    value: &Value,
+) -> Option<ActiveFrontend> {
+    let backends = match target((elements, members), by, from, value)? {
+        PacketTarget::Endpoints(endpoints) => endpoints,
+        PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
+    };
+    Some(ActiveFrontend { frontend: frontend_of(from, &mut key_of(from))?.to_string(), backends, port: None })
+}
+
+/// Where an element of a map of selectors sends packets.
+fn target(
+    (elements, members): (&Elements, &Members),
+    by: MatchKey,
+    from: &Element,
+    value: &Value,
+) -> Option<PacketTarget> {
+    let selector = match number_in(value, from.family)? {
+        REFUSE => return Some(PacketTarget::Refused),
+        DROP => return Some(PacketTarget::Dropped),
+        word => Selector::of(by, word)?,
+    };
+    let map = if selector.affinity > 0 { by.affinity_endpoints() } else { by.endpoints() };
+    let endpoint = |slot| {
+        let slot = slot_word(selector.set, slot);
+        let element = Element::new(from.family, map, Bytes(from.key.0.clone()).number(slot));
+        members.endpoint(&element, elements.get(&element)?)
+    };
+    let mut endpoints: Vec<_> = (0..selector.count).filter_map(endpoint).collect();
+    endpoints.sort_unstable();
+    Some(PacketTarget::Endpoints(endpoints))
+}
+
+/// A line per element that depends on the state.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn lines(elements: &Elements) -> Vec<String> {
+    let mut names = Names::default();
+    elements.iter().for_each(|(element, value)| names.learn(element, value));
+    elements.iter().for_each(|(element, value)| names.identify(element, value));
+    elements.iter().filter_map(|(element, value)| names.line(element, value)).collect()
+}
+
+/// What the numbers in elements stand for.
+#[derive(Default)]
+struct Names {
+    members: Members,
+    /// The keys of frontends at cluster IPs.
+    cluster_ips: HashSet<(Family, Bytes)>,
+    identities: Identities,
+}
+
+/// The service ports by number, each with whether that is a cluster IP.
+type Identities = HashMap<(Family, u32), (bool, String)>;
+
+impl Names {
+    /// Learns members and cluster IPs, from all elements.
+    fn learn(&mut self, element: &Element, value: &Value) {
+        self.members.add(element, value);
+        if element.map == Map::Frontends
+            && number_in(value, element.family) == Some(FrontendPolicy::ClusterIp.word())
+        {
+            self.cluster_ips.insert((element.family, element.key.clone()));
+        }
+    }
+
+    /// Learns the identities of service ports, when the cluster IPs are known: a cluster IP identifies its service port; where it
+    /// has none, its last address does.
+    fn identify(&mut self, element: &Element, value: &Value) {
+        if let Map::ServicePorts | Map::NodeServicePorts = element.map
+            && let Some(number) = number_in(value, element.family)
+            && let Some(frontend) = frontend(element, &mut key_of(element))
+        {
+            let is_cluster_ip = element.map == Map::ServicePorts
+                && self.cluster_ips.contains(&(element.family, element.key.clone()));
+            let identity = self.identities.entry((element.family, number)).or_default();
+            *identity = mem::take(identity).max((is_cluster_ip, frontend));
+        }
+    }
+
+    /// The line of an element; none if it is a constant one.
+    fn line(&self, element: &Element, value: &Value) -> Option<String> {
+        line((&self.members, &self.identities), element, value)
+            .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
+    }
+}
+
+/// The outer `None` stands for a malformed element, the inner one for a constant one.
+fn line(
+    (members, identities): (&Members, &Identities),
+    element: &Element,
+    value: &Value,
+) -> Option<Option<String>> {
+    let family = element.family;
+    let mut key = key_of(element);
+    let number = || number_in(value, family);
+    let endpoint = || members.endpoint(element, value);
+    let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK)).map(|(_, it)| it);
+    let mut at = || frontend(element, &mut key);
+    let line = match element.map {
+        Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
+        Map::Internal | Map::NodeInternal => format!("packets internal {} {}", at()?, selector(number()?)?),
+        Map::External | Map::NodeExternal => format!("packets external {} {}", at()?, selector(number()?)?),
+        Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
+            format!("packets endpoint {} {} -> {}", at()?, set(key.number()?), endpoint()?)
+        }
+        Map::ServicePorts | Map::NodeServicePorts => {
+            format!("packets service-port {} of {}", at()?, service_port(number()?)?)
+        }
+        Map::Members | Map::MembersExternal | Map::MembersInternal => {
+            let number = (0..=2).find(|it| Map::members(*it) == element.map)?;
+            let service_port = key.protocol().and_then(|_| service_port(key.number()?))?;
+            format!("packets member {service_port} {} {}", named(number), endpoint()?)
+        }
+        Map::SourceLists => format!("packets sources {} in {}", at()?, list_name(number()?)),
+        Map::SourceRanges => {
+            let boundary = if *value == Value::RangeEnd { "before" } else { "from" };
+            format!("packets {} {boundary} {}", list_name(element.list), key.address()?)
+        }
+        Map::NodeAddresses => format!("packets node-address {}", key.address()?),
+        Map::ClusterIps => format!("packets cluster-ip {}", key.address()?),
+        Map::Hairpin => format!("packets hairpin {}", key.address()?),
+        Map::Policies
+        | Map::Selectors
+        | Map::NodeSelectors
+        | Map::SourceChains
+        | Map::Affinity
+        | Map::AffinityUnanswered
+        // The selectors tell it, too.
+        | Map::AffinitySeconds
+        | Map::AffinityTimeouts
+        | Map::AffinityFull
+        | Map::RemovedUdp
+        | Map::Uplinks
+        | Map::Watches => return Some(None),
+    };
+    Some(Some(line))
+}
+
+/// The frontend at the beginning of an element's key, in words.
+fn frontend(element: &Element, key: &mut Parts<'_>) -> Option<String> {
+    let frontend = frontend_of(element, key)?;
+    Some(match frontend.address {
+        SocketAddr::V4(it) if it.ip().is_unspecified() => format!("node:{}/{}", it.port(), frontend.protocol),
+        SocketAddr::V6(it) if it.ip().is_unspecified() => {
+            format!("[node]:{}/{}", it.port(), frontend.protocol)
+        }
+        _ => frontend.to_string(),
+    })
+}
+
+fn key_of(element: &Element) -> Parts<'_> {
+    Parts::of(&element.key, element.family)
+}
+
+fn policy(word: u32) -> Option<&'static str> {
+    FrontendPolicy::of(word).map(FrontendPolicy::chain)
+}
+
+/// The set of a slot.
+fn set(slot: u32) -> &'static str {
+    named(slot_of(slot).0)
+}
+
+fn named(set: u32) -> &'static str {
+    match set {
+        0 => "any",
+        1 => "external",
+        _ => "internal",
+    }
+}
+
+fn selector(word: u32) -> Option<String> {
+    Some(match word {
+        REFUSE => "refused".into(),
+        DROP => "dropped".into(),
+        word => {
+            let Selector { set, count, affinity, .. } = Selector::of(MatchKey::Address, word)?;
+            let affinity = if affinity > 0 { format!(" for {affinity} s") } else { String::new() };
+            format!("endpoints={count} {}{affinity}", named(set))
+        }
+    })
+}

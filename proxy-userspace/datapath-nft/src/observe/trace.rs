@@ -1,0 +1,611 @@
+//! What becomes of the first packet of each connection to some destinations, as the kernel reports it (`nft monitor trace`).
+//!
+//! Invariant: the rules that ask for reports end with this value. They are in a table of their own, which the kernel deletes with
+//! the socket that made it (`NFT_TABLE_F_OWNER`, Linux 5.12); before that the next start deletes what a process that was killed
+//! has left.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use datapath::{FrontendAddress, unspecified};
+use model::{Family, Protocol, state::ServiceState};
+use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, each, find, text, u32};
+use nix::{errno::Errno, net::if_::if_indextoname, sys::socket::SockProtocol};
+
+use crate::{
+    apply::transaction::commit,
+    encode::{
+        chain::Hook,
+        expressions::Rule,
+        schema::number,
+        tables::{
+            FAMILIES, SUBSYSTEM, TABLE, TABLE_FLAGS, TABLE_IS_OWNED, delete_table, in_table, new_chain,
+            new_rule, new_table,
+        },
+        verdict::{VERDICT_CHAIN, VERDICT_CODE},
+    },
+    error::Error,
+    plan::{
+        compile::{Frontend, compile},
+        rules::REFUSE_CHAIN,
+    },
+};
+
+/// The name of the tables that ask for reports.
+const TRACE_TABLE: &str = "kube-proxy-ebpf-trace";
+/// `NFNLGRP_NFTRACE`, as a mask.
+const TRACE_GROUP: u32 = 1 << (9 - 1);
+/// `NFT_MSG_TRACE`.
+const TRACE_MESSAGE: u16 = SUBSYSTEM << 8 | 17;
+/// How long after its last report a packet counts as gone.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
+/// How many packets are followed at once.
+const MAX_FOLLOWED: usize = 4096;
+/// How many reports of a packet are kept.
+const MAX_STEPS: usize = 64;
+/// How many destinations may be asked for: every packet is compared with each.
+pub const MAX_DESTINATIONS: usize = 1024;
+
+/// The chains of the table: those in which packets are chosen, and those in which they are seen last.
+const CHAINS: [(&str, Hook); 4] = [
+    ("prerouting", Hook::PreroutingEach),
+    ("output", Hook::OutputEach),
+    ("input", Hook::InputLast),
+    ("postrouting", Hook::PostroutingLast),
+];
+
+/// A destination to which packets are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TracedDestination {
+    /// The address; an unspecified one stands for every address of the node, as with node ports.
+    pub address: IpAddr,
+    /// The port; `None` stands for all.
+    pub port: Option<u16>,
+    /// The protocol; `None` stands for all.
+    pub protocol: Option<Protocol>,
+}
+
+impl From<FrontendAddress> for TracedDestination {
+    fn from(it: FrontendAddress) -> Self {
+        Self { address: it.address.ip(), port: Some(it.address.port()), protocol: Some(it.protocol) }
+    }
+}
+
+/// The addresses of a Service, each with the position of its port; those of node ports are unspecified.
+pub fn frontends(state: &ServiceState) -> Vec<(FrontendAddress, usize)> {
+    let ports = compile(state, &[], &Default::default()).ports;
+    let of_port = |index, it: Vec<Frontend>| it.into_iter().map(move |it| (it.address, index));
+    ports.into_iter().flat_map(|it| of_port(it.index, it.frontends)).collect()
+}
+
+/// The first packet of a connection, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedPacket {
+    /// The interface at which it arrived; `None` for one of this node.
+    pub interface: Option<String>,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// Where it came from.
+    pub source: SocketAddr,
+    /// Where it was sent to.
+    pub destination: SocketAddr,
+    /// What replaced the source.
+    pub masqueraded: Option<SocketAddr>,
+    /// What replaced the destination.
+    pub endpoint: Option<SocketAddr>,
+    /// What became of it.
+    pub verdict: PacketVerdict,
+    /// The rules that it met: table, chain, and verdict.
+    pub steps: Vec<String>,
+}
+
+/// What became of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PacketVerdict {
+    /// It passed all rules.
+    Passed,
+    /// This proxy refused it: the Service has no endpoints.
+    Refused,
+    /// A rule of nftables dropped or rejected it, of this proxy or of others.
+    Dropped {
+        /// The table.
+        table: String,
+        /// The chain.
+        chain: String,
+    },
+    /// It was not seen to leave: routing, connection tracking or something besides nftables dropped it.
+    Vanished,
+}
+
+impl PacketVerdict {
+    /// Why this proxy has dropped it.
+    pub fn drop_reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Dropped { table, chain } if table == TABLE => match chain.as_str() {
+                "select" | "node-select" => {
+                    Some("the Service has no endpoint that its traffic policy allows here")
+                }
+                "source-ranges" | "source-ranges-local" => {
+                    Some("the source is not in loadBalancerSourceRanges")
+                }
+                "unassigned-forward" | "unassigned-output" => Some("no Service has this cluster IP"),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// What there is to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PacketTraceItem {
+    /// A packet.
+    Packet(Box<TracedPacket>),
+    /// Reports were lost, because they were not read in time.
+    Lost,
+}
+
+/// Follows packets until it is dropped.
+#[derive(Debug)]
+pub struct PacketTrace {
+    /// The owner of the tables.
+    netfilter: Netfilter,
+    /// What the tables ask for.
+    destinations: Vec<TracedDestination>,
+    notifications: Notifications,
+    followed: HashMap<u32, Followed>,
+    /// Those that are through.
+    done: VecDeque<PacketTraceItem>,
+}
+
+/// A packet on its way.
+#[derive(Debug)]
+struct Followed {
+    packet: TracedPacket,
+    last: Instant,
+}
+
+impl PacketTrace {
+    /// Follows packets to these destinations in the calling thread's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many destinations, or the kernel refuses.
+    pub fn start(destinations: &[TracedDestination]) -> Result<Self, Error> {
+        let notifications = Notifications::subscribe(SockProtocol::NetlinkNetFilter, TRACE_GROUP);
+        let mut trace = Self {
+            netfilter: Netfilter::open().map_err(Error::Open)?,
+            destinations: Vec::new(),
+            notifications: notifications.map_err(Error::Open)?,
+            followed: HashMap::new(),
+            done: VecDeque::new(),
+        };
+        trace.set_destinations(destinations)?;
+        Ok(trace)
+    }
+
+    /// Follows packets to these destinations from now on.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many, or the kernel refuses; those before stay.
+    pub fn set_destinations(&mut self, destinations: &[TracedDestination]) -> Result<(), Error> {
+        if destinations.len() > MAX_DESTINATIONS {
+            return Err(Error::TooManyTracedDestinations {
+                count: destinations.len(),
+                max: MAX_DESTINATIONS,
+            });
+        }
+        if destinations == self.destinations {
+            return Ok(());
+        }
+        match commit(&mut self.netfilter, replace(destinations, true)) {
+            // The kernel has no owned tables.
+            Err(Error::Refused { errno: Errno::EOPNOTSUPP | Errno::EINVAL, .. }) => {
+                commit(&mut self.netfilter, replace(destinations, false))?;
+            }
+            result => result?,
+        }
+        self.destinations = destinations.to_vec();
+        Ok(())
+    }
+
+    /// What there is; more may follow the end.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel ends the reports.
+    pub fn poll(&mut self) -> Result<Option<PacketTraceItem>, Error> {
+        while self.done.is_empty() {
+            let (mut reports, now) = (Vec::new(), Instant::now());
+            let received = self.notifications.receive(|kind, payload| {
+                if kind == TRACE_MESSAGE {
+                    reports.extend(payload.get(NFGENMSG..).and_then(Report::parse));
+                }
+            });
+            match received {
+                Ok(()) => reports.into_iter().for_each(|it| self.on_report(it, now)),
+                Err(Errno::EAGAIN) => {
+                    self.give_up(now);
+                    break;
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::ENOBUFS) => self.done.push_back(PacketTraceItem::Lost),
+                Err(errno) => return Err(Error::Trace(errno)),
+            }
+        }
+        Ok(self.done.pop_front())
+    }
+
+    fn on_report(&mut self, report: Report, now: Instant) {
+        let Report { id, table, chain, verdict, header, interface } = report;
+        let is_own = table == TRACE_TABLE;
+        let is_chosen = is_own && CHAINS[..2].iter().any(|(name, _)| *name == chain);
+        if is_chosen {
+            let Some(header) = header else { return };
+            if self.followed.len() >= MAX_FOLLOWED && !self.followed.contains_key(&id) {
+                self.done.push_back(PacketTraceItem::Lost);
+                return;
+            }
+            // The chain's policy is reported, too.
+            let is_same = |it: &Followed| {
+                (it.packet.source, it.packet.destination) == (header.source, header.destination)
+            };
+            if !self.followed.get(&id).is_some_and(is_same) {
+                let packet = TracedPacket {
+                    interface: interface.and_then(interface_name),
+                    protocol: header.protocol,
+                    source: header.source,
+                    destination: header.destination,
+                    masqueraded: None,
+                    endpoint: None,
+                    verdict: PacketVerdict::Vanished,
+                    steps: Vec::new(),
+                };
+                self.followed.insert(id, Followed { packet, last: now });
+            }
+            return;
+        }
+        let Some(Followed { packet, last }) = self.followed.get_mut(&id) else { return };
+        *last = now;
+        if let Some(header) = header {
+            packet.endpoint = Some(header.destination).filter(|it| *it != packet.destination);
+            packet.masqueraded = Some(header.source).filter(|it| *it != packet.source);
+        }
+        let end = if is_own {
+            Some(PacketVerdict::Passed)
+        } else {
+            if packet.steps.len() < MAX_STEPS {
+                packet.steps.push(format!("{table} {chain}: {verdict}"));
+            }
+            match verdict {
+                Step::Drop if table == TABLE && chain == REFUSE_CHAIN => Some(PacketVerdict::Refused),
+                Step::Drop => Some(PacketVerdict::Dropped { table, chain }),
+                _ => None,
+            }
+        };
+        if let Some(end) = end {
+            self.end(id, end);
+        }
+    }
+
+    fn end(&mut self, id: u32, verdict: PacketVerdict) {
+        if let Some(Followed { packet, .. }) = self.followed.remove(&id) {
+            self.done.push_back(PacketTraceItem::Packet(Box::new(TracedPacket { verdict, ..packet })));
+        }
+    }
+
+    /// Reports packets of which nothing was heard any more.
+    fn give_up(&mut self, now: Instant) {
+        let is_gone = |it: &Followed| now.duration_since(it.last) >= REPORT_TIMEOUT;
+        let gone: Vec<_> = self.followed.iter().filter(|(_, it)| is_gone(it)).map(|(id, _)| *id).collect();
+        gone.into_iter().for_each(|it| self.end(it, PacketVerdict::Vanished));
+    }
+}
+
+impl Drop for PacketTrace {
+    fn drop(&mut self) {
+        remove(&mut self.netfilter);
+    }
+}
+
+/// Deletes what a process that was killed has left, except the tables of one that lives.
+pub(crate) fn remove(netfilter: &mut Netfilter) {
+    for family in FAMILIES {
+        let _ = commit(netfilter, deletion(family));
+    }
+}
+
+/// Deletes a table that may not exist.
+fn deletion(family: Family) -> [Message; 2] {
+    [new_table(family, ""), delete_table(family)].map(|it| in_table(TRACE_TABLE, it))
+}
+
+/// The messages that replace the tables.
+fn replace(destinations: &[TracedDestination], is_owned: bool) -> Vec<Message> {
+    let of = |family: Family| {
+        let mut table = new_table(family, "a trace runs");
+        if is_owned {
+            table.attributes.push(Attribute::u32(TABLE_FLAGS, TABLE_IS_OWNED));
+        }
+        let chains = CHAINS.map(|(name, hook)| new_chain(family, name, Some(hook)));
+        let own = destinations.iter().filter(move |it| Family::of(it.address) == family);
+        let rules = own.flat_map(move |it| {
+            let rule = it.rule(family);
+            CHAINS[..2].iter().map(move |(name, _)| new_rule(family, name, &rule))
+        });
+        let made = [table].into_iter().chain(chains).chain(rules).map(|it| in_table(TRACE_TABLE, it));
+        deletion(family).into_iter().chain(made).collect::<Vec<_>>()
+    };
+    // The tables are deleted by their owner, or do not exist.
+    FAMILIES.into_iter().flat_map(of).collect()
+}
+
+impl TracedDestination {
+    fn rule(&self, family: Family) -> Rule {
+        let rule = Rule::new(family, "first packets").if_new();
+        let rule = match self.protocol {
+            Some(protocol) => rule.if_protocol_is(number(protocol)),
+            None => rule,
+        };
+        let rule = match self.address {
+            it if it == unspecified(family) => rule.if_to_local_address(),
+            it => rule.if_to(it.into()),
+        };
+        match self.port {
+            Some(port) => rule.if_destination_port(port).trace(),
+            None => rule.trace(),
+        }
+    }
+}
+
+/// A report about a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Report {
+    /// The number of the packet, which others get again later.
+    id: u32,
+    table: String,
+    chain: String,
+    verdict: Step,
+    /// Its addresses, in the first report of each base chain.
+    header: Option<Header>,
+    /// The index of the interface at which it arrived.
+    interface: Option<u32>,
+}
+
+/// The verdict of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Continue,
+    Accept,
+    Drop,
+    Return,
+    Jump(String),
+    Other(i32),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Continue => f.write_str("continue"),
+            Self::Accept => f.write_str("accept"),
+            Self::Drop => f.write_str("drop"),
+            Self::Return => f.write_str("return"),
+            Self::Jump(chain) => write!(f, "to {chain}"),
+            Self::Other(code) => write!(f, "verdict {code}"),
+        }
+    }
+}
+
+/// Where a packet comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    protocol: u8,
+    source: SocketAddr,
+    destination: SocketAddr,
+}
+
+impl Report {
+    /// Reads the attributes `NFTA_TRACE_…` of a message.
+    fn parse(attributes: &[u8]) -> Option<Self> {
+        let [mut table, mut chain, mut verdict, mut id, mut network, mut transport, mut interface] =
+            [None; 7];
+        for (kind, value) in each(attributes) {
+            let field = match kind {
+                1 => &mut table,
+                2 => &mut chain,
+                5 => &mut verdict,
+                6 => &mut id,
+                8 => &mut network,
+                9 => &mut transport,
+                10 => &mut interface,
+                // The policy of a base chain, which decides where no rule has.
+                16 => {
+                    verdict.get_or_insert(value);
+                    continue;
+                }
+                _ => continue,
+            };
+            *field = Some(value);
+        }
+        Some(Self {
+            id: u32(id?)?,
+            table: text(table?),
+            chain: text(chain?),
+            verdict: Step::parse(verdict),
+            header: network.and_then(|it| Header::parse(it, transport.unwrap_or_default())),
+            interface: interface.and_then(u32),
+        })
+    }
+}
+
+impl Step {
+    fn parse(value: Option<&[u8]>) -> Self {
+        let Some(value) = value else { return Self::Continue };
+        // A policy is a number, a verdict has attributes.
+        let code = match value.len() {
+            4 => u32(value),
+            _ => find(value, VERDICT_CODE).and_then(u32),
+        };
+        match code.map(u32::cast_signed) {
+            Some(0) => Self::Drop,
+            Some(1) => Self::Accept,
+            Some(-1) | None => Self::Continue,
+            Some(-5) => Self::Return,
+            Some(code @ (-3 | -4)) => match find(value, VERDICT_CHAIN) {
+                Some(chain) => Self::Jump(text(chain)),
+                None => Self::Other(code),
+            },
+            Some(code) => Self::Other(code),
+        }
+    }
+}
+
+impl Header {
+    /// From the beginnings of the network header and of the transport header.
+    fn parse(network: &[u8], transport: &[u8]) -> Option<Self> {
+        fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+            bytes.get(at..at + N)?.try_into().ok()
+        }
+        let v4 = |at| part::<4>(network, at).map(|it| IpAddr::V4(Ipv4Addr::from(it)));
+        let v6 = |at| part::<16>(network, at).map(|it| IpAddr::V6(Ipv6Addr::from(it)));
+        let port = |at| part::<2>(transport, at).map_or(0, u16::from_be_bytes);
+        let (protocol, source, destination) = match network.first()? >> 4 {
+            4 => (*network.get(9)?, v4(12)?, v4(16)?),
+            6 => (*network.get(6)?, v6(8)?, v6(24)?),
+            _ => return None,
+        };
+        let source = SocketAddr::new(source, port(0));
+        Some(Self { protocol, source, destination: SocketAddr::new(destination, port(2)) })
+    }
+}
+
+fn interface_name(index: u32) -> Option<String> {
+    if_indextoname(index).ok().map(|it| it.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use netlink_packet_core::Emitable as _;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::in_netns::in_netns;
+
+    fn destination(address: &str, port: u16) -> TracedDestination {
+        TracedDestination {
+            address: address.parse().unwrap(),
+            port: Some(port),
+            protocol: Some(Protocol::Udp),
+        }
+    }
+
+    fn packets(trace: &mut PacketTrace, count: usize) -> Vec<TracedPacket> {
+        let (mut packets, end) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        while packets.len() < count && Instant::now() < end {
+            match trace.poll().unwrap() {
+                Some(PacketTraceItem::Packet(it)) => packets.push(*it),
+                other => assert_eq!(other, None),
+            }
+        }
+        packets
+    }
+
+    fn up(interface: &str) {
+        let status = std::process::Command::new("ip").args(["link", "set", interface, "up"]).status();
+        assert!(status.unwrap().success());
+    }
+
+    #[test]
+    fn only_first_packets_to_the_destinations_are_followed() {
+        in_netns(|| {
+            up("lo");
+            let server = UdpSocket::bind("127.0.0.1:8080").unwrap();
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let mut trace = PacketTrace::start(&[destination("127.0.0.1", 8080)]).unwrap();
+            client.send_to(b"x", "127.0.0.1:8081").unwrap();
+            client.send_to(b"x", "127.0.0.1:8080").unwrap();
+            let packets = packets(&mut trace, 1);
+            let packet = &packets[0];
+            assert_eq!(packet.destination, "127.0.0.1:8080".parse().unwrap());
+            assert_eq!(packet.source, client.local_addr().unwrap());
+            assert_eq!((packet.protocol, &packet.verdict), (17, &PacketVerdict::Passed));
+            assert_eq!((packet.endpoint, packet.masqueraded, &packet.interface), (None, None, &None));
+            drop((server, trace));
+            let tables = netlink::nf_tables::chains().unwrap();
+            assert_eq!(tables, [], "the table ends with the trace");
+        });
+    }
+
+    #[test]
+    fn too_many_destinations_are_refused() {
+        in_netns(|| {
+            let many = vec![destination("127.0.0.1", 8080); MAX_DESTINATIONS + 1];
+            let error = PacketTrace::start(&many).unwrap_err().to_string();
+            assert!(error.contains("1025"), "{error}");
+        });
+    }
+
+    fn bytes(attributes: &[Attribute]) -> Vec<u8> {
+        let mut bytes = vec![0; attributes.buffer_len()];
+        attributes.emit(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_report_is_read() {
+        let mut network = [0; 20];
+        network[0] = 0x45;
+        network[9] = 6;
+        network[12..16].copy_from_slice(&[192, 0, 2, 1]);
+        network[16..20].copy_from_slice(&[10, 96, 0, 10]);
+        let verdict = [
+            Attribute::u32(VERDICT_CODE, (-3_i32).cast_unsigned()),
+            Attribute::text(VERDICT_CHAIN, "services"),
+        ];
+        let message = bytes(&[
+            Attribute::text(1, TABLE),
+            Attribute::text(2, "prerouting"),
+            Attribute::nested(5, verdict),
+            Attribute::u32(6, 7),
+            Attribute::bytes(8, network),
+            Attribute::bytes(9, [0x30, 0x39, 0, 80, 0, 0, 0, 0]),
+            Attribute::u32(10, 3),
+        ]);
+        let header = Header {
+            protocol: 6,
+            source: "192.0.2.1:12345".parse().unwrap(),
+            destination: "10.96.0.10:80".parse().unwrap(),
+        };
+        let expect = Report {
+            id: 7,
+            table: TABLE.into(),
+            chain: "prerouting".into(),
+            verdict: Step::Jump("services".into()),
+            header: Some(header),
+            interface: Some(3),
+        };
+        assert_eq!(Report::parse(&message), Some(expect));
+        let policy = bytes(&[
+            Attribute::text(1, "filter"),
+            Attribute::text(2, "FORWARD"),
+            Attribute::u32(6, 7),
+            Attribute::u32(16, 0),
+        ]);
+        assert_eq!(Report::parse(&policy).unwrap().verdict, Step::Drop);
+    }
+
+    proptest! {
+        #[test]
+        fn a_report_of_any_bytes_is_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+            let _ = Report::parse(&bytes);
+            let _ = Header::parse(&bytes, &bytes);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The configuration of the packet path, and its meaning on a host.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+use model::{Family, state::NodeInfo};
+
+use datapath::NodePortAddresses;
+
+/// The configuration of the packet path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Which addresses of the host serve node ports; never loopback addresses.
+    pub node_port_addresses: NodePortAddresses,
+    /// How traffic of pods is recognised.
+    pub detect_local: DetectLocal,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that requests masquerading between two hooks, 0 to 31.
+    pub masquerade_bit: u8,
+    /// The pods to which connections of the host's own programs are not tracked.
+    pub untracked: Vec<IpNet>,
+}
+
+impl Config {
+    /// The mark that requests masquerading.
+    pub(crate) fn mark(&self) -> u32 {
+        1 << (self.masquerade_bit & 31)
+    }
+}
+
+/// How traffic of pods is recognised; kube-proxy's `detectLocalMode`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// Not at all: nothing is masqueraded by its source, and a local policy applies to pods.
+    #[default]
+    Off,
+    /// By source address: sources in these ranges are pods, of any node.
+    ClusterCidr(Vec<IpNet>),
+    /// By source address: sources in `podCIDRs` of this Node are pods.
+    NodeCidr,
+    /// By interface: traffic from this bridge is from pods.
+    BridgeInterface(String),
+    /// By interface: traffic from interfaces with this name prefix is from pods.
+    InterfaceNamePrefix(String),
+}
+
+/// How packets of pods are recognised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pods {
+    /// The source address.
+    Within(Vec<IpNet>),
+    /// The incoming interface.
+    Interface(String),
+    /// A prefix of that interface's name.
+    Prefix(String),
+}
+
+/// The host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// Its Node object; empty if there is none.
+    pub(crate) node: NodeInfo,
+    /// The addresses of the interfaces.
+    pub(crate) interfaces: BTreeSet<IpAddr>,
+    /// The ranges of its cluster's cluster IPs.
+    pub(crate) service_cidrs: Vec<IpNet>,
+}
+
+impl Host {
+    /// The addresses that serve node ports. Packets from loopback addresses cannot leave the host.
+    pub(crate) fn node_port_addresses(&self, which: &NodePortAddresses) -> BTreeSet<IpAddr> {
+        let mut addresses = which.of_own(&self.node, &self.interfaces);
+        addresses.retain(|it| !it.is_loopback());
+        addresses
+    }
+
+    /// How pods are recognised; `None` if they are not.
+    pub(crate) fn pods(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
+        match mode {
+            DetectLocal::Off => None,
+            DetectLocal::ClusterCidr(nets) => within(nets, family),
+            DetectLocal::NodeCidr => within(&self.node.pod_cidrs, family),
+            DetectLocal::BridgeInterface(name) => Some(Pods::Interface(name.clone())),
+            DetectLocal::InterfaceNamePrefix(prefix) => Some(Pods::Prefix(prefix.clone())),
+        }
+    }
+}
+
+fn within(nets: &[IpNet], family: Family) -> Option<Pods> {
+    let nets = of_family(nets, family);
+    (!nets.is_empty()).then_some(Pods::Within(nets))
+}
+
+/// The networks of a family, merged.
+pub(crate) fn of_family(nets: &[IpNet], family: Family) -> Vec<IpNet> {
+    let nets: Vec<_> = nets.iter().filter(|it| Family::of(it.addr()) == family).copied().collect();
+    IpNet::aggregate(&nets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        let ip = |it: &str| it.parse().expect("an address");
+        Host {
+            node: NodeInfo {
+                addresses: vec![ip("192.168.0.2"), ip("192.168.0.3"), ip("fd00::2")],
+                pod_cidrs: vec![
+                    "10.244.0.0/24".parse().expect("a prefix"),
+                    "fd00:10::/64".parse().expect("a prefix"),
+                ],
+                is_being_deleted: false,
+            },
+            interfaces: ["192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"].map(ip).into(),
+            service_cidrs: Vec::new(),
+        }
+    }
+
+    #[track_caller]
+    fn check(which: NodePortAddresses, expect: &[&str]) {
+        let addresses: Vec<_> = host().node_port_addresses(&which).iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, expect);
+    }
+
+    fn within(ranges: &[&str]) -> NodePortAddresses {
+        NodePortAddresses::In(ranges.iter().map(|it| it.parse().expect("a prefix")).collect())
+    }
+
+    #[test]
+    fn node_ports_are_served_at_every_address() {
+        check(NodePortAddresses::All, &["10.0.0.1", "192.168.0.2", "192.168.0.3", "fd00::2"]);
+    }
+
+    #[test]
+    fn primary_is_the_first_of_each_family() {
+        check(NodePortAddresses::Primary { bind_address: None }, &["192.168.0.2", "fd00::2"]);
+    }
+
+    #[test]
+    fn ranges_choose_among_existing_addresses_except_loopback() {
+        check(within(&["192.168.0.0/31", "127.0.0.0/8", "fd01::/16"]), &[]);
+        check(within(&["192.168.0.2/31", "127.0.0.0/8", "fd01::/16"]), &["192.168.0.2", "192.168.0.3"]);
+    }
+
+    #[test]
+    fn pods_are_recognised_by_the_node_only_in_that_mode() {
+        let nets = vec!["10.244.0.0/24".parse().expect("a prefix")];
+        assert_eq!(host().pods(&DetectLocal::Off, Family::V4), None);
+        assert_eq!(host().pods(&DetectLocal::NodeCidr, Family::V4), Some(Pods::Within(nets)));
+        // Its pods may have addresses that are not in the Node's `podCIDRs`, as with Calico.
+        let cluster: Vec<IpNet> = vec!["10.0.0.0/8".parse().expect("a prefix")];
+        let mode = DetectLocal::ClusterCidr(cluster.clone());
+        assert_eq!(host().pods(&mode, Family::V4), Some(Pods::Within(cluster)));
+    }
+
+    #[test]
+    fn a_cluster_cidr_applies_to_its_own_family_only() {
+        let mode = DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().expect("a prefix")]);
+        assert_eq!(host().pods(&mode, Family::V6), None);
+    }
+}

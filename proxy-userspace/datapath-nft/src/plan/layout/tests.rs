@@ -1,0 +1,648 @@
+//! What a state means in elements, and what a change of it costs.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use datapath::AvoidedEndpoint;
+use model::{
+    Protocol,
+    state::{
+        ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, PerFamily, PortTarget, Scopes, Service,
+        ServiceKind, ServicePort, ServiceState, TargetPort, TrafficPolicy,
+    },
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    apply::snapshot::Snapshot,
+    encode::schema::{Field, MapData},
+    observe::dump::lines,
+    plan::{
+        config::{Config, Host},
+        rules::TableConfig,
+    },
+};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn number(it: u16) -> NonZeroU16 {
+    NonZeroU16::new(it).unwrap()
+}
+
+/// The address of a pod.
+fn pod_ip(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0af4_0000 + n)
+}
+
+/// A Service of UDP port 53 at `10.96.0.n`, with pods `10.244.0.x`; the first `local` of them are on this node.
+#[derive(Clone, Debug)]
+struct Made {
+    n: u8,
+    pods: Vec<u32>,
+    local: usize,
+    external_local: bool,
+    affinity: bool,
+    node_port: Option<u16>,
+    balancer: Option<u8>,
+    ranges: Vec<&'static str>,
+    usable: bool,
+}
+
+impl Made {
+    fn new(n: u8, pods: &[u32]) -> Self {
+        Self {
+            n,
+            pods: pods.to_vec(),
+            local: 0,
+            external_local: false,
+            affinity: false,
+            node_port: None,
+            balancer: None,
+            ranges: Vec::new(),
+            usable: !pods.is_empty(),
+        }
+    }
+
+    fn state(&self) -> ServiceState {
+        let policy = |local| if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+        let service = Service {
+            kind: ServiceKind::LoadBalancer,
+            cluster_ips: vec![IpAddr::from([10, 96, 0, self.n])],
+            load_balancer_ips: self.balancer.map(|it| IpAddr::from([203, 0, 113, it])).into_iter().collect(),
+            ports: vec![ServicePort {
+                node_port: self.node_port.map(number),
+                target_port: TargetPort::Number(number(5353)),
+                has_any_endpoint: PerFamily { v4: self.usable, v6: false },
+                ..ServicePort::new(Protocol::Udp, number(53))
+            }],
+            external_policy: policy(self.external_local),
+            affinity: self.affinity.then(|| ClientIpAffinity { timeout_seconds: 60.try_into().unwrap() }),
+            source_ranges: self.ranges.iter().map(|it| it.parse().unwrap()).collect(),
+            ..Service::new(ServiceName::new("default", format!("service-{}", self.n)))
+        };
+        let endpoints = self.pods.iter().enumerate().map(|(position, pod)| {
+            let local = position < self.local;
+            let external = local || !self.external_local;
+            Endpoint {
+                v4: Some(pod_ip(*pod)),
+                local,
+                ports: [EndpointPort {
+                    index: 0,
+                    port: number(5353),
+                    scopes: Scopes { internal: true, external, cluster: true },
+                }]
+                .into(),
+                ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}").into()))
+            }
+        });
+        ServiceState::new(service, endpoints)
+    }
+}
+
+fn state(services: &[Made]) -> NodeState {
+    let mut state = NodeState::default();
+    for it in services {
+        state.services.insert(it.state());
+    }
+    state
+}
+
+/// Applies changes as the kernel would.
+fn apply(elements: &mut Elements, changes: &Changes) {
+    for (element, value) in &changes.delete {
+        assert_eq!(
+            elements.remove(element).as_ref(),
+            Some(value),
+            "{element:?} is deleted and was not there"
+        );
+    }
+    for (element, value) in &changes.add {
+        let before = elements.insert(element.clone(), value.clone());
+        assert_eq!(before, None, "{element:?} is added and was there");
+    }
+}
+
+#[track_caller]
+fn check(service: &Made, expect: &[&str]) {
+    let mut layout = Layout::default();
+    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut PreviousSlots::default());
+    let lines = lines(&layout.elements());
+    let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
+    assert_eq!(lines, expect.iter().copied().collect());
+}
+
+#[test]
+fn a_cluster_ip_selects_its_endpoints() {
+    check(
+        &Made::new(1, &[1, 2]),
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "internal 10.96.0.1:53/UDP endpoints=2 any",
+        ],
+    );
+}
+
+#[test]
+fn without_any_endpoint_it_is_rejected() {
+    check(
+        &Made::new(1, &[]),
+        &[
+            "cluster-ip 10.96.0.1",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "internal 10.96.0.1:53/UDP refused",
+        ],
+    );
+}
+
+#[test]
+fn a_local_policy_drops_external_traffic_without_a_local_endpoint() {
+    check(
+        &Made { external_local: true, node_port: Some(30_053), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint node:30053/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend node:30053/UDP node-port-local",
+            "internal 10.96.0.1:53/UDP endpoints=1 any",
+            "internal node:30053/UDP endpoints=1 any",
+            "external node:30053/UDP dropped",
+        ],
+    );
+}
+
+#[test]
+fn a_local_policy_has_two_sets_and_a_local_pod_is_a_hairpin_candidate() {
+    let it = Made { external_local: true, balancer: Some(9), local: 1, ..Made::new(1, &[1, 2]) };
+    check(
+        &it,
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external-local",
+            "hairpin 10.244.0.1",
+            "internal 10.96.0.1:53/UDP endpoints=2 any",
+            "internal 203.0.113.9:53/UDP endpoints=2 any",
+            "external 203.0.113.9:53/UDP endpoints=1 external",
+        ],
+    );
+}
+
+#[test]
+fn source_ranges_are_merged_and_include_this_node_if_it_is_in_one() {
+    let ranges = vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/24", "2001:db8::/32"];
+    check(
+        &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP source-ranges",
+            "internal 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "internal 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
+            "sources 203.0.113.9:53/UDP in sources-e29e48cf",
+            "sources-e29e48cf from 10.0.0.0",
+            "sources-e29e48cf before 11.0.0.0",
+            "sources-e29e48cf from 192.168.0.0",
+            "sources-e29e48cf before 192.168.1.0",
+            "sources-e29e48cf from 203.0.113.9",
+            "sources-e29e48cf before 203.0.113.10",
+        ],
+    );
+}
+
+#[test]
+fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
+    const PORTS: usize = 100;
+    const RANGES: usize = 1_000;
+    let service = |n: u8, ranges: usize| {
+        let made = Made { balancer: Some(n), ..Made::new(n, &[1]) }.state();
+        let mut service = (*made.service).clone();
+        service.ports = (1..=PORTS as u16)
+            .map(|it| ServicePort { port: number(it), ..service.ports[0].clone() })
+            .collect();
+        // Every second address of 10.0.0.0/8: nothing can be merged.
+        let range = |n: usize| format!("10.0.{}.{}/32", n / 100, n % 100 * 2).parse().unwrap();
+        service.source_ranges = (0..ranges).map(range).collect();
+        ServiceState::new(service, [])
+    };
+    let mut layout = Layout::default();
+    let mut elements = Elements::new();
+    let mut take = |services: &[ServiceState]| {
+        let mut state = NodeState::default();
+        for it in services {
+            state.services.insert(it.clone());
+        }
+        let changes = layout.update(&state, &[], &mut PreviousSlots::default()).changes;
+        apply(&mut elements, &changes);
+        let is_boundary = |it: &&Element| it.map == Map::SourceRanges;
+        (changes.add.keys().filter(is_boundary).count(), changes.delete.keys().filter(is_boundary).count())
+    };
+    // Two marks per range.
+    assert_eq!(take(&[service(1, RANGES)]), (2 * RANGES, 0));
+    // Another Service with the same list adds nothing, and the list stays as long as one of them has it.
+    assert_eq!(take(&[service(1, RANGES), service(2, RANGES)]), (0, 0));
+    assert_eq!(take(&[service(2, RANGES)]), (0, 0));
+    // Another list replaces it.
+    assert_eq!(take(&[service(2, RANGES - 1)]), (2 * (RANGES - 1), 2 * RANGES));
+    assert_eq!(take(&[]), (0, 2 * (RANGES - 1)));
+}
+
+#[test]
+fn equal_sets_stay_separate_with_session_affinity() {
+    check(
+        &Made { affinity: true, balancer: Some(9), ..Made::new(1, &[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external",
+            "internal 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
+            "internal 203.0.113.9:53/UDP endpoints=1 any for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
+        ],
+    );
+}
+
+#[test]
+fn session_affinity_is_shared_by_all_frontends_of_a_port() {
+    let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
+    let mut layout = Layout::default();
+    layout.update(&state(&[Made { local: 1, ..it.clone() }]), &[], &mut PreviousSlots::default());
+    let about = |layout: &Layout| -> Vec<_> {
+        let mut lines = lines(&layout.elements());
+        lines.retain(|it| it.contains("member") || it.contains("service-port"));
+        lines.sort_unstable();
+        lines
+    };
+    let expect = [
+        "packets member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP any 10.244.0.2:5353",
+        "packets member 10.96.0.1:53/UDP external 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+        "packets member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
+        "packets service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+        "packets service-port node:30053/UDP of 10.96.0.1:53/UDP",
+    ];
+    assert_eq!(about(&layout), expect);
+    // Who goes is no member from the same moment on.
+    layout.update(&state(&[Made { local: 1, pods: vec![1], ..it }]), &[], &mut PreviousSlots::default());
+    let expect: Vec<_> = expect.into_iter().filter(|it| !it.contains("10.244.0.2")).collect();
+    assert_eq!(about(&layout), expect);
+}
+
+#[test]
+fn members_keep_their_numbers_over_changes_and_restarts() {
+    let made = |pods: &[u32]| Made { affinity: true, ..Made::new(1, pods) };
+    // The service port, and each endpoint with its number.
+    let numbers = |it: &Layout| {
+        let numbers = it.services.values().flat_map(|it| it.numbers.values()).next().unwrap();
+        (numbers.service_port, numbers.members().into_iter().collect::<BTreeMap<_, _>>())
+    };
+    let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
+    let mut layout = Layout::default();
+    layout.update(&state(&[made(&[1, 2, 3])]), &[], &mut PreviousSlots::default());
+    let (service_port, before) = numbers(&layout);
+    layout.update(&state(&[made(&[2, 3, 4])]), &[], &mut PreviousSlots::default());
+    let (_, after) = numbers(&layout);
+    assert_eq!((after[&at(2)], after[&at(3)]), (before[&at(2)], before[&at(3)]));
+    assert_eq!(after[&at(4)], before[&at(1)], "the clients of the first one go to its successor");
+    layout.update(&state(&[made(&[3, 4])]), &[], &mut PreviousSlots::default());
+
+    let mut previous = PreviousSlots::default();
+    Snapshot { elements: layout.elements(), ..Snapshot::default() }.previous(&mut previous);
+    let mut restarted = Layout::default();
+    restarted.update(
+        &state(&[Made { affinity: true, ..Made::new(7, &[9]) }, made(&[3, 4])]),
+        &[],
+        &mut previous,
+    );
+    assert!(layout.elements().into_iter().all(|(it, value)| restarted.elements().get(&it) == Some(&value)));
+    assert!(
+        restarted
+            .services
+            .values()
+            .flat_map(|it| it.numbers.values())
+            .any(|it| it.service_port == service_port)
+    );
+}
+
+#[test]
+fn a_restart_keeps_the_slots_of_sets_that_only_some_addresses_use() {
+    for affinity in [false, true] {
+        let made = |pods: &[u32], balancer| Made {
+            local: pods.len(),
+            external_local: true,
+            affinity,
+            balancer,
+            node_port: Some(30_053),
+            ..Made::new(1, pods)
+        };
+        for balancer in [None, Some(7)] {
+            let mut layout = Layout::default();
+            for pods in [[1, 2, 3], [2, 3, 4]] {
+                layout.update(&state(&[made(&pods, balancer)]), &[], &mut PreviousSlots::default());
+            }
+            let mut previous = PreviousSlots::default();
+            Snapshot { elements: layout.elements(), ..Snapshot::default() }.previous(&mut previous);
+            let mut restarted = Layout::default();
+            restarted.update(&state(&[made(&[2, 3, 4], balancer)]), &[], &mut previous);
+            assert_eq!(restarted.elements(), layout.elements(), "{affinity} {balancer:?}");
+        }
+    }
+}
+
+#[test]
+fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
+    for affinity in [false, true] {
+        let lines = |made: Made| {
+            let mut state = made.state();
+            let service = Arc::make_mut(&mut state.service);
+            service.ports[0].conflicting_addresses = service.cluster_ips.clone();
+            let mut all = NodeState::default();
+            all.services.insert(state);
+            let mut layout = Layout::default();
+            layout.update(&all, &[], &mut PreviousSlots::default());
+            lines(&layout.elements())
+        };
+        let other = Made { affinity, balancer: Some(7), node_port: Some(30_053), ..Made::new(1, &[1]) };
+        let found = lines(other);
+        for address in ["203.0.113.7:53/UDP", "node:30053/UDP"] {
+            let line = format!("packets endpoint {address} any -> 10.244.0.1:5353");
+            assert!(found.contains(&line), "{line} is not in {found:#?}");
+        }
+        assert!(!found.iter().any(|it| it.contains("10.96.0.1:") || it.contains("unknown")), "{found:#?}");
+        let none = lines(Made { affinity, ..Made::new(1, &[1]) });
+        assert!(!none.iter().any(|it| it.contains("frontend")), "{none:#?}");
+    }
+}
+
+#[test]
+fn every_number_can_be_listed_and_loaded_by_nft() {
+    let services: Vec<_> = (1..=3)
+        .map(|n| Made {
+            affinity: n == 2,
+            external_local: n == 3,
+            ranges: vec!["10.0.0.0/8"],
+            balancer: Some(n),
+            node_port: Some(30_000 + u16::from(n)),
+            ..Made::new(n, &[1, 2])
+        })
+        .collect();
+    let mut layout = Layout::default();
+    layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    let mut elements = layout.elements();
+    elements.extend(TableConfig::new(Family::V4, &Config::default(), &Host::default()).elements());
+    let mut count = 0;
+    for (element, value) in &elements {
+        let value_fields = match element.map.data() {
+            MapData::Fields(it) => it,
+            MapData::None | MapData::Verdict => &[],
+        };
+        let none = Bytes::new();
+        let data = if let Value::Data(it) = value { it } else { &none };
+        for (fields, bytes) in [(element.map.key(), &element.key), (value_fields, data)] {
+            if fields.last() == Some(&Field::Number) {
+                let number = u32::from_ne_bytes(*bytes.0.last_chunk().unwrap());
+                assert!(number & 0xffff != 0 && number >> 16 != 0, "{number:08x} in {element:?}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 50, "{count}");
+}
+
+#[test]
+fn a_family_without_ranges_or_with_a_zero_prefix_is_open() {
+    for ranges in [vec!["2001:db8::/32"], vec!["10.0.0.0/8", "0.0.0.0/0"]] {
+        let mut layout = Layout::default();
+        let service = Made { balancer: Some(9), ranges, ..Made::new(1, &[1]) };
+        layout.update(&state(&[service]), &[], &mut PreviousSlots::default());
+        let lines = lines(&layout.elements());
+        assert!(lines.contains(&"packets frontend 203.0.113.9:53/UDP external".to_owned()), "{lines:?}");
+    }
+}
+
+#[test]
+fn an_address_can_move_from_one_service_to_another() {
+    let mut layout = Layout::default();
+    let at = |n: u8, balancer| Made { balancer, ..Made::new(n, &[n.into()]) };
+    // Services are updated by name: the first takes the address before the second gives it up, and the other way round.
+    for owner in [2, 1, 2] {
+        let services = [1, 2].map(|n| at(n, (n == owner).then_some(9)));
+        layout.update(&state(&services), &[], &mut PreviousSlots::default());
+        let mut fresh = Layout::default();
+        fresh.update(&state(&services), &[], &mut PreviousSlots::default());
+        assert_eq!(layout.elements(), fresh.elements());
+    }
+}
+
+#[test]
+fn a_change_costs_what_it_touches() {
+    let mut services: Vec<_> = (1..=200).map(|n| Made::new(n, &[1, 2, 3])).collect();
+    let mut layout = Layout::default();
+    layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    // One endpoint in the place of another: its slot, and nothing else.
+    services[7].pods = vec![4, 2, 3];
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    assert_eq!((update.changes.delete.len(), update.changes.add.len()), (1, 1));
+    // The first of three goes: the last one takes its slot, and there is another selector.
+    services[9].pods = vec![2, 3];
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    assert_eq!((update.changes.delete.len(), update.changes.add.len()), (3, 3));
+    let names: Vec<_> = Selector::among(&update.changes.add).map(Selector::chain_name).collect();
+    assert_eq!(names, ["select-0-of-2"]);
+    let update = layout.update(&state(&services), &[], &mut PreviousSlots::default());
+    assert_eq!((update.changes, update.services.len()), (Changes::default(), 0));
+}
+
+#[test]
+fn no_flow_cleanup_is_needed_while_every_endpoint_stays() {
+    let balanced = |pods: &[u32]| Made { balancer: Some(9), usable: true, ..Made::new(1, pods) };
+    let mut left = balanced(&[1, 2]).state();
+    left.other_serving =
+        [PortTarget { index: 0, target: SocketAddr::new([10, 244, 0, 3].into(), 5353) }].into();
+    let of = |it: Made| it.state();
+    let cases = [
+        (of(balanced(&[1])), of(balanced(&[1, 2])), true),
+        (of(balanced(&[1, 2, 3])), left.clone(), true),
+        (left, of(balanced(&[1, 2])), false),
+        (of(balanced(&[1, 2])), of(balanced(&[1])), false),
+        (of(balanced(&[])), of(balanced(&[1])), false),
+        (of(balanced(&[1])), of(Made::new(1, &[1])), false),
+        (of(Made { external_local: true, ..balanced(&[1]) }), of(Made { local: 1, ..balanced(&[1]) }), false),
+    ];
+    for (before, after, keeps) in cases {
+        let port = |it: &ServiceState| compile(it, &[], &BTreeSet::new()).ports.remove(0);
+        assert_eq!(port(&after).keeps_flows_of(&port(&before)), keeps, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn an_endpoint_keeps_its_existing_slot() {
+    let mut layout = Layout::default();
+    let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
+    let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
+    let slots = HashMap::from([((identity, 0), Slots::from([at(3), at(9), at(1), at(3)]))]);
+    let mut previous = PreviousSlots { slots, ..PreviousSlots::default() };
+    layout.update(&state(&[Made::new(1, &[1, 2, 3])]), &[], &mut previous);
+    let known = &layout.services[&ServiceName::new("default", "service-1")];
+    assert_eq!(known.slots, [[Slots::from([at(3), at(2), at(1)])]]);
+}
+
+#[test]
+fn a_service_of_100_000_endpoints_comes_and_goes() {
+    const MANY: u32 = 100_000;
+    let of = |pods: std::ops::Range<u32>| {
+        let mut service = Made::new(1, &pods.collect::<Vec<_>>()).state();
+        // One address twice, one of a family that the Service does not have, and none at all.
+        let bad = [(Some(pod_ip(MANY - 1)), None), (None, Some(Ipv6Addr::LOCALHOST)), (None, None)];
+        let like = service.endpoints[0].clone();
+        service.endpoints.extend(bad.map(|(v4, v6)| Arc::new(Endpoint { v4, v6, ..Endpoint::clone(&like) })));
+        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+    };
+    let mut layout = Layout::default();
+    // What the kernel has to do for this state: so many elements less, and so many more.
+    let mut take = |state: &NodeState| {
+        let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::default());
+        (changes.delete.len(), changes.add.len(), layout.elements().len())
+    };
+    let all = MANY as usize;
+    // Besides the endpoints: the cluster IP, its frontend, the number of its selector, and the selector.
+    assert_eq!(take(&of(0..MANY)), (0, all + 4, all + 4));
+    // One is removed: another takes its slot and frees its own, and there is another selector.
+    assert_eq!(take(&of(1..MANY)), (4, 3, all + 3));
+    assert_eq!(take(&of(MANY - 1..MANY)), (all, 2, 5));
+    assert_eq!(take(&NodeState::default()), (5, 0, 0));
+}
+
+/// Avoids these pods, at most so many percent of a set.
+fn avoid(pods: &[u32], max_percent: u8) -> AvoidedEndpoints {
+    let avoided = |pod: &u32| {
+        let endpoint = SocketAddr::new(pod_ip(*pod).into(), 5353);
+        AvoidedEndpoint { port: String::new(), endpoint, max_percent }
+    };
+    [(ServiceName::new("default", "service-1"), pods.iter().map(avoided).collect())].into()
+}
+
+#[test]
+fn packets_avoid_as_many_endpoints_as_they_may_and_never_all() {
+    let of = |protocol| {
+        let mut service = Made::new(1, &[1, 2, 3]).state();
+        Arc::make_mut(&mut service.service).ports[0].protocol = protocol;
+        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+    };
+    let tcp = of(Protocol::Tcp);
+    let mut layout = Layout::default();
+    let mut elements = Elements::new();
+    // The pods that get new connections, and how many Services were looked at for that.
+    let mut after = |state: &NodeState, avoided: &AvoidedEndpoints| {
+        layout.set_avoided(avoided);
+        let update = layout.update(state, &[], &mut PreviousSlots::default());
+        apply(&mut elements, &update.changes);
+        assert_eq!(elements, layout.elements());
+        let port = layout.ports().next().unwrap();
+        assert_eq!(port.allowed().len(), 3, "flows to all of them continue");
+        let pods = port.sets[0].1.iter().map(|it| (1..=3).find(|pod| it.ip() == pod_ip(*pod)).unwrap());
+        (pods.collect::<Vec<_>>(), update.services.len())
+    };
+    let none = AvoidedEndpoints::new();
+    assert_eq!(after(&tcp, &none), (vec![1, 2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[2], 100)), (vec![1, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[2], 100)), (vec![1, 3], 0), "nothing has changed");
+    assert_eq!(after(&tcp, &none), (vec![1, 2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[1, 2, 3], 100)), (vec![1, 2, 3], 1), "never all");
+    assert_eq!(after(&tcp, &avoid(&[1, 2], 66)), (vec![2, 3], 1));
+    assert_eq!(after(&tcp, &avoid(&[1, 2], 33)), (vec![1, 2, 3], 1), "less than one of three");
+    assert_eq!(after(&tcp, &avoid(&[9], 100)), (vec![1, 2, 3], 1), "an endpoint that has left");
+    // Connections say nothing of another protocol.
+    assert_eq!(after(&of(Protocol::Udp), &avoid(&[2], 100)), (vec![1, 2, 3], 1));
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    let pods = prop::collection::btree_set(1_u32..6, 0..5);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..4);
+    let ranges = prop::sample::subsequence(vec!["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"], 0..3);
+    (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4), ranges).prop_map(
+        |(pods, (external_local, affinity, usable, local), node_port, balancer, ranges)| Made {
+            ranges,
+            local,
+            external_local,
+            affinity,
+            node_port,
+            balancer,
+            usable,
+            ..Made::new(0, &pods.into_iter().collect::<Vec<_>>())
+        },
+    )
+}
+
+/// Some Services; of those with the same node port or load balancer IP only the first has it, since states have no conflicts.
+fn some_services() -> impl Strategy<Value = Vec<Made>> {
+    prop::collection::btree_map(1_u8..6, made(), 0..6).prop_map(|services| {
+        let (mut node_ports, mut balancers) = (HashSet::new(), HashSet::new());
+        let without_conflicts = |(n, it): (u8, Made)| Made {
+            n,
+            node_port: it.node_port.filter(|port| node_ports.insert(*port)),
+            balancer: it.balancer.filter(|ip| balancers.insert(*ip)),
+            ..it
+        };
+        services.into_iter().map(without_conflicts).collect()
+    })
+}
+
+proptest! {
+    /// The elements depend on the last state only, and the differences add up to them.
+    #[test]
+    fn any_history_results_in_its_last_state(history in prop::collection::vec(some_services(), 1..8)) {
+        let mut layout = Layout::default();
+        let mut elements = Elements::new();
+        for services in &history {
+            let update = layout.update(&state(services), &[], &mut PreviousSlots::default());
+            apply(&mut elements, &update.changes);
+            prop_assert_eq!(&elements, &layout.elements());
+        }
+        let mut fresh = Layout::default();
+        fresh.update(&state(&history[history.len() - 1]), &[], &mut PreviousSlots::default());
+        let sorted = |layout: &Layout| {
+            let mut lines = lines(&layout.elements());
+            lines.sort_unstable();
+            lines
+        };
+        prop_assert_eq!(sorted(&layout), sorted(&fresh));
+        // Every number is that of a chain that selects among existing slots.
+        for (element, value) in &elements {
+            if [Map::Internal, Map::External, Map::NodeInternal, Map::NodeExternal].contains(&element.map)
+                && let Value::Data(it) = value
+                && let Some(word) = crate::encode::schema::Parts::of(it, element.family).number()
+            {
+                let is_known = Selector::among(&elements).any(|it| it.word() == word);
+                prop_assert!(word == REFUSE || word == DROP || is_known);
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The chains of a table and their rules.
+//!
+//! Invariant: no chain depends on a Service.
+//! A chain looks up the destination of a packet, and the result selects the next chain.
+//!
+//! Between two rules a number is kept in the packet's priority (`skb->priority`), because registers do not outlive a rule, because
+//! `nft` has no words for a key that was looked up, and because the kernel validates all elements of a verdict map at every change.
+//! Only the first packet of a connection gets here, and it leaves the host with priority 0, the default.
+//!
+//! `nft` can list every rule, and load again what it lists: administrators' programs depend on it.
+
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use model::Family;
+
+use crate::{
+    encode::{
+        chain::Chain,
+        chain::Hook,
+        elements::{Element, Elements, Value},
+        expressions::{Register, Rule},
+        schema::{Bytes, Map},
+        verdict::Verdict,
+    },
+    plan::{
+        config::{Config, Host, Pods, of_family},
+        endpoint_selector::{DROP, FIRST_NUMBER_OF_A_TRANSLATED_PACKET, MatchKey, REFUSE, Registers, key},
+        source_list::ALLOWED,
+        unassigned, untracked,
+    },
+};
+
+/// The chain that refuses packets to Services without endpoints.
+pub(crate) const REFUSE_CHAIN: &str = "refuse";
+
+/// The ports from which UDP is masqueraded: above the default range of node ports (30000-32767).
+const UDP_SOURCE_PORTS: RangeInclusive<u16> = 32_768..=65_535;
+
+/// The policy of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum FrontendPolicy {
+    /// A cluster IP.
+    ClusterIp = 0x0001_0001,
+    /// Reachable from outside, with external traffic policy Cluster.
+    External = 0x0001_0002,
+    /// Reachable from outside, with external traffic policy Local: traffic stays on this node and keeps its source.
+    ExternalLocal = 0x0001_0003,
+    /// Like [`FrontendPolicy::External`], restricted by source ranges.
+    SourceRanges = 0x0001_0004,
+    /// Like [`FrontendPolicy::ExternalLocal`], restricted by source ranges.
+    SourceRangesLocal = 0x0001_0005,
+    /// A node port; otherwise like [`FrontendPolicy::External`].
+    NodePort = 0x0001_0006,
+    /// A node port; otherwise like [`FrontendPolicy::ExternalLocal`].
+    NodePortLocal = 0x0001_0007,
+}
+
+impl FrontendPolicy {
+    /// All of them.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::ClusterIp,
+        Self::External,
+        Self::ExternalLocal,
+        Self::SourceRanges,
+        Self::SourceRangesLocal,
+        Self::NodePort,
+        Self::NodePortLocal,
+    ];
+
+    /// Its encoding.
+    pub(crate) fn word(self) -> u32 {
+        self as u32
+    }
+
+    /// Decodes a word.
+    pub(crate) fn of(word: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.word() == word)
+    }
+
+    /// Whether external traffic is routed differently from internal traffic.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Self::ExternalLocal | Self::SourceRangesLocal | Self::NodePortLocal)
+    }
+
+    /// Its chain.
+    pub(crate) fn chain(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "cluster-ip",
+            Self::External => "external",
+            Self::ExternalLocal => "external-local",
+            Self::SourceRanges => "source-ranges",
+            Self::SourceRangesLocal => "source-ranges-local",
+            Self::NodePort => "node-port",
+            Self::NodePortLocal => "node-port-local",
+        }
+    }
+}
+
+/// What the constant chains of a table depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TableConfig {
+    /// The family of the table.
+    pub(crate) family: Family,
+    /// The bit of the packet mark that requests masquerading.
+    pub(crate) mark: u32,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub(crate) masquerade_all: bool,
+    /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
+    pub(crate) pods: Option<Pods>,
+    /// The pods to which connections of the host's own programs are not tracked.
+    pub(crate) untracked: Vec<IpNet>,
+    /// The ranges of cluster IPs: addresses in them that no Service has are dropped.
+    pub(crate) service_cidrs: Vec<IpNet>,
+}
+
+impl TableConfig {
+    /// For a family of a host.
+    pub(crate) fn new(family: Family, config: &Config, host: &Host) -> Self {
+        Self {
+            family,
+            mark: config.mark(),
+            masquerade_all: config.masquerade_all,
+            pods: host.pods(&config.detect_local, family),
+            untracked: of_family(&config.untracked, family),
+            service_cidrs: of_family(&host.service_cidrs, family),
+        }
+    }
+
+    /// The constant chains.
+    pub(crate) fn chains(&self) -> Vec<Chain> {
+        let named = |name: &str, rules| Chain { name: name.to_owned(), hook: None, rules };
+        let dispatch = |map, comment: &str| vec![self.rule(comment).dispatch(map)];
+        let mut chains = vec![
+            named(REFUSE_CHAIN, self.refuse()),
+            named("mark-for-masquerade", vec![self.rule("request masquerading").set_mark(self.mark)]),
+            named("select", dispatch(Map::Selectors, "by selector")),
+            named("node-select", dispatch(Map::NodeSelectors, "by selector")),
+            named("cluster-ip", self.cluster_ip()),
+            named("external", self.external(MatchKey::Address)),
+            named("external-local", self.external_local(MatchKey::Address)),
+            named("sources", dispatch(Map::SourceChains, "by list")),
+            named("source-ranges", self.source_ranges("external")),
+            named("source-ranges-local", self.source_ranges("external-local")),
+            named("node-port", self.external(MatchKey::NodePort)),
+            named("node-port-local", self.external_local(MatchKey::NodePort)),
+            named("dispatch", dispatch(Map::Policies, "by policy")),
+            named("services", self.services()),
+            named("translated", self.translated()),
+        ];
+        let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
+        let services = || vec![self.to("translate Services", Verdict::Jump("services".into()))];
+        chains.extend([
+            hooked("prerouting", Hook::Prerouting, services()),
+            hooked("output", Hook::Output, services()),
+            // The kernel uses the rules as of the packet's entry into a base chain, but the sets as of each lookup. A packet in
+            // flight while a change is committed may meet old rules and new sets, match nothing, and pass untranslated; its
+            // connection would then stay untranslated. NAT tries one base chain after the other until one translates: the
+            // second one starts with the new rules.
+            hooked("prerouting-retry", Hook::PreroutingRetry, services()),
+            hooked("output-retry", Hook::OutputRetry, services()),
+            hooked("postrouting", Hook::Postrouting, self.postrouting()),
+        ]);
+        chains.extend(untracked::chains(self.family, &self.untracked));
+        chains.extend(unassigned::chains(self.family, &self.service_cidrs));
+        chains
+    }
+
+    /// The constant elements.
+    pub(crate) fn elements(&self) -> Elements {
+        let goto = |chain: &str| Value::Verdict(Verdict::Goto(chain.into()));
+        let mut elements = Elements::new();
+        for it in FrontendPolicy::ALL {
+            let key = Bytes::new().number(it.word());
+            elements.insert(Element::new(self.family, Map::Policies, key), goto(it.chain()));
+        }
+        for by in MatchKey::ALL {
+            for (word, value) in [(REFUSE, goto(REFUSE_CHAIN)), (DROP, Value::Verdict(Verdict::Drop))] {
+                let key = Bytes::new().number(word);
+                elements.insert(Element::new(self.family, by.selectors(), key), value);
+            }
+        }
+        elements
+    }
+
+    fn rule(&self, comment: &str) -> Rule {
+        Rule::new(self.family, comment)
+    }
+
+    fn to(&self, comment: &str, verdict: Verdict) -> Rule {
+        self.rule(comment).verdict(&verdict)
+    }
+
+    fn mark(&self, rule: Rule) -> Rule {
+        rule.verdict(&Verdict::Jump("mark-for-masquerade".into()))
+    }
+
+    /// One rule per condition that identifies a pod; any of them matches.
+    fn from(&self, comment: &str) -> Vec<Rule> {
+        match &self.pods {
+            None => Vec::new(),
+            Some(Pods::Within(nets)) => nets.iter().map(|net| self.rule(comment).if_from(*net)).collect(),
+            Some(Pods::Interface(name)) => vec![self.rule(comment).if_interface(name)],
+            Some(Pods::Prefix(prefix)) => vec![self.rule(comment).if_interface_prefix(prefix)],
+        }
+    }
+
+    fn services(&self) -> Vec<Rule> {
+        let at = Registers::new(self.family);
+        let dispatch = |rule: Rule, by: MatchKey| {
+            key(rule, by, at)
+                .store_in_priority(by.frontends(), at.key(by))
+                .verdict(&Verdict::Goto("dispatch".into()))
+        };
+        let node_port = self.rule("node port").destination(at.address).if_in(Map::NodeAddresses, at.address);
+        vec![
+            dispatch(self.rule("Service address"), MatchKey::Address),
+            dispatch(node_port, MatchKey::NodePort),
+            self.rule("cluster IP without such a port")
+                .destination(at.address)
+                .if_in(Map::ClusterIps, at.address)
+                .verdict(&Verdict::Goto("refuse".into())),
+        ]
+    }
+
+    fn refuse(&self) -> Vec<Rule> {
+        vec![self.rule("TCP").if_tcp().reset(), self.rule("other protocols").unreachable()]
+    }
+
+    fn internal(&self, rule: Rule, by: MatchKey) -> Rule {
+        self.selector(rule, by, by.internal())
+    }
+
+    fn selector(&self, rule: Rule, by: MatchKey, map: Map) -> Rule {
+        let at = Registers::new(self.family);
+        let rule = key(rule, by, at).store_in_priority(map, at.key(by));
+        rule.verdict(&Verdict::Goto(by.or("select", "node-select").into()))
+    }
+
+    fn cluster_ip(&self) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        if self.masquerade_all {
+            rules.push(self.mark(self.rule("any source")));
+        } else if self.pods.is_some() {
+            for it in self.from("from a pod") {
+                rules.push(self.internal(it, MatchKey::Address));
+            }
+            rules.push(self.mark(self.rule("not from a pod")));
+        }
+        rules.push(self.internal(self.rule("to an endpoint"), MatchKey::Address));
+        rules
+    }
+
+    fn external(&self, by: MatchKey) -> Vec<Rule> {
+        vec![
+            self.mark(self.rule("may leave for another node")),
+            self.internal(self.rule("to an endpoint"), by),
+        ]
+    }
+
+    fn external_local(&self, by: MatchKey) -> Vec<Rule> {
+        let mut rules: Vec<_> = self
+            .from("from a pod: the local policy does not apply")
+            .into_iter()
+            .map(|it| self.internal(it, by))
+            .collect();
+        rules.push(self.mark(self.rule("from this node").if_from_local_address()));
+        rules.push(self.internal(
+            self.rule("from this node: the local policy does not apply").if_from_local_address(),
+            by,
+        ));
+        rules.push(self.selector(self.rule("external, to an endpoint on this node"), by, by.external()));
+        rules
+    }
+
+    fn source_ranges(&self, then: &str) -> Vec<Rule> {
+        let at = Registers::new(self.family);
+        // The lookup in a list is a chain of its own, since a rule names its set; its result comes back as a priority.
+        let list = key(self.rule("look up the source"), MatchKey::Address, at)
+            .store_in_priority(Map::SourceLists, at.address);
+        vec![
+            list.verdict(&Verdict::Jump("sources".into())),
+            self.rule("allowed source").if_priority(ALLOWED).verdict(&Verdict::Goto(then.into())),
+            self.to("any other source", Verdict::Drop),
+        ]
+    }
+
+    fn postrouting(&self) -> Vec<Rule> {
+        let translated = self.rule("translated").if_translated().verdict(&Verdict::Goto("translated".into()));
+        let mut rules = vec![translated];
+        rules.extend(self.masquerade("marked", |it| it.take_mark(self.mark)));
+        rules
+    }
+
+    /// Masquerades what meets a condition: of UDP from ports that are no node ports by default, since a reply could be taken for
+    /// a datagram to a node port by proxies that redirect sockets.
+    fn masquerade(&self, comment: &str, condition: impl Fn(Rule) -> Rule) -> [Rule; 2] {
+        let udp = self.rule(&format!("{comment}, UDP")).if_udp();
+        [condition(udp).masquerade_from_ports(UDP_SOURCE_PORTS), condition(self.rule(comment)).masquerade()]
+    }
+
+    fn translated(&self) -> Vec<Rule> {
+        let at = Registers::new(self.family);
+        let destination = Register(at.width);
+        let restore = self
+            .rule("restore the priority")
+            .if_priority_at_least(FIRST_NUMBER_OF_A_TRANSLATED_PACKET)
+            .store_number_in_priority(0);
+        let mut rules = vec![restore];
+        rules.extend(self.masquerade("marked", |it| it.take_mark(self.mark)));
+        rules.extend(self.masquerade("hairpin: from an endpoint to itself", |it| {
+            it.source(Register(0)).destination(destination).if_in(Map::Hairpin, Register(0))
+        }));
+        rules
+    }
+}
