@@ -12,7 +12,7 @@ mod cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    datapath_ebpf::keep_one_heap();
-    datapath_ebpf::use_no_library_of_the_node();
+    process::keep_one_heap();
+    process::use_no_library_of_the_node();
     cli::main()
 }

@@ -67,7 +67,6 @@ pub use hook_status::query_at;
 pub use lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use pod_cgroups::CgroupEvents;
-pub use raw_bpf::{give_back_memory, keep_one_heap, use_no_library_of_the_node};
 pub use socket_termination::SocketTerminator;
 pub use trace::{
     EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceItem, TraceStep,

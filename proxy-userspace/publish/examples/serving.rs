@@ -88,7 +88,7 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
     first.received(&mut bench, 1).await?;
     bench.change(&mut [&mut first]).await?;
     // As a brain does every few seconds.
-    datapath_ebpf::give_back_memory();
+    process::give_back_memory();
     let with_one = resident()?;
     let start = cpu()?;
     let mut others = Watchers::start(&socket, 1..watched, streams)?;
@@ -98,7 +98,7 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
     for _ in 0..changes.min(20) {
         bench.change(&mut [&mut first, &mut others]).await?;
     }
-    datapath_ebpf::give_back_memory();
+    process::give_back_memory();
     let with_all = resident()?;
 
     let (mut times, mut cpus) = (Vec::new(), Vec::new());

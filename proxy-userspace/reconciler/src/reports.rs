@@ -7,9 +7,9 @@ use std::{collections::BTreeSet, io, sync::Arc};
 use datapath::{
     ApplyReport, AttachStatus, AvoidedEndpoints, PacketAffinity, ProbeResult, TableStats, TerminationReport,
 };
-use datapath_ebpf::give_back_memory;
 use model::Rejected;
 use netlink::sock_diag::Transport;
+use process::give_back_memory;
 use publish::Published;
 use tokio::task::spawn_blocking;
 

@@ -73,6 +73,6 @@ pub(super) async fn trim_memory() {
     let mut trim = interval(MEMORY_TRIM_INTERVAL);
     loop {
         trim.tick().await;
-        spawn_blocking(datapath_ebpf::give_back_memory);
+        spawn_blocking(process::give_back_memory);
     }
 }

@@ -184,7 +184,7 @@ fn pack(
         })?;
         unread.extend(written.is_err().then_some(*name));
         // What one file needed is not there for the next one.
-        ebpf::give_back_memory();
+        process::give_back_memory();
     }
     // It says what could not be read, and so it comes last.
     let overview = overview(entries, &unread, is_anonymized);
@@ -205,7 +205,7 @@ fn learn(entries: &[Entry], source: &Source<'_>) -> Pseudonyms {
     {
         // What cannot be read now is said where it is read again.
         let _ = write_anonymized(source, content, &mut pseudonyms, &mut io::sink());
-        ebpf::give_back_memory();
+        process::give_back_memory();
     }
     pseudonyms
 }
