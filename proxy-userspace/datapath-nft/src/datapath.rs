@@ -15,6 +15,7 @@ use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
 use netlink::{
     Batch, ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
     flow_cleanup::{FlowPass, FlowRules, delete_stale_flows},
+    uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFTA_TABLE_NAME},
 };
 use nix::sys::socket::SockProtocol;
 
@@ -30,7 +31,7 @@ use crate::{
     encode::{
         elements::{Changes, Element, Elements, Value},
         schema::{Bytes, Map, number},
-        tables::{FAMILIES, SUBSYSTEM, TABLE, TABLE_NAME, delete_table, generation},
+        tables::{FAMILIES, TABLE, delete_table, generation},
     },
     error::Error,
     observe::{kube_proxy, trace},
@@ -44,8 +45,8 @@ use crate::{
     },
 };
 
-/// `NFNLGRP_NFTABLES`, as a mask.
-const NFTABLES_GROUP: u32 = 1 << (7 - 1);
+/// The multicast group, as a mask.
+const NFTABLES_GROUP: u32 = 1 << (NFNLGRP_NFTABLES - 1);
 /// From so many entries on, nothing listens while a transaction is written.
 const UNNOTICED: usize = 10_000;
 
@@ -600,8 +601,8 @@ fn listen(changed: &Arc<ChangeFlag>, port: u32) -> io::Result<MulticastListener>
         NFTABLES_GROUP,
         Arc::clone(changed),
         move |header, payload| {
-            let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, TABLE_NAME));
-            header.message_type >> 8 == SUBSYSTEM
+            let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, NFTA_TABLE_NAME));
+            header.message_type >> 8 == NFNL_SUBSYS_NFTABLES
                 && header.port_number != port
                 && name.is_some_and(|it| netlink::text(it) == TABLE)
         },

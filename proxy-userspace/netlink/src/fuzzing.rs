@@ -5,11 +5,12 @@ use netlink_packet_sock_diag::inet::InetResponse;
 
 use crate::{
     attribute::{Attribute, each, find, text},
-    conntrack::{TUPLE_ORIGINAL, delete_request, flow},
+    conntrack::{delete_request, flow},
     netfilter::NFGENMSG,
     nf_tables::{Chain, Rule},
     sock_diag::{ConnectedSocket, Transport},
     socket::{error_code, messages},
+    uapi::CTA_TUPLE_ORIG,
 };
 
 /// A datagram from the kernel: it is read to its end, and what is found can be sent back as it came.
@@ -43,8 +44,8 @@ fn attributes(bytes: &[u8]) {
         let mut emitted = vec![0; request.attributes.as_slice().buffer_len()];
         request.attributes.as_slice().emit(&mut emitted);
         assert_eq!(
-            find(&emitted, TUPLE_ORIGINAL),
-            find(bytes, TUPLE_ORIGINAL),
+            find(&emitted, CTA_TUPLE_ORIG),
+            find(bytes, CTA_TUPLE_ORIG),
             "an entry is deleted by the tuple under which it was listed"
         );
     }

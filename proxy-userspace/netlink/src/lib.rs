@@ -14,6 +14,7 @@ pub mod links;
 pub mod netns;
 pub mod nf_tables;
 pub mod sock_diag;
+pub mod uapi;
 
 pub use attribute::{Attribute, each, find, text, u32};
 pub use multicast::{ChangeFlag, MulticastListener, Notifications};

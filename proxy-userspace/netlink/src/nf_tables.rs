@@ -9,14 +9,11 @@ use nix::errno::Errno;
 use crate::{
     attribute::{Attribute, each, find, text, u32},
     netfilter::{Batch, Message, Netfilter},
+    uapi::*,
 };
 
-/// `NFNL_SUBSYS_NFTABLES`.
-const SUBSYSTEM: u16 = 10;
-const GET_CHAIN: u16 = SUBSYSTEM << 8 | 4;
-const GET_RULE: u16 = SUBSYSTEM << 8 | 7;
-/// `NFPROTO_INET`, `NFPROTO_IPV4` and `NFPROTO_IPV6`: the families whose packets are IP packets.
-const FAMILIES: [u8; 3] = [1, 2, 10];
+/// The families whose packets are IP packets.
+const FAMILIES: [u8; 3] = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6];
 /// How often to start over because something changed while it was listed.
 const ATTEMPTS: usize = 5;
 
@@ -38,13 +35,13 @@ pub struct Chain {
 impl Chain {
     /// The chain that a listed message describes.
     pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
-        let hook = find(it, 4);
+        let hook = find(it, NFTA_CHAIN_HOOK);
         Some(Self {
             family,
-            table: text(find(it, 1)?),
-            name: text(find(it, 3)?),
-            hook: hook.and_then(|it| u32(find(it, 1)?)),
-            policy: find(it, 5).and_then(u32),
+            table: text(find(it, NFTA_TABLE_NAME)?),
+            name: text(find(it, NFTA_CHAIN_NAME)?),
+            hook: hook.and_then(|it| u32(find(it, NFTA_HOOK_HOOKNUM)?)),
+            policy: find(it, NFTA_CHAIN_POLICY).and_then(u32),
         })
     }
 
@@ -75,10 +72,16 @@ pub struct Rule {
 impl Rule {
     /// The rule that a listed message describes.
     pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
-        let handle = find(it, 3)?.try_into().ok().map(u64::from_be_bytes)?;
-        let expressions = find(it, 4).unwrap_or_default();
+        let handle = find(it, NFTA_RULE_HANDLE)?.try_into().ok().map(u64::from_be_bytes)?;
+        let expressions = find(it, NFTA_RULE_EXPRESSIONS).unwrap_or_default();
         let target = each(expressions).find_map(|(_, it)| target(it));
-        Some(Self { family, table: text(find(it, 1)?), chain: text(find(it, 2)?), handle, target })
+        Some(Self {
+            family,
+            table: text(find(it, NFTA_TABLE_NAME)?),
+            chain: text(find(it, NFTA_RULE_CHAIN)?),
+            handle,
+            target,
+        })
     }
 }
 
@@ -88,7 +91,7 @@ impl Rule {
 ///
 /// If the kernel refuses to list them.
 pub fn chains() -> io::Result<Vec<Chain>> {
-    list(GET_CHAIN, &FAMILIES, &[], Chain::parse)
+    list(NFT_MSG_GETCHAIN, &FAMILIES, &[], Chain::parse)
 }
 
 /// Every rule of the chains of IP packets; none if the kernel has no nf_tables.
@@ -97,7 +100,7 @@ pub fn chains() -> io::Result<Vec<Chain>> {
 ///
 /// If the kernel refuses to list them.
 pub fn rules() -> io::Result<Vec<Rule>> {
-    list(GET_RULE, &FAMILIES, &[], Rule::parse)
+    list(NFT_MSG_GETRULE, &FAMILIES, &[], Rule::parse)
 }
 
 /// Whether a chain of a family (`NFPROTO_…`) exists and has a rule.
@@ -106,23 +109,23 @@ pub fn rules() -> io::Result<Vec<Rule>> {
 ///
 /// If the kernel refuses to list its rules.
 pub fn has_rules(family: u8, table: &str, chain: &str) -> io::Result<bool> {
-    let names = [Attribute::text(1, table), Attribute::text(2, chain)];
+    let names = [Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_RULE_CHAIN, chain)];
     let is_in = |it: &Rule| it.table == table && it.chain == chain;
-    Ok(list(GET_RULE, &[family], &names, Rule::parse)?.iter().any(is_in))
+    Ok(list(NFT_MSG_GETRULE, &[family], &names, Rule::parse)?.iter().any(is_in))
 }
 
 /// The chain that an expression jumps or goes to.
 fn target(expression: &[u8]) -> Option<String> {
     // The verdict is a value that is loaded into the verdict register.
-    let is_immediate = text(find(expression, 1)?) == "immediate";
-    let data = find(expression, 2).filter(|_| is_immediate)?;
-    let verdict = find(find(data, 2)?, 2)?;
-    find(verdict, 2).map(text)
+    let is_immediate = text(find(expression, NFTA_EXPR_NAME)?) == "immediate";
+    let data = find(expression, NFTA_EXPR_DATA).filter(|_| is_immediate)?;
+    let verdict = find(find(data, NFTA_IMMEDIATE_DATA)?, NFTA_DATA_VERDICT)?;
+    find(verdict, NFTA_VERDICT_CHAIN).map(text)
 }
 
 /// The objects of a kind in some families. Attributes restrict the list, as far as the kernel knows them.
 fn list<T>(
-    kind: u16,
+    command: u16,
     families: &[u8],
     attributes: &[Attribute],
     parse: impl Fn(u8, &[u8]) -> Option<T>,
@@ -136,6 +139,7 @@ fn list<T>(
         attempts -= 1;
         let mut all = Vec::new();
         let result = families.iter().try_for_each(|&family| {
+            let kind = NFNL_SUBSYS_NFTABLES << 8 | command;
             let request = Message { kind, flags: 0, family, attributes: attributes.to_vec() };
             netfilter.dump(&request, |it| all.extend(parse(family, it)))
         });
@@ -163,23 +167,33 @@ pub enum Deletion<'a> {
 
 impl Deletion<'_> {
     fn message(&self) -> Message {
-        const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
-        const DELETE_CHAIN: u16 = SUBSYSTEM << 8 | 5;
-        const DELETE_RULE: u16 = SUBSYSTEM << 8 | 8;
-        let (kind, family, attributes) = match self {
-            Self::Table(family, name) => (DELETE_TABLE, *family, vec![Attribute::text(1, name)]),
+        let (command, family, attributes) = match self {
+            Self::Table(family, name) => {
+                (NFT_MSG_DELTABLE, *family, vec![Attribute::text(NFTA_TABLE_NAME, name)])
+            }
             Self::Rule(it) => {
-                let names = [Attribute::text(1, &it.table), Attribute::text(2, &it.chain)];
-                (DELETE_RULE, it.family, names.into_iter().chain([Attribute::u64(3, it.handle)]).collect())
+                let names = [
+                    Attribute::text(NFTA_TABLE_NAME, &it.table),
+                    Attribute::text(NFTA_RULE_CHAIN, &it.chain),
+                ];
+                (
+                    NFT_MSG_DELRULE,
+                    it.family,
+                    names.into_iter().chain([Attribute::u64(NFTA_RULE_HANDLE, it.handle)]).collect(),
+                )
             }
-            Self::RulesOf(it) => {
-                (DELETE_RULE, it.family, vec![Attribute::text(1, &it.table), Attribute::text(2, &it.name)])
-            }
-            Self::Chain(it) => {
-                (DELETE_CHAIN, it.family, vec![Attribute::text(1, &it.table), Attribute::text(3, &it.name)])
-            }
+            Self::RulesOf(it) => (
+                NFT_MSG_DELRULE,
+                it.family,
+                vec![Attribute::text(NFTA_TABLE_NAME, &it.table), Attribute::text(NFTA_RULE_CHAIN, &it.name)],
+            ),
+            Self::Chain(it) => (
+                NFT_MSG_DELCHAIN,
+                it.family,
+                vec![Attribute::text(NFTA_TABLE_NAME, &it.table), Attribute::text(NFTA_CHAIN_NAME, &it.name)],
+            ),
         };
-        Message { kind, flags: 0, family, attributes }
+        Message { kind: NFNL_SUBSYS_NFTABLES << 8 | command, flags: 0, family, attributes }
     }
 }
 
@@ -200,16 +214,14 @@ impl fmt::Display for Deletion<'_> {
 ///
 /// What the kernel refused first, and why.
 pub fn delete(deletions: &[Deletion<'_>]) -> io::Result<()> {
-    const BATCH_BEGIN: u16 = 0x10;
-    const BATCH_END: u16 = 0x11;
     if deletions.is_empty() {
         return Ok(());
     }
     let end = |kind| Message { kind, flags: 0, family: 0, attributes: Vec::new() };
-    let mut batch = Batch::new(SUBSYSTEM);
-    batch.push(&end(BATCH_BEGIN));
+    let mut batch = Batch::new(NFNL_SUBSYS_NFTABLES);
+    batch.push(&end(NFNL_MSG_BATCH_BEGIN));
     batch.extend(deletions.iter().map(Deletion::message));
-    batch.push(&end(BATCH_END));
+    batch.push(&end(NFNL_MSG_BATCH_END));
     let refused = Netfilter::open()?.transact(&mut batch)?;
     let Some(it) = refused.first() else { return Ok(()) };
     let what = it.message.and_then(|it| deletions.get(it.checked_sub(1)?));

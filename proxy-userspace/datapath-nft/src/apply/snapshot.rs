@@ -15,13 +15,10 @@ use nix::errno::Errno;
 use crate::{
     encode::{
         elements::{Element, Elements, Value},
+        expressions::protocol_family,
         schema::{Bytes, Field, Map, Parts, list_of, number},
-        tables::{
-            CHAIN_NAME, CHAIN_POLICY, Command, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENTS,
-            INTERVAL_END, RULE_CHAIN, RULE_USERDATA, SET_DATA_LENGTH, SET_KEY_LENGTH, SET_NAME, TABLE,
-            TABLE_FLAGS, TABLE_NAME, TABLE_USERDATA, comment, message, protocol, set_name,
-        },
-        verdict::{DATA_VALUE, DATA_VERDICT, VERDICT_CHAIN, VERDICT_CODE, Verdict},
+        tables::{Command, TABLE, comment, message, set_name},
+        verdict::Verdict,
     },
     error::{Error, TABLES},
     plan::{
@@ -30,7 +27,7 @@ use crate::{
         layout::PreviousSlots,
     },
 };
-use netlink::{Attribute, Message, Netfilter, each, find, text, u32};
+use netlink::{Attribute, Message, Netfilter, each, find, text, u32, uapi::*};
 
 /// How often to start over because the table changed while it was listed.
 const ATTEMPTS: usize = 20;
@@ -112,13 +109,13 @@ impl Snapshot {
         let all = Message {
             kind: Command::GetTable.kind(),
             flags: 0,
-            family: protocol(family),
+            family: protocol_family(family),
             attributes: Vec::new(),
         };
         let read = netfilter.dump(&all, |it| {
-            if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
-                let flags = find(it, TABLE_FLAGS).and_then(u32).unwrap_or_default();
-                found = Some((find(it, TABLE_USERDATA).map(comment).unwrap_or_default(), flags));
+            if find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
+                let flags = find(it, NFTA_TABLE_FLAGS).and_then(u32).unwrap_or_default();
+                found = Some((find(it, NFTA_TABLE_USERDATA).map(comment).unwrap_or_default(), flags));
             }
         });
         match read {
@@ -148,7 +145,7 @@ impl Snapshot {
         // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
         let mut list = |command, what, name, each: &mut dyn FnMut(String, &[u8])| {
             let listed = netfilter.dump(&message(command, 0, family, []), |it| {
-                if find(it, TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+                if find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE)
                     && let Some(name) = find(it, name)
                 {
                     each(text(name), it);
@@ -156,19 +153,19 @@ impl Snapshot {
             });
             listed.map_err(|errno| Error::Read { what, errno })
         };
-        list(Command::GetChain, "chains", CHAIN_NAME, &mut |name, it| {
-            if let Some(policy) = find(it, CHAIN_POLICY).and_then(u32) {
+        list(Command::GetChain, "chains", NFTA_CHAIN_NAME, &mut |name, it| {
+            if let Some(policy) = find(it, NFTA_CHAIN_POLICY).and_then(u32) {
                 snapshot.policies.insert(name.clone(), policy);
             }
             snapshot.chains.entry(name).or_default();
         })?;
-        list(Command::GetRule, "rules", RULE_CHAIN, &mut |chain, it| {
-            let comment = find(it, RULE_USERDATA).map(self::comment).unwrap_or_default();
+        list(Command::GetRule, "rules", NFTA_RULE_CHAIN, &mut |chain, it| {
+            let comment = find(it, NFTA_RULE_USERDATA).map(self::comment).unwrap_or_default();
             snapshot.chains.entry(chain).or_default().push(comment);
         })?;
-        list(Command::GetSet, "sets", SET_NAME, &mut |name, it| {
+        list(Command::GetSet, "sets", NFTA_SET_NAME, &mut |name, it| {
             let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
-            snapshot.sets.insert(name, (length(SET_KEY_LENGTH), length(SET_DATA_LENGTH)));
+            snapshot.sets.insert(name, (length(NFTA_SET_KEY_LEN), length(NFTA_SET_DATA_LEN)));
         })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
@@ -331,16 +328,16 @@ fn walk_elements(
 
 /// The data of an element, from its attributes.
 pub(crate) fn value(element: &[u8]) -> Value {
-    let flags = find(element, ELEMENT_FLAGS).and_then(u32).unwrap_or_default();
-    let data = || find(find(element, ELEMENT_DATA)?, DATA_VALUE);
+    let flags = find(element, NFTA_SET_ELEM_FLAGS).and_then(u32).unwrap_or_default();
+    let data = || find(find(element, NFTA_SET_ELEM_DATA)?, NFTA_DATA_VALUE);
     let verdict = || {
-        let verdict = find(find(element, ELEMENT_DATA)?, DATA_VERDICT)?;
-        let chain = find(verdict, VERDICT_CHAIN).map(text);
-        Verdict::of(find(verdict, VERDICT_CODE).and_then(u32)?, chain)
+        let verdict = find(find(element, NFTA_SET_ELEM_DATA)?, NFTA_DATA_VERDICT)?;
+        let chain = find(verdict, NFTA_VERDICT_CHAIN).map(text);
+        Verdict::of(find(verdict, NFTA_VERDICT_CODE).and_then(u32)?, chain)
     };
     match data() {
         Some(data) => Value::Data(Bytes(data.into())),
-        None if flags & INTERVAL_END != 0 => Value::RangeEnd,
+        None if flags & NFT_SET_ELEM_INTERVAL_END != 0 => Value::RangeEnd,
         None => verdict().map_or(Value::None, Value::Verdict),
     }
 }
@@ -352,15 +349,15 @@ pub(crate) fn each_element(
     (map, list): (Map, u32),
     mut with: impl FnMut(&[u8], &[u8]),
 ) -> Result<(), Errno> {
-    let name = Attribute::text(SET_NAME, &set_name(map, list));
+    let name = Attribute::text(NFTA_SET_NAME, &set_name(map, list));
     let request = message(Command::GetElements, 0, family, [name]);
     netfilter.dump(&request, |it| keys(it).for_each(|(key, element)| with(key, element)))
 }
 
 /// The elements in a message, each with its key.
 pub(crate) fn keys(message: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    let elements = find(message, ELEMENTS).into_iter().flat_map(each);
-    elements.filter_map(|(_, it)| Some((find(find(it, ELEMENT_KEY)?, DATA_VALUE)?, it)))
+    let elements = find(message, NFTA_SET_ELEM_LIST_ELEMENTS).into_iter().flat_map(each);
+    elements.filter_map(|(_, it)| Some((find(find(it, NFTA_SET_ELEM_KEY)?, NFTA_DATA_VALUE)?, it)))
 }
 
 /// The frontend at the beginning of an element's key; a node port is one at the unspecified address.

@@ -13,11 +13,11 @@ use crate::{
     encode::{
         chain::Chain,
         elements::{Changes, Element, Elements, Value},
+        expressions::protocol_family,
         schema::{Map, MapData, length, list_name},
         tables::{
-            ACCEPT, CHAIN_NAME, Command, RULE_CHAIN, SET_NAME, SUBSYSTEM, TABLE_IS_OWNED, TABLE_PERSISTS,
-            TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end, in_table, new_chain,
-            new_list, new_owned_table, new_rule, new_set, new_table, protocol,
+            Command, TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end, in_table,
+            new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
         },
     },
     error::Error,
@@ -29,7 +29,13 @@ use crate::{
         watch::Watch,
     },
 };
-use netlink::{Attribute, Batch, Message, Netfilter, Refused};
+use netlink::{
+    Attribute, Batch, Message, Netfilter, Refused,
+    uapi::{
+        NF_ACCEPT, NFNL_SUBSYS_NFTABLES, NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST, NFTA_CHAIN_NAME,
+        NFTA_RULE_CHAIN, NFTA_SET_NAME,
+    },
+};
 
 /// How many elements are made before they are encoded, to a third of their size.
 const MAX_IN_MEMORY: usize = 10_000;
@@ -157,8 +163,8 @@ impl DesiredTable {
         };
         sets_fit
             // Others may have made the table dormant, or changed the policy of a chain.
-            && existing.flags & !TABLE_IS_OWNED == if self.is_owned { TABLE_PERSISTS } else { 0 }
-            && existing.policies.values().all(|it| *it == ACCEPT)
+            && existing.flags & !NFT_TABLE_F_OWNER == if self.is_owned { NFT_TABLE_F_PERSIST } else { 0 }
+            && existing.policies.values().all(|it| *it == NF_ACCEPT.cast_unsigned())
             && existing.comment == comment(&self.config_)
             && self.config_.chains().iter().all(fits)
             && self.derived_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
@@ -253,7 +259,7 @@ pub(crate) fn commit(
 
 /// A transaction without messages.
 pub(crate) fn transaction() -> Batch {
-    let mut batch = Batch::new(SUBSYSTEM);
+    let mut batch = Batch::new(NFNL_SUBSYS_NFTABLES);
     batch.push(&begin());
     batch
 }
@@ -310,20 +316,20 @@ pub(crate) fn describe(message: &Message) -> String {
         })
     };
     let named = |what: &str, kind| format!("{what} {}", said(kind).unwrap_or_default());
-    let family = if message.family == protocol(Family::V4) { "IPv4" } else { "IPv6" };
+    let family = if message.family == protocol_family(Family::V4) { "IPv4" } else { "IPv6" };
     let is = |command: Command| message.kind == command.kind();
     let what = if is(Command::NewTable) || is(Command::DeleteTable) {
         "the table itself".to_owned()
     } else if is(Command::NewChain) || is(Command::DeleteChain) {
-        named("the chain", CHAIN_NAME)
+        named("the chain", NFTA_CHAIN_NAME)
     } else if is(Command::NewRule) {
-        named("a rule of the chain", RULE_CHAIN)
+        named("a rule of the chain", NFTA_RULE_CHAIN)
     } else if is(Command::NewSet) || is(Command::DeleteSet) {
-        named("the set", SET_NAME)
+        named("the set", NFTA_SET_NAME)
     } else if is(Command::NewElements) {
-        named("new elements of the set", SET_NAME)
+        named("new elements of the set", NFTA_SET_NAME)
     } else if is(Command::DeleteElements) {
-        named("to delete elements of the set", SET_NAME)
+        named("to delete elements of the set", NFTA_SET_NAME)
     } else {
         return "the transaction".to_owned();
     };
@@ -341,7 +347,7 @@ mod tests {
         let mut existing = Snapshot { comment: comment(&config_), ..Snapshot::default() };
         for chain in config_.chains() {
             if chain.hook.is_some() {
-                existing.policies.insert(chain.name.clone(), ACCEPT);
+                existing.policies.insert(chain.name.clone(), NF_ACCEPT.cast_unsigned());
             }
             existing.chains.insert(chain.name, chain.rules.into_iter().map(|it| it.comment).collect());
         }
@@ -368,7 +374,7 @@ mod tests {
         let (desired, existing) = applied();
         let desired = DesiredTable { is_owned: true, ..desired };
         let with = |flags| Snapshot { flags, ..existing.clone() };
-        for flags in [TABLE_PERSISTS, TABLE_IS_OWNED | TABLE_PERSISTS] {
+        for flags in [NFT_TABLE_F_PERSIST, NFT_TABLE_F_OWNER | NFT_TABLE_F_PERSIST] {
             assert!(desired.has_same_structure(&with(flags)));
             let adopted = desired.difference(with(flags), iter::empty());
             assert_eq!(adopted.adopt.as_ref(), Some(&new_owned_table(Family::V4, &existing.comment)));

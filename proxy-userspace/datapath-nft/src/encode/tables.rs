@@ -1,7 +1,6 @@
 //! Messages to nf_tables: tables, chains, rules, sets and elements.
 //!
 //! Invariant: every message names a table of ours.
-//! The numbers are those of linux/netfilter/nf_tables.h.
 
 use model::Family;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
@@ -9,45 +8,37 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
 use crate::encode::{
     chain::Hook,
     elements::{Element, Value},
-    expressions::Rule,
+    expressions::{Rule, protocol_family},
     schema::{Field, Map, MapData, length, list_name},
-    verdict::{DATA_VALUE, DATA_VERDICT, ELEMENT},
 };
-use netlink::{Attribute, Message, Netfilter};
-
-/// `NFNL_SUBSYS_NFTABLES`.
-pub(crate) const SUBSYSTEM: u16 = 10;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
+use netlink::{Attribute, Message, Netfilter, uapi::*};
 
 /// A command, or the notification of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
 pub(crate) enum Command {
-    NewTable = 0,
-    GetTable = 1,
-    DeleteTable = 2,
-    NewChain = 3,
-    GetChain = 4,
-    DeleteChain = 5,
-    NewRule = 6,
-    GetRule = 7,
-    NewSet = 9,
-    GetSet = 10,
-    DeleteSet = 11,
-    NewElements = 12,
-    GetElements = 13,
-    DeleteElements = 14,
-    GetGeneration = 16,
+    NewTable = NFT_MSG_NEWTABLE,
+    GetTable = NFT_MSG_GETTABLE,
+    DeleteTable = NFT_MSG_DELTABLE,
+    NewChain = NFT_MSG_NEWCHAIN,
+    GetChain = NFT_MSG_GETCHAIN,
+    DeleteChain = NFT_MSG_DELCHAIN,
+    NewRule = NFT_MSG_NEWRULE,
+    GetRule = NFT_MSG_GETRULE,
+    NewSet = NFT_MSG_NEWSET,
+    GetSet = NFT_MSG_GETSET,
+    DeleteSet = NFT_MSG_DELSET,
+    NewElements = NFT_MSG_NEWSETELEM,
+    GetElements = NFT_MSG_GETSETELEM,
+    DeleteElements = NFT_MSG_DELSETELEM,
+    GetGeneration = NFT_MSG_GETGEN,
 }
 
 impl Command {
     pub(crate) fn kind(self) -> u16 {
-        SUBSYSTEM << 8 | self as u16
+        NFNL_SUBSYS_NFTABLES << 8 | self as u16
     }
 }
-
-/// `NFTA_GEN_ID`.
-const GENERATION_ID: u16 = 1;
 
 /// How many transactions have taken effect in this network namespace; it begins anew beyond 32 bits.
 pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
@@ -59,7 +50,7 @@ pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
         attributes: Vec::new(),
     };
     let mut id = None;
-    netfilter.dump(&message, |it| id = netlink::find(it, GENERATION_ID).and_then(netlink::u32)).ok()?;
+    netfilter.dump(&message, |it| id = netlink::find(it, NFTA_GEN_ID).and_then(netlink::u32)).ok()?;
     id
 }
 
@@ -67,58 +58,6 @@ pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
 pub const TABLE: &str = "kube-proxy-ebpf";
 /// The name of the table of transactions that must be refused, to learn what the kernel can do.
 pub(crate) const TRIAL_TABLE: &str = "kube-proxy-ebpf-check";
-/// `NFTA_TABLE_FLAGS`.
-pub(crate) const TABLE_FLAGS: u16 = 2;
-/// `NFT_TABLE_F_DORMANT`: it gets no packets.
-pub(crate) const TABLE_IS_DORMANT: u32 = 1;
-/// `NFT_TABLE_F_OWNER` (Linux 5.12): only the socket that made it can change it, and a flush by others passes it by.
-pub(crate) const TABLE_IS_OWNED: u32 = 2;
-/// `NFT_TABLE_F_PERSIST` (Linux 6.9): it stays when its owner ends, until another process adopts it.
-pub(crate) const TABLE_PERSISTS: u32 = 4;
-/// `NFTA_TABLE_USERDATA`.
-pub(crate) const TABLE_USERDATA: u16 = 6;
-/// `NFTA_RULE_USERDATA`.
-pub(crate) const RULE_USERDATA: u16 = 7;
-/// `NFTA_TABLE_NAME`, and the attribute that names the table in all other messages.
-pub(crate) const TABLE_NAME: u16 = 1;
-/// `NFTA_CHAIN_NAME`.
-pub(crate) const CHAIN_NAME: u16 = 3;
-/// `NFTA_CHAIN_POLICY`.
-pub(crate) const CHAIN_POLICY: u16 = 5;
-/// `NF_ACCEPT`.
-pub(crate) const ACCEPT: u32 = 1;
-/// `NFTA_RULE_CHAIN`.
-pub(crate) const RULE_CHAIN: u16 = 2;
-/// `NFTA_SET_NAME`, and `NFTA_SET_ELEM_LIST_SET`.
-pub(crate) const SET_NAME: u16 = 2;
-/// `NFTA_SET_KEY_LEN`.
-pub(crate) const SET_KEY_LENGTH: u16 = 5;
-/// `NFTA_SET_DATA_LEN`.
-pub(crate) const SET_DATA_LENGTH: u16 = 7;
-/// `NFTA_SET_ELEM_LIST_ELEMENTS`.
-pub(crate) const ELEMENTS: u16 = 3;
-/// `NFTA_SET_ELEM_KEY`.
-pub(crate) const ELEMENT_KEY: u16 = 1;
-/// `NFTA_SET_ELEM_DATA`.
-pub(crate) const ELEMENT_DATA: u16 = 2;
-/// `NFTA_SET_ELEM_TIMEOUT`.
-const ELEMENT_TIMEOUT: u16 = 4;
-/// `NFTA_SET_ELEM_FLAGS`.
-pub(crate) const ELEMENT_FLAGS: u16 = 3;
-/// `NFT_SET_ELEM_INTERVAL_END`.
-pub(crate) const INTERVAL_END: u32 = 1;
-
-const SET_INTERVAL: u32 = 0x4;
-const SET_MAP: u32 = 0x8;
-const SET_TIMEOUT: u32 = 0x10;
-const SET_DYNAMIC: u32 = 0x20;
-/// `NFTA_SET_TIMEOUT`.
-const SET_DEFAULT_TIMEOUT: u16 = 11;
-/// `NFTA_SET_USERDATA`.
-const SET_USERDATA: u16 = 13;
-/// `NFT_DATA_VERDICT`.
-const VERDICT_TYPE: u32 = 0xffff_ff00;
-
 /// The maximum size of a list of elements in bytes: attributes have lengths of 16 bits.
 const MAX_LIST_SIZE: usize = 60_000;
 /// The capacity of each map of clients with session affinity; while it is full, new clients have none.
@@ -127,14 +66,6 @@ pub(crate) const AFFINITY_SIZE: u32 = 1 << 20;
 /// Both families, in the order of writing.
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The number of a family in messages (`NFPROTO_…`).
-pub(crate) fn protocol(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
-}
-
 /// A message about our table of a family.
 pub(crate) fn message(
     command: Command,
@@ -142,15 +73,15 @@ pub(crate) fn message(
     family: Family,
     attributes: impl IntoIterator<Item = Attribute>,
 ) -> Message {
-    let mut all = vec![Attribute::text(TABLE_NAME, TABLE)];
+    let mut all = vec![Attribute::text(NFTA_TABLE_NAME, TABLE)];
     all.extend(attributes);
-    Message { kind: command.kind(), flags, family: protocol(family), attributes: all }
+    Message { kind: command.kind(), flags, family: protocol_family(family), attributes: all }
 }
 
 /// The same message about another table.
 pub(crate) fn in_table(name: &str, message: Message) -> Message {
     let attributes = message.attributes.into_iter().map(|it| match it {
-        Attribute::Value(TABLE_NAME, _) => Attribute::text(TABLE_NAME, name),
+        Attribute::Value(NFTA_TABLE_NAME, _) => Attribute::text(NFTA_TABLE_NAME, name),
         other => other,
     });
     Message { attributes: attributes.collect(), ..message }
@@ -158,23 +89,23 @@ pub(crate) fn in_table(name: &str, message: Message) -> Message {
 
 /// The message that begins a batch.
 pub(crate) fn begin() -> Message {
-    Message { kind: BATCH_BEGIN, flags: 0, family: 0, attributes: Vec::new() }
+    Message { kind: NFNL_MSG_BATCH_BEGIN, flags: 0, family: 0, attributes: Vec::new() }
 }
 
 /// The message that ends a batch.
 pub(crate) fn end() -> Message {
-    Message { kind: BATCH_END, flags: 0, family: 0, attributes: Vec::new() }
+    Message { kind: NFNL_MSG_BATCH_END, flags: 0, family: 0, attributes: Vec::new() }
 }
 
 /// Creates the table if it does not exist.
 pub(crate) fn new_table(family: Family, comment: &str) -> Message {
-    message(Command::NewTable, NLM_F_CREATE, family, [userdata(TABLE_USERDATA, comment)])
+    message(Command::NewTable, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment)])
 }
 
 /// The same, owned by the socket that sends it; an existing table that persists and has no owner is adopted.
 pub(crate) fn new_owned_table(family: Family, comment: &str) -> Message {
-    let flags = Attribute::u32(TABLE_FLAGS, TABLE_IS_OWNED | TABLE_PERSISTS);
-    message(Command::NewTable, NLM_F_CREATE, family, [userdata(TABLE_USERDATA, comment), flags])
+    let flags = Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER | NFT_TABLE_F_PERSIST);
+    message(Command::NewTable, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment), flags])
 }
 
 /// Deletes the table with its contents.
@@ -184,26 +115,30 @@ pub(crate) fn delete_table(family: Family) -> Message {
 
 /// Creates a chain.
 pub(crate) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Message {
-    let mut attributes = vec![Attribute::text(CHAIN_NAME, name)];
+    let mut attributes = vec![Attribute::text(NFTA_CHAIN_NAME, name)];
     if let Some(hook) = hook {
         let (kind, number, priority) = hook.place();
-        let place = [Attribute::u32(1, number), Attribute::bytes(2, priority.to_be_bytes())];
-        attributes.extend([Attribute::nested(4, place), Attribute::text(7, kind)]);
+        let place = [
+            Attribute::u32(NFTA_HOOK_HOOKNUM, number),
+            Attribute::bytes(NFTA_HOOK_PRIORITY, priority.to_be_bytes()),
+        ];
+        attributes
+            .extend([Attribute::nested(NFTA_CHAIN_HOOK, place), Attribute::text(NFTA_CHAIN_TYPE, kind)]);
     }
     message(Command::NewChain, NLM_F_CREATE, family, attributes)
 }
 
 /// Deletes a chain with its rules; nothing may refer to it any more.
 pub(crate) fn delete_chain(family: Family, name: &str) -> Message {
-    message(Command::DeleteChain, 0, family, [Attribute::text(CHAIN_NAME, name)])
+    message(Command::DeleteChain, 0, family, [Attribute::text(NFTA_CHAIN_NAME, name)])
 }
 
 /// Appends a rule to a chain.
 pub(crate) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     let attributes = [
-        Attribute::text(RULE_CHAIN, chain),
-        Attribute::nested(4, rule.expressions()),
-        userdata(RULE_USERDATA, &rule.comment),
+        Attribute::text(NFTA_RULE_CHAIN, chain),
+        Attribute::nested(NFTA_RULE_EXPRESSIONS, rule.expressions()),
+        userdata(NFTA_RULE_USERDATA, &rule.comment),
     ];
     message(Command::NewRule, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
 }
@@ -216,7 +151,7 @@ pub(crate) fn set_name(map: Map, list: u32) -> String {
 /// Deletes the set of a list with its elements; nothing may refer to it any more.
 pub(crate) fn delete_list(family: Family, list: u32) -> Message {
     let name = set_name(Map::SourceRanges, list);
-    message(Command::DeleteSet, 0, family, [Attribute::text(SET_NAME, &name)])
+    message(Command::DeleteSet, 0, family, [Attribute::text(NFTA_SET_NAME, &name)])
 }
 
 /// Creates the set of a list of source ranges.
@@ -234,38 +169,37 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     let size = |fields: &[Field]| u32::try_from(length(fields, family)).unwrap_or_default();
     let mut flags = 0;
     let mut attributes = vec![
-        Attribute::text(SET_NAME, name),
-        Attribute::u32(4, kind(map.key())),
-        Attribute::u32(SET_KEY_LENGTH, size(map.key())),
-        Attribute::u32(10, id),
+        Attribute::text(NFTA_SET_NAME, name),
+        Attribute::u32(NFTA_SET_KEY_TYPE, kind(map.key())),
+        Attribute::u32(NFTA_SET_KEY_LEN, size(map.key())),
+        Attribute::u32(NFTA_SET_ID, id),
     ];
     match map.data() {
         MapData::None => {}
         MapData::Fields(fields) => {
-            flags |= SET_MAP;
-            attributes.push(Attribute::u32(6, kind(fields)));
-            attributes.push(Attribute::u32(SET_DATA_LENGTH, size(fields)));
+            flags |= NFT_SET_MAP;
+            attributes.push(Attribute::u32(NFTA_SET_DATA_TYPE, kind(fields)));
+            attributes.push(Attribute::u32(NFTA_SET_DATA_LEN, size(fields)));
         }
         MapData::Verdict => {
-            flags |= SET_MAP;
-            attributes.push(Attribute::u32(6, VERDICT_TYPE));
-            attributes.push(Attribute::u32(SET_DATA_LENGTH, 0));
+            flags |= NFT_SET_MAP;
+            attributes.push(Attribute::u32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT));
+            attributes.push(Attribute::u32(NFTA_SET_DATA_LEN, 0));
         }
     }
     let mut description = Vec::new();
     if map.is_dynamic() {
-        flags |= SET_TIMEOUT | SET_DYNAMIC;
-        description.push(Attribute::u32(1, AFFINITY_SIZE));
+        flags |= NFT_SET_TIMEOUT | NFT_SET_EVAL;
+        description.push(Attribute::u32(NFTA_SET_DESC_SIZE, AFFINITY_SIZE));
     }
     if map.has_ranges() {
-        flags |= SET_INTERVAL;
+        flags |= NFT_SET_INTERVAL;
     }
-    attributes.push(Attribute::u32(3, flags));
-    attributes
-        .extend(map.default_timeout().map(|it| Attribute::u64(SET_DEFAULT_TIMEOUT, u64::from(it) * 1000)));
-    attributes.push(Attribute::bytes(SET_USERDATA, set_userdata(map)));
+    attributes.push(Attribute::u32(NFTA_SET_FLAGS, flags));
+    attributes.extend(map.default_timeout().map(|it| Attribute::u64(NFTA_SET_TIMEOUT, u64::from(it) * 1000)));
+    attributes.push(Attribute::bytes(NFTA_SET_USERDATA, set_userdata(map)));
     if !description.is_empty() {
-        attributes.push(Attribute::nested(9, description));
+        attributes.push(Attribute::nested(NFTA_SET_DESC, description));
     }
     message(Command::NewSet, NLM_F_CREATE, family, attributes)
 }
@@ -287,10 +221,10 @@ pub(crate) fn expiring_elements<'a>(
     elements: impl IntoIterator<Item = &'a Element>,
     seconds: u32,
 ) -> Vec<Message> {
-    let timeout = Attribute::u64(ELEMENT_TIMEOUT, u64::from(seconds) * 1000);
+    let timeout = Attribute::u64(NFTA_SET_ELEM_TIMEOUT, u64::from(seconds) * 1000);
     let expiring = elements.into_iter().map(|it| {
-        let key = [Attribute::bytes(DATA_VALUE, &*it.key.0)];
-        Attribute::nested(ELEMENT, [Attribute::nested(ELEMENT_KEY, key), timeout.clone()])
+        let key = [Attribute::bytes(NFTA_DATA_VALUE, &*it.key.0)];
+        Attribute::nested(NFTA_LIST_ELEM, [Attribute::nested(NFTA_SET_ELEM_KEY, key), timeout.clone()])
     });
     elements_with(Command::NewElements, family, (map, 0), expiring)
 }
@@ -302,12 +236,12 @@ fn elements_with(
     elements: impl Iterator<Item = Attribute>,
 ) -> Vec<Message> {
     let flags = if command == Command::NewElements { NLM_F_CREATE } else { 0 };
-    let name = Attribute::text(SET_NAME, &set_name(map, list));
+    let name = Attribute::text(NFTA_SET_ELEM_LIST_SET, &set_name(map, list));
     let mut messages = Vec::new();
     let mut some = Vec::new();
     let mut flush = |some: &mut Vec<u8>| {
         if !some.is_empty() {
-            let some = Attribute::encoded(ELEMENTS, std::mem::take(some));
+            let some = Attribute::encoded(NFTA_SET_ELEM_LIST_ELEMENTS, std::mem::take(some));
             messages.push(message(command, flags, family, [name.clone(), some]));
         }
     };
@@ -322,20 +256,20 @@ fn elements_with(
 }
 
 fn element_attribute((element, value): (&Element, &Value), command: Command) -> Attribute {
-    let data = |bytes: &[u8]| [Attribute::bytes(DATA_VALUE, bytes)];
-    let mut attributes = vec![Attribute::nested(ELEMENT_KEY, data(&element.key.0))];
+    let data = |bytes: &[u8]| [Attribute::bytes(NFTA_DATA_VALUE, bytes)];
+    let mut attributes = vec![Attribute::nested(NFTA_SET_ELEM_KEY, data(&element.key.0))];
     match value {
         // It is a part of the key.
-        Value::RangeEnd => attributes.push(Attribute::u32(ELEMENT_FLAGS, INTERVAL_END)),
+        Value::RangeEnd => attributes.push(Attribute::u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END)),
         _ if command == Command::DeleteElements => {}
         Value::None => {}
-        Value::Data(it) => attributes.push(Attribute::nested(ELEMENT_DATA, data(&it.0))),
+        Value::Data(it) => attributes.push(Attribute::nested(NFTA_SET_ELEM_DATA, data(&it.0))),
         Value::Verdict(it) => {
-            let verdict = Attribute::nested(DATA_VERDICT, it.attributes());
-            attributes.push(Attribute::nested(ELEMENT_DATA, [verdict]));
+            let verdict = Attribute::nested(NFTA_DATA_VERDICT, it.attributes());
+            attributes.push(Attribute::nested(NFTA_SET_ELEM_DATA, [verdict]));
         }
     }
-    Attribute::nested(ELEMENT, attributes)
+    Attribute::nested(NFTA_LIST_ELEM, attributes)
 }
 
 /// A comment as nft writes it (`NFTNL_UDATA_…_COMMENT`): its type, its length, and the text with a zero byte.

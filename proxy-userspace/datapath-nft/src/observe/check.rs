@@ -13,7 +13,10 @@ use std::{
 use datapath::{Finding, Level};
 use ipnet::{Ipv4Net, Ipv6Net};
 use model::Family;
-use netlink::{Attribute, Message, Netfilter};
+use netlink::{
+    Attribute, Message, Netfilter,
+    uapi::{NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS, NFTA_TABLE_NAME},
+};
 use nix::errno::Errno;
 
 use crate::{
@@ -21,9 +24,7 @@ use crate::{
         snapshot::Snapshot,
         transaction::{DesiredTable, describe_refused, transaction},
     },
-    encode::tables::{
-        Command, FAMILIES, TABLE, TABLE_FLAGS, TABLE_IS_DORMANT, TABLE_NAME, TRIAL_TABLE, delete_chain, end,
-    },
+    encode::tables::{Command, FAMILIES, TABLE, TRIAL_TABLE, delete_chain, end},
     error::Error,
     plan::{
         affinity,
@@ -217,12 +218,12 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result
 /// The same message for the trial table.
 fn as_trial(mut message: Message) -> Message {
     for it in &mut message.attributes {
-        if let Attribute::Value(TABLE_NAME, _) = it {
-            *it = Attribute::text(TABLE_NAME, TRIAL_TABLE);
+        if let Attribute::Value(NFTA_TABLE_NAME, _) = it {
+            *it = Attribute::text(NFTA_TABLE_NAME, TRIAL_TABLE);
         }
     }
     if message.kind == Command::NewTable.kind() {
-        message.attributes.push(Attribute::u32(TABLE_FLAGS, TABLE_IS_DORMANT));
+        message.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT));
     }
     message
 }

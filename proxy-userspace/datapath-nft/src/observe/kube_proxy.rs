@@ -6,10 +6,13 @@ use model::Family;
 use nix::errno::Errno;
 
 use crate::{
-    encode::tables::{CHAIN_NAME, Command, TABLE_NAME, protocol},
+    encode::{expressions::protocol_family, tables::Command},
     error::Error,
 };
-use netlink::{Attribute, Message, Netfilter};
+use netlink::{
+    Attribute, Message, Netfilter,
+    uapi::{NFTA_CHAIN_NAME, NFTA_TABLE_NAME},
+};
 
 /// Its table in nftables mode.
 const TABLE: &str = "kube-proxy";
@@ -26,13 +29,13 @@ pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
         let message = |command: Command, attributes| Message {
             kind: command.kind(),
             flags: 0,
-            family: protocol(family),
+            family: protocol_family(family),
             attributes,
         };
         let (table, chain) = IPTABLES;
-        let chain = vec![Attribute::text(TABLE_NAME, table), Attribute::text(CHAIN_NAME, chain)];
+        let chain = vec![Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_CHAIN_NAME, chain)];
         [
-            message(Command::GetTable, vec![Attribute::text(TABLE_NAME, TABLE)]),
+            message(Command::GetTable, vec![Attribute::text(NFTA_TABLE_NAME, TABLE)]),
             message(Command::GetChain, chain),
         ]
     });
@@ -67,7 +70,7 @@ mod tests {
                 let create = [new_table(family, ""), new_chain(family, chain, None)];
                 let create = create.map(|it| in_table(table, it));
                 let delete = Message { kind: Command::DeleteTable.kind(), flags: 0, ..create[0].clone() };
-                let delete = Message { attributes: vec![Attribute::text(TABLE_NAME, table)], ..delete };
+                let delete = Message { attributes: vec![Attribute::text(NFTA_TABLE_NAME, table)], ..delete };
                 commit(&mut netfilter, create).unwrap();
                 assert_eq!(has_rules(&mut netfilter).unwrap(), chain != "PREROUTING", "{table} {chain}");
                 commit(&mut netfilter, [delete]).unwrap();

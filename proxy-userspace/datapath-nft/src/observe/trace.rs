@@ -13,7 +13,7 @@ use std::{
 
 use datapath::{FrontendAddress, unspecified};
 use model::{Family, Protocol, state::ServiceState};
-use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, each, find, text, u32};
+use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, each, find, text, u32, uapi::*};
 use nix::{errno::Errno, net::if_::if_indextoname, sys::socket::SockProtocol};
 
 use crate::{
@@ -22,11 +22,7 @@ use crate::{
         chain::Hook,
         expressions::Rule,
         schema::number,
-        tables::{
-            FAMILIES, SUBSYSTEM, TABLE, TABLE_FLAGS, TABLE_IS_OWNED, delete_table, in_table, new_chain,
-            new_rule, new_table,
-        },
-        verdict::{VERDICT_CHAIN, VERDICT_CODE},
+        tables::{FAMILIES, TABLE, delete_table, in_table, new_chain, new_rule, new_table},
     },
     error::Error,
     plan::{
@@ -37,10 +33,9 @@ use crate::{
 
 /// The name of the tables that ask for reports.
 const TRACE_TABLE: &str = "kube-proxy-ebpf-trace";
-/// `NFNLGRP_NFTRACE`, as a mask.
-const TRACE_GROUP: u32 = 1 << (9 - 1);
-/// `NFT_MSG_TRACE`.
-const TRACE_MESSAGE: u16 = SUBSYSTEM << 8 | 17;
+/// The multicast group, as a mask.
+const TRACE_GROUP: u32 = 1 << (NFNLGRP_NFTRACE - 1);
+const TRACE_MESSAGE: u16 = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_TRACE;
 /// How long after its last report a packet counts as gone.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
 /// How many packets are followed at once.
@@ -330,7 +325,7 @@ fn replace(destinations: &[TracedDestination], is_owned: bool) -> Vec<Message> {
     let of = |family: Family| {
         let mut table = new_table(family, "a trace runs");
         if is_owned {
-            table.attributes.push(Attribute::u32(TABLE_FLAGS, TABLE_IS_OWNED));
+            table.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER));
         }
         let chains = CHAINS.map(|(name, hook)| new_chain(family, name, Some(hook)));
         let own = destinations.iter().filter(move |it| Family::of(it.address) == family);
@@ -416,15 +411,15 @@ impl Report {
             [None; 7];
         for (kind, value) in each(attributes) {
             let field = match kind {
-                1 => &mut table,
-                2 => &mut chain,
-                5 => &mut verdict,
-                6 => &mut id,
-                8 => &mut network,
-                9 => &mut transport,
-                10 => &mut interface,
+                NFTA_TRACE_TABLE => &mut table,
+                NFTA_TRACE_CHAIN => &mut chain,
+                NFTA_TRACE_VERDICT => &mut verdict,
+                NFTA_TRACE_ID => &mut id,
+                NFTA_TRACE_NETWORK_HEADER => &mut network,
+                NFTA_TRACE_TRANSPORT_HEADER => &mut transport,
+                NFTA_TRACE_IIF => &mut interface,
                 // The policy of a base chain, which decides where no rule has.
-                16 => {
+                NFTA_TRACE_POLICY => {
                     verdict.get_or_insert(value);
                     continue;
                 }
@@ -449,14 +444,14 @@ impl Step {
         // A policy is a number, a verdict has attributes.
         let code = match value.len() {
             4 => u32(value),
-            _ => find(value, VERDICT_CODE).and_then(u32),
+            _ => find(value, NFTA_VERDICT_CODE).and_then(u32),
         };
         match code.map(u32::cast_signed) {
-            Some(0) => Self::Drop,
-            Some(1) => Self::Accept,
-            Some(-1) | None => Self::Continue,
-            Some(-5) => Self::Return,
-            Some(code @ (-3 | -4)) => match find(value, VERDICT_CHAIN) {
+            Some(NF_DROP) => Self::Drop,
+            Some(NF_ACCEPT) => Self::Accept,
+            Some(NFT_CONTINUE) | None => Self::Continue,
+            Some(NFT_RETURN) => Self::Return,
+            Some(code @ (NFT_JUMP | NFT_GOTO)) => match find(value, NFTA_VERDICT_CHAIN) {
                 Some(chain) => Self::Jump(text(chain)),
                 None => Self::Other(code),
             },
@@ -566,17 +561,17 @@ mod tests {
         network[12..16].copy_from_slice(&[192, 0, 2, 1]);
         network[16..20].copy_from_slice(&[10, 96, 0, 10]);
         let verdict = [
-            Attribute::u32(VERDICT_CODE, (-3_i32).cast_unsigned()),
-            Attribute::text(VERDICT_CHAIN, "services"),
+            Attribute::u32(NFTA_VERDICT_CODE, NFT_JUMP.cast_unsigned()),
+            Attribute::text(NFTA_VERDICT_CHAIN, "services"),
         ];
         let message = bytes(&[
-            Attribute::text(1, TABLE),
-            Attribute::text(2, "prerouting"),
-            Attribute::nested(5, verdict),
-            Attribute::u32(6, 7),
-            Attribute::bytes(8, network),
-            Attribute::bytes(9, [0x30, 0x39, 0, 80, 0, 0, 0, 0]),
-            Attribute::u32(10, 3),
+            Attribute::text(NFTA_TRACE_TABLE, TABLE),
+            Attribute::text(NFTA_TRACE_CHAIN, "prerouting"),
+            Attribute::nested(NFTA_TRACE_VERDICT, verdict),
+            Attribute::u32(NFTA_TRACE_ID, 7),
+            Attribute::bytes(NFTA_TRACE_NETWORK_HEADER, network),
+            Attribute::bytes(NFTA_TRACE_TRANSPORT_HEADER, [0x30, 0x39, 0, 80, 0, 0, 0, 0]),
+            Attribute::u32(NFTA_TRACE_IIF, 3),
         ]);
         let header = Header {
             protocol: 6,
@@ -593,10 +588,10 @@ mod tests {
         };
         assert_eq!(Report::parse(&message), Some(expect));
         let policy = bytes(&[
-            Attribute::text(1, "filter"),
-            Attribute::text(2, "FORWARD"),
-            Attribute::u32(6, 7),
-            Attribute::u32(16, 0),
+            Attribute::text(NFTA_TRACE_TABLE, "filter"),
+            Attribute::text(NFTA_TRACE_CHAIN, "FORWARD"),
+            Attribute::u32(NFTA_TRACE_ID, 7),
+            Attribute::u32(NFTA_TRACE_POLICY, 0),
         ]);
         assert_eq!(Report::parse(&policy).unwrap().verdict, Step::Drop);
     }
