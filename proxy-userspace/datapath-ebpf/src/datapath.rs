@@ -173,7 +173,7 @@ impl Datapath {
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
         if let Err(error) = self.set_pods(&state.pods) {
-            tracing::warn!(%error, "annotations of pods are not in effect; they are tried again");
+            tracing::warn!(%error, "pod annotations are not in effect yet; retrying");
         }
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
@@ -203,7 +203,7 @@ impl Datapath {
         let removed = self.buffer.take_removed_counters();
         self.trials.forget(&removed);
         if let Err(error) = self.failures.forget(removed) {
-            tracing::warn!("failures of removed endpoints stay recorded: {error}");
+            tracing::warn!(%error, "failures of removed endpoints stay recorded");
         }
     }
 
@@ -215,14 +215,12 @@ impl Datapath {
         }
         for (name, _, now) in pairs(&self.left_to_host, left).filter(|(_, before, now)| before != now) {
             let Some(ips) = now else {
-                tracing::info!("{name}: no interface of this host has its cluster IP any more; it is served");
+                tracing::info!(service = %name, "the cluster IP has left the host's interfaces; it is served");
                 continue;
             };
-            let ips: Vec<_> = ips.iter().map(ToString::to_string).collect();
             tracing::info!(
-                "{name}: sockets that connect to {} are left to this host, which has the address on an interface, as \
-                 NodeLocal DNSCache does",
-                ips.join(" and ")
+                service = %name, addresses = ?ips,
+                "left to this host: an interface has the cluster IP, as with NodeLocal DNSCache"
             );
         }
         self.left_to_host.clone_from(left);
@@ -260,10 +258,7 @@ impl Datapath {
             return Ok(());
         }
         if let Some(now) = self.cgroup.successor()? {
-            tracing::warn!(
-                "the cgroup {} was removed and created anew; attaching to the new one",
-                now.path().display()
-            );
+            tracing::warn!(cgroup = %now.path().display(), "the cgroup was created anew; attaching to the new one");
             self.cgroup = now;
             self.is_attached = false;
         }
@@ -276,20 +271,18 @@ impl Datapath {
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.put(&mut self.ebpf, &self.pins)
         {
-            tracing::warn!("the trace ends: {error}");
+            tracing::warn!(%error, "the trace ends");
             self.trace = None;
         }
         // The active generation does not depend on these steps; the next start tries again.
         if let Err(error) = hooks::detach_unknown(&self.pins) {
             tracing::error!(
-                "detaching programs of another version failed, which use maps that are no longer updated; \
-                 the next start tries again: {error}"
+                %error,
+                "programs of another version stay attached, with maps that are not updated; the next start retries"
             );
         }
         if let Err(error) = self.pins.remove_other_layouts() {
-            tracing::warn!(
-                "removing unused maps of another version failed; the next start tries again: {error}"
-            );
+            tracing::warn!(%error, "unused maps of another version stay; the next start retries");
         }
         Ok(())
     }
@@ -418,7 +411,7 @@ pub fn cleanup(pin_dir: &Path) -> Result<bool, Error> {
     let Some(_lock) = pins.lock()? else { return Ok(false) };
     hooks::detach(&pins)?;
     for it in pins.remove_all()? {
-        tracing::warn!("{} does not belong to kube-proxy-ebpf and was kept", it.display());
+        tracing::warn!(path = %it.display(), "kept: it does not belong to kube-proxy-ebpf");
     }
     Ok(true)
 }

@@ -100,8 +100,9 @@ impl Exclusions {
         let is_unserved = !packets_serve && !pods.is_empty();
         if is_unserved && !self.is_unserved {
             tracing::warn!(
-                "no Service is reached by what these pods leave to packets, as their annotation kube-proxy-ebpf.io/socket-lb \
-                 says, because the packet path does not serve (--packets): {pods}"
+                pods,
+                "pods with the annotation kube-proxy-ebpf.io/socket-lb reach no Service: the packet path does not serve \
+                 (--packets)"
             );
         }
         self.is_unserved = is_unserved;
@@ -121,13 +122,11 @@ impl Exclusions {
 impl Excluded {
     /// Finds the cgroup that exists at the path now.
     fn refresh(&mut self) -> Result<(), Error> {
-        let path = self.path.display();
         let now = id(&self.path)?;
         if now.is_none() && !self.is_missing {
             self.is_missing = true;
-            tracing::warn!(
-                "the excluded cgroup {path} does not exist; it will be excluded once it is created"
-            );
+            let cgroup = self.path.display();
+            tracing::warn!(%cgroup, "the excluded cgroup does not exist; it is excluded once it is created");
         }
         if now != self.id {
             self.is_logged = false;
@@ -140,7 +139,7 @@ impl Excluded {
     fn log_new(&mut self) {
         if self.id.is_some() && !self.is_logged {
             self.is_logged = true;
-            tracing::info!("processes in {} are excluded", self.path.display());
+            tracing::info!(cgroup = %self.path.display(), "processes excluded");
             self.is_missing = false;
         }
     }

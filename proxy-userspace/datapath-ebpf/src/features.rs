@@ -130,9 +130,10 @@ pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> R
             // With a missing capability another attempt would fail, too.
             (Err(error @ Error::Program { .. }), Some(fewer)) if !capabilities::is_any_missing() => {
                 if fewer.reads_sockets() {
+                    let error = error_chain(&error);
                     tracing::info!(
-                        "this kernel does not let programs cast a socket; helpers read it instead, which takes longer: {}",
-                        error_chain(&error)
+                        error,
+                        "programs cannot cast sockets on this kernel; slower helpers read them"
                     );
                 }
                 features = fewer;
@@ -140,10 +141,10 @@ pub(super) fn with_features<T>(load: impl Fn(Features) -> Result<T, Error>) -> R
             }
             (Ok(loaded), _) => {
                 if let Some(error) = refused.filter(|_| !features.reads_sockets()) {
+                    let error = error_chain(&error);
                     tracing::warn!(
-                        "this kernel does not let programs read the owner of a socket; the calling process is checked \
-                         instead: {}",
-                        error_chain(&error)
+                        error,
+                        "programs cannot read a socket's owner on this kernel; the calling process is checked instead"
                     );
                 }
                 return Ok(loaded);

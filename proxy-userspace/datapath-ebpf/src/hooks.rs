@@ -91,7 +91,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
             }
             Ok(false) => {}
             Err(error) if hook == OPTIONAL => {
-                tracing::warn!("endpoints that fail are not ejected: {}", error_chain(&error));
+                tracing::warn!(error = error_chain(&error), "failing endpoints are not ejected");
                 continue;
             }
             Err(error) => {
@@ -106,7 +106,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
         pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
     }
     let replaced = HOOKS.len() - created;
-    tracing::info!(new = created, replaced, "all programs are attached to {}", cgroup.path().display());
+    tracing::info!(cgroup = %cgroup.path().display(), new = created, replaced, "programs attached");
     Ok(())
 }
 
@@ -156,10 +156,8 @@ pub(super) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
             result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
         }
         pins::remove_pin(&pin)?;
-        tracing::info!(
-            "detached {}, a program of another version whose maps are no longer updated",
-            pin.file_name().unwrap_or_default().display()
-        );
+        let hook = pin.file_name().unwrap_or_default().display();
+        tracing::info!(%hook, "program of another version detached");
     }
     Ok(())
 }

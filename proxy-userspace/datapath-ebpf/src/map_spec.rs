@@ -117,9 +117,7 @@ pub(super) fn capacity(path: &Path, wanted: u32, what: &str) -> Result<u32, Erro
     let Some(map) = find(path)? else { return Ok(wanted) };
     let pinned = map.info().map_err(Error::map(path.display()))?.max_entries();
     if pinned != wanted {
-        tracing::info!(
-            "{what} keeps its capacity of {pinned} instead of {wanted} until `cleanup` removes it"
-        );
+        tracing::info!(map = what, capacity = pinned, wanted, "the map keeps its capacity until `cleanup`");
     }
     // A foreign map is rejected when its specification is checked.
     Ok(if pinned.is_power_of_two() { pinned } else { wanted })

@@ -75,7 +75,7 @@ impl Pins {
                 Err(nix::Error::EPERM | nix::Error::EACCES) => return Err(Error::NotBpffs(self.dir.clone())),
                 mounted => mounted.map_err(Error::errno("mount(bpf)", BPFFS))?,
             }
-            tracing::info!("mounted a bpf file system at {BPFFS}");
+            tracing::info!(path = BPFFS, "bpf file system mounted");
         }
         let lock = loop {
             create_dir(&self.dir)?;
@@ -272,7 +272,7 @@ impl Pins {
         others.retain(|it| *it != self.layout() && !self.outlasting().contains(it));
         for folder in &others {
             remove_tree(folder)?;
-            tracing::info!("removed the unused maps of another version ({})", file_name(folder));
+            tracing::info!(version = file_name(folder), "unused maps of another version removed");
         }
         Ok(())
     }

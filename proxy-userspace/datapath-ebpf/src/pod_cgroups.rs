@@ -70,9 +70,9 @@ impl PodCgroups {
             if self.found.len() == MAX_EXCLUDED_PODS as usize {
                 if !std::mem::replace(&mut self.is_full, true) {
                     tracing::error!(
-                        "more than {MAX_EXCLUDED_PODS} pods of this node have the annotation kube-proxy-ebpf.io/socket-lb; \
-                         the sockets of {} and others are redirected",
-                        pod.name
+                        pod = %pod.name, limit = MAX_EXCLUDED_PODS,
+                        "too many pods have the annotation kube-proxy-ebpf.io/socket-lb; sockets of this one and others \
+                         are redirected"
                     );
                 }
                 break;
@@ -88,11 +88,11 @@ impl PodCgroups {
     pub(super) fn log_new(&mut self) {
         for it in self.found.values_mut().filter(|it| !it.is_logged) {
             it.is_logged = true;
-            let what = match it.pod.socket_lb {
-                SocketLb::Off => "sockets",
-                SocketLb::TcpOnly => "UDP sockets",
+            let sockets = match it.pod.socket_lb {
+                SocketLb::Off => "all",
+                SocketLb::TcpOnly => "UDP",
             };
-            tracing::info!("{what} of pod {} are left to packets", it.pod.name);
+            tracing::info!(pod = %it.pod.name, sockets, "sockets left to packets");
         }
     }
 

@@ -63,7 +63,7 @@ impl SocketTerminator {
             let mut sockets = terminate_here()?;
             let all_namespaces = netns::for_each_other(|| match terminate_here() {
                 Ok(more) => sockets += more,
-                Err(error) => tracing::debug!("sockets of a network namespace were skipped: {error}"),
+                Err(error) => tracing::debug!(%error, "sockets of a network namespace skipped"),
             })?;
             Ok(is_current().then_some(TerminationReport { sockets, all_namespaces }))
         };

@@ -267,7 +267,9 @@ impl Datapath {
         let corrected = self.repair_tables(snapshots, desired)?;
         if corrected > 0 {
             tracing::error!(
-                "the nftables tables {TABLE} were changed externally; entries restored: {corrected}"
+                table = TABLE,
+                entries = corrected,
+                "the tables were changed externally; restored"
             );
         }
         Ok(())
@@ -311,7 +313,7 @@ impl Datapath {
         }
         let deleted: usize = passes.iter().map(|it| it.deleted).sum();
         if deleted > 0 {
-            tracing::info!("conntrack entries deleted that led elsewhere than the active state: {deleted}");
+            tracing::info!(deleted, "stale conntrack entries deleted");
         }
         Ok(())
     }
@@ -404,9 +406,7 @@ impl Datapath {
     fn uplinks(&self) -> BTreeSet<u32> {
         let addresses = &self.host.node.addresses;
         netlink::host_addresses::interfaces_with(|it| addresses.contains(&it)).unwrap_or_else(|error| {
-            tracing::warn!(
-                "the interfaces cannot be listed: {error}; flows from outside may be refused for a moment"
-            );
+            tracing::warn!(%error, "interfaces cannot be listed; flows from outside may be refused briefly");
             BTreeSet::new()
         })
     }
@@ -515,9 +515,7 @@ impl Datapath {
         let result = commit_batch(&mut self.netfilter, batch);
         self.listener = listen(&self.changed, self.netfilter.port())
             .inspect_err(|error| {
-                tracing::error!(
-                    "changes of the nftables tables {TABLE} by others are noticed only at the next restart: {error}"
-                );
+                tracing::error!(table = TABLE, %error, "external changes go unnoticed until the next restart");
             })
             .ok();
         // Another process that has committed something meanwhile may have changed our tables.

@@ -88,7 +88,8 @@ impl HostAddresses {
         self.notifications = None;
         if self.retry_at.replace(Instant::now() + RETRY_INTERVAL).is_none() {
             tracing::error!(
-                "the host's addresses cannot be read: {error}; the last ones stay in use; retrying every {RETRY_INTERVAL:?}"
+                %error, retry_in = ?RETRY_INTERVAL,
+                "the host's addresses cannot be read; the last ones stay in use"
             );
         }
     }

@@ -158,7 +158,5 @@ fn listen(
 }
 
 fn report_end(errno: Errno) {
-    tracing::error!(
-        "netlink notifications ended: {errno}; changes by others are noticed only at the next restart"
-    );
+    tracing::error!(%errno, "notifications have ended; external changes go unnoticed until the next restart");
 }

@@ -46,8 +46,8 @@ impl LogDedup {
         };
         for it in failed.iter().filter(|it| !is_known(it)) {
             match it.behavior {
-                HookBehavior::Fails(_) => tracing::error!("probe: {it}"),
-                _ => tracing::info!("probe: {it}"),
+                HookBehavior::Fails(_) => tracing::error!(hook = it.hook, result = %it, "probe failed"),
+                _ => tracing::info!(hook = it.hook, result = %it, "probe impossible"),
             }
         }
         if failed.is_empty() && !self.failed_probes.is_empty() {
@@ -61,7 +61,7 @@ impl LogDedup {
         if self.unreached != status.unreached {
             match &status.unreached {
                 Some(unreached) => tracing::warn!("{unreached}"),
-                None => tracing::info!("{} includes the pods now", status.cgroup.display()),
+                None => tracing::info!(cgroup = %status.cgroup.display(), "the cgroup includes the pods now"),
             }
             self.unreached.clone_from(&status.unreached);
         }
@@ -69,13 +69,12 @@ impl LogDedup {
             status.foreign_programs().into_iter().map(|(it, hooks)| (it.clone(), hooks)).collect();
         for (it, hooks) in foreign.iter().filter(|(it, hooks)| self.foreign.get(it) != Some(hooks)) {
             tracing::warn!(
-                "a foreign program is attached to our hooks: {it} at {}; the first one to match translates a \
-                 connection; `check` says what to do",
-                hooks.join(", ")
+                program = %it, hooks = hooks.join(", "),
+                "a foreign program is attached to our hooks; the first match translates a connection; see `check`"
             );
         }
         for it in self.foreign.keys().filter(|it| !foreign.contains_key(it)) {
-            tracing::info!("the foreign program is no longer attached to our hooks: {it}");
+            tracing::info!(program = %it, "the foreign program is no longer attached to our hooks");
         }
         self.foreign = foreign;
     }
@@ -89,21 +88,22 @@ impl LogDedup {
             Ok(report) => {
                 if report.sockets != 0 {
                     tracing::info!(
-                        "terminated {} to removed endpoints",
-                        model::counted(report.sockets, socket)
+                        socket,
+                        terminated = report.sockets,
+                        "sockets of removed endpoints terminated"
                     );
                 }
                 if !report.all_namespaces && self.hidden_namespaces.insert(transport) {
                     tracing::info!(
-                        "when an endpoint is removed, {socket}s of some pods will not be terminated, \
-                         because their network namespaces cannot be entered: that takes CAP_SYS_ADMIN, \
-                         CAP_SYS_PTRACE and the host's process ids (hostPID)"
+                        socket,
+                        "sockets of some pods outlive their endpoint: to enter network namespaces takes CAP_SYS_ADMIN, \
+                         CAP_SYS_PTRACE and the host's process IDs (hostPID)"
                     );
                 }
             }
             Err(error) => {
                 if self.no_termination.insert(transport) {
-                    tracing::warn!("{socket}s to removed endpoints are kept: {error}");
+                    tracing::warn!(socket, %error, "sockets of removed endpoints are kept");
                 }
             }
         }
@@ -115,10 +115,10 @@ impl LogDedup {
         let before = self.refused_calls.replace(refused).unwrap_or(refused);
         if refused > before {
             tracing::warn!(
-                "no room for the translation of {} to Services (ENOBUFS){}: see \
-                 docs/operations.md; --udp-addresses and --socket-slots raise the limits, after `cleanup`",
-                model::counted(refused - before, "call"),
-                culprits(&stats.refused),
+                calls = refused - before,
+                most = top_refused(&stats.refused),
+                "no room to translate calls to Services (ENOBUFS); --udp-addresses and --socket-slots raise the limits, \
+                 after `cleanup`"
             );
         }
         self.ejected(&stats.ejected);
@@ -128,27 +128,28 @@ impl LogDedup {
         let now: BTreeSet<_> = endpoints.iter().map(ToString::to_string).collect();
         let (mut new, mut back) = (now.difference(&self.ejected), self.ejected.difference(&now));
         for it in new.by_ref().take(MAX_LOGGED) {
-            tracing::warn!("endpoint {it} is ejected: connections to it fail; see `status`");
+            tracing::warn!(endpoint = it, "endpoint ejected: connections to it fail; see `status`");
         }
         for it in back.by_ref().take(MAX_LOGGED) {
-            tracing::info!("endpoint {it} is no longer ejected");
+            tracing::info!(endpoint = it, "endpoint no longer ejected");
         }
         let (new, back) = (new.count(), back.count());
         if new + back > 0 {
-            tracing::warn!("more endpoints are ejected ({new}), or no longer so ({back}); see `status`");
+            tracing::warn!(
+                ejected = new,
+                returned = back,
+                "more endpoints were ejected or have returned; see `status`"
+            );
         }
         self.ejected = now;
     }
 }
 
-/// Who was refused most, for a log line.
-fn culprits(refused: &[RefusedNamespace]) -> String {
+/// The namespaces with the most refusals.
+fn top_refused(refused: &[RefusedNamespace]) -> String {
     let one = |it: &RefusedNamespace| {
         let cgroup = it.cgroup.as_deref().unwrap_or("a removed cgroup");
         format!("{cgroup} (network namespace {}): {}", it.netns, it.refused)
     };
-    match refused {
-        [] => String::new(),
-        all => format!(", most of them in {}", all.iter().take(3).map(one).collect::<Vec<_>>().join(", ")),
-    }
+    refused.iter().take(3).map(one).collect::<Vec<_>>().join(", ")
 }

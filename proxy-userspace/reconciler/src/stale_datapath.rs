@@ -54,14 +54,14 @@ impl StaleDatapath {
 
 fn remove_programs(dir: &Path) -> Result<(), datapath_ebpf::Error> {
     if datapath_ebpf::cleanup(dir)? {
-        tracing::info!("the socket path is off: removed its programs and maps below {}", dir.display());
+        tracing::info!(path = %dir.display(), "the socket path is off: its programs and maps were removed");
     }
     Ok(())
 }
 
 fn remove_tables() -> Result<(), datapath_nft::Error> {
     match datapath_nft::cleanup() {
-        Ok(true) => tracing::info!("the packet path is off: removed its nftables tables"),
+        Ok(true) => tracing::info!("the packet path is off: its nftables tables were removed"),
         // Without nftables there is no table of ours.
         Ok(false)
         | Err(datapath_nft::Error::Open(_) | datapath_nft::Error::Read { errno: Errno::EOPNOTSUPP, .. }) => {}

@@ -62,13 +62,7 @@ impl StateLog {
         if let Some(Counted { last_rev: rev, states, changed_services: changed, slowest, .. }) =
             self.due_summary()
         {
-            tracing::info!(
-                rev,
-                states,
-                changed,
-                ?slowest,
-                "states became active since the last line about them"
-            );
+            tracing::info!(rev, states, changed, ?slowest, "states active since the last summary");
         }
     }
 

@@ -137,7 +137,7 @@ fn an_excluded_cgroup_may_be_created_later_and_recreated() {
     let Some(mut node) = node_or_skip() else { return };
     let path = node.sandbox().cgroup().join("later").display().to_string();
     node.start(&["--socket-lb-exclude-cgroup", &path]);
-    assert!(node.log().contains(&format!("{path} does not exist")), "{}", node.log());
+    node.wait_until_logged(&["the excluded cgroup does not exist", &path]);
     for _ in 0..2 {
         let later = ChildCgroup::new(node.sandbox(), "later");
         later.enter();

@@ -96,7 +96,7 @@ fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
     // The culprits are named.
     let named = r#"kube_proxy_ebpf_socket_refused_by_cgroup{cgroup="/pod"}"#;
     assert!(eventually(TIMEOUT, || metric(named) > Some(1000.0)));
-    assert!(eventually(TIMEOUT, || node.log().contains("(ENOBUFS), most of them in /")));
+    assert!(eventually(TIMEOUT, || node.log().contains("(ENOBUFS)") && node.log().contains("most=\"/")));
     // What is closed is free again.
     drop((pod, _more));
     let again = Pod::attack(node.sandbox(), "pod", &attack).unwrap();

@@ -93,7 +93,7 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     node.netns().add_address(WEB4.into()).unwrap();
     let cache = EchoServer::start("cache", frontend).unwrap();
     assert!(eventually(TIMEOUT, || is_served_by("cache")));
-    node.wait_until_logged(&["default/web: sockets that connect to 10.96.0.10 are left to this host"]);
+    node.wait_until_logged(&["left to this host", "service=default/web addresses=[10.96.0.10"]);
     // The other family is served, and so are node ports.
     assert_eq!(request(Transport::Tcp, (WEB[1], 80).into()).unwrap(), "web-1");
     assert_eq!(

@@ -79,7 +79,7 @@ fn sockets_of_a_pod_are_left_alone_as_its_annotation_says() {
     assert_translated();
     // No packet path is on.
     node.wait_until_logged(&[
-        "no Service is reached by what these pods leave to packets",
+        "reach no Service: the packet path does not serve",
         "default/pod-1, default/pod-2",
     ]);
     let report = run(node.cli("check").args(["--packets=off", FLAG])).stdout;

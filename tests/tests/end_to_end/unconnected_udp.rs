@@ -377,7 +377,7 @@ fn replies_bear_the_services_address_while_the_programs_are_removed() {
         |node| {
             node.terminate();
             node.start(&["--backend=nft", "--packets=nft"]);
-            node.wait_until_logged(&["the socket path is off: removed its programs"]);
+            node.wait_until_logged(&["the socket path is off: its programs and maps were removed"]);
         },
     ];
     for remove in removals {

@@ -105,11 +105,11 @@ impl ConntrackSettings {
             match fs::write(self.path(name), format!("{should_be}\n")) {
                 Ok(()) => {
                     let before = is.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
-                    tracing::info!("net.netfilter.{name} is {should_be} now, and was {before}");
+                    tracing::info!(sysctl = name, value = should_be, before, "conntrack setting changed");
                 }
                 // It costs time where there are many connections, and the limit holds nevertheless.
                 Err(error) if name == Self::BUCKETS => {
-                    tracing::debug!("net.netfilter.{name} stays {is:?}: {error}");
+                    tracing::debug!(sysctl = name, value = ?is, %error, "conntrack setting kept");
                 }
                 Err(error) => failed.push(NotSet { name, value: should_be, error }),
             }

@@ -213,7 +213,7 @@ fn a_disabled_datapath_is_removed_once_the_other_is_active() {
     assert_eq!(server_by_socket(&cluster, frontend), "p1", "by the packet path");
     agent.terminate().unwrap();
     let agent = start_ready(&cluster, &cluster.default_command().arg("--packets=off"));
-    let is_removed = || agent.log().contains("removed its nftables tables");
+    let is_removed = || agent.log().contains("its nftables tables were removed");
     assert!(eventually(TIMEOUT, is_removed), "{}", agent.log());
     assert_eq!(server_by_socket(&cluster, frontend), "p1");
 }

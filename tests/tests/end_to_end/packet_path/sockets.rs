@@ -355,7 +355,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
         let cgroup = pod_annotations::cgroup_of(it.sandbox(), 1);
         manifest::write_atomically(&it.manifests().join("pods.yaml"), &pod_annotations::pod(1, socket_lb))
             .unwrap();
-        it.agent.wait_until_logged(TIMEOUT, "sockets of pod default/pod-1 are left to packets").unwrap();
+        it.agent.wait_until_logged(TIMEOUT, "sockets left to packets pod=default/pod-1").unwrap();
         cgroup.enter();
         let connections = |port: &str, protocol: &str| {
             let labels =
