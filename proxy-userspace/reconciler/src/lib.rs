@@ -3,7 +3,6 @@
 //!
 //! Invariant: nothing here knows Kubernetes; everything is decided in the state.
 
-mod check;
 mod datapath;
 mod draining;
 mod log_dedup;
@@ -21,10 +20,7 @@ mod trace;
 mod userspace;
 mod worker;
 
-pub mod kube_proxy;
-
 pub use self::{
-    check::check,
     datapath::{Datapath, Error, Options},
     observer::{Observer, Step},
     reconciler::Reconciler,

@@ -6,9 +6,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use datapath_ebpf as ebpf;
 use datapath_nft as nft;
-use reconciler::kube_proxy as rules;
 
-use super::{flags::PinFlags, kube_proxy, trace::parse_duration};
+use super::{
+    flags::PinFlags,
+    kube_proxy::{self, rules},
+    trace::parse_duration,
+};
 
 /// How long kube-proxy is awaited by default; it takes 19 s to write the rules of 10,000 Services in iptables.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);

@@ -1,5 +1,7 @@
 //! `check`: whether this node can run the proxy, and whether it works.
 
+mod node;
+
 use std::{
     collections::BTreeSet,
     env,
@@ -104,7 +106,7 @@ const MEMORY_LIMIT: &str = "MEMORY_LIMIT";
 type Groups = [(&'static str, Vec<Finding>); 4];
 
 fn examine(options: &Options, reports: &ReportFlags) -> Groups {
-    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = reconciler::check(options);
+    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = node::check(options);
     [
         ("Host", host),
         ("Installation", installation),

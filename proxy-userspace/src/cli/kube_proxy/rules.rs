@@ -30,7 +30,7 @@ const FAMILIES: [(u8, &str, &str); 2] =
 
 /// What shows whether kube-proxy translates the Services of an IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rules {
+pub(in crate::cli) enum Rules {
     /// They are written.
     Written,
     /// There are none yet.
@@ -41,11 +41,11 @@ pub enum Rules {
 
 /// What was removed, and what could not be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removal {
+pub(in crate::cli) struct Removal {
     /// Each kind of rules that was removed.
-    pub removed: Vec<String>,
+    pub(in crate::cli) removed: Vec<String>,
     /// What may remain, with the command that removes it.
-    pub remaining: Vec<String>,
+    pub(in crate::cli) remaining: Vec<String>,
 }
 
 /// Whether a chain of a table of iptables is kube-proxy's, of any version and mode.
@@ -81,7 +81,7 @@ fn is_of_iptables(chain: &Chain) -> bool {
 
 /// Rules of kube-proxy, running or left behind, and whether they alone serve this node; `has_run` if the socket path was
 /// ever on.
-pub(crate) fn finding(has_run: bool) -> (Finding, bool) {
+pub(in crate::cli) fn finding(has_run: bool) -> (Finding, bool) {
     const SUBJECT: &str = "kube-proxy's rules";
     let mut found = Vec::new();
     let mut unknown = Vec::new();
@@ -144,7 +144,7 @@ pub(crate) fn finding(has_run: bool) -> (Finding, bool) {
 /// # Errors
 ///
 /// If the kernel refuses to list them.
-pub fn rules() -> io::Result<Vec<(&'static str, Rules)>> {
+pub(in crate::cli) fn rules() -> io::Result<Vec<(&'static str, Rules)>> {
     let has_ipv6 = Path::new("/proc/thread-self/net/if_inet6").exists();
     let families = ["IPv4", "IPv6"].into_iter().zip(FAMILIES).take(1 + usize::from(has_ipv6));
     families.map(|(name, family)| Ok((name, rules_of(family)?))).collect()
@@ -167,7 +167,7 @@ fn rules_of((family, program, names): (u8, &str, &str)) -> io::Result<Rules> {
 }
 
 /// Whether a process of kube-proxy is visible.
-pub fn is_process_visible() -> bool {
+pub(in crate::cli) fn is_process_visible() -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut names = processes.filter_map(|it| fs::read_to_string(it.path().join("comm")).ok());
     names.any(|it| it.trim_end() == "kube-proxy")
@@ -178,7 +178,7 @@ pub fn is_process_visible() -> bool {
 /// # Errors
 ///
 /// If the kernel or a program of iptables refuses it. What was removed before stays removed.
-pub fn remove() -> io::Result<Removal> {
+pub(in crate::cli) fn remove() -> io::Result<Removal> {
     let mut removal = Removal::default();
     remove_from_nf_tables(&mut removal)?;
     for (_, program, names) in FAMILIES {

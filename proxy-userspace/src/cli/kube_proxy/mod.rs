@@ -2,6 +2,8 @@
 //!
 //! Invariant: a kube-proxy serves once every IP family has its rules, of this start as far as its metrics show.
 
+pub(super) mod rules;
+
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
@@ -10,7 +12,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use reconciler::kube_proxy::{self, Rules};
+
+use self::rules::Rules;
 
 /// Where its health pages and its metrics are by default.
 const HEALTH: SocketAddr = at_loopback(10256);
@@ -28,7 +31,7 @@ const fn at_loopback(port: u16) -> SocketAddr {
 
 /// Why a kube-proxy seems to run: by its process, which a container may not see, or by its port.
 pub(super) fn evidence() -> Option<String> {
-    if kube_proxy::is_process_visible() {
+    if rules::is_process_visible() {
         return Some("a process is named kube-proxy".to_owned());
     }
     is_health_port_taken().then(|| format!("another program than this one answers at {HEALTH}"))
@@ -75,7 +78,7 @@ fn missing() -> Result<Option<String>> {
         Ok((200, _)) => {}
         Ok((status, _)) => return Ok(Some(format!("http://{HEALTH}/healthz has status {status}"))),
     }
-    let families = kube_proxy::rules().context("cannot list kube-proxy's rules")?;
+    let families = rules::rules().context("cannot list kube-proxy's rules")?;
     let has_synced = match admin::page(METRICS, "/metrics") {
         Ok((200, text)) => Some(has_synced(&text, families.len())),
         // They may be elsewhere, or off.

@@ -5,15 +5,16 @@
 use datapath::{Checkup, Finding, Level};
 use datapath_ebpf::check as ebpf;
 use datapath_nft::{NodeSettings, check as nft};
+use reconciler::Options;
 
-use crate::{datapath::Options, kube_proxy};
+use crate::cli::kube_proxy::rules as kube_proxy;
 
 /// What packets cannot do.
 const WITHOUT_SOCKETS: &str = "nftables serves everything; what takes sockets is off: node ports at loopback, counters per \
                                Service (the rates of `top`), passive health, least connections, slow start, draining";
 
 /// Checks this node.
-pub fn check(options: &Options) -> Checkup {
+pub(super) fn check(options: &Options) -> Checkup {
     let mut checkup = options.sockets.as_ref().map(ebpf::check).unwrap_or_default();
     let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
     let (finding, is_left_to_kube_proxy) = kube_proxy::finding(has_run);
