@@ -19,6 +19,7 @@ mod health_checks;
 mod http_connections;
 mod metrics;
 mod moment;
+mod rates;
 mod server;
 mod state;
 mod status;
@@ -40,6 +41,7 @@ pub use explain_page::{NoAnswer, PendingAnswer};
 pub use handlers::PageGroup;
 pub use health::STALE_AFTER;
 pub use health_checks::{BindFailure, HealthChecks};
+pub use rates::{History, Rates, rate};
 pub use server::Servers;
 pub use state::{CounterLookup, Inherited, PortCountLookup, Role};
 pub use status::{

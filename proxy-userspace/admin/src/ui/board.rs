@@ -2,14 +2,14 @@
 //!
 //! Invariant: its memory is bounded for each Service, and readings that came without a pause cost no more than one a second.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use datapath::PortCounts;
 use model::{ServiceName, state::ServiceState};
 use publish::Published;
 use tokio::time::Instant;
 
-use crate::{moment::key, state::PortCountLookup};
+use crate::{moment::key, rates, state::PortCountLookup};
 
 /// How many rates a plot shows.
 pub(super) const HISTORY: usize = 60;
@@ -38,20 +38,11 @@ pub(super) struct Board {
 /// A Service.
 pub(super) struct Row {
     pub(super) state: Arc<ServiceState>,
-    /// What a search looks at, in lower case.
-    text: String,
     pub(super) counts: Option<PortCounts>,
     pub(super) rates: Rates,
 }
 
-/// Rates per second.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Rates {
-    /// Of connections, the newest one last.
-    pub(super) history: VecDeque<f32>,
-    pub(super) refused: f64,
-    pub(super) denied: f64,
-}
+pub(super) type Rates = rates::Rates<HISTORY>;
 
 /// What rows are ordered by: the largest value first, then the name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,27 +65,9 @@ impl SortBy {
     }
 }
 
-impl Rates {
-    /// The newest rate of connections.
-    pub(super) fn now(&self) -> f64 {
-        self.history.back().copied().unwrap_or_default().into()
-    }
-
-    fn mean(&self) -> f32 {
-        let last = self.history.iter().rev().take(MEAN_OF);
-        last.sum::<f32>() / self.history.len().clamp(1, MEAN_OF) as f32
-    }
-
-    fn add(&mut self, now: PortCounts, before: PortCounts, seconds: f64) {
-        // A counter of a Service that was away begins anew.
-        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(rate(now.connections, before.connections) as f32);
-        self.refused = rate(now.no_backend, before.no_backend);
-        self.denied = rate(now.denied, before.denied);
-    }
+/// The mean of the newest rates of connections.
+fn mean(Rates { connections, .. }: &Rates) -> f64 {
+    connections.iter().rev().take(MEAN_OF).sum::<f64>() / connections.len().clamp(1, MEAN_OF) as f64
 }
 
 impl Board {
@@ -109,24 +82,16 @@ impl Board {
         if key(&published) == key(&self.published) {
             return;
         }
-        let mut before = std::mem::take(&mut self.rows).into_iter().peekable();
+        let mut before = mem::take(&mut self.rows).into_iter().peekable();
         let services = published.iter().flat_map(|it| it.state.services.values());
-        self.rows = services
-            .map(|state| {
-                let name = &state.service.name;
-                while before.next_if(|it| it.state.service.name < *name).is_some() {}
-                match before.next_if(|it| it.state.service.name == *name) {
-                    Some(row) if Arc::ptr_eq(&row.state, state) => row,
-                    Some(row) => Row { state: Arc::clone(state), text: text(state), ..row },
-                    None => Row {
-                        state: Arc::clone(state),
-                        text: text(state),
-                        counts: None,
-                        rates: Rates::default(),
-                    },
-                }
-            })
-            .collect();
+        let row = |state: &Arc<ServiceState>| {
+            let name = &state.service.name;
+            while before.next_if(|it| it.state.service.name < *name).is_some() {}
+            let before = before.next_if(|it| it.state.service.name == *name);
+            let (counts, rates) = before.map(|it| (it.counts, it.rates)).unwrap_or_default();
+            Row { state: Arc::clone(state), counts, rates }
+        };
+        self.rows = services.map(row).collect();
         self.published = published;
     }
 
@@ -138,7 +103,7 @@ impl Board {
         let (mut total, mut total_before) = (PortCounts::default(), PortCounts::default());
         for row in &mut self.rows {
             let counts = counters.as_ref().map(|it| sum(&row.state, it));
-            let before = std::mem::replace(&mut row.counts, counts);
+            let before = mem::replace(&mut row.counts, counts);
             if !is_continued {
                 row.rates = Rates::default();
             }
@@ -196,14 +161,17 @@ impl Board {
     ) -> Vec<&Row> {
         let search = search.to_lowercase();
         let words: Vec<_> = search.split_whitespace().collect();
-        let mut rows: Vec<_> =
-            self.rows.iter().filter(|row| words.iter().all(|it| row.text.contains(it))).collect();
+        let has_words = |row: &&Row| {
+            let text = if words.is_empty() { String::new() } else { text(&row.state) };
+            words.iter().all(|it| text.contains(it))
+        };
+        let mut rows: Vec<_> = self.rows.iter().filter(has_words).collect();
         let milli = |it: f64| (it * 1e3) as u64;
         // The sort is stable: equal ones stay in the order of their names.
         match sort {
             SortBy::Connections => rows.sort_by_cached_key(|it| {
                 let so_far = it.counts.map(|it| it.connections).unwrap_or_default();
-                std::cmp::Reverse((milli(it.rates.mean().into()), so_far))
+                std::cmp::Reverse((milli(mean(&it.rates)), so_far))
             }),
             SortBy::Failing => rows.sort_by_cached_key(|it| {
                 let name = &it.state.service.name;
@@ -235,7 +203,7 @@ fn plus(a: PortCounts, b: PortCounts) -> PortCounts {
     }
 }
 
-/// Name, addresses and ports.
+/// What a search looks at, in lower case: name, addresses and ports.
 fn text(state: &ServiceState) -> String {
     let service = &state.service;
     let addresses = service.addresses().map(|it| it.to_string());
@@ -285,9 +253,9 @@ mod tests {
             rows.into_iter().map(|it| &*it.state.service.name.name).collect()
         }
 
-        fn history(&self, name: &str) -> Vec<f32> {
+        fn history(&self, name: &str) -> Vec<f64> {
             let row = self.board.get(&ServiceName::new("default", name)).unwrap();
-            row.rates.history.iter().copied().collect()
+            row.rates.connections.iter().collect()
         }
     }
 
@@ -304,11 +272,11 @@ mod tests {
         assert_eq!((test.history("a"), test.history("b")), (vec![1.0], vec![20.0]));
         assert_eq!(test.names("", SortBy::Connections), ["b", "a"]);
         assert_eq!(test.names("", SortBy::Name), ["a", "b"]);
-        assert!((test.board.total().now() - 21.0).abs() < 1e-6);
+        assert!((test.board.total().connections.now() - 21.0).abs() < 1e-6);
         // A counter that begins anew.
         test.read(1000, &[("a", 112), ("b", 7)]);
         assert_eq!((test.history("a"), test.history("b")), (vec![1.0, 10.0], vec![20.0, 0.0]));
-        assert!((test.board.total().now() - 10.0).abs() < 1e-6);
+        assert!((test.board.total().connections.now() - 10.0).abs() < 1e-6);
     }
 
     #[test]
@@ -321,7 +289,7 @@ mod tests {
         // The first reading of a Service says nothing of its rate.
         test.read(1000, &[("b", 3), ("c", 99)]);
         assert_eq!((test.history("b"), test.history("c")), (vec![2.0, 1.0], vec![]));
-        assert!((test.board.total().now() - 1.0).abs() < 1e-6);
+        assert!((test.board.total().connections.now() - 1.0).abs() < 1e-6);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::board::{Board, HISTORY, Rates, Row, SortBy};
 use crate::{
     health::Health,
+    rates::History,
     state::{AdminState, Moment},
     timeline::{Generation, MAX_GENERATIONS, ServiceChange, Timeline},
 };
@@ -270,12 +271,12 @@ fn source<'a>(name: &'a str, it: &'a pipeline::SyncStatus) -> Source<'a> {
 fn rates(it: &Rates, is_counted: bool) -> RatesView {
     // A digit behind the point is enough, and shorter.
     let short = |it: f64| (it * 10.0).round() / 10.0;
-    let has_any = it.history.iter().any(|it| *it > 0.0);
+    let plot = Some(&it.connections).filter(|it| !it.is_zero());
     RatesView {
-        rate: is_counted.then(|| short(it.now())),
+        rate: is_counted.then(|| short(it.connections.now())),
         refused: short(it.refused),
         denied: short(it.denied),
-        history: if has_any { it.history.iter().map(|it| short((*it).into())).collect() } else { Vec::new() },
+        history: plot.into_iter().flat_map(History::iter).map(short).collect(),
     }
 }
 
