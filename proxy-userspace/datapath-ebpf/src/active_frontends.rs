@@ -44,6 +44,17 @@ pub struct ActiveFrontends {
     generation: Option<u32>,
 }
 
+/// A frontend without its backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontendRow {
+    /// Its address.
+    pub address: FrontendAddress,
+    /// The service port it belongs to.
+    pub port: PortId,
+    /// Its number of backends.
+    pub backends: u32,
+}
+
 /// A frontend in the tables.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -75,30 +86,32 @@ impl ActiveFrontends {
         Ok(Self { pins, active, maps: Default::default(), generation: None })
     }
 
-    /// The addresses of those frontends that are wanted, in no order.
+    /// What `pick` takes of the frontends, in no order. Backends are not read.
     ///
     /// # Errors
     ///
     /// If the generation changes faster than it can be read; if a map is missing, has another layout or cannot be read.
-    pub fn addresses(
-        &mut self,
-        is_wanted: impl Fn(&FrontendAddress) -> bool,
-    ) -> Result<Vec<FrontendAddress>, Error> {
+    pub fn filter_map<T>(&mut self, pick: impl Fn(FrontendRow) -> Option<T>) -> Result<Vec<T>, Error> {
         let read = |maps: &mut Maps<'_>| {
             let mut found = Vec::new();
-            let mut add = |address, protocol| {
+            let mut add = |address, protocol, row: Frontend| {
                 let protocol = if protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
-                found.extend(Some(FrontendAddress { address, protocol }).filter(&is_wanted));
+                let (port, backends) = (PortId(row.service_port), row.backend_count);
+                found.extend(pick(FrontendRow {
+                    address: FrontendAddress { address, protocol },
+                    port,
+                    backends,
+                }));
             };
             for family in IpFamily::ALL {
-                for_family!(family, F => maps.each::<_, Frontend>(F::FRONTENDS, |key, _| {
+                for_family!(family, F => maps.each::<_, Frontend>(F::FRONTENDS, |key, row| {
                     let (address, protocol) = F::frontend_of(key);
-                    add(F::socket_addr(address), protocol);
+                    add(F::socket_addr(address), protocol, row);
                 })?);
             }
-            maps.each::<NodePortKey, Frontend>(Table::NodePorts, |key, _| {
+            maps.each::<NodePortKey, Frontend>(Table::NodePorts, |key, row| {
                 let family = if key.ip_version == 4 { IpFamily::V4 } else { IpFamily::V6 };
-                add(SocketAddr::new(unspecified(family), key.port.get()), key.protocol);
+                add(SocketAddr::new(unspecified(family), key.port.get()), key.protocol, row);
             })?;
             Ok(found)
         };
@@ -109,7 +122,7 @@ impl ActiveFrontends {
     ///
     /// # Errors
     ///
-    /// As for [`Self::addresses`].
+    /// As for [`Self::filter_map`].
     pub fn get(&mut self, address: &FrontendAddress) -> Result<Option<ActiveFrontend>, Error> {
         Ok(self.read(|maps| maps.entry(address))?.1.map(Into::into))
     }

@@ -4,22 +4,20 @@
 //! each of them; an entry that no frontend refers to is shown as an orphan, with its id or position.
 
 use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::Path,
 };
 
 use bytemuck::Zeroable as _;
-use datapath::{ActiveFrontend, PortId, SortedLines, unspecified};
+use datapath::{SortedLines, unspecified};
 use model::Family;
 use proxy_common::{
-    counters::CounterIndex,
     net::{V4, V6},
     tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
 use crate::{
-    active_frontends::{ActiveFrontends, Entries, Maps, initialized, read_unchanged, rows},
+    active_frontends::{ActiveFrontends, Maps, initialized},
     bpf_maps,
     error::Error,
     store::Table,
@@ -139,7 +137,7 @@ impl Positions {
     }
 }
 
-fn frontend_line(name: &str, row: &Frontend) -> String {
+pub(super) fn frontend_line(name: &str, row: &Frontend) -> String {
     let mut line = format!("frontend {name} backends={}", row.backend_count);
     if row.affinity_timeout != 0 {
         line += &format!(" affinity={}s", row.affinity_timeout);
@@ -159,7 +157,7 @@ fn frontend_line(name: &str, row: &Frontend) -> String {
     line
 }
 
-fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
+pub(super) fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
     match scope {
         NodeAddrScope::LOCAL => format!("node-address {address} local"),
         NodeAddrScope::REMOTE => format!("node-address {address} remote"),
@@ -167,15 +165,6 @@ fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
         NodeAddrScope::INTERFACE => format!("node-address {address} interface"),
         NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
     }
-}
-
-/// Reads the frontends of the active generation, in ascending order.
-///
-/// # Errors
-///
-/// As for [`dump`].
-pub fn active_frontends(pin_dir: &Path) -> Result<Vec<ActiveFrontend>, Error> {
-    active_generation(pin_dir).map(|(_, it)| it.active_frontends())
 }
 
 /// Reads the number of the active generation: how many have been active so far.
@@ -187,130 +176,7 @@ pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
     bpf_maps::read_active(&initialized(pin_dir)?).map(|(_, flips)| flips)
 }
 
-/// The active generation, with its number.
-pub(super) fn active_generation(pin_dir: &Path) -> Result<(u32, Generation), Error> {
-    let pins = initialized(pin_dir)?;
-    let generation = read_unchanged(
-        || bpf_maps::read_active(&pins),
-        |(side, flips)| {
-            let read = |table: Table| bpf_maps::read(&pins.inner(side, table), table.entry());
-            Ok((flips, Generation::read(read)?))
-        },
-    )?;
-    generation.ok_or_else(|| Error::ConcurrentUpdate(pin_dir.to_path_buf()))
-}
-
-/// A frontend: its name, its IP version and its row.
-pub(super) type NamedFrontend = (String, u8, Frontend);
-
-/// The entries of a generation, resolved.
-#[derive(Default)]
-pub(super) struct Generation {
-    frontends: Vec<NamedFrontend>,
-    /// By IP version and position, with the counters of their connections.
-    backends: BTreeMap<(u8, u32), (SocketAddr, CounterIndex)>,
-    members: Vec<(u32, SocketAddr)>,
-    node_addresses: Vec<(IpAddr, NodeAddrScope)>,
-}
-
-impl Generation {
-    /// Reads a generation of which `entries` returns the keys and values of each table, concatenated.
-    pub(super) fn read(entries: impl Fn(Table) -> Result<Entries, Error>) -> Result<Self, Error> {
-        let mut it = Self::default();
-        it.read_family::<V4>(&entries)?;
-        it.read_family::<V6>(&entries)?;
-        for (key, row) in rows::<NodePortKey, Frontend>(&entries(Table::NodePorts)?) {
-            let any: IpAddr = match key.ip_version {
-                4 => Ipv4Addr::UNSPECIFIED.into(),
-                _ => Ipv6Addr::UNSPECIFIED.into(),
-            };
-            let address = SocketAddr::new(any, key.port.get());
-            it.frontends.push((frontend_name(address, key.protocol), key.ip_version, row));
-        }
-        for (key, scope) in rows::<V6, NodeAddrScope>(&entries(Table::NodeAddrs)?) {
-            it.node_addresses.push((key.into(), scope));
-        }
-        Ok(it)
-    }
-
-    fn read_family<F: TableFamily>(
-        &mut self,
-        entries: &impl Fn(Table) -> Result<Entries, Error>,
-    ) -> Result<(), Error> {
-        for (key, row) in rows::<F::FrontendKey, Frontend>(&entries(F::FRONTENDS)?) {
-            let (address, protocol) = F::frontend_of(key);
-            self.frontends.push((frontend_name(F::socket_addr(address), protocol), F::VERSION, row));
-        }
-        for (position, row) in rows::<u32, F::BackendEntry>(&entries(F::BACKENDS)?) {
-            if row != F::BackendEntry::zeroed() {
-                let (backend, counter) = F::backend_of(row);
-                let backend = F::socket_addr(F::sock_addr(backend));
-                self.backends.insert((F::VERSION, position), (backend, counter));
-            }
-        }
-        let members = entries(F::MEMBERS)?;
-        let members = rows::<F::BackendSetMemberKey, BackendSetMember>(&members);
-        self.members.extend(members.map(|(key, _)| {
-            let (set, backend) = F::member_of(key);
-            (set, F::socket_addr(F::sock_addr(backend)))
-        }));
-        Ok(())
-    }
-
-    pub(super) fn active_frontends(&self) -> Vec<ActiveFrontend> {
-        let mut frontends: Vec<_> = self.frontends.iter().map(|it| self.active_frontend(it)).collect();
-        frontends.sort_unstable();
-        frontends
-    }
-
-    /// A frontend with its backends.
-    pub(super) fn active_frontend(&self, frontend: &NamedFrontend) -> ActiveFrontend {
-        let mut backends: Vec<_> = self.backends_of(frontend).map(|(_, (backend, _))| backend).collect();
-        backends.sort_unstable();
-        let (name, _, row) = frontend;
-        ActiveFrontend { frontend: name.clone(), backends, port: Some(PortId(row.service_port)) }
-    }
-
-    /// The backends of a frontend and their counters, with their keys in `backends`.
-    pub(super) fn backends_of(
-        &self,
-        (_, version, row): &NamedFrontend,
-    ) -> impl Iterator<Item = ((u8, u32), (SocketAddr, CounterIndex))> {
-        let end = row.backend_offset.saturating_add(row.backend_count);
-        self.backends.range((*version, row.backend_offset)..(*version, end)).map(|(key, it)| (*key, *it))
-    }
-
-    /// A line for each entry, sorted: what [`dump`] lists without reading everything at once.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn lines(&self) -> Vec<String> {
-        let mut lines = Vec::new();
-        let mut names_by_set: std::collections::HashMap<u32, Vec<&str>> = std::collections::HashMap::new();
-        let mut orphans = self.backends.clone();
-        for frontend in &self.frontends {
-            let (name, _, row) = frontend;
-            names_by_set.entry(row.set).or_default().push(name);
-            lines.push(frontend_line(name, row));
-            for (key, (backend, _)) in self.backends_of(frontend) {
-                lines.push(format!("backend {name} -> {backend}"));
-                orphans.remove(&key);
-            }
-        }
-        for ((_, position), (backend, _)) in orphans {
-            lines.push(format!("orphan backend position={position} -> {backend}"));
-        }
-        for (set, backend) in &self.members {
-            match names_by_set.get(set) {
-                Some(names) => lines.extend(names.iter().map(|it| format!("member {it} {backend}"))),
-                None => lines.push(format!("orphan member set={set} {backend}")),
-            }
-        }
-        lines.extend(self.node_addresses.iter().map(|(address, scope)| node_address_line(*address, *scope)));
-        lines.sort_unstable();
-        lines
-    }
-}
-
-fn frontend_name(address: SocketAddr, protocol: u8) -> String {
+pub(super) fn frontend_name(address: SocketAddr, protocol: u8) -> String {
     match protocol {
         TCP => format!("{address}/TCP"),
         UDP => format!("{address}/UDP"),

@@ -14,8 +14,8 @@ use crate::{
     active_frontends::rows,
     counter_alloc::{CounterAllocator, CounterOwner},
     double_buffer::DoubleBuffer,
-    dump::Generation,
     fake_maps::FakeMaps,
+    generation::Generation,
     node_addresses::NodeAddresses,
     store::Table,
     trace::{TraceEvent, TraceStep},
@@ -42,8 +42,8 @@ pub fn generation(bytes: &[u8]) {
     let generation = Generation::read(|it| Ok(tables[it.index()].clone())).expect("maps that can be read");
     let lines = generation.lines();
     assert!(lines.is_sorted() && lines.len() <= entries * (entries + 1), "a line per frontend and entry");
-    for it in generation.active_frontends() {
-        assert!(it.backends.len() <= entries && !it.frontend.is_empty());
+    for (name, backends) in generation.frontends() {
+        assert!(backends <= entries && !name.is_empty());
     }
     for (key, _) in rows::<FailureKey, FailureRecord>(&(bytes.to_vec(), bytes.to_vec())) {
         let _ = key_parts(key);

@@ -22,6 +22,8 @@ mod failure_records;
 mod features;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+#[cfg(any(test, feature = "fuzzing"))]
+mod generation;
 mod hash_map;
 mod hook_status;
 mod hooks;
@@ -53,7 +55,7 @@ mod fake_maps;
 mod fixtures;
 
 pub use self::datapath::{Datapath, cleanup};
-pub use active_frontends::ActiveFrontends;
+pub use active_frontends::{ActiveFrontends, FrontendRow};
 pub use allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };
@@ -61,7 +63,7 @@ pub use cgroup::{find_cgroup2, is_nested_cgroup};
 pub use cgroup_paths::{CgroupPaths, pod_uid};
 pub use connected_backends::ConnectedBackends;
 pub use counter_maps::{Counts, counts};
-pub use dump::{active_frontends, dump, generation};
+pub use dump::{dump, generation};
 pub use error::Error;
 pub use hook_status::query_at;
 pub use lookup::{EjectedBackend, Lookup, client_namespace, lookup};

@@ -22,7 +22,7 @@ pub use self::{
     error::Error,
     observe::{
         check,
-        dump::{Lookup, PacketTarget, active_frontends, dump, lookup},
+        dump::{Lookup, PacketTarget, dump, frontend_addresses, frontends_at, lookup},
         node_settings::NodeSettings,
         trace::{
             MAX_DESTINATIONS, PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket,

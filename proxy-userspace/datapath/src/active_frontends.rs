@@ -1,11 +1,11 @@
 //! What a datapath finds in the kernel: its frontends, and what they amount to.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
 };
 
-use crate::PortId;
+use crate::{FrontendAddress, PortId};
 
 /// An active frontend and where it leads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,19 +20,21 @@ pub struct ActiveFrontend {
 
 /// What frontends amount to, as in `3 Services`; as in `3 addresses of Services`, if it is unknown which service ports they
 /// belong to.
-pub fn described(frontends: &[ActiveFrontend]) -> String {
-    let mut addresses: BTreeMap<Option<PortId>, BTreeSet<&str>> = BTreeMap::new();
-    for it in frontends {
-        let (address, _) = it.frontend.rsplit_once(':').unwrap_or((&it.frontend, ""));
-        // A node port belongs to a Service that has other addresses.
-        if !["0.0.0.0", "[::]"].contains(&address) {
-            addresses.entry(it.port).or_default().insert(address);
+pub fn described(frontends: impl IntoIterator<Item = (FrontendAddress, Option<PortId>)>) -> String {
+    let addresses = frontends.into_iter().map(|(it, port)| (port, it.address.ip()));
+    // A node port belongs to a Service that has other addresses.
+    let mut addresses: Vec<_> = addresses.filter(|(_, ip)| !ip.is_unspecified()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    match addresses.iter().filter(|(port, _)| port.is_none()).count() {
+        0 => {
+            // The ports of a Service have the same addresses, and no other Service has all of them.
+            let ports = addresses.chunk_by(|(a, _), (b, _)| a == b);
+            let services: HashSet<Vec<IpAddr>> =
+                ports.map(|it| it.iter().map(|(_, ip)| *ip).collect()).collect();
+            model::counted(services.len(), "Service")
         }
-    }
-    match addresses.remove(&None) {
-        Some(unknown) => format!("{} addresses of Services", unknown.len()),
-        // The ports of a Service have the same addresses, and no other Service has all of them.
-        None => model::counted(addresses.into_values().collect::<BTreeSet<_>>().len(), "Service"),
+        unknown => format!("{unknown} addresses of Services"),
     }
 }
 
@@ -43,12 +45,7 @@ mod tests {
     #[test]
     fn services_are_counted_by_the_addresses_of_their_ports() {
         let frontends = |list: &[(&str, Option<u64>)]| {
-            let frontend = |(name, port): &(&str, Option<u64>)| ActiveFrontend {
-                frontend: (*name).into(),
-                backends: Vec::new(),
-                port: port.map(PortId),
-            };
-            described(&list.iter().map(frontend).collect::<Vec<_>>())
+            described(list.iter().map(|(address, port)| (address.parse().unwrap(), port.map(PortId))))
         };
         assert_eq!(frontends(&[]), "0 Services");
         let two = [

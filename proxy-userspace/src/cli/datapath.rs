@@ -2,9 +2,10 @@
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
-use ::datapath::PortCounts;
+use ::datapath::{PortCounts, described};
 use admin::{Admin, CounterLookup, HealthChecks, Inherited};
 use anyhow::Result;
+use datapath_ebpf::ActiveFrontends;
 use datapath_nft::FlowPassObserver;
 use model::{Protocol, ServiceName};
 use publish::Subscription;
@@ -96,10 +97,13 @@ async fn report_inherited(admin: Admin, options: Options) {
 /// What is in the kernel; `None` if nothing serves.
 fn inherited(options: &Options) -> Option<Inherited> {
     let Some(sockets) = &options.sockets else {
-        let frontends = datapath_nft::active_frontends().ok().filter(|it| !it.is_empty())?;
-        return Some(Inherited { serves: datapath::described(&frontends), programs: Ok(()) });
+        let addresses = datapath_nft::frontend_addresses().ok().filter(|it| !it.is_empty())?;
+        let serves = described(addresses.into_iter().map(|it| (it, None)));
+        return Some(Inherited { serves, programs: Ok(()) });
     };
-    let frontends = datapath_ebpf::active_frontends(&sockets.pin_dir).ok()?;
+    let frontends = ActiveFrontends::open(&sockets.pin_dir);
+    let frontends =
+        frontends.and_then(|mut it| it.filter_map(|it| Some((it.address, Some(it.port))))).ok()?;
     let programs = match datapath_ebpf::query_at(sockets.cgroup.as_deref(), &sockets.pin_dir) {
         Ok(status) if status.is_complete() => Ok(()),
         Ok(status) => {
@@ -108,7 +112,7 @@ fn inherited(options: &Options) -> Option<Inherited> {
         }
         Err(error) => Err(error.to_string()),
     };
-    Some(Inherited { serves: datapath::described(&frontends), programs })
+    Some(Inherited { serves: described(frontends), programs })
 }
 
 /// The kernel's counters, for the pages.

@@ -3,7 +3,7 @@
 use scenarios::{Scenario, Step};
 
 use super::*;
-use crate::{dump::Generation, fake_maps::FakeMaps};
+use crate::{fake_maps::FakeMaps, generation::Generation};
 
 /// How often a change is tried with maps that fail.
 const ATTEMPTS: u32 = 20;

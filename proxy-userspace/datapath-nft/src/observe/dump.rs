@@ -63,16 +63,48 @@ pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
     }
 }
 
-/// Reads the tables: every frontend, with its endpoints for internal traffic, in ascending order; a node port has the
-/// unspecified address of its family.
+/// Reads the addresses of all frontends for internal traffic, in no order; a node port has the unspecified address of its family.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list them.
-pub fn active_frontends() -> Result<Vec<ActiveFrontend>, Error> {
-    let mut all: Vec<_> = snapshots(|_| true)?.iter().flat_map(|it| frontends(&it.elements)).collect();
-    all.sort_unstable();
-    Ok(all)
+pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
+    let read = || {
+        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
+        retried(|| {
+            let mut found = Vec::new();
+            let mut add = |element: Element, _| {
+                if MatchKey::ALL.iter().any(|it| it.internal() == element.map) {
+                    found.extend(frontend_of(&element, &mut key_of(&element)));
+                }
+            };
+            FAMILIES.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, &mut add))?;
+            Ok(found)
+        })
+    };
+    match read() {
+        Err(error) if error.is_nftables_missing() => Ok(Vec::new()),
+        read => read,
+    }
+}
+
+/// Reads the frontends at these addresses, with their endpoints for internal traffic, in ascending order.
+///
+/// # Errors
+///
+/// If the kernel refuses to list them.
+pub fn frontends_at(addresses: &HashSet<FrontendAddress>) -> Result<Vec<ActiveFrontend>, Error> {
+    let is_of = |map, it: MatchKey| [it.internal(), it.endpoints(), it.affinity_endpoints()].contains(&map);
+    let snapshots = snapshots(|it| match it.map {
+        Map::Members | Map::MembersExternal | Map::MembersInternal => true,
+        map => {
+            MatchKey::ALL.into_iter().any(|it| is_of(map, it))
+                && frontend_of(it, &mut key_of(it)).is_some_and(|it| addresses.contains(&it))
+        }
+    })?;
+    let mut found: Vec<_> = snapshots.iter().flat_map(|it| frontends(&it.elements)).collect();
+    found.sort_unstable();
+    Ok(found)
 }
 
 /// Every frontend among elements, with its endpoints for internal traffic.

@@ -1,6 +1,6 @@
 //! The state of the kernel and of the running process.
 
-use std::{io, mem};
+use std::{io, mem, ops::Range};
 
 use anyhow::Result;
 use datapath::{ActiveFrontend, AttachStatus, FrontendAddress};
@@ -33,8 +33,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    fn new(mut kernel: Frontends, names: Names) -> Self {
-        let unnamed = kernel.addresses(|it| names.get(it).is_none());
+    /// The addresses are those in the kernel that have no name.
+    fn new(kernel: Frontends, unnamed: Result<Vec<FrontendAddress>, String>, names: Names) -> Self {
         let error = unnamed.as_ref().err().cloned();
         let unnamed = unnamed.unwrap_or_default().into_iter();
         let mut frontends: Vec<_> = unnamed.map(NamedFrontend::unnamed).collect();
@@ -63,7 +63,11 @@ impl Rows {
     /// A frontend by its number, with its name.
     pub(super) fn get(&mut self, number: usize) -> Option<(&PortName, ActiveFrontend)> {
         let NamedFrontend { name, address, .. } = self.frontends.get(number)?;
-        let found = self.kernel.get(address).unwrap_or_else(|error| {
+        let found = match &mut self.kernel {
+            Frontends::Sockets(it) => it.get(address).map_err(message),
+            Frontends::Packets(it) => it.get(&self.frontends, number),
+        };
+        let found = found.unwrap_or_else(|error| {
             self.error = Some(error);
             None
         });
@@ -75,32 +79,34 @@ impl Rows {
 enum Frontends {
     /// Those of eBPF are looked up one by one.
     Sockets(Box<ActiveFrontends>),
-    /// Those of nftables, which has no order, are sorted.
-    Packets(Vec<ActiveFrontend>),
+    /// Those of nftables are listed, many at a time.
+    Packets(Batch),
 }
 
-impl Frontends {
-    /// The addresses of those that are wanted.
-    fn addresses(
-        &mut self,
-        is_wanted: impl Fn(&FrontendAddress) -> bool,
-    ) -> Result<Vec<FrontendAddress>, String> {
-        match self {
-            Self::Sockets(it) => it.addresses(is_wanted).map_err(message),
-            Self::Packets(all) => {
-                Ok(all.iter().filter_map(|it| it.frontend.parse().ok()).filter(is_wanted).collect())
-            }
-        }
-    }
+/// How many frontends of nftables are read at a time: each reading lists all elements.
+const BATCH: usize = 1000;
 
-    fn get(&mut self, address: &FrontendAddress) -> Result<Option<ActiveFrontend>, String> {
-        match self {
-            Self::Sockets(it) => it.get(address).map_err(message),
-            Self::Packets(all) => {
-                let found = all.binary_search_by(|it| it.frontend.cmp(&address.to_string()));
-                Ok(found.ok().map(|it| all[it].clone()))
-            }
+/// The frontends of nftables that were read last.
+#[derive(Default)]
+struct Batch {
+    /// Their numbers.
+    range: Range<usize>,
+    /// Those that exist, sorted.
+    frontends: Vec<ActiveFrontend>,
+}
+
+impl Batch {
+    /// The frontend with this number among all.
+    fn get(&mut self, all: &[NamedFrontend], number: usize) -> Result<Option<ActiveFrontend>, String> {
+        if !self.range.contains(&number) {
+            self.range = number..all.len().min(number + BATCH);
+            self.frontends.clear();
+            let addresses = all[self.range.clone()].iter().map(|it| it.address).collect();
+            self.frontends = nft::frontends_at(&addresses).map_err(message)?;
         }
+        let address = all[number].address.to_string();
+        let found = self.frontends.binary_search_by(|it| it.frontend.cmp(&address));
+        Ok(found.ok().map(|it| self.frontends[it].clone()))
     }
 }
 
@@ -112,12 +118,17 @@ impl Seen {
     /// If neither datapath has been programmed.
     pub(super) fn read(options: &Options, mut process: Process) -> Result<Self> {
         let pins = &options.pin_dir;
+        let names = mem::take(&mut process.names);
+        let is_unnamed = |it: &FrontendAddress| names.get(it).is_none();
         let sockets = ActiveFrontends::open(pins).and_then(|it| Ok((it, ebpf::generation(pins)?)));
-        let (kernel, generation) = match sockets {
-            Ok((frontends, generation)) => (Frontends::Sockets(Box::new(frontends)), Ok(Some(generation))),
+        let (kernel, unnamed, generation) = match sockets {
+            Ok((mut frontends, generation)) => {
+                let unnamed = frontends.filter_map(|it| Some(it.address).filter(is_unnamed)).map_err(message);
+                (Frontends::Sockets(Box::new(frontends)), unnamed, Ok(Some(generation)))
+            }
             Err(error) => {
                 // An error of nftables is reported by `packets` below.
-                let packets = nft::active_frontends();
+                let packets = nft::frontend_addresses();
                 let generation = match error {
                     ebpf::Error::NotInitialized(_) if packets.as_ref().is_ok_and(Vec::is_empty) => {
                         return Err(error.into());
@@ -125,7 +136,9 @@ impl Seen {
                     ebpf::Error::NotInitialized(_) => Ok(None),
                     error => Err(message(error)),
                 };
-                (Frontends::Packets(packets.unwrap_or_default()), generation)
+                let mut unnamed = packets.unwrap_or_default();
+                unnamed.retain(is_unnamed);
+                (Frontends::Packets(Batch::default()), Ok(unnamed), generation)
             }
         };
         let packets = match nft::check::tables(matches!(generation, Ok(Some(_)))) {
@@ -134,9 +147,8 @@ impl Seen {
             Err(error) if error.is_nftables_missing() => Ok(message(error)),
             Err(error) => Err(message(error)),
         };
-        let rows = Rows::new(kernel, mem::take(&mut process.names));
         Ok(Self {
-            rows,
+            rows: Rows::new(kernel, unnamed, names),
             generation,
             // nftables has no counters per Service.
             counts: ebpf::counts(pins).map_err(message),

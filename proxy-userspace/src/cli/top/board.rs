@@ -1,16 +1,13 @@
 //! What is on the board: rates of two readings, sorted and filtered, and what keys do. Pure.
 
-use std::{
-    cmp::Reverse,
-    collections::{HashMap, VecDeque},
-    net::SocketAddr,
-};
+use std::{cmp::Reverse, mem, time::Instant};
 
+use admin::{Rates, rate};
 use clap::ValueEnum;
 use datapath::PortId;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::sample::{PortSample, Sample};
+use super::sample::{Endpoint, Endpoints, PortSample, Sample};
 
 /// How many rates a plot shows.
 pub(super) const HISTORY: usize = 20;
@@ -47,29 +44,20 @@ pub(super) struct Board {
     /// The selected service port, and whether its endpoints are shown.
     selected: Option<PortId>,
     is_opened: bool,
-    sample: Option<Sample>,
-    /// The rates of each service port, and of each of its endpoints, the newest one last.
-    rates: HashMap<PortId, Rates>,
-    /// The rates of a service port that was read once.
-    no_rates: Rates,
+    /// The time and the generation of the last reading.
+    read: Option<(Instant, u32)>,
+    /// In the order of their ids.
+    rows: Vec<Row>,
+    /// Those of the service port whose endpoints are shown.
+    endpoints: Option<Endpoints>,
     /// Why the last reading failed.
     failure: Option<String>,
 }
 
-/// The rates of a service port, per second.
-#[derive(Default)]
-pub(super) struct Rates {
-    pub(super) connections: VecDeque<f64>,
-    pub(super) refused: f64,
-    pub(super) denied: f64,
-    pub(super) endpoints: HashMap<SocketAddr, VecDeque<f64>>,
-}
-
-impl Rates {
-    /// The newest rate of connections.
-    pub(super) fn now(history: &VecDeque<f64>) -> f64 {
-        history.back().copied().unwrap_or(0.0)
-    }
+/// A service port with its rates.
+pub(super) struct Row {
+    pub(super) port: PortSample,
+    pub(super) rates: Rates<HISTORY>,
 }
 
 impl Board {
@@ -80,9 +68,9 @@ impl Board {
             is_filtering: false,
             selected: None,
             is_opened: false,
-            sample: None,
-            rates: HashMap::new(),
-            no_rates: Rates::default(),
+            read: None,
+            rows: Vec::new(),
+            endpoints: None,
             failure: None,
         }
     }
@@ -90,28 +78,40 @@ impl Board {
     /// Takes a new reading.
     pub(super) fn update(&mut self, sample: Sample) {
         self.failure = None;
-        if let Some(before) = self.sample.take() {
-            let seconds = sample.at.saturating_duration_since(before.at).as_secs_f64().max(1e-3);
-            // A counter of a Service that was away begins anew.
-            let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-            let before: HashMap<_, _> = before.ports.iter().map(|it| (it.id, it)).collect();
-            let mut last = std::mem::take(&mut self.rates);
-            for now in &sample.ports {
-                let Some(before) = before.get(&now.id) else { continue };
-                let mut rates = last.remove(&now.id).unwrap_or_default();
-                push(&mut rates.connections, rate(now.counts.connections, before.counts.connections));
-                rates.refused = rate(now.counts.no_backend, before.counts.no_backend);
-                rates.denied = rate(now.counts.denied, before.counts.denied);
-                let counts: HashMap<_, _> = before.endpoints.iter().copied().collect();
-                rates.endpoints.retain(|it, _| now.endpoints.iter().any(|(endpoint, _)| endpoint == it));
-                for (endpoint, count) in &now.endpoints {
-                    let before = counts.get(endpoint).copied().unwrap_or(*count);
-                    push(rates.endpoints.entry(*endpoint).or_default(), rate(*count, before));
+        let seconds = self.read.map_or(1.0, |(at, _)| seconds(at, sample.at));
+        self.read = Some((sample.at, sample.generation));
+        let mut before = mem::take(&mut self.rows).into_iter().peekable();
+        let row = |port: PortSample| {
+            while before.next_if(|it| it.port.id < port.id).is_some() {}
+            let mut rates = Rates::default();
+            if let Some(before) = before.next_if(|it| it.port.id == port.id) {
+                rates = before.rates;
+                rates.add(port.counts, before.port.counts, seconds);
+            }
+            Row { port, rates }
+        };
+        self.rows = sample.ports.into_iter().map(row).collect();
+    }
+
+    /// Takes a new reading of the endpoints of the opened service port.
+    pub(super) fn set_endpoints(&mut self, mut endpoints: Endpoints) {
+        if let Some(before) = self.endpoints.take().filter(|it| it.of == endpoints.of) {
+            let seconds = seconds(before.at, endpoints.at);
+            let mut before = before.all.into_iter().peekable();
+            for it in &mut endpoints.all {
+                while before.next_if(|before| before.address < it.address).is_some() {}
+                if let Some(before) = before.next_if(|before| before.address == it.address) {
+                    it.rates = before.rates;
+                    it.rates.push(rate(it.connections, before.connections, seconds));
                 }
-                self.rates.insert(now.id, rates);
             }
         }
-        self.sample = Some(sample);
+        self.endpoints = Some(endpoints);
+    }
+
+    /// Whether the endpoints of this service port were read.
+    pub(super) fn has_endpoints_of(&self, port: PortId) -> bool {
+        self.endpoints.as_ref().is_some_and(|it| it.of == port)
     }
 
     /// The counters could not be read; what was read before stays.
@@ -136,34 +136,31 @@ impl Board {
     }
 
     pub(super) fn generation(&self) -> Option<u32> {
-        self.sample.as_ref().map(|it| it.generation)
+        self.read.map(|(_, generation)| generation)
     }
 
     /// The service port whose endpoints are shown.
-    pub(super) fn opened(&self) -> Option<(&PortSample, &Rates)> {
+    pub(super) fn opened(&self) -> Option<&Row> {
         let id = self.selected.filter(|_| self.is_opened)?;
-        let port = self.sample.as_ref()?.ports.iter().find(|it| it.id == id)?;
-        Some((port, self.rates_of(port)))
+        self.rows.iter().find(|it| it.port.id == id)
     }
 
-    fn rates_of(&self, port: &PortSample) -> &Rates {
-        self.rates.get(&port.id).unwrap_or(&self.no_rates)
+    /// The endpoints of a service port; none until they are read.
+    pub(super) fn endpoints_of(&self, port: PortId) -> &[Endpoint] {
+        self.endpoints.as_ref().filter(|it| it.of == port).map_or(&[], |it| &it.all)
     }
 
-    /// The service ports that pass the filter, in order, each with its rates.
-    pub(super) fn rows(&self) -> Vec<(&PortSample, &Rates)> {
-        let ports = self.sample.iter().flat_map(|it| &it.ports);
-        let mut rows: Vec<_> = ports
-            .filter(|it| {
-                [&*it.name.service, &*it.name.port, &*it.address].iter().any(|it| it.contains(&self.filter))
-            })
-            .map(|it| (it, self.rates_of(it)))
-            .collect();
-        rows.sort_by_cached_key(|row| {
-            let (port, rates) = *row;
+    /// The service ports that pass the filter, in order.
+    pub(super) fn rows(&self) -> Vec<&Row> {
+        let is_shown = |it: &&Row| {
+            let PortSample { name, address, .. } = &it.port;
+            [&*name.service, &*name.port, address].iter().any(|it| it.contains(&self.filter))
+        };
+        let mut rows: Vec<_> = self.rows.iter().filter(is_shown).collect();
+        rows.sort_by_cached_key(|Row { port, rates }| {
             let milli = |it: f64| (it * 1e3) as u64;
             let value = match self.sort {
-                SortBy::Connections => milli(Rates::now(&rates.connections)),
+                SortBy::Connections => milli(rates.connections.now()),
                 SortBy::Refused => milli(rates.refused),
                 SortBy::Denied => milli(rates.denied),
                 SortBy::Ejected => port.ejected.len() as u64,
@@ -177,8 +174,8 @@ impl Board {
     }
 
     /// The position of the selected service port in the rows.
-    pub(super) fn position_in(&self, rows: &[(&PortSample, &Rates)]) -> Option<usize> {
-        rows.iter().position(|(port, _)| Some(port.id) == self.selected)
+    pub(super) fn position_in(&self, rows: &[&Row]) -> Option<usize> {
+        rows.iter().position(|it| Some(it.port.id) == self.selected)
     }
 
     /// Acts on a key.
@@ -236,24 +233,20 @@ impl Board {
         let rows = self.rows();
         let Some(last) = rows.len().checked_sub(1) else { return };
         let position = self.position_in(&rows).map_or(0, |it| of(it, last).min(last));
-        self.selected = rows.get(position).map(|(port, _)| port.id);
+        self.selected = rows.get(position).map(|it| it.port.id);
     }
 }
 
-fn push(history: &mut VecDeque<f64>, rate: f64) {
-    if history.len() == HISTORY {
-        history.pop_front();
-    }
-    history.push_back(rate);
+/// The seconds between two readings, never zero.
+fn seconds(before: Instant, now: Instant) -> f64 {
+    now.saturating_duration_since(before).as_secs_f64().max(1e-3)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::BTreeSet,
-        time::{Duration, Instant},
-    };
+    use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
+    use admin::History;
     use datapath::PortCounts;
 
     use super::*;
@@ -268,8 +261,16 @@ mod tests {
             address: format!("10.96.0.{id}:80/TCP"),
             endpoint_count: 1,
             counts: PortCounts { connections, no_backend: refused, ..PortCounts::default() },
-            endpoints: vec![(SocketAddr::from(([10, 0, 0, 1], 80)), connections)],
             ejected: BTreeSet::new(),
+        }
+    }
+
+    fn endpoints(of: u64, at: Instant, connections: u64) -> Endpoints {
+        let address = SocketAddr::from(([10, 0, 0, 1], 80));
+        Endpoints {
+            of: PortId(of),
+            at,
+            all: vec![Endpoint { address, connections, rates: History::default() }],
         }
     }
 
@@ -288,7 +289,7 @@ mod tests {
     }
 
     fn names(board: &Board) -> Vec<&str> {
-        board.rows().iter().map(|(port, _)| &*port.name.service).collect()
+        board.rows().iter().map(|it| &*it.port.name.service).collect()
     }
 
     /// A second in which `a` had 10 connections, `b` 30, and `c` none, but 5 refused ones.
@@ -313,9 +314,7 @@ mod tests {
     fn rows_are_sorted_by_the_rates_of_the_last_interval() {
         let mut board = board();
         assert_eq!(names(&board), ["ns/b", "ns/a", "ns/c"]);
-        let (_, rates) = board.rows().remove(0);
-        assert_eq!(rates.connections, [30.0]);
-        assert_eq!(rates.endpoints[&SocketAddr::from(([10, 0, 0, 1], 80))], [30.0]);
+        assert_eq!(board.rows()[0].rates.connections.iter().collect::<Vec<_>>(), [30.0]);
         press(&mut board, &[KeyCode::Char('r')]);
         assert_eq!(names(&board)[0], "ns/c");
         press(&mut board, &[KeyCode::Char('n')]);
@@ -325,15 +324,15 @@ mod tests {
     #[test]
     fn a_service_that_is_new_or_begins_anew_has_no_negative_rate() {
         let mut board = board();
-        let at = board.sample.as_ref().unwrap().at + SECOND;
+        let at = board.read.unwrap().0 + SECOND;
         board.update(Sample {
             at,
             generation: 2,
             ports: vec![port(1, "ns/a", 3, 0), port(4, "ns/d", 99, 0)],
         });
-        let rates: Vec<_> = board.rows().iter().map(|(_, it)| Rates::now(&it.connections)).collect();
+        let rates: Vec<_> = board.rows().iter().map(|it| it.rates.connections.now()).collect();
         assert_eq!(rates, [0.0, 0.0]);
-        assert_eq!(board.rates.len(), 1, "those that are gone take no memory");
+        assert_eq!(board.rows.len(), 2, "those that are gone take no memory");
     }
 
     #[test]
@@ -358,8 +357,8 @@ mod tests {
         press(&mut board, &[KeyCode::PageDown]);
         assert_eq!(position(&board), Some(2));
         press(&mut board, &[KeyCode::Enter]);
-        assert_eq!(&*board.opened().unwrap().0.name.service, "ns/c");
-        let at = board.sample.as_ref().unwrap().at + SECOND;
+        assert_eq!(&*board.opened().unwrap().port.name.service, "ns/c");
+        let at = board.read.unwrap().0 + SECOND;
         board.update(Sample { at, generation: 2, ports: vec![port(1, "ns/a", 3, 0)] });
         assert!(board.opened().is_none(), "it is gone");
         assert_eq!(press(&mut board, &[KeyCode::Esc]), Outcome::Stay);
@@ -367,9 +366,23 @@ mod tests {
     }
 
     #[test]
+    fn endpoints_have_the_rates_since_they_are_shown() {
+        let (mut board, at) = (board(), Instant::now());
+        assert!(!board.has_endpoints_of(PortId(2)));
+        for (of, seconds, connections) in [(2, 0, 5), (2, 1, 35), (2, 2, 35)] {
+            board.set_endpoints(endpoints(of, at + SECOND * seconds, connections));
+        }
+        assert_eq!(board.endpoints_of(PortId(2))[0].rates.iter().collect::<Vec<_>>(), [30.0, 0.0]);
+        board.set_endpoints(endpoints(1, at + SECOND * 3, 1));
+        assert!(
+            board.endpoints_of(PortId(2)).is_empty() && board.endpoints_of(PortId(1))[0].rates.is_empty()
+        );
+    }
+
+    #[test]
     fn a_plot_has_a_bounded_number_of_rates() {
-        let mut history = VecDeque::new();
-        (0..100).for_each(|it| push(&mut history, f64::from(it)));
-        assert_eq!((history.len(), history.back()), (HISTORY, Some(&99.0)));
+        let mut history = History::<HISTORY>::default();
+        (0..100).for_each(|it| history.push(f64::from(it)));
+        assert_eq!((history.len(), history.now()), (HISTORY, 99.0));
     }
 }

@@ -1,7 +1,6 @@
 //! The board on a screen, and as lines.
 
-use std::collections::VecDeque;
-
+use admin::History;
 use clap::{ValueEnum as _, builder::PossibleValue};
 use model::escaped;
 use ratatui::{
@@ -9,13 +8,13 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     style::{Modifier, Style, Stylize as _},
     text::Line,
-    widgets::{Cell, Paragraph, Row, Table, TableState},
+    widgets::{Cell, Paragraph, Row as TableRow, Table, TableState},
 };
 use serde_json::{Value, json};
 
 use super::{
-    board::{Board, HISTORY, Rates},
-    sample::PortSample,
+    board::{Board, HISTORY, Row},
+    sample::Endpoint,
 };
 use crate::cli::output;
 
@@ -40,13 +39,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
     frame.render_widget(Line::from(title(board, rows.len())).bold(), top);
     frame.render_widget(Line::from(help(board)).dim(), bottom);
     match opened {
-        Some((port, rates)) => draw_endpoints(frame, middle, port, rates),
+        Some(it) => draw_endpoints(frame, middle, it, board.endpoints_of(it.port.id)),
         None => {
             shown.select(board.position_in(&rows));
-            let rows = rows.into_iter().map(|(port, rates)| {
-                let is_failing = rates.refused + rates.denied > 0.0 || !port.ejected.is_empty();
+            let rows = rows.into_iter().map(|it| {
+                let is_failing = it.rates.refused + it.rates.denied > 0.0 || !it.port.ejected.is_empty();
                 let style = if is_failing { Style::new().yellow() } else { Style::new() };
-                Row::new(cells(port, rates).map(Cell::from)).style(style)
+                TableRow::new(cells(it).map(Cell::from)).style(style)
             });
             let widths = [
                 Constraint::Fill(3),
@@ -59,22 +58,20 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
                 Constraint::Length(8),
                 Constraint::Length(7),
             ];
-            let table = Table::new(rows, widths).header(Row::new(HEADER).bold());
+            let table = Table::new(rows, widths).header(TableRow::new(HEADER).bold());
             let table = table.row_highlight_style(Modifier::REVERSED);
             frame.render_stateful_widget(table, middle, shown);
         }
     }
 }
 
-fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, port: &PortSample, rates: &Rates) {
-    let rows = port.endpoints.iter().map(|(endpoint, connections)| {
-        let none = VecDeque::new();
-        let history = rates.endpoints.get(endpoint).unwrap_or(&none);
-        let is_ejected = port.ejected.contains(endpoint);
-        Row::new([
-            endpoint.to_string(),
-            rate(Rates::now(history)),
-            plot(history),
+fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, row: &Row, endpoints: &[Endpoint]) {
+    let rows = endpoints.iter().map(|Endpoint { address, connections, rates }| {
+        let is_ejected = row.port.ejected.contains(address);
+        TableRow::new([
+            address.to_string(),
+            rate(rates.now()),
+            plot(rates),
             connections.to_string(),
             if is_ejected { "ejected for some clients" } else { "" }.to_owned(),
         ])
@@ -87,7 +84,7 @@ fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, port: &PortSample, rates: &
         Constraint::Length(11),
         Constraint::Fill(1),
     ];
-    frame.render_widget(Table::new(rows, widths).header(Row::new(ENDPOINT_HEADER).bold()), area);
+    frame.render_widget(Table::new(rows, widths).header(TableRow::new(ENDPOINT_HEADER).bold()), area);
 }
 
 /// The board as lines, each Service with the rates of the last reading; of more than `limit` the number of the others.
@@ -95,8 +92,8 @@ pub(super) fn lines(board: &Board, limit: usize) -> String {
     let mut table = comfy_table::Table::new();
     table.set_header(without_plot(HEADER.map(ToOwned::to_owned)));
     let rows = board.rows();
-    for (port, rates) in rows.iter().take(limit) {
-        table.add_row(without_plot(cells(port, rates)));
+    for it in rows.iter().take(limit) {
+        table.add_row(without_plot(cells(it)));
     }
     let mut text = output::lines(&mut table);
     if let Some(others @ 1..) = rows.len().checked_sub(limit) {
@@ -108,13 +105,13 @@ pub(super) fn lines(board: &Board, limit: usize) -> String {
 /// The same as one object.
 pub(super) fn json(board: &Board, limit: usize) -> Value {
     let rows = board.rows();
-    let ports = rows.iter().take(limit).map(|(port, rates)| {
+    let ports = rows.iter().take(limit).map(|Row { port, rates }| {
         json!({
             "service": Some(&*port.name.service).filter(|it| !it.is_empty()),
             "port": &*port.name.port,
             "address": port.address,
             "endpoints": port.endpoint_count,
-            "connectionsPerSecond": Rates::now(&rates.connections),
+            "connectionsPerSecond": rates.connections.now(),
             "refusedPerSecond": rates.refused,
             "deniedPerSecond": rates.denied,
             "ejected": port.ejected,
@@ -127,14 +124,14 @@ fn without_plot(cells: [String; 9]) -> Vec<String> {
     cells.into_iter().enumerate().filter(|(index, _)| *index != 5).map(|(_, it)| it).collect()
 }
 
-fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
+fn cells(Row { port, rates }: &Row) -> [String; 9] {
     let service = if port.name.service.is_empty() { "?" } else { &port.name.service };
     [
         escaped(service).to_string(),
         escaped(&port.name.port).to_string(),
         port.address.clone(),
         port.endpoint_count.to_string(),
-        rate(Rates::now(&rates.connections)),
+        rate(rates.connections.now()),
         plot(&rates.connections),
         rate(rates.refused),
         rate(rates.denied),
@@ -144,9 +141,9 @@ fn cells(port: &PortSample, rates: &Rates) -> [String; 9] {
 
 /// `count` is how many rows there are.
 fn title(board: &Board, count: usize) -> String {
-    if let Some((port, _)) = board.opened() {
+    if let Some(Row { port, .. }) = board.opened() {
         let name = format!("{} {}", port.name.service, port.name.port);
-        let endpoints = model::counted(port.endpoints.len(), "endpoint");
+        let endpoints = model::counted(board.endpoints_of(port.id).len(), "endpoint");
         return format!("{} at {}: {endpoints}", escaped(name.trim()), port.address);
     }
     if let Some(failure) = board.failure() {
@@ -183,9 +180,9 @@ fn rate(rate: f64) -> String {
 }
 
 /// The rates as bars, the highest of them as a full one.
-fn plot(history: &VecDeque<f64>) -> String {
-    let highest = history.iter().copied().fold(0.0, f64::max);
-    let bar = |rate: &f64| match *rate {
+fn plot(history: &History<HISTORY>) -> String {
+    let highest = history.iter().fold(0.0, f64::max);
+    let bar = |rate: f64| match rate {
         0.0 => PLOT[0],
         rate => PLOT[((rate / highest * 8.0).ceil() as usize).clamp(1, 8)],
     };

@@ -99,7 +99,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
 
 /// Why there are no counters, and what to use instead.
 fn uncounted(error: Error) -> Error {
-    let has_tables = || nft::active_frontends().is_ok_and(|it| !it.is_empty());
+    let has_tables = || nft::frontend_addresses().is_ok_and(|it| !it.is_empty());
     match error.downcast_ref() {
         Some(ebpf::Error::NotInitialized(_)) if has_tables() => anyhow!(
             "nftables alone serves here (--backend nft), and counts no connections of Services: `status` lists the Services, \
@@ -120,11 +120,20 @@ fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: 
         {
             return Ok(());
         }
-        if next <= Instant::now() {
+        let is_due = next <= Instant::now();
+        if is_due {
             next = Instant::now() + INTERVAL;
             // A cleanup may have removed the maps; they may return.
             match reader.read() {
                 Ok(sample) => board.update(sample),
+                Err(error) => board.fail(format!("{error:#}")),
+            }
+        }
+        if let Some(port) = board.opened().map(|it| it.port.id)
+            && (is_due || !board.has_endpoints_of(port))
+        {
+            match reader.endpoints(port) {
+                Ok(endpoints) => board.set_endpoints(endpoints),
                 Err(error) => board.fail(format!("{error:#}")),
             }
         }

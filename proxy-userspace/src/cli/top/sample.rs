@@ -1,6 +1,6 @@
 //! Readings of the counters.
 //!
-//! Invariant: names and endpoints are read again only when another generation is active.
+//! Invariant: names are read again only when another generation is active, and endpoints only of one service port at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,11 +9,12 @@ use std::{
     time::Instant,
 };
 
-use admin::{EjectedStatus, Listener};
+use admin::{EjectedStatus, History, Listener};
 use anyhow::Result;
-use datapath::{ActiveFrontend, PortCounts, PortId};
-use datapath_ebpf as ebpf;
+use datapath::{PortCounts, PortId};
+use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, FrontendRow};
 
+use super::board::HISTORY;
 use crate::cli::{
     flags::ReportFlags,
     status::{PortName, Process},
@@ -24,6 +25,7 @@ pub(super) struct Sample {
     pub(super) at: Instant,
     /// The number of the active generation.
     pub(super) generation: u32,
+    /// In the order of their ids.
     pub(super) ports: Vec<PortSample>,
 }
 
@@ -36,12 +38,24 @@ pub(super) struct PortSample {
     /// Its cluster IP if that is known, else one of its addresses, as in `10.96.0.10:80/TCP`.
     pub(super) address: String,
     /// How many endpoints are used at that address.
-    pub(super) endpoint_count: usize,
+    pub(super) endpoint_count: u32,
     pub(super) counts: PortCounts,
-    /// Its endpoints at all addresses, each with its connections.
-    pub(super) endpoints: Vec<(SocketAddr, u64)>,
     /// The endpoints that some clients avoid.
     pub(super) ejected: BTreeSet<SocketAddr>,
+}
+
+/// The endpoints of a service port at all its addresses, in ascending order.
+pub(super) struct Endpoints {
+    pub(super) of: PortId,
+    /// The time of the reading that their connections are of.
+    pub(super) at: Instant,
+    pub(super) all: Vec<Endpoint>,
+}
+
+pub(super) struct Endpoint {
+    pub(super) address: SocketAddr,
+    pub(super) connections: u64,
+    pub(super) rates: History<HISTORY>,
 }
 
 /// Reads the counters below a pin folder.
@@ -51,11 +65,15 @@ pub(super) struct Reader {
     generation: Option<u32>,
     /// The service ports of that generation, without counts.
     ports: Vec<PortSample>,
+    /// The last reading.
+    counts: Counts,
+    at: Instant,
 }
 
 impl Reader {
     pub(super) fn new(pin_dir: PathBuf, reports: ReportFlags) -> Self {
-        Self { pin_dir, reports, generation: None, ports: Vec::new() }
+        let (counts, at) = (Counts::default(), Instant::now());
+        Self { pin_dir, reports, generation: None, ports: Vec::new(), counts, at }
     }
 
     pub(super) fn read(&mut self) -> Result<Sample> {
@@ -64,48 +82,51 @@ impl Reader {
             self.ports = self.ports()?;
             self.generation = Some(generation);
         }
-        let counts = ebpf::counts(&self.pin_dir)?;
+        (self.counts, self.at) = (ebpf::counts(&self.pin_dir)?, Instant::now());
         let ejected = self.ejected();
         let mut ports = self.ports.clone();
         for port in &mut ports {
-            port.counts = counts.of(port.id);
-            for (endpoint, connections) in &mut port.endpoints {
-                *connections = counts.to(port.id, *endpoint);
-            }
+            port.counts = self.counts.of(port.id);
             let PortName { service, port: name } = &port.name;
             let own = ejected.iter().filter(|it| it.service == **service && it.port == **name);
             port.ejected = own.filter_map(|it| it.endpoint.parse().ok()).collect();
         }
-        Ok(Sample { at: Instant::now(), generation, ports })
+        Ok(Sample { at: self.at, generation, ports })
+    }
+
+    /// The endpoints of a service port, with their connections as of the last reading.
+    pub(super) fn endpoints(&self, of: PortId) -> Result<Endpoints> {
+        let mut frontends = ActiveFrontends::open(&self.pin_dir)?;
+        let mut endpoints = BTreeSet::new();
+        for it in frontends.filter_map(|it| (it.port == of).then_some(it.address))? {
+            endpoints.extend(frontends.get(&it)?.into_iter().flat_map(|it| it.backends));
+        }
+        let endpoint = |address| {
+            let connections = self.counts.to(of, address);
+            Endpoint { address, connections, rates: History::default() }
+        };
+        Ok(Endpoints { of, at: self.at, all: endpoints.into_iter().map(endpoint).collect() })
     }
 
     fn ports(&self) -> Result<Vec<PortSample>> {
         let process = Process::query(&self.reports);
         let mut ports = BTreeMap::<PortId, PortSample>::new();
-        let mut frontends = ebpf::active_frontends(&self.pin_dir)?;
+        let mut frontends = ActiveFrontends::open(&self.pin_dir)?.filter_map(Some)?;
         // The first one of a service port names it. Node ports are listed with the unspecified address.
-        let is_node_port =
-            |it: &ActiveFrontend| it.frontend.starts_with("0.0.0.0:") || it.frontend.starts_with("[::]:");
-        let named = |it: &ActiveFrontend| process.names.get(&it.frontend.parse().ok()?);
-        let rank = |it: &ActiveFrontend| (!named(it).is_some_and(|it| it.is_cluster_ip), is_node_port(it));
-        frontends.sort_by_key(rank);
-        for frontend in frontends {
-            let Some(id) = frontend.port else { continue };
-            let name = named(&frontend).map(|it| it.name.clone()).unwrap_or_default();
-            let port = ports.entry(id).or_insert_with(|| PortSample {
-                id,
-                name,
-                address: frontend.frontend,
-                endpoint_count: frontend.backends.len(),
+        let named = |it: &FrontendRow| process.names.get(&it.address);
+        frontends.sort_by_cached_key(|it| {
+            let is_cluster_ip = named(it).is_some_and(|it| it.is_cluster_ip);
+            (!is_cluster_ip, it.address.address.ip().is_unspecified(), it.address.to_string())
+        });
+        for it in frontends {
+            ports.entry(it.port).or_insert_with(|| PortSample {
+                id: it.port,
+                name: named(&it).map(|it| it.name.clone()).unwrap_or_default(),
+                address: it.address.to_string(),
+                endpoint_count: it.backends,
                 counts: PortCounts::default(),
-                endpoints: Vec::new(),
                 ejected: BTreeSet::new(),
             });
-            port.endpoints.extend(frontend.backends.into_iter().map(|it| (it, 0)));
-        }
-        for it in ports.values_mut() {
-            it.endpoints.sort_unstable();
-            it.endpoints.dedup();
         }
         Ok(ports.into_values().collect())
     }
