@@ -98,10 +98,12 @@ fn commands(node: &TestNode) -> Vec<(String, usize, u64, u64)> {
         ("status", &[]),
         ("dump", &[]),
         ("support-bundle", &["--packets=off", "-"]),
+        ("support-bundle", &["--packets=off", "--anonymize", "-"]),
+        ("top", &["--once"]),
     ];
     let measured = commands.map(|(name, arguments)| {
         let mut command = node.cli(name);
-        if name != "dump" {
+        if !["dump", "top"].contains(&name) {
             command.arg("--cgroup").arg(node.sandbox().cgroup());
         }
         let ((size, peak), grown) = process_peak(node, || read(&mut spawn(command.args(arguments))));

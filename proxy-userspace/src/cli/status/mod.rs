@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use admin::Status;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath_ebpf::Options;
@@ -55,7 +56,7 @@ pub(super) struct Flags {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
+pub(super) enum Output {
     /// A table
     Table,
     /// One JSON object
@@ -76,14 +77,21 @@ impl Report {
         Ok(Self(Seen::read(options, Process::query(reports))?))
     }
 
-    /// Writes the table.
-    pub(super) fn write_table(&mut self, mut out: &mut dyn io::Write) -> io::Result<()> {
-        table::write(&mut self.0, &mut out)
+    /// The Services that have frontends, as in `default/web`.
+    pub(super) fn services(&self) -> impl Iterator<Item = &str> {
+        self.0.rows.services()
     }
 
-    /// Writes the JSON.
-    pub(super) fn write_json(&mut self, mut out: &mut dyn io::Write) -> io::Result<()> {
-        json::write(&mut self.0, &mut out)
+    /// The status of the process, if one answers.
+    pub(super) fn process(&self) -> Option<&Status> {
+        self.0.process.status.as_deref()
+    }
+
+    pub(super) fn write(&mut self, format: Output, mut out: &mut dyn io::Write) -> io::Result<()> {
+        match format {
+            Output::Table => table::write(&mut self.0, &mut out),
+            Output::Json => json::write(&mut self.0, &mut out),
+        }
     }
 }
 
@@ -101,10 +109,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
             io::stdout().write_all(b"\x1b[H\x1b[2J")?;
         }
         let mut out = Escaped::new(io::stdout().lock());
-        match flags.output {
-            Output::Table => report.write_table(&mut out)?,
-            Output::Json => report.write_json(&mut out)?,
-        }
+        report.write(flags.output, &mut out)?;
         out.flush()?;
         if !flags.watch {
             return Ok(report.0.errors().is_empty());

@@ -43,6 +43,11 @@ impl Rows {
         Self { frontends, kernel, error }
     }
 
+    /// The Services of all frontends.
+    pub(super) fn services(&self) -> impl Iterator<Item = &str> {
+        self.frontends.iter().map(|it| &*it.name.service)
+    }
+
     /// All that the kernel has, each with its number and its name.
     ///
     /// # Errors

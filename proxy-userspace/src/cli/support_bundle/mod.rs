@@ -24,7 +24,7 @@ use super::{
     check, config, dump,
     flags::{DatapathFlags, PacketFlags, ReportFlags},
     output::{Escaped, wrong_usage},
-    status::Report,
+    status::{Output, Report},
 };
 
 /// Collect what a bug report needs in one archive
@@ -63,8 +63,7 @@ struct Entry {
 /// What is in a file, read when it is written if it may be large.
 enum Content {
     Text(Result<String>),
-    StatusTable,
-    StatusJson,
+    Status(Output),
     Dump,
     /// Of the process.
     Page(&'static str),
@@ -81,11 +80,14 @@ impl Source<'_> {
         match content {
             Content::Text(Ok(text)) => Ok(out.write_all(text.as_bytes())?),
             Content::Text(Err(error)) => Err(anyhow!("{error:#}")),
-            Content::StatusTable => Ok(Report::read(self.sockets, self.reports)?.write_table(out)?),
-            Content::StatusJson => Ok(Report::read(self.sockets, self.reports)?.write_json(out)?),
+            Content::Status(format) => Ok(self.report()?.write(*format, out)?),
             Content::Dump => dump::write(&self.sockets.pin_dir, out),
             Content::Page(path) => Ok(io::copy(&mut self.page(path)?, out).map(drop)?),
         }
+    }
+
+    fn report(&self) -> Result<Report> {
+        Report::read(self.sockets, self.reports)
     }
 
     fn page(&self, path: &str) -> Result<impl Read + use<>> {
@@ -142,8 +144,16 @@ fn entries(sockets: &ebpf::Options, options: &reconciler::Options, reports: &Rep
             "`check`: what is wrong on this node, and the remedy",
             Ok(check::report(options, reports)),
         ),
-        entry("status.txt", "`status`: what is programmed, Service by Service", Content::StatusTable),
-        entry("status.json", "the same as JSON, with counters of each endpoint", Content::StatusJson),
+        entry(
+            "status.txt",
+            "`status`: what is programmed, Service by Service",
+            Content::Status(Output::Table),
+        ),
+        entry(
+            "status.json",
+            "the same as JSON, with counters of each endpoint",
+            Content::Status(Output::Json),
+        ),
         entry("dump.txt", "`dump`: every entry in the kernel", Content::Dump),
         text("hooks.txt", "our programs and those of others at the hooks that we use", hooks(sockets)),
         text("host.txt", "kernel, limits, settings, environment", Ok(host::describe(&sockets.pin_dir))),
@@ -174,7 +184,7 @@ fn pack(
             };
             if let Err(error) = &written {
                 let mut text = format!("{error:#}");
-                if let Some(pseudonyms) = &mut pseudonyms {
+                if let Some(pseudonyms) = &pseudonyms {
                     text = pseudonyms.replace(&text);
                 }
                 writeln!(out, "cannot be read: {text}")?;
@@ -199,7 +209,7 @@ fn learn(entries: &[Entry], source: &Source<'_>) -> Pseudonyms {
     if let Ok(name) = nix::unistd::gethostname() {
         pseudonyms.learn("node", &name.to_string_lossy());
     }
-    // What is read of the kernel has addresses, and names that the process reports.
+    // A file may name what only a later one is known to name.
     for content in
         entries.iter().map(|it| &it.content).filter(|it| matches!(it, Content::Text(_) | Content::Page(_)))
     {
@@ -217,16 +227,27 @@ fn write_anonymized(
     pseudonyms: &mut Pseudonyms,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let has_names = matches!(content, Content::Page("/log"));
+    let mut report = None;
     match content {
-        Content::Page(path @ ("/status" | "/state")) => Ok(pseudonyms.replace_page(source.page(path)?, out)?),
-        content => {
-            let mut out = Anonymized::new(pseudonyms, out, has_names);
-            let written = source.write(content, &mut out);
-            out.finish()?;
-            written
+        Content::Page(path @ ("/status" | "/state")) => {
+            return Ok(pseudonyms.replace_page(source.page(path)?, out)?);
         }
+        Content::Status(_) => {
+            // It has the names of this moment.
+            let report = report.insert(source.report()?);
+            report.services().for_each(|it| pseudonyms.learn_service(it));
+            pseudonyms.replace_page(&*serde_json::to_vec(&report.process())?, &mut io::sink())?;
+        }
+        _ => {}
     }
+    let has_names = matches!(content, Content::Text(_) | Content::Page("/log"));
+    let mut out = Anonymized::new(pseudonyms, out, has_names);
+    let written = match (content, &mut report) {
+        (Content::Status(format), Some(report)) => report.write(*format, &mut out).map_err(Into::into),
+        _ => source.write(content, &mut out),
+    };
+    out.finish()?;
+    written
 }
 
 /// The hooks of the cgroup, one line each.

@@ -5,9 +5,8 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
     fmt,
-    hash::{BuildHasher as _, RandomState},
+    hash::{BuildHasher as _, Hash, RandomState},
     io::{self, Read, Write},
     net::IpAddr,
     rc::Rc,
@@ -22,29 +21,24 @@ const COMMON: [&str; 6] =
 /// How much of a text is replaced at a time, in bytes.
 const BUFFER: usize = 64 << 10;
 
-/// The kinds of words.
-const KINDS: [&str; 8] = ["namespace", "service", "pod", "node", "host", "ipv4", "ipv6", "invalid-ipv4"];
-/// The bits of a number that count the words of a kind; the others are the position of the kind.
-const COUNT_BITS: u32 = 28;
+/// The kinds of names.
+const KINDS: [&str; 5] = ["namespace", "service", "pod", "node", "host"];
+/// The words of the filter of names: with two million names, one of 20,000 other words is taken for a name.
+const FILTER_WORDS: usize = 1 << 20;
+/// How many bits of the filter a name sets.
+const BITS_PER_NAME: u32 = 6;
 
-/// What a pseudonym is made of.
-#[derive(Clone, Copy, Debug)]
-struct Number(u32);
-
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = KINDS[(self.0 >> COUNT_BITS) as usize];
-        write!(f, "{kind}-{}", self.0 & ((1 << COUNT_BITS) - 1))
-    }
+/// A pseudonym is a keyed hash of its word, so that nothing is kept of addresses; of names there is a Bloom filter.
+#[derive(Debug)]
+pub(super) struct Pseudonyms {
+    names: Vec<u64>,
+    hasher: RandomState,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Pseudonyms {
-    /// The number of each word, by its hash: a cluster has many, and long ones. A tree has no moment at which it is there twice.
-    words: BTreeMap<u64, Number>,
-    hasher: RandomState,
-    /// How many words there are of each kind.
-    counts: [u32; KINDS.len()],
+impl Default for Pseudonyms {
+    fn default() -> Self {
+        Self { names: vec![0; FILTER_WORDS], hasher: RandomState::new() }
+    }
 }
 
 impl Pseudonyms {
@@ -52,8 +46,22 @@ impl Pseudonyms {
     pub(super) fn learn(&mut self, kind: &str, name: &str) {
         let is_name = name.contains(|it: char| it.is_ascii_alphabetic()) && !COMMON.contains(&name);
         if is_name && name.parse::<IpAddr>().is_err() {
-            self.number(kind, self.hasher.hash_one(name));
+            for (word, bit) in self.bits(kind, name) {
+                self.names[word] |= bit;
+            }
         }
+    }
+
+    /// Whether a name was learned as one of this kind.
+    fn knows(&self, kind: &str, name: &str) -> bool {
+        self.bits(kind, name).all(|(word, bit)| self.names[word] & bit != 0)
+    }
+
+    /// The bits of a name in the filter.
+    fn bits(&self, kind: &str, name: &str) -> impl Iterator<Item = (usize, u64)> + use<> {
+        let (first, step) = (self.hasher.hash_one((kind, name)), self.hasher.hash_one((name, kind)) | 1);
+        let bit = move |n| first.wrapping_add(step.wrapping_mul(u64::from(n)));
+        (0..BITS_PER_NAME).map(bit).map(|it| ((it >> 6) as usize % FILTER_WORDS, 1 << (it % 64)))
     }
 
     /// Copies the JSON of a page with pseudonyms. The names in it are recognized by their keys, and learned before they are
@@ -76,8 +84,27 @@ impl Pseudonyms {
             (_, "podName") => self.learn("pod", text),
             (_, "node" | "nodeName" | "hostname") | ("nodes", "name") => self.learn("node", text),
             ("service", "name") => self.learn("service", text),
-            (_, "item" | "service") => self.learn_qualified_names(text),
+            (_, "item" | "service") if text.contains('/') => self.learn_qualified_names(text),
+            (_, "service") => self.learn("service", text),
             _ => {}
+        }
+    }
+
+    /// The name of a Service, as in `shop/web`.
+    pub(super) fn learn_service(&mut self, text: &str) {
+        if let Some((namespace, name)) = text.split_once('/') {
+            self.learn("namespace", namespace);
+            self.learn("service", name);
+        }
+    }
+
+    /// The names in labels of metrics and in fields of log lines, as in `namespace="shop"`.
+    fn learn_labels(&mut self, text: &str) {
+        for (at, _) in text.match_indices('=') {
+            let key = text[..at].rsplit(|it: char| !is_word(it)).next().unwrap_or_default();
+            let value = text[at + 1..].trim_start_matches('"');
+            let end = value.find(|it| !is_word(it) && it != '/').unwrap_or(value.len());
+            self.learn_field("", key, &value[..end]);
         }
     }
 
@@ -108,7 +135,7 @@ impl Pseudonyms {
     }
 
     /// The text with pseudonyms.
-    pub(super) fn replace(&mut self, text: &str) -> String {
+    pub(super) fn replace(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(start) = rest.find(is_word) {
@@ -127,7 +154,7 @@ impl Pseudonyms {
     }
 
     /// Replaces an address, an address with a port, or names that are separated by colons or dots.
-    fn replace_word(&mut self, word: &str, out: &mut String) {
+    fn replace_word(&self, word: &str, out: &mut String) {
         // At the end of a sentence, or before an explanation.
         let core = word.trim_end_matches(['.', ':']);
         // `fd00::` is an address as it is.
@@ -142,42 +169,35 @@ impl Pseudonyms {
                 out.push(':');
             }
             let name = part.trim_end_matches('.');
-            if is_invalid_ipv4(name) {
-                self.number("invalid-ipv4", self.hasher.hash_one(name));
-            }
             if let Ok(address) = name.parse() {
                 out.push_str(&self.of_address(address));
+            } else if is_invalid_ipv4(name) {
+                out.push_str(&self.pseudonym("invalid-ipv4", name));
             } else if let Some(pseudonym) = self.of_name(name) {
-                out.push_str(&pseudonym.to_string());
+                out.push_str(&pseudonym);
             } else {
-                let labels =
-                    name.split('.').map(|it| self.of_name(it).map_or(it.into(), |it| it.to_string()));
+                let labels = name.split('.').map(|it| self.of_name(it).unwrap_or_else(|| it.into()));
                 out.push_str(&labels.collect::<Vec<_>>().join("."));
             }
             out.push_str(&part[name.len()..]);
         }
     }
 
-    fn of_address(&mut self, address: IpAddr) -> String {
+    fn of_address(&self, address: IpAddr) -> String {
         if address.is_loopback() || address.is_unspecified() {
             return address.to_string();
         }
         let kind = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-        self.number(kind, self.hasher.hash_one(address)).to_string()
+        self.pseudonym(kind, address)
     }
 
     /// The pseudonym of a name, if it was learned.
-    fn of_name(&self, name: &str) -> Option<Number> {
-        self.words.get(&self.hasher.hash_one(name)).copied()
+    fn of_name(&self, name: &str) -> Option<String> {
+        KINDS.into_iter().find(|it| self.knows(it, name)).map(|it| self.pseudonym(it, name))
     }
 
-    /// The pseudonym of a hash; a new one if it has none.
-    fn number(&mut self, kind: &str, hash: u64) -> Number {
-        *self.words.entry(hash).or_insert_with(|| {
-            let kind = KINDS.iter().position(|it| *it == kind).unwrap_or_default();
-            self.counts[kind] += 1;
-            Number((kind as u32) << COUNT_BITS | self.counts[kind])
-        })
+    fn pseudonym(&self, kind: &str, word: impl Hash) -> String {
+        format!("{kind}-{:016x}", self.hasher.hash_one(word))
     }
 }
 
@@ -206,6 +226,7 @@ impl<'a> Anonymized<'a> {
             self.pseudonyms.learn_qualified_names(&text);
         }
         self.pseudonyms.learn_servers(&text);
+        self.pseudonyms.learn_labels(&text);
         self.out.write_all(self.pseudonyms.replace(&text).as_bytes())?;
         self.text.drain(..end);
         Ok(())
@@ -336,6 +357,8 @@ fn is_invalid_ipv4(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
     use serde_json::Value;
 
@@ -348,7 +371,30 @@ mod tests {
         pseudonyms.learn("node", "n1.example.com");
         pseudonyms.learn("service", "name");
         pseudonyms.learn_servers("--kube-api-server https://api.example.com:6443");
-        assert_eq!(pseudonyms.replace(text), expect);
+        assert_eq!(numbered(&pseudonyms.replace(text)), expect);
+    }
+
+    /// A text in which the pseudonyms of each kind are numbered as they occur.
+    fn numbered(text: &str) -> String {
+        let (mut out, mut rest) = (String::new(), text);
+        let mut known = BTreeMap::<&str, Vec<&str>>::new();
+        let is_hash = |it: &str| it.len() == 16 && it.bytes().all(|it| it.is_ascii_hexdigit());
+        while let Some(at) = rest.find('-') {
+            let (before, after) = (&rest[..at], &rest[at + 1..]);
+            out.push_str(&rest[..=at]);
+            rest = after;
+            if let Some(hash) = after.get(..16).filter(|it| is_hash(it)) {
+                let kind = before.rsplit(|it: char| !it.is_ascii_alphanumeric()).next().unwrap();
+                let known = known.entry(kind).or_default();
+                let position = known.iter().position(|it| *it == hash).unwrap_or_else(|| {
+                    known.push(hash);
+                    known.len() - 1
+                });
+                out += &(position + 1).to_string();
+                rest = &after[16..];
+            }
+        }
+        out + rest
     }
 
     #[test]
@@ -378,7 +424,7 @@ mod tests {
 
     #[test]
     fn keys_are_kept() {
-        check(r#"{"name":"name", "web" : 1}"#, r#"{"name":"service-2", "service-1" : 1}"#);
+        check(r#"{"name":"name", "web" : 1}"#, r#"{"name":"service-1", "service-2" : 1}"#);
         check(r#"up{name="web"} 1"#, r#"up{name="service-1"} 1"#);
     }
 
@@ -394,14 +440,27 @@ mod tests {
             .learn_qualified_names("WARN endpoint 10.0.0.1:80 of team/old:http is ejected, see net/ipv4.");
         let text = "n1 n2 file shop web-x web http web-1 default team/old";
         let expect =
-            "node-1 node-2 file namespace-1 service-2 service-1 http pod-1 default namespace-2/service-3";
-        assert_eq!(pseudonyms.replace(text), expect);
+            "node-1 node-2 file namespace-1 service-1 service-2 http pod-1 default namespace-2/service-3";
+        assert_eq!(numbered(&pseudonyms.replace(text)), expect);
+    }
+
+    #[test]
+    fn names_that_a_text_is_the_first_to_have_are_replaced_in_it() {
+        let mut pseudonyms = Pseudonyms::default();
+        pseudonyms.learn_service("2nd/cart");
+        let mut written = Vec::new();
+        let mut out = Anonymized::new(&mut pseudonyms, &mut written, false);
+        out.write_all(br#"x{namespace="shop",service="web"} 1 node=n7 service=team/old at 2nd/cart a=b"#)
+            .unwrap();
+        out.finish().unwrap();
+        let expect = r#"x{namespace="namespace-1",service="service-1"} 1 node=node-1 service=namespace-2/service-2 at namespace-3/service-3 a=b"#;
+        assert_eq!(numbered(str::from_utf8(&written).unwrap()), expect);
     }
 
     #[test]
     fn a_large_page_is_the_same_document_with_pseudonyms() {
         let items = (0..9_000).map(|n| {
-            format!(r#"{{"service":{{"namespace":"shop","name":"web-{n}"}},"endpoints":[{{"podName":"pod-a{n}"}}]}}"#)
+            format!(r#"{{"service":{{"namespace":"shop","name":"web-{n}"}},"endpoints":[{{"podName":"db-x{n}"}}]}}"#)
         });
         let page = format!(r#"{{"items":[{}]}}"#, items.collect::<Vec<_>>().join(","));
         let mut pseudonyms = Pseudonyms::default();
@@ -414,7 +473,7 @@ mod tests {
         page.as_bytes().chunks(1013).for_each(|it| out.write_all(it).unwrap());
         out.finish().unwrap();
         let pieces = String::from_utf8(pieces).unwrap();
-        assert!(pieces == pseudonyms.replace(&page) && !pieces.contains("web-") && !pieces.contains("pod-a"));
+        assert!(pieces == pseudonyms.replace(&page) && !pieces.contains("web-") && !pieces.contains("db-x"));
     }
 
     proptest! {
