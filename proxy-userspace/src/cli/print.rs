@@ -12,7 +12,7 @@ use pipeline::{Config, Pipeline};
 use proxy_contract::{Targets, client::Client};
 use publish::{
     Published, Subscription,
-    print::{Format, json_parts, render, render_changes},
+    print::{Format, parts, render_changes},
     upstream::Upstream,
 };
 
@@ -161,9 +161,8 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
 }
 
 fn show(published: &Published, output: Output) -> Result<()> {
-    let Output::Json = output else { return Ok(output::print(&render(published, output.into())?)?) };
     let mut out = Escaped::new(io::stdout().lock());
-    for part in json_parts(published) {
+    for part in parts(published, output.into()) {
         out.write_all(part?.as_bytes())?;
     }
     Ok(out.flush()?)

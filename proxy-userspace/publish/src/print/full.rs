@@ -14,11 +14,22 @@ use crate::publisher::Published;
 
 /// Renders a state, with a final newline.
 pub fn render(published: &Published, format: Format) -> Result<String, PrintError> {
-    let json = || json_parts(published).collect::<Result<String, _>>();
+    parts(published, format).collect()
+}
+
+/// The parts of what [`render`] returns, each rendered when it is asked for; YAML has one.
+pub fn parts(
+    published: &Published,
+    format: Format,
+) -> Box<dyn Iterator<Item = Result<String, PrintError>> + Send> {
     match format {
-        Format::Table => Ok(table::full(published)),
-        Format::Json => json(),
-        Format::Yaml => yaml(&serde_json::from_str::<Value>(&json()?)?),
+        Format::Table => Box::new(table::parts(published).map(Ok)),
+        Format::Json => Box::new(json_parts(published)),
+        Format::Yaml => {
+            let json = json_parts(published).collect::<Result<String, _>>();
+            let yaml = json.and_then(|it| yaml(&serde_json::from_str::<Value>(&it)?));
+            Box::new(iter::once(yaml))
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod table;
 
 pub use changes::render_changes;
 pub use format::{Format, PrintError};
-pub use full::{json_parts, render};
+pub use full::{json_parts, parts, render};
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! A state as a table for people; its width does not depend on the terminal.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, iter, sync::Arc};
 
 use comfy_table::{Table, presets};
 use model::{
@@ -13,38 +13,37 @@ use crate::publisher::Published;
 /// How many endpoints a cell lists.
 const MAX_LISTED: usize = 3;
 
-/// The full state: a row per port.
-pub(super) fn full(published: &Published) -> String {
-    let mut table = empty();
-    table.set_header([
-        "SERVICE",
-        "TYPE",
-        "CLUSTER-IPS",
-        "PORT",
-        "EXPOSED",
-        "INTERNAL",
-        "EXTERNAL",
-        "SHORT-CIRCUIT",
-    ]);
-    for state in published.state.services.values() {
-        for (index, port) in state.service.ports.iter().enumerate() {
-            table.add_row(row(state, index, port));
-        }
-        if state.service.ports.is_empty() {
-            table.add_row([
-                state.service.name.to_string(),
-                kind(&state.service).to_owned(),
-                lines(state.service.cluster_ips.iter()),
-                "no ports".to_owned(),
-            ]);
+const HEADER: [&str; 8] =
+    ["SERVICE", "TYPE", "CLUSTER-IPS", "PORT", "EXPOSED", "INTERNAL", "EXTERNAL", "SHORT-CIRCUIT"];
+
+/// A row of the table; a cell may have several lines.
+type Row = [String; HEADER.len()];
+
+/// The parts of the full state, each rendered when it is asked for: a row per port. For the widths of the columns, every row is
+/// made once before.
+pub(super) fn parts(published: &Published) -> impl Iterator<Item = String> + Send + use<> {
+    let services = published.state.services.clone();
+    let head = format!("{}, {}\n", revision(published), counted(services.len(), "service"));
+    let has_rows = !services.is_empty();
+    let rows = move || iter::once(HEADER.map(Into::into)).chain(services.into_values().flat_map(rows));
+    let mut widths = [0; HEADER.len()];
+    for row in rows.clone()() {
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = cell.lines().map(|it| it.chars().count()).chain([*width]).max().unwrap_or_default();
         }
     }
-    let services = published.state.services.len();
-    let mut text = format!("{}, {}\n", revision(published), counted(services, "service"));
-    if services > 0 {
-        text.push_str(&to_text(&table));
-    }
-    text
+    let text = move |row| text_of_row(&row, &widths);
+    iter::once(head).chain(has_rows.then(rows).into_iter().flatten().map(text))
+}
+
+/// The lines of a row, without trailing spaces.
+fn text_of_row(row: &Row, widths: &[usize; HEADER.len()]) -> String {
+    let height = row.iter().map(|it| it.lines().count()).max().unwrap_or_default();
+    let cell = |n: usize, (cell, width): (&String, &usize)| {
+        format!(" {:width$} ", cell.lines().nth(n).unwrap_or_default())
+    };
+    let line = |n| row.iter().zip(widths).map(|it| cell(n, it)).collect::<String>();
+    (0..height).map(|n| format!("{}\n", line(n).trim_end())).collect()
 }
 
 /// Node, revision and instance.
@@ -82,7 +81,18 @@ pub(super) fn kind(service: &Service) -> &'static str {
     }
 }
 
-fn row(state: &ServiceState, index: usize, port: &ServicePort) -> [String; 8] {
+/// The rows of a Service.
+fn rows(state: Arc<ServiceState>) -> Vec<Row> {
+    let service = &state.service;
+    if service.ports.is_empty() {
+        let (name, ips) = (service.name.to_string(), lines(service.cluster_ips.iter()));
+        let none = || String::new();
+        return vec![[name, kind(service).into(), ips, "no ports".into(), none(), none(), none(), none()]];
+    }
+    service.ports.iter().enumerate().map(|(index, port)| row(&state, index, port)).collect()
+}
+
+fn row(state: &ServiceState, index: usize, port: &ServicePort) -> Row {
     let service = &state.service;
     let node_port = port.node_port.map(|it| format!("node port {it}"));
     let external = service.external_ips.iter().chain(&service.load_balancer_ips).map(ToString::to_string);
