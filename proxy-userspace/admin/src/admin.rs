@@ -198,14 +198,14 @@ impl Admin {
     /// What counts passes over conntrack.
     pub fn flow_pass_counter(&self) -> impl Fn(Family, Duration, usize) + Send + Sync + 'static {
         let metrics = Arc::clone(&self.metrics);
-        move |family, took, deleted| metrics.on_flow_pass(family, took, deleted)
+        move |family, took, deleted| metrics.datapath.on_flow_pass(family, took, deleted)
     }
 
     /// Records the published states, until the publisher is dropped.
     pub async fn run(&self, mut states: Subscription) {
         while let Some(published) = states.next().await {
             let changes = self.state().on_published(&published, Moment::now());
-            self.metrics.on_published(changes);
+            self.metrics.datapath.on_published(changes);
         }
     }
 
@@ -276,8 +276,8 @@ impl Observer for Admin {
         let changes = state.on_published(published, Moment::now());
         let is_retry = state.on_dequeued(published);
         drop(state);
-        self.metrics.on_published(changes);
-        self.metrics.apply_retries.inc_by(u64::from(is_retry));
+        self.metrics.datapath.on_published(changes);
+        self.metrics.datapath.apply_retries.inc_by(u64::from(is_retry));
     }
 
     fn on_applied(&self, published: &Arc<Published>, report: &ApplyReport, took: Duration) {
@@ -289,18 +289,18 @@ impl Observer for Admin {
         drop(state);
         self.active.send_replace(Some((published.instance_id, published.rev)));
         if is_update {
-            self.metrics.on_applied(report, took, &delays);
+            self.metrics.datapath.on_applied(report, took, &delays);
         }
     }
 
     fn on_failed(&self, step: Step, error: &str) {
         self.state().on_failed(step, error);
-        self.metrics.on_failed(step);
+        self.metrics.datapath.on_failed(step);
     }
 
     fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
         let has_detached = status.is_ok_and(|it| !it.is_complete());
-        self.metrics.program_detachments.inc_by(u64::from(has_detached));
+        self.metrics.datapath.program_detachments.inc_by(u64::from(has_detached));
         self.state().on_attach_checked(status, Instant::now());
     }
 
@@ -322,8 +322,8 @@ impl Observer for Admin {
 
     fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>) {
         let counter = match transport {
-            Transport::Tcp => &self.metrics.tcp_connections_drained,
-            Transport::Udp => &self.metrics.udp_sockets_terminated,
+            Transport::Tcp => &self.metrics.datapath.tcp_connections_drained,
+            Transport::Udp => &self.metrics.datapath.udp_sockets_terminated,
         };
         counter.inc_by(report.as_ref().map_or(0, |it| it.sockets) as u64);
     }

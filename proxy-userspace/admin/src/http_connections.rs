@@ -1,6 +1,11 @@
 //! The connections to the pages, limited for each group of listeners.
 
+use std::fmt;
+
 use listeners::{Connections, Limits, max_open_files};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
+
+use crate::metrics::MetricWriter;
 
 /// For the kubelet: programs on this host only.
 const PROBES: Limits = Limits { total: 256, per_source: 256 };
@@ -39,7 +44,7 @@ impl HttpConnections {
     }
 
     /// Each group, by its name in metrics.
-    pub(crate) fn groups(&self) -> [(&'static str, &Connections); 5] {
+    fn groups(&self) -> [(&'static str, &Connections); 5] {
         [
             ("probes", &self.probes),
             ("health", &self.health),
@@ -47,5 +52,15 @@ impl HttpConnections {
             ("status", &self.status),
             ("ui", &self.ui),
         ]
+    }
+}
+
+impl Collector for HttpConnections {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = MetricWriter::own(&mut encoder);
+        let open = self.groups().map(|(name, it)| (name, it.count() as f64));
+        out.gauges("http_connections", "pages", open)?;
+        let closed = self.groups().map(|(name, it)| (name, it.closed()));
+        out.counters("http_connections_closed", "pages", closed)
     }
 }

@@ -3,12 +3,12 @@
 //! Invariant: `docs/metrics.md` lists exactly the metrics that are served; a test compares the two.
 //! Events are counted here as they happen; gauges are read from the state at each scrape.
 
-mod by_family;
 mod gauges;
 mod process;
 mod service_ports;
 mod slis;
 mod text;
+mod writer;
 
 use std::{
     fmt, iter,
@@ -23,16 +23,17 @@ use prometheus_client::{
     encoding,
     metrics::{
         counter::Counter,
-        family::Family,
+        family::{Family, MetricConstructor},
         histogram::{Histogram, exponential_buckets, linear_buckets},
     },
-    registry::Registry,
+    registry::{Metric, Registry},
 };
 use reconciler::Step;
 
+pub(crate) use self::writer::MetricWriter;
 use self::{
-    by_family::{ByFamily, FAMILIES, Histograms, IP_FAMILY, Label, counter_by_family},
     slis::Slis,
+    writer::{Label, by_family, help, ip_family},
 };
 use crate::{
     counters::NewestReading,
@@ -42,10 +43,8 @@ use crate::{
     totals::ChangeCounts,
 };
 
-/// The prefix of our own names.
-const OWN: &str = "kube_proxy_ebpf";
-/// The prefix of kube-proxy's names.
-const KUBE_PROXY: &str = "kubeproxy";
+/// A histogram for each set of labels.
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -53,20 +52,26 @@ pub(crate) struct Metrics {
     state: Arc<Mutex<AdminState>>,
     pub(crate) counters: NewestReading,
     pub(crate) slis: Slis,
-    sync_duration: ByFamily,
-    full_sync_duration: ByFamily,
-    partial_sync_duration: ByFamily,
-    programming_duration: ByFamily,
-    sync_failures: Family<Label, Counter>,
-    cleanup_failures: Family<Label, Counter>,
-    flow_pass_duration: ByFamily,
-    flows_deleted: Family<Label, Counter>,
-    requests: Family<[(&'static str, String); 3], Counter>,
-    request_duration: Histograms<[(&'static str, String); 2]>,
-    endpoint_changes: Counter,
-    service_changes: Counter,
     healthz: Family<Label, Counter>,
     livez: Family<Label, Counter>,
+    requests: Family<[(&'static str, String); 3], Counter>,
+    request_duration: Histograms<[(&'static str, String); 2]>,
+    pub(crate) datapath: DatapathMetrics,
+}
+
+/// What a process counts that programs the kernel.
+#[derive(Debug)]
+pub(crate) struct DatapathMetrics {
+    sync_duration: Histograms<Label>,
+    full_sync_duration: Histograms<Label>,
+    partial_sync_duration: Histograms<Label>,
+    programming_duration: Histograms<Label>,
+    sync_failures: Family<Label, Counter>,
+    cleanup_failures: Family<Label, Counter>,
+    flow_pass_duration: Histograms<Label>,
+    flows_deleted: Family<Label, Counter>,
+    endpoint_changes: Counter,
+    service_changes: Counter,
     apply_duration: Histogram,
     failures: Family<Label, Counter>,
     pub(crate) apply_retries: Counter,
@@ -75,139 +80,46 @@ pub(crate) struct Metrics {
     pub(crate) tcp_connections_drained: Counter,
 }
 
+/// Registers a metric; `name` without `_total`.
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, metric: M) -> M {
+    // The library appends the full stop.
+    registry.register(name, help(name).trim_end_matches('.'), metric.clone());
+    metric
+}
+
+/// A metric with a series for each of these labels from the start, as kube-proxy has after its first sync.
+fn with_series<M: Clone, C: MetricConstructor<M>>(
+    metric: Family<Label, M, C>,
+    labels: impl IntoIterator<Item = Label>,
+) -> Family<Label, M, C> {
+    labels.into_iter().for_each(|it| drop(metric.get_or_create(&it)));
+    metric
+}
+
 impl Metrics {
     pub(crate) fn new(state: Arc<Mutex<AdminState>>, connections: HttpConnections) -> Self {
-        // 1 ms to 16 s, as in kube-proxy.
-        let sync = || ByFamily::new(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
-        let mut it = Self {
-            registry: Registry::default(),
-            state: Arc::clone(&state),
+        let (mut registry, mut unserved) = (Registry::default(), Registry::default());
+        registry.register_collector(Box::new(gauges::Gauges(Arc::clone(&state))));
+        registry.register_collector(Box::new(connections));
+        registry.register_collector(Box::new(process::Process));
+        let requests = || Histogram::new(REQUEST_BUCKETS);
+        let codes = || with_series(Family::default(), [true, false].map(code));
+        let is_backend = lock(&state).role == Role::Backend;
+        Self {
+            state,
             counters: NewestReading::default(),
             slis: Slis::new(),
-            sync_duration: sync(),
-            full_sync_duration: sync(),
-            partial_sync_duration: sync(),
-            programming_duration: ByFamily::new(|| Histogram::new(programming_buckets())),
-            sync_failures: counter_by_family(),
-            cleanup_failures: counter_by_family(),
-            flow_pass_duration: sync(),
-            flows_deleted: counter_by_family(),
-            requests: Family::default(),
-            request_duration: Family::new_with_constructor(|| Histogram::new(REQUEST_BUCKETS)),
-            endpoint_changes: Counter::default(),
-            service_changes: Counter::default(),
-            healthz: Family::default(),
-            livez: Family::default(),
-            // 50 µs to 6.5 s.
-            apply_duration: Histogram::new(exponential_buckets(0.000_05, 2.0, 18)),
-            failures: Family::default(),
-            apply_retries: Counter::default(),
-            program_detachments: Counter::default(),
-            udp_sockets_terminated: Counter::default(),
-            tcp_connections_drained: Counter::default(),
-        };
-        for code in ["200", "503"] {
-            drop(it.healthz.get_or_create(&[("code", code)]));
-            drop(it.livez.get_or_create(&[("code", code)]));
+            healthz: add(&mut registry, "kubeproxy_proxy_healthz", codes()),
+            livez: add(&mut registry, "kubeproxy_proxy_livez", codes()),
+            requests: add(&mut registry, "rest_client_requests", Family::default()),
+            request_duration: add(
+                &mut registry,
+                "rest_client_request_duration_seconds",
+                Family::new_with_constructor(requests as fn() -> Histogram),
+            ),
+            datapath: DatapathMetrics::new(if is_backend { &mut registry } else { &mut unserved }),
+            registry,
         }
-        for step in Step::ALL {
-            drop(it.failures.get_or_create(&[("step", step.name())]));
-        }
-        let role = lock(&state).role;
-        it.register(role);
-        it.registry.register_collector(Box::new(gauges::Gauges { state, connections }));
-        it.registry.register_collector(Box::new(process::Process));
-        it
-    }
-
-    fn register(&mut self, role: Role) {
-        let kube_proxy = self.registry.sub_registry_with_prefix(KUBE_PROXY);
-        kube_proxy.register("proxy_healthz", "Cumulative proxy healthz HTTP status", self.healthz.clone());
-        kube_proxy.register("proxy_livez", "Cumulative proxy livez HTTP status", self.livez.clone());
-        let requests = self.registry.sub_registry_with_prefix("rest_client");
-        requests.register(
-            "requests",
-            "Number of HTTP requests, partitioned by status code, method, and host",
-            self.requests.clone(),
-        );
-        requests.register(
-            "request_duration_seconds",
-            "Request latency in seconds. Broken down by verb, and host",
-            self.request_duration.clone(),
-        );
-        let kube_proxy = self.registry.sub_registry_with_prefix(KUBE_PROXY);
-        if role == Role::Brain {
-            return;
-        }
-        kube_proxy.register(
-            "sync_proxy_rules_duration_seconds",
-            "SyncProxyRules latency in seconds",
-            self.sync_duration.0.clone(),
-        );
-        kube_proxy.register(
-            "sync_full_proxy_rules_duration_seconds",
-            "SyncProxyRules latency in seconds for full resyncs",
-            self.full_sync_duration.0.clone(),
-        );
-        kube_proxy.register(
-            "sync_partial_proxy_rules_duration_seconds",
-            "SyncProxyRules latency in seconds for partial resyncs",
-            self.partial_sync_duration.0.clone(),
-        );
-        kube_proxy.register(
-            "network_programming_duration_seconds",
-            "In Cluster Network Programming Latency in seconds",
-            self.programming_duration.0.clone(),
-        );
-        kube_proxy.register(
-            "sync_proxy_rules_nftables_sync_failures",
-            "Cumulative proxy nftables sync failures",
-            self.sync_failures.clone(),
-        );
-        kube_proxy.register(
-            "sync_proxy_rules_nftables_cleanup_failures",
-            "Cumulative proxy nftables cleanup failures",
-            self.cleanup_failures.clone(),
-        );
-        kube_proxy.register(
-            "conntrack_reconciler_sync_duration_seconds",
-            "ReconcileConntrackFlowsLatency latency in seconds",
-            self.flow_pass_duration.0.clone(),
-        );
-        kube_proxy.register(
-            "conntrack_reconciler_deleted_entries",
-            "Cumulative conntrack flows deleted by conntrack reconciler",
-            self.flows_deleted.clone(),
-        );
-        kube_proxy.register(
-            "sync_proxy_rules_endpoint_changes",
-            "Cumulative proxy rules Endpoint changes",
-            self.endpoint_changes.clone(),
-        );
-        kube_proxy.register(
-            "sync_proxy_rules_service_changes",
-            "Cumulative proxy rules Service changes",
-            self.service_changes.clone(),
-        );
-        let own = self.registry.sub_registry_with_prefix(OWN);
-        own.register("apply_duration_seconds", "Time to apply a state", self.apply_duration.clone());
-        own.register("failures", "Failed steps, which were retried", self.failures.clone());
-        own.register("apply_retries", "Retries of a state after a failure", self.apply_retries.clone());
-        own.register(
-            "program_detachments",
-            "Attach checks that found programs of ours detached by another process",
-            self.program_detachments.clone(),
-        );
-        own.register(
-            "udp_sockets_terminated",
-            "Connected UDP sockets that were destroyed because their endpoint no longer serves",
-            self.udp_sockets_terminated.clone(),
-        );
-        own.register(
-            "tcp_connections_drained",
-            "TCP connections that were ended because their endpoint left a Service that drains",
-            self.tcp_connections_drained.clone(),
-        );
     }
 
     /// The parts of the page: all metrics in Prometheus' text format.
@@ -223,7 +135,7 @@ impl Metrics {
             return Ok(Box::new(parts.map(Ok)));
         }
         let services = served.map(|it| it.state.services.clone()).unwrap_or_default();
-        let ports = service_ports::parts(OWN, services, self.counters.read(&self.state));
+        let ports = service_ports::parts(services, self.counters.read(&self.state));
         Ok(Box::new(parts.chain(ports).map(Ok)))
     }
 
@@ -231,42 +143,6 @@ impl Metrics {
     #[cfg(test)]
     pub(crate) fn text(&self) -> Result<String, String> {
         self.parts().map_err(|it| it.to_string())?.collect()
-    }
-
-    pub(crate) fn on_published(&self, changes: ChangeCounts) {
-        self.endpoint_changes.inc_by(changes.endpoints as u64);
-        self.service_changes.inc_by(changes.services as u64);
-    }
-
-    /// `delays`: the time from each change in the cluster until it was active.
-    pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[(IpFamily, Duration)]) {
-        let seconds = took.as_secs_f64();
-        self.sync_duration.observe_both(seconds);
-        self.apply_duration.observe(seconds);
-        let by_kind = if report.is_full { &self.full_sync_duration } else { &self.partial_sync_duration };
-        by_kind.observe_both(seconds);
-        for (family, delay) in delays {
-            self.programming_duration.observe(*family, delay.as_secs_f64());
-        }
-    }
-
-    pub(crate) fn on_failed(&self, step: Step) {
-        self.failures.get_or_create(&[("step", step.name())]).inc();
-        let by_family = match step {
-            Step::Apply => &self.sync_failures,
-            Step::Finish => &self.cleanup_failures,
-            Step::Attach => return,
-        };
-        for (_, name) in FAMILIES {
-            by_family.get_or_create(&[(IP_FAMILY, name)]).inc();
-        }
-    }
-
-    /// A pass over the conntrack entries of a family.
-    pub(crate) fn on_flow_pass(&self, family: IpFamily, took: Duration, deleted: usize) {
-        self.flow_pass_duration.observe(family, took.as_secs_f64());
-        let (_, name) = FAMILIES[usize::from(family == IpFamily::V6)];
-        self.flows_deleted.get_or_create(&[(IP_FAMILY, name)]).inc_by(deleted as u64);
     }
 
     /// A request to the API server.
@@ -284,6 +160,77 @@ impl Metrics {
 
     pub(crate) fn on_livez(&self, ok: bool) {
         self.livez.get_or_create(&code(ok)).inc();
+    }
+}
+
+impl DatapathMetrics {
+    fn new(registry: &mut Registry) -> Self {
+        let histograms = |constructor: fn() -> Histogram| {
+            with_series(Family::new_with_constructor(constructor), IpFamily::ALL.map(ip_family))
+        };
+        // 1 ms to 16 s, as in kube-proxy.
+        let sync = || histograms(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
+        let programming = || histograms(|| Histogram::new(programming_buckets()));
+        // 50 µs to 6.5 s.
+        let apply = Histogram::new(exponential_buckets(0.000_05, 2.0, 18));
+        let families = || with_series(Family::default(), IpFamily::ALL.map(ip_family));
+        let steps = with_series(Family::default(), Step::ALL.map(|it| [("step", it.name())]));
+        let it = registry;
+        Self {
+            sync_duration: add(it, "kubeproxy_sync_proxy_rules_duration_seconds", sync()),
+            full_sync_duration: add(it, "kubeproxy_sync_full_proxy_rules_duration_seconds", sync()),
+            partial_sync_duration: add(it, "kubeproxy_sync_partial_proxy_rules_duration_seconds", sync()),
+            programming_duration: add(it, "kubeproxy_network_programming_duration_seconds", programming()),
+            sync_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_sync_failures", families()),
+            cleanup_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_cleanup_failures", families()),
+            flow_pass_duration: add(it, "kubeproxy_conntrack_reconciler_sync_duration_seconds", sync()),
+            flows_deleted: add(it, "kubeproxy_conntrack_reconciler_deleted_entries", families()),
+            endpoint_changes: add(it, "kubeproxy_sync_proxy_rules_endpoint_changes", Counter::default()),
+            service_changes: add(it, "kubeproxy_sync_proxy_rules_service_changes", Counter::default()),
+            apply_duration: add(it, "kube_proxy_ebpf_apply_duration_seconds", apply),
+            failures: add(it, "kube_proxy_ebpf_failures", steps),
+            apply_retries: add(it, "kube_proxy_ebpf_apply_retries", Counter::default()),
+            program_detachments: add(it, "kube_proxy_ebpf_program_detachments", Counter::default()),
+            udp_sockets_terminated: add(it, "kube_proxy_ebpf_udp_sockets_terminated", Counter::default()),
+            tcp_connections_drained: add(it, "kube_proxy_ebpf_tcp_connections_drained", Counter::default()),
+        }
+    }
+
+    pub(crate) fn on_published(&self, changes: ChangeCounts) {
+        self.endpoint_changes.inc_by(changes.endpoints as u64);
+        self.service_changes.inc_by(changes.services as u64);
+    }
+
+    /// `delays`: the time from each change in the cluster until it was active.
+    pub(crate) fn on_applied(&self, report: &ApplyReport, took: Duration, delays: &[(IpFamily, Duration)]) {
+        let seconds = took.as_secs_f64();
+        self.apply_duration.observe(seconds);
+        let by_kind = if report.is_full { &self.full_sync_duration } else { &self.partial_sync_duration };
+        for it in by_family() {
+            self.sync_duration.get_or_create(&it).observe(seconds);
+            by_kind.get_or_create(&it).observe(seconds);
+        }
+        for (family, delay) in delays {
+            self.programming_duration.get_or_create(&ip_family(*family)).observe(delay.as_secs_f64());
+        }
+    }
+
+    pub(crate) fn on_failed(&self, step: Step) {
+        self.failures.get_or_create(&[("step", step.name())]).inc();
+        let failures = match step {
+            Step::Apply => &self.sync_failures,
+            Step::Finish => &self.cleanup_failures,
+            Step::Attach => return,
+        };
+        for it in by_family() {
+            failures.get_or_create(&it).inc();
+        }
+    }
+
+    /// A pass over the conntrack entries of a family.
+    pub(crate) fn on_flow_pass(&self, family: IpFamily, took: Duration, deleted: usize) {
+        self.flow_pass_duration.get_or_create(&ip_family(family)).observe(took.as_secs_f64());
+        self.flows_deleted.get_or_create(&ip_family(family)).inc_by(deleted as u64);
     }
 }
 

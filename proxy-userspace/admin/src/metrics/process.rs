@@ -8,7 +8,7 @@ use nix::{
 };
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
-use super::gauges::MetricWriter;
+use super::MetricWriter;
 
 #[derive(Debug)]
 pub(super) struct Process;
@@ -51,40 +51,29 @@ impl Collector for Process {
         if let (Some(stat), Some(tick), Some(page)) =
             (stat, conf(SysconfVar::CLK_TCK), conf(SysconfVar::PAGE_SIZE))
         {
-            let cpu = stat.cpu / tick;
-            out.counter("cpu_seconds", "Total user and system CPU time spent in seconds", cpu)?;
-            out.gauge("resident_memory_bytes", "Resident memory size in bytes", stat.resident * page)?;
-            out.gauge("virtual_memory_bytes", "Virtual memory size in bytes", stat.virtual_memory)?;
-            out.gauge("threads", "Number of OS threads in the process", stat.threads)?;
+            out.counter("cpu_seconds", stat.cpu / tick)?;
+            out.gauge("resident_memory_bytes", stat.resident * page)?;
+            out.gauge("virtual_memory_bytes", stat.virtual_memory)?;
+            out.gauge("threads", stat.threads)?;
             if let Some(boot) = boot_time() {
-                let started = boot + stat.started / tick;
-                let help = "Start time of the process since unix epoch in seconds";
-                out.gauge("start_time_seconds", help, started)?;
+                out.gauge("start_time_seconds", boot + stat.started / tick)?;
             }
         }
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
             // Without that of the folder itself.
-            let open = open.count().saturating_sub(1);
-            out.gauge("open_fds", "Number of open file descriptors", open as f64)?;
+            out.gauge("open_fds", open.count().saturating_sub(1) as f64)?;
         }
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            out.gauge("max_fds", "Maximum number of open file descriptors", soft as f64)?;
+            out.gauge("max_fds", soft as f64)?;
         }
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_AS) {
-            let help = "Maximum amount of virtual memory available in bytes";
-            out.gauge("virtual_memory_max_bytes", help, soft as f64)?;
+            out.gauge("virtual_memory_max_bytes", soft as f64)?;
         }
         let netstat = fs::read_to_string("/proc/self/net/netstat").unwrap_or_default();
-        if let (Some(received), Some(sent)) =
-            (ip_octets(&netstat, "InOctets"), ip_octets(&netstat, "OutOctets"))
-        {
-            let help = "Number of bytes received by the process over the network";
-            out.counter("network_receive_bytes", help, received)?;
-            out.counter(
-                "network_transmit_bytes",
-                "Number of bytes sent by the process over the network",
-                sent,
-            )?;
+        let octets = |field| ip_octets(&netstat, field);
+        if let (Some(received), Some(sent)) = (octets("InOctets"), octets("OutOctets")) {
+            out.counter("network_receive_bytes", received)?;
+            out.counter("network_transmit_bytes", sent)?;
         }
         Ok(())
     }

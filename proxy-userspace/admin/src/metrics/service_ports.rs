@@ -7,38 +7,23 @@ use std::{fmt::Write as _, iter, sync::Arc};
 use datapath::PortCounts;
 use model::state::Services;
 
+use super::writer::help;
 use crate::counters::Reading;
 
-/// A counter: its name without prefix and `_total`, its help text, and its value.
-type Counter = (&'static str, &'static str, fn(&PortCounts) -> u64);
+/// A counter: its name, and its value.
+type Counter = (&'static str, fn(&PortCounts) -> u64);
 
 const COUNTERS: [Counter; 4] = [
-    ("connections", "Connections and UDP associations that were redirected to an endpoint", |it| {
-        it.connections
-    }),
-    (
-        "no_backend",
-        "Calls that found no endpoint of the Service: refused, or UDP left to the packet path",
-        |it| it.no_backend,
-    ),
-    (
-        "denied",
-        "Binds to the node port that were denied, and without the packet path, datagrams without room for a NAT entry",
-        |it| it.denied,
-    ),
-    ("left_to_packets", "Calls to a Service with endpoints that were left to the packet path", |it| {
-        it.left_to_packets
-    }),
+    ("kube_proxy_ebpf_connections_total", |it| it.connections),
+    ("kube_proxy_ebpf_no_backend_total", |it| it.no_backend),
+    ("kube_proxy_ebpf_denied_total", |it| it.denied),
+    ("kube_proxy_ebpf_left_to_packets_total", |it| it.left_to_packets),
 ];
 
 /// The headers of each counter, and the samples of each Service.
-pub(super) fn parts(
-    prefix: &'static str,
-    services: Services,
-    reading: Arc<Reading>,
-) -> impl Iterator<Item = String> + Send {
-    COUNTERS.into_iter().flat_map(move |(name, help, value)| {
-        let header = format!("# HELP {prefix}_{name}_total {help}.\n# TYPE {prefix}_{name}_total counter\n");
+pub(super) fn parts(services: Services, reading: Arc<Reading>) -> impl Iterator<Item = String> + Send {
+    COUNTERS.into_iter().flat_map(move |(name, value)| {
+        let header = format!("# HELP {name} {}\n# TYPE {name} counter\n", help(name));
         let reading = Arc::clone(&reading);
         let samples = services.clone().into_values().map(move |it| {
             let mut lines = String::new();
@@ -52,7 +37,7 @@ pub(super) fn parts(
                     // Writing to a string cannot fail.
                     let _ = writeln!(
                         lines,
-                        "{prefix}_{name}_total{{namespace=\"{namespace}\",service=\"{service}\",port=\"{port}\",\
+                        "{name}{{namespace=\"{namespace}\",service=\"{service}\",port=\"{port}\",\
                          protocol=\"{protocol}\"}} {value}"
                     );
                 }

@@ -12,6 +12,7 @@ use pipeline::{ApiRequest, Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
 
+use super::writer::HELP;
 use crate::{
     admin::Admin,
     fixtures::{attach_status, published, report, service},
@@ -124,7 +125,8 @@ fn the_documented_help_texts_are_those_that_are_served() {
     let document = fs::read_to_string(path).unwrap();
     let (before, rest) = document.split_once(HELP_BEGIN).unwrap();
     let (documented, after) = rest.split_once(HELP_END).unwrap();
-    let served = format!("```text\n{}```\n", help_texts());
+    assert!(help_texts() == HELP, "a help text is of no metric, or they are not sorted");
+    let served = format!("```text\n{HELP}```\n");
     if env::var_os(UPDATE).is_some() {
         fs::write(path, format!("{before}{HELP_BEGIN}{served}{HELP_END}{after}")).unwrap();
     } else {
