@@ -24,14 +24,14 @@ use tokio::{
 };
 
 use crate::{
-    explain_page::{Explainer, PendingAnswer},
-    http_connections::HttpConnections,
+    http::connections::HttpConnections,
     metrics::Metrics,
-    state::{AdminState, Callback, Inherited, Moment, PortCountLookup, RejectedBy, Role, lock},
-    timeline::Timeline,
-    trace_page::{PendingTrace, RunningTrace, TraceFilters, TraceStatus, Tracer},
+    pages::{RunningTrace, TraceStatus},
+    state::{
+        AdminState, Callback, Configuration, Inherited, Moment, PendingAnswer, PendingTrace, PortCountLookup,
+        RejectedBy, Role, TraceFilters, lock, timeline::Timeline,
+    },
     ui::Ui,
-    z_pages::Configuration,
 };
 
 /// The state and the metrics behind the pages. Clones share them.
@@ -61,7 +61,7 @@ impl Admin {
 
     /// Sets how the number of watchers is read.
     pub fn set_watcher_count(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
-        self.state().watchers = Some(Callback(Arc::new(count)));
+        self.state().readers.watchers = Some(Callback(Arc::new(count)));
     }
 
     /// Makes a node without a Node object ineligible for load balancers.
@@ -71,22 +71,22 @@ impl Admin {
 
     /// Sets the pages `/config`, `/configz` and `/flagz`.
     pub fn set_configuration(&self, configuration: Configuration) {
-        self.state().configuration = configuration;
+        self.state().readers.configuration = configuration;
     }
 
     /// Sets how the page `/log` is read.
     pub fn set_log(&self, read: impl Fn() -> String + Send + Sync + 'static) {
-        self.state().log = Some(Callback(Arc::new(read)));
+        self.state().readers.log = Some(Callback(Arc::new(read)));
     }
 
     /// Sets how the numbers of gRPC clients are read.
     pub fn set_client_stats(&self, stats: impl Fn() -> ClientStats + Send + Sync + 'static) {
-        self.state().client_stats = Some(Callback(Arc::new(stats)));
+        self.state().readers.client_stats = Some(Callback(Arc::new(stats)));
     }
 
     /// Sets how the numbers of clients that follow nodes are read.
     pub fn set_follower_stats(&self, stats: impl Fn() -> FollowerStats + Send + Sync + 'static) {
-        self.state().follower_stats = Some(Callback(Arc::new(stats)));
+        self.state().readers.follower_stats = Some(Callback(Arc::new(stats)));
     }
 
     /// Instance and revision of the active state, whenever it changes.
@@ -96,17 +96,17 @@ impl Admin {
 
     /// Sets how the counters of service ports are read; pages omit them while that fails.
     pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
-        self.state().counter_source = Some(Callback(Arc::new(read)));
+        self.state().readers.counters = Some(Callback(Arc::new(read)));
     }
 
     /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
     pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) {
-        self.state().explainer = Some(Explainer::new(answer));
+        self.state().readers.explainer = Some(Callback(Arc::new(answer)));
     }
 
     /// Sets how the page `/trace` is served: from filters to lines.
     pub fn set_tracer(&self, start: impl Fn(TraceFilters) -> PendingTrace + Send + Sync + 'static) {
-        self.state().tracer = Some(Tracer::new(start));
+        self.state().readers.tracer = Some(Callback(Arc::new(start)));
     }
 
     /// Registers the one trace that runs.
@@ -137,7 +137,7 @@ impl Admin {
         &self,
         answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static,
     ) {
-        self.state().kernel_explainer = Some(Explainer::new(answer));
+        self.state().readers.kernel_explainer = Some(Callback(Arc::new(answer)));
     }
 
     /// Records what each generation changes, and how long its steps take, from now on.
@@ -173,7 +173,7 @@ impl Admin {
 
     /// The endpoints that clients avoid now.
     pub fn ejected_endpoints(&self) -> Vec<EjectedEndpoint> {
-        self.state().table_stats.ejected.clone()
+        self.state().datapath.table_stats.ejected.clone()
     }
 
     /// The state that is served.
@@ -301,23 +301,23 @@ impl Observer for Admin {
     fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
         let has_detached = status.is_ok_and(|it| !it.is_complete());
         self.metrics.datapath.program_detachments.inc_by(u64::from(has_detached));
-        self.state().on_attach_checked(status, Instant::now());
+        self.state().datapath.on_attach_checked(status, Instant::now());
     }
 
     fn on_packet_path(&self, unavailable: Option<&Rejected>) {
-        self.state().packet_path_error = unavailable.cloned();
+        self.state().datapath.packet_path_error = unavailable.cloned();
     }
 
     fn on_packet_affinity(&self, usage: Option<PacketAffinity>) {
-        self.state().packet_affinity = usage.unwrap_or_default();
+        self.state().datapath.packet_affinity = usage.unwrap_or_default();
     }
 
     fn on_kube_proxy_rules(&self, exist: bool) {
-        self.state().has_kube_proxy_rules = exist;
+        self.state().datapath.has_kube_proxy_rules = exist;
     }
 
     fn on_probed(&self, results: &[ProbeResult]) {
-        self.state().on_probed(results, Instant::now());
+        self.state().datapath.on_probed(results, Instant::now());
     }
 
     fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>) {
@@ -329,6 +329,6 @@ impl Observer for Admin {
     }
 
     fn on_table_stats(&self, stats: TableStats) {
-        self.state().table_stats = stats;
+        self.state().datapath.table_stats = stats;
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
-use crate::{Admin, PageGroup, Role, server::serve_one};
+use crate::{Admin, PageGroup, Role, http::server::serve_one};
 
 /// The most that a response of these pages has, in bytes.
 const MAX_RESPONSE: usize = 1 << 20;

@@ -6,50 +6,32 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod bind;
-mod bind_address;
-mod client;
-mod counters;
-mod explain_page;
-#[cfg(feature = "fuzzing")]
-pub mod fuzzing;
-mod handlers;
-mod health;
-mod health_checks;
-mod http_connections;
-mod metrics;
-mod moment;
-mod rates;
-mod server;
-mod state;
-mod status;
-mod streaming;
-mod timeline;
-mod totals;
-mod trace_body;
-mod trace_page;
-mod ui;
-mod z_pages;
-
 #[cfg(test)]
 mod fixtures;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod health;
+mod http;
+mod metrics;
+mod pages;
+mod state;
+mod ui;
 
 pub use admin::{Admin, TraceGuard};
-pub use bind_address::BindAddress;
-pub use client::{Listener, get, page, query_explanation, query_readiness, query_status, query_trace};
-pub use explain_page::{NoAnswer, PendingAnswer};
-pub use handlers::PageGroup;
-pub use health::STALE_AFTER;
-pub use health_checks::{BindFailure, HealthChecks};
-pub use rates::{History, Rates, rate};
-pub use server::Servers;
-pub use state::{CounterLookup, Inherited, PortCountLookup, Role};
-pub use status::{
-    CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
+pub use health::{BindFailure, HealthChecks, STALE_AFTER};
+pub use http::{
+    BindAddress, Listener, Servers, get, page, query_explanation, query_readiness, query_status, query_trace,
 };
-pub use trace_page::{PendingTrace, TraceFilters, TraceStatus};
+pub use pages::{
+    CountersStatus, EjectedStatus, PageGroup, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
+    TraceStatus,
+};
+pub use state::{
+    Configuration, CounterLookup, Inherited, NoAnswer, PendingAnswer, PendingTrace, PortCountLookup, Role,
+    TraceFilters,
+    rates::{History, Rates, rate},
+};
 pub use ui::UiAddress;
-pub use z_pages::Configuration;
 
 /// The version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     COMMIT, VERSION,
+    state::totals::Totals,
     state::{AdminState, RejectedBy, Role, lock, seconds},
-    totals::Totals,
 };
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Collector for Gauges {
         )?;
         let mut out = MetricWriter::own(&mut encoder);
         datapath(&state, &mut out)?;
-        table_stats(&state.table_stats, &mut out)?;
+        table_stats(&state.datapath.table_stats, &mut out)?;
         packets(&state, &mut out)
     }
 }
@@ -66,16 +66,16 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
 
 /// Of a process that other nodes or programs watch.
 fn servers(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let Some(watchers) = &state.watchers else { return Ok(()) };
+    let Some(watchers) = &state.readers.watchers else { return Ok(()) };
     out.gauge("watchers", (watchers.0)() as f64)?;
-    if let Some(stats) = &state.follower_stats {
+    if let Some(stats) = &state.readers.follower_stats {
         let FollowerStats { followers, behind, longest_behind, longest_latency } = (stats.0)();
         out.gauge("followers", followers as f64)?;
         out.gauge("followers_behind", behind as f64)?;
         out.gauge("followers_behind_seconds", longest_behind.as_secs_f64())?;
         out.gauge("followers_latency_seconds", longest_latency.as_secs_f64())?;
     }
-    let Some(client_stats) = &state.client_stats else { return Ok(()) };
+    let Some(client_stats) = &state.readers.client_stats else { return Ok(()) };
     let ClientStats { open, handshakes, refused_in_all, refused_of_peer, closed_handshakes } =
         (client_stats.0)();
     out.gauge("grpc_connections", open as f64)?;
@@ -114,18 +114,18 @@ fn datapath(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let tables = || active.iter().flat_map(|it| &it.tables);
     out.gauges("map_entries", "table", tables().map(|it| (it.name, it.entries.into())))?;
     out.gauges("map_capacity", "table", tables().map(|it| (it.name, it.capacity.into())))?;
-    let hooks = || state.attach_status.iter().flat_map(|it| &it.hooks);
+    let hooks = || state.datapath.attach_status.iter().flat_map(|it| &it.hooks);
     let attached = hooks().map(|it| (it.name, it.is_attached));
-    let attached = attached.chain(state.attach_status.iter().flat_map(|it| &it.tables).copied());
+    let attached = attached.chain(state.datapath.attach_status.iter().flat_map(|it| &it.tables).copied());
     out.gauges("program_attached", "hook", attached.map(|(name, it)| (name, flag(it))))?;
     out.gauges("foreign_programs", "hook", hooks().map(|it| (it.name, it.foreign.len() as f64)))?;
-    let probed = state.probe_results.iter().filter_map(|it| match it.behavior {
+    let probed = state.datapath.probe_results.iter().filter_map(|it| match it.behavior {
         HookBehavior::Ok => Some((it.hook, 1.0)),
         HookBehavior::Fails(_) => Some((it.hook, 0.0)),
         HookBehavior::Unknown(_) => None,
     });
     out.gauges("probe_success", "hook", probed)?;
-    out.gauge("probe_age_seconds", state.last_probe.map_or(0.0, |it| it.elapsed().as_secs_f64()))
+    out.gauge("probe_age_seconds", state.datapath.last_probe.map_or(0.0, |it| it.elapsed().as_secs_f64()))
 }
 
 fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
@@ -157,13 +157,13 @@ fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Resul
 
 /// Of the packet path.
 fn packets(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    out.gauge("packet_path_failing", flag(state.packet_path_error.is_some()))?;
-    let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.packet_affinity;
+    out.gauge("packet_path_failing", flag(state.datapath.packet_path_error.is_some()))?;
+    let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.datapath.packet_affinity;
     let entries = [("answered", clients as f64), ("unanswered", unanswered as f64)];
     out.gauges("packet_affinity_entries", "state", entries)?;
     out.gauge("packet_affinity_capacity", capacity.into())?;
     out.gauge("packet_affinity_full_service_ports", full_service_ports as f64)?;
-    out.gauge("kube_proxy_rules", flag(state.has_kube_proxy_rules))
+    out.gauge("kube_proxy_rules", flag(state.datapath.has_kube_proxy_rules))
 }
 
 fn flag(is_set: bool) -> f64 {

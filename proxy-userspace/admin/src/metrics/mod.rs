@@ -36,11 +36,11 @@ use self::{
     writer::{Label, by_family, help, ip_family},
 };
 use crate::{
-    counters::NewestReading,
-    http_connections::HttpConnections,
+    http::body::Parts,
+    http::connections::HttpConnections,
+    state::counters::NewestReading,
+    state::totals::ChangeCounts,
     state::{AdminState, Role, lock},
-    streaming::Parts,
-    totals::ChangeCounts,
 };
 
 /// A histogram for each set of labels.

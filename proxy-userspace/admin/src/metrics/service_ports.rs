@@ -8,7 +8,7 @@ use datapath::PortCounts;
 use model::state::Services;
 
 use super::writer::help;
-use crate::counters::Reading;
+use crate::state::counters::Reading;
 
 /// A counter: its name, and its value.
 type Counter = (&'static str, fn(&PortCounts) -> u64);

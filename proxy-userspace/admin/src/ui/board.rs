@@ -9,7 +9,7 @@ use model::{ServiceName, state::ServiceState};
 use publish::Published;
 use tokio::time::Instant;
 
-use crate::{moment::key, rates, state::PortCountLookup};
+use crate::state::{PortCountLookup, key, rates};
 
 /// How many rates a plot shows.
 pub(super) const HISTORY: usize = 60;

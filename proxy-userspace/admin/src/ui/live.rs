@@ -19,7 +19,10 @@ use super::{
     board::Board,
     view::{self, Question},
 };
-use crate::state::{AdminState, Moment, lock};
+use crate::{
+    pages::explain,
+    state::{AdminState, Moment, lock},
+};
 
 /// How long after the last question the rates are kept.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -74,12 +77,12 @@ impl Ui {
         state: &Mutex<AdminState>,
         query: &str,
     ) -> Result<String, (StatusCode, String)> {
-        let explainer = lock(state).kernel_explainer.clone();
+        let explainer = lock(state).readers.kernel_explainer.clone();
         let missing = || (StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections".into());
         let explainer = explainer.ok_or_else(missing)?;
         let turn = self.explaining.acquire().await;
         let _turn = turn.map_err(|it| (StatusCode::SERVICE_UNAVAILABLE, it.to_string()))?;
-        explainer.answer(query).await
+        explain::answer(&explainer, query).await
     }
 
     /// Whether anything is kept for a browser.
@@ -93,7 +96,7 @@ impl Ui {
 fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now: Instant) -> String {
     let (published, counter_source) = {
         let state = lock(state);
-        (state.served(), state.counter_source.as_ref().map(|it| Arc::clone(&it.0)))
+        (state.served(), state.readers.counters.as_ref().map(|it| Arc::clone(&it.0)))
     };
     board.set_state(published);
     if board.is_due(now) {

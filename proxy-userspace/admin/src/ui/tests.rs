@@ -13,7 +13,7 @@ use super::live::IDLE_TIMEOUT;
 use crate::{
     admin::Admin,
     fixtures::{FixedCounts, published, report, service},
-    handlers::{PageBody, PageGroup},
+    pages::{PageBody, PageGroup},
     state::Role,
 };
 

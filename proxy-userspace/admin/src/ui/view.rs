@@ -20,9 +20,9 @@ use tokio::time::Instant;
 use super::board::{Board, HISTORY, Rates, Row, SortBy};
 use crate::{
     health::Health,
-    rates::History,
+    state::rates::History,
+    state::timeline::{Generation, MAX_GENERATIONS, ServiceChange, Timeline},
     state::{AdminState, Moment},
-    timeline::{Generation, MAX_GENERATIONS, ServiceChange, Timeline},
 };
 
 /// How many Services are on a page at most.
@@ -97,7 +97,7 @@ pub(super) fn answer(state: &AdminState, board: &Board, question: &Question, now
         "rejectedCount": state.rejected.values().map(Rejections::len).sum::<usize>(),
         "services": board.len(),
         "endpoints": state.totals.endpoints,
-        "ejected": state.table_stats.ejected.len(),
+        "ejected": state.datapath.table_stats.ejected.len(),
         "isCounted": board.is_counted(),
         "read": board.read_at().map(|it| it.saturating_duration_since(state.started.instant).as_millis() as u64),
         "history": HISTORY,
@@ -118,7 +118,7 @@ pub(super) fn answer(state: &AdminState, board: &Board, question: &Question, now
 /// How many endpoints of each Service some clients avoid.
 fn ejected(state: &AdminState) -> HashMap<&ServiceName, usize> {
     let mut ejected = HashMap::new();
-    for it in &state.table_stats.ejected {
+    for it in &state.datapath.table_stats.ejected {
         *ejected.entry(&it.service).or_default() += 1;
     }
     ejected
@@ -193,7 +193,7 @@ fn service(state: &AdminState, board: &Board, name: &ServiceName) -> Value {
 fn port(state: &AdminState, board: &Board, row: &Row, index: usize) -> Value {
     let service = &row.state.service;
     let port = &service.ports[index];
-    let ejected = state.table_stats.ejected.iter();
+    let ejected = state.datapath.table_stats.ejected.iter();
     let ejected = ejected.filter(|it| it.service == service.name && it.port == port.name);
     let ejected: HashMap<_, _> = ejected.map(|it| (it.endpoint, it.clients)).collect();
     let targets = row.state.endpoints.iter().flat_map(|it| {

@@ -32,9 +32,9 @@ use tokio::{
 
 use crate::{
     admin::Admin,
-    bind::{bind_remedy, bind_with_retry},
     health::Health,
-    server::accept,
+    http::bind::{bind_remedy, bind_with_retry},
+    http::server::accept,
     state::{Moment, RejectedBy, lock},
 };
 

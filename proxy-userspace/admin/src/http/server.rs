@@ -36,10 +36,10 @@ use tokio::{
 
 use crate::{
     admin::Admin,
-    bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
-    handlers::{PageBody, PageGroup},
+    http::bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
+    http::body::Expiry,
+    pages::{PageBody, PageGroup},
     state::lock,
-    trace_body::Expiry,
     ui::UiAddress,
 };
 

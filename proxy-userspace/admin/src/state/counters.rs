@@ -30,7 +30,7 @@ pub(crate) struct PortLabels<'a> {
 impl NewestReading {
     /// Reads the kernel's counters.
     pub(crate) fn read(&self, state: &Mutex<AdminState>) -> Arc<Reading> {
-        let source = lock(state).counter_source.as_ref().map(|it| Arc::clone(&it.0));
+        let source = lock(state).readers.counters.as_ref().map(|it| Arc::clone(&it.0));
         let counts = source.and_then(|it| it());
         let mut newest = lock(&self.0);
         match newest.upgrade() {

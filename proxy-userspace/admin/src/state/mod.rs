@@ -1,34 +1,43 @@
 //! The state behind all pages: the newest report of every part of the process, and its time.
 //!
-//! Invariant: only observations are stored here; `health` judges them.
+//! Invariant: only observations are stored here; `health` judges them. Nothing here knows of HTTP.
+
+pub(crate) mod counters;
+mod datapath;
+mod moment;
+mod pending;
+pub(crate) mod rates;
+mod readers;
+pub(crate) mod timeline;
+pub(crate) mod totals;
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use datapath::{
-    ApplyReport, AttachStatus, HookBehavior, PacketAffinity, PortCounts, ProbeResult, TableFill, TableStats,
-};
-use model::{Family, Protocol, Rejected, Rejections, ServiceName, state::NodeState};
+use ::datapath::{ApplyReport, TableFill};
+use model::{Family, Rejections, state::NodeState};
 use pipeline::SyncStatus;
-use publish::{Published, followers::FollowerStats, grpc::ClientStats};
+use publish::Published;
 use reconciler::Step;
 use tokio::time::Instant;
 
-use crate::{
-    explain_page::Explainer,
-    moment::{key, wall_time},
+pub use self::readers::{
+    Configuration, CounterLookup, NoAnswer, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
+};
+pub(crate) use self::{
+    datapath::DatapathState,
+    moment::{Moment, key, wall_time},
+    readers::{Callback, Explainer, Readers},
+};
+use self::{
+    pending::Pending,
     timeline::{Changes, Timeline},
     totals::{ChangeCounts, Totals},
-    trace_page::{RunningTrace, Tracer},
-    z_pages::Configuration,
 };
-
-pub(crate) use crate::moment::Moment;
+use crate::pages::RunningTrace;
 
 /// What a process does with a node's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,35 +89,10 @@ pub(crate) struct AdminState {
     pub(crate) active: Option<ActiveState>,
     /// What serves until a state is active.
     pub(crate) inherited: Option<Inherited>,
-    /// Arrival of the oldest change that is not active.
-    pending_since: Option<Instant>,
-    /// The same for changes that arrived after the state that is being applied.
-    next_pending_since: Option<Instant>,
-    /// Arrival of the oldest change of the last dequeued state.
-    dequeued_since: Option<Instant>,
-    /// Instance and revision of the last dequeued state.
-    last_dequeued: Option<(u64, u64)>,
+    pub(crate) pending: Pending,
     /// The last failure since a state became active.
     pub(crate) failure: Option<Failure>,
-    /// The result of the last successful attach check.
-    pub(crate) attach_status: Option<AttachStatus>,
-    /// The last check that found all programs attached; before that, the first check.
-    pub(crate) last_attached: Option<Instant>,
-    /// The error of the last attach check.
-    pub(crate) attach_check_error: Option<String>,
-    /// Why the packet path is unavailable or behind.
-    pub(crate) packet_path_error: Option<Rejected>,
-    /// The results of the last probe.
-    pub(crate) probe_results: Vec<ProbeResult>,
-    /// The last conclusive probe; before that, the time since when one is expected. Where the hooks could never be probed,
-    /// the last attempt.
-    pub(crate) last_probe: Option<Instant>,
-    has_conclusive_probe: bool,
-    pub(crate) table_stats: TableStats,
-    /// As of the last count.
-    pub(crate) packet_affinity: PacketAffinity,
-    /// Whether kube-proxy has rules beside ours.
-    pub(crate) has_kube_proxy_rules: bool,
+    pub(crate) datapath: DatapathState,
     /// The entries of the namespace with most, as `--max-namespace-entries` counts them.
     pub(crate) namespace_entries: u64,
     pub(crate) rejected: BTreeMap<RejectedBy, Rejections>,
@@ -117,50 +101,11 @@ pub(crate) struct AdminState {
     pub(crate) requires_node: bool,
     /// Whether the last Node object of this node was not about to be deleted; `None` if there never was one.
     was_node_eligible: Option<bool>,
-    /// What the process was started with.
-    pub(crate) configuration: Configuration,
-    /// Reads the newest lines of the log.
-    pub(crate) log: Option<Callback<String>>,
-    /// Counts the watchers; `None` if the process serves none.
-    pub(crate) watchers: Option<Callback<usize>>,
-    /// Reads the numbers of gRPC clients; `None` if the process serves none.
-    pub(crate) client_stats: Option<Callback<ClientStats>>,
-    /// Reads the numbers of clients that follow nodes; `None` if the process serves none.
-    pub(crate) follower_stats: Option<Callback<FollowerStats>>,
-    /// Reads the kernel's counters, `None` if the process has none. This takes a while: never call it while the state is
-    /// locked.
-    pub(crate) counter_source: Option<Callback<Option<PortCountLookup>>>,
-    /// Answers the page `/explain`; `None` if the process cannot.
-    pub(crate) explainer: Option<Explainer>,
-    /// Starts traces, in a process with programs.
-    pub(crate) tracer: Option<Tracer>,
+    pub(crate) readers: Readers,
     /// The trace that runs.
     pub(crate) trace: Option<RunningTrace>,
-    /// The same for the page for people, with what the kernel has.
-    pub(crate) kernel_explainer: Option<Explainer>,
     /// The newest generations; `None` if there is no page for people.
     pub(crate) timeline: Option<Timeline>,
-}
-
-/// Looks up counters at one moment.
-pub trait CounterLookup {
-    /// The counters of a service port; `None` for one that is not programmed.
-    fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
-
-    /// How many connections of a service port were redirected to an endpoint.
-    fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64;
-}
-
-/// The counters of service ports.
-pub type PortCountLookup = Box<dyn CounterLookup + Send>;
-
-/// A function that reads something outside of the state.
-pub(crate) struct Callback<T>(pub(crate) Arc<dyn Fn() -> T + Send + Sync>);
-
-impl<T> fmt::Debug for Callback<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callback")
-    }
 }
 
 /// The state that is active in the kernel.
@@ -195,7 +140,7 @@ impl AdminState {
     /// The body of `/proxyMode`: the socket path if it is on, else the packet path; kube-proxy's words where it has them.
     pub(crate) fn proxy_mode(&self) -> &'static str {
         // Only the socket path has counters.
-        let is_packet_path_only = self.role == Role::Backend && self.counter_source.is_none();
+        let is_packet_path_only = self.role == Role::Backend && self.readers.counters.is_none();
         if is_packet_path_only { "nftables" } else { "ebpf" }
     }
 
@@ -233,8 +178,7 @@ impl AdminState {
             self.was_node_eligible = Some(!node.is_being_deleted);
         }
         self.published = Some((Arc::clone(published), now));
-        self.pending_since.get_or_insert(now.instant);
-        self.next_pending_since.get_or_insert(now.instant);
+        self.pending.on_published(now.instant);
         changes
     }
 
@@ -243,12 +187,7 @@ impl AdminState {
         if let Some(it) = &mut self.timeline {
             it.on_dequeued(published, Instant::now());
         }
-        let since = self.next_pending_since.take();
-        let is_retry = self.last_dequeued.replace(key(published)) == Some(key(published));
-        if !is_retry {
-            self.dequeued_since = since;
-        }
-        is_retry
+        self.pending.on_dequeued(key(published))
     }
 
     /// Records that a state is active; returns the delay of each change in it whose time is known, in each family of its
@@ -283,10 +222,7 @@ impl AdminState {
             Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.inherited = None;
         self.rejected.insert(RejectedBy::Backend, report.rejected.iter().cloned().collect());
-        // One half of the datapath may have taken a newer state meanwhile.
-        let is_last = self.last_dequeued.is_none_or(|it| it == key(published));
-        self.pending_since =
-            if is_last { self.next_pending_since } else { self.dequeued_since.or(self.next_pending_since) };
+        self.pending.on_applied(key(published));
         self.failure = None;
         delays
     }
@@ -301,31 +237,6 @@ impl AdminState {
             it.on_failed(error);
         }
         self.failure = Some(Failure { step, error: error.to_owned() });
-    }
-
-    pub(crate) fn on_attach_checked(&mut self, status: Result<&AttachStatus, &str>, now: Instant) {
-        let first = *self.last_attached.get_or_insert(now);
-        match status {
-            Ok(status) => {
-                self.last_attached = Some(if status.is_complete() { now } else { first });
-                // From now on probes are expected, if there are programs.
-                if status.is_complete() && status.hooks.iter().any(|it| it.program.is_some()) {
-                    self.last_probe.get_or_insert(now);
-                }
-                self.attach_check_error = None;
-                self.attach_status = Some(status.clone());
-            }
-            Err(error) => self.attach_check_error = Some(error.to_owned()),
-        }
-    }
-
-    pub(crate) fn on_probed(&mut self, results: &[ProbeResult], now: Instant) {
-        let is_conclusive = results.iter().any(|it| !matches!(it.behavior, HookBehavior::Unknown(_)));
-        self.has_conclusive_probe |= is_conclusive;
-        if is_conclusive || !self.has_conclusive_probe {
-            self.last_probe = Some(now);
-        }
-        self.probe_results = results.to_vec();
     }
 
     /// Whether load balancers may send to this node (KEP-3836). As in kube-proxy, a Node object that never existed means no,
@@ -354,7 +265,7 @@ impl AdminState {
 
     /// Age of the oldest change that is not active.
     pub(crate) fn pending_for(&self, now: Instant) -> Option<Duration> {
-        let since = if self.role == Role::Backend { self.pending_since } else { None };
+        let since = if self.role == Role::Backend { self.pending.since } else { None };
         since.map(|it| now.duration_since(it))
     }
 }

@@ -1,28 +1,15 @@
 //! `/configz`, `/flagz` and `/statusz`, as components of Kubernetes have them at their metrics address
 //! (`k8s.io/component-base/configz` and `.../zpages`).
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{COMMIT, VERSION};
+use crate::{COMMIT, VERSION, state::Configuration};
 
 const COMPONENT: &str = "kube-proxy-ebpf";
 /// Upstream's warning: tools must not rely on these pages.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
                        and is for debugging purposes only.";
-
-/// What the process was started with.
-#[derive(Clone, Debug, Default)]
-pub struct Configuration {
-    /// The value of every flag and its origin, as text.
-    pub table: String,
-    /// The value of every flag.
-    pub flags: BTreeMap<String, String>,
-    /// The values as fields of a `KubeProxyConfiguration`.
-    pub fields: Value,
-}
 
 impl Configuration {
     /// The body of `/configz`: JSON, under the name of kube-proxy's group.
@@ -51,6 +38,8 @@ pub(crate) fn statusz(started: Timestamp, now: Timestamp, paths: &[&str]) -> Str
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]

@@ -11,7 +11,7 @@ use pipeline::PublishSteps;
 use publish::Published;
 use tokio::time::Instant;
 
-use crate::moment::{Moment, key, wall_time};
+use crate::state::{Moment, key, wall_time};
 
 /// How many generations are kept.
 pub(crate) const MAX_GENERATIONS: usize = 128;

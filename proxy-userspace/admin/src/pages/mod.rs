@@ -1,6 +1,11 @@
-//! The HTTP handlers of all pages.
+//! The pages: what each responds with, and which pages share an address.
 //!
-//! Invariant: requests are read-only.
+//! Invariant: requests are read-only. A page knows the state, its health and metrics, and of HTTP only requests and bodies.
+
+pub(crate) mod explain;
+mod status;
+pub(crate) mod trace;
+mod z_pages;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -18,10 +23,16 @@ use tokio::task::spawn_blocking;
 use crate::{
     admin::Admin,
     health::{self, Health},
+    http::body::{Expiry, TraceBody},
+    http::body::{Parts, StreamedBody},
     state::Moment,
-    streaming::{Parts, StreamedBody},
-    trace_body::{Expiry, TraceBody},
-    ui, z_pages,
+    ui,
+};
+
+pub(crate) use self::trace::RunningTrace;
+pub use self::{
+    status::{CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus},
+    trace::TraceStatus,
 };
 
 /// Pages that share an address.
@@ -150,9 +161,11 @@ impl Admin {
                 Err(error) => internal_error(&error),
             },
             (PageGroup::Metrics, "/configz") => {
-                (StatusCode::OK, JSON, short(self.state().configuration.configz()))
+                (StatusCode::OK, JSON, short(self.state().readers.configuration.configz()))
             }
-            (PageGroup::Metrics, "/flagz") => text(StatusCode::OK, self.state().configuration.flagz()),
+            (PageGroup::Metrics, "/flagz") => {
+                text(StatusCode::OK, self.state().readers.configuration.flagz())
+            }
             (PageGroup::Metrics, "/statusz") => {
                 let started = health::timestamp(self.state().started.wall);
                 text(StatusCode::OK, z_pages::statusz(started, Timestamp::now(), pages.paths()))
@@ -164,9 +177,11 @@ impl Admin {
             (PageGroup::Status, "/state") => self.state_page(),
             (PageGroup::Status, "/explain") => self.explain_page(query).await,
             (PageGroup::Status, "/trace") => self.trace_page(query, expiry).await,
-            (PageGroup::Status, "/config") => text(StatusCode::OK, self.state().configuration.table.as_str()),
+            (PageGroup::Status, "/config") => {
+                text(StatusCode::OK, self.state().readers.configuration.table.as_str())
+            }
             (PageGroup::Status, "/log") => {
-                let log = self.state().log.as_ref().map(|it| (it.0)());
+                let log = self.state().readers.log.as_ref().map(|it| (it.0)());
                 text(StatusCode::OK, log.unwrap_or_default())
             }
             (pages, _) => {
@@ -206,11 +221,11 @@ impl Admin {
 
     /// The answer to a question.
     async fn explain_page(&self, query: &str) -> Page {
-        let explainer = self.state().explainer.clone();
+        let explainer = self.state().readers.explainer.clone();
         let Some(explainer) = explainer else {
             return text(StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections\n");
         };
-        match explainer.answer(query).await {
+        match explain::answer(&explainer, query).await {
             Ok(answer) => (StatusCode::OK, JSON, short(answer)),
             Err((status, error)) => text(status, format!("{error}\n")),
         }
@@ -218,7 +233,7 @@ impl Admin {
 
     /// The lines of a trace.
     async fn trace_page(&self, query: &str, expiry: Option<&Expiry>) -> Page {
-        let tracer = self.state().tracer.clone();
+        let tracer = self.state().readers.tracer.clone();
         let Some(tracer) = tracer else {
             return text(
                 StatusCode::NOT_IMPLEMENTED,
@@ -228,7 +243,7 @@ impl Admin {
         if let Some(expiry) = expiry {
             expiry.wait_for_start();
         }
-        match tracer.start(query).await {
+        match (tracer.0)(trace::filters(query)).await {
             Ok(lines) => {
                 let body = TraceBody::new(lines, expiry.cloned());
                 (StatusCode::OK, JSON_LINES, Either::Right(Either::Right(body)))

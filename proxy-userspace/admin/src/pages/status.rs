@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use publish::Published;
 use serde::{Deserialize, Serialize};
 
+use super::TraceStatus;
 use crate::{
     admin::Admin,
     health::{Health, timestamp},
+    http::body::Parts,
     state::{AdminState, Moment, RejectedBy},
-    streaming::Parts,
-    trace_page::TraceStatus,
 };
 
 /// Where the rejected items begin in the page.
@@ -218,7 +218,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         entries: it.entries,
         capacity: it.capacity,
     });
-    let ejected = state.table_stats.ejected.iter().map(|it| EjectedStatus {
+    let ejected = state.datapath.table_stats.ejected.iter().map(|it| EjectedStatus {
         service: it.service.to_string(),
         port: it.port.clone(),
         endpoint: it.endpoint.to_string(),
@@ -245,7 +245,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         tables: tables.collect(),
         ejected: ejected.collect(),
         trace: state.trace.as_ref().map(|it| it.status.clone()),
-        watchers: state.watchers.as_ref().map(|it| (it.0)()),
+        watchers: state.readers.watchers.as_ref().map(|it| (it.0)()),
         counters: None,
     }
 }

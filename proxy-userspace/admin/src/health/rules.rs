@@ -75,7 +75,7 @@ impl Health {
     /// Whether traffic from outside is served, too. With the socket path alone it is not, and a restart would not help.
     pub(crate) fn external(state: &AdminState, now: Moment) -> Self {
         let mut problems = problems(state, now);
-        problems.extend(state.packet_path_error.as_ref().map(ToString::to_string));
+        problems.extend(state.datapath.packet_path_error.as_ref().map(ToString::to_string));
         problems.extend(changed_tables(state));
         Self::of(problems, state, now)
     }
@@ -113,33 +113,36 @@ fn failure_suffix(state: &AdminState) -> String {
 
 /// The nftables tables that another program has changed.
 fn changed_tables(state: &AdminState) -> Option<String> {
-    let tables: Vec<_> = state.attach_status.iter().flat_map(AttachStatus::missing_tables).collect();
+    let tables: Vec<_> = state.datapath.attach_status.iter().flat_map(AttachStatus::missing_tables).collect();
     let message = || format!("changed by another program: {}; restoring them", tables.join(", "));
     (!tables.is_empty()).then(message)
 }
 
 /// Why the programs cannot be assumed to be attached and to work.
 fn unverified(state: &AdminState, now: Moment) -> Option<String> {
-    let last_attached = state.last_attached?;
-    if let Some(status) = &state.attach_status
+    let last_attached = state.datapath.last_attached?;
+    if let Some(status) = &state.datapath.attach_status
         && !status.is_complete()
     {
         let missing: Vec<_> = status.missing().map(|it| it.name).collect();
         let cgroup = status.cgroup.display();
         return Some(format!("not attached to {cgroup}: {}; attaching them again", missing.join(", ")));
     }
-    let failed = state.probe_results.iter().filter(|it| matches!(it.behavior, HookBehavior::Fails(_)));
+    let failed =
+        state.datapath.probe_results.iter().filter(|it| matches!(it.behavior, HookBehavior::Fails(_)));
     let failed: Vec<_> = failed.map(ToString::to_string).collect();
     if !failed.is_empty() {
         return Some(format!("probe failed: {}", failed.join("; ")));
     }
     let age = now.instant.duration_since(last_attached);
     if age >= STALE_AFTER {
-        let reason = state.attach_check_error.as_deref().unwrap_or("the reconciler does not respond");
+        let reason =
+            state.datapath.attach_check_error.as_deref().unwrap_or("the reconciler does not respond");
         return Some(format!("the last successful attach check was {} s ago: {reason}", age.as_secs()));
     }
-    let age = now.instant.duration_since(state.last_probe?);
-    let unknown = state.probe_results.iter().find(|it| matches!(it.behavior, HookBehavior::Unknown(_)));
+    let age = now.instant.duration_since(state.datapath.last_probe?);
+    let unknown =
+        state.datapath.probe_results.iter().find(|it| matches!(it.behavior, HookBehavior::Unknown(_)));
     let reason = unknown.map_or_else(|| "the prober does not respond".to_owned(), ToString::to_string);
     (age >= STALE_AFTER).then(|| format!("the last conclusive probe was {} s ago: {reason}", age.as_secs()))
 }
@@ -171,7 +174,7 @@ pub(crate) fn readiness(state: &AdminState, now: Moment) -> Vec<(String, Result<
         (Some(_), None) => Err(format!("the first state is not active yet{}", failure_suffix(state))),
     };
     checks.push(("state".into(), active));
-    let programs = match &state.attach_status {
+    let programs = match &state.datapath.attach_status {
         Some(status) => {
             // A restart would not make more sockets reachable, so `/livez` ignores them.
             let problem = unverified(state, now).or_else(|| status.unreached.clone());

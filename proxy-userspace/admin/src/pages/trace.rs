@@ -2,17 +2,13 @@
 //!
 //! Its query has the filters, as in `/trace?service=default/web&failed`.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
+use std::fmt;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
-/// The filters of a trace: names and values.
-pub type TraceFilters = Vec<(String, String)>;
-
-/// The lines of a trace, or why there is none.
-pub type PendingTrace = Pin<Box<dyn Future<Output = Result<mpsc::Receiver<String>, String>> + Send>>;
+use crate::state::TraceFilters;
 
 /// A trace that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,25 +35,9 @@ pub(crate) struct RunningTrace {
     pub(crate) replacing: Option<oneshot::Sender<()>>,
 }
 
-/// Starts traces.
-#[derive(Clone)]
-pub(crate) struct Tracer(Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>);
-
-impl fmt::Debug for Tracer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tracer")
-    }
-}
-
-impl Tracer {
-    pub(crate) fn new(start: impl Fn(TraceFilters) -> PendingTrace + Send + Sync + 'static) -> Self {
-        Self(Arc::new(start))
-    }
-
-    /// Starts a trace by the query of the page.
-    pub(crate) async fn start(&self, query: &str) -> Result<mpsc::Receiver<String>, String> {
-        (self.0)(form_urlencoded::parse(query.as_bytes()).into_owned().collect()).await
-    }
+/// The filters in the query of the page.
+pub(crate) fn filters(query: &str) -> TraceFilters {
+    form_urlencoded::parse(query.as_bytes()).into_owned().collect()
 }
 
 /// The path and query of a trace with these filters.

@@ -1,15 +1,22 @@
-//! Large pages, rendered while they are read.
+//! Bodies that are made while they are read: large pages, and the lines of a trace.
 //!
-//! Invariant: a reader costs a piece and references to the state, whatever the size of the page and however slowly it reads.
+//! Invariant: a reader of a page costs a piece and references to the state, whatever the size of the page and however slowly it
+//! reads. A trace keeps its connection open for as long as the client reads, and ends with its sender.
 
 use std::{
+    convert::Infallible,
     fmt, iter,
     pin::Pin,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use hyper::body::{Body, Bytes, Frame};
 use model::escaped;
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::state::lock;
 
 /// From this size on, a piece is handed to the connection, in bytes.
 const PIECE: usize = 16 << 10;
@@ -66,6 +73,54 @@ impl Body for StreamedBody {
             return Poll::Pending;
         }
         Poll::Ready(Some(Ok(Frame::data(piece.into()))))
+    }
+}
+
+/// How long a client may read nothing.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a trace may take to begin: the kernel verifies the programs first.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// When a connection is closed unless the client goes on.
+#[derive(Clone, Debug)]
+pub(crate) struct Expiry(pub(crate) Arc<Mutex<Instant>>);
+
+impl Expiry {
+    /// A trace begins.
+    pub(crate) fn wait_for_start(&self) {
+        *lock(&self.0) = Instant::now() + START_TIMEOUT;
+    }
+}
+
+/// The body of a trace. It ends with its sender; the sender learns that the client is gone when this is dropped.
+#[derive(Debug)]
+pub(crate) struct TraceBody {
+    lines: mpsc::Receiver<String>,
+    expiry: Option<Expiry>,
+}
+
+impl TraceBody {
+    pub(crate) fn new(lines: mpsc::Receiver<String>, expiry: Option<Expiry>) -> Self {
+        Self { lines, expiry }
+    }
+}
+
+impl Body for TraceBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let lines = self.lines.poll_recv(context);
+        if lines.is_ready()
+            && let Some(expiry) = &self.expiry
+        {
+            *lock(&expiry.0) = Instant::now() + READ_TIMEOUT;
+        }
+        lines.map(|it| it.map(|lines| Ok(Frame::data(lines.into()))))
     }
 }
 

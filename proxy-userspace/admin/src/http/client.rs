@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{Status, TraceFilters, explain_page, trace_page};
+use crate::{
+    Status, TraceFilters,
+    pages::{explain, trace},
+};
 
 /// For each system call.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,7 +70,7 @@ pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
 ///
 /// If the connection fails, or what listens there cannot answer.
 pub fn query_explanation(socket: &Path, words: &[String]) -> io::Result<Result<String, String>> {
-    match buffered(ask(socket, &explain_page::path(words))?)? {
+    match buffered(ask(socket, &explain::path(words))?)? {
         (200, body) => Ok(Ok(body)),
         (400, body) => Ok(Err(body.trim_end().to_owned())),
         (501 | 503, body) => Err(io::Error::other(body.trim_end().to_owned())),
@@ -89,7 +92,7 @@ pub fn query_trace(
     // The programs are verified first.
     stream.set_read_timeout(Some(TRACE_TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    send(&mut stream, "localhost", &trace_page::path(filters))?;
+    send(&mut stream, "localhost", &trace::path(filters))?;
     let mut reader = BufReader::new(stream);
     match read_status(&mut reader)? {
         200 => Ok(Ok(reader)),

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{bind::bind, state::Role};
+use crate::{http::bind::bind, state::Role};
 
 /// Serves at a free port of an address, and returns it.
 async fn start(admin: &Admin, pages: PageGroup, address: SocketAddr) -> (Servers, SocketAddr) {

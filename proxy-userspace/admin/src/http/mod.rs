@@ -1,0 +1,16 @@
+//! HTTP servers with bounds, and a client: listeners, connections and bodies.
+//!
+//! Invariant: nothing here reads the state; what a page says is not known here.
+
+pub(crate) mod bind;
+mod bind_address;
+pub(crate) mod body;
+mod client;
+pub(crate) mod connections;
+pub(crate) mod server;
+
+pub use self::{
+    bind_address::BindAddress,
+    client::{Listener, get, page, query_explanation, query_readiness, query_status, query_trace},
+    server::Servers,
+};

@@ -1,0 +1,92 @@
+//! What pages ask of other parts of the process.
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, pin::Pin, sync::Arc};
+
+use datapath::PortCounts;
+use model::{Protocol, ServiceName};
+use publish::{followers::FollowerStats, grpc::ClientStats};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+/// How pages get what is not reported; `None` where no part of the process has it. A call may take a while: none is made while
+/// the state is locked, but for numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    /// What the process was started with.
+    pub(crate) configuration: Configuration,
+    /// The newest lines of the log.
+    pub(crate) log: Option<Callback<dyn Fn() -> String + Send + Sync>>,
+    /// The number of watchers.
+    pub(crate) watchers: Option<Callback<dyn Fn() -> usize + Send + Sync>>,
+    /// The numbers of gRPC clients.
+    pub(crate) client_stats: Option<Callback<dyn Fn() -> ClientStats + Send + Sync>>,
+    /// The numbers of clients that follow nodes.
+    pub(crate) follower_stats: Option<Callback<dyn Fn() -> FollowerStats + Send + Sync>>,
+    /// The kernel's counters.
+    pub(crate) counters: Option<Callback<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
+    /// Explains connections.
+    pub(crate) explainer: Option<Explainer>,
+    /// The same for the page for people, with what the kernel has.
+    pub(crate) kernel_explainer: Option<Explainer>,
+    /// Starts traces.
+    pub(crate) tracer: Option<Callback<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
+}
+
+/// A function of another part of the process. Clones share it.
+pub(crate) struct Callback<F: ?Sized>(pub(crate) Arc<F>);
+
+impl<F: ?Sized> Clone for Callback<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+/// What the process was started with.
+#[derive(Clone, Debug, Default)]
+pub struct Configuration {
+    /// The value of every flag and its origin, as text.
+    pub table: String,
+    /// The value of every flag.
+    pub flags: BTreeMap<String, String>,
+    /// The values as fields of a `KubeProxyConfiguration`.
+    pub fields: Value,
+}
+
+/// Looks up counters at one moment.
+pub trait CounterLookup {
+    /// The counters of a service port; `None` for one that is not programmed.
+    fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
+
+    /// How many connections of a service port were redirected to an endpoint.
+    fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64;
+}
+
+/// The counters of service ports.
+pub type PortCountLookup = Box<dyn CounterLookup + Send>;
+
+/// Answers the words of a question.
+pub(crate) type Explainer = Callback<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
+
+/// An answer as JSON, or why there is none.
+pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoAnswer>> + Send>>;
+
+/// Why a question is not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// What is wrong with the question.
+    Invalid(String),
+    /// No part of the process knows the answer now.
+    Unavailable(String),
+}
+
+/// The filters of a trace: names and values.
+pub type TraceFilters = Vec<(String, String)>;
+
+/// The lines of a trace, or why there is none.
+pub type PendingTrace = Pin<Box<dyn Future<Output = Result<mpsc::Receiver<String>, String>> + Send>>;
