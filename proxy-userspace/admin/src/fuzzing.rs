@@ -23,11 +23,9 @@ impl Default for Pages {
 impl Pages {
     /// Sends bytes to a group of pages, and reads until the server is done: it says what it says in HTTP.
     pub async fn send(&self, group: u8, bytes: &[u8]) {
-        let groups =
-            [PageGroup::Probes, PageGroup::Health, PageGroup::Metrics, PageGroup::Status, PageGroup::Ui];
-        let group = groups[usize::from(group) % groups.len()];
+        let group = PageGroup::ALL[usize::from(group) % PageGroup::ALL.len()];
         let (mut client, server) = duplex(MAX_RESPONSE);
-        let serve = serve_one(&self.0, group, &self.0.connections.status, server);
+        let serve = serve_one(&self.0, group, self.0.connections.of(PageGroup::Status), server);
         let ask = async {
             // The server may have closed the connection.
             let _ = client.write_all(bytes).await;

@@ -22,7 +22,6 @@ use model::{
     state::{NodeState, ServiceState, TrafficPolicy},
 };
 use publish::Subscription;
-use serde::Serialize;
 use tokio::{
     runtime::Handle,
     sync::mpsc,
@@ -30,11 +29,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use super::Health;
 use crate::{
     admin::Admin,
-    health::Health,
     http::bind::{bind_remedy, bind_with_retry},
     http::server::accept,
+    pages::PageGroup,
     state::{Moment, RejectedBy, lock},
 };
 
@@ -81,21 +81,6 @@ pub struct BindFailure {
 type Checks = BTreeMap<u16, BTreeMap<ServiceName, usize>>;
 /// The addresses that cannot be bound, with the reason.
 type BindErrors = BTreeMap<SocketAddr, String>;
-
-/// The body of a response.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Body<'a> {
-    service: ServiceRef<'a>,
-    local_endpoints: usize,
-    service_proxy_healthy: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct ServiceRef<'a> {
-    namespace: &'a str,
-    name: &'a str,
-}
 
 impl HealthChecks {
     /// Serves at those addresses of a node at which its node ports are served, once it runs; on the threads of `runtime`.
@@ -229,11 +214,11 @@ impl Shared {
         })
         .await;
         if lock(&self.bind_errors).remove(&address).is_some() {
-            tracing::info!("serving health checks at {address} after failed attempts");
+            tracing::info!(%address, "serving health checks after failed attempts");
             self.report_bind_errors();
         }
         let port = address.port();
-        accept(&listener, &self.admin.connections.health, || {
+        accept(&listener, self.admin.connections.of(PageGroup::Health), || {
             let shared = self.clone();
             move |_| {
                 let is_healthy = Health::external(&shared.admin.state(), Moment::now()).is_ok();
@@ -256,9 +241,7 @@ impl Shared {
             }
             is_first
         };
-        tracing::warn!(
-            "cannot serve health checks at {address}: {reason}; Services are not affected; retrying"
-        );
+        tracing::warn!(%address, error = reason, "cannot serve health checks; retrying, Services are not affected");
         self.report_bind_errors();
         let service = lock(&self.checks).get(&port).and_then(|it| it.keys().next().cloned());
         if let (Some(to), Some(service), true) = (&self.bind_failures, service, is_first) {
@@ -286,13 +269,11 @@ fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         return response;
     };
-    let body = Body {
-        service: ServiceRef { namespace: &service.namespace, name: &service.name },
-        local_endpoints: *local_endpoints,
-        service_proxy_healthy: is_healthy,
-    };
-    // Strings and numbers can always be serialized.
-    let body = serde_json::to_string(&body).unwrap_or_default();
+    // Names have no characters that would need an escape.
+    let ServiceName { namespace, name } = service;
+    let body = format!(
+        r#"{{"service":{{"namespace":"{namespace}","name":"{name}"}},"localEndpoints":{local_endpoints},"serviceProxyHealthy":{is_healthy}}}"#
+    );
     let mut response = Response::new(Full::new(Bytes::from(body)));
     if *local_endpoints == 0 || !is_healthy {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

@@ -1,18 +1,18 @@
-//! Bodies that are made while they are read: large pages, and the lines of a trace.
+//! Bodies of responses: short ones, large ones that are made while they are read, and the lines of a trace.
 //!
-//! Invariant: a reader of a page costs a piece and references to the state, whatever the size of the page and however slowly it
-//! reads. A trace keeps its connection open for as long as the client reads, and ends with its sender.
+//! Invariant: a reader of a large body costs a piece and references to the state, whatever its size and however slowly it is
+//! read. A trace keeps its connection open for as long as the client reads, and ends with its sender.
 
 use std::{
-    convert::Infallible,
-    fmt, iter,
-    pin::Pin,
+    error::Error,
     sync::{Arc, Mutex},
-    task::{Context, Poll},
+    task::Poll,
     time::Duration,
 };
 
-use hyper::body::{Body, Bytes, Frame};
+use futures_util::stream::poll_fn;
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Bytes, Frame};
 use model::escaped;
 use tokio::{sync::mpsc, time::Instant};
 
@@ -22,45 +22,31 @@ use crate::state::lock;
 const PIECE: usize = 16 << 10;
 /// How many parts are rendered before other connections have their turn: parts may be empty.
 const MAX_PARTS: usize = 256;
+/// How long a client may read nothing of a trace.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a trace may take to begin: the kernel verifies the programs first.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The parts of a page in order, each rendered when it is asked for.
 pub(crate) type Parts = Box<dyn Iterator<Item = Result<String, String>> + Send>;
 
-/// The body of a response that is rendered while it is read.
-pub(crate) struct StreamedBody(iter::Fuse<Parts>);
+pub(crate) type PageBody = UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>;
 
-/// A part could not be rendered: the response ends without its end.
-#[derive(Debug)]
-pub(crate) struct RenderError(String);
-
-impl fmt::Display for RenderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// A short body.
+pub(crate) fn short(text: impl Into<Bytes>) -> PageBody {
+    Full::new(text.into()).map_err(Into::into).boxed_unsync()
 }
 
-impl std::error::Error for RenderError {}
-
-impl StreamedBody {
-    pub(crate) fn new(parts: Parts) -> Self {
-        Self(parts.fuse())
-    }
-}
-
-impl Body for StreamedBody {
-    type Data = Bytes;
-    type Error = RenderError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, RenderError>>> {
+/// A body that is rendered while it is read. If a part cannot be rendered, the response ends without its end.
+pub(crate) fn large(parts: Parts) -> PageBody {
+    let mut parts = parts.fuse();
+    let frames = poll_fn(move |context| {
         let mut piece = String::new();
         for _ in 0..MAX_PARTS {
-            match self.0.next() {
+            match parts.next() {
                 // What others have written does not act on a terminal; JSON stays the same document.
                 Some(Ok(part)) => piece.push_str(&escaped(&part)),
-                Some(Err(error)) => return Poll::Ready(Some(Err(RenderError(error)))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None if piece.is_empty() => return Poll::Ready(None),
                 None => break,
             }
@@ -73,14 +59,21 @@ impl Body for StreamedBody {
             return Poll::Pending;
         }
         Poll::Ready(Some(Ok(Frame::data(piece.into()))))
-    }
+    });
+    StreamBody::new(frames).boxed_unsync()
 }
 
-/// How long a client may read nothing.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a trace may take to begin: the kernel verifies the programs first.
-const START_TIMEOUT: Duration = Duration::from_secs(300);
+/// The lines of a trace. It ends with its sender; the sender learns that the client is gone when this is dropped.
+pub(crate) fn trace(mut lines: mpsc::Receiver<String>, expiry: Option<Expiry>) -> PageBody {
+    let frames = poll_fn(move |context| {
+        let lines = lines.poll_recv(context);
+        if lines.is_ready() {
+            expiry.iter().for_each(|it| it.extend(READ_TIMEOUT));
+        }
+        lines.map(|it| it.map(|lines| Ok(Frame::data(lines.into()))))
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
 
 /// When a connection is closed unless the client goes on.
 #[derive(Clone, Debug)]
@@ -89,38 +82,11 @@ pub(crate) struct Expiry(pub(crate) Arc<Mutex<Instant>>);
 impl Expiry {
     /// A trace begins.
     pub(crate) fn wait_for_start(&self) {
-        *lock(&self.0) = Instant::now() + START_TIMEOUT;
+        self.extend(START_TIMEOUT);
     }
-}
 
-/// The body of a trace. It ends with its sender; the sender learns that the client is gone when this is dropped.
-#[derive(Debug)]
-pub(crate) struct TraceBody {
-    lines: mpsc::Receiver<String>,
-    expiry: Option<Expiry>,
-}
-
-impl TraceBody {
-    pub(crate) fn new(lines: mpsc::Receiver<String>, expiry: Option<Expiry>) -> Self {
-        Self { lines, expiry }
-    }
-}
-
-impl Body for TraceBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let lines = self.lines.poll_recv(context);
-        if lines.is_ready()
-            && let Some(expiry) = &self.expiry
-        {
-            *lock(&expiry.0) = Instant::now() + READ_TIMEOUT;
-        }
-        lines.map(|it| it.map(|lines| Ok(Frame::data(lines.into()))))
+    fn extend(&self, by: Duration) {
+        *lock(&self.0) = Instant::now() + by;
     }
 }
 
@@ -130,8 +96,6 @@ mod tests {
         Arc,
         atomic::{AtomicUsize, Ordering},
     };
-
-    use http_body_util::BodyExt as _;
 
     use super::*;
 
@@ -143,7 +107,7 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             Ok("x".repeat(1000))
         });
-        let mut body = StreamedBody::new(Box::new(parts));
+        let mut body = large(Box::new(parts));
         for piece in 1..=3 {
             let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
             assert!((PIECE..PIECE + 1000).contains(&frame.len()));
@@ -154,7 +118,7 @@ mod tests {
     #[tokio::test]
     async fn empty_parts_end_no_page() {
         let parts = (0..10_000).map(|n| Ok(if n % 1000 == 999 { "x".to_owned() } else { String::new() }));
-        let body = StreamedBody::new(Box::new(parts)).collect().await.unwrap();
+        let body = large(Box::new(parts)).collect().await.unwrap();
         assert_eq!(body.to_bytes(), "xxxxxxxxxx");
     }
 }

@@ -6,6 +6,7 @@
 use std::{
     convert::Infallible,
     error::Error,
+    fmt::Display,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -38,7 +39,8 @@ use crate::{
     admin::Admin,
     http::bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
     http::body::Expiry,
-    pages::{PageBody, PageGroup},
+    http::body::PageBody,
+    pages::PageGroup,
     state::lock,
     ui::UiAddress,
 };
@@ -111,43 +113,32 @@ impl Servers {
 
 async fn serve(admin: Admin, pages: PageGroup, address: SocketAddr) {
     let listener = bind_with_retry(address, |error| {
-        tracing::warn!(
-            "cannot serve the {pages} pages at {address}: {error}; {}, or choose another {}; Services are not \
-             affected; trying again until it is free",
-            bind_remedy(&error),
-            pages.flag()
-        );
+        let remedy = format!("{}, or choose another {}", bind_remedy(&error), pages.flag());
+        report_failure(pages, &address, &error, &remedy);
     })
     .await;
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!("serving the {pages} pages at http://{address}: {}", pages.paths().join(", "));
-    }
-    serve_pages(&admin, pages, &listener).await;
+    let address = listener.local_addr().unwrap_or(address);
+    serve_pages(&admin, pages, &listener, &format!("http://{address}")).await;
 }
 
 async fn serve_at_socket(admin: Admin, pages: PageGroup, path: PathBuf) {
     let on_error = |error: UnixSocketError| {
-        tracing::warn!(
-            "cannot serve the {pages} pages: {error}; a second instance on this node needs another {}; Services are not \
-             affected; trying again until it is free",
-            pages.flag()
-        );
+        let remedy = format!("a second instance on this node needs another {}", pages.flag());
+        report_failure(pages, &path.display(), &error, &remedy);
     };
     let bind = || UnixSocket::bind(&path, BACKLOG);
     let socket = retry(bind, ToString::to_string, on_error).await;
-    tracing::info!("serving the {pages} pages at unix://{}: {}", path.display(), pages.paths().join(", "));
-    serve_pages(&admin, pages, &socket).await;
+    serve_pages(&admin, pages, &socket, &format!("unix://{}", path.display())).await;
 }
 
-async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener) {
-    let connections = match pages {
-        PageGroup::Probes => &admin.connections.probes,
-        PageGroup::Health => &admin.connections.health,
-        PageGroup::Metrics => &admin.connections.metrics,
-        PageGroup::Status => &admin.connections.status,
-        PageGroup::Ui => &admin.connections.ui,
-    };
-    accept(listener, connections, || handler(admin, pages)).await;
+fn report_failure(pages: PageGroup, address: &dyn Display, error: &dyn Display, remedy: &str) {
+    let pages = pages.name();
+    tracing::warn!(pages, %address, %error, remedy, "cannot serve the pages; retrying, Services are not affected");
+}
+
+async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener, address: &str) {
+    tracing::info!(pages = pages.name(), address, paths = pages.paths().join(" "), "serving pages");
+    accept(listener, admin.connections.of(pages), || handler(admin, pages)).await;
 }
 
 /// The handler of one connection.
@@ -212,7 +203,7 @@ pub(crate) async fn accept<H, F, B>(
             }
             Err(error) => {
                 // Most errors are a client's; without a delay, an error of this process would cause a busy loop.
-                tracing::debug!("accept: {error}");
+                tracing::debug!(%error, "accept failed");
                 if is_out_of_files(&error) {
                     connections.close_one();
                 }

@@ -13,7 +13,12 @@ use crate::state::{Explainer, NoAnswer};
 const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The answer to the question in a query, or the status and why there is none.
-pub(crate) async fn answer(explainer: &Explainer, query: &str) -> Result<String, (StatusCode, String)> {
+pub(crate) async fn answer(
+    explainer: Option<Explainer>,
+    query: &str,
+) -> Result<String, (StatusCode, String)> {
+    let missing = || (StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections".into());
+    let explainer = explainer.ok_or_else(missing)?;
     let words = form_urlencoded::parse(query.as_bytes()).map(|(word, _)| word.into_owned()).collect();
     match timeout(TIMEOUT, (explainer.0)(words)).await {
         Ok(answer) => answer.map_err(|error| match error {

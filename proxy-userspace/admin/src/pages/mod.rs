@@ -7,12 +7,10 @@ mod status;
 pub(crate) mod trace;
 mod z_pages;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use http_body_util::{Either, Full};
 use hyper::{
     Method, Request, Response, StatusCode,
-    body::Bytes,
     header::{ALLOW, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
 use jiff::Timestamp;
@@ -23,8 +21,7 @@ use tokio::task::spawn_blocking;
 use crate::{
     admin::Admin,
     health::{self, Health},
-    http::body::{Expiry, TraceBody},
-    http::body::{Parts, StreamedBody},
+    http::body::{self, Expiry, PageBody, Parts},
     state::Moment,
     ui,
 };
@@ -51,39 +48,36 @@ pub enum PageGroup {
 }
 
 impl PageGroup {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [Self::Probes, Self::Health, Self::Metrics, Self::Status, Self::Ui];
+
+    /// The name in metrics and in the log, the flag that sets the address, and the paths of the pages.
+    const fn facts(self) -> (&'static str, &'static str, &'static [&'static str]) {
+        const HEALTH: &[&str] = &["/healthz", "/livez", "/readyz"];
+        const METRICS: &[&str] =
+            &["/metrics", "/metrics/slis", "/proxyMode", "/healthz", "/configz", "/flagz", "/statusz"];
+        const STATUS: &[&str] = &["/status", "/state", "/explain", "/trace", "/metrics", "/config", "/log"];
+        match self {
+            Self::Probes => ("probes", "--probe-bind-address", HEALTH),
+            Self::Health => ("health", "--healthz-bind-address", HEALTH),
+            Self::Metrics => ("metrics", "--metrics-bind-address", METRICS),
+            Self::Status => ("status", "--status-socket", STATUS),
+            Self::Ui => ("ui", "--ui", &["/"]),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.facts().0
+    }
+
     /// The flag that sets their address.
     pub fn flag(self) -> &'static str {
-        match self {
-            Self::Probes => "--probe-bind-address",
-            Self::Status => "--status-socket",
-            Self::Health => "--healthz-bind-address",
-            Self::Metrics => "--metrics-bind-address",
-            Self::Ui => "--ui",
-        }
+        self.facts().1
     }
 
     /// The paths of its pages.
     pub fn paths(self) -> &'static [&'static str] {
-        match self {
-            Self::Probes | Self::Health => &["/healthz", "/livez", "/readyz"],
-            Self::Metrics => {
-                &["/metrics", "/metrics/slis", "/proxyMode", "/healthz", "/configz", "/flagz", "/statusz"]
-            }
-            Self::Status => &["/status", "/state", "/explain", "/trace", "/metrics", "/config", "/log"],
-            Self::Ui => &["/"],
-        }
-    }
-}
-
-impl fmt::Display for PageGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Probes => "probe",
-            Self::Health => "health",
-            Self::Metrics => "metrics",
-            Self::Status => "status",
-            Self::Ui => "web",
-        })
+        self.facts().2
     }
 }
 
@@ -95,8 +89,6 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Status, content type and body.
 type Page = (StatusCode, &'static str, PageBody);
-/// A short text, a large page, or the lines of a trace.
-pub(crate) type PageBody = Either<Full<Bytes>, Either<StreamedBody, TraceBody>>;
 
 impl Admin {
     /// The response to a request.
@@ -198,15 +190,12 @@ impl Admin {
         }
         let query = request.uri().query().unwrap_or_default();
         match request.uri().path() {
-            "/" => (StatusCode::OK, HTML, Either::Left(Full::new(Bytes::from_static(ui::PAGE.as_bytes())))),
+            "/" => (StatusCode::OK, HTML, body::short(ui::PAGE)),
             "/live" => match self.ui.live(Arc::clone(&self.state), query).await {
                 Ok(answer) => (StatusCode::OK, JSON, short(answer)),
                 Err(error) => internal_error(&error),
             },
-            "/explain" => match self.ui.explain(&self.state, query).await {
-                Ok(answer) => (StatusCode::OK, JSON, short(answer)),
-                Err((status, error)) => text(status, format!("{error}\n")),
-            },
+            "/explain" => explained(self.ui.explain(&self.state, query).await),
             _ => text(StatusCode::NOT_FOUND, "no such page; available: /\n"),
         }
     }
@@ -222,13 +211,7 @@ impl Admin {
     /// The answer to a question.
     async fn explain_page(&self, query: &str) -> Page {
         let explainer = self.state().readers.explainer.clone();
-        let Some(explainer) = explainer else {
-            return text(StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections\n");
-        };
-        match explain::answer(&explainer, query).await {
-            Ok(answer) => (StatusCode::OK, JSON, short(answer)),
-            Err((status, error)) => text(status, format!("{error}\n")),
-        }
+        explained(explain::answer(explainer, query).await)
     }
 
     /// The lines of a trace.
@@ -244,10 +227,7 @@ impl Admin {
             expiry.wait_for_start();
         }
         match (tracer.0)(trace::filters(query)).await {
-            Ok(lines) => {
-                let body = TraceBody::new(lines, expiry.cloned());
-                (StatusCode::OK, JSON_LINES, Either::Right(Either::Right(body)))
-            }
+            Ok(lines) => (StatusCode::OK, JSON_LINES, body::trace(lines, expiry.cloned())),
             Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         }
     }
@@ -266,7 +246,14 @@ async fn counted(
 }
 
 fn large(content_type: &'static str, parts: Parts) -> Page {
-    (StatusCode::OK, content_type, Either::Right(Either::Left(StreamedBody::new(parts))))
+    (StatusCode::OK, content_type, body::large(parts))
+}
+
+fn explained(answer: Result<String, (StatusCode, String)>) -> Page {
+    match answer {
+        Ok(answer) => (StatusCode::OK, JSON, short(answer)),
+        Err((status, error)) => text(status, format!("{error}\n")),
+    }
 }
 
 fn health_code(ok: bool) -> StatusCode {
@@ -284,16 +271,9 @@ fn text(status: StatusCode, text: impl Into<String>) -> Page {
     (status, TEXT, short(text.into()))
 }
 
+/// A text as a terminal may show it; JSON stays the same document.
 fn short(text: String) -> PageBody {
-    Either::Left(Full::new(Bytes::from(without_control_characters(text))))
-}
-
-/// The text as a terminal may show it; JSON stays the same document.
-fn without_control_characters(text: String) -> String {
-    match escaped(&text) {
-        Cow::Borrowed(_) => text,
-        Cow::Owned(it) => it,
-    }
+    body::short(escaped(&text).into_owned())
 }
 
 fn internal_error(error: &dyn fmt::Display) -> Page {

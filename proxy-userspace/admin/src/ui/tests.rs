@@ -13,7 +13,8 @@ use super::live::IDLE_TIMEOUT;
 use crate::{
     admin::Admin,
     fixtures::{FixedCounts, published, report, service},
-    pages::{PageBody, PageGroup},
+    http::body::PageBody,
+    pages::PageGroup,
     state::Role,
 };
 

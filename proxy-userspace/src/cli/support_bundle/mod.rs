@@ -125,11 +125,14 @@ pub(super) fn main(flags: Flags) -> Result<()> {
             let unread = pack(&entries, &source, pseudonyms, file)?;
             Ok((unread, file.metadata()?.len()))
         })?;
-        tracing::info!("wrote {} ({} kB)", flags.file.display(), size.div_ceil(1000));
+        tracing::info!(file = %flags.file.display(), kilobytes = size.div_ceil(1000), "archive written");
         unread
     };
     if !unread.is_empty() {
-        tracing::warn!("not everything could be read: the archive has the reason in {}", unread.join(", "));
+        tracing::warn!(
+            files = unread.join(" "),
+            "not everything could be read; these files have the reasons"
+        );
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ async fn the_status_pages_are_at_a_unix_socket_of_mode_0600_and_at_no_port() {
     for pages in [PageGroup::Probes, PageGroup::Health, PageGroup::Metrics] {
         let (_servers, address) = start(&admin, pages, local()).await;
         for path in ["/state", "/status"] {
-            assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{pages}: {path}");
+            assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{pages:?}: {path}");
         }
     }
     let folder = tempfile::tempdir().unwrap();
@@ -166,10 +166,10 @@ async fn every_probe_is_answered_while_others_hold_connections() {
         for path in ["/livez", "/healthz"] {
             assert!(get(address, path).await.starts_with("HTTP/1.1 200 "));
         }
-        let health = &admin.connections.health;
+        let health = &admin.connections.of(PageGroup::Health);
         assert!(health.count() <= health.limits().per_source + 1, "{} connections", health.count());
     }
-    assert!(admin.connections.health.closed() >= 2_000);
+    assert!(admin.connections.of(PageGroup::Health).closed() >= 2_000);
 }
 
 #[tokio::test]
