@@ -70,7 +70,7 @@ pub fn query_readiness(address: SocketAddr) -> Option<Result<(), String>> {
 ///
 /// If the connection fails, or what listens there cannot answer.
 pub fn query_explanation(socket: &Path, words: &[String]) -> io::Result<Result<String, String>> {
-    match buffered(ask(socket, &explain::path(words))?)? {
+    match buffered(ask(socket, &explain::path(words), TIMEOUT)?)? {
         (200, body) => Ok(Ok(body)),
         (400, body) => Ok(Err(body.trim_end().to_owned())),
         (501 | 503, body) => Err(io::Error::other(body.trim_end().to_owned())),
@@ -88,12 +88,7 @@ pub fn query_trace(
     socket: &Path,
     filters: &TraceFilters,
 ) -> io::Result<Result<BufReader<UnixStream>, String>> {
-    let mut stream = UnixStream::connect(socket)?;
-    // The programs are verified first.
-    stream.set_read_timeout(Some(TRACE_TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    send(&mut stream, "localhost", &trace::path(filters))?;
-    let mut reader = BufReader::new(stream);
+    let mut reader = ask(socket, &trace::path(filters), TRACE_TIMEOUT)?;
     match read_status(&mut reader)? {
         200 => Ok(Ok(reader)),
         400 => {
@@ -112,7 +107,7 @@ pub fn query_trace(
 ///
 /// If the connection fails or the status is not 200.
 pub fn get(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
-    let mut body = ask(socket, path)?;
+    let mut body = ask(socket, path, TIMEOUT)?;
     match read_status(&mut body)? {
         200 => Ok(body),
         _ => Err(unexpected_response()),
@@ -120,9 +115,9 @@ pub fn get(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
 }
 
 /// Asks for a page at a Unix socket.
-fn ask(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
+fn ask(socket: &Path, path: &str, read_timeout: Duration) -> io::Result<BufReader<UnixStream>> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(read_timeout))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     send(&mut stream, "localhost", path)?;
     Ok(BufReader::new(stream))

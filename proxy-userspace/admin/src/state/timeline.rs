@@ -29,7 +29,7 @@ pub(crate) struct Timeline {
 }
 
 /// A state that was published.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Generation {
     /// Its instance and revision.
     pub(crate) key: (u64, u64),
@@ -123,15 +123,9 @@ impl Timeline {
             triggered,
             computing: steps.map(|it| (it.received, it.computed)),
             published: Moment { instant: steps.map_or(now.instant, |it| it.published), ..now },
-            dequeued: None,
-            active: None,
-            is_skipped: false,
             changes: named,
             changed: count,
-            entries: 0,
-            is_full: false,
-            failures: 0,
-            error: None,
+            ..Generation::default()
         };
         if self.generations.len() == MAX_GENERATIONS {
             self.generations.pop_front();

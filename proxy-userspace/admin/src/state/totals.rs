@@ -51,42 +51,29 @@ impl Totals {
     /// Updates the totals of `before` to those of `after`.
     pub(crate) fn update(&mut self, before: &NodeState, after: &NodeState) {
         for (_, before, after) in after.diff(before) {
-            let of = |it: Option<&Arc<ServiceState>>| it.map_or_else(Self::default, |it| Self::of(it));
-            let (removed, added) = (of(before), of(after));
-            self.services = self.services + added.services - removed.services;
-            self.endpoints = self.endpoints + added.endpoints - removed.endpoints;
-            for family in Family::ALL {
-                let update =
-                    |sum: &mut PerFamily<usize>, added: PerFamily<usize>, removed: PerFamily<usize>| {
-                        let sum = sum.of_mut(family);
-                        *sum = *sum + added.of(family) - removed.of(family);
-                    };
-                update(&mut self.no_local_internal, added.no_local_internal, removed.no_local_internal);
-                update(&mut self.no_local_external, added.no_local_external, removed.no_local_external);
-            }
+            before.into_iter().for_each(|it| self.count(it, usize::wrapping_sub));
+            after.into_iter().for_each(|it| self.count(it, usize::wrapping_add));
         }
     }
 
-    fn of(state: &ServiceState) -> Self {
+    /// Adds or subtracts a Service.
+    fn count(&mut self, state: &ServiceState, add: fn(usize, usize) -> usize) {
         let service = &state.service;
-        let without_endpoint = |policy, scope, family: Family| {
-            let is_dropped = |(index, port): &(usize, &ServicePort)| {
-                (scope == Scope::Internal || service.is_external(port, family))
-                    && *port.has_any_endpoint.of(family)
-                    && state.targets(*index, family, scope).next().is_none()
-            };
-            let is_local = policy == TrafficPolicy::Local;
-            if is_local { service.ports.iter().enumerate().filter(is_dropped).count() } else { 0 }
-        };
-        let per_family = |policy, scope| PerFamily {
-            v4: without_endpoint(policy, scope, Family::V4),
-            v6: without_endpoint(policy, scope, Family::V6),
-        };
-        Self {
-            services: 1,
-            endpoints: state.endpoints.len(),
-            no_local_internal: per_family(service.internal_policy, Scope::Internal),
-            no_local_external: per_family(service.external_policy, Scope::External),
+        self.services = add(self.services, 1);
+        self.endpoints = add(self.endpoints, state.endpoints.len());
+        for (sum, policy, scope) in [
+            (&mut self.no_local_internal, service.internal_policy, Scope::Internal),
+            (&mut self.no_local_external, service.external_policy, Scope::External),
+        ] {
+            for family in Family::ALL.into_iter().filter(|_| policy == TrafficPolicy::Local) {
+                let is_dropped = |(index, port): &(usize, &ServicePort)| {
+                    (scope == Scope::Internal || service.is_external(port, family))
+                        && *port.has_any_endpoint.of(family)
+                        && state.targets(*index, family, scope).next().is_none()
+                };
+                let dropped = service.ports.iter().enumerate().filter(is_dropped).count();
+                *sum.of_mut(family) = add(*sum.of(family), dropped);
+            }
         }
     }
 }
@@ -116,7 +103,9 @@ mod tests {
                 external_policy: TrafficPolicy::Local,
                 ..Service::new(ServiceName::new("default", "web"))
             };
-            let PerFamily { v4, v6 } = Totals::of(&ServiceState::new(service, [])).no_local_external;
+            let mut totals = Totals::default();
+            totals.count(&ServiceState::new(service, []), usize::wrapping_add);
+            let PerFamily { v4, v6 } = totals.no_local_external;
             [v4, v6]
         };
         assert_eq!(count(&[], None), [0, 0]);
