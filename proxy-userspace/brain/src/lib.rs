@@ -8,6 +8,7 @@
 mod admission;
 mod affected;
 mod candidates;
+mod changes;
 mod endpoints;
 mod explain;
 mod frontends;

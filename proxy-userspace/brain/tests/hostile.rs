@@ -13,7 +13,7 @@ use model::{
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
-use source::file::{Object, ParsedManifest, parse};
+use source::file::{ParsedManifest, parse};
 
 fn some_word() -> impl Strategy<Value = String> {
     let known = [
@@ -171,13 +171,8 @@ proptest! {
         let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
         brain.start_serving("n1");
         for (_, object) in parsed.objects {
-            match object {
-                Object::Service(it) => { brain.set_service(it.clone()); cluster.set_service(it); }
-                Object::EndpointSlice(it) => { brain.set_slice(it.clone()); cluster.set_slice(it); }
-                Object::Node(it) => { brain.set_node(it.clone()); cluster.set_node(it); }
-                Object::Pod(it) => { brain.set_pod(it.clone()); cluster.set_pod(it); }
-                Object::ServiceCidr(it) => { brain.set_service_cidr(it.clone()); cluster.set_service_cidr(it); }
-            }
+            brain.set(object.clone());
+            cluster.set(object);
             brain.recompute();
         }
         brain.recompute();

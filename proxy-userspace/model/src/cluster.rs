@@ -4,6 +4,8 @@
 //! Invariant: every value is valid.
 //! Addresses, ports and protocols are parsed; a field that cannot be parsed is [`Rejected`](crate::Rejected) by the source.
 
+mod object;
+
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
@@ -16,6 +18,8 @@ use crate::{
         TrafficPolicy,
     },
 };
+
+pub use object::{ClusterChanges, Object, ObjectName};
 
 /// A snapshot of a cluster.
 ///

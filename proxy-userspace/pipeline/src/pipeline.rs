@@ -21,7 +21,7 @@ use crate::{
     explainer::{Explainer, ServedExplainer},
     node_check::{no_address, shared_address, unknown_node},
     observer::{Observer, PublishSteps, Stage},
-    source_events::{RunningSource, SourceEvent, apply},
+    source_events::{RunningSource, SourceEvent},
 };
 
 /// How many nodes get their first state at a time, before the source and everything else has a turn.
@@ -141,7 +141,7 @@ impl Pipeline {
                     }
                     Some(SourceEvent::Changes(changes)) => {
                         received = Some(Instant::now());
-                        apply(&mut brain, changes);
+                        brain.apply(changes);
                         is_complete = true;
                     }
                     Some(SourceEvent::Node(state)) => {

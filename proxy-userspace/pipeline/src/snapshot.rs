@@ -10,7 +10,7 @@ use source::{
     file::{FileReport, FileUpdate},
 };
 
-use crate::{config::Error, node_check::unknown_node, source_events::apply};
+use crate::{config::Error, node_check::unknown_node};
 
 /// Reads the manifests at `path` once and derives the state of `node`. Problems and rejected items are logged.
 pub fn read_manifests(
@@ -32,7 +32,7 @@ pub fn read_manifests(
     }
     let mut brain = Brain::new(options);
     brain.start_serving(node);
-    apply(&mut brain, changes);
+    brain.apply(changes);
     brain.recompute();
     let mut rejections = brain.rejections().clone();
     rejections.set(node, unknown_node(node, brain.node_infos(), false).into_iter().collect());

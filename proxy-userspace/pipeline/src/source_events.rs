@@ -7,11 +7,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use brain::Brain;
 use listeners::RuntimeThread;
-use model::{RequestedMetadata, cluster::ClusterState, state::NodeState};
+use model::{
+    RequestedMetadata,
+    cluster::{ClusterChanges, ClusterState},
+    state::NodeState,
+};
 use source::{
-    ClusterChanges,
     api::{ApiSource, Update},
     file::{FileSource, FileUpdate},
     kube::{self, KubeSource},
@@ -184,40 +186,6 @@ impl SourceEvents<'_> {
             if event.is_some() {
                 return event;
             }
-        }
-    }
-}
-
-/// Applies changes to the cluster state of a brain.
-pub(crate) fn apply(brain: &mut Brain, changes: ClusterChanges) {
-    for (name, service) in changes.services {
-        match service {
-            Some(service) => brain.set_service(service),
-            None => brain.delete_service(&name),
-        }
-    }
-    for (name, slice) in changes.slices {
-        match slice {
-            Some(slice) => brain.set_slice(slice),
-            None => brain.delete_slice(&name),
-        }
-    }
-    for (name, node) in changes.nodes {
-        match node {
-            Some(node) => brain.set_node(node),
-            None => brain.delete_node(&name),
-        }
-    }
-    for (name, it) in changes.service_cidrs {
-        match it {
-            Some(it) => brain.set_service_cidr(it),
-            None => brain.delete_service_cidr(&name),
-        }
-    }
-    for (name, it) in changes.pods {
-        match it {
-            Some(it) => brain.set_pod(it),
-            None => brain.delete_pod(&name),
         }
     }
 }

@@ -6,12 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
-mod cluster_changes;
 pub mod file;
 pub mod kube;
 pub mod kube_types;
 mod rejection_log;
 mod text;
 
-pub use cluster_changes::ClusterChanges;
 pub use rejection_log::RejectionLog;

@@ -2,7 +2,7 @@
 
 use brain::{Brain, Options, node_state};
 use model::cluster::ClusterState;
-use source::file::{Object, parse};
+use source::file::parse;
 
 use crate::invariants;
 
@@ -17,28 +17,8 @@ pub fn target(bytes: &[u8]) {
     let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
     brain.start_serving("n1");
     for (_, object) in parsed.objects {
-        match object {
-            Object::Service(it) => {
-                brain.set_service(it.clone());
-                cluster.set_service(it);
-            }
-            Object::EndpointSlice(it) => {
-                brain.set_slice(it.clone());
-                cluster.set_slice(it);
-            }
-            Object::Node(it) => {
-                brain.set_node(it.clone());
-                cluster.set_node(it);
-            }
-            Object::Pod(it) => {
-                brain.set_pod(it.clone());
-                cluster.set_pod(it);
-            }
-            Object::ServiceCidr(it) => {
-                brain.set_service_cidr(it.clone());
-                cluster.set_service_cidr(it);
-            }
-        }
+        brain.set(object.clone());
+        cluster.set(object);
     }
     brain.recompute();
     let state = node_state(&cluster, "n1", &Options::default());

@@ -11,7 +11,7 @@ use brain::Options;
 use model::{cluster::ClusterState, state::NodeState};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use source::file::{Object, parse};
+use source::file::parse;
 
 /// One scenario.
 #[derive(Debug)]
@@ -157,15 +157,7 @@ impl Step {
         let parsed = parse("scenario", self.manifest().as_bytes());
         let parsed = parsed.unwrap_or_else(|error| panic!("{error}"));
         let mut cluster = ClusterState::default();
-        for (_, object) in parsed.objects {
-            match object {
-                Object::Service(it) => drop(cluster.set_service(it)),
-                Object::EndpointSlice(it) => drop(cluster.set_slice(it)),
-                Object::Node(it) => drop(cluster.set_node(it)),
-                Object::ServiceCidr(it) => cluster.set_service_cidr(it),
-                Object::Pod(it) => cluster.set_pod(it),
-            }
-        }
+        parsed.objects.into_iter().for_each(|(_, it)| cluster.set(it));
         cluster
     }
 

@@ -5,13 +5,13 @@
 
 use std::{collections::HashMap, str, sync::Arc};
 
-use model::RequestedMetadata;
+use model::{RequestedMetadata, cluster::Object};
 use serde_json::Value;
 use twox_hash::XxHash3_128;
 
 use super::{
     documents::{self, DocumentError, Position},
-    parse::{ListKind, Object, ParseError, ParsedManifest},
+    parse::{ListKind, ParseError, ParsedManifest},
     split::{self, JsonValue, Text, YamlList},
 };
 

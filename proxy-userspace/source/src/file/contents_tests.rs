@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use model::{
     RequestedMetadata,
+    cluster::Object,
     state::{LoadBalancing, PassiveHealth},
 };
 use proptest::{collection::vec, prelude::*};
 
-use super::{Contents, Form, Object, ParsedManifest, parse};
+use super::{Contents, Form, ParsedManifest, parse};
 
 const MANIFESTS: &str = include_str!("../../tests/manifests.yaml");
 

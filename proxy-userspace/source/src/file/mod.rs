@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use model::{Rejected, RequestedMetadata};
+use model::{Rejected, RequestedMetadata, cluster::ClusterChanges};
 use tokio::{
     sync::Notify,
     task::{JoinSet, spawn_blocking},
@@ -32,14 +32,13 @@ use tokio::{
 
 pub use contents::parse;
 pub use documents::Position;
-pub use parse::{Object, ParseError, ParsedManifest};
+pub use parse::{ParseError, ParsedManifest};
 pub use store::FileReport;
 
 use self::{
     store::FileStore,
     watch::{FolderWatch, Touched},
 };
-use crate::ClusterChanges;
 
 /// How long to wait after a change for further changes that belong to it.
 const DEBOUNCE: Duration = Duration::from_millis(3);

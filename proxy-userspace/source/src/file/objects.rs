@@ -5,52 +5,13 @@
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
-    fmt,
     path::Path,
     sync::Arc,
 };
 
-use model::{ServiceName, cluster::SliceName};
+use model::cluster::{ClusterChanges, Object, ObjectName};
 
-use super::{
-    contents::{Contents, Part},
-    parse::Object,
-};
-use crate::ClusterChanges;
-
-/// The identity of an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum ObjectName {
-    Service(ServiceName),
-    EndpointSlice(SliceName),
-    Node(Arc<str>),
-    ServiceCidr(Arc<str>),
-    Pod(Arc<str>),
-}
-
-impl ObjectName {
-    pub(super) fn of(object: &Object) -> Self {
-        match object {
-            Object::Service(it) => Self::Service(it.name.clone()),
-            Object::EndpointSlice(it) => Self::EndpointSlice(it.name.clone()),
-            Object::Node(it) => Self::Node(Arc::clone(&it.name)),
-            Object::ServiceCidr(it) => Self::ServiceCidr(Arc::clone(&it.name)),
-            Object::Pod(it) => Self::Pod(Arc::clone(&it.name)),
-        }
-    }
-}
-
-impl fmt::Display for ObjectName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Service(it) => write!(f, "Service {it}"),
-            Self::EndpointSlice(it) => write!(f, "EndpointSlice {it}"),
-            Self::Node(it) => write!(f, "Node {it}"),
-            Self::ServiceCidr(it) => write!(f, "ServiceCIDR {it}"),
-            Self::Pod(it) => write!(f, "Pod {it}"),
-        }
-    }
-}
+use super::contents::{Contents, Part};
 
 /// The objects of all files.
 #[derive(Debug, Default)]
@@ -127,7 +88,7 @@ impl Objects {
         }
         let after = entry.get().last().map(|(_, it)| it);
         if before.as_ref() != after {
-            record(entry.key(), after, changes);
+            changes.insert(entry.key().clone(), after.cloned());
         }
         if entry.get().len() > 1 {
             self.ambiguous.insert(entry.key().clone());
@@ -144,26 +105,7 @@ impl Objects {
 fn last_of_each(parts: &[Part]) -> (HashMap<ObjectName, &Object>, bool) {
     let mut count = 0;
     let objects = parts.iter().flat_map(Part::objects).inspect(|_| count += 1);
-    let objects: HashMap<_, _> = objects.map(|(_, it)| (ObjectName::of(it), it)).collect();
+    let objects: HashMap<_, _> = objects.map(|(_, it)| (it.name(), it)).collect();
     let has_several = objects.len() < count;
     (objects, has_several)
-}
-
-/// Records what an object has become, `None` if it does not exist any more.
-fn record(name: &ObjectName, object: Option<&Object>, changes: &mut ClusterChanges) {
-    let ClusterChanges { services, slices, nodes, service_cidrs, pods } = changes;
-    match (object, name) {
-        (Some(Object::Service(it)), _) => drop(services.insert(it.name.clone(), Some(Arc::clone(it)))),
-        (Some(Object::EndpointSlice(it)), _) => drop(slices.insert(it.name.clone(), Some(Arc::clone(it)))),
-        (Some(Object::Node(it)), _) => drop(nodes.insert(Arc::clone(&it.name), Some(Arc::clone(it)))),
-        (Some(Object::ServiceCidr(it)), _) => {
-            service_cidrs.insert(Arc::clone(&it.name), Some(Arc::clone(it)));
-        }
-        (Some(Object::Pod(it)), _) => drop(pods.insert(Arc::clone(&it.name), Some(Arc::clone(it)))),
-        (None, ObjectName::Service(name)) => drop(services.insert(name.clone(), None)),
-        (None, ObjectName::EndpointSlice(name)) => drop(slices.insert(name.clone(), None)),
-        (None, ObjectName::Node(name)) => drop(nodes.insert(Arc::clone(name), None)),
-        (None, ObjectName::ServiceCidr(name)) => drop(service_cidrs.insert(Arc::clone(name), None)),
-        (None, ObjectName::Pod(name)) => drop(pods.insert(Arc::clone(name), None)),
-    }
 }

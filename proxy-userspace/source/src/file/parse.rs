@@ -3,15 +3,13 @@
 //! Invariant: parsing never panics. A document that does not parse makes the whole file unusable; an invalid part of an
 //! object is rejected alone.
 
-use std::sync::Arc;
-
-use model::{Rejected, RequestedMetadata, cluster, escaped_line, state};
+use model::{Rejected, RequestedMetadata, cluster::Object, escaped_line};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::documents::{DocumentError, Position};
 use crate::{
-    kube_types::{self, Converted, objects},
+    kube_types::{self, Converted},
     text::shortened,
 };
 
@@ -31,21 +29,6 @@ impl ParseError {
     pub(super) fn new(file: String, DocumentError { at, reason, .. }: DocumentError) -> Self {
         Self { file, at, reason: escaped_line(&reason).into_owned() }
     }
-}
-
-/// An object that the brain needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Object {
-    /// `v1 Service`.
-    Service(Arc<cluster::Service>),
-    /// `discovery.k8s.io/v1 EndpointSlice`.
-    EndpointSlice(Arc<cluster::EndpointSlice>),
-    /// `v1 Node`.
-    Node(Arc<cluster::Node>),
-    /// `networking.k8s.io/v1 ServiceCIDR`.
-    ServiceCidr(Arc<state::ServiceCidr>),
-    /// `v1 Pod` with our annotation.
-    Pod(Arc<state::Pod>),
 }
 
 /// What was parsed.
@@ -142,27 +125,21 @@ impl ParsedManifest {
             return self.add_all(at, &mut value, list, requested);
         }
         match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => {
-                let convert = |it: &objects::Service| {
-                    let mut converted = kube_types::service(it);
-                    kube_types::add_metadata(&mut converted, requested, &value);
-                    converted
-                };
-                self.convert(at, &value, convert, Object::Service)
-            }
-            ("v1", "Node") => self.convert(at, &value, kube_types::node, Object::Node),
-            ("v1", "Pod") => self.convert(at, &value, kube_types::pod, Object::Pod),
+            ("v1", "Service") => self.convert(at, &value, |it| {
+                let mut converted = kube_types::service(it);
+                kube_types::add_metadata(&mut converted, requested, &value);
+                converted.of_kind(Object::Service)
+            }),
+            ("v1", "Node") => self.convert(at, &value, |it| kube_types::node(it).of_kind(Object::Node)),
+            ("v1", "Pod") => self.convert(at, &value, |it| kube_types::pod(it).of_kind(Object::Pod)),
             ("networking.k8s.io/v1", "ServiceCIDR") => {
-                self.convert(at, &value, kube_types::service_cidr, Object::ServiceCidr)
+                self.convert(at, &value, |it| kube_types::service_cidr(it).of_kind(Object::ServiceCidr))
             }
-            ("discovery.k8s.io/v1", "EndpointSlice") => {
-                let convert = |it: &objects::EndpointSlice| {
-                    let mut converted = kube_types::endpoint_slice(it);
-                    converted.rejected.extend(kube_types::missing_field(it));
-                    converted
-                };
-                self.convert(at, &value, convert, Object::EndpointSlice)
-            }
+            ("discovery.k8s.io/v1", "EndpointSlice") => self.convert(at, &value, |it| {
+                let mut converted = kube_types::endpoint_slice(it);
+                converted.rejected.extend(kube_types::missing_field(it));
+                converted.of_kind(Object::EndpointSlice)
+            }),
             _ => {
                 let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
                 self.ignored.push((at, escaped_line(&kind).into_owned()));
@@ -188,12 +165,11 @@ impl ParsedManifest {
         }
     }
 
-    fn convert<K: DeserializeOwned, T>(
+    fn convert<K: DeserializeOwned>(
         &mut self,
         at: Position,
         value: &Value,
-        convert: impl Fn(&K) -> Converted<T>,
-        object: impl Fn(Arc<T>) -> Object,
+        convert: impl Fn(&K) -> Converted<Object>,
     ) -> Result<(), String> {
         // The path of an error is collected only where there is one.
         let typed = K::deserialize(value).or_else(|_| {
@@ -202,7 +178,7 @@ impl ParsedManifest {
         })?;
         let converted = convert(&typed);
         self.rejected.extend(converted.rejected);
-        self.objects.extend(converted.object.map(|it| (at, object(Arc::new(it)))));
+        self.objects.extend(converted.object.map(|it| (at, it)));
         Ok(())
     }
 }

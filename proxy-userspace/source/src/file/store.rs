@@ -12,18 +12,20 @@ use std::{
     time::Duration,
 };
 
-use model::{Rejected, RequestedMetadata};
+use model::{
+    Rejected, RequestedMetadata,
+    cluster::{ClusterChanges, ObjectName},
+};
 use tokio::time::Instant;
 
 use super::{
     contents::Contents,
     documents::Position,
     folder::{self, Listed},
-    objects::{ObjectName, Objects},
+    objects::Objects,
     parse::ParseError,
     watch::Touched,
 };
-use crate::ClusterChanges;
 
 /// How long an empty or missing file is assumed to be in the process of being replaced.
 pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(200);
@@ -170,7 +172,7 @@ impl FileStore {
                 continue;
             };
             for (at, object) in contents.objects() {
-                let name = ObjectName::of(object);
+                let name = object.name();
                 if *has_duplicates || ambiguous.contains(&name) {
                     definitions.entry(name).or_default().push((path, at));
                 }

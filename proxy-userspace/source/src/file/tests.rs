@@ -10,12 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use model::{Rejected, RequestedMetadata, ServiceName, cluster::ClusterState};
+use model::{
+    Rejected, RequestedMetadata, ServiceName,
+    cluster::{ClusterState, ObjectName},
+};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
 use super::{FileReport, FileSource, FileUpdate, read, store::GRACE_PERIOD};
-use crate::ClusterChanges;
 
 /// Time-out of what should happen at once, with room for a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -36,15 +38,8 @@ struct Snapshot {
 
 impl Snapshot {
     fn apply(&mut self, FileUpdate { changes, report }: FileUpdate) {
-        let ClusterChanges { services, slices, nodes, service_cidrs, pods } = changes;
-        for (name, service) in services {
-            match service {
-                Some(it) => self.cluster.set_service(it),
-                None => self.cluster.delete_service(&name),
-            };
-        }
-        assert!(slices.is_empty() && nodes.is_empty());
-        assert!(service_cidrs.is_empty() && pods.is_empty());
+        assert!(changes.keys().all(|it| matches!(it, ObjectName::Service(_))));
+        self.cluster.apply(changes);
         if let Some(report) = report {
             self.report = report;
         }
@@ -219,12 +214,12 @@ async fn an_edit_hands_over_what_it_changes_and_nothing_else() {
     fs::write(&file, all(80)).unwrap();
     fs::write(folder.path().join("other.yaml"), service("other", 80)).unwrap();
     let follower = TestSource::new(folder.path()).await;
-    assert_eq!(follower.update(GRACE_PERIOD * 2).await.map(|it| it.changes.services.len()), None);
+    assert_eq!(follower.update(GRACE_PERIOD * 2).await.map(|it| it.changes.len()), None);
     // Neither a comment nor the order of files or documents is a change.
     replace(&file, &format!("# a comment\n{}", all(81)));
     let FileUpdate { changes, report } = follower.update(TIMEOUT).await.unwrap();
-    let changed: Vec<_> = changes.services.keys().map(ToString::to_string).collect();
-    assert_eq!((changed, report), (vec!["default/s7".to_owned()], None));
+    let changed: Vec<_> = changes.keys().map(ToString::to_string).collect();
+    assert_eq!((changed, report), (vec!["Service default/s7".to_owned()], None));
 }
 
 #[tokio::test]

@@ -10,16 +10,14 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use model::{
     ServiceName,
-    cluster::{EndpointSlice, Service, SliceName},
+    cluster::{ClusterChanges, EndpointSlice, Object, ObjectName, Service},
 };
 use tokio::time::Instant;
-
-use crate::cluster_changes::Changed;
 
 /// Longer than an API server takes to stop: it withdraws its endpoint first, and then keeps watches open for 60 s.
 pub(super) const HOLD_DOWN: Duration = Duration::from_secs(120);
 
-type Slices = BTreeMap<SliceName, Arc<EndpointSlice>>;
+type Slices = BTreeMap<ObjectName, Arc<EndpointSlice>>;
 
 /// The reported and the active state of the API server's own Service.
 #[derive(Debug, Default)]
@@ -45,14 +43,16 @@ impl ApiServerHoldDown {
 
     /// The server has responded about Services: removes a held-down deletion from the changes, and adds one whose
     /// hold-down has ended.
-    pub(super) fn services(&mut self, changes: &mut Changed<ServiceName, Service>, server: Option<IpAddr>) {
-        if let Some(name) = self.service.active.as_ref().map(|it| it.name.clone())
-            && self.service.contact()
-        {
-            changes.insert(name, None);
+    pub(super) fn services(&mut self, changes: &mut ClusterChanges, server: Option<IpAddr>) {
+        let name = ObjectName::Service(ServiceName::new("default", "kubernetes"));
+        if self.service.active.is_some() && self.service.contact() {
+            changes.insert(name.clone(), None);
         }
-        let change = changes.iter().find(|(name, _)| is_apiserver(name));
-        let Some((name, reported)) = change.map(|(name, it)| (name.clone(), it.clone())) else { return };
+        let Some(change) = changes.get(&name) else { return };
+        let reported = match change {
+            Some(Object::Service(service)) => Some(Arc::clone(service)),
+            _ => None,
+        };
         if let Some(service) = &reported
             && server.is_some_and(|it| service.cluster_ips.contains(&it))
         {
@@ -68,7 +68,7 @@ impl ApiServerHoldDown {
     }
 
     /// The same for EndpointSlices.
-    pub(super) fn slices(&mut self, changes: &mut Changed<SliceName, EndpointSlice>) {
+    pub(super) fn slices(&mut self, changes: &mut ClusterChanges) {
         if self.slices.held_since.is_some() {
             let previous = self.slices.active.clone();
             if self.slices.contact() {
@@ -78,7 +78,7 @@ impl ApiServerHoldDown {
         let mut reported = self.slices.reported.clone();
         for (name, slice) in &*changes {
             match slice {
-                Some(slice) if is_apiserver(&slice.service) => {
+                Some(Object::EndpointSlice(slice)) if is_apiserver(&slice.service) => {
                     reported.insert(name.clone(), Arc::clone(slice))
                 }
                 _ => reported.remove(name),
@@ -88,8 +88,9 @@ impl ApiServerHoldDown {
             return;
         }
         let previous = self.slices.active.clone();
-        changes.retain(|name, slice| {
-            !slice.as_ref().map_or(previous.contains_key(name), |it| is_apiserver(&it.service))
+        changes.retain(|name, slice| match slice {
+            Some(Object::EndpointSlice(it)) => !is_apiserver(&it.service),
+            _ => !previous.contains_key(name),
         });
         if self.slices.report(reported, has_ready_endpoint, "default/kubernetes has no endpoint left") {
             changes.extend(difference(&previous, &self.slices.active));
@@ -97,10 +98,11 @@ impl ApiServerHoldDown {
     }
 }
 
-fn difference(previous: &Slices, next: &Slices) -> Changed<SliceName, EndpointSlice> {
+fn difference(previous: &Slices, next: &Slices) -> ClusterChanges {
     let deleted = previous.keys().filter(|it| !next.contains_key(*it)).map(|it| (it.clone(), None));
     let changed = next.iter().filter(|(name, it)| previous.get(*name) != Some(it));
-    deleted.chain(changed.map(|(name, it)| (name.clone(), Some(Arc::clone(it))))).collect()
+    let object = |it: &Arc<EndpointSlice>| Some(Object::EndpointSlice(Arc::clone(it)));
+    deleted.chain(changed.map(|(name, it)| (name.clone(), object(it)))).collect()
 }
 
 /// A value that becomes active at once while it is good, and late when it turns bad.
@@ -156,26 +158,24 @@ mod tests {
     use super::*;
     use crate::kube_types::{self, objects};
 
-    type Changes = Changed<SliceName, EndpointSlice>;
-
-    fn slice(addresses: &[&str]) -> Arc<EndpointSlice> {
+    fn slice(addresses: &[&str]) -> Object {
         let endpoints: Vec<_> = addresses.iter().map(|it| serde_json::json!({"addresses": [it]})).collect();
         let value = serde_json::json!({
             "metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": "IPv4", "endpoints": endpoints,
         });
         let object: objects::EndpointSlice = serde_json::from_value(value).unwrap();
-        Arc::new(kube_types::endpoint_slice(&object).object.unwrap())
+        Object::EndpointSlice(Arc::new(kube_types::endpoint_slice(&object).object.unwrap()))
     }
 
     /// Reports a slice, and returns the changes that take effect.
-    fn report(hold_down: &mut ApiServerHoldDown, slice_now: Option<&Arc<EndpointSlice>>) -> Changes {
-        let mut changes = HashMap::from([(slice(&[]).name.clone(), slice_now.cloned())]);
+    fn report(hold_down: &mut ApiServerHoldDown, slice_now: Option<&Object>) -> ClusterChanges {
+        let mut changes = HashMap::from([(slice(&[]).name(), slice_now.cloned())]);
         hold_down.slices(&mut changes);
         changes
     }
 
-    fn contact(hold_down: &mut ApiServerHoldDown) -> Changes {
+    fn contact(hold_down: &mut ApiServerHoldDown) -> ClusterChanges {
         let mut changes = HashMap::new();
         hold_down.slices(&mut changes);
         changes

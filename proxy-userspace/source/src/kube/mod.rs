@@ -30,17 +30,14 @@ mod watch_stream;
 
 use std::sync::Arc;
 
-use model::Rejections;
+use model::{Rejections, cluster::ClusterChanges};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use self::{
     options::Selectors, reflector::Reflector, resource::Resource as _, shared::Shared,
     shared_client::SharedClient,
 };
-use crate::{
-    ClusterChanges,
-    kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
-};
+use crate::kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr};
 
 pub use client_config::{ClientConfig, ClientConfigError};
 pub use connector::{ByteStream, Connector};

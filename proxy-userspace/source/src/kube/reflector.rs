@@ -3,7 +3,7 @@
 //! Invariant: no failure removes an object. Objects are removed by a delete event, or if a complete list does not contain
 //! them.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use form_urlencoded::Serializer;
 use http::Version;
@@ -16,7 +16,7 @@ use super::{
     backoff::Backoff,
     list_items::ListItems,
     options::{Options, Selectors},
-    resource::Resource,
+    resource::{Resource, name_of},
     shared::Shared,
     shared_client::{GZIP, IDENTITY, JSON, NumberedClient, SharedClient},
     store::Store,
@@ -60,7 +60,7 @@ pub(super) struct Reflector<R: Resource> {
     timing: Timing,
     backoff: Backoff,
     shared: Arc<Shared>,
-    pub(super) store: Store<R>,
+    pub(super) store: Store,
     /// The resource version to continue from; `None` if everything must be listed.
     version: Option<String>,
     /// The oldest resource version that a list may have, so that time does not go backwards; `None` if the server must ask
@@ -76,6 +76,7 @@ pub(super) struct Reflector<R: Resource> {
     has_events: bool,
     /// Whether it was logged that an optional resource is not available.
     is_missing: bool,
+    _resource: PhantomData<R>,
 }
 
 impl<R: Resource> Reflector<R> {
@@ -93,7 +94,7 @@ impl<R: Resource> Reflector<R> {
             timing: options.timing,
             backoff: Backoff::new(options.timing.backoff),
             shared: Arc::clone(shared),
-            store: Store::new(),
+            store: Store::default(),
             version: None,
             oldest_list: Some(ANY_VERSION.into()),
             may_be_restored: false,
@@ -101,6 +102,7 @@ impl<R: Resource> Reflector<R> {
             is_pinged: false,
             has_events: false,
             is_missing: false,
+            _resource: PhantomData,
         }
     }
 
@@ -302,7 +304,7 @@ impl<R: Resource> Reflector<R> {
             let left = limit.saturating_sub(start.elapsed());
             let more = lines.read(R::PLURAL, left, |line| self.event(line)).await;
             // Events before an error are valid.
-            self.shared.publish(&mut self.store);
+            self.shared.publish::<R>(&mut self.store);
             if self.version.is_none() && start.elapsed() >= limit {
                 // A server that ignores the request for a list watches only, and may send events for ever.
                 return Err(Self::no_list(format_args!("did not end within {limit:.0?}")));
@@ -334,7 +336,7 @@ impl<R: Resource> Reflector<R> {
             }
             EventType::Deleted => {
                 let PartialObject { metadata } = self.partial(event.object)?;
-                self.store.delete(&R::name(&metadata));
+                self.store.delete(&name_of::<R>(&metadata));
                 self.advance(metadata.resource_version)?;
             }
             EventType::Bookmark => {
@@ -366,16 +368,14 @@ impl<R: Resource> Reflector<R> {
         match decode::<R>(text) {
             Ok(object) => {
                 let metadata = object.metadata();
-                let mut converted = object.convert();
-                R::add_metadata(&mut converted, &self.requested, text);
-                self.store.set(R::name(metadata), converted);
+                self.store.set(name_of::<R>(metadata), object.convert(&self.requested, text));
                 Ok(metadata.resource_version.clone())
             }
             Err(reason) => {
                 let PartialObject { metadata } = self.partial(text)?;
-                let name = R::name(&metadata);
+                let name = name_of::<R>(&metadata);
                 let rejected = Rejected::not_served(
-                    format!("{} {}", R::KIND, one_line(&name.to_string())),
+                    one_line(&name.to_string()),
                     format!("{}; the last valid version stays active", quoted(&reason)),
                 );
                 self.store.keep(&name, rejected);
@@ -395,7 +395,7 @@ impl<R: Resource> Reflector<R> {
         self.version = version.filter(|it| !it.is_empty());
         self.backoff.reset();
         self.is_missing = false;
-        self.shared.publish(&mut self.store);
+        self.shared.publish::<R>(&mut self.store);
         self.shared.followed(R::INDEX);
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use model::Rejections;
+use model::{Rejections, cluster::ClusterChanges};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout_at},
@@ -19,7 +19,7 @@ use super::{
     store::Store, watch_error::WatchError,
 };
 use crate::{
-    ClusterChanges, RejectionLog,
+    RejectionLog,
     kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
 };
 
@@ -293,7 +293,7 @@ impl Shared {
     }
 
     /// Takes the changes of a resource over from its reflector's store.
-    pub(super) fn publish<R: Resource>(&self, store: &mut Store<R>) {
+    pub(super) fn publish<R: Resource>(&self, store: &mut Store) {
         let mut changes = store.take_changes();
         let mut state = self.state();
         let state = &mut *state;
@@ -309,7 +309,7 @@ impl Shared {
         R::hold_down(&mut state.hold_down, &mut changes, self.address);
         if !changes.is_empty() {
             state.active_at = Some(Instant::now());
-            R::changes_in(&mut state.changes).extend(changes);
+            state.changes.extend(changes);
         }
         // The first list may be empty.
         if !state.changes.is_empty() || !state.is_complete {
@@ -320,6 +320,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use model::cluster::{Object, ObjectName};
     use tokio::time::timeout;
 
     use super::*;
@@ -327,29 +328,29 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(40);
 
-    fn node_changed(store: &mut Store<Node>) {
+    fn node_changed(store: &mut Store) {
         let zone = fastrand::u64(..);
         let text = format!(
             r#"{{"metadata": {{"name": "n1", "labels": {{"topology.kubernetes.io/zone": "{zone}"}}}}}}"#
         );
         let node: Node = serde_json::from_str(&text).unwrap();
-        store.set("n1".into(), kube_types::node(&node));
+        store.set(ObjectName::Node("n1".into()), kube_types::node(&node).of_kind(Object::Node));
     }
 
     #[tokio::test(start_paused = true)]
     async fn answers_and_changed_objects_postpone_the_check_of_the_server() {
         let shared = Shared::new(&http::Uri::from_static("https://192.0.2.1"));
         let is_idle = async || timeout(LIMIT - Duration::from_secs(1), shared.idle(LIMIT)).await.is_ok();
-        let mut store = Store::new();
+        let mut store = Store::default();
         shared.contact(Node::INDEX);
         assert!(!is_idle().await);
         shared.contact(Service::INDEX);
         assert!(!is_idle().await);
         node_changed(&mut store);
-        shared.publish(&mut store);
+        shared.publish::<Node>(&mut store);
         assert!(!is_idle().await);
         // As at a bookmark.
-        shared.publish(&mut store);
+        shared.publish::<Node>(&mut store);
         assert!(is_idle().await);
     }
 }

@@ -5,40 +5,31 @@
 use std::{
     collections::{HashMap, HashSet},
     mem,
-    sync::Arc,
 };
 
-use model::{Rejected, Rejections};
+use model::{
+    Rejected, Rejections,
+    cluster::{ClusterChanges, Object, ObjectName},
+};
 
-use super::resource::{ChangesOf, Resource};
 use crate::kube_types::Converted;
 
 /// The objects of a resource.
-pub(super) struct Store<R: Resource> {
-    objects: HashMap<R::Name, Arc<R::Value>>,
+#[derive(Default)]
+pub(super) struct Store {
+    objects: HashMap<ObjectName, Object>,
     /// While a list is read: the objects that it has not contained so far.
-    unlisted: Option<HashSet<R::Name>>,
+    unlisted: Option<HashSet<ObjectName>>,
     /// Whether a list has been read to its end.
     is_synced: bool,
-    changes: ChangesOf<R>,
+    changes: ClusterChanges,
     /// The objects of which parts are rejected.
-    rejected: HashSet<R::Name>,
+    rejected: HashSet<ObjectName>,
     /// The rejected parts of objects that have changed since they were taken.
-    changed_rejections: HashMap<R::Name, Vec<Rejected>>,
+    changed_rejections: HashMap<ObjectName, Vec<Rejected>>,
 }
 
-impl<R: Resource> Store<R> {
-    pub(super) fn new() -> Self {
-        Self {
-            objects: HashMap::new(),
-            unlisted: None,
-            is_synced: false,
-            changes: HashMap::new(),
-            rejected: HashSet::new(),
-            changed_rejections: HashMap::new(),
-        }
-    }
-
+impl Store {
     /// The number of objects.
     pub(super) fn len(&self) -> usize {
         self.objects.len()
@@ -47,7 +38,7 @@ impl<R: Resource> Store<R> {
     /// Hands over what was rejected, and what is not any more, since the last call.
     pub(super) fn take_rejected(&mut self, all: &mut Rejections) {
         for (name, parts) in self.changed_rejections.drain() {
-            all.set(&format!("{} {name}", R::KIND), parts);
+            all.set(&name.to_string(), parts);
         }
     }
 
@@ -70,16 +61,15 @@ impl<R: Resource> Store<R> {
     }
 
     /// Adds or replaces an object.
-    pub(super) fn set(&mut self, name: R::Name, converted: Converted<R::Value>) {
+    pub(super) fn set(&mut self, name: ObjectName, converted: Converted<Object>) {
         if let Some(unlisted) = &mut self.unlisted {
             unlisted.remove(&name);
         }
         self.set_rejected(&name, converted.rejected);
         match converted.object {
-            Some(object) if self.objects.get(&name).is_some_and(|previous| **previous == object) => {}
+            Some(object) if self.objects.get(&name) == Some(&object) => {}
             Some(object) => {
-                let object = Arc::new(object);
-                self.objects.insert(name.clone(), Arc::clone(&object));
+                self.objects.insert(name.clone(), object.clone());
                 self.changes.insert(name, Some(object));
             }
             // No longer of interest, such as a slice that has lost its label.
@@ -88,7 +78,7 @@ impl<R: Resource> Store<R> {
     }
 
     /// Keeps the last version of an object that cannot be decoded.
-    pub(super) fn keep(&mut self, name: &R::Name, rejected: Rejected) {
+    pub(super) fn keep(&mut self, name: &ObjectName, rejected: Rejected) {
         if let Some(unlisted) = &mut self.unlisted {
             unlisted.remove(name);
         }
@@ -96,24 +86,24 @@ impl<R: Resource> Store<R> {
     }
 
     /// Deletes an object.
-    pub(super) fn delete(&mut self, name: &R::Name) {
+    pub(super) fn delete(&mut self, name: &ObjectName) {
         self.set_rejected(name, Vec::new());
         self.remove(name);
     }
 
     /// The changes since the last call; none while a list is being read.
-    pub(super) fn take_changes(&mut self) -> ChangesOf<R> {
-        if self.unlisted.is_some() { HashMap::new() } else { mem::take(&mut self.changes) }
+    pub(super) fn take_changes(&mut self) -> ClusterChanges {
+        if self.unlisted.is_some() { ClusterChanges::new() } else { mem::take(&mut self.changes) }
     }
 
-    fn remove(&mut self, name: &R::Name) {
+    fn remove(&mut self, name: &ObjectName) {
         if self.objects.remove(name).is_some() {
             self.changes.insert(name.clone(), None);
         }
     }
 
     /// Replaces the rejected parts of an object.
-    fn set_rejected(&mut self, name: &R::Name, parts: Vec<Rejected>) {
+    fn set_rejected(&mut self, name: &ObjectName, parts: Vec<Rejected>) {
         let was_rejected = match parts.is_empty() {
             true => self.rejected.remove(name),
             false => !self.rejected.insert(name.clone()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::jiff;
-use model::{NameForm, Rejected, Timestamp};
+use model::{NameForm, Rejected, Timestamp, cluster::Object};
 
 use super::{
     objects::Metadata,
@@ -17,6 +17,13 @@ pub struct Converted<T> {
     pub object: Option<T>,
     /// The rejected parts.
     pub rejected: Vec<Rejected>,
+}
+
+impl<T> Converted<T> {
+    /// The same as an object of any kind.
+    pub(crate) fn of_kind(self, kind: fn(Arc<T>) -> Object) -> Converted<Object> {
+        Converted { object: self.object.map(|it| kind(Arc::new(it))), rejected: self.rejected }
+    }
 }
 
 /// The namespace of an object without one, as in `kubectl`.

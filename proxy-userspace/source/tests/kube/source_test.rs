@@ -10,13 +10,10 @@ use std::{
 use api_server::{ApiServer, Settings, WatchList};
 use model::{
     ServiceName,
-    cluster::{ClusterState, EndpointSlice, Service, SliceName},
+    cluster::{ClusterChanges, ClusterState, EndpointSlice, Service, SliceName},
 };
 use serde_json::{Value, json};
-use source::{
-    ClusterChanges,
-    kube::{ClientConfig, Health, KubeSource, Options, Timing},
-};
+use source::kube::{ClientConfig, Health, KubeSource, Options, Timing};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -141,38 +138,8 @@ impl SourceTest {
     }
 
     fn apply(&mut self, changes: ClusterChanges) -> usize {
-        let of_objects = changes.services.len() + changes.slices.len() + changes.nodes.len();
-        let count = of_objects + changes.service_cidrs.len() + changes.pods.len();
-        for (name, it) in changes.services {
-            match it {
-                Some(it) => drop(self.cluster.set_service(it)),
-                None => drop(self.cluster.delete_service(&name)),
-            }
-        }
-        for (name, it) in changes.slices {
-            match it {
-                Some(it) => drop(self.cluster.set_slice(it)),
-                None => drop(self.cluster.delete_slice(&name)),
-            }
-        }
-        for (name, it) in changes.nodes {
-            match it {
-                Some(it) => drop(self.cluster.set_node(it)),
-                None => drop(self.cluster.delete_node(&name)),
-            }
-        }
-        for (name, it) in changes.service_cidrs {
-            match it {
-                Some(it) => self.cluster.set_service_cidr(it),
-                None => self.cluster.delete_service_cidr(&name),
-            }
-        }
-        for (name, it) in changes.pods {
-            match it {
-                Some(it) => self.cluster.set_pod(it),
-                None => self.cluster.delete_pod(&name),
-            }
-        }
+        let count = changes.len();
+        self.cluster.apply(changes);
         count
     }
 }
