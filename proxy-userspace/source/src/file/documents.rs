@@ -1,11 +1,15 @@
-//! Parses the documents of a text.
+//! Parses the documents of a file, in YAML or JSON.
 //!
 //! Invariant: memory is bounded by the size of the text. Nesting and alias expansion are limited, and only one document,
 //! which takes many times the memory of its text, is held at a time.
 
-use std::fmt;
+use std::{fmt, str};
 
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, value::RawValue};
 use serde_saphyr::{Error, Location, Options, Spanned, options::AliasLimits};
 
 use crate::text::one_line;
@@ -24,16 +28,6 @@ pub struct Position {
     pub line: u32,
 }
 
-impl Position {
-    /// The start of a file.
-    pub(super) const START: Self = Self { document: 1, line: 1 };
-
-    /// The place in the file of a place in a part that starts here.
-    pub(super) fn plus(self, inner: Self) -> Self {
-        Self { document: self.document + inner.document - 1, line: self.line + inner.line - 1 }
-    }
-}
-
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "document {}, line {}", self.document, self.line)
@@ -45,73 +39,153 @@ impl fmt::Display for Position {
 pub(super) struct DocumentError {
     pub(super) at: Position,
     pub(super) reason: String,
-    /// Whether the text is part of a document and refers to the rest of it.
-    pub(super) needs_document: bool,
 }
 
-impl DocumentError {
-    pub(super) fn new(at: Position, reason: String) -> Self {
-        Self { at, reason, needs_document: false }
-    }
-
-    /// A part of a document has no meaning of its own.
-    pub(super) fn not_alone() -> Self {
-        Self { needs_document: true, ..Self::new(Position::START, String::new()) }
-    }
-
-    /// The same error, of a part that starts at `start`.
-    pub(super) fn within(self, start: Position) -> Self {
-        Self { at: start.plus(self.at), ..self }
-    }
+/// A document of a file.
+pub(super) struct Document {
+    pub(super) at: Position,
+    pub(super) value: Value,
+    /// The lines of the elements of its field `items`, if it is a list.
+    pub(super) item_lines: Vec<u32>,
 }
 
-/// Passes the documents of a YAML stream to `take`, until one is invalid or `take` fails; empty documents are skipped.
-pub(super) fn yaml_stream(
+/// Passes the documents of a file to `take`, until one is invalid or `take` fails; empty documents are skipped.
+pub(super) fn read(
     bytes: &[u8],
-    mut take: impl FnMut(Position, Value) -> Result<(), DocumentError>,
+    take: impl FnMut(Document) -> Result<(), DocumentError>,
 ) -> Result<(), DocumentError> {
-    let mut reader = bytes;
-    let starts = document_starts(bytes);
-    // The number of the document at a line.
-    let position = |at: Position| {
-        let document = starts.partition_point(|it| *it <= at.line).max(1);
-        Position { document: u32::try_from(document).unwrap_or(u32::MAX), ..at }
-    };
-    let mut last = Position::START;
-    for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut reader, yaml_options()) {
-        let Spanned { value, referenced, .. } = document.map_err(|error| {
-            let error = yaml_error(&error, last);
-            DocumentError { at: position(error.at), ..error }
-        })?;
-        last = line(&referenced, last);
-        take(position(last), value)?;
+    match str::from_utf8(bytes) {
+        Ok(text) if is_json(text) => read_json(text, take),
+        // A parser of YAML knows other encodings, too.
+        _ => read_yaml(bytes, take),
+    }
+}
+
+/// Whether a text is a stream of JSON, perhaps one that is still being written; a mapping of YAML may begin alike.
+fn is_json(text: &str) -> bool {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    text.trim_start().starts_with('{') && values.find_map(Result::err).is_none_or(|error| error.is_eof())
+}
+
+fn read_json(
+    text: &str,
+    mut take: impl FnMut(Document) -> Result<(), DocumentError>,
+) -> Result<(), DocumentError> {
+    #[derive(Deserialize)]
+    struct List<'a> {
+        #[serde(borrow)]
+        items: Vec<&'a RawValue>,
+    }
+
+    let mut lines = LineCounter { rest: text, line: 1 };
+    let values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    for (document, raw) in (1..).zip(values) {
+        let raw = raw.map_err(|it| json_error(&it, Position { document, line: 1 }))?.get();
+        let at = Position { document, line: lines.line_of(raw) };
+        let value = serde_json::from_str(raw).map_err(|it| json_error(&it, at))?;
+        let items = serde_json::from_str(raw).map_or_else(|_| Vec::new(), |List { items }| items);
+        let item_lines = items.into_iter().map(|it| lines.line_of(it.get())).collect();
+        take(Document { at, value, item_lines })?;
     }
     Ok(())
 }
 
-/// The documents of a short YAML text, without the empty ones. This is faster than a stream, and holds all of them at a time.
-pub(super) fn yaml(bytes: &[u8]) -> Result<Vec<(Position, Value)>, DocumentError> {
-    let documents = serde_saphyr::from_slice_multiple_with_options::<Spanned<Value>>(bytes, yaml_options());
-    let documents = documents.map_err(|error| yaml_error(&error, Position::START))?;
-    Ok(documents.into_iter().map(|it| (line(&it.referenced, Position::START), it.value)).collect())
+/// An error of a JSON text that starts at a position.
+fn json_error(error: &serde_json::Error, start: Position) -> DocumentError {
+    let line = start.line - 1 + u32::try_from(error.line().max(1)).unwrap_or(u32::MAX);
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    DocumentError { at: Position { line, ..start }, reason: without_place(error.to_string(), Some(place)) }
 }
 
-/// The line of a location, or that of `otherwise`.
-fn line(location: &Location, otherwise: Position) -> Position {
-    u32::try_from(location.line()).map_or(otherwise, |line| Position { line: line.max(1), ..otherwise })
+/// Counts the lines of a text up to parts of it, which are asked for in their order.
+struct LineCounter<'a> {
+    rest: &'a str,
+    line: u32,
 }
 
-fn yaml_error(error: &Error, last: Position) -> DocumentError {
-    let reason = one_line(&error.without_snippet().to_string());
-    let place = error.location().map(|it| format!(" at line {}, column {}", it.line(), it.column()));
-    DocumentError {
-        at: error.location().map_or(last, |it| line(&it, last)),
-        needs_document: matches!(error.without_snippet(), Error::UnknownAnchor { .. }),
-        reason: without_place(reason, place),
+impl LineCounter<'_> {
+    fn line_of(&mut self, part: &str) -> u32 {
+        let (skipped, rest) = self.rest.split_at(part.as_ptr().addr() - self.rest.as_ptr().addr());
+        let breaks = skipped.bytes().filter(|it| *it == b'\n').count();
+        self.rest = rest;
+        self.line = self.line.saturating_add(u32::try_from(breaks).unwrap_or(u32::MAX));
+        self.line
     }
 }
 
-/// A reason without the place that a parser appends, which is one in what it was given: a part of the file.
+fn read_yaml(
+    mut bytes: &[u8],
+    mut take: impl FnMut(Document) -> Result<(), DocumentError>,
+) -> Result<(), DocumentError> {
+    let starts = document_starts(bytes);
+    let position = |line: u32| {
+        let document = starts.partition_point(|it| *it <= line).max(1);
+        Position { document: u32::try_from(document).unwrap_or(u32::MAX), line }
+    };
+    let mut last = 1;
+    for document in serde_saphyr::read_with_options::<_, Spanned<YamlDocument>>(&mut bytes, yaml_options()) {
+        let Spanned { value: YamlDocument { fields, items }, referenced, .. } =
+            document.map_err(|error| {
+                let line = error.location().map_or(last, |it| line(&it, last));
+                DocumentError { at: position(line), reason: yaml_reason(&error) }
+            })?;
+        last = line(&referenced, last);
+        let item_lines = items.iter().map(|it| line(it, last)).collect();
+        take(Document { at: position(last), value: fields.into(), item_lines })?;
+    }
+    Ok(())
+}
+
+/// A mapping in YAML, and the locations of the elements of its field `items`.
+#[derive(Default)]
+struct YamlDocument {
+    fields: Map<String, Value>,
+    items: Vec<Location>,
+}
+
+impl<'de> Deserialize<'de> for YamlDocument {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(YamlDocumentVisitor)
+    }
+}
+
+struct YamlDocumentVisitor;
+
+impl<'de> Visitor<'de> for YamlDocumentVisitor {
+    type Value = YamlDocument;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a manifest; it needs apiVersion and kind")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlDocument, A::Error> {
+        let mut document = YamlDocument::default();
+        while let Some(key) = map.next_key::<String>()? {
+            let value = if key == "items" {
+                let items = map.next_value::<Option<Vec<Spanned<Value>>>>()?.unwrap_or_default();
+                document.items = items.iter().map(|it| it.referenced).collect();
+                items.into_iter().map(|it| it.value).collect()
+            } else {
+                map.next_value()?
+            };
+            document.fields.insert(key, value);
+        }
+        Ok(document)
+    }
+}
+
+/// The line of a location, or `otherwise` if it is not known.
+fn line(location: &Location, otherwise: u32) -> u32 {
+    u32::try_from(location.line()).ok().filter(|it| *it > 0).unwrap_or(otherwise)
+}
+
+fn yaml_reason(error: &Error) -> String {
+    let reason = one_line(&error.without_snippet().to_string());
+    let place = error.location().map(|it| format!(" at line {}, column {}", it.line(), it.column()));
+    without_place(reason, place)
+}
+
+/// A reason without the place that a parser appends.
 fn without_place(mut reason: String, place: Option<String>) -> String {
     if let Some(rest) = place.and_then(|it| reason.strip_suffix(&it).map(str::len)) {
         reason.truncate(rest);
@@ -133,18 +207,6 @@ fn yaml_options() -> Options {
     };
     // Booleans as in YAML 1.2: a Node may have the name `n`, and a label the value `yes`.
     serde_saphyr::options! { budget: budget, alias_limits: limits, strict_booleans: true, with_snippet: false }
-}
-
-/// The value of a JSON text.
-pub(super) fn json(bytes: &[u8]) -> Result<Value, DocumentError> {
-    serde_json::from_slice(bytes).map_err(|it| json_error(&it))
-}
-
-/// An error of a JSON text, at its line.
-pub(super) fn json_error(error: &serde_json::Error) -> DocumentError {
-    let line = u32::try_from(error.line().max(1)).unwrap_or(u32::MAX);
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    DocumentError::new(Position { line, ..Position::START }, without_place(error.to_string(), Some(place)))
 }
 
 /// The lines on which the documents of a YAML stream start. `---` in the first column is always a document marker.

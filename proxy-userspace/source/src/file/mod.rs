@@ -3,14 +3,12 @@
 //! Invariant: the last valid content of a file stays active while the file is invalid, incomplete or being replaced.
 //! A file that is written in place cannot be told from an edit if it is valid up to where it ends: write to another name
 //! and rename, which is atomic.
-//! A change costs what it changes: a notification names the file, and what has the same bytes is not parsed again.
+//! A change costs the size of the changed file, whatever the number of files: a notification names the file.
 
-mod contents;
 mod documents;
 mod folder;
 mod objects;
 mod parse;
-mod split;
 mod store;
 mod watch;
 
@@ -30,9 +28,8 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-pub use contents::parse;
 pub use documents::Position;
-pub use parse::{ParseError, ParsedManifest};
+pub use parse::{ParseError, ParsedManifest, parse};
 pub use store::FileReport;
 
 use self::{

@@ -11,7 +11,7 @@ use std::{
 
 use model::cluster::{ClusterChanges, Object, ObjectName};
 
-use super::contents::{Contents, Part};
+use super::parse::ParsedManifest;
 
 /// The objects of all files.
 #[derive(Debug, Default)]
@@ -23,29 +23,22 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Replaces the content of a file; returns whether it defines an object twice, as `had_duplicates` says of `before`.
+    /// Replaces the content of a file; returns whether it defines an object twice.
     pub(super) fn replace(
         &mut self,
         file: &Arc<Path>,
-        before: &Contents,
-        after: &Contents,
-        had_duplicates: bool,
+        before: &ParsedManifest,
+        after: &mut ParsedManifest,
         changes: &mut ClusterChanges,
     ) -> bool {
-        let [old, new] = before.differing(after);
-        let mut outdated = last_of_each(old).0;
-        let (mut objects, mut has_duplicates) = last_of_each(new);
-        let is_defined = |name: &ObjectName| {
-            self.definitions.get(name).is_some_and(|it| it.iter().any(|(it, _)| it == file))
-        };
-        if had_duplicates
-            || has_duplicates
-            || objects.keys().any(|it| !outdated.contains_key(it) && is_defined(it))
-        {
-            // Their order in the whole file counts.
-            outdated = last_of_each(before.parts()).0;
-            (objects, has_duplicates) = last_of_each(after.parts());
+        let mut outdated = by_name(before);
+        for (_, object) in &mut after.objects {
+            if let Some(same) = outdated.get(&object.name()).filter(|it| **it == object) {
+                *object = (*same).clone();
+            }
         }
+        let objects = by_name(after);
+        let has_duplicates = objects.len() < after.objects.len();
         for (name, object) in objects {
             if outdated.remove(&name) != Some(object) {
                 self.set(file, name, Some(object), changes);
@@ -101,11 +94,7 @@ impl Objects {
     }
 }
 
-/// The objects of some parts by name, of several the last one; and whether there are several.
-fn last_of_each(parts: &[Part]) -> (HashMap<ObjectName, &Object>, bool) {
-    let mut count = 0;
-    let objects = parts.iter().flat_map(Part::objects).inspect(|_| count += 1);
-    let objects: HashMap<_, _> = objects.map(|(_, it)| (it.name(), it)).collect();
-    let has_several = objects.len() < count;
-    (objects, has_several)
+/// The objects of a file by name, of several the last one.
+fn by_name(parsed: &ParsedManifest) -> HashMap<ObjectName, &Object> {
+    parsed.objects.iter().map(|(_, it)| (it.name(), it)).collect()
 }

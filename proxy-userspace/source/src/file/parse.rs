@@ -3,11 +3,13 @@
 //! Invariant: parsing never panics. A document that does not parse makes the whole file unusable; an invalid part of an
 //! object is rejected alone.
 
+use std::iter::repeat;
+
 use model::{Rejected, RequestedMetadata, cluster::Object, escaped_line};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::documents::{DocumentError, Position};
+use super::documents::{self, Document, DocumentError, Position};
 use crate::{
     kube_types::{self, Converted},
     text::shortened,
@@ -26,15 +28,15 @@ pub struct ParseError {
 }
 
 impl ParseError {
-    pub(super) fn new(file: String, DocumentError { at, reason, .. }: DocumentError) -> Self {
-        Self { file, at, reason: escaped_line(&reason).into_owned() }
+    pub(super) fn new(file: &str, DocumentError { at, reason }: DocumentError) -> Self {
+        Self { file: file.to_owned(), at, reason: escaped_line(&reason).into_owned() }
     }
 }
 
 /// What was parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedManifest {
-    /// The objects and their positions; for one in a list that is not written item by item, that of the list.
+    /// The objects and their positions.
     pub objects: Vec<(Position, Object)>,
     /// Rejected parts of objects.
     pub rejected: Vec<Rejected>,
@@ -42,6 +44,11 @@ pub struct ParsedManifest {
     pub ignored: Vec<(Position, String)>,
     /// The number of documents, empty lists included.
     pub documents: usize,
+}
+
+/// Parses the manifests in `bytes`, in YAML or JSON, without labels and annotations; `file` is the name for messages.
+pub fn parse(file: &str, bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
+    ParsedManifest::read(bytes, &RequestedMetadata::default()).map_err(|error| ParseError::new(file, error))
 }
 
 /// How much of a value a message shows, in characters.
@@ -85,44 +92,41 @@ impl ListKind {
 }
 
 impl ParsedManifest {
-    /// Adds the objects of a document.
-    pub(super) fn add_document(
-        &mut self,
-        at: Position,
-        value: Value,
-        requested: &RequestedMetadata,
-    ) -> Result<(), DocumentError> {
-        self.documents += 1;
-        self.add(at, value, None, requested).map_err(|reason| DocumentError::new(at, reason))
+    /// Parses a file.
+    pub(super) fn read(bytes: &[u8], requested: &RequestedMetadata) -> Result<Self, DocumentError> {
+        let mut parsed = Self::default();
+        documents::read(bytes, |Document { at, value, item_lines }| {
+            parsed.documents += 1;
+            parsed.add((at, &item_lines), value, None, requested)
+        })?;
+        parsed.objects.shrink_to_fit();
+        Ok(parsed)
     }
 
-    /// Adds the objects of an item of a list.
-    pub(super) fn add_item(
-        &mut self,
-        at: Position,
-        item: Value,
-        (list, index): (ListKind, usize),
-        requested: &RequestedMetadata,
-    ) -> Result<(), DocumentError> {
-        let added = self.add(at, item, list.item(), requested);
-        added.map_err(|reason| DocumentError::new(at, format!("items[{index}]: {reason}")))
+    /// Whether there is something to report.
+    pub(super) fn has_remarks(&self) -> bool {
+        self.documents == 0 || !self.rejected.is_empty() || !self.ignored.is_empty()
     }
 
+    /// Adds an object, or those of a list, whose elements are at these lines; `item` has the type of an element without one.
     fn add(
         &mut self,
-        at: Position,
+        (at, item_lines): (Position, &[u32]),
         mut value: Value,
         item: Option<(&'static str, &'static str)>,
         requested: &RequestedMetadata,
-    ) -> Result<(), String> {
+    ) -> Result<(), DocumentError> {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let (version, kind) = match (field("apiVersion"), field("kind"), item) {
             (Some(version), Some(kind), _) => (version, kind),
             (_, _, Some((version, kind))) => (version.to_owned(), kind.to_owned()),
-            _ => return Err(format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value))),
+            _ => {
+                let reason = format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value));
+                return Err(DocumentError { at, reason });
+            }
         };
         if let Some(list) = ListKind::of(&version, &kind) {
-            return self.add_all(at, &mut value, list, requested);
+            return self.add_all((at, item_lines), &mut value, list, requested);
         }
         match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.convert(at, &value, |it| {
@@ -150,19 +154,26 @@ impl ParsedManifest {
 
     fn add_all(
         &mut self,
-        at: Position,
+        (at, item_lines): (Position, &[u32]),
         list: &mut Value,
         kind: ListKind,
         requested: &RequestedMetadata,
-    ) -> Result<(), String> {
-        match list.get_mut("items").map(Value::take) {
-            None | Some(Value::Null) => Ok(()),
-            Some(Value::Array(items)) => items.into_iter().enumerate().try_for_each(|(index, item)| {
-                self.add(at, item, kind.item(), requested)
-                    .map_err(|reason| format!("items[{index}]: {reason}"))
-            }),
-            Some(other) => Err(format!("items: {} is not a list of objects", excerpt(&other))),
+    ) -> Result<(), DocumentError> {
+        let items = match list.get_mut("items").map(Value::take) {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(items)) => items,
+            Some(other) => {
+                let reason = format!("items: {} is not a list of objects", excerpt(&other));
+                return Err(DocumentError { at, reason });
+            }
+        };
+        // The lines of a list in a list are not known.
+        let lines = item_lines.iter().copied().chain(repeat(at.line));
+        for ((index, item), line) in items.into_iter().enumerate().zip(lines) {
+            let added = self.add((Position { line, ..at }, &[]), item, kind.item(), requested);
+            added.map_err(|it| DocumentError { reason: format!("items[{index}]: {}", it.reason), ..it })?;
         }
+        Ok(())
     }
 
     fn convert<K: DeserializeOwned>(
@@ -170,11 +181,13 @@ impl ParsedManifest {
         at: Position,
         value: &Value,
         convert: impl Fn(&K) -> Converted<Object>,
-    ) -> Result<(), String> {
+    ) -> Result<(), DocumentError> {
         // The path of an error is collected only where there is one.
         let typed = K::deserialize(value).or_else(|_| {
-            serde_path_to_error::deserialize(value)
-                .map_err(|error| format!("{}: {}: {}", name_of(value), error.path(), error.inner()))
+            serde_path_to_error::deserialize(value).map_err(|error| {
+                let reason = format!("{}: {}: {}", name_of(value), error.path(), error.inner());
+                DocumentError { at, reason }
+            })
         })?;
         let converted = convert(&typed);
         self.rejected.extend(converted.rejected);
@@ -198,3 +211,7 @@ fn name_of(value: &Value) -> String {
 fn excerpt(value: &Value) -> String {
     shortened(value.to_string(), MAX_EXCERPT)
 }
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

@@ -1,7 +1,7 @@
 //! The last valid content of every file.
 //!
 //! Invariant: a file that is invalid, incomplete or being replaced keeps its last valid content.
-//! A changed file costs what has changed in it, whatever the number of files.
+//! A changed file costs its own size, whatever the number of files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,11 +19,10 @@ use model::{
 use tokio::time::Instant;
 
 use super::{
-    contents::Contents,
     documents::Position,
     folder::{self, Listed},
     objects::Objects,
-    parse::ParseError,
+    parse::{ParseError, ParsedManifest},
     watch::Touched,
 };
 
@@ -54,7 +53,7 @@ struct FileState {
     /// The signature of the content that was read.
     signature: Option<Signature>,
     /// The last valid content.
-    contents: Option<Contents>,
+    contents: Option<ParsedManifest>,
     problem: Option<String>,
     is_link: bool,
     /// Whether it defines an object more than once.
@@ -171,10 +170,10 @@ impl FileStore {
             else {
                 continue;
             };
-            for (at, object) in contents.objects() {
+            for (at, object) in &contents.objects {
                 let name = object.name();
                 if *has_duplicates || ambiguous.contains(&name) {
-                    definitions.entry(name).or_default().push((path, at));
+                    definitions.entry(name).or_default().push((path, *at));
                 }
             }
         }
@@ -260,10 +259,10 @@ impl FileStore {
     /// Takes over the content of a file, if it is valid.
     fn read(&mut self, path: Arc<Path>, bytes: &[u8]) {
         let file = self.files.entry(Arc::clone(&path)).or_default();
-        let nothing = Contents::default();
+        let nothing = ParsedManifest::default();
         let before = file.contents.as_ref().unwrap_or(&nothing);
         // Editors, and `>` in a shell, truncate a file some time before they write it.
-        if bytes.trim_ascii().is_empty() && before.objects().next().is_some() {
+        if bytes.trim_ascii().is_empty() && !before.objects.is_empty() {
             let since = *self.unsettled.entry(Arc::clone(&path)).or_insert(self.now);
             if self.now < since + GRACE_PERIOD {
                 return;
@@ -274,26 +273,21 @@ impl FileStore {
                 file.consequence()
             ));
         } else {
-            match Contents::parse(bytes, before, &self.requested) {
-                Ok(contents) => {
-                    file.has_duplicates = self.objects.replace(
-                        &path,
-                        before,
-                        &contents,
-                        file.has_duplicates,
-                        &mut self.changes,
-                    );
+            match ParsedManifest::read(bytes, &self.requested) {
+                Ok(mut contents) => {
+                    file.has_duplicates =
+                        self.objects.replace(&path, before, &mut contents, &mut self.changes);
                     file.contents = Some(contents);
                     file.problem = None;
                 }
                 Err(error) => {
-                    let error = ParseError::new(path.display().to_string(), error);
+                    let error = ParseError::new(&path.display().to_string(), error);
                     file.problem = Some(format!("{error}; {}", file.consequence()));
                 }
             }
         }
         self.unsettled.remove(&path);
-        let has_remarks = file.contents.as_ref().is_some_and(Contents::has_remarks);
+        let has_remarks = file.contents.as_ref().is_some_and(ParsedManifest::has_remarks);
         if file.problem.is_some() || file.has_duplicates || has_remarks {
             self.reported.insert(path);
         } else {
@@ -332,9 +326,8 @@ impl FileStore {
     }
 
     fn remove(&mut self, path: &Arc<Path>) {
-        if let Some(FileState { contents: Some(contents), has_duplicates, .. }) = self.files.remove(path) {
-            let nothing = Contents::default();
-            self.objects.replace(path, &contents, &nothing, has_duplicates, &mut self.changes);
+        if let Some(FileState { contents: Some(contents), .. }) = self.files.remove(path) {
+            self.objects.replace(path, &contents, &mut ParsedManifest::default(), &mut self.changes);
         }
         self.unsettled.remove(path);
         self.reported.remove(path);
@@ -352,26 +345,19 @@ impl FileState {
 
 impl FileReport {
     /// Adds what is remarkable in a file.
-    fn add(&mut self, path: &Path, contents: &Contents) {
+    fn add(&mut self, path: &Path, contents: &ParsedManifest) {
         let path = path.display();
         if contents.documents == 0 {
             let reason = "the file is empty; write a `kind: List` with `items: []` if that is intended";
             self.rejected.push(Rejected::not_served(path.to_string(), reason));
         }
-        for (start, parsed) in contents.parsed() {
-            self.problems.extend(parsed.ignored.iter().map(|(at, kind)| {
-                let at = start.plus(*at);
-                format!(
-                    "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, v1 Pod, discovery.k8s.io/v1 EndpointSlice, \
-                     networking.k8s.io/v1 ServiceCIDR and lists of them",
-                )
-            }));
-            self.rejected.extend(
-                parsed
-                    .rejected
-                    .iter()
-                    .map(|it| Rejected { item: format!("{path}: {}", it.item), ..it.clone() }),
-            );
-        }
+        self.problems.extend(contents.ignored.iter().map(|(at, kind)| {
+            format!(
+                "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, v1 Pod, discovery.k8s.io/v1 EndpointSlice, \
+                 networking.k8s.io/v1 ServiceCIDR and lists of them",
+            )
+        }));
+        let of_file = |it: &Rejected| Rejected { item: format!("{path}: {}", it.item), ..it.clone() };
+        self.rejected.extend(contents.rejected.iter().map(of_file));
     }
 }

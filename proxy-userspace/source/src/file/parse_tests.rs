@@ -1,21 +1,14 @@
 //! Parsing of files.
 
-use std::sync::Arc;
-
 use model::{
-    RequestedMetadata,
     cluster::Object,
     state::{LoadBalancing, PassiveHealth},
 };
 use proptest::{collection::vec, prelude::*};
 
-use super::{Contents, Form, ParsedManifest, parse};
+use super::{ParsedManifest, parse};
 
 const MANIFESTS: &str = include_str!("../../tests/manifests.yaml");
-
-fn contents(text: &str, before: &Contents) -> Contents {
-    Contents::parse(text.as_bytes(), before, &RequestedMetadata::default()).unwrap()
-}
 
 #[track_caller]
 fn check(text: &str, expect: &[&str]) -> ParsedManifest {
@@ -82,21 +75,6 @@ fn json_is_recognized_by_its_content() {
     check_broken(&json[..40], "file: document 1, line 1: EOF while parsing");
 }
 
-/// How many parts of a text are parsed after those of another one.
-#[track_caller]
-fn check_edit(text: &str, from: &str, to: &str, expect: usize) {
-    let before = contents(text, &Contents::default());
-    let edited = text.replacen(from, to, 1);
-    assert_ne!(edited, text);
-    let after = contents(&edited, &before);
-    let is_kept =
-        |it: &Arc<ParsedManifest>| before.parts.iter().any(|before| Arc::ptr_eq(&before.parsed, it));
-    assert_eq!(after.parts.iter().filter(|it| !is_kept(&it.parsed)).count(), expect, "{edited}");
-    let whole = contents(&edited, &Contents::default());
-    let objects = |it: &Contents| it.objects().map(|(at, it)| (at, it.clone())).collect::<Vec<_>>();
-    assert_eq!(objects(&after), objects(&whole));
-}
-
 /// Many Services: as documents, as the items of lists, in YAML and JSON.
 fn forms() -> [String; 5] {
     let objects: Vec<_> = (0..20)
@@ -119,18 +97,15 @@ fn forms() -> [String; 5] {
 }
 
 #[test]
-fn unchanged_documents_and_items_are_not_parsed_again() {
-    for text in forms() {
-        check_edit(&text, "1007", "1107", 1);
-        check_edit(&text, "10.96.0.20", "10.96.0.30", 1);
-        check_edit(&text, "10.96.0.1", "10.96.0.31", 1);
-    }
-    let [documents, _, list, ..] = forms();
-    check_edit(&documents, "---\n", "# a comment\n---\n", 0);
-    let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: n}\n";
-    check_edit(&documents, "---\n", &format!("{node}---\n"), 1);
-    check_edit(&list, "items:", "# a comment\nitems: # and another", 0);
-    check_edit(&list, "resourceVersion", "selfLink", 0);
+fn the_same_objects_are_read_in_every_form() {
+    let objects = |text: &String| {
+        let parsed = parse("file", text.as_bytes()).unwrap();
+        assert_eq!((parsed.rejected, parsed.ignored), (Vec::new(), Vec::new()));
+        parsed.objects.into_iter().map(|(_, it)| it).collect::<Vec<_>>()
+    };
+    let forms = forms();
+    assert_eq!(objects(&forms[0]).len(), 20);
+    assert!(forms.iter().all(|it| objects(it) == objects(&forms[0])));
 }
 
 #[test]
@@ -151,11 +126,10 @@ fn a_list_whose_items_refer_to_each_other_is_read_as_a_whole() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- &a\n  apiVersion: v1\n  kind: Node\n  metadata: {name: a}\n- *a\n- <<: *a\n  \
                 metadata: {name: b}\n";
     check(text, &["Node a", "Node a", "Node b"]);
-    check_edit(text, "name: b", "name: c", 1);
 }
 
 #[test]
-fn what_only_looks_like_the_items_of_a_list_is_not_split() {
+fn only_the_field_items_of_a_list_has_objects() {
     for (text, expect) in [
         // A field of another kind.
         ("apiVersion: v1\nkind: ConfigMap\nitems:\n- a\n- b\n", &[][..]),
@@ -284,32 +258,6 @@ proptest! {
         }
         let cut: String = text.iter().take(end.index(text.len() + 1).max(text.len() / 2)).collect();
         let _ = parse("file", cut.as_bytes());
-    }
-
-    #[test]
-    fn a_file_means_the_same_in_parts_and_as_a_whole(
-        form in 0_usize..3,
-        edits in vec((any::<prop::sample::Index>(), 0_usize..6, "[-a:#'\"|>&*{}\\[\\] \n\t]{0,4}"), 0..4),
-    ) {
-        let [documents, _, list, ..] = forms();
-        let mut text: Vec<char> = [documents, list, MANIFESTS.into()][form].chars().collect();
-        for (at, length, insert) in edits {
-            let at = at.index(text.len());
-            let end = (at + length).min(text.len());
-            text.splice(at..end, insert.chars());
-        }
-        let text: String = text.into_iter().collect();
-        let whole = Form::YamlStream.parse(text.as_bytes(), &RequestedMetadata::default());
-        let parts = parse("file", text.as_bytes());
-        let objects = |it: &ParsedManifest| it.objects.iter().map(|(_, it)| it.clone()).collect::<Vec<_>>();
-        match (whole, parts) {
-            (Ok(whole), Ok(parts)) => {
-                prop_assert_eq!(objects(&whole), objects(&parts), "{}", text);
-                prop_assert_eq!((whole.documents, whole.rejected), (parts.documents, parts.rejected), "{}", text);
-            }
-            (Err(_), Err(_)) => {}
-            (whole, parts) => prop_assert!(false, "{whole:?} {parts:?} {text}"),
-        }
     }
 
     #[test]
