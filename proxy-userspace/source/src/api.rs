@@ -90,15 +90,18 @@ impl Reflector {
                     }
                     Err(Refused(reason)) if self.local.is_none() => {
                         tracing::info!(
-                            "{}: the cluster state is not available ({reason}); following the state of node {} instead",
-                            self.client.targets(),
-                            self.client.node(),
+                            brain = %self.client.targets(),
+                            node = self.client.node(),
+                            reason,
+                            "the cluster state is not available; following the state of the node instead"
                         );
                         let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
                         let decoder = NodeStateDecoder::new(self.requested.clone());
                         self.local = Some((client.changes(), decoder));
                     }
-                    Err(Refused(reason)) => tracing::debug!("{}: {reason}", self.client.targets()),
+                    Err(Refused(reason)) => {
+                        tracing::debug!(brain = %self.client.targets(), reason, "the cluster state is not available");
+                    }
                 },
                 change = next(&mut self.local) => {
                     if let Some((_, decoder)) = &mut self.local {

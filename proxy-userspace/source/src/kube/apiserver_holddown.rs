@@ -124,10 +124,10 @@ impl<T: Clone> HoldDown<T> {
             return true;
         }
         if self.held_since.is_none() {
-            let seconds = HOLD_DOWN.as_secs();
             tracing::warn!(
-                "{event}; the API server may be restarting: the last state stays active until the server has responded \
-                 for {seconds} s"
+                event,
+                hold_down_seconds = HOLD_DOWN.as_secs(),
+                "the API server may be restarting: its last endpoints stay active until it has responded for the hold-down"
             );
             self.held_since = Some(Instant::now());
         }
@@ -146,7 +146,10 @@ impl<T: Clone> HoldDown<T> {
         }
         self.held_since = None;
         self.active = self.reported.clone();
-        tracing::warn!("default/kubernetes still has no endpoint after the hold-down; it is removed now");
+        tracing::warn!(
+            service = "default/kubernetes",
+            "there is no endpoint after the hold-down; the last ones are removed now"
+        );
         true
     }
 }

@@ -79,7 +79,7 @@ impl ClientConfig {
         let proxy = Proxy::of(&server, explicit.as_deref())
             .map_err(|reason| ClientConfigError(format!("{server} cannot be reached: {reason}")))?;
         if let Some(proxy) = &proxy {
-            tracing::info!("connecting to {server} through {}", proxy.address());
+            tracing::info!(%server, proxy = proxy.address(), "connecting to the API server through a proxy");
         }
         let token = config.auth_info.token_file.take().map(TokenFile::new).transpose()?;
         let has_plugin = config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some();
@@ -186,7 +186,13 @@ impl TokenFile {
         let mut last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
         match Self::read(&self.path) {
             Ok(token) => *last_valid = token,
-            Err(reason) => tracing::warn!("token file {}: {reason}; using the last valid token", self.path),
+            Err(error) => {
+                tracing::warn!(
+                    file = self.path,
+                    error,
+                    "cannot read the token file; using the last valid token"
+                );
+            }
         }
         request.headers_mut().insert(AUTHORIZATION, last_valid.clone());
         request

@@ -62,7 +62,7 @@ impl EventRecorder {
 
     /// Posts an Event. Of several failures in a row, only the first is logged as a warning.
     pub async fn post(&mut self, event: ServiceEvent) {
-        let text = format!("cannot post the event {} of Service {}", event.reason, event.service);
+        let (service, reason) = (event.service.clone(), event.reason);
         let event = to_object(event, &self.instance, Timestamp::now());
         let client = Arc::clone(&self.client);
         let created = self.runtime.spawn(timeout(POST_TIMEOUT, async move { create(&client, &event).await }));
@@ -77,9 +77,9 @@ impl EventRecorder {
             Err(error) => error.to_string(),
         };
         if std::mem::replace(&mut self.is_failing, true) {
-            tracing::debug!("{text}: {error}");
+            tracing::debug!(%service, reason, error, "cannot post the event");
         } else {
-            tracing::warn!("{text}: {error}; the event is dropped, Services are not affected");
+            tracing::warn!(%service, reason, error, "cannot post the event; it is dropped, Services are not affected");
         }
     }
 }

@@ -68,7 +68,7 @@ impl KubeSource {
     /// If the configuration of the client is unusable.
     pub fn start(options: &Options) -> Result<Self, ClientConfigError> {
         let (server, client) = SharedClient::new(&options.client_config, options.timing)?;
-        tracing::info!("following the API server at {server}");
+        tracing::info!(%server, "following the API server");
         let client = Arc::new(client);
         let shared = Arc::new(Shared::new(&server));
         let [services, slices, nodes] = options.selectors();

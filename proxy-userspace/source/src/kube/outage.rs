@@ -63,12 +63,24 @@ impl Outage {
         let now = Instant::now();
         self.last_logged = now;
         let error = &self.error;
-        let state = match age {
-            Some(age) => format!("the last state, {} s old, stays active", age.as_secs()),
-            None => "there is no cluster state yet".to_owned(),
-        };
-        let delay = next.saturating_duration_since(now);
-        tracing::warn!("cannot follow the API server at {server}: {error}; {state}; retrying in {delay:.1?}");
+        let retry_in = format!("{:.1?}", next.saturating_duration_since(now));
+        match age.map(|it| it.as_secs()) {
+            Some(age_seconds) => tracing::warn!(
+                server,
+                error,
+                age_seconds,
+                retry_in,
+                "cannot follow the API server; the last state stays active"
+            ),
+            None => {
+                tracing::warn!(
+                    server,
+                    error,
+                    retry_in,
+                    "cannot follow the API server; there is no state yet"
+                );
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: no failure removes an object. Objects are removed by a delete event, or if a complete list does not contain
 //! them.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, mem, sync::Arc, time::Duration};
 
 use form_urlencoded::Serializer;
 use http::Version;
@@ -11,6 +11,7 @@ use kube::{client::Body, core::Status};
 use model::{Rejected, RequestedMetadata};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
+use tracing::{Instrument as _, debug_span};
 
 use super::{
     backoff::Backoff,
@@ -50,6 +51,28 @@ enum Verb {
     Watch,
 }
 
+/// What a reflector does next.
+enum State {
+    /// Lists objects of any age, as the server has them in memory: nothing is known.
+    ListAny,
+    /// Lists objects that are not older than this version, so that time does not go backwards.
+    ListNotOlderThan(String),
+    /// Lists the newest objects, for which the server asks its database: it did not have a version, or went back in time.
+    ListNewest,
+    /// Watches from this version.
+    Watch(String),
+}
+
+impl State {
+    /// The version to continue from; `None` if everything must be listed.
+    fn version(&self) -> Option<&str> {
+        match self {
+            Self::Watch(version) => Some(version),
+            _ => None,
+        }
+    }
+}
+
 /// Keeps a copy of all objects of one resource.
 pub(super) struct Reflector<R: Resource> {
     client: Arc<SharedClient>,
@@ -61,11 +84,7 @@ pub(super) struct Reflector<R: Resource> {
     backoff: Backoff,
     shared: Arc<Shared>,
     pub(super) store: Store,
-    /// The resource version to continue from; `None` if everything must be listed.
-    version: Option<String>,
-    /// The oldest resource version that a list may have, so that time does not go backwards; `None` if the server must ask
-    /// its database.
-    oldest_list: Option<String>,
+    state: State,
     /// Whether the API server may have gone back to older data since: after an outage.
     may_be_restored: bool,
     /// From when on lists are requested as the start of a watch (KEP-3157).
@@ -95,8 +114,7 @@ impl<R: Resource> Reflector<R> {
             backoff: Backoff::new(options.timing.backoff),
             shared: Arc::clone(shared),
             store: Store::default(),
-            version: None,
-            oldest_list: Some(ANY_VERSION.into()),
+            state: State::ListAny,
             may_be_restored: false,
             streams_from: Instant::now(),
             is_pinged: false,
@@ -125,12 +143,12 @@ impl<R: Resource> Reflector<R> {
                 && self.selectors.fields_are_optional
                 && self.selectors.fields.take().is_some()
             {
-                tracing::debug!("{error}; watching without the field selector");
+                tracing::debug!(%error, "watching without the field selector");
                 continue;
             }
-            if streams && self.version.is_none() && error.kind.concerns_request() {
+            if streams && self.state.version().is_none() && error.kind.concerns_request() {
                 self.streams_from = Instant::now() + self.timing.streaming_retry;
-                tracing::info!("{error}; the next list is not a streaming one");
+                tracing::info!(%error, "the next list is not a streaming one");
                 // A server that answers is asked for an ordinary list at once, which is no outage.
                 if error.kind != ErrorKind::NoResponse {
                     continue;
@@ -145,9 +163,11 @@ impl<R: Resource> Reflector<R> {
         let is_soon = error.kind.is_unreachable() || self.shared.is_starting(R::INDEX);
         let mut next = self.backoff.failed(error.retry_after, self.timing.max_delay(is_soon));
         if error.kind == ErrorKind::Expired {
-            tracing::info!("{error}; listing again");
-            // A list that has failed like this must be of the newest version.
-            self.oldest_list = self.version.take();
+            tracing::info!(%error, "listing again");
+            self.state = match mem::replace(&mut self.state, State::ListNewest) {
+                State::Watch(version) => State::ListNotOlderThan(version),
+                _ => State::ListNewest,
+            };
         } else if R::IS_OPTIONAL {
             next = self.missing(error, next);
         } else {
@@ -167,15 +187,15 @@ impl<R: Resource> Reflector<R> {
     /// An optional resource cannot be followed, which is no outage; returns the time of the next try.
     fn missing(&mut self, error: &WatchError, next: Instant) -> Instant {
         if !matches!(error.kind, ErrorKind::NotFound | ErrorKind::Refused) {
-            tracing::debug!("{error}");
+            tracing::debug!(%error, "an optional resource is not followed");
             return next;
         }
         self.shared.missing(R::INDEX);
-        if !std::mem::replace(&mut self.is_missing, true) {
+        if !mem::replace(&mut self.is_missing, true) {
             // An older server lacks what a newer one has; a missing role is a mistake.
             match error.kind {
-                ErrorKind::NotFound => tracing::info!("{error}; {}", R::CONSEQUENCE),
-                _ => tracing::warn!("{error}; {}", R::CONSEQUENCE),
+                ErrorKind::NotFound => tracing::info!(%error, "{}", R::CONSEQUENCE),
+                _ => tracing::warn!(%error, "{}", R::CONSEQUENCE),
             }
         }
         // A server that has just started may not know its roles yet.
@@ -186,13 +206,15 @@ impl<R: Resource> Reflector<R> {
     async fn session(&mut self, streams: bool) -> Result<(), WatchError> {
         if self.may_be_restored {
             let compared = self.compare_version().await;
-            self.may_be_restored = self.version.is_some() && compared.is_err();
+            self.may_be_restored = self.state.version().is_some() && compared.is_err();
             compared?;
         }
-        if self.version.is_none() && !streams {
-            self.list().await?;
+        if self.state.version().is_none() && !streams {
+            self.list().instrument(debug_span!("list", resource = R::PLURAL)).await?;
         }
-        self.watch().await
+        let version = self.state.version();
+        let span = debug_span!("watch", resource = R::PLURAL, version);
+        self.watch().instrument(span).await
     }
 
     /// Lists anew if the server's database is older than what was followed, as after its restore from a backup: a watch from a
@@ -200,7 +222,7 @@ impl<R: Resource> Reflector<R> {
     ///
     /// The server asks its database, so that one that lags behind others of its cluster is not taken for one with older data.
     async fn compare_version(&mut self) -> Result<(), WatchError> {
-        let Some(known) = self.version.as_deref().and_then(number) else { return Ok(()) };
+        let Some(known) = self.state.version().and_then(number) else { return Ok(()) };
         let mut body = self.get(Verb::List, &self.query(&[("limit", "1")])).await?;
         let mut list = ListItems::default();
         while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
@@ -217,7 +239,7 @@ impl<R: Resource> Reflector<R> {
 
     /// The server has older data than what was followed: list again, whatever its version.
     fn restored(&mut self, now: u64, known: u64) -> WatchError {
-        self.version = None;
+        self.state = State::ListNewest;
         let text = format!(
             "{}: the API server's data is older than what was followed, resource version {now} after {known}, as after a restore \
              from a backup",
@@ -248,11 +270,16 @@ impl<R: Resource> Reflector<R> {
     /// The query of a page.
     fn list_query(&self, continue_token: Option<&str>) -> String {
         let mut parameters = Vec::new();
+        let oldest = match &self.state {
+            State::ListAny => Some(ANY_VERSION),
+            State::ListNotOlderThan(version) | State::Watch(version) => Some(&**version),
+            State::ListNewest => None,
+        };
         // Older servers ask their database for a page of a certain version.
-        if self.oldest_list.as_deref().is_none_or(|it| it == ANY_VERSION) {
+        if oldest.is_none_or(|it| it == ANY_VERSION) {
             parameters.push(("limit", PAGE_SIZE));
         }
-        match (continue_token, self.oldest_list.as_deref()) {
+        match (continue_token, oldest) {
             (Some(token), _) => parameters.push(("continue", token)),
             (None, Some(version)) => {
                 parameters.extend([("resourceVersion", version), ("resourceVersionMatch", NOT_OLDER)]);
@@ -267,10 +294,11 @@ impl<R: Resource> Reflector<R> {
         let seconds = seconds.to_string();
         let mut parameters =
             vec![("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
-        if self.version.is_none() {
+        let version = self.state.version();
+        if version.is_none() {
             parameters.extend([("sendInitialEvents", "true"), ("resourceVersionMatch", NOT_OLDER)]);
         }
-        parameters.push(("resourceVersion", self.version.as_deref().unwrap_or("")));
+        parameters.push(("resourceVersion", version.unwrap_or_default()));
         self.query(&parameters)
     }
 
@@ -287,17 +315,17 @@ impl<R: Resource> Reflector<R> {
     async fn watch(&mut self) -> Result<(), WatchError> {
         let (min, jitter) = if self.is_pinged { (WATCH, 0.2) } else { (self.timing.unpinged_watch, 0.5) };
         let seconds = min.mul_f64(1.0 + jitter * fastrand::f64()).as_secs();
-        if self.version.is_none() {
+        if self.state.version().is_none() {
             self.store.begin_list();
         }
         let body = self.get(Verb::Watch, &self.watch_query(seconds)).await?;
-        if self.version.is_some() {
+        if self.state.version().is_some() {
             self.shared.followed(R::INDEX);
         }
         let start = Instant::now();
         let mut lines = Lines::new(body);
         loop {
-            let limit = match self.version {
+            let limit = match self.state.version() {
                 None => self.timing.timeout,
                 Some(_) => Duration::from_secs(seconds) + self.timing.watch_slack,
             };
@@ -305,7 +333,7 @@ impl<R: Resource> Reflector<R> {
             let more = lines.read(R::PLURAL, left, |line| self.event(line)).await;
             // Events before an error are valid.
             self.shared.publish::<R>(&mut self.store);
-            if self.version.is_none() && start.elapsed() >= limit {
+            if self.state.version().is_none() && start.elapsed() >= limit {
                 // A server that ignores the request for a list watches only, and may send events for ever.
                 return Err(Self::no_list(format_args!("did not end within {limit:.0?}")));
             }
@@ -313,7 +341,7 @@ impl<R: Resource> Reflector<R> {
                 break;
             }
         }
-        match self.version {
+        match self.state.version() {
             Some(_) => Ok(()),
             None => Err(Self::no_list(format_args!("was not complete when the watch ended"))),
         }
@@ -342,7 +370,7 @@ impl<R: Resource> Reflector<R> {
             EventType::Bookmark => {
                 let PartialObject { metadata } = self.partial(event.object)?;
                 let annotations = metadata.annotations.unwrap_or_default();
-                if self.version.is_some() {
+                if self.state.version().is_some() {
                     self.advance(metadata.resource_version)?;
                 } else if annotations.initial_events_end.as_deref() == Some("true") {
                     self.listed(metadata.resource_version);
@@ -392,7 +420,9 @@ impl<R: Resource> Reflector<R> {
     fn listed(&mut self, version: Option<String>) {
         self.store.end_list();
         // Without a version, the next session lists again.
-        self.version = version.filter(|it| !it.is_empty());
+        if let Some(version) = version.filter(|it| !it.is_empty()) {
+            self.state = State::Watch(version);
+        }
         self.backoff.reset();
         self.is_missing = false;
         self.shared.publish::<R>(&mut self.store);
@@ -401,15 +431,15 @@ impl<R: Resource> Reflector<R> {
 
     /// Continues from the version of an event. While a list is read, its end has the version.
     fn advance(&mut self, version: Option<String>) -> Result<(), WatchError> {
-        let Some(known) = &self.version else { return Ok(()) };
-        let [known, now] = [Some(known), version.as_ref()].map(|it| it.and_then(|it| number(it)));
+        let Some(known) = self.state.version() else { return Ok(()) };
+        let [known, now] = [Some(known), version.as_deref()].map(|it| it.and_then(number));
         if let (Some(known), Some(now)) = (known, now)
             && now < known
         {
             return Err(self.restored(now, known));
         }
-        if version.as_deref().is_some_and(|it| !it.is_empty()) {
-            self.version = version;
+        if let Some(version) = version.filter(|it| !it.is_empty()) {
+            self.state = State::Watch(version);
             self.backoff.reset();
         }
         Ok(())
@@ -417,9 +447,8 @@ impl<R: Resource> Reflector<R> {
 
     /// An event cannot be decoded, not even its name: list again.
     fn out_of_sync(&mut self, error: &serde_json::Error) -> WatchError {
-        // What is listed must not be older.
-        if let Some(version) = self.version.take() {
-            self.oldest_list = Some(version);
+        if let State::Watch(version) = &mut self.state {
+            self.state = State::ListNotOlderThan(mem::take(version));
         }
         Self::invalid(error)
     }

@@ -65,7 +65,7 @@ async fn renew(
                 if header.borrow().as_ref().is_none_or(Result::is_err) {
                     header.send_replace(Some(Err(text)));
                 } else if !is_failing {
-                    tracing::warn!("{text}; using the last credentials");
+                    tracing::warn!(error = text, "cannot renew the credentials; using the last ones");
                 }
             }
         }

@@ -240,8 +240,8 @@ impl Shared {
         if state.resources.iter().all(|it| it.error.is_none())
             && let Some(outage) = state.outage.take()
         {
-            let seconds = outage.since.elapsed().as_secs();
-            tracing::info!("following the API server at {} again, after {seconds} s", self.server);
+            let outage_seconds = outage.since.elapsed().as_secs();
+            tracing::info!(server = self.server, outage_seconds, "following the API server again");
         }
     }
 
