@@ -11,148 +11,127 @@ use model::{
     escaped_line,
     state::{Endpoint, NodeState},
 };
-use proptest::{collection::vec, option, prelude::*, sample::select};
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::{Index, select},
+};
 use serde_json::{Value, json};
 use source::file::{ParsedManifest, parse};
 
-fn some_word() -> impl Strategy<Value = String> {
-    let known = [
-        "",
-        "web",
-        "api",
-        "n1",
-        "a",
-        "Not A Name",
-        "ä|ö",
-        "a/b",
-        "None",
-        "TCP",
-        "UDP",
-        "SCTP",
-        "ICMP",
-        "Local",
-        "Cluster",
-        "ClusterIP",
-        "NodePort",
-        "LoadBalancer",
-        "ExternalName",
-        "ClientIP",
-        "VIP",
-        "Proxy",
-        "-",
-        ".",
-        "..",
-        "2006-01-02T15:04:05Z",
-        "2006-13-02",
-        "a\u{1b}[2J",
-        "a\nERROR forged",
-        "\u{202e}a",
-    ];
-    prop_oneof![
-        9 => select(known.map(str::to_owned).to_vec()),
-        1 => "[\\PC]{0,12}",
-        1 => (0..400_usize).prop_map(|it| "x".repeat(it)),
+/// Texts that are valid, that have a meaning in another field, or that no field accepts.
+const TEXTS: &str = "web api n1 ä|ö a/b None TCP UDP SCTP ICMP Local Cluster ClusterIP NodePort LoadBalancer ExternalName \
+                     ClientIP VIP Proxy - . .. 2006-01-02T15:04:05Z 2006-13-02 a\u{1b}[2J \u{202e}a on off 25h 10.96.0.1 \
+                     10.96.0.2 fd00::1 ::ffff:10.96.0.1 0.0.0.0 :: 224.0.0.1 255.255.255.255 127.0.0.1 300.1.1.1 \
+                     10.96.0.1/32 010.0.0.1 fe80::1%eth0 fe80::1 169.254.169.254 web.example.com 10.0.0.0/8 ::/0";
+const TEXTS_WITH_BLANKS: [&str; 3] = ["", "Not A Name", "a\nERROR forged"];
+const NUMBERS: [i32; 11] = [0, 1, 80, 81, 8080, 65_535, 65_536, 70_000, -1, i32::MIN, i32::MAX];
+
+/// A Service, an EndpointSlice and a Node with a value in every field.
+fn valid() -> Vec<Value> {
+    let metadata = json!({
+        "name": "web", "namespace": "default",
+        "labels": {
+            "kubernetes.io/service-name": "web", "topology.kubernetes.io/zone": "a",
+            "service.kubernetes.io/service-proxy-name": "",
+        },
+        "annotations": {
+            "endpoints.kubernetes.io/last-change-trigger-time": "2006-01-02T15:04:05Z",
+            "kube-proxy-ebpf.io/load-balancing": "random", "kube-proxy-ebpf.io/passive-health": "on",
+            "kube-proxy-ebpf.io/slow-start": "30s", "kube-proxy-ebpf.io/drain": "30s", "kube-proxy-ebpf.io/udp": "packets",
+        },
+    });
+    let port = |n: u16| json!({"name": "", "protocol": "TCP", "port": n, "nodePort": 30_000 + n, "targetPort": 8080});
+    let endpoint = |n: u8| {
+        json!({
+            "addresses": [format!("10.1.0.{n}"), "10.1.0.9"], "nodeName": "n1", "hostname": "",
+            "targetRef": {"kind": "Pod", "name": format!("web-{n}")},
+            "conditions": {"ready": n != 2, "serving": true, "terminating": n == 2},
+            "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]},
+        })
+    };
+    vec![
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+            "spec": {
+                "type": "LoadBalancer", "clusterIPs": ["10.96.0.1", "fd00::1"], "externalIPs": ["192.0.2.1", "2001:db8::1"],
+                "ports": [port(80), port(81), port(82)], "internalTrafficPolicy": "Cluster",
+                "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 30}},
+                "loadBalancerSourceRanges": ["198.51.100.0/24", "2001:db8::/32"], "healthCheckNodePort": 30_000,
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.2", "ipMode": "VIP"}, {"ip": "2001:db8::2"}]}},
+        }),
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4",
+            "ports": [{"name": "", "protocol": "TCP", "port": 8080}, {"name": "x", "protocol": "UDP", "port": 53}],
+            "endpoints": [endpoint(1), endpoint(2), endpoint(3)],
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"podCIDRs": ["10.1.0.0/24", "fd00:1::/64"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
+        }),
     ]
 }
 
-fn some_address() -> impl Strategy<Value = String> {
-    let known = [
-        "10.96.0.1",
-        "10.96.0.2",
-        "fd00::1",
-        "::ffff:10.96.0.1",
-        "0.0.0.0",
-        "::",
-        "224.0.0.1",
-        "255.255.255.255",
-        "127.0.0.1",
-        "300.1.1.1",
-        "10.96.0.1/32",
-        "010.0.0.1",
-        "fe80::1%eth0",
-        "fe80::1",
-        "169.254.169.254",
-        "",
-        "None",
-        "web.example.com",
-        "10.0.0.0/8",
-        "::/0",
+/// The paths of all values in a value.
+fn paths(at: &str, value: &Value, found: &mut Vec<String>) {
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(fields) => fields.iter().map(|(name, it)| (name.replace('/', "~1"), it)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(index, it)| (index.to_string(), it)).collect(),
+        _ => Vec::new(),
+    };
+    for (name, child) in children.into_iter().filter(|(name, _)| !["apiVersion", "kind"].contains(&&**name)) {
+        let at = format!("{at}/{name}");
+        paths(&at, child, found);
+        found.push(at);
+    }
+}
+
+/// A change of an object: a value becomes another one of its type, or goes.
+#[derive(Clone, Debug)]
+struct Mutation {
+    at: Index,
+    removes: bool,
+    text: String,
+    number: i32,
+}
+
+impl Mutation {
+    fn apply(&self, object: &mut Value) {
+        let mut all = Vec::new();
+        paths("", object, &mut all);
+        if all.is_empty() {
+            return;
+        }
+        let path = self.at.get(&all);
+        let (parent, name) = path.rsplit_once('/').unwrap();
+        match object.pointer_mut(if self.removes { parent } else { path }).unwrap() {
+            Value::Object(fields) if self.removes => drop(fields.remove(&name.replace("~1", "/"))),
+            Value::Array(items) if self.removes => drop(items.remove(name.parse().unwrap())),
+            Value::String(text) => text.clone_from(&self.text),
+            Value::Bool(it) => *it = !*it,
+            it @ Value::Number(_) => *it = self.number.into(),
+            _ => {}
+        }
+    }
+}
+
+fn some_mutation() -> impl Strategy<Value = Mutation> {
+    let text = prop_oneof![
+        9 => select(TEXTS.split(' ').chain(TEXTS_WITH_BLANKS).collect::<Vec<_>>()).prop_map(str::to_owned),
+        1 => "[\\PC]{0,12}",
+        1 => (0..400_usize).prop_map(|it| "x".repeat(it)),
     ];
-    select(known.map(str::to_owned).to_vec())
-}
-
-fn some_port() -> impl Strategy<Value = Value> {
-    let number = select(vec![0, 1, 80, 81, 8080, 65_535, 65_536, 70_000, -1, i32::MIN, i32::MAX]);
-    prop_oneof![4 => number.prop_map(|it| json!(it)), 1 => Just(Value::Null)]
-}
-
-fn some_meta() -> impl Strategy<Value = Value> {
-    let name = || prop_oneof![3 => select(vec!["web".to_owned(), "api".to_owned()]), 1 => some_word()];
-    (name(), option::of(some_word()), name(), option::of(some_word()), option::of(some_word())).prop_map(
-        |(name, namespace, service, time, proxy)| {
-            let mut labels =
-                json!({"kubernetes.io/service-name": service, "topology.kubernetes.io/zone": name});
-            if let Some(proxy) = proxy {
-                labels["service.kubernetes.io/service-proxy-name"] = json!(proxy);
-            }
-            json!({
-                "name": name, "namespace": namespace, "labels": labels,
-                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": time.unwrap_or_default()},
-            })
-        },
-    )
-}
-
-fn some_service() -> impl Strategy<Value = Value> {
-    let port = (some_word(), some_word(), [some_port(), some_port(), some_port()]).prop_map(
-        |(name, protocol, [port, node_port, target])| {
-            let port = if port.is_null() { json!(80) } else { port };
-            json!({"name": name, "protocol": protocol, "port": port, "nodePort": node_port, "targetPort": target})
-        },
-    );
-    let addresses = || vec(some_address(), 0..4);
-    let words = [some_word(), some_word(), some_word(), some_word(), some_word()];
-    (some_meta(), vec(port, 0..4), [addresses(), addresses(), addresses(), addresses()], words, some_port()).prop_map(
-        |(metadata, ports, [cluster_ips, external_ips, ingress, ranges], [kind, internal, external, affinity, mode], number)| {
-            let ingress: Vec<_> = ingress.into_iter().map(|it| json!({"ip": it, "ipMode": mode})).collect();
-            json!({
-                "apiVersion": "v1", "kind": "Service", "metadata": metadata,
-                "spec": {
-                    "type": kind, "clusterIPs": cluster_ips, "externalIPs": external_ips, "ports": ports,
-                    "internalTrafficPolicy": internal, "externalTrafficPolicy": external, "sessionAffinity": affinity,
-                    "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": number}},
-                    "loadBalancerSourceRanges": ranges, "healthCheckNodePort": number,
-                },
-                "status": {"loadBalancer": {"ingress": ingress}},
-            })
-        },
-    )
-}
-
-fn some_slice() -> impl Strategy<Value = Value> {
-    let endpoint =
-        (vec(some_address(), 0..3), [some_word(), some_word(), some_word()], any::<[Option<bool>; 3]>())
-            .prop_map(|(addresses, [node, pod, hint], [ready, serving, terminating])| {
-                json!({
-                    "addresses": addresses, "nodeName": node, "targetRef": {"kind": "Pod", "name": pod},
-                    "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
-                    "hints": {"forZones": [{"name": hint}], "forNodes": [{"name": hint}]},
-                })
-            });
-    let port = (some_word(), some_word(), some_port())
-        .prop_map(|(name, protocol, port)| json!({"name": name, "protocol": protocol, "port": port}));
-    let family = select(vec!["IPv4", "IPv6", "FQDN", "IPv5", ""]);
-    (some_meta(), family, vec(port, 0..3), vec(endpoint, 0..4)).prop_map(|(metadata, family, ports, endpoints)| {
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata, "addressType": family,
-            "ports": ports, "endpoints": endpoints,
-        })
-    })
+    (any::<Index>(), prop::bool::weighted(0.2), text, select(&NUMBERS[..]))
+        .prop_map(|(at, removes, text, number)| Mutation { at, removes, text, number })
 }
 
 fn some_object() -> impl Strategy<Value = Value> {
-    let node = some_meta().prop_map(|it| json!({"apiVersion": "v1", "kind": "Node", "metadata": it}));
-    prop_oneof![some_service(), some_slice(), node]
+    (select(valid()), vec(some_mutation(), 0..12)).prop_map(|(mut object, mutations)| {
+        mutations.iter().for_each(|it| it.apply(&mut object));
+        object
+    })
 }
 
 fn read(objects: &[Value]) -> ParsedManifest {

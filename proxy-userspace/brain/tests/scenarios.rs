@@ -1,14 +1,11 @@
 //! Every scenario against the brain: the Services that it serves, as `tests/scenarios/README.md` describes them.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
-use fuzz::explanations;
+use fuzz::{explanations, invariants};
 use model::{
     Family,
-    state::{Algorithm, LoadBalancing, NodeState, Scope, ServiceState, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, Scope, ServiceState, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 
@@ -25,7 +22,7 @@ fn each_leads_to_the_expected_state() {
             let mut found = Value::Object(state.services.values().map(|it| description(it)).collect());
             sort_sets(&mut found);
             assert_eq!(found, expected, "{} ({}): found {found:#}", scenario.name, step.about);
-            assert_invariants(&state);
+            invariants::state(&state);
             count += 1;
         }
     }
@@ -140,19 +137,4 @@ fn port_description(state: &ServiceState, index: usize) -> Value {
         description["shortCircuit"] = texts(&short_circuit);
     }
     description
-}
-
-/// Unique keys in order, ports in order, no endpoint without a scope, no address of a family without a cluster IP.
-fn assert_invariants(state: &NodeState) {
-    for service in state.services.values() {
-        assert!(service.endpoints.is_sorted_by(|a, b| a.key < b.key), "{}", service.service.name);
-        let families: BTreeSet<_> = service.service.cluster_ips.iter().copied().map(Family::of).collect();
-        for endpoint in &service.endpoints {
-            assert!(endpoint.ports.is_sorted_by_key(|it| it.index) && !endpoint.ports.is_empty());
-            assert!(endpoint.ports.iter().all(|it| !it.scopes.is_empty()));
-            let addresses = [endpoint.v4.map(IpAddr::V4), endpoint.v6.map(IpAddr::V6)];
-            let mut addresses = addresses.into_iter().flatten().peekable();
-            assert!(addresses.peek().is_some() && addresses.all(|it| families.contains(&Family::of(it))));
-        }
-    }
 }

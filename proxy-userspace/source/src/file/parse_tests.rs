@@ -244,41 +244,6 @@ proptest! {
         let _ = parse("file", &bytes);
         let _ = parse("file", &bytes);
     }
-
-    #[test]
-    fn mutated_manifests_do_not_panic(
-        edits in vec((any::<prop::sample::Index>(), 0_usize..12, "[\\PC\\n\\t]{0,8}"), 1..6),
-        end in any::<prop::sample::Index>(),
-    ) {
-        let mut text: Vec<char> = MANIFESTS.chars().collect();
-        for (at, length, insert) in edits {
-            let at = at.index(text.len());
-            let end = (at + length).min(text.len());
-            text.splice(at..end, insert.chars());
-        }
-        let cut: String = text.iter().take(end.index(text.len() + 1).max(text.len() / 2)).collect();
-        let _ = parse("file", cut.as_bytes());
-    }
-
-    #[test]
-    fn arbitrary_numbers_and_words_do_not_panic(
-        port in any::<i32>(), word in "[\\PC]{0,12}", other in "[\\PC]{0,12}",
-    ) {
-        let json = serde_json::json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": word, "namespace": other, "annotations": {
-                "kube-proxy-ebpf.io/load-balancing": word, "kube-proxy-ebpf.io/passive-health": other,
-                "kube-proxy-ebpf.io/slow-start": format!("{port}s"), "kube-proxy-ebpf.io/drain": port,
-            }},
-            "spec": {
-                "type": word, "clusterIPs": [word, other], "externalIPs": [other], "sessionAffinity": "ClientIP",
-                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": port}},
-                "ports": [{"port": port, "nodePort": port, "targetPort": port, "protocol": other}],
-                "loadBalancerSourceRanges": [word], "healthCheckNodePort": port,
-            },
-        });
-        prop_assert!(parse("file", json.to_string().as_bytes()).is_ok());
-    }
 }
 
 #[test]

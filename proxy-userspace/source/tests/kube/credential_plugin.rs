@@ -6,7 +6,7 @@ use api_server::{ApiServer, Settings};
 use source::kube::ClientConfig;
 use tempfile::TempDir;
 
-use super::source_test::{SourceTest, has_service, options, server, service};
+use super::source_test::{SourceTest, has_service, options, server, service, with_kubeconfig};
 
 /// A plugin whose first run gives the token `first`; the others give `second`, once they are let.
 pub(crate) struct Plugin(TempDir);
@@ -36,7 +36,7 @@ impl Plugin {
             plugin.display()
         );
         fs::write(&path, text.replace("tokenFile: token", &exec)).unwrap();
-        ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() }
+        with_kubeconfig(path)
     }
 
     /// How often it was run.

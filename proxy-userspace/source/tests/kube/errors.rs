@@ -1,27 +1,19 @@
 //! Error responses of the server, and unusable client configurations.
 
-use std::{ffi::OsString, fs};
+use std::fs;
 
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource};
 
-use super::source_test::{SourceTest, at, has_error, has_service, options, server, service, synced};
-
-/// A client configuration of this kubeconfig.
-fn with(kubeconfig: impl Into<OsString>) -> ClientConfig {
-    ClientConfig { kubeconfig: Some(kubeconfig.into()), ..ClientConfig::default() }
-}
-
-fn status(code: u16, message: &str) -> Fault {
-    Fault::Status { code, message: message.into(), retry_after: None }
-}
+use super::source_test::{
+    ALWAYS, SourceTest, at, fail, has_error, has_service, options, server, service, status, synced,
+    with_kubeconfig,
+};
 
 /// Follows a server with a fault, waits for the error, and for the cluster state once the fault is cleared.
 async fn check(fault: Fault, words: &'static [&'static str]) {
     let server = server(Settings::default());
-    for verb in [Verb::Watch, Verb::List] {
-        server.inject_fault(Resource::Services, verb, 1000, fault.clone());
-    }
+    fail(&server, Resource::Services, ALWAYS, &fault);
     let mut test = SourceTest::follow(&server);
     test.wait_for(has_error(0, words)).await;
     assert!(!test.health.is_synced());
@@ -61,7 +53,7 @@ async fn retry_after_is_respected() {
 #[tokio::test]
 async fn an_error_after_the_first_list_removes_nothing() {
     let (server, mut test) = synced(Settings::default()).await;
-    server.inject_fault(Resource::Services, Verb::Watch, 1000, status(403, "no longer"));
+    server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, status(403, "no longer"));
     server.disconnect_all();
     test.wait_for(has_error(0, &["403"])).await;
     assert!(test.service("web").is_some());
@@ -75,7 +67,7 @@ async fn an_expired_token_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
     let kubeconfig = server.kubeconfig(folder.path()).unwrap();
-    let mut test = SourceTest::start(&options(with(kubeconfig)));
+    let mut test = SourceTest::start(&options(with_kubeconfig(kubeconfig)));
     test.next().await;
     server.configure(|it| it.token = Some("second".into()));
     server.disconnect_all();
@@ -89,7 +81,7 @@ async fn an_expired_token_is_read_again() {
 async fn tls_works_with_the_right_ca_and_reports_a_wrong_one() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { is_tls: true, token: Some("t".into()), ..Settings::default() });
-    let access = with(server.kubeconfig(folder.path()).unwrap());
+    let access = with_kubeconfig(server.kubeconfig(folder.path()).unwrap());
     let mut test = SourceTest::start(&options(access.clone()));
     test.next().await;
     assert!(test.service("web").is_some());
@@ -129,7 +121,7 @@ async fn an_unusable_kubeconfig_is_reported_with_the_remedy() {
         if let Some(text) = text {
             fs::write(&path, text).unwrap();
         }
-        let error = KubeSource::start(&options(with(path))).unwrap_err().to_string();
+        let error = KubeSource::start(&options(with_kubeconfig(path))).unwrap_err().to_string();
         assert!(!error.contains('\n'), "{error}");
         for word in words {
             assert!(error.contains(word), "{word} is not in {error}");

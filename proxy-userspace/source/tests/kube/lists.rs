@@ -6,7 +6,7 @@ use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
 use source::kube::Options;
 
 use super::source_test::{
-    SourceTest, at, has_service, node, options, paging, server, service, slice, synced,
+    SourceTest, at, fail, has_service, node, options, paging, server, service, slice, status, synced,
 };
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn requests_are_recorded_with_their_answers() {
 #[tokio::test]
 async fn lists_are_paged_if_the_server_cannot_stream() {
     let server = server(Settings { has_cache: false, ..paging() });
-    fill(&server);
+    fill(&server, 1200);
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert_eq!(test.cluster.services().len(), 1201);
@@ -68,8 +68,8 @@ async fn lists_are_paged_if_the_server_cannot_stream() {
     assert!(lists.iter().all(|it| it.contains("limit=500")), "{lists:?}");
 }
 
-fn fill(server: &ApiServer) {
-    for n in 0..1200 {
+fn fill(server: &ApiServer, services: usize) {
+    for n in 0..services {
         server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
     }
 }
@@ -88,7 +88,7 @@ fn service_lists(server: &ApiServer) -> Vec<String> {
 #[tokio::test]
 async fn lists_are_answered_from_the_servers_cache() {
     let server = server(paging());
-    fill(&server);
+    fill(&server, 1200);
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert_eq!(test.cluster.services().len(), 1201);
@@ -109,14 +109,8 @@ async fn lists_are_answered_from_the_servers_cache() {
     assert!(version.1.contains("NotOlderThan") && !lists[0].contains("limit"), "{lists:?}");
 
     // A server that does not have that version is asked for its newest state.
-    let too_large = Fault::Status {
-        code: 504,
-        message: "Timeout: Too large resource version: 1204, current: 7".into(),
-        retry_after: None,
-    };
-    for (verb, times) in [(Verb::Watch, 1), (Verb::List, 1)] {
-        server.inject_fault(Resource::Services, verb, times, too_large.clone());
-    }
+    let too_large = status(504, "Timeout: Too large resource version: 1204, current: 7");
+    fail(&server, Resource::Services, 1, &too_large);
     server.disconnect_all();
     server.set(service("last", "10.96.0.12"));
     test.until(has_service("last")).await;
@@ -128,7 +122,7 @@ async fn lists_are_answered_from_the_servers_cache() {
 #[tokio::test]
 async fn a_long_list_is_compressed_and_survives_an_interruption() {
     let server = server(paging());
-    fill(&server);
+    fill(&server, 1200);
     let before = server.sent();
     let mut test = SourceTest::follow(&server);
     test.next().await;
@@ -167,9 +161,9 @@ async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again
         (1, Fault::NoResponse),
         (1, Fault::DisconnectAfter(10)),
         // Without the field selector it is asked once more.
-        (2, Fault::Status { code: 400, message: "unknown parameter".into(), retry_after: None }),
-        (1, Fault::Status { code: 405, message: "no watch".into(), retry_after: None }),
-        (1, Fault::Status { code: 500, message: "not today".into(), retry_after: None }),
+        (2, status(400, "unknown parameter")),
+        (1, status(405, "no watch")),
+        (1, status(500, "not today")),
         (1, Fault::ErrorEvent { code: 500, message: "not today".into() }),
     ];
     for (times, fault) in failures {
@@ -197,10 +191,8 @@ async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again
 #[tokio::test]
 async fn an_expired_page_restarts_the_list() {
     let server = server(paging());
-    for n in 0..600 {
-        server.set(service(&format!("s{n}"), &format!("10.97.{}.{}", n / 250, 1 + n % 250)));
-    }
-    let gone = Fault::Status { code: 410, message: "too old".into(), retry_after: None };
+    fill(&server, 600);
+    let gone = status(410, "too old");
     server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
     server.inject_fault(Resource::Services, Verb::List, 1, gone);
     let mut test = SourceTest::follow(&server);

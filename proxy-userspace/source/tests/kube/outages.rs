@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use api_server::{Answers, Fault, Resource, Settings, Verb, WatchList};
 
-use source::kube::{ClientConfig, Options, Timing};
+use source::kube::{Options, Timing};
 
 use super::source_test::{
-    QUICK, SourceTest, at, has_error, has_service, options, paging, server, service, slice, synced,
+    ALWAYS, QUICK, SourceTest, at, fail, has_error, has_service, options, paging, server, service, slice,
+    status, synced, with_kubeconfig,
 };
 
 #[tokio::test]
@@ -82,10 +83,7 @@ async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
     // With HTTP/2 by a ping that is not answered, with HTTP/1 by a watch that does not end.
     for has_http2 in [true, false] {
         let mut server = server(Settings { is_tls: true, has_http2, ..Settings::default() });
-        let client_config = ClientConfig {
-            kubeconfig: Some(server.kubeconfig(folder.path()).unwrap().into()),
-            ..ClientConfig::default()
-        };
+        let client_config = with_kubeconfig(server.kubeconfig(folder.path()).unwrap());
         let timing = match has_http2 {
             true => QUICK,
             false => Timing {
@@ -109,10 +107,7 @@ async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
 async fn a_server_that_answers_nothing_but_keeps_its_watches_open_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { is_tls: true, ..Settings::default() });
-    let client_config = ClientConfig {
-        kubeconfig: Some(server.kubeconfig(folder.path()).unwrap().into()),
-        ..ClientConfig::default()
-    };
+    let client_config = with_kubeconfig(server.kubeconfig(folder.path()).unwrap());
     let idle = (Duration::from_millis(300), Duration::from_millis(300));
     let timing = Timing { idle, ..QUICK };
     let mut test = SourceTest::start(&Options { timing, ..options(client_config) });
@@ -137,10 +132,7 @@ async fn a_server_that_answers_nothing_but_keeps_its_watches_open_is_noticed() {
 #[tokio::test]
 async fn when_one_resource_is_followed_again_the_others_are_tried_at_once() {
     let server = server(Settings::default());
-    for verb in [Verb::Watch, Verb::List] {
-        let fault = Fault::Status { code: 500, message: "busy".into(), retry_after: None };
-        server.inject_fault(Resource::EndpointSlices, verb, 1000, fault);
-    }
+    fail(&server, Resource::EndpointSlices, ALWAYS, &status(500, "busy"));
     let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
     let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
     test.wait_for(|it| it.resources().map(|it| it.error.is_some()) == [false, true, false]).await;
@@ -158,8 +150,7 @@ async fn a_403_of_a_server_that_starts_is_retried_soon_and_no_role_is_blamed() {
     let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
     let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
     test.wait_for(has_error(0, &["refused"])).await;
-    let fault = Fault::Status { code: 403, message: "forbidden".into(), retry_after: None };
-    server.inject_fault(Resource::Services, Verb::Watch, 1000, fault);
+    server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, status(403, "forbidden"));
     server.resume().unwrap();
     test.wait_for(has_error(0, &["403 Forbidden", "the API server is starting"])).await;
     server.clear_faults();
@@ -170,7 +161,7 @@ async fn a_403_of_a_server_that_starts_is_retried_soon_and_no_role_is_blamed() {
 #[tokio::test]
 async fn a_server_that_does_not_respond_times_out() {
     let server = server(paging());
-    server.inject_fault(Resource::Services, Verb::List, 1000, Fault::NoResponse);
+    server.inject_fault(Resource::Services, Verb::List, ALWAYS, Fault::NoResponse);
     let mut test = SourceTest::follow(&server);
     test.wait_for(has_error(0, &["services: no response within"])).await;
     server.clear_faults();

@@ -1,11 +1,11 @@
 //! Pods with our annotation, which are watched on request, and which not every server permits.
 
-use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
+use api_server::{ApiServer, Resource, Settings, WatchList};
 use model::cluster::ClusterState;
 use serde_json::{Value, json};
 use source::kube::{Options, WatchedPods};
 
-use super::source_test::{SourceTest, at, has_service, options, server, service};
+use super::source_test::{ALWAYS, SourceTest, at, fail, has_service, options, server, service, status};
 
 fn pod(name: &str, node: &str, annotations: &Value) -> Value {
     json!({
@@ -62,12 +62,7 @@ async fn the_annotated_pods_of_a_node_or_of_all_are_in_the_first_state_and_follo
 async fn a_server_that_permits_no_pods_is_followed_without_their_annotations() {
     let server = server(Settings::default());
     server.set(pod("a", "n1", &off()));
-    let forbid = || {
-        for verb in [Verb::Watch, Verb::List] {
-            let fault = Fault::Status { code: 403, message: "no".into(), retry_after: None };
-            server.inject_fault(Resource::Pods, verb, 1_000, fault);
-        }
-    };
+    let forbid = || fail(&server, Resource::Pods, ALWAYS, &status(403, "no"));
     forbid();
     let mut test = start(&server, WatchedPods::OfNode("n1".into()));
     test.next().await;

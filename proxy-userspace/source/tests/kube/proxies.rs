@@ -11,13 +11,12 @@ use std::{
 };
 
 use api_server::Settings;
-use source::kube::ClientConfig;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{TcpListener, TcpStream},
 };
 
-use super::source_test::{SourceTest, has_service, options, server, service};
+use super::source_test::{SourceTest, has_service, options, server, service, with_kubeconfig};
 
 /// How a proxy is spoken to.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +84,7 @@ async fn an_api_server_is_followed_through_the_proxy_of_its_kubeconfig() {
         let text = fs::read_to_string(&kubeconfig).unwrap();
         let proxied = text.replace("    server:", &format!("    proxy-url: {scheme}{proxy}\n    server:"));
         fs::write(&kubeconfig, proxied).unwrap();
-        let config = ClientConfig { kubeconfig: Some(kubeconfig.into()), ..ClientConfig::default() };
-        let mut test = SourceTest::start(&options(config));
+        let mut test = SourceTest::start(&options(with_kubeconfig(kubeconfig)));
         test.next().await;
         assert!(made.load(Ordering::Relaxed) > 0, "{kind:?}");
         // The connections of a watch are lost and made again through it.

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
+use api_server::{Fault, Resource, Settings, Verb, WatchList};
 use model::cluster::ClusterState;
 use serde_json::{Value, json};
 
 use source::kube::{Options, Timing};
 
-use super::source_test::{QUICK, SourceTest, at, has_service, options, server, service};
+use super::source_test::{
+    ALWAYS, QUICK, SourceTest, at, fail, has_service, options, server, service, status,
+};
 
 fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
     json!({
@@ -21,13 +23,6 @@ fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
 fn cidrs(cluster: &ClusterState) -> Vec<String> {
     let all = cluster.service_cidrs().iter();
     all.map(|(name, it)| format!("{name} {:?}", it.cidrs)).collect()
-}
-
-fn forbid(server: &ApiServer, code: u16) {
-    for verb in [Verb::Watch, Verb::List] {
-        let fault = Fault::Status { code, message: "no".into(), retry_after: None };
-        server.inject_fault(Resource::ServiceCidrs, verb, 1_000, fault);
-    }
 }
 
 #[tokio::test]
@@ -51,7 +46,7 @@ async fn a_server_without_service_cidrs_or_the_permission_is_followed() {
     for code in [404, 403, 500] {
         let server = server(Settings::default());
         server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
-        forbid(&server, code);
+        fail(&server, Resource::ServiceCidrs, ALWAYS, &status(code, "no"));
         let mut test = SourceTest::follow(&server);
         test.next().await;
         assert!(test.service("web").is_some() && cidrs(&test.cluster).is_empty());
@@ -63,7 +58,7 @@ async fn a_server_without_service_cidrs_or_the_permission_is_followed() {
         server.clear_faults();
         test.until(|it| cidrs(it).len() == 1).await;
         // What is known stays.
-        forbid(&server, code);
+        fail(&server, Resource::ServiceCidrs, ALWAYS, &status(code, "no"));
         server.disconnect_all();
         server.set(service("third", "10.96.0.12"));
         test.until(has_service("third")).await;
@@ -74,7 +69,7 @@ async fn a_server_without_service_cidrs_or_the_permission_is_followed() {
 #[tokio::test]
 async fn a_server_that_does_not_answer_for_service_cidrs_delays_the_first_state_for_a_moment_only() {
     let server = server(Settings::default());
-    server.inject_fault(Resource::ServiceCidrs, Verb::Watch, 1_000, Fault::NoResponse);
+    server.inject_fault(Resource::ServiceCidrs, Verb::Watch, ALWAYS, Fault::NoResponse);
     let mut test = SourceTest::follow(&server);
     test.next().await;
     assert!(test.service("web").is_some() && test.health.is_synced());
@@ -98,10 +93,7 @@ async fn the_first_state_has_the_service_cidrs_whose_first_requests_failed() {
     for watch_list in [WatchList::Supported, WatchList::Rejected] {
         let server = server(Settings { watch_list, ..Settings::default() });
         server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
-        for verb in [Verb::Watch, Verb::List] {
-            let fault = Fault::Status { code: 500, message: "starting".into(), retry_after: None };
-            server.inject_fault(Resource::ServiceCidrs, verb, 2, fault);
-        }
+        fail(&server, Resource::ServiceCidrs, 2, &status(500, "starting"));
         let mut test = SourceTest::follow(&server);
         test.next().await;
         assert!(test.service("web").is_some());

@@ -3,11 +3,12 @@
 //! Tests wait for conditions, never for time to pass.
 
 use std::{
+    ffi::OsString,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use api_server::{ApiServer, Settings, WatchList};
+use api_server::{ApiServer, Fault, Resource, Settings, Verb, WatchList};
 use model::{
     ServiceName,
     cluster::{ClusterChanges, ClusterState, EndpointSlice, Service, SliceName},
@@ -80,6 +81,26 @@ pub(crate) fn paging() -> Settings {
 pub(crate) fn at(server: &ApiServer) -> ClientConfig {
     ClientConfig { server: Some(server.url()), ..ClientConfig::default() }
 }
+
+/// The configuration of a client with this kubeconfig.
+pub(crate) fn with_kubeconfig(path: impl Into<OsString>) -> ClientConfig {
+    ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() }
+}
+
+/// An error response.
+pub(crate) fn status(code: u16, message: &str) -> Fault {
+    Fault::Status { code, message: message.into(), retry_after: None }
+}
+
+/// Answers all lists and watches of a resource with an error, as often as given.
+pub(crate) fn fail(server: &ApiServer, resource: Resource, times: usize, fault: &Fault) {
+    for verb in [Verb::Watch, Verb::List] {
+        server.inject_fault(resource, verb, times, fault.clone());
+    }
+}
+
+/// For longer than any test.
+pub(crate) const ALWAYS: usize = 1000;
 
 pub(crate) fn options(client_config: ClientConfig) -> Options {
     Options { client_config, timing: QUICK, ..Options::default() }
