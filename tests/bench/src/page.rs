@@ -4,13 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
+    iter,
 };
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
     brain, connect, eject,
-    figures::Figures,
+    figures::{Figures, Row},
     nft,
     plot::{Line, Plot, Scale, Unit, number},
     proxy_command::OWN,
@@ -293,18 +294,59 @@ fn line(figures: &Figures, name: &str, color: usize, scale: fn(f64) -> f64) -> L
     Line { name: name.to_owned(), points, color, is_dashed: false }
 }
 
-/// The figures of a subject beside their goals.
+/// A row of a subject, and the indented ones below it.
+type Part = [Row];
+
+/// The case of a part, if it has one, and the names of its figures.
+fn names(part: &Part) -> (&str, Vec<&str>) {
+    let first = part[0].case.as_str();
+    let (case, first) = first.split_once(": ").unwrap_or(("", first));
+    (case, iter::once(first).chain(part[1..].iter().map(|it| it.case.trim_start())).collect())
+}
+
+/// The figures of a subject beside their goals. Cases with the same figures share a table, with a row for each case.
 fn rows(recorded: &Recorded) -> String {
     let figures = &recorded.record.figures;
-    let mut text = format!("{}\n\n| | measured | goal |\n|---|---|---|\n", figures.method_text());
-    for row in figures.rows() {
-        let case = row.case.trim_start();
-        let indent = if case.len() < row.case.len() { "&emsp;" } else { "" };
-        let goal = row.goal_text().replace("<=", "at most");
-        let missed = if row.is_missed() { " (missed)" } else { "" };
-        let _ = writeln!(text, "| {indent}{case} | {} | {goal}{missed} |", row.text());
+    let mut text = format!("{}\n", figures.method_text());
+    let parts: Vec<&Part> = figures.rows().chunk_by(|_, next| next.case.starts_with(' ')).collect();
+    let mut is_list = false;
+    for cases in parts.chunk_by(|one, next| one.len() > 2 && names(one).1 == names(next).1) {
+        if let [part] = cases {
+            if !is_list {
+                text += "\n| | measured | goal |\n|---|---|---|\n";
+            }
+            text.extend(part.iter().map(list_row));
+        } else {
+            let header = names(cases[0]).1;
+            let _ = writeln!(
+                text,
+                "\n| goals in brackets | {} |\n|---|{}",
+                header.join(" | "),
+                "---|".repeat(header.len())
+            );
+            for part in cases {
+                let cells: Vec<_> = part.iter().map(cell).collect();
+                let _ = writeln!(text, "| {} | {} |", names(part).0, cells.join(" | "));
+            }
+        }
+        is_list = cases.len() == 1;
     }
     text
+}
+
+fn list_row(row: &Row) -> String {
+    let case = row.case.trim_start();
+    let indent = if case.len() < row.case.len() { "&emsp;" } else { "" };
+    let goal = row.goal_text().replace("<=", "at most");
+    let missed = if row.is_missed() { " (missed)" } else { "" };
+    format!("| {indent}{case} | {} | {goal}{missed} |\n", row.text())
+}
+
+/// A figure with its goal in brackets.
+fn cell(row: &Row) -> String {
+    let goal = row.goal_text().replace("<= ", "");
+    let missed = if row.is_missed() { ", missed" } else { "" };
+    if goal.is_empty() { row.text() } else { format!("{} ({goal}{missed})", row.text()) }
 }
 
 fn not_recorded(subject: &str) -> String {
