@@ -1,6 +1,11 @@
 // A backend that prints every change, keeps an nftables set ($NFT_TABLE), and says where connections go. docs/contract.md
 // has the rules.
 // Questions such as `lookup 10.1.0.7 10.96.0.1 80 TCP` come on standard input; changes are printed on standard error.
+//
+// Build it here (protoc, protoc-gen-go, protoc-gen-go-grpc):
+//
+//	M=module=github.com/kube-proxy-ebpf/kube-proxy-ebpf/proto; protoc -I../../proto --go_out=. --go_opt=$M --go-grpc_out=. --go-grpc_opt=$M localv1/localv1.proto
+//	go get -u . && go build -o backend .
 package main
 
 import (
