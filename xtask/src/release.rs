@@ -39,7 +39,20 @@ pub(crate) fn release(dry_run: bool, previous: Option<&Path>) -> Result<()> {
     } else {
         status("Skipped", "the upgrade from the previous release: no archive of one was given (--previous)");
     }
+    let changelog = fs::read_to_string(workspace().join("CHANGELOG.md"))?;
+    let notes = workspace().join("target/release-notes.md");
+    fs::write(&notes, release_notes(&changelog, &dist.digest)).context("cannot write the release notes")?;
+    status("Drafted", &notes.display().to_string());
     print(&dist, &obstacles)
+}
+
+/// The newest section of the changelog, whose links hold outside of the repository, and the image.
+fn release_notes(changelog: &str, digest: &str) -> String {
+    let section = changelog.split("\n## ").nth(1).and_then(|it| it.split_once('\n')).unwrap_or_default().1;
+    let links = format!("]({}/blob/v{VERSION}/", env!("CARGO_PKG_REPOSITORY"));
+    let mut section = section.trim().replace("](", &links);
+    section = section.replace(&format!("{links}https:"), "](https:");
+    format!("{section}\n\nImage: `{digest}`\n")
 }
 
 fn list(items: &[String]) -> String {
@@ -153,7 +166,7 @@ fn print(dist: &Dist, obstacles: &[String]) -> Result<()> {
         "\nNothing was published. Next:\n\n  \
          git tag --sign v{VERSION} && git push origin v{VERSION}\n  \
          skopeo copy --all oci-archive:{files}/kube-proxy-ebpf-{VERSION}-image.oci.tar docker://REGISTRY/kube-proxy-ebpf:{VERSION}\n  \
-         upload the files; {} is what the next release is tested against (--previous)\n  \
+         upload the files with target/release-notes.md; {} is what the next release is tested against (--previous)\n  \
          cp {files}/kube-proxy-ebpf-{VERSION}-descriptors.binpb proto/tests/released.binpb, and commit it",
         archive_name(Machine::own()?)
     );
@@ -175,6 +188,14 @@ mod tests {
             assert_eq!(newest_heading(text), Some(version), "{text}");
         }
         assert_eq!(newest_heading("# Changelog\n"), None);
+    }
+
+    #[test]
+    fn release_notes_are_the_newest_section_with_absolute_links() {
+        let text = "# Changelog\n\n## 0.2.0\n\n- A flag ([flags](docs/flags.md), [KEP](https://kep.dev)).\n\n## 0.1.0\n\n- Old.\n";
+        let docs = format!("{}/blob/v{VERSION}/docs/flags.md", env!("CARGO_PKG_REPOSITORY"));
+        let expected = format!("- A flag ([flags]({docs}), [KEP](https://kep.dev)).\n\nImage: `sha256:1`\n");
+        assert_eq!(release_notes(text, "sha256:1"), expected);
     }
 
     #[test]
