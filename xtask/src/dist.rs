@@ -26,19 +26,20 @@ use crate::{
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 14] = [
+const FILES: [&str; 15] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "GOVERNANCE.md",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "deploy",
     "docs",
     "proto/examples/go",
     "proto/examples/lines.rs",
     "proto/examples/print.rs",
     "proto/examples/python",
-    "tests/BEHAVIOUR.md",
     "tests/KERNELS.md",
     "tests/scenarios/README.md",
 ];
@@ -140,7 +141,7 @@ pub(crate) fn shell_files() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The manifests, and the three folders beside them that deploy/README.md describes, with the image by its digest.
+/// The manifests, and the three folders beside them that docs/install.md describes, with the image by its digest.
 fn manifests(digest: &str) -> Result<Vec<Entry>> {
     let mut entries = files()?;
     entries.retain(|it| {
@@ -229,16 +230,30 @@ mod tests {
         entries.map(read).collect()
     }
 
+    /// Whether a document has a heading with this anchor.
+    fn has_anchor(text: &str, anchor: &str) -> bool {
+        text.lines().filter_map(|it| it.strip_prefix('#')).any(|it| {
+            let heading = it.trim_matches(['#', ' ']).to_lowercase().replace(' ', "-");
+            heading.chars().filter(|it| it.is_alphanumeric() || "-_".contains(*it)).eq(anchor.chars())
+        })
+    }
+
     #[test]
     fn every_link_target_is_in_the_archive() {
+        const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
         let files = files().expect("files");
         let mut count = 0;
         for Entry { name, bytes, .. } in files.iter().filter(|it| it.name.ends_with(".md")) {
             let text = std::str::from_utf8(bytes).expect("a text");
             let links = text.split("](").skip(1).filter_map(|it| it.split_once(')')).map(|(it, _)| it);
-            for link in links.filter(|it| !it.contains("://") && !it.starts_with('#')) {
-                let to =
-                    Path::new(name).parent().expect("a folder").join(link.split('#').next().expect("a path"));
+            for link in links {
+                let (folder, path) = match link.strip_prefix(REPOSITORY) {
+                    Some(path) => (Path::new(""), path),
+                    None if link.contains("://") => continue,
+                    None => (Path::new(name).parent().expect("a folder"), link),
+                };
+                let (path, anchor) = path.split_once('#').unwrap_or((path, ""));
+                let to = if path.is_empty() { Path::new(name).to_owned() } else { folder.join(path) };
                 let to = to.components().fold(PathBuf::new(), |mut to, it| {
                     match it {
                         Component::ParentDir => assert!(to.pop(), "{name} links to {link}"),
@@ -247,8 +262,10 @@ mod tests {
                     to
                 });
                 // To a file, or to a folder.
-                let is_there = files.iter().any(|it| Path::new(&it.name).starts_with(&to));
-                assert!(is_there, "{name} links to {}", to.display());
+                let target = files.iter().find(|it| Path::new(&it.name).starts_with(&to));
+                let target = target.unwrap_or_else(|| panic!("{name} links to {}", to.display()));
+                let has_anchor = || has_anchor(&String::from_utf8_lossy(&target.bytes), anchor);
+                assert!(anchor.is_empty() || has_anchor(), "{name} links to {link}");
                 count += 1;
             }
         }

@@ -133,8 +133,8 @@ enum Task {
     },
     /// Take the pictures of the page for people again, docs/pictures (as root, two minutes; Chromium is installed if missing).
     Pictures,
-    /// Write the list of metrics with their help texts in docs/metrics.md again, from what is served.
-    Metrics,
+    /// Write the references of flags and metrics again, docs/flags.md and docs/metrics.md, from the code.
+    Docs,
     /// Write completions for bash, zsh and fish, and man pages, to target/shell-files; the archives of `dist` have them, too.
     Completions,
     /// Run Kubernetes' conformance tests in a kind cluster without kube-proxy (hours; needs docker and the Internet).
@@ -186,7 +186,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test(options) => test::test(&options),
         Task::Lint => lint::lint(),
         Task::Pictures => test::pictures(),
-        Task::Metrics => test::metrics(),
+        Task::Docs => test::documents(),
         Task::Completions => {
             status("Ready", &dist::shell_files()?.display().to_string());
             Ok(())

@@ -371,31 +371,3 @@ fn with_defaults(command: Command, name: &str, file: &File) -> Command {
     };
     set(command, shared).mut_subcommand(name, |it| set(it, own))
 }
-
-#[cfg(test)]
-mod tests {
-    use kube_proxy_config::{FIELDS, Field};
-
-    #[test]
-    fn the_page_of_differences_says_what_becomes_of_every_field() {
-        const PAGE: &str = include_str!("../../../docs/differences.md");
-        let section = PAGE.split("\n## ").find(|it| it.starts_with("Fields of")).unwrap();
-        let rows = section.lines().filter_map(|it| it.strip_prefix("| `")?.split_once("` | "));
-        let rows: Vec<_> = rows.collect();
-        let paths: Vec<_> = rows.iter().map(|(path, _)| *path).collect();
-        assert_eq!(paths, FIELDS.iter().map(|it| it.path).collect::<Vec<_>>());
-        let run = crate::cli::command().find_subcommand("run").unwrap().clone();
-        let all = crate::cli::command();
-        for ((_, text), Field { path, flag, reason, .. }) in rows.into_iter().zip(FIELDS) {
-            let expected = match flag {
-                Some(id) => {
-                    let mut arguments = run.get_arguments().chain(all.get_arguments());
-                    let argument = arguments.find(|it| it.get_id() == *id).unwrap();
-                    format!("`--{}`", argument.get_long().unwrap())
-                }
-                None => format!("no effect: {reason}"),
-            };
-            assert!(text.starts_with(&expected), "{path}: {text:?} does not begin with {expected:?}");
-        }
-    }
-}

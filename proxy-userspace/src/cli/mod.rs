@@ -235,6 +235,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod shell_files;
 #[cfg(test)]
 mod tests;

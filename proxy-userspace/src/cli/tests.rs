@@ -4,7 +4,6 @@ use std::{collections::BTreeSet, fs, iter, path::Path};
 
 use api_server::{ApiServer, Settings};
 use clap::Command;
-use kube_proxy_config::{FLAGS, Flag};
 
 use super::{
     command,
@@ -437,38 +436,24 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
         without.filter(|it| !matches!(*it, "help" | "version"))
     });
     let flags: BTreeSet<_> = flags.collect();
-    let named: Vec<_> = flags.iter().map(|it| format!("`--{it}`")).collect();
-    let expect = format!("Each flag has an environment variable, but for {}", named.join(", "));
-    assert!(include_str!("../../../README.md").contains(&expect), "the README does not contain: {expect}");
-}
-
-#[test]
-fn the_page_of_differences_says_what_becomes_of_every_flag() {
-    const PAGE: &str = include_str!("../../../docs/differences.md");
-    let section = PAGE.split("\n## ").find(|it| it.starts_with("Flags")).unwrap();
-    let rows = section.lines().filter_map(|it| it.strip_prefix("| `--")?.split_once("` | "));
-    let rows: Vec<_> = rows.collect();
-    assert_eq!(
-        rows.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-        FLAGS.iter().map(|it| it.name).collect::<Vec<_>>()
-    );
-    let mut command = command();
-    command.build();
-    let run = command.find_subcommand("run").unwrap();
-    let is_accepted = |flag: &str| {
-        run.get_arguments()
-            .any(|it| it.get_long() == Some(flag) || it.get_all_aliases().unwrap_or_default().contains(&flag))
-    };
-    for ((name, text), Flag { reason, .. }) in rows.into_iter().zip(FLAGS) {
-        // Of the second column: `--flag`, perhaps another one, or why there is none.
-        let named: Vec<_> = text.split('`').filter_map(|it| it.strip_prefix("--")).collect();
-        if text.starts_with('`') {
-            assert!(named.iter().all(|it| is_accepted(it)), "{name}: {text}");
-        } else {
-            assert!(!is_accepted(name), "{name} is accepted: {text}");
-            assert_eq!(text.strip_suffix(" |"), reason.map(|it| format!("not accepted: {it}")).as_deref());
-        }
-    }
+    let expected = [
+        "anonymize",
+        "behind",
+        "filter",
+        "force",
+        "has",
+        "init-only",
+        "instance-id",
+        "kube-proxy",
+        "limit",
+        "once",
+        "print-config",
+        "rev",
+        "sort",
+        "wait-for-kube-proxy",
+        "watch",
+    ];
+    assert_eq!(flags, BTreeSet::from(expected));
 }
 
 #[test]
@@ -503,20 +488,4 @@ fn the_level_of_kube_proxys_log_is_accepted() {
         check_rows(&line, &[row]);
     }
     assert_eq!([0, 2, 4, 5, 6, 10].map(kube_proxy_config::verbosity), [0, 0, 1, 1, 2, 2]);
-}
-
-#[test]
-fn the_configuration_page_names_every_flag_and_variable() {
-    const PAGE: &str = include_str!("../../../docs/configuration.md");
-    let mut command = command();
-    command.build();
-    for it in command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(Command::get_arguments)
-    {
-        let flag =
-            it.get_long().filter(|it| !matches!(*it, "help" | "version")).map(|it| format!("`--{it}`"));
-        let variable = it.get_env().map(|it| format!("`{}`", it.display()));
-        for name in flag.into_iter().chain(variable) {
-            assert!(PAGE.contains(&name), "{name} is missing");
-        }
-    }
 }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use api_server::{ApiServer, Settings, WatchList};
+use build_tools::command::workspace;
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::{ConfigMap, ServiceAccount},
@@ -99,9 +100,9 @@ fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn kustomizations_of_the_readme_have_a_pullable_image() {
+fn kustomizations_of_the_install_page_have_a_pullable_image() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let text = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    let text = fs::read_to_string(workspace().join("docs/install.md")).unwrap();
     let top = tempfile::tempdir().unwrap();
     let top = top.path();
     symlink(deploy::folder(), top.join("deploy")).unwrap();
@@ -619,7 +620,7 @@ fn only_brains_have_an_account_at_the_api_server() {
     assert_eq!(account.unwrap()["automountServiceAccountToken"], false);
 }
 
-/// The names that the README gives to Secrets, and the component for cert-manager.
+/// The names that the install page gives to Secrets, and the component for cert-manager.
 #[test]
 fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
     let Some(renderer) = Renderer::or_skip() else { return };
@@ -628,14 +629,14 @@ fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
     let text = "resources: [deploy/overlays/central]\ncomponents: [deploy/components/cert-manager]\n";
     fs::write(top.path().join("kustomization.yaml"), text).unwrap();
     let objects = renderer.render(top.path()).unwrap();
-    let readme = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    let page = fs::read_to_string(workspace().join("docs/install.md")).unwrap();
     for (kind, own, trusted) in
         [("Deployment", "kube-proxy-ebpf-brain", "--tls-allow="), ("DaemonSet", "kube-proxy-ebpf-agent", "")]
     {
         let pod = &one(&objects, kind)["spec"]["template"]["spec"];
         let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "tls").unwrap();
         let secret = volume["secret"]["secretName"].as_str().unwrap();
-        assert!(readme.contains(&format!("create secret generic {secret} ")), "{secret}");
+        assert!(page.contains(&format!("create secret generic {secret} ")), "{secret}");
         let is_certificate = |it: &&Value| it["kind"] == "Certificate" && it["spec"]["secretName"] == secret;
         let certificate = objects.iter().find(is_certificate).unwrap();
         assert_eq!(strings(&certificate["spec"]["dnsNames"]), [own]);
@@ -650,7 +651,7 @@ fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
             variables.iter().find(|it| it["name"] == name).unwrap()["value"].as_str().unwrap()
         };
         assert!(other.starts_with("kube-proxy-ebpf-") && other != own, "{kind}: {other}");
-        assert!(readme.contains(&format!("subjectAltName=DNS:{own}")), "{own}");
+        assert!(page.contains(&format!("subjectAltName=DNS:{own}")), "{own}");
     }
 }
 

@@ -4,6 +4,5 @@
 
 mod architecture;
 mod deploy;
+mod install_commands;
 mod observability;
-mod readme_commands;
-mod vocabulary;

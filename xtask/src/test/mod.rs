@@ -119,13 +119,22 @@ pub(crate) fn pictures() -> Result<()> {
     Ok(())
 }
 
-/// Writes the help texts of metrics into the documents.
-pub(crate) fn metrics() -> Result<()> {
+/// Writes the generated parts of the documents: tests write what they compare otherwise.
+pub(crate) fn documents() -> Result<()> {
     run(cargo()
-        .args(["test", "--package", "admin", "--target-dir"])
+        .args([
+            "test",
+            "--package",
+            "admin",
+            "--package",
+            "kube-proxy-ebpf",
+            "--lib",
+            "--bins",
+            "--target-dir",
+        ])
         .arg(workspace().join("target"))
-        .args(["the_documented_help_texts_are_those_that_are_served"])
+        .args(["is_generated"])
         .env("KUBE_PROXY_EBPF_UPDATE_DOCUMENTS", "1"))?;
-    status("Ready", "docs/metrics.md");
+    status("Ready", "docs/flags.md, docs/metrics.md");
     Ok(())
 }

@@ -80,58 +80,53 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     served
 }
 
-/// The page, before and after its comparison with kube-proxy.
-fn page() -> (&'static str, &'static str) {
-    include_str!("../../../../docs/metrics.md").split_once("## Compared with kube-proxy").unwrap()
-}
+const PAGE: &str = include_str!("../../../../docs/metrics.md");
+/// The environment variable with which the generated part of the page is written instead of compared.
+const UPDATE: &str = "KUBE_PROXY_EBPF_UPDATE_DOCUMENTS";
+const BEGIN: &str = "<!-- Generated: cargo xtask docs -->\n";
+const END: &str = "<!-- End of the generated part -->\n";
 
-/// The same in the documentation, for one role.
-fn documented(role: Role) -> BTreeMap<String, (String, BTreeSet<String>)> {
-    let table = page().0.lines().filter(|it| it.starts_with("| `"));
-    let rows = table.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
-    let rows = rows.filter(|row| match row[4] {
-        "all" => true,
-        "backend" => role == Role::Backend,
-        other => panic!("{other}: neither all nor backend"),
-    });
-    let word = |it: &str| it.trim_matches('`').to_owned();
-    let labels = |it: &str| it.split(", ").map(word).filter(|it| !it.is_empty()).collect();
-    rows.map(|row| (word(row[1]), (row[2].to_owned(), labels(row[3])))).collect()
+/// A line for each metric that every process serves, and for each that only a backend serves.
+fn reference() -> String {
+    let [backend, brain] = [Role::Backend, Role::Brain].map(|it| busy(it).metrics.text().unwrap());
+    let all = served(&brain);
+    let help = |name: &str| {
+        let lines = [&backend, &brain].into_iter().flat_map(|it| it.lines());
+        lines
+            .filter_map(|it| it.strip_prefix("# HELP ")?.split_once(' '))
+            .find(|(it, _)| *it == name)
+            .unwrap()
+            .1
+    };
+    let list = |title: &str, is_listed: &dyn Fn(&str) -> bool| {
+        let metrics = served(&backend).into_iter().chain(all.clone()).collect::<BTreeMap<_, _>>();
+        let lines = metrics.iter().filter(|(name, _)| is_listed(name)).map(|(name, (kind, labels))| {
+            let labels: String = labels.iter().map(|it| format!(", `{it}`")).collect();
+            format!("- `{name}` ({kind}{labels}): {}\n", help(name))
+        });
+        format!("\n### {title}\n\n{}", lines.collect::<String>())
+    };
+    list("All processes", &|it| all.contains_key(it)) + &list("run and agent", &|it| !all.contains_key(it))
 }
 
 #[test]
-fn the_documented_metrics_are_those_that_are_served() {
-    for role in [Role::Backend, Role::Brain] {
-        assert_eq!(served(&busy(role).metrics.text().unwrap()), documented(role), "{role:?}");
-    }
-}
-
-/// The environment variable with which the generated part of the documentation is written instead of compared.
-const UPDATE: &str = "KUBE_PROXY_EBPF_UPDATE_DOCUMENTS";
-const HELP_BEGIN: &str = "<!-- Generated: cargo xtask metrics -->\n";
-const HELP_END: &str = "<!-- End of what is generated -->\n";
-
-/// Every metric of any role with its help text, as in the text format, sorted.
-fn help_texts() -> String {
+fn the_table_of_help_texts_is_sorted_and_has_the_served_ones() {
     let texts = [Role::Backend, Role::Brain].map(|it| busy(it).metrics.text().unwrap());
     let lines = texts.iter().flat_map(|it| it.lines()).filter_map(|it| it.strip_prefix("# HELP "));
-    let lines: BTreeSet<_> = lines.collect();
-    lines.into_iter().map(|it| format!("{it}\n")).collect()
+    assert!(lines.collect::<BTreeSet<_>>().into_iter().eq(HELP.lines()));
 }
 
 #[test]
-fn the_documented_help_texts_are_those_that_are_served() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
-    let document = fs::read_to_string(path).unwrap();
-    let (before, rest) = document.split_once(HELP_BEGIN).unwrap();
-    let (documented, after) = rest.split_once(HELP_END).unwrap();
-    assert!(help_texts() == HELP, "a help text is of no metric, or they are not sorted");
-    let served = format!("```text\n{HELP}```\n");
+fn the_page_of_metrics_is_generated() {
+    let (before, rest) = PAGE.split_once(BEGIN).unwrap();
+    let (documented, after) = rest.split_once(END).unwrap();
+    let reference = reference();
     if env::var_os(UPDATE).is_some() {
-        fs::write(path, format!("{before}{HELP_BEGIN}{served}{HELP_END}{after}")).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        fs::write(path, format!("{before}{BEGIN}{reference}\n{END}{after}")).unwrap();
     } else {
         // Not compared by `assert_eq`, which would print both.
-        assert!(documented == served, "`cargo xtask metrics` writes docs/metrics.md again");
+        assert!(documented == format!("{reference}\n"), "`cargo xtask docs` writes docs/metrics.md again");
     }
 }
 
@@ -140,20 +135,15 @@ fn the_documented_help_texts_are_those_that_are_served() {
 const KUBE_PROXY_METRICS: &str = include_str!("kube_proxy.txt");
 
 #[test]
-fn the_comparison_with_kube_proxy_names_every_metric_and_tells_which_is_the_same() {
-    let rows = page().1.lines().filter(|it| it.starts_with("| `"));
-    let rows: Vec<_> = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>()).collect();
+fn the_page_names_every_metric_of_kube_proxy_that_is_not_served_alike() {
+    let absent = PAGE.split_once("## Compared with kube-proxy").unwrap().1;
     let served = served(&busy(Role::Backend).metrics.text().unwrap());
-    let labels = |it: &str| it.split_whitespace().map(ToOwned::to_owned).collect::<BTreeSet<_>>();
     for line in KUBE_PROXY_METRICS.lines() {
-        let (name, expected) = line.split_once(' ').unwrap_or((line, ""));
-        let row = rows.iter().find(|it| it[1] == format!("`{name}`"));
-        let row = row.unwrap_or_else(|| panic!("{name} is missing"));
-        assert_eq!(labels(&row[2].replace(['`', ','], " ")), labels(expected), "{name}");
-        let is_same = served.get(name).is_some_and(|(_, it)| *it == labels(expected));
-        assert_eq!(row[3] == "the same", is_same, "{name}: {}", row[3]);
-        assert!(!row[3].is_empty(), "{name}");
-        assert!(!name.starts_with("kubeproxy_") || served.contains_key(name), "{name} is not served");
+        let (name, labels) = line.split_once(' ').unwrap_or((line, ""));
+        let labels = labels.split_whitespace().map(ToOwned::to_owned).collect::<BTreeSet<_>>();
+        let is_same = served.get(name).is_some_and(|(_, it)| *it == labels);
+        assert_eq!(!absent.contains(&format!("`{name}`")), is_same, "{name}");
+        assert!(is_same || !name.starts_with("kubeproxy_"), "{name}");
     }
 }
 

@@ -66,22 +66,20 @@ impl ModuleGraph {
         self.crates.insert(krate.to_owned(), reader.modules);
     }
 
-    /// The uses between the files of each crate, and the uses between crates.
-    pub(crate) fn edges(&self) -> (Edges, Edges) {
-        let (mut files, mut crates) = (Edges::new(), Edges::new());
+    /// The uses between the files of each crate.
+    pub(crate) fn edges(&self) -> Edges {
+        let mut edges = Edges::new();
         for (krate, modules) in &self.crates {
             for (path, module) in modules {
                 for target in self.uses(krate, path, module) {
                     let Target::Item { krate: to, file, name } = target else { continue };
-                    if to != *krate {
-                        crates.entry((krate.clone(), to)).or_default().insert(name);
-                    } else if file != module.file {
-                        files.entry((module.file.clone(), file)).or_default().insert(name);
+                    if to == *krate && file != module.file {
+                        edges.entry((module.file.clone(), file)).or_default().insert(name);
                     }
                 }
             }
         }
-        (files, crates)
+        edges
     }
 
     fn uses(&self, krate: &str, path: &ModulePath, module: &Module) -> Vec<Target> {

@@ -1,4 +1,4 @@
-//! The commands of deploy/README.md, as a shell splits them: each is known, with every flag.
+//! The commands of docs/install.md, as a shell splits them: each is known, with every flag.
 //!
 //! The shell runs them with stand-ins for the programs, which record how they are called. `kubectl` and the proxy's binary
 //! parse what was recorded, and stop before they do anything: at `--help`.
@@ -11,7 +11,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::{Build, agent::run, deploy, skip::skip};
+use build_tools::command::workspace;
+use tests::{Build, agent::run, skip::skip};
 
 /// Every program that the commands call.
 const PROGRAMS: [&str; 10] = [
@@ -29,7 +30,7 @@ const PROGRAMS: [&str; 10] = [
 
 /// The blocks of commands, without their prompts.
 fn blocks() -> Vec<String> {
-    let text = fs::read_to_string(deploy::folder().join("README.md")).unwrap();
+    let text = fs::read_to_string(workspace().join("docs/install.md")).unwrap();
     let blocks = text.split("```console\n").skip(1).map(|it| it.split("```").next().unwrap());
     let command = |line: &str| {
         let line = line.trim_start();
@@ -67,7 +68,7 @@ fn parse(program: &Path, arguments: &[String]) {
 }
 
 #[test]
-fn every_command_of_the_readme_is_parsed() {
+fn every_command_of_the_install_page_is_parsed() {
     let has_kubectl = Command::new("kubectl").args(["version", "--client"]).output().is_ok();
     if !has_kubectl {
         skip("kubectl is not installed");
