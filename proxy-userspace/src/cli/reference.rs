@@ -117,17 +117,16 @@ fn kube_proxys_flags(run: &Command) -> String {
     fates(rows)
 }
 
-/// The fate of every field of a `KubeProxyConfiguration`.
+/// The fate of every field of a `KubeProxyConfiguration`. The log has the reasons of those without effect.
 fn fields(command: &Command, run: &Command) -> String {
-    let fate = |flag: Option<&str>, reason: &str| {
+    let fate = |flag: Option<&str>| {
         let mut flags = run.get_arguments().chain(command.get_arguments());
         flag.map_or_else(
-            || format!("no effect: {reason}"),
+            || "no effect; the log has the reason".to_owned(),
             |id| format!("`--{}`", flags.find(|it| it.get_id() == id).unwrap().get_long().unwrap()),
         )
     };
-    let rows = FIELDS.iter().map(move |it| (it.path.to_owned(), fate(it.flag, it.reason)));
-    fates(rows)
+    fates(FIELDS.iter().map(move |it| (it.path.to_owned(), fate(it.flag))))
 }
 
 #[test]

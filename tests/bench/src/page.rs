@@ -313,14 +313,14 @@ fn rows(recorded: &Recorded) -> String {
     for cases in parts.chunk_by(|one, next| one.len() > 2 && names(one).1 == names(next).1) {
         if let [part] = cases {
             if !is_list {
-                text += "\n| | measured | goal |\n|---|---|---|\n";
+                text += "\n| | measured (at most) |\n|---|---|\n";
             }
             text.extend(part.iter().map(list_row));
         } else {
             let header = names(cases[0]).1;
             let _ = writeln!(
                 text,
-                "\n| goals in brackets | {} |\n|---|{}",
+                "\n| measured (at most) | {} |\n|---|{}",
                 header.join(" | "),
                 "---|".repeat(header.len())
             );
@@ -337,9 +337,7 @@ fn rows(recorded: &Recorded) -> String {
 fn list_row(row: &Row) -> String {
     let case = row.case.trim_start();
     let indent = if case.len() < row.case.len() { "&emsp;" } else { "" };
-    let goal = row.goal_text().replace("<=", "at most");
-    let missed = if row.is_missed() { " (missed)" } else { "" };
-    format!("| {indent}{case} | {} | {goal}{missed} |\n", row.text())
+    format!("| {indent}{case} | {} |\n", cell(row))
 }
 
 /// A figure with its goal in brackets.
