@@ -41,7 +41,12 @@ fn line(flag: &Arg) -> Option<String> {
         if !values.is_empty() && !values.contains(&"true") {
             let _ = write!(line, ": {}", quoted(values));
         }
-        let defaults: Vec<_> = flag.get_default_values().iter().map(|it| it.display().to_string()).collect();
+        let defaults: Vec<_> = flag
+            .get_default_values()
+            .iter()
+            .map(|it| it.display().to_string())
+            .filter(|it| it != "false")
+            .collect();
         if !defaults.is_empty() {
             let _ = write!(line, " [default: {}]", defaults.join(","));
         }

@@ -99,12 +99,18 @@ fn reference() -> String {
             .1
     };
     let list = |title: &str, is_listed: &dyn Fn(&str) -> bool| {
-        let metrics = served(&backend).into_iter().chain(all.clone()).collect::<BTreeMap<_, _>>();
-        let lines = metrics.iter().filter(|(name, _)| is_listed(name)).map(|(name, (kind, labels))| {
+        let mut lines = String::new();
+        let mut usual = Vec::new();
+        let metrics: BTreeMap<_, _> = served(&backend).into_iter().chain(all.clone()).collect();
+        for (name, (kind, labels)) in metrics.iter().filter(|(name, _)| is_listed(name)) {
             let labels: String = labels.iter().map(|it| format!(", `{it}`")).collect();
-            format!("- `{name}` ({kind}{labels}): {}\n", help(name))
-        });
-        format!("\n### {title}\n\n{}", lines.collect::<String>())
+            if name.starts_with("kube_proxy_ebpf_") {
+                lines += &format!("- `{name}` ({kind}{labels}): {}\n", help(name));
+            } else {
+                usual.push(format!("`{name}` ({kind}{labels})"));
+            }
+        }
+        format!("\n### {title}\n\n{lines}- With the usual meaning: {}\n", usual.join(", "))
     };
     list("All processes", &|it| all.contains_key(it)) + &list("run and agent", &|it| !all.contains_key(it))
 }
