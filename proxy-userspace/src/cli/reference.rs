@@ -29,7 +29,7 @@ fn line(flag: &Arg) -> Option<String> {
     let usual = format!("KUBE_PROXY_EBPF_{}", long.to_uppercase().replace('-', "_"));
     let mut line = format!("- `--{long}`");
     let _ = match flag.get_env() {
-        None => write!(line, " ¹"),
+        None => write!(line, "¹"),
         Some(it) if it == &*usual => Ok(()),
         Some(it) => write!(line, " (`{}`)", it.display()),
     };
