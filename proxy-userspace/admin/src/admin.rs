@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// The state and the metrics behind the pages. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Admin {
     pub(crate) state: Arc<Mutex<AdminState>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -215,7 +215,6 @@ impl Admin {
 }
 
 /// The one trace that runs, until this is dropped.
-#[derive(Debug)]
 pub struct TraceGuard {
     admin: Admin,
     replaced: oneshot::Receiver<()>,

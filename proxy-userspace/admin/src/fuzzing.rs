@@ -8,7 +8,6 @@ use crate::{Admin, PageGroup, Role, http::server::serve_one};
 const MAX_RESPONSE: usize = 1 << 20;
 
 /// The pages of a process that has just started, and which answers questions with their words.
-#[derive(Debug)]
 pub struct Pages(Admin);
 
 impl Default for Pages {

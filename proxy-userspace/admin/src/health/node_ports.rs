@@ -5,16 +5,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    future::ready,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use datapath::NodePortAddresses;
-use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
-    body::Bytes,
     header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
 use model::{
@@ -33,7 +32,10 @@ use super::Health;
 use crate::{
     admin::Admin,
     http::bind::{bind_remedy, bind_with_retry},
-    http::server::accept,
+    http::{
+        body::{self, PageBody},
+        server::{PendingResponse, accept},
+    },
     pages::PageGroup,
     state::{Moment, RejectedBy, lock},
 };
@@ -42,7 +44,6 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Serves the health-check node ports of the Services of a node.
-#[derive(Debug)]
 pub struct HealthChecks {
     node: String,
     node_port_addresses: NodePortAddresses,
@@ -58,7 +59,7 @@ pub struct HealthChecks {
 }
 
 /// What the tasks of the listeners share.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Shared {
     admin: Admin,
     checks: Arc<Mutex<Checks>>,
@@ -218,16 +219,14 @@ impl Shared {
             self.report_bind_errors();
         }
         let port = address.port();
-        accept(&listener, self.admin.connections.of(PageGroup::Health), || {
-            let shared = self.clone();
-            move |_| {
-                let is_healthy = Health::external(&shared.admin.state(), Moment::now()).is_ok();
-                let checks = lock(&shared.checks);
-                let check = checks.get(&port).and_then(|it| it.first_key_value());
-                std::future::ready(respond(check, is_healthy))
-            }
-        })
-        .await;
+        let connections = self.admin.connections.of(PageGroup::Health).clone();
+        let handler = move |_| -> PendingResponse {
+            let is_healthy = Health::external(&self.admin.state(), Moment::now()).is_ok();
+            let checks = lock(&self.checks);
+            let check = checks.get(&port).and_then(|it| it.first_key_value());
+            Box::pin(ready(respond(check, is_healthy)))
+        };
+        accept(&listener, &connections, Arc::new(handler)).await;
     }
 
     /// Records that an address cannot be bound, and reports the first failure.
@@ -262,19 +261,19 @@ impl Shared {
     }
 }
 
-fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<Full<Bytes>> {
+fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<PageBody> {
     let Some((service, local_endpoints)) = check else {
         // The Service is being removed.
-        let mut response = Response::new(Full::default());
+        let mut response = Response::new(body::short(""));
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         return response;
     };
     // Names have no characters that would need an escape.
     let ServiceName { namespace, name } = service;
-    let body = format!(
+    let text = format!(
         r#"{{"service":{{"namespace":"{namespace}","name":"{name}"}},"localEndpoints":{local_endpoints},"serviceProxyHealthy":{is_healthy}}}"#
     );
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    let mut response = Response::new(body::short(text));
     if *local_endpoints == 0 || !is_healthy {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }

@@ -5,7 +5,6 @@
 
 use std::{
     convert::Infallible,
-    error::Error,
     fmt::Display,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -20,7 +19,7 @@ use std::{
 
 use hyper::{
     Request, Response,
-    body::{Body, Bytes, Incoming},
+    body::Incoming,
     header::{CONNECTION, HeaderValue},
     server::conn::http1,
     service::service_fn,
@@ -138,19 +137,19 @@ fn report_failure(pages: PageGroup, address: &dyn Display, error: &dyn Display, 
 
 async fn serve_pages(admin: &Admin, pages: PageGroup, listener: &impl Listener, address: &str) {
     tracing::info!(pages = pages.name(), address, paths = pages.paths().join(" "), "serving pages");
-    accept(listener, admin.connections.of(pages), || handler(admin, pages)).await;
+    accept(listener, admin.connections.of(pages), handler(admin, pages)).await;
 }
 
-/// The handler of one connection.
-fn handler(
-    admin: &Admin,
-    pages: PageGroup,
-) -> impl Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Response<PageBody>> + Send>> + Send + use<> {
+/// Answers requests, one at a time of each connection.
+pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> PendingResponse + Send + Sync>;
+pub(crate) type PendingResponse = Pin<Box<dyn Future<Output = Response<PageBody>> + Send>>;
+
+fn handler(admin: &Admin, pages: PageGroup) -> Handler {
     let admin = admin.clone();
-    move |request| {
+    Arc::new(move |request| -> PendingResponse {
         let admin = admin.clone();
         Box::pin(async move { admin.respond(pages, &request).await })
-    }
+    })
 }
 
 /// What connections are accepted from.
@@ -178,16 +177,8 @@ impl Listener for UnixSocket {
     }
 }
 
-/// Serves all clients until it is dropped; each connection gets a handler of its own.
-pub(crate) async fn accept<H, F, B>(
-    listener: &impl Listener,
-    connections: &Connections,
-    new_handler: impl Fn() -> H,
-) where
-    H: Fn(Request<Incoming>) -> F + Send + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
-{
+/// Serves all clients until it is dropped.
+pub(crate) async fn accept(listener: &impl Listener, connections: &Connections, handler: Handler) {
     let mut clients = JoinSet::new();
     for accepted in 1_u64.. {
         // Reap finished tasks.
@@ -199,7 +190,7 @@ pub(crate) async fn accept<H, F, B>(
         match listener.accept().await {
             Ok((stream, source)) => {
                 let connection = connections.admit(source).await;
-                clients.spawn(serve_client(stream, connection, new_handler()));
+                clients.spawn(serve_client(stream, connection, Arc::clone(&handler)));
             }
             Err(error) => {
                 // Most errors are a client's; without a delay, an error of this process would cause a busy loop.
@@ -219,13 +210,11 @@ fn is_out_of_files(error: &io::Error) -> bool {
 }
 
 /// Serves a client until it disconnects, takes too long, or must make room for another one.
-async fn serve_client<S, H, F, B>(stream: S, mut connection: Connection, handler: H)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    H: Fn(Request<Incoming>) -> F,
-    F: Future<Output = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
-{
+async fn serve_client(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    mut connection: Connection,
+    handler: Handler,
+) {
     let mut closing = connection.closing();
     let expiry = Arc::new(Mutex::new(Instant::now() + HEAD_TIMEOUT));
     let renewed = Arc::clone(&expiry);

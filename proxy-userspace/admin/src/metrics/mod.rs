@@ -46,7 +46,6 @@ use crate::{
 /// A histogram for each set of labels.
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
-#[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     state: Arc<Mutex<AdminState>>,
@@ -60,7 +59,6 @@ pub(crate) struct Metrics {
 }
 
 /// What a process counts that programs the kernel.
-#[derive(Debug)]
 pub(crate) struct DatapathMetrics {
     sync_duration: Histograms<Label>,
     full_sync_duration: Histograms<Label>,

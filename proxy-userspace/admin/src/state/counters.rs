@@ -3,10 +3,7 @@
 //! Invariant: the kernel is read for each request, and never while the state is locked; however many readers take their time,
 //! one reading is kept.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, Weak},
-};
+use std::sync::{Arc, Mutex, Weak};
 
 use datapath::PortCounts;
 use model::{Protocol, ServiceName, state::ServiceState};
@@ -76,11 +73,5 @@ impl Reading {
             });
         }
         Some(sum)
-    }
-}
-
-impl fmt::Debug for NewestReading {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NewestReading")
     }
 }

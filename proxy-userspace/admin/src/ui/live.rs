@@ -3,14 +3,13 @@
 //! Invariant: what is kept for the page is forgotten once no browser asks.
 
 use std::{
-    fmt,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use hyper::StatusCode;
 use tokio::{
-    sync::{Mutex as AsyncMutex, Semaphore},
+    sync::Mutex as AsyncMutex,
     task::spawn_blocking,
     time::{Instant, sleep},
 };
@@ -28,30 +27,18 @@ use crate::{
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What answers the page. Clones share it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Ui {
     /// What browsers look at; questions take turns.
     watched: Arc<AsyncMutex<Option<Watched>>>,
     /// Explanations take turns.
-    explaining: Arc<Semaphore>,
+    explaining: Arc<AsyncMutex<()>>,
 }
 
 /// A board, and when a browser last asked for it.
 struct Watched {
     board: Board,
     at: Instant,
-}
-
-impl Default for Ui {
-    fn default() -> Self {
-        Self { watched: Arc::default(), explaining: Arc::new(Semaphore::new(1)) }
-    }
-}
-
-impl fmt::Debug for Ui {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ui")
-    }
 }
 
 impl Ui {
@@ -78,8 +65,7 @@ impl Ui {
         query: &str,
     ) -> Result<String, (StatusCode, String)> {
         let explainer = lock(state).readers.kernel_explainer.clone();
-        let turn = self.explaining.acquire().await;
-        let _turn = turn.map_err(|it| (StatusCode::SERVICE_UNAVAILABLE, it.to_string()))?;
+        let _turn = self.explaining.lock().await;
         explain::answer(explainer, query).await
     }
 
