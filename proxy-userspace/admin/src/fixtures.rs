@@ -1,6 +1,6 @@
 //! States and reports for tests.
 
-use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
+use std::{net::SocketAddr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use datapath::{ApplyReport, AttachStatus, ForeignProgram, HookStatus, PortCounts, TableFill};
 use model::{
@@ -12,7 +12,12 @@ use model::{
 };
 use publish::{Published, Publisher};
 
-use crate::state::{CounterLookup, PortCountLookup};
+use reconciler::Observer as _;
+
+use crate::{
+    admin::Admin,
+    state::{CounterLookup, PortCountLookup, Role},
+};
 
 const HTTP: NonZeroU16 = NonZeroU16::new(80).expect("80 is not zero");
 
@@ -81,6 +86,22 @@ impl CounterLookup for PortCounts {
     fn endpoint(&self, _: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
         0
     }
+}
+
+/// A node without a state.
+pub(crate) fn node() -> (Admin, Publisher) {
+    (Admin::new("n1", Role::Backend), Publisher::new("n1"))
+}
+
+/// Publishes Services and reports that they are active.
+pub(crate) fn apply(
+    admin: &Admin,
+    publisher: &Publisher,
+    services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>,
+) {
+    let state = published(publisher, services);
+    admin.on_dequeued(&state);
+    admin.on_applied(&state, &report(), Duration::from_millis(3));
 }
 
 pub(crate) fn published(

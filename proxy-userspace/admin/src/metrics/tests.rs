@@ -15,7 +15,7 @@ use reconciler::{Observer as _, Step};
 use super::writer::HELP;
 use crate::{
     admin::Admin,
-    fixtures::{attach_status, published, report, service},
+    fixtures::{apply, attach_status, node, published, report, service},
     state::{RejectedBy, Role, seconds},
 };
 
@@ -28,9 +28,7 @@ fn busy(role: Role) -> Admin {
     admin.set_client_stats(publish::grpc::ClientStats::default);
     admin.set_follower_stats(publish::followers::FollowerStats::default);
     let publisher = Publisher::new("n1");
-    let state = published(&publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
-    admin.on_dequeued(&state);
-    admin.on_applied(&state, &report(), Duration::from_millis(3));
+    apply(&admin, &publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
     let refused =
@@ -201,8 +199,7 @@ fn value(admin: &Admin, sample: &str) -> f64 {
 
 #[test]
 fn changes_are_counted_when_they_are_published_and_pending_until_they_are_active() {
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
+    let (admin, publisher) = node();
     let count = |name: &str| value(&admin, &format!("kubeproxy_sync_proxy_rules_{name}"));
     let first = published(&publisher, [service("a", 2, None), service("b", 0, None)]);
     admin.on_dequeued(&first);
@@ -219,8 +216,7 @@ fn changes_are_counted_when_they_are_published_and_pending_until_they_are_active
 
 #[test]
 fn a_state_that_is_dequeued_twice_is_a_retry_and_no_change() {
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
+    let (admin, publisher) = node();
     let state = published(&publisher, [service("a", 1, None)]);
     admin.on_dequeued(&state);
     admin.on_failed(Step::Apply, "no room");
@@ -232,13 +228,10 @@ fn a_state_that_is_dequeued_twice_is_a_retry_and_no_change() {
 
 #[test]
 fn services_and_endpoints_are_those_of_the_active_state() {
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
+    let (admin, publisher) = node();
     let mut numbers = Vec::new();
     for services in [vec![("a", 2), ("b", 0)], vec![("a", 1), ("b", 3), ("c", 1)], vec![("c", 0)]] {
-        let state = published(&publisher, services.into_iter().map(|(name, n)| service(name, n, None)));
-        admin.on_dequeued(&state);
-        admin.on_applied(&state, &report(), Duration::from_millis(1));
+        apply(&admin, &publisher, services.into_iter().map(|(name, n)| service(name, n, None)));
         let own = |name: &str| value(&admin, &format!("kube_proxy_ebpf_{name}"));
         let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         numbers.push((own("active_revision"), own("services"), own("endpoints"), value(&admin, local)));
@@ -249,16 +242,13 @@ fn services_and_endpoints_are_those_of_the_active_state() {
 #[test]
 fn the_delay_of_a_change_is_counted_once_and_only_if_it_happened_after_the_start() {
     let before = seconds(SystemTime::now()) - 1000.0;
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
+    let (admin, publisher) = node();
     let after = seconds(SystemTime::now());
     let count = || value(&admin, "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}");
     let mut counts = Vec::new();
     // Before the start; a new time; the same time, as after a change of the Service only; another time.
     for (endpoints, time) in [(1, before), (2, after), (3, after), (4, after + 0.001)] {
-        let state = published(&publisher, [service("a", endpoints, Some(time))]);
-        admin.on_dequeued(&state);
-        admin.on_applied(&state, &report(), Duration::from_millis(1));
+        apply(&admin, &publisher, [service("a", endpoints, Some(time))]);
         counts.push(count());
     }
     assert_eq!(counts, [0.0, 1.0, 1.0, 2.0]);

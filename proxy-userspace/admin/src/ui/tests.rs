@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::live::IDLE_TIMEOUT;
 use crate::{
     admin::Admin,
-    fixtures::{FixedCounts, published, report, service},
+    fixtures::{FixedCounts, apply, published, report, service},
     http::body::PageBody,
     pages::PageGroup,
     state::Role,
@@ -44,9 +44,7 @@ fn busy() -> (Admin, Publisher) {
     admin.enable_timeline();
     admin.set_counter_source(|| Some(FixedCounts::of(&[("a", 7)])));
     let publisher = Publisher::new("n1");
-    let state = published(&publisher, [service("a", 2, None), service("b", 1, None), service("c", 0, None)]);
-    admin.on_dequeued(&state);
-    admin.on_applied(&state, &report(), Duration::from_millis(3));
+    apply(&admin, &publisher, [service("a", 2, None), service("b", 1, None), service("c", 0, None)]);
     (admin, publisher)
 }
 

@@ -26,7 +26,7 @@ const KINDS: [&str; 5] = ["namespace", "service", "pod", "node", "host"];
 /// The words of the filter of names: with two million names, one of 20,000 other words is taken for a name.
 const FILTER_WORDS: usize = 1 << 20;
 /// How many bits of the filter a name sets.
-const BITS_PER_NAME: u32 = 6;
+const BITS_PER_NAME: u64 = 6;
 
 /// A pseudonym is a keyed hash of its word, so that nothing is kept of addresses; of names there is a Bloom filter.
 #[derive(Debug)]
@@ -46,22 +46,15 @@ impl Pseudonyms {
     pub(super) fn learn(&mut self, kind: &str, name: &str) {
         let is_name = name.contains(|it: char| it.is_ascii_alphabetic()) && !COMMON.contains(&name);
         if is_name && name.parse::<IpAddr>().is_err() {
-            for (word, bit) in self.bits(kind, name) {
+            let kind = KINDS.iter().position(|it| *it == kind).unwrap_or_default();
+            for (word, bit) in bits(kind, self.hashes(name)) {
                 self.names[word] |= bit;
             }
         }
     }
 
-    /// Whether a name was learned as one of this kind.
-    fn knows(&self, kind: &str, name: &str) -> bool {
-        self.bits(kind, name).all(|(word, bit)| self.names[word] & bit != 0)
-    }
-
-    /// The bits of a name in the filter.
-    fn bits(&self, kind: &str, name: &str) -> impl Iterator<Item = (usize, u64)> + use<> {
-        let (first, step) = (self.hasher.hash_one((kind, name)), self.hasher.hash_one((name, kind)) | 1);
-        let bit = move |n| first.wrapping_add(step.wrapping_mul(u64::from(n)));
-        (0..BITS_PER_NAME).map(bit).map(|it| ((it >> 6) as usize % FILTER_WORDS, 1 << (it % 64)))
+    fn hashes(&self, name: &str) -> (u64, u64) {
+        (self.hasher.hash_one(name), self.hasher.hash_one((name, name)) | 1)
     }
 
     /// Copies the JSON of a page with pseudonyms. The names in it are recognized by their keys, and learned before they are
@@ -193,12 +186,22 @@ impl Pseudonyms {
 
     /// The pseudonym of a name, if it was learned.
     fn of_name(&self, name: &str) -> Option<String> {
-        KINDS.into_iter().find(|it| self.knows(it, name)).map(|it| self.pseudonym(it, name))
+        let hashes = self.hashes(name);
+        let is_known = |kind: &usize| bits(*kind, hashes).all(|(word, bit)| self.names[word] & bit != 0);
+        (0..KINDS.len()).find(is_known).map(|kind| self.pseudonym(KINDS[kind], name))
     }
 
     fn pseudonym(&self, kind: &str, word: impl Hash) -> String {
         format!("{kind}-{:016x}", self.hasher.hash_one(word))
     }
+}
+
+/// The bits in the filter of a name of this kind, from two hashes of the name.
+fn bits(kind: usize, (first, step): (u64, u64)) -> impl Iterator<Item = (usize, u64)> {
+    let first_bit = BITS_PER_NAME * kind as u64;
+    let bits =
+        (first_bit..first_bit + BITS_PER_NAME).map(move |it| first.wrapping_add(step.wrapping_mul(it)));
+    bits.map(|it| ((it >> 6) as usize % FILTER_WORDS, 1 << (it % 64)))
 }
 
 /// Writes a text with pseudonyms, in pieces between which no word lies.

@@ -13,7 +13,7 @@ use tokio::{task::JoinHandle, time::advance};
 use super::*;
 use crate::{
     admin::Admin,
-    fixtures::{attach_status, published, report, service},
+    fixtures::{apply, attach_status, node, published, report, service},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -45,10 +45,8 @@ fn body(health: &Health) -> serde_json::Value {
 
 /// A process with an active state.
 fn served() -> (Admin, Publisher) {
-    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
-    let state = published(&publisher, [service("a", 1, None)]);
-    admin.on_dequeued(&state);
-    admin.on_applied(&state, &report(), SECOND);
+    let (admin, publisher) = node();
+    apply(&admin, &publisher, [service("a", 1, None)]);
     admin.on_attach_checked(Ok(&attach_status(true)));
     (admin, publisher)
 }
@@ -171,7 +169,7 @@ async fn a_change_that_is_pending_for_too_long_is_unhealthy_until_it_is_active()
 
 #[tokio::test(start_paused = true)]
 async fn a_first_state_that_is_pending_for_too_long_is_unhealthy() {
-    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
+    let (admin, publisher) = node();
     admin.on_dequeued(&published(&publisher, []));
     advance(STALE_AFTER).await;
     let health = live(&admin);
@@ -259,10 +257,8 @@ async fn where_hooks_can_never_be_probed_a_node_is_healthy_while_the_prober_repo
 
 #[tokio::test(start_paused = true)]
 async fn without_hooks_no_probe_is_expected() {
-    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
-    let state = published(&publisher, []);
-    admin.on_dequeued(&state);
-    admin.on_applied(&state, &report(), SECOND);
+    let (admin, publisher) = node();
+    apply(&admin, &publisher, []);
     let tables = AttachStatus { hooks: vec![], ..attach_status(true) };
     admin.on_attach_checked(Ok(&tables));
     advance(STALE_AFTER * 2).await;
@@ -325,7 +321,7 @@ async fn an_attach_check_becomes_stale() {
 
 #[tokio::test(start_paused = true)]
 async fn readiness_lists_the_failed_checks() {
-    let (admin, publisher) = (Admin::new("n1", Role::Backend), Publisher::new("n1"));
+    let (admin, publisher) = node();
     let text = || ready(&admin);
     admin.source("file", SyncStatus { error: Some("a.yaml: no such thing".into()), ..SyncStatus::default() });
     let (is_ready, response) = text();
