@@ -20,11 +20,11 @@ mod ui;
 pub use admin::{Admin, TraceGuard};
 pub use health::{BindFailure, HealthChecks, STALE_AFTER};
 pub use http::{
-    BindAddress, Listener, Servers, get, page, query_explanation, query_readiness, query_status, query_trace,
+    BindAddress, Listener, PageGroup, Servers, get, page, query_explanation, query_readiness, query_status,
+    query_trace,
 };
 pub use pages::{
-    CountersStatus, EjectedStatus, PageGroup, RejectedStatus, Revision, SourceStatus, Status, TableStatus,
-    TraceStatus,
+    CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus, TraceStatus,
 };
 pub use state::{
     Configuration, CounterLookup, Inherited, NoAnswer, PendingAnswer, PendingTrace, PortCountLookup, Role,

@@ -31,12 +31,12 @@ use tokio::{
 use super::Health;
 use crate::{
     admin::Admin,
+    http::PageGroup,
     http::bind::{bind_remedy, bind_with_retry},
     http::{
         body::{self, PageBody},
         server::{PendingResponse, accept},
     },
-    pages::PageGroup,
     state::{Moment, RejectedBy, lock},
 };
 

@@ -7,10 +7,12 @@ mod bind_address;
 pub(crate) mod body;
 mod client;
 pub(crate) mod connections;
+mod page_group;
 pub(crate) mod server;
 
 pub use self::{
     bind_address::BindAddress,
     client::{Listener, get, page, query_explanation, query_readiness, query_status, query_trace},
+    page_group::PageGroup,
     server::Servers,
 };

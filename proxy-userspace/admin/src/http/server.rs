@@ -36,10 +36,10 @@ use tokio::{
 
 use crate::{
     admin::Admin,
+    http::PageGroup,
     http::bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
     http::body::Expiry,
     http::body::PageBody,
-    pages::PageGroup,
     state::lock,
     ui::UiAddress,
 };

@@ -13,8 +13,8 @@ use super::live::IDLE_TIMEOUT;
 use crate::{
     admin::Admin,
     fixtures::{FixedCounts, apply, published, report, service},
+    http::PageGroup,
     http::body::PageBody,
-    pages::PageGroup,
     state::Role,
 };
 

@@ -7,10 +7,8 @@ use clap::ValueEnum;
 use datapath::PortId;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::sample::{Endpoint, Endpoints, PortSample, Sample};
+use super::sample::{Endpoint, Endpoints, HISTORY, PortSample, Sample};
 
-/// How many rates a plot shows.
-pub(super) const HISTORY: usize = 20;
 /// How far a page key moves.
 const PAGE: usize = 10;
 

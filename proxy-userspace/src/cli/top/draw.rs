@@ -13,8 +13,8 @@ use ratatui::{
 use serde_json::{Value, json};
 
 use super::{
-    board::{Board, HISTORY, Row},
-    sample::Endpoint,
+    board::{Board, Row},
+    sample::{Endpoint, HISTORY},
 };
 use crate::cli::output;
 

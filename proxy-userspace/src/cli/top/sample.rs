@@ -14,11 +14,13 @@ use anyhow::Result;
 use datapath::{PortCounts, PortId};
 use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, FrontendRow};
 
-use super::board::HISTORY;
 use crate::cli::{
     flags::ReportFlags,
     status::{PortName, Process},
 };
+
+/// How many rates a plot shows.
+pub(super) const HISTORY: usize = 20;
 
 /// One reading.
 pub(super) struct Sample {
