@@ -14,7 +14,7 @@ use model::{RequestedMetadata, state::Service};
 use proxy_contract::localv1;
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{SeqAccess, Visitor},
 };
 
 /// The name of a service port; empty if it is unknown.
@@ -47,12 +47,7 @@ pub(in crate::cli) struct Names(Vec<NamedFrontend>);
 impl Names {
     /// Reads the page `/state`.
     pub(super) fn read(page: impl Read) -> serde_json::Result<Self> {
-        let mut frontends = Vec::new();
-        let add = &mut |service: &localv1::Service| {
-            let state = wire::service_state(service, [], &RequestedMetadata::default()).value;
-            state.into_iter().for_each(|it| add_frontends(&it.service, &mut frontends));
-        };
-        State(add).deserialize(&mut serde_json::Deserializer::from_reader(page))?;
+        let State { items: Frontends(mut frontends) } = serde_json::from_reader(page)?;
         // Of two Services with the same address, the last one names it.
         frontends.reverse();
         frontends.sort_by_key(|it| it.address);
@@ -94,63 +89,44 @@ fn add_frontends(service: &Service, frontends: &mut Vec<NamedFrontend>) {
     }
 }
 
-/// The page `/state`, of which each Service is handed on.
-struct State<'a>(&'a mut dyn FnMut(&localv1::Service));
+/// The page `/state`.
+#[derive(Deserialize)]
+struct State {
+    #[serde(default)]
+    items: Frontends,
+}
 
-/// The Services in it.
-struct Items<'a>(&'a mut dyn FnMut(&localv1::Service));
+/// The frontends of its Services, of which each is forgotten before the next one is read.
+#[derive(Default)]
+struct Frontends(Vec<NamedFrontend>);
 
 #[derive(Deserialize)]
 struct Item {
     service: localv1::Service,
 }
 
-impl<'de> DeserializeSeed<'de> for State<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
+impl<'de> Deserialize<'de> for Frontends {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Items)
     }
 }
 
-impl<'de> Visitor<'de> for State<'_> {
-    type Value = ();
+struct Items;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a state")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key::<String>()? {
-            match &*name {
-                "items" => fields.next_value_seed(Items(self.0))?,
-                _ => drop(fields.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Items<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Items<'_> {
-    type Value = ();
+impl<'de> Visitor<'de> for Items {
+    type Value = Frontends;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Services")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Frontends, A::Error> {
+        let mut frontends = Vec::new();
         while let Some(Item { service }) = items.next_element()? {
-            (self.0)(&service);
+            let state = wire::service_state(&service, [], &RequestedMetadata::default()).value;
+            state.into_iter().for_each(|it| add_frontends(&it.service, &mut frontends));
         }
-        Ok(())
+        Ok(Frontends(frontends))
     }
 }
 
