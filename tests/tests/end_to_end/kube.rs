@@ -285,7 +285,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     let for_ever = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
     node.start_with(&command(&node, &kubeconfig).args(for_ever));
     // Without the right, Services are served all the same.
-    node.wait_until_logged(&["cannot post the event InvalidAnnotation", "grant create of events"]);
+    node.wait_until_logged(&["cannot post the event", "InvalidAnnotation", "grant create of events"]);
     let status = run(&mut node.cli("status")).success();
     assert!(status.contains("did you mean kube-proxy-ebpf.io/drain?"), "{status}");
 
