@@ -21,10 +21,7 @@ pub fn read_manifests(
 ) -> Result<Arc<Published>, Error> {
     let FileUpdate { changes, report } = source::file::read(path, service_metadata)?;
     let FileReport { problems, rejected } = report.unwrap_or_default();
-    for it in &problems {
-        tracing::warn!("{it}");
-    }
-    for it in &rejected {
+    for it in problems.iter().chain(&rejected) {
         tracing::warn!("{}", it.log_line());
     }
     if changes.is_empty() && !problems.is_empty() {

@@ -146,7 +146,8 @@ impl SourceEvents<'_> {
                 Self::File(source) => {
                     let FileUpdate { changes, report } = source.next().await?;
                     if let Some(report) = report {
-                        let error = Some(report.problems.join("; ")).filter(|it| !it.is_empty());
+                        let problems: Vec<_> = report.problems.iter().map(ToString::to_string).collect();
+                        let error = Some(problems.join("; ")).filter(|it| !it.is_empty());
                         observer.source(FILE, SyncStatus { is_synced: true, error, ..SyncStatus::default() });
                         observer.rejected(Stage::Source, &report.rejected.into_iter().collect());
                     }

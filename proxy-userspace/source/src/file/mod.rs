@@ -13,7 +13,6 @@ mod store;
 mod watch;
 
 use std::{
-    collections::BTreeSet,
     future::pending,
     io, mem,
     path::{Path, PathBuf},
@@ -21,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use model::{Rejected, RequestedMetadata, cluster::ClusterChanges};
+use model::{Rejections, RequestedMetadata, cluster::ClusterChanges};
 use tokio::{
     sync::Notify,
     task::{JoinSet, spawn_blocking},
@@ -36,6 +35,7 @@ use self::{
     store::FileStore,
     watch::{FolderWatch, Touched},
 };
+use crate::RejectionLog;
 
 /// How long to wait after a change for further changes that belong to it.
 const DEBOUNCE: Duration = Duration::from_millis(3);
@@ -144,6 +144,7 @@ async fn follow(mut reader: Reader, mut watch: FolderWatch) {
         let files = u32::try_from(reader.store.len()).unwrap_or(u32::MAX);
         touched.all |= now >= last_sweep + per_file.saturating_mul(files).max(POLL_INTERVAL);
         if touched.is_empty() && deadline.is_none_or(|it| now < it) {
+            reader.log.remind();
             continue;
         }
         if touched.all {
@@ -190,14 +191,13 @@ struct Reader {
     store: FileStore,
     /// What is wrong with the files; `None` before there is a state.
     report: Option<FileReport>,
-    /// The logged problems that still exist.
-    logged: BTreeSet<String>,
+    log: RejectionLog,
     shared: Arc<Shared>,
 }
 
 impl Reader {
     fn new(store: FileStore, shared: Arc<Shared>) -> Self {
-        Self { store, report: None, logged: BTreeSet::new(), shared }
+        Self { store, report: None, log: RejectionLog::default(), shared }
     }
 
     fn refresh(&mut self, touched: &Touched) {
@@ -226,15 +226,10 @@ impl Reader {
     }
 
     fn log(&mut self, report: &FileReport) {
-        let rejected = report.rejected.iter().map(Rejected::log_line);
-        let problems: BTreeSet<_> = report.problems.iter().cloned().chain(rejected).collect();
-        for problem in problems.difference(&self.logged) {
-            tracing::warn!("{problem}");
-        }
-        if problems.is_empty() && !self.logged.is_empty() {
+        let all: Rejections = report.problems.iter().chain(&report.rejected).cloned().collect();
+        if self.log.update(&all) && all.is_empty() {
             tracing::info!("all files and objects are valid again");
         }
-        self.logged = problems;
     }
 }
 

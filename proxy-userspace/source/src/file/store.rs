@@ -43,7 +43,7 @@ pub(super) struct FileStore {
     /// The files about which there is something to report.
     reported: BTreeSet<Arc<Path>>,
     /// Why the folder could not be listed the last time.
-    list_problem: Option<String>,
+    list_problem: Option<Rejected>,
     /// The time of the last refresh.
     now: Instant,
 }
@@ -54,7 +54,7 @@ struct FileState {
     signature: Option<Signature>,
     /// The last valid content.
     contents: Option<ParsedManifest>,
-    problem: Option<String>,
+    problem: Option<Rejected>,
     is_link: bool,
     /// Whether it defines an object more than once.
     has_duplicates: bool,
@@ -73,7 +73,7 @@ pub struct FileReport {
     /// Rejected parts of objects; the rest of these objects is served.
     pub rejected: Vec<Rejected>,
     /// Files that cannot be read or parsed, and objects that are defined twice or not supported.
-    pub problems: Vec<String>,
+    pub problems: Vec<Rejected>,
 }
 
 impl FileStore {
@@ -149,7 +149,7 @@ impl FileStore {
     }
 
     /// The objects that are defined more than once.
-    fn duplicates(&self) -> Vec<String> {
+    fn duplicates(&self) -> Vec<Rejected> {
         let mut files: BTreeSet<_> = self
             .reported
             .iter()
@@ -181,11 +181,11 @@ impl FileStore {
         for (name, places) in definitions {
             problems.extend(places.windows(2).map(|it| {
                 let [(first, first_at), (path, at)] = [it[0], it[1]];
-                format!(
-                    "{}: {at}: {name} is also defined in {}, {first_at}; this definition is used, remove the other",
-                    path.display(),
-                    first.display(),
-                )
+                let first = first.display();
+                let reason = format!(
+                    "{name} is also defined in {first}, {first_at}; this definition is used, remove the other"
+                );
+                problem(path, Some(at), reason)
             }));
         }
         problems
@@ -203,8 +203,8 @@ impl FileStore {
                 paths
             }
             Err(error) => {
-                let path = self.path.display();
-                self.list_problem = Some(format!("{path}: {error}; the last content stays active"));
+                let reason = format!("{error}; the last content stays active");
+                self.list_problem = Some(problem(&self.path, None, reason));
                 // Files that are missing now have another grace period once the folder exists.
                 for path in mem::take(&mut self.unsettled).into_keys() {
                     self.files.entry(path).or_default().signature = None;
@@ -250,7 +250,7 @@ impl FileStore {
                 self.unsettled.remove(&path);
                 let file = self.files.entry(Arc::clone(&path)).or_default();
                 file.signature = None;
-                file.problem = Some(format!("{}: {error}; {}", path.display(), file.consequence()));
+                file.problem = Some(problem(&path, None, format!("{error}; {}", file.consequence())));
                 self.reported.insert(path);
             }
         }
@@ -267,11 +267,8 @@ impl FileStore {
             if self.now < since + GRACE_PERIOD {
                 return;
             }
-            file.problem = Some(format!(
-                "{}: empty; {}; write a `kind: List` with `items: []` to remove its objects",
-                path.display(),
-                file.consequence()
-            ));
+            let remedy = "write a `kind: List` with `items: []` to remove its objects";
+            file.problem = Some(problem(&path, None, format!("empty; {}; {remedy}", file.consequence())));
         } else {
             match ParsedManifest::read(bytes, &self.requested) {
                 Ok(mut contents) => {
@@ -281,8 +278,9 @@ impl FileStore {
                     file.problem = None;
                 }
                 Err(error) => {
-                    let error = ParseError::new(&path.display().to_string(), error);
-                    file.problem = Some(format!("{error}; {}", file.consequence()));
+                    let ParseError { at, reason, .. } = ParseError::new("", error);
+                    let reason = format!("{reason}; {}", file.consequence());
+                    file.problem = Some(problem(&path, Some(at), reason));
                 }
             }
         }
@@ -346,18 +344,25 @@ impl FileState {
 impl FileReport {
     /// Adds what is remarkable in a file.
     fn add(&mut self, path: &Path, contents: &ParsedManifest) {
+        self.problems.extend(contents.ignored.iter().map(|(at, kind)| {
+            let reason = format!(
+                "{kind} is ignored; supported are v1 Service, v1 Node, v1 Pod, discovery.k8s.io/v1 EndpointSlice, \
+                 networking.k8s.io/v1 ServiceCIDR and lists of them",
+            );
+            problem(path, Some(*at), reason)
+        }));
         let path = path.display();
         if contents.documents == 0 {
             let reason = "the file is empty; write a `kind: List` with `items: []` if that is intended";
             self.rejected.push(Rejected::not_served(path.to_string(), reason));
         }
-        self.problems.extend(contents.ignored.iter().map(|(at, kind)| {
-            format!(
-                "{path}: {at}: {kind} is ignored; supported are v1 Service, v1 Node, v1 Pod, discovery.k8s.io/v1 EndpointSlice, \
-                 networking.k8s.io/v1 ServiceCIDR and lists of them",
-            )
-        }));
         let of_file = |it: &Rejected| Rejected { item: format!("{path}: {}", it.item), ..it.clone() };
         self.rejected.extend(contents.rejected.iter().map(of_file));
     }
+}
+
+/// What is wrong with a file, or at a place in it.
+fn problem(path: &Path, at: Option<Position>, reason: String) -> Rejected {
+    let path = path.display();
+    Rejected::served(at.map_or_else(|| path.to_string(), |at| format!("{path}: {at}")), reason)
 }

@@ -64,15 +64,15 @@ impl Snapshot {
     /// The rejected items; there are no other problems.
     #[track_caller]
     fn rejected(&self) -> Vec<String> {
-        assert_eq!(self.report.problems, Vec::<String>::new());
+        assert_eq!(self.report.problems, []);
         self.report.rejected.iter().map(Rejected::to_string).collect()
     }
 
     /// The only problem.
     #[track_caller]
-    fn problem(&self) -> &str {
+    fn problem(&self) -> String {
         let [problem] = self.report.problems.as_slice() else { panic!("{:?}", self.report.problems) };
-        problem
+        problem.to_string()
     }
 }
 
@@ -347,7 +347,9 @@ async fn a_file_that_is_truncated_and_written_again_keeps_its_objects() {
     }
     // If it stays empty, that is reported, and the last valid content stays active.
     fs::write(&file, "").unwrap();
-    follower.wait_for(|it| it.report.problems.iter().any(|it| it.contains("a.yaml: empty"))).await;
+    follower
+        .wait_for(|it| it.report.problems.iter().any(|it| it.to_string().contains("a.yaml: empty")))
+        .await;
     follower.keeps(|it| it.names() == "a").await;
 }
 
@@ -392,7 +394,7 @@ async fn an_object_that_moves_to_another_file_never_vanishes() {
     let [first, second] = ["1.yaml", "2.yaml"].map(|it| folder.path().join(it));
     replace(&second, &format!("{}---\n{}", service("c", 80), service("b", 80)));
     let problem = "Service default/b is also defined in";
-    let is_reported = |it: &Snapshot| it.report.problems.iter().any(|it| it.contains(problem));
+    let is_reported = |it: &Snapshot| it.report.problems.iter().any(|it| it.to_string().contains(problem));
     assert_eq!(follower.wait_for(is_reported).await.names(), "a b c");
     replace(&first, &service("a", 80));
     assert_eq!(follower.wait_for(|it| !is_reported(it)).await.names(), "a b c");
@@ -522,7 +524,7 @@ async fn the_last_of_two_definitions_of_an_object_counts_until_it_is_removed() {
     ];
     let problems = snapshot.report.problems.iter().zip(expect);
     assert_eq!(snapshot.report.problems.len(), 2);
-    problems.for_each(|(it, expect)| assert!(it.starts_with(&expect), "{it}"));
+    problems.for_each(|(it, expect)| assert!(it.to_string().starts_with(&expect), "{it}"));
     fs::remove_file(second).unwrap();
     follower.wait_for(|it| it.port("a") == Some(81) && it.report.problems.len() == 1).await;
     replace(Path::new(&first), &service("a", 80));
