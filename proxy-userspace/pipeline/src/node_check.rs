@@ -26,8 +26,29 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
     Some(Rejected::served(format!("node {node}"), reason))
 }
 
+/// The checks of a node's Node object.
+#[derive(Default)]
+pub(crate) struct NodeChecks {
+    /// The Nodes that were checked for shared addresses, and the result.
+    nodes: Option<NodeInfos>,
+    shared: Option<Rejected>,
+}
+
+impl NodeChecks {
+    /// What is wrong with the Node object of `node`, of which `is_required` says whether it must exist.
+    pub(crate) fn rejected(&mut self, node: &str, nodes: &NodeInfos, is_required: bool) -> Vec<Rejected> {
+        if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(nodes)) {
+            self.nodes = Some(nodes.clone());
+            self.shared = shared_address(node, nodes);
+        }
+        let unknown = unknown_node(node, nodes, is_required);
+        let unnumbered = no_address(node, nodes).filter(|_| is_required);
+        unknown.into_iter().chain(unnumbered).chain(self.shared.clone()).collect()
+    }
+}
+
 /// A report if the Node object of `node` has no address.
-pub(crate) fn no_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
+fn no_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
     nodes.get(node).filter(|it| it.addresses.is_empty())?;
     let reason = "its Node object has no IP address in status.addresses: with --nodeport-addresses=primary no node port is \
                   served, and sources of load balancers do not include this node; the kubelet or the cloud's controller \
@@ -36,7 +57,7 @@ pub(crate) fn no_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
 }
 
 /// A report if another Node object has an address of that of `node`, too. An address of this node is served as its own.
-pub(crate) fn shared_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
+fn shared_address(node: &str, nodes: &NodeInfos) -> Option<Rejected> {
     let own = nodes.get(node)?;
     let mut others = nodes.iter().filter(|(name, _)| &***name != node);
     let (other, ip) = others.find_map(|(name, it)| {

@@ -1,9 +1,9 @@
 //! The pipeline: follows a source, lets the brain recompute, publishes what has changed.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, mem, sync::Arc};
 
 use brain::Brain;
-use model::state::{NodeInfos, NodeState};
+use model::state::NodeState;
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     config::{Config, Error, SourceConfig},
     explainer::{Explainer, ServedExplainer},
-    node_check::{no_address, shared_address, unknown_node},
+    node_check::NodeChecks,
     observer::{Observer, PublishSteps, Stage},
     source_events::{RunningSource, SourceEvent},
 };
@@ -27,8 +27,8 @@ use crate::{
 /// How many nodes get their first state at a time, before the source and everything else has a turn.
 const MAX_PENDING_NODES: usize = 16;
 
-/// To how many other nodes a change goes before the next one waits for it.
-const CROWD: usize = 16;
+/// The number of changed nodes from which on their states are sent before the next change is computed.
+const FLUSH_THRESHOLD: usize = 16;
 
 /// A source, a brain and publishers. The source stops when this is dropped.
 #[derive(Debug)]
@@ -122,38 +122,29 @@ impl Pipeline {
     pub async fn run(&self, observer: &impl Observer) {
         let mut brain = Brain::new(self.options.clone());
         brain.start_serving(&self.node);
-        let mut log = RejectionLog::default();
-        // The Nodes that were checked for shared addresses, and the result.
-        let (mut nodes, mut shared) = (None::<NodeInfos>, None);
+        let (mut log, mut checks) = (RejectionLog::default(), NodeChecks::default());
         let mut events = self.source.events(observer);
-        // Whether the cluster state is known now, and whether it was at the last recomputation.
-        let (mut is_complete, mut was_complete) = (false, false);
+        // Whether the cluster state is known.
+        let mut is_complete = false;
         let mut idle_check = interval(node_registry::IDLE_CHECK_INTERVAL);
         idle_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut received = None;
+            let (mut received, mut became_complete) = (None, false);
             tokio::select! {
-                event = events.next(observer) => match event {
-                    Some(SourceEvent::Cluster(cluster)) => {
-                        received = Some(Instant::now());
-                        brain.replace_cluster(cluster);
-                        is_complete = true;
+                event = events.next(observer) => {
+                    received = Some(Instant::now());
+                    match event {
+                        Some(SourceEvent::Cluster(cluster)) => brain.replace_cluster(cluster),
+                        Some(SourceEvent::Changes(changes)) => brain.apply(changes),
+                        Some(SourceEvent::Node(state)) => {
+                            is_complete = false;
+                            self.publish_node(&mut brain, state, observer);
+                            continue;
+                        }
+                        None => return,
                     }
-                    Some(SourceEvent::Changes(changes)) => {
-                        received = Some(Instant::now());
-                        brain.apply(changes);
-                        is_complete = true;
-                    }
-                    Some(SourceEvent::Node(state)) => {
-                        let received = Instant::now();
-                        self.cluster.publish(ClusterSnapshot::Unavailable);
-                        self.own_cluster.publish(ClusterSnapshot::Unavailable);
-                        self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
-                        self.publish_own(state, (received, received), observer);
-                        is_complete = false;
-                    }
-                    None => return,
-                },
+                    became_complete = !mem::replace(&mut is_complete, true);
+                }
                 requested = self.nodes.requested() => {
                     requested.iter().for_each(|it| brain.start_serving(it));
                     continue;
@@ -173,8 +164,6 @@ impl Pipeline {
                     continue;
                 }
             }
-            let became_complete = is_complete && !was_complete;
-            was_complete = is_complete;
             if !is_complete {
                 continue;
             }
@@ -184,38 +173,46 @@ impl Pipeline {
                 // What was published so far may be the state that another brain computed.
                 changed.extend(brain.served_nodes().cloned());
             }
-            let is_crowd = changed.len() > CROWD;
+            let is_flushed = changed.len() > FLUSH_THRESHOLD;
             self.publish(&brain, changed, (received.unwrap_or(computed), computed), observer);
-            self.nodes.set_cluster_nodes(brain.node_infos().clone());
-            let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
-                true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
-                // The brain must copy a cluster state that is shared before it can change it.
-                false => ClusterSnapshot::Pending,
-            };
-            self.own_cluster.publish(snapshot(&self.own_cluster));
-            self.cluster.publish(match self.has_all_nodes {
-                true => snapshot(&self.cluster),
-                false => ClusterSnapshot::Unavailable,
-            });
+            self.publish_cluster(&brain);
             observer.namespace_entries(brain.most_namespace_entries());
-            let is_required = self.requires_node();
-            let infos = brain.node_infos();
-            if nodes.as_ref().is_none_or(|it| !it.ptr_eq(infos)) {
-                nodes = Some(infos.clone());
-                shared = shared_address(&self.node, infos);
-            }
-            let unknown = unknown_node(&self.node, infos, is_required);
-            let unnumbered = no_address(&self.node, infos).filter(|_| is_required);
-            let of_node = unknown.into_iter().chain(unnumbered).chain(shared.clone());
             let mut rejections = brain.rejections().clone();
-            rejections.set(&self.node, of_node.filter(|_| self.checks_node).collect());
+            if self.checks_node {
+                let rejected = checks.rejected(&self.node, brain.node_infos(), self.requires_node());
+                rejections.set(&self.node, rejected);
+            }
             if log.update(&rejections) {
                 observer.rejected(Stage::Brain, &rejections);
             }
-            if is_crowd {
-                let_all_send().await;
+            if is_flushed {
+                flush_clients().await;
             }
         }
+    }
+
+    /// Publishes the state of this node that another brain has computed; there is no cluster state then.
+    fn publish_node(&self, brain: &mut Brain, state: NodeState, observer: &impl Observer) {
+        let received = Instant::now();
+        self.cluster.publish(ClusterSnapshot::Unavailable);
+        self.own_cluster.publish(ClusterSnapshot::Unavailable);
+        self.nodes.clear().iter().for_each(|it| brain.stop_serving(it));
+        self.publish_own(state, (received, received), observer);
+    }
+
+    /// Publishes the cluster state, if there are watchers.
+    fn publish_cluster(&self, brain: &Brain) {
+        self.nodes.set_cluster_nodes(brain.node_infos().clone());
+        let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
+            true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
+            // The brain must copy a cluster state that is shared before it can change it.
+            false => ClusterSnapshot::Pending,
+        };
+        self.own_cluster.publish(snapshot(&self.own_cluster));
+        self.cluster.publish(match self.has_all_nodes {
+            true => snapshot(&self.cluster),
+            false => ClusterSnapshot::Unavailable,
+        });
     }
 
     /// Publishes the states of nodes; of this node, reports when they were received and computed.
@@ -251,7 +248,7 @@ impl Pipeline {
 
 /// Lets all tasks that are ready run, once each for the session, the response and the connection of a client, through which
 /// a state passes. What changes meanwhile is computed and sent at once, instead of one by one to thousands of clients.
-async fn let_all_send() {
+async fn flush_clients() {
     for _ in 0..3 {
         // A new task is the last in the queue. It does not fail.
         let _ = tokio::spawn(async {}).await;
@@ -302,6 +299,12 @@ mod tests {
         }
     }
 
+    /// A pipeline that serves the node n1.
+    fn start(source: SourceConfig) -> Pipeline {
+        let (service_metadata, brain) = Default::default();
+        Pipeline::start(Config { node: "n1".into(), source, service_metadata, brain }).unwrap()
+    }
+
     const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n\
                        ---\napiVersion: v1\nkind: Node\nmetadata: {name: n2}\n";
 
@@ -310,13 +313,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("web.yaml");
         fs::write(&path, WEB).unwrap();
-        let config = Config {
-            node: "n1".into(),
-            source: SourceConfig::File(path),
-            service_metadata: Default::default(),
-            brain: brain::Options::default(),
-        };
-        let pipeline = Pipeline::start(config).unwrap();
+        let pipeline = start(SourceConfig::File(path));
         let recorder = Recorder::default();
         let mut states = pipeline.subscribe();
         let published = tokio::select! {
@@ -356,13 +353,7 @@ mod tests {
             };
             JoinSet::from_iter([serve])
         };
-        let config = Config {
-            node: "n1".into(),
-            source: SourceConfig::Api(Client::new(target.clone().into(), "n1")),
-            service_metadata: Default::default(),
-            brain: brain::Options::default(),
-        };
-        let pipeline = Pipeline::start(config).unwrap();
+        let pipeline = start(SourceConfig::Api(Client::new(target.clone().into(), "n1")));
         let recorder = Recorder::default();
         let reported = async |is_so: fn(&SyncStatus) -> bool| {
             let is_last =
@@ -399,7 +390,7 @@ mod tests {
             let (state, mut receiver) = mpsc::unbounded_channel();
             for _ in 0..3 {
                 let (sender, next) = mpsc::unbounded_channel();
-                let mut from = std::mem::replace(&mut receiver, next);
+                let mut from = mem::replace(&mut receiver, next);
                 tokio::spawn(async move { from.recv().await.map(|it| sender.send(it)) });
             }
             (state, receiver)
@@ -407,9 +398,9 @@ mod tests {
         .take(1_000)
         .collect();
         // All of their tasks wait.
-        let_all_send().await;
+        flush_clients().await;
         clients.iter().for_each(|(state, _)| state.send(()).unwrap());
-        let_all_send().await;
+        flush_clients().await;
         assert!(clients.into_iter().all(|(_, mut sent)| sent.try_recv().is_ok()));
     }
 
@@ -426,18 +417,12 @@ mod tests {
     async fn what_changes_while_clients_are_served_is_published_together() {
         let server = ApiServer::start(Settings::default()).unwrap();
         server.set(service(1));
-        let config = Config {
-            node: "n1".into(),
-            source: SourceConfig::Kube {
-                client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
-                all_nodes: true,
-                pods: WatchedPods::None,
-                own_thread: true,
-            },
-            service_metadata: Default::default(),
-            brain: brain::Options::default(),
-        };
-        let pipeline = Pipeline::start(config).unwrap();
+        let pipeline = start(SourceConfig::Kube {
+            client_config: ClientConfig { server: Some(server.url()), ..ClientConfig::default() },
+            all_nodes: true,
+            pods: WatchedPods::None,
+            own_thread: true,
+        });
         let recorder = Recorder::default();
         let mut states = pipeline.subscribe();
         let receive = async {
