@@ -54,40 +54,23 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
 /// How much of a value a message shows, in characters.
 const MAX_EXCERPT: usize = 60;
 
-/// The kinds of lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListKind {
-    Any,
-    Services,
-    EndpointSlices,
-    Nodes,
-    ServiceCidrs,
-    Pods,
-}
+/// `apiVersion` and `kind` of the objects that are read.
+const KINDS: [(&str, &str); 5] = [
+    ("v1", "Service"),
+    ("v1", "Node"),
+    ("v1", "Pod"),
+    ("discovery.k8s.io/v1", "EndpointSlice"),
+    ("networking.k8s.io/v1", "ServiceCIDR"),
+];
 
-impl ListKind {
-    pub(super) fn of(version: &str, kind: &str) -> Option<Self> {
-        Some(match (version, kind) {
-            ("v1", "List") => Self::Any,
-            ("v1", "ServiceList") => Self::Services,
-            ("discovery.k8s.io/v1", "EndpointSliceList") => Self::EndpointSlices,
-            ("v1", "NodeList") => Self::Nodes,
-            ("networking.k8s.io/v1", "ServiceCIDRList") => Self::ServiceCidrs,
-            ("v1", "PodList") => Self::Pods,
-            _ => return None,
-        })
-    }
+/// `apiVersion` and `kind` of an item that may omit them: those of a typed list, such as a `ServiceList`.
+type ItemKind = Option<(&'static str, &'static str)>;
 
-    /// `apiVersion` and `kind` of items that may omit them.
-    fn item(self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Self::Any => None,
-            Self::Services => Some(("v1", "Service")),
-            Self::EndpointSlices => Some(("discovery.k8s.io/v1", "EndpointSlice")),
-            Self::Nodes => Some(("v1", "Node")),
-            Self::ServiceCidrs => Some(("networking.k8s.io/v1", "ServiceCIDR")),
-            Self::Pods => Some(("v1", "Pod")),
-        }
+/// What the items of a list are; `None` if the kind is none of a list.
+fn list_of(version: &str, kind: &str) -> Option<ItemKind> {
+    match kind.strip_suffix("List")? {
+        "" => (version == "v1").then_some(None),
+        item => KINDS.into_iter().find(|it| *it == (version, item)).map(Some),
     }
 }
 
@@ -113,7 +96,7 @@ impl ParsedManifest {
         &mut self,
         (at, item_lines): (Position, &[u32]),
         mut value: Value,
-        item: Option<(&'static str, &'static str)>,
+        item: ItemKind,
         requested: &RequestedMetadata,
     ) -> Result<(), DocumentError> {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
@@ -125,8 +108,8 @@ impl ParsedManifest {
                 return Err(DocumentError { at, reason });
             }
         };
-        if let Some(list) = ListKind::of(&version, &kind) {
-            return self.add_all((at, item_lines), &mut value, list, requested);
+        if let Some(item) = list_of(&version, &kind) {
+            return self.add_all((at, item_lines), &mut value, item, requested);
         }
         match (version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.convert(at, &value, |it| {
@@ -156,7 +139,7 @@ impl ParsedManifest {
         &mut self,
         (at, item_lines): (Position, &[u32]),
         list: &mut Value,
-        kind: ListKind,
+        kind: ItemKind,
         requested: &RequestedMetadata,
     ) -> Result<(), DocumentError> {
         let items = match list.get_mut("items").map(Value::take) {
@@ -170,7 +153,7 @@ impl ParsedManifest {
         // The lines of a list in a list are not known.
         let lines = item_lines.iter().copied().chain(repeat(at.line));
         for ((index, item), line) in items.into_iter().enumerate().zip(lines) {
-            let added = self.add((Position { line, ..at }, &[]), item, kind.item(), requested);
+            let added = self.add((Position { line, ..at }, &[]), item, kind, requested);
             added.map_err(|it| DocumentError { reason: format!("items[{index}]: {}", it.reason), ..it })?;
         }
         Ok(())

@@ -33,10 +33,7 @@ use std::sync::Arc;
 use model::{Rejections, cluster::ClusterChanges};
 use tokio::{runtime::Handle, task::JoinSet};
 
-use self::{
-    options::Selectors, reflector::Reflector, resource::Resource as _, shared::Shared,
-    shared_client::SharedClient,
-};
+use self::{reflector::Reflector, resource::Resource, shared::Shared, shared_client::SharedClient};
 use crate::kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr};
 
 pub use client_config::{ClientConfig, ClientConfigError};
@@ -71,17 +68,12 @@ impl KubeSource {
         tracing::info!(%server, "following the API server");
         let client = Arc::new(client);
         let shared = Arc::new(Shared::new(&server));
-        let [services, slices, nodes] = options.selectors();
         let mut tasks = JoinSet::new();
-        tasks.spawn(Reflector::<Service>::new(options, &client, services, &shared).run());
-        tasks.spawn(Reflector::<EndpointSlice>::new(options, &client, slices, &shared).run());
-        tasks.spawn(Reflector::<Node>::new(options, &client, nodes, &shared).run());
-        let all = Selectors::default();
-        tasks.spawn(Reflector::<ServiceCidr>::new(options, &client, all, &shared).run());
-        match options.pod_selectors() {
-            Some(pods) => drop(tasks.spawn(Reflector::<Pod>::new(options, &client, pods, &shared).run())),
-            None => shared.missing(Pod::INDEX),
-        }
+        follow::<Service>(options, &client, &shared, &mut tasks);
+        follow::<EndpointSlice>(options, &client, &shared, &mut tasks);
+        follow::<Node>(options, &client, &shared, &mut tasks);
+        follow::<ServiceCidr>(options, &client, &shared, &mut tasks);
+        follow::<Pod>(options, &client, &shared, &mut tasks);
         tasks.spawn(server_check::run(Arc::clone(&client), Arc::clone(&shared), options.timing));
         let requests = options.client_config.requests.clone();
         Ok(Self { shared, client, runtime: Handle::current(), requests, _tasks: tasks })
@@ -111,5 +103,20 @@ impl KubeSource {
     /// The current status of the watches, at any time while the source runs.
     pub fn health(&self) -> Health {
         Health(Arc::clone(&self.shared))
+    }
+}
+
+/// Starts to follow a resource, if it is watched.
+fn follow<R: Resource>(
+    options: &Options,
+    client: &Arc<SharedClient>,
+    shared: &Arc<Shared>,
+    tasks: &mut JoinSet<()>,
+) {
+    match R::selectors(options) {
+        Some(selectors) => {
+            drop(tasks.spawn(Reflector::<R>::new(options, client, selectors, shared).run()));
+        }
+        None => shared.missing(R::INDEX),
     }
 }

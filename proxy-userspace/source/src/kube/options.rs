@@ -41,33 +41,3 @@ pub(super) struct Selectors {
     /// Whether the field selector may be dropped, because older servers do not support it.
     pub(super) fields_are_optional: bool,
 }
-
-impl Options {
-    /// The selectors of Services, EndpointSlices and Nodes, the same as kube-proxy's.
-    pub(super) fn selectors(&self) -> [Selectors; 3] {
-        const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-        let services = Selectors {
-            labels: Some(match &self.service_proxy_name {
-                Some(name) => format!("{PROXY_NAME}={name}"),
-                None => format!("!{PROXY_NAME}"),
-            }),
-            // Excludes headless Services; supported from Kubernetes 1.31 on.
-            fields: Some("spec.clusterIP!=None".into()),
-            fields_are_optional: true,
-        };
-        let slices =
-            Selectors { labels: Some("!service.kubernetes.io/headless".into()), ..Selectors::default() };
-        let fields = self.node.as_ref().map(|it| format!("metadata.name={it}"));
-        [services, slices, Selectors { fields, ..Selectors::default() }]
-    }
-
-    /// The selectors of Pods; `None` if none are watched.
-    pub(super) fn pod_selectors(&self) -> Option<Selectors> {
-        let fields = match &self.pods {
-            WatchedPods::None => return None,
-            WatchedPods::OfNode(node) => Some(format!("spec.nodeName={node}")),
-            WatchedPods::All => None,
-        };
-        Some(Selectors { fields, ..Selectors::default() })
-    }
-}

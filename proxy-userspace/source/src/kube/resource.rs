@@ -9,7 +9,10 @@ use model::{
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::apiserver_holddown::ApiServerHoldDown;
+use super::{
+    apiserver_holddown::ApiServerHoldDown,
+    options::{Options, Selectors, WatchedPods},
+};
 use crate::kube_types::{
     self, Converted,
     objects::{self, Metadata},
@@ -34,6 +37,11 @@ pub(super) trait Resource: DeserializeOwned + Send + 'static {
 
     /// The object as the brain uses it; `text` is the whole object, from which the requested labels and annotations are read.
     fn convert(&self, requested: &RequestedMetadata, text: &RawValue) -> Converted<Object>;
+
+    /// What is selected of it, the same as kube-proxy's; `None` if it is not watched at all.
+    fn selectors(_: &Options) -> Option<Selectors> {
+        Some(Selectors::default())
+    }
 
     /// The identity of an object.
     fn name(namespace: Arc<str>, name: Arc<str>) -> ObjectName;
@@ -64,6 +72,19 @@ impl Resource for objects::Service {
         converted.of_kind(Object::Service)
     }
 
+    fn selectors(options: &Options) -> Option<Selectors> {
+        const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+        Some(Selectors {
+            labels: Some(match &options.service_proxy_name {
+                Some(name) => format!("{PROXY_NAME}={name}"),
+                None => format!("!{PROXY_NAME}"),
+            }),
+            // Excludes headless Services; supported from Kubernetes 1.31 on.
+            fields: Some("spec.clusterIP!=None".into()),
+            fields_are_optional: true,
+        })
+    }
+
     fn name(namespace: Arc<str>, name: Arc<str>) -> ObjectName {
         ObjectName::Service(ServiceName { namespace, name })
     }
@@ -86,6 +107,11 @@ impl Resource for objects::EndpointSlice {
         kube_types::endpoint_slice(self).of_kind(Object::EndpointSlice)
     }
 
+    fn selectors(_: &Options) -> Option<Selectors> {
+        let labels = Some("!service.kubernetes.io/headless".into());
+        Some(Selectors { labels, ..Selectors::default() })
+    }
+
     fn name(namespace: Arc<str>, name: Arc<str>) -> ObjectName {
         ObjectName::EndpointSlice(SliceName { namespace, name })
     }
@@ -106,6 +132,11 @@ impl Resource for objects::Node {
 
     fn convert(&self, _: &RequestedMetadata, _: &RawValue) -> Converted<Object> {
         kube_types::node(self).of_kind(Object::Node)
+    }
+
+    fn selectors(options: &Options) -> Option<Selectors> {
+        let fields = options.node.as_ref().map(|it| format!("metadata.name={it}"));
+        Some(Selectors { fields, ..Selectors::default() })
     }
 
     fn name(_: Arc<str>, name: Arc<str>) -> ObjectName {
@@ -147,6 +178,15 @@ impl Resource for objects::Pod {
 
     fn convert(&self, _: &RequestedMetadata, _: &RawValue) -> Converted<Object> {
         kube_types::pod(self).of_kind(Object::Pod)
+    }
+
+    fn selectors(options: &Options) -> Option<Selectors> {
+        let fields = match &options.pods {
+            WatchedPods::None => return None,
+            WatchedPods::OfNode(node) => Some(format!("spec.nodeName={node}")),
+            WatchedPods::All => None,
+        };
+        Some(Selectors { fields, ..Selectors::default() })
     }
 
     fn name(namespace: Arc<str>, name: Arc<str>) -> ObjectName {
