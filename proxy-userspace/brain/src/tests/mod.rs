@@ -3,9 +3,7 @@
 mod admission;
 mod affected;
 mod conflicts;
-mod explain;
 mod incremental;
-mod rules;
 
 use std::{num::NonZeroU16, sync::Arc};
 
@@ -15,10 +13,7 @@ use model::{
     state::{self, Scope, ServiceState, TargetPort},
 };
 
-use crate::{NodeView, Options, service_state};
-
-/// The node whose state is derived: n1, in zone a.
-const NODE: NodeView<'_> = NodeView { name: "n1", zone: Some("a") };
+use crate::{NodeView, Options};
 
 fn number(port: u16) -> NonZeroU16 {
     NonZeroU16::new(port).unwrap()
@@ -36,13 +31,6 @@ fn service() -> Service {
 fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
     let target_port = TargetPort::Number(number(port));
     ServicePort { name: name.into(), protocol, port: number(port), node_port: None, target_port }
-}
-
-/// The Service with a node port, reachable from outside.
-fn with_node_port() -> Service {
-    let mut service = service();
-    service.ports[0].node_port = Some(number(30080));
-    service
 }
 
 fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> EndpointSlice {
@@ -98,10 +86,6 @@ fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
 /// A Node without addresses.
 fn node(name: &str, zone: Option<&str>) -> Node {
     Node { name: name.into(), zone: zone.map(Into::into), info: state::NodeInfo::default() }
-}
-
-fn state(service: &Service, slices: &[EndpointSlice]) -> ServiceState {
-    service_state(service, slices, NODE, &Options::default()).unwrap()
 }
 
 /// The targets of a port by the last part of their address, as `1 2 v6:1`, with `@port` if it is not 8080.
