@@ -5,7 +5,7 @@ use std::{cmp::Ordering, sync::Arc};
 use super::{
     iter::{Entry, Iter},
     keyed::Keyed,
-    tree::{Children, Tree, TreeNode},
+    tree::{Children, TreeNode},
 };
 
 /// Iterates over the differences between two maps, in the order of the keys: key, before, after.
@@ -17,12 +17,12 @@ pub struct Diff<'a, T: Keyed> {
 }
 
 impl<'a, T: Keyed> Diff<'a, T> {
-    pub(super) fn new(before: &'a Tree<T>, after: &'a Tree<T>) -> Self {
-        Self { before: Iter::new(before), after: Iter::new(after), by_pointer: false }
+    pub(super) fn new(before: Iter<'a, T>, after: Iter<'a, T>) -> Self {
+        Self { before, after, by_pointer: false }
     }
 
     /// Equal objects that are not the same object differ as well.
-    pub(super) fn of_pointers(before: &'a Tree<T>, after: &'a Tree<T>) -> Self {
+    pub(super) fn of_pointers(before: Iter<'a, T>, after: Iter<'a, T>) -> Self {
         Self { by_pointer: true, ..Self::new(before, after) }
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{
     keyed::Keyed,
-    tree::{Children, MAX_CHILDREN, MIN_CHILDREN, Tree, TreeNode, child, find},
+    tree::{Children, MAX_CHILDREN, MIN_CHILDREN, TreeNode, child, find},
 };
 
 /// A change of one object that can be applied to any number of maps: what they share before it, they share after it.
@@ -60,20 +60,21 @@ impl<T: Keyed + PartialEq> Edit<T> {
         self.object.as_ref()
     }
 
-    /// Changes a tree; false if there is nothing to change.
-    pub(super) fn apply(&mut self, tree: &mut Tree<T>) -> bool {
-        let Some(root) = &tree.root else {
-            *tree = Tree::build(self.object.as_slice());
-            return tree.len > 0;
+    /// Changes a tree and the number of its objects; false if there is nothing to change.
+    pub(super) fn apply(&mut self, root: &mut Option<Arc<TreeNode<T>>>, len: &mut usize) -> bool {
+        let Some(node) = root else {
+            *root = TreeNode::tree_of(self.object.as_slice());
+            *len = usize::from(root.is_some());
+            return root.is_some();
         };
-        let Edited { nodes, outcome } = self.node(root);
+        let Edited { nodes, outcome } = self.node(node);
         match outcome {
             Outcome::Unchanged => return false,
-            Outcome::Added => tree.len += 1,
-            Outcome::Removed => tree.len -= 1,
+            Outcome::Added => *len += 1,
+            Outcome::Removed => *len -= 1,
             Outcome::Replaced => {}
         }
-        tree.root = match nodes {
+        *root = match nodes {
             [Some(a), Some(b)] => TreeNode::new(Children::Nodes(vec![a, b])),
             [first, second] => first.or(second).map(collapse),
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     keyed::Keyed,
-    tree::{Children, Tree, TreeNode},
+    tree::{Children, TreeNode},
 };
 
 /// Iterates over a map in the order of the keys: what remains to be read, the next item last.
@@ -31,8 +31,8 @@ impl<T: Keyed> Clone for Entry<'_, T> {
 impl<T: Keyed> Copy for Entry<'_, T> {}
 
 impl<'a, T: Keyed> Iter<'a, T> {
-    pub(super) fn new(tree: &'a Tree<T>) -> Self {
-        Self(tree.root.iter().map(Entry::Node).collect())
+    pub(super) fn new(root: Option<&'a Arc<TreeNode<T>>>) -> Self {
+        Self(root.into_iter().map(Entry::Node).collect())
     }
 
     /// The next item.

@@ -50,7 +50,7 @@ fn unshared_nodes(services: &Services, other: &Services) -> usize {
     }
     let nodes = |it: &Services| {
         let mut found = Vec::new();
-        it.0.root.iter().for_each(|root| all(root, &mut found));
+        it.root.iter().for_each(|root| all(root, &mut found));
         found
     };
     let others: std::collections::HashSet<_> = nodes(other).into_iter().collect();

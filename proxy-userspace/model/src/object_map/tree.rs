@@ -11,13 +11,6 @@ pub(super) const MIN_CHILDREN: usize = 8;
 /// The number of children in a tree that is built in one go: it leaves room for inserts.
 const INITIAL_CHILDREN: usize = 24;
 
-/// A sorted tree of objects; copies share all nodes.
-pub(super) struct Tree<T: Keyed> {
-    pub(super) root: Option<Arc<TreeNode<T>>>,
-    /// The number of objects.
-    pub(super) len: usize,
-}
-
 /// A node; never empty.
 pub(super) struct TreeNode<T: Keyed> {
     /// The first key in this subtree, or one before it.
@@ -33,29 +26,16 @@ pub(super) enum Children<T: Keyed> {
     Nodes(Vec<Arc<TreeNode<T>>>),
 }
 
-impl<T: Keyed> Default for Tree<T> {
-    fn default() -> Self {
-        Self { root: None, len: 0 }
-    }
-}
-
-impl<T: Keyed> Clone for Tree<T> {
-    fn clone(&self) -> Self {
-        Self { root: self.root.clone(), len: self.len }
-    }
-}
-
-impl<T: Keyed> Tree<T> {
-    /// A tree of objects in ascending order.
-    pub(super) fn build(objects: &[Arc<T>]) -> Self {
+impl<T: Keyed> TreeNode<T> {
+    /// The root of a tree of objects in ascending order.
+    pub(super) fn tree_of(objects: &[Arc<T>]) -> Option<Arc<Self>> {
         let leaves = objects.chunks(INITIAL_CHILDREN);
-        let mut level: Vec<_> =
-            leaves.filter_map(|it| TreeNode::new(Children::Objects(it.to_vec()))).collect();
+        let mut level: Vec<_> = leaves.filter_map(|it| Self::new(Children::Objects(it.to_vec()))).collect();
         while level.len() > 1 {
             let nodes = level.chunks(INITIAL_CHILDREN);
-            level = nodes.filter_map(|it| TreeNode::new(Children::Nodes(it.to_vec()))).collect();
+            level = nodes.filter_map(|it| Self::new(Children::Nodes(it.to_vec()))).collect();
         }
-        Self { root: level.pop(), len: objects.len() }
+        level.pop()
     }
 
     pub(super) fn get<Q>(&self, key: &Q) -> Option<&Arc<T>>
@@ -63,23 +43,14 @@ impl<T: Keyed> Tree<T> {
         T::Key: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let mut node = self.root.as_ref()?;
-        loop {
-            match &node.children {
-                Children::Objects(objects) => return objects.get(find(objects, key).ok()?),
-                Children::Nodes(nodes) => node = nodes.get(child(nodes, key))?,
-            }
+        match &self.children {
+            Children::Objects(objects) => objects.get(find(objects, key).ok()?),
+            Children::Nodes(nodes) => nodes.get(child(nodes, key))?.get(key),
         }
     }
 
     /// The first object after a key.
     pub(super) fn after(&self, key: &T::Key) -> Option<&Arc<T>> {
-        self.root.as_ref()?.after(key)
-    }
-}
-
-impl<T: Keyed> TreeNode<T> {
-    fn after(&self, key: &T::Key) -> Option<&Arc<T>> {
         match &self.children {
             Children::Objects(objects) => objects.get(objects.partition_point(|it| it.key() <= key)),
             Children::Nodes(nodes) => nodes[child(nodes, key)..].iter().find_map(|it| it.after(key)),
