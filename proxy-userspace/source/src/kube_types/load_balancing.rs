@@ -15,7 +15,7 @@ use model::{
 
 use super::{
     objects::PREFIX,
-    validation::{Validator, quoted, short, unknown_annotation},
+    validation::{Validator, one_of, quoted, short, unknown_annotation},
 };
 
 const ALGORITHM: &str = "load-balancing";
@@ -37,43 +37,21 @@ pub(super) fn load_balancing(
         validator.ignore_annotation(service, format_args!("{PREFIX}{}", short(name)), reason);
     };
     let value = |name| annotations.get(name).map_or("", String::as_str);
+    let algorithms = [("random", Algorithm::Random), ("least-connections", Algorithm::LeastConnections)];
+    let paths = [("sockets", false), ("packets", true)];
     let found = LoadBalancing {
-        algorithm: algorithm(value(ALGORITHM), &mut reject),
+        algorithm: one_of(value(ALGORITHM), &algorithms, |reason| reject(ALGORITHM, reason)),
         passive_health: passive_health(value(PASSIVE_HEALTH), &mut reject),
         slow_start: seconds(SLOW_START, value(SLOW_START), LoadBalancing::MAX_SLOW_START.into(), &mut reject)
             .and_then(|it| it.try_into().ok()),
         drain: seconds(DRAIN, value(DRAIN), LoadBalancing::MAX_DRAIN, &mut reject),
-        udp_to_packets: udp_to_packets(value(UDP), &mut reject),
+        udp_to_packets: one_of(value(UDP), &paths, |reason| reject(UDP, reason)),
     };
     for name in annotations.keys().filter(|it| !KNOWN.contains(&it.as_str())) {
         let all = format!("there are {PREFIX}{{{}}}", KNOWN.join(","));
         reject(name, unknown_annotation(name, &KNOWN, &all));
     }
     found
-}
-
-fn algorithm(text: &str, reject: &mut impl FnMut(&str, String)) -> Algorithm {
-    match text {
-        "" | "random" => Algorithm::Random,
-        "least-connections" => Algorithm::LeastConnections,
-        _ => {
-            let remedy = "is unknown, random is used; use one of random, least-connections";
-            reject(ALGORITHM, format!("{} {remedy}", quoted(text)));
-            Algorithm::Random
-        }
-    }
-}
-
-fn udp_to_packets(text: &str, reject: &mut impl FnMut(&str, String)) -> bool {
-    match text {
-        "" | "sockets" => false,
-        "packets" => true,
-        _ => {
-            let remedy = "is unknown, sockets is used; use one of sockets, packets";
-            reject(UDP, format!("{} {remedy}", quoted(text)));
-            false
-        }
-    }
 }
 
 /// `on`, `off`, `failures=5` and `max-ejected=50%`, separated by commas; an invalid item rejects no other one.

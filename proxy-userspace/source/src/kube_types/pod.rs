@@ -10,7 +10,7 @@ use model::{
 use super::{
     conversion::{Converted, names_of, validator},
     objects::{self, PREFIX},
-    validation::{Validator, quoted, short, unknown_annotation},
+    validation::{Validator, one_of, short, unknown_annotation},
 };
 
 const SOCKET_LB: &str = "socket-lb";
@@ -27,16 +27,8 @@ pub fn pod(it: &objects::Pod) -> Converted<state::Pod> {
         report(&mut validator, name, unknown_annotation(name, &[SOCKET_LB], &only));
     }
     let text = annotations.ours.get(SOCKET_LB).map_or("", String::as_str);
-    let socket_lb = match text {
-        "" | "on" => None,
-        "off" => Some(SocketLb::Off),
-        "tcp-only" => Some(SocketLb::TcpOnly),
-        _ => {
-            let remedy = "is unknown, on is used; use one of on, off, tcp-only";
-            report(&mut validator, SOCKET_LB, format!("{} {remedy}", quoted(text)));
-            None
-        }
-    };
+    let words = [("on", None), ("off", Some(SocketLb::Off)), ("tcp-only", Some(SocketLb::TcpOnly))];
+    let socket_lb = one_of(text, &words, |reason| report(&mut validator, SOCKET_LB, reason));
     let object = socket_lb.and_then(|socket_lb| {
         let (namespace, name) = names_of(metadata, NameForm::DnsSubdomain, &mut validator)?;
         // kubelet names the cgroup of a static pod by that of its manifest, which the API server's copy has as an annotation.

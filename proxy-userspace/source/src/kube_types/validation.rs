@@ -177,20 +177,22 @@ impl Validator {
     }
 
     /// A value of an enumeration. The first one is the default, and replaces an unknown one.
-    pub(super) fn one_of<T: Clone>(&mut self, field: &str, text: Option<&str>, values: &[(&str, T)]) -> T {
-        let (default_name, default) = values.first().expect("an enumeration has values");
-        let text = text.unwrap_or("");
-        if text.is_empty() {
-            return default.clone();
-        }
-        if let Some((_, value)) = values.iter().find(|(name, _)| *name == text) {
-            return value.clone();
-        }
-        let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
-        self.report(
-            field,
-            format!("{} is unknown, {default_name} is used; use one of {}", quoted(text), names.join(", ")),
-        );
-        default.clone()
+    pub(super) fn one_of<T: Copy>(&mut self, field: &str, text: Option<&str>, values: &[(&str, T)]) -> T {
+        one_of(text.unwrap_or_default(), values, |reason| self.report(field, reason))
     }
+}
+
+/// The value of a word. The first one is the default, and replaces an unknown one, of which `report` takes the reason.
+pub(super) fn one_of<T: Copy>(text: &str, values: &[(&str, T)], report: impl FnOnce(String)) -> T {
+    let (default_name, default) = *values.first().expect("an enumeration has values");
+    if text.is_empty() {
+        return default;
+    }
+    if let Some((_, value)) = values.iter().find(|(name, _)| *name == text) {
+        return *value;
+    }
+    let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
+    let names = names.join(", ");
+    report(format!("{} is unknown, {default_name} is used; use one of {names}", quoted(text)));
+    default
 }
