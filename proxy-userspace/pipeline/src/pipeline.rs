@@ -241,6 +241,7 @@ impl Pipeline {
     ) {
         if let Some((instance_id, rev)) = self.nodes.publish(&self.node, state) {
             let published = Instant::now();
+            tracing::debug!(node = self.node, revision = rev, took = ?published - received, "published a state");
             observer.published(&PublishSteps { instance_id, rev, received, computed, published });
         }
     }

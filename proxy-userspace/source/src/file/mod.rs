@@ -201,7 +201,9 @@ impl Reader {
     }
 
     fn refresh(&mut self, touched: &Touched) {
-        self.store.refresh(touched, Instant::now());
+        let begin = Instant::now();
+        self.store.refresh(touched, begin);
+        tracing::trace!(files = self.store.len(), took = ?begin.elapsed(), "checked the manifests");
         let report = self.store.report();
         if self.report.as_ref() != Some(&report) {
             self.log(&report);

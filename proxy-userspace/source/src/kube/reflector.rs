@@ -427,6 +427,7 @@ impl<R: Resource> Reflector<R> {
         self.is_missing = false;
         self.shared.publish::<R>(&mut self.store);
         self.shared.followed(R::INDEX);
+        tracing::debug!(resource = R::PLURAL, objects = self.store.len(), "listed all objects");
     }
 
     /// Continues from the version of an event. While a list is read, its end has the version.
