@@ -9,11 +9,12 @@ use std::{
 use datapath::{
     ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
 };
+use grpc_server::ClientStats;
 use jiff::Timestamp;
 use model::{Effect, Family, Rejected, Rejections, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
-use publish::{Published, Subscription, followers::FollowerStats, grpc::ClientStats};
+use publish::{Published, Subscription, followers::FollowerStats};
 use reconciler::{Observer, Step};
 use tokio::{
     sync::{

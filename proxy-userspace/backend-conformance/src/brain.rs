@@ -2,12 +2,12 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use grpc_server::{Listener, ServedData};
 use model::state::NodeState;
 use proxy_contract::Target;
 use publish::{
     Publisher, SingleNode,
     cluster::{ClusterPublisher, ClusterSnapshot},
-    grpc::{self, Listener, ServedData},
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -38,7 +38,7 @@ impl Brain {
             followers: Default::default(),
             explainer: None,
         };
-        runtime.spawn(grpc::serve(listener, served, async {}, std::future::pending()));
+        runtime.spawn(grpc_server::serve(listener, served, async {}, std::future::pending()));
         Ok(Self { publisher, cluster, runtime })
     }
 

@@ -68,7 +68,7 @@ pub enum Interface {
 pub enum RunError {
     /// The brain cannot listen.
     #[error("the brain for the backend cannot listen: {0}")]
-    Listen(#[from] publish::grpc::ListenError),
+    Listen(#[from] grpc_server::ListenError),
     /// A runtime for the brain cannot be made.
     #[error("cannot start a runtime: {0}")]
     Runtime(#[source] io::Error),

@@ -3,11 +3,11 @@
 use std::{collections::BTreeSet, mem, sync::Arc};
 
 use brain::Brain;
+use grpc_server::ServedData;
 use model::state::NodeState;
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
-    grpc::ServedData,
     node_registry,
 };
 use source::{RejectionLog, kube::EventRecorder};
@@ -261,12 +261,12 @@ mod tests {
     use std::{fs, sync::Mutex, thread, time::Duration};
 
     use api_server::{ApiServer, Settings};
+    use grpc_server::Listener;
     use model::state::NodeState;
     use proxy_contract::{Target, client::Client};
     use publish::{
         SingleNode,
         cluster::{ClusterPublisher, ClusterSnapshot},
-        grpc::{self, Listener, ServedData},
     };
     use serde_json::{Value, json};
     use source::kube::{ClientConfig, WatchedPods};
@@ -349,7 +349,7 @@ mod tests {
             };
             let listener = Listener::bind(&target).await.unwrap();
             let serve = async move {
-                grpc::serve(listener, served, async {}, std::future::pending()).await.unwrap();
+                grpc_server::serve(listener, served, async {}, std::future::pending()).await.unwrap();
                 drop(cluster);
             };
             JoinSet::from_iter([serve])

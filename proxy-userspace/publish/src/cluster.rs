@@ -9,14 +9,14 @@ use tokio::sync::{Notify, watch};
 
 /// Publishes the cluster state.
 #[derive(Debug)]
-pub struct ClusterPublisher(Arc<Shared>);
+pub struct ClusterPublisher(Arc<ClusterChannel>);
 
 /// Gives access to the cluster state, but does not count as a watcher.
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription {
     proxy_name: Option<Arc<str>>,
     /// Dropped with the publisher.
-    shared: Weak<Shared>,
+    channel: Weak<ClusterChannel>,
 }
 
 /// Watches the cluster state; while there is one, the brain publishes it.
@@ -27,7 +27,7 @@ pub struct ClusterWatcher {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ClusterChannel {
     proxy_name: Option<Arc<str>>,
     sender: watch::Sender<ClusterSnapshot>,
     watcher_joined: Notify,
@@ -51,7 +51,7 @@ impl ClusterPublisher {
     pub fn new(proxy_name: Option<&str>) -> Self {
         let proxy_name = proxy_name.map(Into::into);
         let (sender, watcher_joined) = (watch::Sender::default(), Notify::new());
-        Self(Arc::new(Shared { proxy_name, sender, watcher_joined }))
+        Self(Arc::new(ClusterChannel { proxy_name, sender, watcher_joined }))
     }
 
     /// Publishes a snapshot.
@@ -61,7 +61,7 @@ impl ClusterPublisher {
 
     /// Access for the server.
     pub fn subscribe(&self) -> ClusterSubscription {
-        ClusterSubscription { proxy_name: self.0.proxy_name.clone(), shared: Arc::downgrade(&self.0) }
+        ClusterSubscription { proxy_name: self.0.proxy_name.clone(), channel: Arc::downgrade(&self.0) }
     }
 
     /// Whether there are watchers. Without any, the state need not be published.
@@ -78,10 +78,10 @@ impl ClusterPublisher {
 impl ClusterSubscription {
     /// Starts to watch.
     pub fn watch(&self) -> ClusterWatcher {
-        let receiver = match self.shared.upgrade() {
-            Some(shared) => {
-                let receiver = shared.sender.subscribe();
-                shared.watcher_joined.notify_one();
+        let receiver = match self.channel.upgrade() {
+            Some(channel) => {
+                let receiver = channel.sender.subscribe();
+                channel.watcher_joined.notify_one();
                 receiver
             }
             // Closed, as that of any watcher is now.

@@ -3,7 +3,6 @@
 use std::{future::Future, pin::Pin};
 
 use proxy_contract::localv1::Explanation;
-use tonic::Status;
 
 use crate::node_states::SubscribeError;
 
@@ -26,13 +25,4 @@ pub enum Unexplained {
     /// The node's state is not available.
     #[error(transparent)]
     Node(#[from] SubscribeError),
-}
-
-impl Unexplained {
-    pub(crate) fn status(&self, node: &str) -> Status {
-        match self {
-            Self::InvalidQuestion(error) => Status::invalid_argument(error),
-            Self::Node(error) => error.status(node),
-        }
-    }
 }

@@ -3,19 +3,15 @@
 //! Invariant: a request acknowledges what was sent before it, unless the client says otherwise.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use model::{
-    Family,
-    state::{NodeState, ServiceState},
-};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::publisher::{Published, Subscription};
@@ -25,10 +21,10 @@ const BEHIND_AFTER: Duration = Duration::from_secs(5);
 
 /// The clients that follow states of nodes. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Followers(Arc<Shared>);
+pub struct Followers(Arc<FollowerTable>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct FollowerTable {
     next_id: AtomicU64,
     all: Mutex<BTreeMap<u64, FollowingClient>>,
 }
@@ -86,26 +82,26 @@ pub struct FollowerStats {
     pub longest_latency: Duration,
 }
 
-/// A client's entry, until it is dropped.
+/// The entry of a client in [`Followers`], until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Following {
+pub struct Following {
     followers: Followers,
     id: u64,
 }
 
 impl Followers {
     /// Adds a client.
-    pub(crate) fn add(&self, node: Arc<str>, states: Subscription) -> Following {
+    pub fn add(&self, node: Arc<str>, states: Subscription) -> Following {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let since = Instant::now();
         let follower = FollowingClient { states, node, since, sent: None, acknowledged: None, latency: None };
-        self.all().insert(id, follower);
+        self.0.all.lock().insert(id, follower);
         Following { followers: self.clone(), id }
     }
 
     /// All clients, in the order of their nodes.
     pub fn statuses(&self) -> Vec<FollowerStatus> {
-        let mut statuses: Vec<_> = self.all().values().map(FollowingClient::status).collect();
+        let mut statuses: Vec<_> = self.0.all.lock().values().map(FollowingClient::status).collect();
         statuses.sort_by(|a, b| a.node.cmp(&b.node));
         statuses
     }
@@ -113,7 +109,7 @@ impl Followers {
     /// The numbers.
     pub fn stats(&self) -> FollowerStats {
         let mut stats = FollowerStats::default();
-        for it in self.all().values().map(FollowingClient::status) {
+        for it in self.0.all.lock().values().map(FollowingClient::status) {
             let behind = it.behind.unwrap_or_default();
             stats.followers += 1;
             stats.behind += usize::from(behind >= BEHIND_AFTER);
@@ -122,24 +118,19 @@ impl Followers {
         }
         stats
     }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, FollowingClient>> {
-        // No panic can leave it in an inconsistent state.
-        self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Following {
     /// A state was sent completely.
-    pub(crate) fn sent(&self, state: &Arc<Published>) {
+    pub fn sent(&self, state: &Arc<Published>) {
         let revision = (state.instance_id, state.rev);
         let state = Arc::clone(state);
         // A client that has just come has not waited for what is older than itself.
-        self.change(|it| it.sent = Some(Sent { revision, at: state.at().max(it.since), state }));
+        self.change(|it| it.sent = Some(Sent { revision, at: state.published_at().max(it.since), state }));
     }
 
     /// A state is the same for the client as what was sent last.
-    pub(crate) fn unchanged(&self, state: &Arc<Published>) {
+    pub fn unchanged(&self, state: &Arc<Published>) {
         let state = Arc::clone(state);
         self.change(|it| match &mut it.sent {
             Some(sent) => sent.state = state,
@@ -148,7 +139,7 @@ impl Following {
     }
 
     /// What was sent is active; with a revision, only if it is that one.
-    pub(crate) fn acknowledged(&self, revision: Option<(u64, u64)>) {
+    pub fn acknowledged(&self, revision: Option<(u64, u64)>) {
         self.change(|it| {
             let is_meant = |sent: &mut Sent| revision.is_none_or(|it| it == sent.revision);
             if let Some(Sent { state, at, .. }) = it.sent.take_if(is_meant) {
@@ -159,13 +150,13 @@ impl Following {
     }
 
     fn change(&self, change: impl FnOnce(&mut FollowingClient)) {
-        self.followers.all().get_mut(&self.id).map(change);
+        self.followers.0.all.lock().get_mut(&self.id).map(change);
     }
 }
 
 impl Drop for Following {
     fn drop(&mut self) {
-        self.followers.all().remove(&self.id);
+        self.followers.0.all.lock().remove(&self.id);
     }
 }
 
@@ -177,7 +168,7 @@ impl FollowingClient {
         let missing =
             newest.as_ref().filter(|it| !self.acknowledged.as_ref().is_some_and(|ack| is_same(ack, it)));
         // A client that has just come does not lack what is older than itself.
-        let behind = missing.map(|it| it.at().max(self.since).elapsed());
+        let behind = missing.map(|it| it.published_at().max(self.since).elapsed());
         FollowerStatus {
             node: Arc::clone(newest.as_ref().map_or(&self.node, |it| &it.node)),
             connected: self.since.elapsed(),
@@ -187,31 +178,4 @@ impl FollowingClient {
             latency: self.latency,
         }
     }
-}
-
-/// Finds an address among the endpoints of many states, and looks at what they share once.
-#[derive(Debug)]
-pub(crate) struct AddressFinder {
-    address: IpAddr,
-    /// The addresses in memory of the Services that were looked at, and whether they have it. The states keep them alive.
-    known: HashMap<usize, bool>,
-}
-
-impl AddressFinder {
-    pub(crate) fn new(address: IpAddr) -> Self {
-        Self { address, known: HashMap::new() }
-    }
-
-    /// Whether a state has an endpoint with the address. `state` must live as long as this.
-    pub(crate) fn is_in(&mut self, state: &NodeState) -> bool {
-        state.services.values().any(|it| {
-            let place = Arc::as_ptr(it).addr();
-            *self.known.entry(place).or_insert_with(|| has_endpoint(it, self.address))
-        })
-    }
-}
-
-fn has_endpoint(state: &ServiceState, address: IpAddr) -> bool {
-    let family = Family::of(address);
-    state.endpoints.iter().any(|it| it.address(family) == Some(address))
 }

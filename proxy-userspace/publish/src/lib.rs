@@ -1,4 +1,4 @@
-//! Publishes the states of nodes under revisions, in process and over gRPC.
+//! Publishes the states of nodes and of the cluster under revisions, to subscribers in the same process.
 //!
 //! Invariant: the newest state wins.
 //! A state gets a new revision only if it differs from the previous one, and a slow subscriber skips intermediate states.
@@ -8,16 +8,16 @@
 pub mod cluster;
 pub mod explain;
 pub mod followers;
-pub mod grpc;
 pub mod node_registry;
 mod node_states;
-pub mod print;
 mod publisher;
+mod state_json;
 pub mod upstream;
 
 pub use node_registry::NodeRegistry;
 pub use node_states::{CountedNodes, NodeStates, SingleNode, SubscribeError};
 pub use publisher::{Published, Publisher, Subscription};
+pub use state_json::{PRINTED_EXTENSIONS, json_parts};
 
 #[cfg(test)]
 mod tests;

@@ -6,11 +6,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use model::state::{NodeInfos, NodeState};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
@@ -30,7 +31,7 @@ const MAX_NAME_LENGTH: usize = 253;
 /// The nodes that clients have requested, beside the brain's own. The brain holds it; the server holds [`NodeRequests`].
 #[derive(Debug)]
 pub struct NodeRegistry {
-    shared: Arc<Shared>,
+    registry: Arc<Registry>,
 }
 
 /// Subscribes to the states of any node while its [`NodeRegistry`] exists.
@@ -39,19 +40,19 @@ pub struct NodeRequests {
     own_name: Arc<str>,
     /// The states of the brain's own node.
     own_states: Subscription,
-    shared: Weak<Shared>,
+    registry: Weak<Registry>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    table: Mutex<Table>,
+struct Registry {
+    nodes: Mutex<Nodes>,
     request_added: Notify,
 }
 
 #[derive(Debug)]
-struct Table {
+struct Nodes {
     own: Publisher,
-    nodes: HashMap<Arc<str>, RequestedNode>,
+    requested: HashMap<Arc<str>, RequestedNode>,
     /// How many of them had no Node object when they were requested.
     unknown_nodes: usize,
     /// The requests that the brain has not taken yet.
@@ -71,56 +72,56 @@ struct RequestedNode {
 impl NodeRegistry {
     /// A registry beside the node of `own`.
     pub fn new(own: Publisher) -> Self {
-        let table = Table {
+        let nodes = Nodes {
             own,
-            nodes: HashMap::new(),
+            requested: HashMap::new(),
             unknown_nodes: 0,
             new_requests: Vec::new(),
             cluster_nodes: Some(NodeInfos::default()),
         };
-        Self { shared: Arc::new(Shared { table: Mutex::new(table), request_added: Notify::new() }) }
+        Self { registry: Arc::new(Registry { nodes: Mutex::new(nodes), request_added: Notify::new() }) }
     }
 
     /// The server's side.
     pub fn requests(&self) -> NodeRequests {
-        let table = self.shared.table();
+        let nodes = self.registry.nodes.lock();
         NodeRequests {
-            own_name: Arc::clone(table.own.node()),
-            own_states: table.own.subscribe(),
-            shared: Arc::downgrade(&self.shared),
+            own_name: Arc::clone(nodes.own.node()),
+            own_states: nodes.own.subscribe(),
+            registry: Arc::downgrade(&self.registry),
         }
     }
 
     /// Waits for new requests, and returns each once. Cancel safe.
     pub async fn requested(&self) -> Vec<Arc<str>> {
         loop {
-            let requests = std::mem::take(&mut self.shared.table().new_requests);
+            let requests = std::mem::take(&mut self.registry.nodes.lock().new_requests);
             if !requests.is_empty() {
                 return requests;
             }
-            self.shared.request_added.notified().await;
+            self.registry.request_added.notified().await;
         }
     }
 
     /// Sets the nodes that have a Node object.
     pub fn set_cluster_nodes(&self, nodes: NodeInfos) {
-        self.shared.table().cluster_nodes = Some(nodes);
+        self.registry.nodes.lock().cluster_nodes = Some(nodes);
     }
 
     /// There is no cluster state any more: removes all nodes but the own one, and returns them. Their subscriptions end, and
     /// new ones fail until [`set_cluster_nodes`](Self::set_cluster_nodes).
     pub fn clear(&self) -> Vec<Arc<str>> {
-        let mut table = self.shared.table();
-        table.cluster_nodes = None;
-        table.unknown_nodes = 0;
-        table.new_requests.clear();
-        table.nodes.drain().map(|(name, _)| name).collect()
+        let mut nodes = self.registry.nodes.lock();
+        nodes.cluster_nodes = None;
+        nodes.unknown_nodes = 0;
+        nodes.new_requests.clear();
+        nodes.requested.drain().map(|(name, _)| name).collect()
     }
 
     /// Publishes the state of a node, if it is the own one or a requested one; returns its instance and revision.
     pub fn publish(&self, node: &str, state: NodeState) -> Option<(u64, u64)> {
-        let table = self.shared.table();
-        let publisher = table.publisher(node)?;
+        let nodes = self.registry.nodes.lock();
+        let publisher = nodes.publisher(node)?;
         let rev = publisher.publish(state);
         Some((publisher.instance_id(), rev))
     }
@@ -128,37 +129,30 @@ impl NodeRegistry {
     /// Removes the nodes that have had no subscriber since the last call, and returns them. To be called every
     /// [`IDLE_CHECK_INTERVAL`].
     pub fn remove_idle(&self) -> Vec<Arc<str>> {
-        let mut table = self.shared.table();
+        let mut nodes = self.registry.nodes.lock();
         let mut idle = Vec::new();
-        for (name, it) in &mut table.nodes {
+        for (name, it) in &mut nodes.requested {
             let was_idle = std::mem::replace(&mut it.is_idle, it.publisher.subscribers() == 0);
             if was_idle && it.is_idle {
                 idle.push(Arc::clone(name));
             }
         }
         for name in &idle {
-            if table.nodes.remove(name).is_some_and(|it| it.is_unknown) {
-                table.unknown_nodes -= 1;
+            if nodes.requested.remove(name).is_some_and(|it| it.is_unknown) {
+                nodes.unknown_nodes -= 1;
             }
         }
-        table.new_requests.retain(|it| !idle.contains(it));
+        nodes.new_requests.retain(|it| !idle.contains(it));
         idle
     }
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        // No panic can leave the table in an inconsistent state.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
+impl Nodes {
     fn publisher(&self, node: &str) -> Option<&Publisher> {
         if *node == **self.own.node() {
             return Some(&self.own);
         }
-        self.nodes.get(node).map(|it| &it.publisher)
+        self.requested.get(node).map(|it| &it.publisher)
     }
 
     fn add(&mut self, node: &str) -> Result<(), SubscribeError> {
@@ -170,7 +164,7 @@ impl Table {
         let name: Arc<str> = node.into();
         let publisher = self.own.for_node(Arc::clone(&name));
         self.unknown_nodes += usize::from(is_unknown);
-        self.nodes.insert(Arc::clone(&name), RequestedNode { publisher, is_unknown, is_idle: false });
+        self.requested.insert(Arc::clone(&name), RequestedNode { publisher, is_unknown, is_idle: false });
         self.new_requests.push(name);
         Ok(())
     }
@@ -185,16 +179,16 @@ impl NodeStates for NodeRequests {
         if node.len() > MAX_NAME_LENGTH || !node.bytes().all(is_valid) {
             return Err(SubscribeError::InvalidName);
         }
-        let shared = self.shared.upgrade().ok_or(SubscribeError::ShuttingDown)?;
-        let mut table = shared.table();
-        match table.nodes.get_mut(node) {
+        let registry = self.registry.upgrade().ok_or(SubscribeError::ShuttingDown)?;
+        let mut nodes = registry.nodes.lock();
+        match nodes.requested.get_mut(node) {
             Some(it) => it.is_idle = false,
             None => {
-                table.add(node)?;
-                shared.request_added.notify_one();
+                nodes.add(node)?;
+                registry.request_added.notify_one();
             }
         }
-        let publisher = table.publisher(node).ok_or(SubscribeError::ShuttingDown)?;
+        let publisher = nodes.publisher(node).ok_or(SubscribeError::ShuttingDown)?;
         Ok(publisher.resume(seen.0, seen.1))
     }
 }

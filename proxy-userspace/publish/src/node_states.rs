@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tonic::Status;
-
 use crate::publisher::Subscription;
 
 /// The nodes whose states a gRPC server serves.
@@ -36,19 +34,6 @@ pub enum SubscribeError {
     /// The brain is shutting down.
     #[error("the brain is shutting down")]
     ShuttingDown,
-}
-
-impl SubscribeError {
-    pub(crate) fn status(&self, node: &str) -> Status {
-        let message = format!("node {:?}: {self}", node.chars().take(80).collect::<String>());
-        match self {
-            Self::NotServed => Status::not_found(message),
-            Self::NoClusterState => Status::failed_precondition(message),
-            Self::InvalidName => Status::invalid_argument(message),
-            Self::TooManyUnknownNodes(_) => Status::resource_exhausted(message),
-            Self::ShuttingDown => Status::unavailable(message),
-        }
-    }
 }
 
 /// Only one node.

@@ -71,13 +71,13 @@ impl Published {
     }
 
     /// When it was published.
-    pub(crate) fn at(&self) -> Instant {
+    pub fn published_at(&self) -> Instant {
         self.at.0
     }
 
     /// The revision of what a client knows of the state that receives the nodes, the ServiceCIDRs and the pods or does not: it stays the
     /// same while nothing changes for that client.
-    pub(crate) fn rev_for(&self, nodes: bool, service_cidrs: bool, pods: bool) -> u64 {
+    pub fn rev_for(&self, nodes: bool, service_cidrs: bool, pods: bool) -> u64 {
         let changed = self.changed;
         let optional = [(nodes, changed.nodes), (service_cidrs, changed.service_cidrs), (pods, changed.pods)];
         optional

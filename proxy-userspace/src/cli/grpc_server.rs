@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use admin::Admin;
 use anyhow::Result;
+use grpc_server::{Clients, Listener, ServeError, ServedData};
 use pipeline::Pipeline;
-use publish::{
-    CountedNodes,
-    grpc::{self, Clients, Listener, ServeError, ServedData},
-};
+use publish::CountedNodes;
 use tokio::{sync::watch, task::JoinSet};
 
 use super::flags::ListenFlags;
@@ -45,7 +43,7 @@ impl GrpcServer {
             servers.spawn(async move {
                 let ready = async { drop(states.next().await) };
                 let stopped = async { drop(stopped.wait_for(|it| *it).await.map(|_| ())) };
-                grpc::serve(listener, served, ready, stopped).await
+                grpc_server::serve(listener, served, ready, stopped).await
             });
         }
         Ok(Self { servers, stop })

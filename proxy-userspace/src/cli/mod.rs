@@ -22,6 +22,7 @@ mod nodes;
 mod output;
 mod print;
 mod reader;
+mod render;
 mod run;
 mod runtime;
 mod service_events;

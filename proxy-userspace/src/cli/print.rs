@@ -10,16 +10,13 @@ use clap::{Args, ValueEnum};
 use model::RequestedMetadata;
 use pipeline::{Config, Pipeline};
 use proxy_contract::{Targets, client::Client};
-use publish::{
-    Published, Subscription,
-    print::{Format, parts, render_changes},
-    upstream::Upstream,
-};
+use publish::{Published, Subscription, upstream::Upstream};
 
 use super::{
     flags::{ClientTlsFlags, MetadataFlags, SourceArg, SourceOptions, source},
     output::{self, Escaped},
     reader,
+    render::{Format, parts, render_changes},
     runtime::{block_on, trim_memory},
 };
 

@@ -69,7 +69,7 @@ impl Case {
 
 /// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
-    example::build(&[("brain", "bench"), ("publish", "serving")])?;
+    example::build(&[("brain", "bench"), ("grpc-server", "serving")])?;
 
     let one = Case { services: 10_000, nodes: 20, watched: 1, changes: 500 };
     let large = one.measure()?;

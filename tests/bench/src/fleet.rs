@@ -58,7 +58,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let binary = binary.map_or_else(|| build::build(true), Ok)?;
     let target = workspace().join("target");
     let mut build = cargo();
-    build.args(["build", "--package", "publish", "--example", "fleet", "--target-dir"]).arg(&target);
+    build.args(["build", "--package", "grpc-server", "--example", "fleet", "--target-dir"]).arg(&target);
     run(if is_debug { &mut build } else { build.arg("--release") })?;
     let example = target.join(if is_debug { "debug" } else { "release" }).join("examples/fleet");
 

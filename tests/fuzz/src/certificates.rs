@@ -1,6 +1,6 @@
 //! Arbitrary bytes as a peer's certificate.
 
-use publish::grpc::fuzzing::certificate;
+use grpc_server::fuzzing::certificate;
 
 /// Only names in a certificate permit something.
 pub fn target(bytes: &[u8]) {

@@ -1,8 +1,8 @@
 //! A brain, as a process that runs the product's pipeline and gRPC server.
 
+use grpc_server::Listener;
 use pipeline::{Config, Pipeline, SourceConfig};
 use proxy_contract::{Target, client::Client};
-use publish::grpc::{self, Listener};
 use source::kube::{ClientConfig, Connector, WatchedPods};
 use tokio::{
     sync::{mpsc, watch},
@@ -117,7 +117,7 @@ async fn run(
         async move {
             let ready = async { drop(states.next().await) };
             let stopped = async { drop(server_stopped.wait_for(|it| *it).await.map(|_| ())) };
-            grpc::serve(Listener::given(target(), connections), served, ready, stopped).await
+            grpc_server::serve(Listener::given(target(), connections), served, ready, stopped).await
         }
     });
     let server = AbortOnDrop(server);

@@ -165,8 +165,9 @@ fn foreign_programs_are_reported() {
         .unwrap();
     let checked = eventually(TIMEOUT, || check(&node).about("degraded", "other programs").is_some());
     let logged = node.agent_mut().wait_for_log(TIMEOUT, |log| {
-        log.lines()
-            .any(|it| it.contains("a foreign program is attached to our hooks") && it.contains("hooks=\"connect4"))
+        log.lines().any(|it| {
+            it.contains("a foreign program is attached to our hooks") && it.contains("hooks=\"connect4")
+        })
     });
     let report = check(&node);
     kill(other);

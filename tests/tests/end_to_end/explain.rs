@@ -9,11 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use publish::{
-    Publisher, SingleNode,
-    cluster::ClusterPublisher,
-    grpc::{self, Listener, ServedData},
-};
+use grpc_server::{Listener, ServedData};
+use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
 use tests::{
     AgentCommand, Build, Explained, NetNs, TIMEOUT, TestNode, Transport,
     agent::{Output, brain_socket, run, status_socket},
@@ -265,7 +262,7 @@ fn with_a_brain_that_explains_nothing_the_kernel_is_shown() {
         ServedData { nodes, cluster: cluster.subscribe(), followers: Default::default(), explainer: None };
     let target = brain_socket(node.sandbox()).parse().unwrap();
     let listener = runtime.block_on(Listener::bind(&target)).unwrap();
-    runtime.spawn(grpc::serve(listener, served, std::future::pending(), std::future::pending()));
+    runtime.spawn(grpc_server::serve(listener, served, std::future::pending(), std::future::pending()));
     let text = explain_failing(&node, &["node", FRONTEND]);
     let expect = [
         "UNKNOWN: ",

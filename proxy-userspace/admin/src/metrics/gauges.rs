@@ -7,9 +7,10 @@ use std::{
 };
 
 use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, TableStats};
+use grpc_server::ClientStats;
 use model::{Family, Rejections};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
-use publish::{followers::FollowerStats, grpc::ClientStats};
+use publish::followers::FollowerStats;
 use tokio::time::Instant;
 
 use super::{

@@ -25,7 +25,7 @@ fn busy(role: Role) -> Admin {
     let now = SystemTime::now();
     admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), ..SyncStatus::default() });
     admin.set_watcher_count(|| 2);
-    admin.set_client_stats(publish::grpc::ClientStats::default);
+    admin.set_client_stats(grpc_server::ClientStats::default);
     admin.set_follower_stats(publish::followers::FollowerStats::default);
     let publisher = Publisher::new("n1");
     apply(&admin, &publisher, [service("a", 1, Some(seconds(now) + 1.0))]);

@@ -15,7 +15,7 @@ use hyper::{
 };
 use jiff::Timestamp;
 use model::escaped;
-use publish::print::json_parts;
+use publish::json_parts;
 use tokio::task::spawn_blocking;
 
 use crate::{

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use datapath::PortCounts;
+use grpc_server::ClientStats;
 use model::{Protocol, ServiceName};
-use publish::{followers::FollowerStats, grpc::ClientStats};
+use publish::followers::FollowerStats;
 use serde_json::Value;
 use tokio::sync::mpsc;
 

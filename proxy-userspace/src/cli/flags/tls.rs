@@ -6,11 +6,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use grpc_server::ServerTls;
 use proxy_contract::{
     client::Client,
     tls::{ClientTls, TlsError, TlsFile, TlsFiles},
 };
-use publish::grpc::ServerTls;
 
 /// TLS of a gRPC server.
 #[derive(Clone, Debug, Args)]

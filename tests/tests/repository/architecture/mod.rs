@@ -30,7 +30,7 @@ fn dependencies(manifest: &str) -> Vec<String> {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 34] = [
+const LAYERS: [(&str, &str); 35] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -53,6 +53,7 @@ const LAYERS: [(&str, &str); 34] = [
     ("datapath", "proxy-userspace/datapath"),
     ("netlink", "proxy-userspace/netlink"),
     ("pipeline", "proxy-userspace/pipeline"),
+    ("grpc-server", "proxy-userspace/grpc-server"),
     ("publish", "proxy-userspace/publish"),
     ("scenarios", "tests/scenarios"),
     ("source", "proxy-userspace/source"),

@@ -1,0 +1,161 @@
+//! Accepts connections and completes their TLS handshakes.
+//!
+//! Invariant: no client waits for another.
+//! Handshakes run concurrently, each with a timeout; the oldest is closed if there are too many, and accepting continues
+//! after every error.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    net::TcpStream,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_rustls::rustls;
+
+use super::{
+    authz::Peer,
+    clients::{Admission, Clients, Identity},
+    listen::{Accepted, ByteStream, Listener},
+    tls::ServerTls,
+};
+
+/// How long to wait after an error of accept(2), such as EMFILE.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+/// How long further handshakes that fail for the same reason are not logged as warnings.
+const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Accepts the connections of a listener.
+pub(crate) struct Acceptor {
+    listener: Listener,
+    clients: Clients,
+    handshakes: JoinSet<Result<Option<Connection>, HandshakeError>>,
+    /// Before that, after a failed accept, only handshakes go on.
+    accept_at: Instant,
+    /// The last failure that was logged as a warning, and when.
+    last_warning: Option<(String, Instant)>,
+}
+
+struct HandshakeError {
+    client: SocketAddr,
+    reason: String,
+}
+
+impl Acceptor {
+    pub(crate) fn new(listener: Listener) -> Self {
+        let clients = listener.clients().clone();
+        Self { listener, clients, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None }
+    }
+
+    /// The next connection, whose handshake is complete. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Connection {
+        loop {
+            let accept = async {
+                sleep_until(self.accept_at).await;
+                self.listener.accept().await
+            };
+            let accepted = tokio::select! {
+                Some(result) = self.handshakes.join_next() => {
+                    match result {
+                        Ok(Ok(Some(connection))) => return connection,
+                        // Refused, or closed for another one.
+                        Ok(Ok(None)) => {}
+                        Ok(Err(error)) => self.log(error),
+                        Err(error) => tracing::warn!("{}: TLS handshake: {error}", self.listener.address()),
+                    }
+                    continue;
+                }
+                accepted = accept => accepted,
+            };
+            match (accepted, self.listener.tls()) {
+                (Ok(Accepted::Unix(stream)), _) => {
+                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
+                        return Connection::new(stream, Peer::LOCAL, admission);
+                    }
+                }
+                (Ok(Accepted::Given(stream)), _) => {
+                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
+                        return Connection { stream, peer: Peer::LOCAL, admission };
+                    }
+                }
+                (Ok(Accepted::Tcp(stream, client)), tls) => {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
+                    }
+                    match tls {
+                        None => {
+                            if let Some(admission) = self.clients.admit(Identity::Host) {
+                                return Connection::new(stream, Peer::LOCAL, admission);
+                            }
+                        }
+                        Some(tls) => {
+                            let (tls, clients) = (Arc::clone(tls), self.clients.clone());
+                            self.handshakes.spawn(handshake(tls, clients, stream, client));
+                        }
+                    }
+                }
+                (Err(error), _) => {
+                    let address = self.listener.address();
+                    tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
+                    self.clients.close_handshake();
+                    self.accept_at = Instant::now() + ACCEPT_BACKOFF;
+                }
+            }
+        }
+    }
+
+    fn log(&mut self, HandshakeError { client, reason }: HandshakeError) {
+        let address = self.listener.address();
+        let is_repeated = self
+            .last_warning
+            .as_ref()
+            .is_some_and(|(last, at)| *last == reason && at.elapsed() < LOG_DEDUP_INTERVAL);
+        if is_repeated {
+            tracing::debug!("{address}: TLS handshake with {client} failed: {reason}");
+        } else {
+            tracing::warn!("{address}: TLS handshake with {client} failed: {reason}");
+            self.last_warning = Some((reason, Instant::now()));
+        }
+    }
+}
+
+/// The connection of a client; `None` if it must make room for another one, or there are too many.
+async fn handshake(
+    tls: Arc<ServerTls>,
+    clients: Clients,
+    stream: TcpStream,
+    client: SocketAddr,
+) -> Result<Option<Connection>, HandshakeError> {
+    let mut place = clients.begin_handshake(client.ip()).await;
+    let closing = place.closing();
+    tokio::select! {
+        _ = closing => Ok(None),
+        result = tls.handshake(stream) => match result {
+            Ok((stream, peer)) => {
+                let admission = clients.admit(peer.identity());
+                Ok(admission.map(|it| Connection::new(stream, peer, it)))
+            }
+            Err(error) => Err(HandshakeError { client, reason: reason(&error) }),
+        },
+    }
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.get_ref().and_then(|it| it.downcast_ref()) {
+        Some(rustls::Error::InvalidMessage(_)) => format!("{error}: not TLS, or corrupt"),
+        _ => error.to_string(),
+    }
+}
+
+/// The connection of a client.
+pub(crate) struct Connection {
+    pub(crate) stream: Box<dyn ByteStream>,
+    pub(crate) peer: Peer,
+    pub(crate) admission: Admission,
+}
+
+impl Connection {
+    fn new(stream: impl ByteStream + 'static, peer: Peer, admission: Admission) -> Self {
+        Self { stream: Box::new(stream), peer, admission }
+    }
+}

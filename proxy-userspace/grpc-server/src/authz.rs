@@ -1,0 +1,209 @@
+//! What a peer is authorized to request.
+//!
+//! Invariant: only the peer's certificate and the allow-list count, for each request.
+//! A peer on a unix socket or a loopback address without TLS is authorized for everything.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::clients::Identity;
+use tonic::{Request, Status};
+use x509_parser::{
+    extensions::GeneralName,
+    prelude::{FromDer as _, X509Certificate},
+};
+
+/// The prefix of a kubelet's common name.
+const KUBELET_PREFIX: &str = "system:node:";
+/// How many names of a certificate a message lists.
+const MAX_SHOWN: usize = 3;
+
+/// The other end of a connection; without a certificate if it is local.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer(Option<Arc<Certified>>);
+
+/// A peer with a certificate.
+#[derive(Debug)]
+struct Certified {
+    names: Names,
+    /// Whether one of its names is on the allow-list.
+    is_allowed: bool,
+}
+
+impl Peer {
+    /// A peer on this host, without a certificate.
+    pub(crate) const LOCAL: Self = Self(None);
+
+    /// A peer with this certificate, which has been verified.
+    pub(crate) fn certified(certificate: &[u8], allowed: &BTreeSet<String>) -> Self {
+        let names = Names::of(certificate);
+        let is_allowed = names.all.iter().any(|it| allowed.contains(it));
+        Self(Some(Arc::new(Certified { names, is_allowed })))
+    }
+
+    /// Whose clients this one counts with.
+    pub(crate) fn identity(&self) -> Identity {
+        match &self.0 {
+            None => Identity::Host,
+            Some(it) if it.is_allowed => Identity::Trusted,
+            Some(it) => Identity::Certificate { names: it.names.all.clone(), shown: shown(&it.names.all) },
+        }
+    }
+
+    /// The peer that sent a request.
+    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        let peer = request.extensions().get::<Self>().cloned();
+        peer.ok_or_else(|| Status::internal("the connection has no peer"))
+    }
+
+    /// Authorizes a request for the state of a node, or of the brain's own node if the name is empty.
+    pub(crate) fn authorize_node(&self, node: &str) -> Result<(), Status> {
+        match &self.0 {
+            Some(it) if !it.is_allowed && !it.names.nodes.contains(node) => {
+                let own = "the brain's own node".to_owned();
+                Err(it.denied(&if node.is_empty() { own } else { format!("node {node:?}") }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Authorizes a request for the cluster state.
+    pub(crate) fn authorize_cluster(&self) -> Result<(), Status> {
+        match &self.0 {
+            Some(it) if !it.is_allowed => Err(it.denied("the cluster state")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Certified {
+    fn denied(&self, what: &str) -> Status {
+        let names = &self.names;
+        let nodes = if names.nodes.is_empty() {
+            "names no node".to_owned()
+        } else {
+            format!("permits only node {}", shown(&names.nodes))
+        };
+        Status::permission_denied(format!(
+            "no access to {what}: the certificate of {} {nodes}; request that node, or add one of these names to the \
+             brain's --tls-allow",
+            shown(&names.all)
+        ))
+    }
+}
+
+/// The names in a certificate.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Names {
+    /// DNS names, URIs and common names, verbatim.
+    all: BTreeSet<String>,
+    /// The node names among them.
+    nodes: BTreeSet<String>,
+}
+
+impl Names {
+    /// Empty if the certificate cannot be parsed.
+    fn of(certificate: &[u8]) -> Self {
+        let mut names = Self::default();
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return names };
+        for it in certificate.subject().iter_common_name().filter_map(|it| it.as_str().ok()) {
+            names.nodes.extend(it.strip_prefix(KUBELET_PREFIX).map(str::to_owned));
+            names.all.insert(it.to_owned());
+        }
+        let alternatives = certificate.subject_alternative_name().ok().flatten();
+        for it in alternatives.iter().flat_map(|it| &it.value.general_names) {
+            match it {
+                GeneralName::DNSName(it) => {
+                    names.nodes.insert(it.to_ascii_lowercase());
+                    names.all.insert((*it).to_owned());
+                }
+                GeneralName::URI(it) => {
+                    names.nodes.extend(node_of_uri(it).map(str::to_owned));
+                    names.all.insert((*it).to_owned());
+                }
+                _ => {}
+            }
+        }
+        names.nodes.retain(|it| !it.is_empty());
+        names
+    }
+}
+
+/// The node name in a URI: `system:node:NAME`, or one that ends in `/node/NAME`, such as a SPIFFE ID.
+fn node_of_uri(uri: &str) -> Option<&str> {
+    if let Some(node) = uri.strip_prefix(KUBELET_PREFIX) {
+        return Some(node);
+    }
+    let (_, rest) = uri.split_once("://")?;
+    let (before, node) = rest.rsplit_once('/')?;
+    before.ends_with("/node").then_some(node)
+}
+
+/// Names for a message.
+fn shown(names: &BTreeSet<String>) -> String {
+    if names.is_empty() {
+        return "no name".to_owned();
+    }
+    let first: Vec<_> = names.iter().take(MAX_SHOWN).map(|it| format!("{it:?}")).collect();
+    match names.len().saturating_sub(MAX_SHOWN) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    use super::*;
+
+    fn peer(common_name: &str, allowed: &[&str]) -> Peer {
+        let mut params = CertificateParams::new(["a.test".to_owned(), "b.test".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        Peer::certified(certificate.der(), &allowed.iter().map(|it| (*it).to_owned()).collect())
+    }
+
+    #[test]
+    fn only_peers_on_the_allow_list_get_the_cluster_state() {
+        let denied = peer("system:node:n1", &["brain"]).authorize_cluster().unwrap_err();
+        assert_eq!(
+            denied.message(),
+            "no access to the cluster state: the certificate of \"a.test\", \"b.test\", \"system:node:n1\" permits only \
+             node \"a.test\", \"b.test\", \"n1\"; request that node, or add one of these names to the brain's \
+             --tls-allow"
+        );
+        assert!(peer("brain", &["brain"]).authorize_cluster().is_ok());
+        assert!(Peer::LOCAL.authorize_cluster().is_ok());
+    }
+
+    #[test]
+    fn clients_count_together_only_if_all_names_of_their_certificates_are_the_same() {
+        let identity = |name: &str| peer(name, &[]).identity();
+        // Beyond the names that a message lists.
+        let name = |n: u8| format!("system:node:n{n}");
+        let many = |n: u8| {
+            let names = ["a.test", "b.test", "c.test"].map(str::to_owned);
+            let mut params = CertificateParams::new(names).unwrap();
+            params.distinguished_name.push(DnType::CommonName, name(n));
+            let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+            Peer::certified(certificate.der(), &BTreeSet::new()).identity()
+        };
+        assert!(many(1) == many(1) && many(1) != many(2));
+        assert!(identity("n1") == identity("n1") && identity("n1") != identity("n2"));
+    }
+
+    #[test]
+    fn an_invalid_certificate_has_no_names() {
+        let peer = Peer::certified(b"nonsense", &BTreeSet::from(["".to_owned()]));
+        assert!(
+            peer.authorize_cluster().is_err()
+                && peer.authorize_node("").is_err()
+                && peer.authorize_node("n1").is_err()
+        );
+    }
+
+    #[test]
+    fn a_request_without_a_peer_is_rejected() {
+        assert!(Peer::of(&Request::new(())).is_err());
+    }
+}

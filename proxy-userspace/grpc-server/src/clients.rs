@@ -1,0 +1,216 @@
+//! How many clients a server has, and what a client may cost.
+//!
+//! Invariant: no client takes the place of another; what is refused is counted.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use listeners::{Connections, Limits, max_open_files};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How many clients there are in all: as many as the nodes of the largest supported cluster, three times over.
+const MAX_CLIENTS: usize = 16_384;
+/// How many clients without TLS there are on this host, over TCP.
+const MAX_CLIENTS_OF_ADDRESS: usize = 128;
+/// How many clients have the same certificate, unless it is on the allow-list.
+const MAX_CLIENTS_OF_CERTIFICATE: usize = 8;
+/// How many handshakes are pending. Beyond that, the oldest is closed.
+const HANDSHAKES: Limits = Limits { total: 1024, per_source: 64 };
+/// How long further refused clients are only counted, and not logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The clients of one or more listeners. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Clients(Arc<ClientTable>);
+
+#[derive(Debug)]
+struct ClientTable {
+    max_clients: usize,
+    handshakes: Connections,
+    open: Mutex<OpenClients>,
+    refused: [AtomicU64; 2],
+}
+
+#[derive(Debug, Default)]
+struct OpenClients {
+    total: usize,
+    /// Of those with a limit.
+    by_identity: HashMap<Identity, usize>,
+    last_logged: Option<Instant>,
+}
+
+/// Whose clients count together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Identity {
+    /// At a Unix socket, which only trusted users can connect to, or with a certificate on the allow-list.
+    Trusted,
+    /// Without TLS, on this host.
+    Host,
+    /// With a certificate that has these names.
+    Certificate {
+        names: BTreeSet<String>,
+        /// The names for a message, not all of them.
+        shown: String,
+    },
+}
+
+/// The reasons why clients are refused.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    Total,
+    Peer,
+}
+
+/// How many clients there are, and how many were refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Open connections.
+    pub open: usize,
+    /// Pending TLS handshakes.
+    pub handshakes: usize,
+    /// Clients that were refused because there were too many in all.
+    pub refused_in_all: u64,
+    /// Clients that were refused because the same peer had too many.
+    pub refused_of_peer: u64,
+    /// Handshakes that were closed because too many were pending.
+    pub closed_handshakes: u64,
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self(Arc::new(ClientTable {
+            // The process needs files for other things, too.
+            max_clients: MAX_CLIENTS.min(max_open_files() / 2),
+            handshakes: Connections::new("gRPC handshakes", HANDSHAKES),
+            open: Mutex::default(),
+            refused: Default::default(),
+        }))
+    }
+}
+
+impl Clients {
+    /// The current numbers.
+    pub fn stats(&self) -> ClientStats {
+        let ClientTable { open, handshakes, refused: [total, peer], .. } = &*self.0;
+        ClientStats {
+            open: open.lock().total,
+            handshakes: handshakes.count(),
+            refused_in_all: total.load(Ordering::Relaxed),
+            refused_of_peer: peer.load(Ordering::Relaxed),
+            closed_handshakes: handshakes.closed(),
+        }
+    }
+
+    /// A handshake begins: closes the oldest one if there are too many.
+    pub(crate) async fn begin_handshake(&self, client: IpAddr) -> listeners::Connection {
+        self.0.handshakes.admit(client).await
+    }
+
+    /// Closes a pending handshake, as when there are no file descriptors left.
+    pub(crate) fn close_handshake(&self) {
+        self.0.handshakes.close_one();
+    }
+
+    /// Admits a client, which is connected until the result is dropped; `None` if there are too many.
+    pub(crate) fn admit(&self, identity: Identity) -> Option<Admission> {
+        let table = &self.0;
+        let (limit, peer) = match &identity {
+            Identity::Trusted => (usize::MAX, "at the Unix socket or on the allow-list".to_owned()),
+            Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "of this host without TLS".to_owned()),
+            Identity::Certificate { shown, .. } => {
+                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {shown}"))
+            }
+        };
+        let mut open = table.open.lock();
+        let of_peer = open.by_identity.get(&identity).copied().unwrap_or_default();
+        let refusal = if of_peer >= limit {
+            Some((Refusal::Peer, format!("{of_peer} clients {peer} are connected")))
+        } else if open.total >= table.max_clients {
+            Some((Refusal::Total, format!("{} clients are connected", open.total)))
+        } else {
+            None
+        };
+        if let Some((refusal, reason)) = refusal {
+            let refused = table.refused[refusal as usize].fetch_add(1, Ordering::Relaxed) + 1;
+            if open.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
+                open.last_logged = Some(Instant::now());
+                tracing::warn!(
+                    "a gRPC client was refused: {reason}, which is the limit; the others are served ({refused} refused \
+                     for this reason so far)"
+                );
+            }
+            return None;
+        }
+        open.total += 1;
+        if limit != usize::MAX {
+            *open.by_identity.entry(identity.clone()).or_default() += 1;
+        }
+        Some(Admission { table: Arc::clone(table), identity })
+    }
+}
+
+/// A connected client.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    table: Arc<ClientTable>,
+    identity: Identity,
+}
+
+impl Admission {
+    /// Whether its client may use a connection for as many streams as it likes.
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.identity == Identity::Trusted
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut open = self.table.open.lock();
+        open.total -= 1;
+        if let Some(of_peer) = open.by_identity.get_mut(&self.identity) {
+            *of_peer -= 1;
+            if *of_peer == 0 {
+                open.by_identity.remove(&self.identity);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(name: &str) -> Identity {
+        Identity::Certificate { names: [name.to_owned()].into(), shown: name.to_owned() }
+    }
+
+    #[test]
+    fn a_peer_beyond_its_limit_is_refused_and_others_are_not() {
+        let clients = Clients::default();
+        let admitted: Vec<_> =
+            (0..MAX_CLIENTS_OF_CERTIFICATE).map(|_| clients.admit(certificate("a"))).collect();
+        assert!(admitted.iter().all(Option::is_some));
+        assert!(clients.admit(certificate("a")).is_none() && clients.admit(certificate("b")).is_some());
+        assert_eq!(clients.stats().refused_of_peer, 1);
+        drop(admitted);
+        assert!(clients.admit(certificate("a")).is_some());
+        assert_eq!(clients.stats().open, 0);
+    }
+
+    #[test]
+    fn there_is_a_limit_in_all() {
+        let clients = Clients::default();
+        let all: Vec<_> =
+            (0..clients.0.max_clients).map(|_| clients.admit(Identity::Trusted).unwrap()).collect();
+        assert!(clients.admit(Identity::Trusted).is_none());
+        assert_eq!((clients.stats().open, clients.stats().refused_in_all), (all.len(), 1));
+    }
+}

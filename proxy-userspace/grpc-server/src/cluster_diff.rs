@@ -1,0 +1,221 @@
+//! The difference between two cluster states.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use model::{
+    ServiceName, Timestamp,
+    cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
+    state::{Pod, ServiceCidr},
+};
+use prost::Message as _;
+use proxy_contract::{
+    digest::{KeptBuckets, position},
+    localv1::{OpItem, Set},
+};
+use wire::{
+    Extensions,
+    cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
+};
+
+use super::change_set::{Change, Diff, Encode, Kind, Phase, delete, differing, set};
+
+/// Which objects a client receives.
+#[derive(Clone, Copy)]
+pub(crate) struct Filter<'a> {
+    /// The value of the label `service.kubernetes.io/service-proxy-name` of this proxy's Services.
+    pub(crate) proxy_name: Option<&'a str>,
+    pub(crate) extensions: Extensions,
+}
+
+/// The changed objects, in ascending order of names.
+pub(crate) struct ClusterDiff {
+    service_cidrs: Vec<Change<Arc<ServiceCidr>>>,
+    pods: Vec<Change<Arc<Pod>>>,
+    nodes: Vec<Change<Arc<Node>>>,
+    services: Vec<Change<SentService>>,
+    slices: Vec<SliceChange>,
+}
+
+struct SentService {
+    service: Arc<Service>,
+    /// `None` if the client did not request trigger times.
+    trigger_time: Option<Timestamp>,
+}
+
+/// A slice before and after, which may have moved to another Service.
+#[derive(Default)]
+struct SliceChange {
+    old: Option<Arc<EndpointSlice>>,
+    new: Option<Arc<EndpointSlice>>,
+}
+
+impl ClusterDiff {
+    /// What leads from `old` to `new`; objects that both share are not compared.
+    pub(crate) fn new(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> Self {
+        let nodes = new.nodes().diff(old.nodes()).map(|(name, old, new)| Change {
+            path: format!("|{name}||"),
+            old: old.cloned(),
+            new: new.cloned(),
+        });
+        // A slice comes and goes with its Service, whose trigger time is that of its slices.
+        let names = new.services().diff(old.services()).map(|(name, ..)| name);
+        let owners = new.services_with_changed_slices(old);
+        let changed: BTreeSet<_> = names.chain(owners).collect();
+        let mut slices = BTreeMap::<&SliceName, SliceChange>::new();
+        let services = changed.into_iter().map(|name| {
+            for it in filter.slices(old, name) {
+                slices.entry(&it.name).or_default().old = Some(Arc::clone(it));
+            }
+            for it in filter.slices(new, name) {
+                slices.entry(&it.name).or_default().new = Some(Arc::clone(it));
+            }
+            Change {
+                path: service_path(name),
+                old: filter.service(old, name),
+                new: filter.service(new, name),
+            }
+        });
+        let (nodes, services) = (nodes.collect(), services.collect());
+        let changed = slices.into_values().filter(|it| match (&it.old, &it.new) {
+            (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
+            _ => true,
+        });
+        let service_cidrs = match filter.extensions.service_cidrs {
+            true => differing(old.service_cidrs(), new.service_cidrs(), |it| format!("|{it}||")),
+            false => Vec::new(),
+        };
+        let pods = match filter.extensions.pods {
+            true => differing(old.pods(), new.pods(), |it| format!("{}||", it.replace('/', "|"))),
+            false => Vec::new(),
+        };
+        Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
+    }
+
+    /// Leaves out the new objects in these buckets.
+    pub(crate) fn without(mut self, kept: &KeptBuckets) -> Self {
+        fn leave_out<T: Encode>(changes: &mut Vec<Change<T>>, kept: &KeptBuckets) {
+            changes.retain(|it| !kept.contains(position(T::SET, &it.path)));
+        }
+        leave_out(&mut self.service_cidrs, kept);
+        leave_out(&mut self.pods, kept);
+        leave_out(&mut self.nodes, kept);
+        leave_out(&mut self.services, kept);
+        let is_kept =
+            |it: &EndpointSlice| kept.contains(position(SentService::SET, &service_path(&it.service)));
+        self.slices.retain(|it| !it.new.as_ref().is_some_and(|it| is_kept(it)));
+        self
+    }
+}
+
+fn service_path(ServiceName { namespace, name }: &ServiceName) -> String {
+    format!("{namespace}|{name}||")
+}
+
+impl Filter<'_> {
+    fn is_sent(&self, service: &Service) -> bool {
+        is_service_sent(service, self.proxy_name, self.extensions.other_proxies)
+    }
+
+    /// The Service, if the client receives it.
+    fn service(&self, state: &ClusterState, name: &ServiceName) -> Option<SentService> {
+        let service = state.service(name).filter(|it| self.is_sent(it))?;
+        let slices = state.slices_of(name).filter(|it| !it.headless);
+        let trigger_time = slices.filter_map(|it| it.trigger_time).max();
+        let trigger_time = trigger_time.filter(|_| self.extensions.trigger_times);
+        Some(SentService { service: Arc::clone(service), trigger_time })
+    }
+
+    /// The slices of a Service that the client receives.
+    fn slices<'a>(
+        &self,
+        state: &'a ClusterState,
+        name: &ServiceName,
+    ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
+        let is_sent = state.service(name).is_some_and(|it| self.is_sent(it));
+        state.slices_of(name).filter(move |it| is_sent && is_slice_sent(it))
+    }
+}
+
+impl Diff for ClusterDiff {
+    fn len(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::ServiceCidrs => self.service_cidrs.len(),
+            Kind::Pods => self.pods.len(),
+            Kind::Nodes => self.nodes.len(),
+            Kind::Services => self.services.len(),
+            Kind::Endpoints => self.slices.len(),
+        }
+    }
+
+    fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>) {
+        match phase {
+            Phase::Set(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].set()),
+            Phase::Delete(Kind::ServiceCidrs) => out.extend(self.service_cidrs[index].delete()),
+            Phase::Set(Kind::Pods) => out.extend(self.pods[index].set()),
+            Phase::Delete(Kind::Pods) => out.extend(self.pods[index].delete()),
+            Phase::Set(Kind::Nodes) => out.extend(self.nodes[index].set()),
+            Phase::Delete(Kind::Nodes) => out.extend(self.nodes[index].delete()),
+            Phase::Set(Kind::Services) => out.extend(self.services[index].set()),
+            Phase::Delete(Kind::Services) => out.extend(self.services[index].delete()),
+            Phase::Set(Kind::Endpoints) => self.slices[index].set_endpoints(out),
+            Phase::Delete(Kind::Endpoints) => self.slices[index].delete_endpoints(out),
+        }
+    }
+}
+
+impl Encode for Arc<Node> {
+    const SET: Set = Set::GlobalNodeInfos;
+
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(node_info(self)?.encode_to_vec())
+    }
+}
+
+impl Encode for SentService {
+    const SET: Set = Set::GlobalServiceInfos;
+
+    fn encode(&self, _: &str) -> Option<Vec<u8>> {
+        Some(service_info(&self.service, self.trigger_time)?.encode_to_vec())
+    }
+}
+
+impl SliceChange {
+    fn set_endpoints(&self, out: &mut VecDeque<OpItem>) {
+        let Some(new) = &self.new else { return };
+        let is_same_otherwise =
+            self.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
+        let old_keys = keys(&self.old);
+        for (key, endpoint) in keys(&self.new).iter() {
+            if is_same_otherwise && old_keys.get(key) == Some(endpoint) {
+                continue;
+            }
+            let bytes = endpoint_info(new, endpoint).encode_to_vec();
+            out.extend(paths(new, key).map(|path| set(Set::GlobalEndpointInfos, path, bytes.clone())));
+        }
+    }
+
+    fn delete_endpoints(&self, out: &mut VecDeque<OpItem>) {
+        let Some(old) = &self.old else { return };
+        let has_moved = self.new.as_ref().is_some_and(|new| new.service != old.service);
+        let new_keys = keys(&self.new);
+        for (key, _) in keys(&self.old).iter().rev() {
+            let is_gone = new_keys.get(key).is_none();
+            let [with_service, without] = paths(old, key).map(|it| delete(Set::GlobalEndpointInfos, it));
+            out.extend((is_gone || has_moved).then_some(with_service));
+            out.extend(is_gone.then_some(without));
+        }
+    }
+}
+
+fn keys(slice: &Option<Arc<EndpointSlice>>) -> EndpointKeys<'_> {
+    slice.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default()
+}
+
+/// The paths of an endpoint: one with its Service, and one without.
+fn paths(slice: &EndpointSlice, key: &str) -> [String; 2] {
+    let (SliceName { namespace, name }, service) = (&slice.name, &slice.service.name);
+    [format!("{namespace}|{service}|{name}|{key}"), format!("{namespace}||{name}|{key}")]
+}

@@ -1,0 +1,157 @@
+//! `globalv1.Sets/Watch`: the cluster state as a stream of changes, for brains that follow this one.
+//!
+//! It carries everything that node states are computed from, and nothing that this brain has computed. A change set is the
+//! difference to what the stream has sent before; the first one is that to what the client says it has.
+
+use std::sync::Arc;
+
+use model::cluster::ClusterState;
+use proxy_contract::{
+    digest::Digest,
+    globalv1::{GlobalWatchReq, sets_server::Sets},
+    localv1::EmptyOp,
+};
+use publish::cluster::{ClusterSnapshot, ClusterSubscription, ClusterWatcher};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tonic::{Request, Response, Status, Streaming};
+use wire::Extensions;
+
+use super::{
+    authz::Peer,
+    change_set::ChangeSet,
+    cluster_diff::{ClusterDiff, Filter},
+    resume::{self, negotiate, rest},
+    watch_session::{self, Asked, End, Items, Turns, View},
+};
+
+pub(crate) struct ClusterWatch {
+    pub(crate) cluster: ClusterSubscription,
+    pub(crate) turns: Turns,
+}
+
+#[tonic::async_trait]
+impl Sets for ClusterWatch {
+    type WatchStream = Items;
+
+    async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
+        Peer::of(&request)?.authorize_cluster()?;
+        let view = ClusterView::new(self.cluster.watch());
+        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
+    }
+}
+
+struct ClusterView {
+    cluster: ClusterWatcher,
+    extensions: Extensions,
+    has_request: bool,
+    /// What the client has, until there is a state.
+    have: Option<Vec<Digest>>,
+    /// The first change set of a client that has something.
+    resuming: Option<JoinHandle<ChangeSet<ClusterDiff>>>,
+    /// The last state that was sent.
+    sent: Option<Arc<ClusterState>>,
+}
+
+impl View for ClusterView {
+    type Request = GlobalWatchReq;
+    type Diff = ClusterDiff;
+
+    fn negotiate(&mut self, request: &GlobalWatchReq) -> Extensions {
+        self.extensions = negotiate(Extensions::GLOBAL, request.extensions(), request.have.as_ref());
+        self.extensions
+    }
+
+    fn request(&mut self, request: GlobalWatchReq) -> Result<Asked, Status> {
+        if std::mem::replace(&mut self.has_request, true) {
+            return Ok(Asked::Change);
+        }
+        self.have = resume::parse(request.have, self.extensions)?;
+        Ok(Asked::State)
+    }
+
+    async fn next(&mut self) -> Result<ChangeSet<ClusterDiff>, End> {
+        let resuming = match &mut self.resuming {
+            Some(it) => it,
+            None => {
+                let diff = self.diff().await?;
+                let Some(have) = self.have.take() else { return Ok(ChangeSet::new(diff)) };
+                // The digests of a whole cluster take long.
+                self.resuming.insert(spawn_blocking(move || rest(diff, &have)))
+            }
+        };
+        let changes = resuming.await;
+        self.resuming = None;
+        changes.map_err(|_| End::Closed)
+    }
+
+    async fn closed(&mut self) {
+        self.cluster.closed().await;
+    }
+
+    fn sync(&self) -> EmptyOp {
+        EmptyOp::default()
+    }
+}
+
+impl ClusterView {
+    fn new(cluster: ClusterWatcher) -> Self {
+        Self {
+            cluster,
+            extensions: Extensions::default(),
+            has_request: false,
+            have: None,
+            resuming: None,
+            sent: None,
+        }
+    }
+
+    /// Waits for a state that was not sent yet, and returns what leads to it. Cancel safe.
+    async fn diff(&mut self) -> Result<ClusterDiff, End> {
+        match self.cluster.next(self.sent.as_ref()).await {
+            Some(ClusterSnapshot::State(state)) => {
+                let proxy_name = self.cluster.proxy_name().map(AsRef::as_ref);
+                let filter = Filter { proxy_name, extensions: self.extensions };
+                let diff = match &self.sent {
+                    Some(sent) => ClusterDiff::new(sent, &state, filter),
+                    None => ClusterDiff::new(&ClusterState::default(), &state, filter),
+                };
+                self.sent = Some(state);
+                Ok(diff)
+            }
+            Some(ClusterSnapshot::Unavailable) => Err(End::Refused(Status::unimplemented(
+                "this brain follows the state of a single node and has no cluster state; follow the brain that it follows",
+            ))),
+            Some(ClusterSnapshot::Pending) | None => Err(End::Closed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::ready, time::Duration};
+
+    use proxy_contract::localv1::op_item::Op;
+    use publish::cluster::ClusterPublisher;
+    use tokio::{task::yield_now, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_asks_again_meanwhile_resumes() {
+        let publisher = ClusterPublisher::new(None);
+        publisher.publish(ClusterSnapshot::State(Arc::default()));
+        let have = Some(vec![Digest::default()]);
+        let mut view = ClusterView { have, ..ClusterView::new(publisher.subscribe().watch()) };
+        let first = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    it = view.next() => break it,
+                    () = ready(()) => yield_now().await,
+                }
+            }
+        };
+        let Ok(Ok(changes)) = timeout(Duration::from_secs(10), first).await else { panic!("no change set") };
+        assert!(matches!(changes.map(|it| it.op).collect::<Vec<_>>()[..], [Some(Op::Kept(_))]));
+    }
+}

@@ -1,0 +1,154 @@
+//! The gRPC server: node states as streams and as a long poll, the cluster state, health and reflection.
+//!
+//! Invariant: a client can only harm itself.
+//! A client that is slow, silent, disconnected or sends garbage has a bounded cost and affects no other client.
+
+#![forbid(unsafe_code)]
+
+mod accept;
+mod authz;
+mod change_set;
+mod clients;
+mod cluster_diff;
+mod cluster_watch;
+mod connection;
+mod encoded;
+mod explanations;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod listen;
+mod long_poll;
+mod node_changes;
+mod node_diff;
+mod node_watch;
+mod nodes;
+mod resume;
+mod status;
+mod tls;
+mod watch_session;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use proxy_contract::{
+    globalv1::{nodes_server::NodesServer, sets_server as cluster_sets},
+    localnetv1::endpoints_server::{self, EndpointsServer},
+    localv1::{
+        explanations_server::ExplanationsServer,
+        sets_server::{self, SetsServer},
+    },
+};
+use publish::{NodeStates, cluster::ClusterSubscription, explain::Explain, followers::Followers};
+use tokio::time::timeout;
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+
+use self::{
+    cluster_watch::ClusterWatch, connection::serve_connections, explanations::ExplanationService,
+    long_poll::LongPoll, node_watch::NodeWatch, nodes::NodesList, watch_session::Turns,
+};
+
+pub use clients::{ClientStats, Clients};
+pub use listen::{ByteStream, ListenError, Listener};
+pub use tls::ServerTls;
+
+/// The services besides health and reflection.
+const SERVICES: [&str; 3] =
+    [sets_server::SERVICE_NAME, cluster_sets::SERVICE_NAME, endpoints_server::SERVICE_NAME];
+/// The longest accepted request, in bytes.
+const MAX_REQUEST_SIZE: usize = 64 << 10;
+/// How long the server waits for its clients when it shuts down.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why the server ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The descriptors of the services are invalid.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// The data that a server serves.
+#[derive(Clone)]
+pub struct ServedData {
+    /// The states of nodes.
+    pub nodes: Arc<dyn NodeStates>,
+    /// The cluster state.
+    pub cluster: ClusterSubscription,
+    /// Where its clients are noted.
+    pub followers: Followers,
+    /// What explains connections; without it, the server does not offer that.
+    pub explainer: Option<Arc<dyn Explain>>,
+}
+
+/// Serves at `listener` until `shutdown`, and then up to one second longer until all clients have their responses.
+///
+/// Health is NOT_SERVING until `ready`.
+pub async fn serve(
+    listener: Listener,
+    served: ServedData,
+    ready: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let target = listener.address().clone();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let report = async |status| {
+        for service in SERVICES.into_iter().chain([""]) {
+            reporter.set_service_status(service, status).await;
+        }
+    };
+    report(ServingStatus::NotServing).await;
+    let reflection = || {
+        let builder = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proxy_contract::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(tonic_health::pb::health_server::SERVICE_NAME);
+        SERVICES.into_iter().fold(builder, tonic_reflection::server::Builder::with_service_name)
+    };
+    let ServedData { nodes, cluster, followers, explainer } = served;
+    let turns = Turns::default();
+    let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
+    let long_poll = EndpointsServer::new(LongPoll { nodes });
+    let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
+    let explanations = explainer.map(|it| ExplanationsServer::new(ExplanationService::new(it)));
+    let mut routes = Routes::new(health)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .add_service(node_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
+        .add_service(cluster_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
+        .add_service(NodesServer::new(NodesList::new(followers)).max_decoding_message_size(MAX_REQUEST_SIZE))
+        .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE));
+    if let Some(it) = explanations {
+        routes = routes.add_service(it.max_decoding_message_size(MAX_REQUEST_SIZE));
+    }
+    let routes = routes.prepare();
+    tracing::info!("serving gRPC at {target}");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let reload_certificates = reload_certificates(listener.tls().cloned());
+    let mut server = std::pin::pin!(serve_connections(listener, routes, async {
+        // Ends when `stop` is dropped.
+        let _ = stopped.await;
+    }));
+    let report_ready = async {
+        ready.await;
+        report(ServingStatus::Serving).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = &mut server => return Ok(()),
+        () = report_ready => {}
+        () = reload_certificates => {}
+        () = shutdown => {}
+    }
+    drop(stop);
+    // After the timeout, the remaining connections are closed.
+    let _ = timeout(SHUTDOWN_TIMEOUT, server).await;
+    Ok(())
+}
+
+/// Reloads the certificates from time to time, if there are any; never returns.
+async fn reload_certificates(tls: Option<Arc<ServerTls>>) {
+    match tls {
+        Some(tls) => match tls.reload_periodically().await {},
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,174 @@
+//! What is listened at: unix sockets, TCP ports, and connections that the caller accepts.
+//!
+//! Invariant: only trusted clients can connect.
+//! A unix socket has mode 0600 from its creation on, unless its group is trusted, too; a TCP port listens on a loopback address or requires mutual TLS.
+
+use std::{future::pending, io, net::SocketAddr, sync::Arc};
+
+use listeners::{SocketAccess, UnixSocket, UnixSocketError};
+use proxy_contract::Target;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixStream, lookup_host},
+    sync::mpsc,
+};
+
+use super::{clients::Clients, tls::ServerTls};
+
+/// The backlog of listen(2).
+const BACKLOG: u32 = 1024;
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// A unix socket cannot be listened on.
+    #[error(transparent)]
+    Unix(#[from] UnixSocketError),
+    /// Other hosts could connect without TLS.
+    #[error(
+        "{target}: {address} is not a loopback address, so mutual TLS is required; set --tls-cert, --tls-key and \
+         --tls-client-ca, or listen on 127.0.0.1, [::1] or unix:///path"
+    )]
+    NotLoopback {
+        /// The requested address.
+        target: Target,
+        /// The address that it resolves to.
+        address: SocketAddr,
+    },
+    /// The host name resolves to no address.
+    #[error("{0}: the host has no address; listen on 127.0.0.1, [::1] or unix:///path")]
+    NoAddress(Target),
+    /// A system call failed.
+    #[error("{target}: {call}: {error}")]
+    System {
+        /// The requested address.
+        target: Target,
+        /// The call.
+        call: &'static str,
+        /// The cause.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// What clients connect to. When it is dropped, the file of a unix socket is removed.
+#[derive(Debug)]
+pub struct Listener {
+    address: Target,
+    kind: Kind,
+    clients: Clients,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Unix(UnixSocket),
+    Tcp { listener: TcpListener, tls: Option<Arc<ServerTls>> },
+    Given(mpsc::Receiver<Box<dyn ByteStream>>),
+}
+
+/// A connection of any kind.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+
+/// An accepted connection.
+pub(crate) enum Accepted {
+    Unix(UnixStream),
+    Tcp(TcpStream, SocketAddr),
+    Given(Box<dyn ByteStream>),
+}
+
+impl Listener {
+    /// Listens without TLS. Must be called within a tokio runtime.
+    ///
+    /// Creates the directory of a unix socket if needed, and replaces a socket without a listening process.
+    pub async fn bind(target: &Target) -> Result<Self, ListenError> {
+        Self::bind_tls(target, None).await
+    }
+
+    /// Listens, with TLS on TCP ports; unix sockets need none.
+    pub async fn bind_tls(target: &Target, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
+        Self::bind_for(target, tls, SocketAccess::default()).await
+    }
+
+    /// The same; `access` says who may connect to a unix socket.
+    pub async fn bind_for(
+        target: &Target,
+        tls: Option<Arc<ServerTls>>,
+        access: SocketAccess,
+    ) -> Result<Self, ListenError> {
+        match target {
+            Target::Unix(path) => {
+                let kind = Kind::Unix(UnixSocket::bind_for(path, BACKLOG, access).await?);
+                Ok(Self { address: target.clone(), kind, clients: Clients::default() })
+            }
+            Target::Tcp { host, port } => tcp(target, host, *port, tls).await,
+        }
+    }
+
+    /// Serves connections of trusted clients that the caller has accepted, such as at the end of a tunnel or in memory, until
+    /// there is no more of their sender; `address` is what the log says.
+    pub fn given(address: Target, connections: mpsc::Receiver<Box<dyn ByteStream>>) -> Self {
+        Self { address, kind: Kind::Given(connections), clients: Clients::default() }
+    }
+
+    /// The address, with the actual port if port 0 was requested.
+    pub fn address(&self) -> &Target {
+        &self.address
+    }
+
+    /// Counts its clients with those of other listeners.
+    #[must_use]
+    pub fn with_clients(self, clients: Clients) -> Self {
+        Self { clients, ..self }
+    }
+
+    pub(crate) fn clients(&self) -> &Clients {
+        &self.clients
+    }
+
+    /// The TLS that every connection must use.
+    pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {
+        match &self.kind {
+            Kind::Unix(_) | Kind::Given(_) => None,
+            Kind::Tcp { tls, .. } => tls.as_ref(),
+        }
+    }
+
+    /// Cancel safe.
+    pub(crate) async fn accept(&mut self) -> io::Result<Accepted> {
+        Ok(match &mut self.kind {
+            Kind::Unix(socket) => Accepted::Unix(socket.accept().await?),
+            Kind::Tcp { listener, .. } => {
+                let (stream, client) = listener.accept().await?;
+                Accepted::Tcp(stream, client)
+            }
+            Kind::Given(connections) => match connections.recv().await {
+                Some(stream) => Accepted::Given(stream),
+                None => pending().await,
+            },
+        })
+    }
+}
+
+async fn tcp(
+    target: &Target,
+    host: &str,
+    port: u16,
+    tls: Option<Arc<ServerTls>>,
+) -> Result<Listener, ListenError> {
+    let system = |call| {
+        let target = target.clone();
+        move |error| ListenError::System { target, call, error }
+    };
+    let addresses: Vec<_> = lookup_host((host, port)).await.map_err(system("looking up the host"))?.collect();
+    let beyond = addresses.iter().find(|it| !it.ip().to_canonical().is_loopback());
+    if let (Some(&address), None) = (beyond, &tls) {
+        return Err(ListenError::NotLoopback { target: target.clone(), address });
+    }
+    let Some(address) = addresses.first() else { return Err(ListenError::NoAddress(target.clone())) };
+    let listener = TcpListener::bind(address).await.map_err(system("bind"))?;
+    let local = listener.local_addr().map_err(system("getsockname"))?;
+    let address = Target::Tcp { host: local.ip().to_string(), port: local.port() };
+    Ok(Listener { address, kind: Kind::Tcp { listener, tls }, clients: Clients::default() })
+}

@@ -1,0 +1,162 @@
+//! `localv1.Sets/Watch`: the state of one node as a stream of changes.
+//!
+//! A change set is the difference to what the stream has sent before, even if that was the state of another node; the first
+//! one is that to what the client says it has.
+
+use std::sync::Arc;
+
+use model::state::NodeState;
+use proxy_contract::{
+    digest::Digest,
+    localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets},
+};
+use publish::{
+    NodeStates, Published, Subscription,
+    followers::{Followers, Following},
+};
+use tonic::{Request, Response, Status, Streaming};
+use wire::Extensions;
+
+use super::{
+    authz::Peer,
+    change_set::ChangeSet,
+    encoded::{NodeDigests, kept},
+    node_changes::NodeChanges,
+    node_diff::NodeDiff,
+    resume, status,
+    watch_session::{self, Asked, End, Items, Turns, View},
+};
+
+pub(crate) struct NodeWatch {
+    nodes: Arc<dyn NodeStates>,
+    turns: Turns,
+    node_digests: Arc<NodeDigests>,
+    node_changes: Arc<NodeChanges>,
+    followers: Followers,
+}
+
+impl NodeWatch {
+    pub(crate) fn new(nodes: Arc<dyn NodeStates>, turns: Turns, followers: Followers) -> Self {
+        Self { nodes, turns, node_digests: Arc::default(), node_changes: Arc::default(), followers }
+    }
+}
+
+#[tonic::async_trait]
+impl Sets for NodeWatch {
+    type WatchStream = Items;
+
+    async fn watch(&self, request: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
+        let view = NodeView {
+            peer: Peer::of(&request)?,
+            nodes: Arc::clone(&self.nodes),
+            node: None,
+            extensions: Extensions::default(),
+            turns: self.turns.clone(),
+            node_digests: Arc::clone(&self.node_digests),
+            node_changes: Arc::clone(&self.node_changes),
+            have: None,
+            sent: None,
+            followers: self.followers.clone(),
+            following: None,
+        };
+        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
+    }
+}
+
+struct NodeView {
+    peer: Peer,
+    nodes: Arc<dyn NodeStates>,
+    /// The requested name, and the states of that node.
+    node: Option<(String, Subscription)>,
+    extensions: Extensions,
+    turns: Turns,
+    node_digests: Arc<NodeDigests>,
+    node_changes: Arc<NodeChanges>,
+    /// What the client has, until the first state is sent.
+    have: Option<Vec<Digest>>,
+    /// The last state that was sent.
+    sent: Option<Arc<Published>>,
+    followers: Followers,
+    /// This client among them.
+    following: Option<Following>,
+}
+
+impl View for NodeView {
+    type Request = WatchReq;
+    type Diff = NodeDiff;
+
+    fn negotiate(&mut self, request: &WatchReq) -> Extensions {
+        self.extensions = resume::negotiate(Extensions::LOCAL, request.extensions(), request.have.as_ref());
+        self.extensions
+    }
+
+    fn request(&mut self, request: WatchReq) -> Result<Asked, Status> {
+        let node = request.node_name;
+        if self.node.is_none() {
+            self.have = resume::parse(request.have, self.extensions)?;
+        }
+        if let Some(it) = self.following.as_ref().filter(|_| !request.unconfirmed) {
+            it.acknowledged(request.confirmed.map(|it| (it.instance_id, it.rev)));
+        }
+        if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
+            return Ok(if request.confirmed.is_some() { Asked::Nothing } else { Asked::Change });
+        }
+        self.peer.authorize_node(&node)?;
+        let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| status::of_subscription(&it, &node))?;
+        let shown = if node.is_empty() { "(the brain's own)" } else { &node };
+        self.following = Some(self.followers.add(shown.into(), states.resume(0, 0)));
+        self.node = Some((node, states));
+        // Also if the state of one node is that of the other.
+        Ok(Asked::State)
+    }
+
+    async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
+        let (_, states) = self.node.as_mut().ok_or(End::Closed)?;
+        let published = states.next().await.ok_or(End::Closed)?;
+        let is_shared = self.turns.is_crowd();
+        let have = self.have.take();
+        let resumed =
+            have.map(|it| kept(&published.state, self.extensions, &it, is_shared, &self.node_digests));
+        let empty = NodeState::default();
+        let before = match (&self.sent, &resumed) {
+            (Some(sent), _) => &sent.state,
+            (None, Some((_, rest))) => rest,
+            (None, None) => &empty,
+        };
+        let node_changes = if self.extensions.nodes {
+            // What is left of a client's own nodes is like no other's.
+            let is_shared = is_shared && resumed.is_none();
+            self.node_changes.between(&before.nodes, &published.state.nodes, is_shared)
+        } else {
+            Arc::default()
+        };
+        let mut changes =
+            NodeDiff::change_set(before, &published.state, node_changes, self.extensions, is_shared);
+        if let Some((kept, _)) = &resumed {
+            changes.begin_with(resume::keep(kept));
+        }
+        self.sent = Some(published);
+        Ok(changes)
+    }
+
+    async fn closed(&mut self) {
+        if let Some((_, states)) = &mut self.node {
+            states.closed().await;
+        }
+    }
+
+    fn skipped(&self) {
+        if let (Some(it), Some(state)) = (&self.following, &self.sent) {
+            it.unchanged(state);
+        }
+    }
+
+    fn sync(&self) -> EmptyOp {
+        let sent = self.sent.as_ref().filter(|_| self.extensions.revisions);
+        if let (Some(it), Some(sent)) = (&self.following, &self.sent) {
+            it.sent(sent);
+        }
+        let revision = sent.map(|it| Revision { instance_id: it.instance_id, rev: it.rev });
+        EmptyOp { revision, ..EmptyOp::default() }
+    }
+}

@@ -1,0 +1,39 @@
+//! The output formats.
+
+use serde::Serialize;
+
+/// An output format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum Format {
+    /// A table for people.
+    Table,
+    /// One JSON object per line, with the messages in their proto3 JSON form.
+    Json,
+    /// The same as YAML documents.
+    Yaml,
+}
+
+/// Why a state could not be rendered.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::cli) enum PrintError {
+    /// As JSON.
+    #[error("cannot render the state as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// As YAML.
+    #[error("cannot render the state as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::SerializeError),
+}
+
+/// A line of JSON.
+pub(super) fn json(value: &impl Serialize) -> Result<String, PrintError> {
+    Ok(serde_json::to_string(value)? + "\n")
+}
+
+/// A YAML document. It is built from JSON, so that YAML quotes the strings that look like numbers.
+pub(super) fn yaml(value: &impl Serialize) -> Result<String, PrintError> {
+    let mut text = format!("---\n{}", serde_saphyr::to_string(&serde_json::to_value(value)?)?);
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
