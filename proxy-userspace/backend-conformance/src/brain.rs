@@ -1,6 +1,6 @@
 //! A brain that can be killed.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 
 use grpc_server::{Listener, ServedData};
 use model::state::NodeState;
@@ -31,13 +31,7 @@ impl Brain {
         let publisher = Publisher::new(NODE);
         let cluster = ClusterPublisher::new(None);
         cluster.publish(ClusterSnapshot::Unavailable);
-        let nodes = Arc::new(SingleNode::new(NODE, publisher.subscribe()));
-        let served = ServedData {
-            nodes,
-            cluster: cluster.subscribe(),
-            followers: Default::default(),
-            explainer: None,
-        };
+        let served = ServedData::new(SingleNode::new(NODE, publisher.subscribe()), &cluster);
         runtime.spawn(grpc_server::serve(listener, served, async {}, std::future::pending()));
         Ok(Self { publisher, cluster, runtime })
     }

@@ -68,12 +68,7 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
     let listener = Listener::bind(&Target::Unix(socket.clone())).await?;
     let nodes = NodeRegistry::new(Publisher::new(node_name(cluster.nodes)));
     let cluster_publisher = publish::cluster::ClusterPublisher::new(None);
-    let served = ServedData {
-        nodes: Arc::new(nodes.requests()),
-        cluster: cluster_publisher.subscribe(),
-        followers: Default::default(),
-        explainer: None,
-    };
+    let served = ServedData::new(nodes.requests(), &cluster_publisher);
     let serving = grpc_server::serve(listener, served, async {}, std::future::pending());
     let serving = tokio::spawn(serving);
 

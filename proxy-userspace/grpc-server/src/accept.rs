@@ -61,7 +61,9 @@ impl Acceptor {
                         // Refused, or closed for another one.
                         Ok(Ok(None)) => {}
                         Ok(Err(error)) => self.log(error),
-                        Err(error) => tracing::warn!("{}: TLS handshake: {error}", self.listener.address()),
+                        Err(error) => {
+                            tracing::warn!(address = %self.listener.address(), %error, "TLS handshake failed");
+                        }
                     }
                     continue;
                 }
@@ -96,7 +98,7 @@ impl Acceptor {
                 }
                 (Err(error), _) => {
                     let address = self.listener.address();
-                    tracing::warn!("{address}: accept failed: {error}; retrying in {ACCEPT_BACKOFF:?}");
+                    tracing::warn!(%address, %error, retry_in = ?ACCEPT_BACKOFF, "accept failed");
                     self.clients.close_handshake();
                     self.accept_at = Instant::now() + ACCEPT_BACKOFF;
                 }
@@ -111,9 +113,9 @@ impl Acceptor {
             .as_ref()
             .is_some_and(|(last, at)| *last == reason && at.elapsed() < LOG_DEDUP_INTERVAL);
         if is_repeated {
-            tracing::debug!("{address}: TLS handshake with {client} failed: {reason}");
+            tracing::debug!(%address, %client, error = reason, "TLS handshake failed");
         } else {
-            tracing::warn!("{address}: TLS handshake with {client} failed: {reason}");
+            tracing::warn!(%address, %client, error = reason, "TLS handshake failed");
             self.last_warning = Some((reason, Instant::now()));
         }
     }

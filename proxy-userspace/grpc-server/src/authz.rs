@@ -1,9 +1,9 @@
-//! What a peer is authorized to request.
+//! Authorization of peers.
 //!
 //! Invariant: only the peer's certificate and the allow-list count, for each request.
 //! A peer on a unix socket or a loopback address without TLS is authorized for everything.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::clients::Identity;
 use tonic::{Request, Status};
@@ -40,7 +40,7 @@ impl Peer {
         Self(Some(Arc::new(Certified { names, is_allowed })))
     }
 
-    /// Whose clients this one counts with.
+    /// The clients that this one counts with.
     pub(crate) fn identity(&self) -> Identity {
         match &self.0 {
             None => Identity::Host,
@@ -71,6 +71,16 @@ impl Peer {
         match &self.0 {
             Some(it) if !it.is_allowed => Err(it.denied("the cluster state")),
             _ => Ok(()),
+        }
+    }
+}
+
+/// The name of the peer in the log.
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("local"),
+            Some(it) => f.write_str(&shown(&it.names.all)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How many clients a server has, and what a client may cost.
+//! The connected clients of a server, and their limits.
 //!
 //! Invariant: no client takes the place of another; what is refused is counted.
 
@@ -16,15 +16,15 @@ use listeners::{Connections, Limits, max_open_files};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many clients there are in all: as many as the nodes of the largest supported cluster, three times over.
+/// The limit of all clients: three times the number of nodes of the largest supported cluster.
 const MAX_CLIENTS: usize = 16_384;
-/// How many clients without TLS there are on this host, over TCP.
+/// The limit of clients on this host without TLS, over TCP.
 const MAX_CLIENTS_OF_ADDRESS: usize = 128;
-/// How many clients have the same certificate, unless it is on the allow-list.
+/// The limit of clients with the same certificate, unless it is on the allow-list.
 const MAX_CLIENTS_OF_CERTIFICATE: usize = 8;
-/// How many handshakes are pending. Beyond that, the oldest is closed.
+/// The limits of pending handshakes. Beyond them, the oldest is closed.
 const HANDSHAKES: Limits = Limits { total: 1024, per_source: 64 };
-/// How long further refused clients are only counted, and not logged.
+/// After a refused client was logged, further ones are only counted for this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The clients of one or more listeners. Clones share them.
@@ -47,7 +47,7 @@ struct OpenClients {
     last_logged: Option<Instant>,
 }
 
-/// Whose clients count together.
+/// Clients with the same identity count together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
     /// At a Unix socket, which only trusted users can connect to, or with a certificate on the allow-list.
@@ -69,7 +69,7 @@ enum Refusal {
     Peer,
 }
 
-/// How many clients there are, and how many were refused.
+/// The numbers of connected and of refused clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientStats {
     /// Open connections.
@@ -122,30 +122,25 @@ impl Clients {
     /// Admits a client, which is connected until the result is dropped; `None` if there are too many.
     pub(crate) fn admit(&self, identity: Identity) -> Option<Admission> {
         let table = &self.0;
-        let (limit, peer) = match &identity {
-            Identity::Trusted => (usize::MAX, "at the Unix socket or on the allow-list".to_owned()),
-            Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "of this host without TLS".to_owned()),
-            Identity::Certificate { shown, .. } => {
-                (MAX_CLIENTS_OF_CERTIFICATE, format!("with the certificate of {shown}"))
-            }
+        let (limit, client) = match &identity {
+            Identity::Trusted => (usize::MAX, "trusted"),
+            Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "this host without TLS"),
+            Identity::Certificate { shown, .. } => (MAX_CLIENTS_OF_CERTIFICATE, shown.as_str()),
         };
         let mut open = table.open.lock();
         let of_peer = open.by_identity.get(&identity).copied().unwrap_or_default();
         let refusal = if of_peer >= limit {
-            Some((Refusal::Peer, format!("{of_peer} clients {peer} are connected")))
+            Some((Refusal::Peer, of_peer))
         } else if open.total >= table.max_clients {
-            Some((Refusal::Total, format!("{} clients are connected", open.total)))
+            Some((Refusal::Total, open.total))
         } else {
             None
         };
-        if let Some((refusal, reason)) = refusal {
+        if let Some((refusal, connected)) = refusal {
             let refused = table.refused[refusal as usize].fetch_add(1, Ordering::Relaxed) + 1;
             if open.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
                 open.last_logged = Some(Instant::now());
-                tracing::warn!(
-                    "a gRPC client was refused: {reason}, which is the limit; the others are served ({refused} refused \
-                     for this reason so far)"
-                );
+                tracing::warn!(client, limit = ?refusal, connected, refused, "gRPC client refused: limit reached");
             }
             return None;
         }

@@ -18,9 +18,9 @@ use super::{
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// A client that does not answer the ping within this time is disconnected.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How many streams a client has at a time on a connection, unless it is trusted.
+/// The limit of concurrent streams of a connection, unless its client is trusted.
 const MAX_STREAMS: u32 = 8;
-/// How much of a response is kept for a stream that its client does not read, in bytes.
+/// The limit of a response that is kept for a stream whose client does not read, in bytes.
 const SEND_BUFFER: usize = 32 << 10;
 /// The largest header list of a request, in bytes.
 const MAX_HEADERS: u32 = 16 << 10;

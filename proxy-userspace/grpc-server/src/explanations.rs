@@ -1,4 +1,4 @@
-//! `localv1.Explanations/Explain`: what the brain has decided for a connection.
+//! `localv1.Explanations/Explain`: the brain's decisions for a connection.
 //!
 //! Invariant: one explanation at a time is computed, whether its client still waits for it or not.
 

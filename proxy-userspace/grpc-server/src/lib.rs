@@ -8,9 +8,10 @@
 mod accept;
 mod authz;
 mod change_set;
+mod change_stream;
 mod clients;
 mod cluster_diff;
-mod cluster_watch;
+mod cluster_sets;
 mod connection;
 mod encoded;
 mod explanations;
@@ -20,31 +21,35 @@ mod listen;
 mod long_poll;
 mod node_changes;
 mod node_diff;
-mod node_watch;
+mod node_sets;
 mod nodes;
 mod resume;
 mod status;
 mod tls;
-mod watch_session;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use proxy_contract::{
-    globalv1::{nodes_server::NodesServer, sets_server as cluster_sets},
+    globalv1::{nodes_server::NodesServer, sets_server as cluster_sets_server},
     localnetv1::endpoints_server::{self, EndpointsServer},
     localv1::{
         explanations_server::ExplanationsServer,
         sets_server::{self, SetsServer},
     },
 };
-use publish::{NodeStates, cluster::ClusterSubscription, explain::Explain, followers::Followers};
+use publish::{
+    NodeStates,
+    cluster::{ClusterPublisher, ClusterSubscription},
+    explain::Explain,
+    followers::Followers,
+};
 use tokio::time::timeout;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 
 use self::{
-    cluster_watch::ClusterWatch, connection::serve_connections, explanations::ExplanationService,
-    long_poll::LongPoll, node_watch::NodeWatch, nodes::NodesList, watch_session::Turns,
+    change_stream::Turns, cluster_sets::ClusterSets, connection::serve_connections,
+    explanations::ExplanationService, long_poll::LongPoll, node_sets::NodeSets, nodes::NodesList,
 };
 
 pub use clients::{ClientStats, Clients};
@@ -53,7 +58,7 @@ pub use tls::ServerTls;
 
 /// The services besides health and reflection.
 const SERVICES: [&str; 3] =
-    [sets_server::SERVICE_NAME, cluster_sets::SERVICE_NAME, endpoints_server::SERVICE_NAME];
+    [sets_server::SERVICE_NAME, cluster_sets_server::SERVICE_NAME, endpoints_server::SERVICE_NAME];
 /// The longest accepted request, in bytes.
 const MAX_REQUEST_SIZE: usize = 64 << 10;
 /// How long the server waits for its clients when it shuts down.
@@ -74,10 +79,18 @@ pub struct ServedData {
     pub nodes: Arc<dyn NodeStates>,
     /// The cluster state.
     pub cluster: ClusterSubscription,
-    /// Where its clients are noted.
+    /// The followers of nodes, among which its clients are listed.
     pub followers: Followers,
-    /// What explains connections; without it, the server does not offer that.
+    /// Explains connections; without it, the server does not offer the service `Explanations`.
     pub explainer: Option<Arc<dyn Explain>>,
+}
+
+impl ServedData {
+    /// The states of nodes and of the cluster, without explanations.
+    pub fn new(nodes: impl NodeStates, cluster: &ClusterPublisher) -> Self {
+        let (nodes, cluster) = (Arc::new(nodes), cluster.subscribe());
+        Self { nodes, cluster, followers: Followers::default(), explainer: None }
+    }
 }
 
 /// Serves at `listener` until `shutdown`, and then up to one second longer until all clients have their responses.
@@ -106,9 +119,9 @@ pub async fn serve(
     };
     let ServedData { nodes, cluster, followers, explainer } = served;
     let turns = Turns::default();
-    let node_watch = SetsServer::new(NodeWatch::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
+    let node_watch = SetsServer::new(NodeSets::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
     let long_poll = EndpointsServer::new(LongPoll { nodes });
-    let cluster_watch = cluster_sets::SetsServer::new(ClusterWatch { cluster, turns });
+    let cluster_watch = cluster_sets_server::SetsServer::new(ClusterSets { cluster, turns });
     let explanations = explainer.map(|it| ExplanationsServer::new(ExplanationService::new(it)));
     let mut routes = Routes::new(health)
         .add_service(reflection().build_v1()?)
@@ -121,7 +134,7 @@ pub async fn serve(
         routes = routes.add_service(it.max_decoding_message_size(MAX_REQUEST_SIZE));
     }
     let routes = routes.prepare();
-    tracing::info!("serving gRPC at {target}");
+    tracing::info!(address = %target, "serving gRPC");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let reload_certificates = reload_certificates(listener.tls().cloned());
     let mut server = std::pin::pin!(serve_connections(listener, routes, async {
@@ -145,7 +158,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Reloads the certificates from time to time, if there are any; never returns.
+/// Reloads the certificates periodically, if there are any; never returns.
 async fn reload_certificates(tls: Option<Arc<ServerTls>>) {
     match tls {
         Some(tls) => match tls.reload_periodically().await {},

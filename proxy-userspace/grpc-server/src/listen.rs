@@ -1,4 +1,4 @@
-//! What is listened at: unix sockets, TCP ports, and connections that the caller accepts.
+//! Listeners: unix sockets, TCP ports, and connections that the caller accepts.
 //!
 //! Invariant: only trusted clients can connect.
 //! A unix socket has mode 0600 from its creation on, unless its group is trusted, too; a TCP port listens on a loopback address or requires mutual TLS.
@@ -91,7 +91,7 @@ impl Listener {
         Self::bind_for(target, tls, SocketAccess::default()).await
     }
 
-    /// The same; `access` says who may connect to a unix socket.
+    /// Listens, with TLS on TCP ports, and with `access` to a unix socket.
     pub async fn bind_for(
         target: &Target,
         tls: Option<Arc<ServerTls>>,
@@ -107,7 +107,7 @@ impl Listener {
     }
 
     /// Serves connections of trusted clients that the caller has accepted, such as at the end of a tunnel or in memory, until
-    /// there is no more of their sender; `address` is what the log says.
+    /// there is no more of their sender; `address` is for the log.
     pub fn given(address: Target, connections: mpsc::Receiver<Box<dyn ByteStream>>) -> Self {
         Self { address, kind: Kind::Given(connections), clients: Clients::default() }
     }

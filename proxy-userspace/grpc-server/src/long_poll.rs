@@ -12,8 +12,8 @@ use wire::Extensions;
 
 use super::{
     authz::Peer,
+    change_stream::{End, reserve_with_timeout},
     status,
-    watch_session::{End, room_for},
 };
 
 /// How many items are encoded ahead of the connection.
@@ -67,7 +67,7 @@ async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<It
     };
     let next = NextFilter { instance_id: published.instance_id, rev, ..filter };
     let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
-    let send = async |item| room_for(sender.reserve()).await.map(|room| room.send(Ok(item)));
+    let send = async |item| reserve_with_timeout(sender.reserve()).await.map(|room| room.send(Ok(item)));
     send(first).await?;
     for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {
         send(NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() }).await?;

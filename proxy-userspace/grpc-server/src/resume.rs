@@ -13,14 +13,14 @@ use wire::Extensions;
 
 use super::{change_set::ChangeSet, cluster_diff::ClusterDiff};
 
-/// The extensions of a stream whose first request has these, and says what the client has.
+/// The extensions of a stream whose first request has these extensions and digests.
 pub(crate) fn negotiate(
     supported: Extensions,
     requested: impl IntoIterator<Item = Extension>,
     have: Option<&Digests>,
 ) -> Extensions {
     let mut extensions = supported.negotiate(requested);
-    // Rules that are not known.
+    // Unknown digest version: disable resume.
     extensions.resume &= have.is_none_or(|it| it.parse() != Ok(None));
     extensions
 }

@@ -118,12 +118,7 @@ async fn a_client_that_never_reads_costs_a_constant() {
     let publisher = Publisher::new("n1");
     publisher.publish(large());
     let cluster = ClusterPublisher::new(None);
-    let served = ServedData {
-        nodes: Arc::new(SingleNode::new("n1", publisher.subscribe())),
-        cluster: cluster.subscribe(),
-        followers: Default::default(),
-        explainer: None,
-    };
+    let served = ServedData::new(SingleNode::new("n1", publisher.subscribe()), &cluster);
     let clients = Clients::default();
     let listener =
         Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap().with_clients(clients.clone());

@@ -15,19 +15,20 @@ use publish::{
     followers::{Followers, Following},
 };
 use tonic::{Request, Response, Status, Streaming};
+use tracing::{Span, field::Empty};
 use wire::Extensions;
 
 use super::{
     authz::Peer,
     change_set::ChangeSet,
+    change_stream::{self, ChangeSource, End, Items, RequestKind, Turns},
     encoded::{NodeDigests, kept},
     node_changes::NodeChanges,
     node_diff::NodeDiff,
     resume, status,
-    watch_session::{self, Asked, End, Items, Turns, View},
 };
 
-pub(crate) struct NodeWatch {
+pub(crate) struct NodeSets {
     nodes: Arc<dyn NodeStates>,
     turns: Turns,
     node_digests: Arc<NodeDigests>,
@@ -35,19 +36,21 @@ pub(crate) struct NodeWatch {
     followers: Followers,
 }
 
-impl NodeWatch {
+impl NodeSets {
     pub(crate) fn new(nodes: Arc<dyn NodeStates>, turns: Turns, followers: Followers) -> Self {
         Self { nodes, turns, node_digests: Arc::default(), node_changes: Arc::default(), followers }
     }
 }
 
 #[tonic::async_trait]
-impl Sets for NodeWatch {
+impl Sets for NodeSets {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
-        let view = NodeView {
-            peer: Peer::of(&request)?,
+        let peer = Peer::of(&request)?;
+        let span = tracing::info_span!("watch_node", client = %peer, node = Empty);
+        let source = NodeChangeSource {
+            peer,
             nodes: Arc::clone(&self.nodes),
             node: None,
             extensions: Extensions::default(),
@@ -59,11 +62,11 @@ impl Sets for NodeWatch {
             followers: self.followers.clone(),
             following: None,
         };
-        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
+        Ok(Response::new(change_stream::start(source, request.into_inner(), self.turns.clone(), span)))
     }
 }
 
-struct NodeView {
+struct NodeChangeSource {
     peer: Peer,
     nodes: Arc<dyn NodeStates>,
     /// The requested name, and the states of that node.
@@ -72,7 +75,7 @@ struct NodeView {
     turns: Turns,
     node_digests: Arc<NodeDigests>,
     node_changes: Arc<NodeChanges>,
-    /// What the client has, until the first state is sent.
+    /// The digests of what the client has, until the first state is sent.
     have: Option<Vec<Digest>>,
     /// The last state that was sent.
     sent: Option<Arc<Published>>,
@@ -81,7 +84,7 @@ struct NodeView {
     following: Option<Following>,
 }
 
-impl View for NodeView {
+impl ChangeSource for NodeChangeSource {
     type Request = WatchReq;
     type Diff = NodeDiff;
 
@@ -90,7 +93,7 @@ impl View for NodeView {
         self.extensions
     }
 
-    fn request(&mut self, request: WatchReq) -> Result<Asked, Status> {
+    fn request(&mut self, request: WatchReq) -> Result<RequestKind, Status> {
         let node = request.node_name;
         if self.node.is_none() {
             self.have = resume::parse(request.have, self.extensions)?;
@@ -99,21 +102,26 @@ impl View for NodeView {
             it.acknowledged(request.confirmed.map(|it| (it.instance_id, it.rev)));
         }
         if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
-            return Ok(if request.confirmed.is_some() { Asked::Nothing } else { Asked::Change });
+            return Ok(if request.confirmed.is_some() {
+                RequestKind::Acknowledgement
+            } else {
+                RequestKind::Change
+            });
         }
         self.peer.authorize_node(&node)?;
         let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| status::of_subscription(&it, &node))?;
         let shown = if node.is_empty() { "(the brain's own)" } else { &node };
+        Span::current().record("node", shown);
         self.following = Some(self.followers.add(shown.into(), states.resume(0, 0)));
         self.node = Some((node, states));
         // Also if the state of one node is that of the other.
-        Ok(Asked::State)
+        Ok(RequestKind::State)
     }
 
     async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
         let (_, states) = self.node.as_mut().ok_or(End::Closed)?;
         let published = states.next().await.ok_or(End::Closed)?;
-        let is_shared = self.turns.is_crowd();
+        let is_shared = self.turns.shares_encoding();
         let have = self.have.take();
         let resumed =
             have.map(|it| kept(&published.state, self.extensions, &it, is_shared, &self.node_digests));

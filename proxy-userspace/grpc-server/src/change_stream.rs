@@ -12,26 +12,28 @@ use tokio::{
         mpsc::{self, Sender},
     },
     task::yield_now,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
+use tracing::{Instrument as _, Span};
 use wire::Extensions;
 
 use super::change_set::{ChangeSet, Diff};
 
-/// How many operations are encoded ahead of the connection.
+/// The number of operations that are encoded ahead of the connection.
 const QUEUE_DEPTH: usize = 64;
 
-/// How many operations a change set may have that waits for no turn.
-const SHORT: usize = 16;
-/// How many operations of a long change set are sent per turn.
+/// The number of operations that a change set sends without waiting for a turn.
+const SMALL_CHANGE_SET: usize = 16;
+/// The number of operations of a long change set that are sent per turn.
 const BATCH_SIZE: usize = QUEUE_DEPTH;
 
-/// From how many sessions on encoded Services are shared.
-const CROWD: usize = 16;
+/// With more streams than this, encoded Services are shared.
+const SHARED_ENCODING_THRESHOLD: usize = 16;
 
-/// How long nothing is sent to a client that requests heartbeats; it takes a server for dead after three times as long.
+/// After this time without an item, a client that requests heartbeats gets one; after three times as long, it considers the
+/// server dead.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a client may leave a change set unread; then its stream ends, and what it holds is freed.
@@ -40,16 +42,16 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// The response stream.
 pub(crate) type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
 
-/// The state that a stream sends.
-pub(crate) trait View: Send + 'static {
+/// The source of the change sets of a stream.
+pub(crate) trait ChangeSource: Send + 'static {
     type Request: Send + 'static;
     type Diff: Diff;
 
     /// The extensions of the first request that the stream will carry.
     fn negotiate(&mut self, request: &Self::Request) -> Extensions;
 
-    /// Takes a request; returns what it asks for.
-    fn request(&mut self, request: Self::Request) -> Result<Asked, Status>;
+    /// Takes a request.
+    fn request(&mut self, request: Self::Request) -> Result<RequestKind, Status>;
 
     /// Waits for a state that was not sent yet, and returns the change set that leads to it. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Result<ChangeSet<Self::Diff>, End>> + Send;
@@ -64,20 +66,20 @@ pub(crate) trait View: Send + 'static {
     fn sync(&self) -> EmptyOp;
 }
 
-/// What a request asks for.
+/// The answer that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     /// A change set, even if it is empty.
     State,
     /// A change set that is not empty.
     Change,
-    /// Nothing: it only acknowledges.
-    Nothing,
+    /// None: it only acknowledges.
+    Acknowledgement,
 }
 
-/// Whose turn it is to send a batch of a long change set; the sessions of a server share it. One session has it at a time,
-/// until its connection has had a chance to send the batch, and never while it waits for its client: tasks that are ready
-/// wait for one batch and not for one of each session.
+/// Serializes batches of long change sets across the streams of a server, so that short ones are not starved.
+///
+/// A stream keeps its turn until its connection has had a chance to send the batch, and never while it waits for its client.
 #[derive(Clone)]
 pub(crate) struct Turns(Arc<Semaphore>);
 
@@ -88,13 +90,13 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Whether there are so many sessions that what they have in common is worth keeping.
-    pub(crate) fn is_crowd(&self) -> bool {
-        Arc::strong_count(&self.0) > CROWD
+    /// Whether there are so many streams that what they have in common is worth keeping.
+    pub(crate) fn shares_encoding(&self) -> bool {
+        Arc::strong_count(&self.0) > SHARED_ENCODING_THRESHOLD
     }
 }
 
-/// Why a session ended.
+/// Why a stream ended.
 pub(crate) enum End {
     /// The client disconnected, or the publisher was dropped.
     Closed,
@@ -102,11 +104,16 @@ pub(crate) enum End {
     Refused(Status),
 }
 
-/// Starts a session; returns its response stream.
-pub(crate) fn start<V: View>(view: V, requests: Streaming<V::Request>, turns: Turns) -> Items {
+/// Starts a stream, whose log lines are in `span`; returns its responses.
+pub(crate) fn start<S: ChangeSource>(
+    source: S,
+    requests: Streaming<S::Request>,
+    turns: Turns,
+    span: Span,
+) -> Items {
     let (sender, items) = mpsc::channel(QUEUE_DEPTH);
-    let session = Session {
-        view,
+    let stream = ChangeStream {
+        source,
         requests,
         is_half_closed: false,
         sender,
@@ -114,13 +121,13 @@ pub(crate) fn start<V: View>(view: V, requests: Streaming<V::Request>, turns: Tu
         must_answer: false,
         turns,
     };
-    tokio::spawn(session.run());
+    tokio::spawn(stream.run().instrument(span));
     Box::pin(ReceiverStream::new(items))
 }
 
-struct Session<V: View> {
-    view: V,
-    requests: Streaming<V::Request>,
+struct ChangeStream<S: ChangeSource> {
+    source: S,
+    requests: Streaming<S::Request>,
     /// Whether the client will send no more requests.
     is_half_closed: bool,
     sender: Sender<Result<OpItem, Status>>,
@@ -131,12 +138,16 @@ struct Session<V: View> {
     turns: Turns,
 }
 
-impl<V: View> Session<V> {
+impl<S: ChangeSource> ChangeStream<S> {
     async fn run(mut self) {
         let Err(end) = self.serve().await;
-        if let End::Refused(status) = end {
-            // Fails only if the client has disconnected.
-            let _ = self.sender.send(Err(status)).await;
+        match end {
+            End::Closed => tracing::debug!("stream closed"),
+            End::Refused(status) => {
+                tracing::debug!(error = status.message(), "request refused");
+                // Fails only if the client has disconnected.
+                let _ = self.sender.send(Err(status)).await;
+            }
         }
     }
 
@@ -145,7 +156,7 @@ impl<V: View> Session<V> {
             () = self.sender.closed() => return Err(End::Closed),
             message = self.requests.message() => message.ok().flatten().ok_or(End::Closed)?,
         };
-        let extensions = self.view.negotiate(&request);
+        let extensions = self.source.negotiate(&request);
         self.send(Op::Reset(EmptyOp { extensions: extensions.numbers(), ..EmptyOp::default() })).await?;
         self.request(request)?;
         loop {
@@ -165,14 +176,13 @@ impl<V: View> Session<V> {
                     self.send(Op::Heartbeat(EmptyOp::default())).await?;
                     continue;
                 }
-                changes = next_if(self.pending_requests > 0, &mut self.view) => changes?.peekable(),
+                changes = next_if(self.pending_requests > 0, &mut self.source) => changes?.peekable(),
             };
             if changes.peek().is_none() && !self.must_answer {
-                self.view.skipped();
+                self.source.skipped();
                 continue;
             }
             self.send_changes(changes).await?;
-            self.send(Op::Sync(self.view.sync())).await?;
             self.must_answer = false;
             self.pending_requests -= 1;
             if self.pending_requests == 0 && self.is_half_closed {
@@ -181,47 +191,53 @@ impl<V: View> Session<V> {
         }
     }
 
-    fn request(&mut self, request: V::Request) -> Result<(), End> {
-        let asked = self.view.request(request).map_err(End::Refused)?;
-        self.pending_requests = self.pending_requests.saturating_add((asked != Asked::Nothing).into());
-        self.must_answer |= asked == Asked::State;
+    fn request(&mut self, request: S::Request) -> Result<(), End> {
+        let kind = self.source.request(request).map_err(End::Refused)?;
+        let asks_for_changes = kind != RequestKind::Acknowledgement;
+        self.pending_requests = self.pending_requests.saturating_add(asks_for_changes.into());
+        self.must_answer |= kind == RequestKind::State;
         Ok(())
     }
 
-    async fn send_changes(&mut self, mut changes: Peekable<ChangeSet<V::Diff>>) -> Result<(), End> {
-        let room = room_for(self.sender.reserve_many(SHORT)).await?;
-        room.zip(&mut changes).for_each(|(room, item)| room.send(Ok(item)));
+    async fn send_changes(&mut self, mut changes: Peekable<ChangeSet<S::Diff>>) -> Result<(), End> {
+        let begin = Instant::now();
+        let permits = reserve_with_timeout(self.sender.reserve_many(SMALL_CHANGE_SET)).await?;
+        permits.zip(&mut changes).for_each(|(permit, item)| permit.send(Ok(item)));
         while changes.peek().is_some() {
-            let room = room_for(self.sender.reserve_many(BATCH_SIZE)).await?;
+            let permits = reserve_with_timeout(self.sender.reserve_many(BATCH_SIZE)).await?;
             // It is never closed.
             let _turn = self.turns.0.acquire().await;
-            room.zip(&mut changes).for_each(|(room, item)| room.send(Ok(item)));
+            permits.zip(&mut changes).for_each(|(permit, item)| permit.send(Ok(item)));
             // First the task of the response, and then that of the connection.
             yield_now().await;
             yield_now().await;
         }
-        Ok(())
+        let sync = self.source.sync();
+        tracing::debug!(revision = sync.revision.map(|it| it.rev), took = ?begin.elapsed(), "change set sent");
+        self.send(Op::Sync(sync)).await
     }
 
     async fn send(&mut self, op: Op) -> Result<(), End> {
-        room_for(self.sender.reserve()).await?.send(Ok(OpItem { op: Some(op) }));
+        reserve_with_timeout(self.sender.reserve()).await?.send(Ok(OpItem { op: Some(op) }));
         Ok(())
     }
 }
 
-/// Room for items. A client that does not read keeps states from being freed, so it must not do so for ever.
-pub(crate) async fn room_for<T, E>(reserved: impl Future<Output = Result<T, E>>) -> Result<T, End> {
+/// Waits for the permits of a channel. A client that does not read keeps states from being freed, so the time is limited.
+pub(crate) async fn reserve_with_timeout<T, E>(
+    reserved: impl Future<Output = Result<T, E>>,
+) -> Result<T, End> {
     match timeout(READ_TIMEOUT, reserved).await {
-        Ok(room) => room.map_err(|_| End::Closed),
+        Ok(permits) => permits.map_err(|_| End::Closed),
         Err(_) => Err(End::Closed),
     }
 }
 
 /// The next change set if there is a request for it; otherwise waits until the publisher is dropped.
-async fn next_if<V: View>(is_requested: bool, view: &mut V) -> Result<ChangeSet<V::Diff>, End> {
+async fn next_if<S: ChangeSource>(is_requested: bool, source: &mut S) -> Result<ChangeSet<S::Diff>, End> {
     if is_requested {
-        return view.next().await;
+        return source.next().await;
     }
-    view.closed().await;
+    source.closed().await;
     Err(End::Closed)
 }

@@ -19,32 +19,34 @@ use wire::Extensions;
 use super::{
     authz::Peer,
     change_set::ChangeSet,
+    change_stream::{self, ChangeSource, End, Items, RequestKind, Turns},
     cluster_diff::{ClusterDiff, Filter},
     resume::{self, negotiate, rest},
-    watch_session::{self, Asked, End, Items, Turns, View},
 };
 
-pub(crate) struct ClusterWatch {
+pub(crate) struct ClusterSets {
     pub(crate) cluster: ClusterSubscription,
     pub(crate) turns: Turns,
 }
 
 #[tonic::async_trait]
-impl Sets for ClusterWatch {
+impl Sets for ClusterSets {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<Streaming<GlobalWatchReq>>) -> Result<Response<Items>, Status> {
-        Peer::of(&request)?.authorize_cluster()?;
-        let view = ClusterView::new(self.cluster.watch());
-        Ok(Response::new(watch_session::start(view, request.into_inner(), self.turns.clone())))
+        let peer = Peer::of(&request)?;
+        peer.authorize_cluster()?;
+        let span = tracing::info_span!("watch_cluster", client = %peer);
+        let source = ClusterChangeSource::new(self.cluster.watch());
+        Ok(Response::new(change_stream::start(source, request.into_inner(), self.turns.clone(), span)))
     }
 }
 
-struct ClusterView {
+struct ClusterChangeSource {
     cluster: ClusterWatcher,
     extensions: Extensions,
     has_request: bool,
-    /// What the client has, until there is a state.
+    /// The digests of what the client has, until there is a state.
     have: Option<Vec<Digest>>,
     /// The first change set of a client that has something.
     resuming: Option<JoinHandle<ChangeSet<ClusterDiff>>>,
@@ -52,7 +54,7 @@ struct ClusterView {
     sent: Option<Arc<ClusterState>>,
 }
 
-impl View for ClusterView {
+impl ChangeSource for ClusterChangeSource {
     type Request = GlobalWatchReq;
     type Diff = ClusterDiff;
 
@@ -61,12 +63,12 @@ impl View for ClusterView {
         self.extensions
     }
 
-    fn request(&mut self, request: GlobalWatchReq) -> Result<Asked, Status> {
+    fn request(&mut self, request: GlobalWatchReq) -> Result<RequestKind, Status> {
         if std::mem::replace(&mut self.has_request, true) {
-            return Ok(Asked::Change);
+            return Ok(RequestKind::Change);
         }
         self.have = resume::parse(request.have, self.extensions)?;
-        Ok(Asked::State)
+        Ok(RequestKind::State)
     }
 
     async fn next(&mut self) -> Result<ChangeSet<ClusterDiff>, End> {
@@ -93,7 +95,7 @@ impl View for ClusterView {
     }
 }
 
-impl ClusterView {
+impl ClusterChangeSource {
     fn new(cluster: ClusterWatcher) -> Self {
         Self {
             cluster,
@@ -141,12 +143,13 @@ mod tests {
         let publisher = ClusterPublisher::new(None);
         publisher.publish(ClusterSnapshot::State(Arc::default()));
         let have = Some(vec![Digest::default()]);
-        let mut view = ClusterView { have, ..ClusterView::new(publisher.subscribe().watch()) };
+        let mut source =
+            ClusterChangeSource { have, ..ClusterChangeSource::new(publisher.subscribe().watch()) };
         let first = async {
             loop {
                 tokio::select! {
                     biased;
-                    it = view.next() => break it,
+                    it = source.next() => break it,
                     () = ready(()) => yield_now().await,
                 }
             }
