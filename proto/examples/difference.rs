@@ -38,7 +38,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
     let mut store = DiffStore::new();
-    while let Some(state) = states.next().await {
+    loop {
+        let state = states.next().await;
         store.reset();
         for (address, endpoints) in rules(&state) {
             store.set(address, endpoints);
@@ -55,5 +56,4 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         println!("done");
     }
-    Ok(())
 }

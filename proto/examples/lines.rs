@@ -116,8 +116,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         std::process::exit(0);
     });
-    while let Some(state) = states.next().await {
+    loop {
+        let state = states.next().await;
         *shared.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
-    Ok(())
 }

@@ -10,11 +10,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let target = arguments.next().ok_or("the first argument must be an address, such as unix:///path")?;
     let mut states = Client::new(target.parse()?, arguments.next().unwrap_or_default()).watch();
-    while let Some(state) = states.next().await {
+    loop {
+        let state = states.next().await;
         for (name, it) in &state.services {
             println!("{name}: {:?}", it.endpoints.keys());
         }
         println!("-");
     }
-    Ok(())
 }

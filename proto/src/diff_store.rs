@@ -97,7 +97,7 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
     }
 
     /// After a reset: sets the entries of the previous batch again that `is_kept` names.
-    #[cfg(feature = "resume")]
+    #[cfg(feature = "client")]
     pub(crate) fn keep(&mut self, is_kept: impl Fn(&K) -> bool) {
         let entries = &mut self.entries;
         self.before.retain(|key, old| {
@@ -161,7 +161,6 @@ mod tests {
         Set(u8, u8),
         Delete(u8),
         Reset,
-        #[cfg(feature = "resume")]
         Keep(u8),
         Done,
     }
@@ -171,7 +170,6 @@ mod tests {
             6 => (0_u8..8, 0_u8..3).prop_map(|(key, value)| Step::Set(key, value)),
             2 => (0_u8..8).prop_map(Step::Delete),
             1 => Just(Step::Reset),
-            #[cfg(feature = "resume")]
             1 => any::<u8>().prop_map(Step::Keep),
             2 => Just(Step::Done),
         ]
@@ -196,7 +194,6 @@ mod tests {
                         store.reset();
                         now.clear();
                     }
-                    #[cfg(feature = "resume")]
                     Step::Keep(keys) => {
                         let is_kept = |key: &u8| keys & (1 << key) != 0;
                         store.keep(is_kept);

@@ -1,7 +1,27 @@
-//! What a client has, as digests: the extension `Resume`.
+//! Digests of what a client has: the extension `Resume`.
 //!
 //! The rules are those of `Digests` in `localv1.proto`. Both sides hash bytes as they are sent, so what one of them encodes
 //! in another way is sent again, and nothing is mistaken for something else.
+//!
+//! ```
+//! use proxy_contract::{
+//!     digest::{self, Buckets, KeptBuckets},
+//!     localv1::{Digests, Set},
+//! };
+//!
+//! // A Service without endpoints is a group of one object.
+//! let digests = |bytes: &[u8]| {
+//!     let service = digest::object(Set::ServicesSet, "default/web", bytes);
+//!     let mut buckets = Buckets::new(2);
+//!     buckets.add(digest::position(Set::ServicesSet, "default/web"), digest::all(&mut [service]));
+//!     buckets.finish()
+//! };
+//! let have = Digests::of(&digests(b"old"));
+//! let theirs = have.parse()?.expect("the version is known");
+//! let kept = KeptBuckets::equal(&digests(b"new"), theirs);
+//! assert!(!kept.contains(digest::position(Set::ServicesSet, "default/web")), "it is sent again");
+//! # Ok::<_, String>(())
+//! ```
 
 use std::{borrow::Cow, fmt, io::Write as _};
 
@@ -21,8 +41,8 @@ const GLOBAL_TRIGGER_TIME: [u64; 2] = [1, 101];
 /// The first bytes of a SHA-256.
 pub type Digest = [u8; 16];
 
-/// Which group of objects an object belongs to: its Service, or itself; `None` for the path of an endpoint of `globalv1` that
-/// lacks the Service, which has no digest.
+/// The group of an object: its Service, or itself; `None` for the path of an endpoint of `globalv1` that lacks the Service,
+/// which has no digest.
 pub fn group_of(set: Set, path: &str) -> Option<(Set, Cow<'_, str>)> {
     match set {
         Set::EndpointsSet => {
@@ -41,7 +61,7 @@ pub fn group_of(set: Set, path: &str) -> Option<(Set, Cow<'_, str>)> {
     Some((set, path.into()))
 }
 
-/// Where a group is: its bucket is this number modulo the number of buckets.
+/// The position of a group: its bucket is this number modulo the number of buckets.
 pub fn position(set: Set, path: &str) -> u32 {
     let [a, b, c, d, ..] = truncated(hash(|it| write_key(it, set, path)));
     u32::from_be_bytes([a, b, c, d])

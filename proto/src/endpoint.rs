@@ -30,6 +30,15 @@ impl Endpoint {
 
     /// The traffic that the endpoint may serve on `service.ports[index]`. `cluster` is always set: if the brain does not
     /// send it, it is the union of `internal` and `external`.
+    ///
+    /// ```
+    /// # use proxy_contract::localv1::{Endpoint, EndpointScopes, PortMapping, Service};
+    /// let service = Service { ports: vec![PortMapping::default()], ..Service::default() };
+    /// let scopes = EndpointScopes { internal: true, ..EndpointScopes::default() };
+    /// let endpoint = Endpoint { scopes: Some(scopes), ..Endpoint::default() };
+    /// let scopes = endpoint.scopes_at(&service, 0);
+    /// assert!(scopes.internal && !scopes.external && scopes.cluster == Some(true));
+    /// ```
     pub fn scopes_at(&self, service: &Service, index: usize) -> EndpointScopes {
         let own = self.entry(service, index).and_then(|it| it.scopes);
         let it = own.or(self.scopes).unwrap_or_default();

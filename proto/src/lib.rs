@@ -6,7 +6,6 @@
 //! | `client` (default) | [`client`]: follows a brain across restarts and outages |
 //! | `clap` | [`client::Flags`]: the flags of a backend, for its command line |
 //! | `tls` | [`tls`]: mutual TLS, with certificates that are reloaded when they change |
-//! | `resume` | [`digest`]: what a client has, so that it receives only the rest after a reconnect |
 //! | `server` | the gRPC traits that a brain implements |
 //! | `json` | proto3 JSON of the messages, for serde |
 //!
@@ -64,7 +63,6 @@ pub mod client;
 #[cfg(any(feature = "client", feature = "server"))]
 mod codec;
 mod diff_store;
-#[cfg(feature = "resume")]
 pub mod digest;
 mod endpoint;
 mod target;

@@ -3,6 +3,14 @@
 use std::{fmt, path::PathBuf, slice, str::FromStr};
 
 /// `unix:///path`, `tcp://host:port` or `host:port`.
+///
+/// ```
+/// use proxy_contract::Target;
+///
+/// assert_eq!("unix:///run/proxy.sock".parse(), Ok(Target::Unix("/run/proxy.sock".into())));
+/// assert_eq!("[::1]:9090".parse(), Ok(Target::Tcp { host: "::1".into(), port: 9090 }));
+/// assert!("localhost".parse::<Target>().is_err(), "the port is missing");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
     /// The absolute path of a unix socket.
@@ -17,6 +25,15 @@ pub enum Target {
 }
 
 /// One or more brains of the same cluster, any of which will do: their addresses with commas between.
+///
+/// ```
+/// use proxy_contract::Targets;
+///
+/// let targets: Targets = "brain-0:9090,brain-1:9090".parse()?;
+/// assert_eq!(targets.iter().count(), 2);
+/// assert_eq!(targets.to_string(), "tcp://brain-0:9090,tcp://brain-1:9090");
+/// # Ok::<_, proxy_contract::TargetError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets(Vec<Target>);
 

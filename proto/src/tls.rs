@@ -27,7 +27,7 @@ use tonic::transport::{ClientTlsConfig, Identity};
 /// How long a client's handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The paths of the three files.
+/// The paths of the three files. See [`ClientTls`] for an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The certificate, followed by its intermediate certificates.
@@ -145,13 +145,25 @@ pub fn crypto_provider() -> Arc<CryptoProvider> {
 }
 
 /// A value built from files, which is rebuilt when they change.
+///
+/// ```no_run
+/// use proxy_contract::tls::{Reloader, TlsError, TlsFiles};
+///
+/// fn certificates(files: TlsFiles) -> Result<Reloader<usize>, TlsError> {
+///     Reloader::new(files, |it| Ok(it.chain.len()))
+/// }
+/// # fn example(files: TlsFiles) -> Result<(), TlsError> {
+/// println!("{} certificates in the chain", certificates(files)?.current());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Reloader<T> {
     files: TlsFiles,
     build: fn(&Credentials) -> Result<T, String>,
-    state: Mutex<State<T>>,
+    loaded: Mutex<Loaded<T>>,
 }
 
-struct State<T> {
+struct Loaded<T> {
     value: Arc<T>,
     /// The contents that it was built from.
     contents: Contents,
@@ -170,26 +182,26 @@ impl<T> Reloader<T> {
     pub fn new(files: TlsFiles, build: fn(&Credentials) -> Result<T, String>) -> Result<Self, TlsError> {
         let contents = files.read()?;
         let value = Arc::new(build_from(&files, &contents, build)?);
-        Ok(Self { files, build, state: Mutex::new(State { value, contents, reported: None }) })
+        Ok(Self { files, build, loaded: Mutex::new(Loaded { value, contents, reported: None }) })
     }
 
     /// Reads the files again; returns the value of the last valid contents.
     pub fn current(&self) -> Arc<T> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.reload(&state.contents) {
-            Ok(None) => state.reported = None,
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.reload(&loaded.contents) {
+            Ok(None) => loaded.reported = None,
             Ok(Some((contents, value))) => {
-                tracing::info!("{}: certificates reloaded", self.files.certificate.display());
-                *state = State { value: Arc::new(value), contents, reported: None };
+                tracing::info!(certificate = %self.files.certificate.display(), "certificates reloaded");
+                *loaded = Loaded { value: Arc::new(value), contents, reported: None };
             }
             Err(error) => {
-                if state.reported.as_ref() != Some(&error) {
-                    tracing::warn!("{error}; the certificates read before stay in use");
-                    state.reported = Some(error);
+                if loaded.reported.as_ref() != Some(&error) {
+                    tracing::warn!(%error, "certificates are invalid; the previous ones stay in use");
+                    loaded.reported = Some(error);
                 }
             }
         }
-        Arc::clone(&state.value)
+        Arc::clone(&loaded.value)
     }
 
     /// The contents and their value, if they have changed.

@@ -4,17 +4,19 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-/// The dependencies of a gRPC client, tonic-health for the choice of a brain, and backon with its fastrand for the back-off.
+/// The dependencies of a gRPC client, tonic-health for the choice of a brain, backon with its fastrand for the back-off, and
+/// sha2 for the digests of what a client has.
 const ALLOWED: &str = "
-    anyhow async-trait atomic-waker backon base64 bytes either equivalent fastrand fnv futures-channel futures-core futures-sink
-    futures-task futures-util h2 hashbrown http http-body http-body-util httparse hyper hyper-timeout hyper-util indexmap
-    itertools itoa libc mio once_cell percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost
-    prost-derive proxy-contract quote slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util
-    tonic tonic-health tonic-prost tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock unicode-ident want
+    anyhow async-trait atomic-waker backon base64 block-buffer bytes cfg-if const-oid cpufeatures crypto-common digest either
+    equivalent fastrand fnv futures-channel futures-core futures-sink futures-task futures-util h2 hashbrown http http-body
+    http-body-util httparse hybrid-array hyper hyper-timeout hyper-util indexmap itertools itoa libc mio once_cell
+    percent-encoding pin-project pin-project-internal pin-project-lite proc-macro2 prost prost-derive proxy-contract quote sha2
+    slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util tonic tonic-health tonic-prost
+    tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock typenum unicode-ident want
 ";
 /// The further dependencies of mutual TLS.
 const ALLOWED_FOR_TLS: &str = "
-    cfg-if getrandom log ring rustls rustls-pki-types rustls-webpki subtle tokio-macros tokio-rustls untrusted zeroize
+    getrandom log ring rustls rustls-pki-types rustls-webpki subtle tokio-macros tokio-rustls untrusted zeroize
 ";
 
 #[test]
@@ -22,18 +24,9 @@ fn the_client_library_has_few_dependencies() {
     check(&[], ALLOWED);
 }
 
-/// The further dependencies of the digests.
-const ALLOWED_FOR_RESUME: &str =
-    "block-buffer cfg-if const-oid cpufeatures crypto-common digest hybrid-array libc sha2 typenum";
-
-#[test]
-fn resuming_adds_few_dependencies() {
-    check(&["--features", "resume"], &[ALLOWED, ALLOWED_FOR_RESUME].concat());
-}
-
 /// The further dependencies of flags.
 const ALLOWED_FOR_CLAP: &str = "
-    anstream anstyle anstyle-parse anstyle-query bitflags cfg-if clap clap_builder clap_derive clap_lex colorchoice heck
+    anstream anstyle anstyle-parse anstyle-query bitflags clap clap_builder clap_derive clap_lex colorchoice heck
     is_terminal_polyfill linux-raw-sys rustix strsim terminal_size utf8parse
 ";
 

@@ -23,7 +23,7 @@ const REFUSED_BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(30))
     .with_jitter();
 
-/// How often an outage is logged.
+/// The interval at which an outage is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The failures of the connection to the brains since the last complete state.
@@ -51,13 +51,13 @@ impl ReconnectBackoff {
         }
     }
 
-    /// Returns when to connect again: at once if there is a brain that has not been tried. Otherwise also logs the failure, if it
-    /// is the first one or a minute after the last one that was logged.
+    /// Returns when to connect again: at once if a brain has not been tried. Otherwise logs the failure, at most once a minute
+    /// during an outage.
     pub(super) fn failed(&mut self, round: &Round, reason: &str) -> Instant {
         let now = Instant::now();
         let brain = round.shown(&self.targets);
         if round.has_untried() {
-            tracing::debug!("{brain}: {reason}; trying another brain");
+            tracing::debug!(brain, error = reason, "trying another brain");
             return now;
         }
         self.failing_since.get_or_insert(now);
@@ -67,11 +67,23 @@ impl ReconnectBackoff {
             return now + delay;
         }
         self.last_logged = Some(now);
-        let state = match self.last_state {
-            Some(at) => format!("the last state, received {} s ago, stays active", (now - at).as_secs()),
-            None => "no state received yet".to_owned(),
-        };
-        tracing::warn!("{brain}: {reason}; {state}; reconnecting in {delay:.1?}");
+        match self.last_state.map(|it| (now - it).as_secs()) {
+            Some(state_age_seconds) => tracing::warn!(
+                brain,
+                error = reason,
+                state_age_seconds,
+                retry_in = format_args!("{delay:.1?}"),
+                "connection failed; the last state stays active"
+            ),
+            None => {
+                tracing::warn!(
+                    brain,
+                    error = reason,
+                    retry_in = format_args!("{delay:.1?}"),
+                    "connection failed; no state received yet"
+                );
+            }
+        }
         now + delay
     }
 
@@ -88,7 +100,11 @@ impl ReconnectBackoff {
         self.outage.send_replace(None);
         self.delays = BACKOFF.build();
         if let Some(since) = self.failing_since.take() {
-            tracing::info!("{}: in sync again after {:.1?}", round.shown(&self.targets), since.elapsed());
+            tracing::info!(
+                brain = round.shown(&self.targets),
+                took = format_args!("{:.1?}", since.elapsed()),
+                "in sync again"
+            );
         }
     }
 }

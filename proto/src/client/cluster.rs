@@ -5,18 +5,31 @@ use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
     connect::{Connector, MAX_MESSAGE_SIZE},
-    session::{Event, Path, Refused, Session, View},
+    session::{Refused, Session},
     state::ClusterChange,
     tracker::Tracker,
+    view::{Event, Path, View},
 };
-#[cfg(feature = "resume")]
-use crate::{digest::position, localv1::Digests};
 use crate::{
+    digest::position,
     globalv1::{EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo, sets_client::SetsClient},
-    localv1::{OpItem, Set},
+    localv1::{Digests, OpItem, Set},
 };
 
 /// Follows the changes of a cluster; returned by [`Client::cluster`](super::Client::cluster).
+///
+/// ```no_run
+/// # use proxy_contract::client::{Client, Cluster};
+/// # async fn example(client: Client) {
+/// let (mut changes, mut cluster) = (client.cluster(), Cluster::default());
+/// loop {
+///     match changes.next().await {
+///         Ok(change) => cluster.apply(change),
+///         Err(refused) => eprintln!("the brain has no cluster state: {refused}"),
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ClusterWatch {
     session: Session<ClusterView>,
@@ -65,12 +78,10 @@ impl View for ClusterView {
         GlobalWatchReq { extensions: connector.extension_numbers(), ..GlobalWatchReq::default() }
     }
 
-    #[cfg(feature = "resume")]
     fn resume(request: &mut GlobalWatchReq, have: Option<Digests>) {
         request.have = have;
     }
 
-    #[cfg(feature = "resume")]
     fn position(set: Set, name: &str) -> u32 {
         let name = name.replace('/', "|");
         match set {
@@ -115,7 +126,7 @@ impl View for ClusterView {
     }
 }
 
-#[cfg(all(test, feature = "resume"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

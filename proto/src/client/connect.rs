@@ -178,8 +178,7 @@ impl Connector {
     }
 }
 
-/// Fails if a brain says that it does not serve yet, or says nothing in time. One that does not offer this service is taken for
-/// one that serves.
+/// Fails if a brain does not serve yet, or does not respond in time. One without the health service is considered serving.
 async fn check_serving(channel: &Channel) -> Result<(), String> {
     let mut health = HealthClient::new(channel.clone());
     let answer = timeout(CONNECT_TIMEOUT, health.check(HealthCheckRequest::default())).await;

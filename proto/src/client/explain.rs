@@ -5,7 +5,7 @@ use tonic::Code;
 use super::connect::{Connector, MAX_MESSAGE_SIZE, error_chain};
 use crate::localv1::{ExplainReq, Explanation, explanations_client::ExplanationsClient};
 
-/// Why a brain does not explain a connection.
+/// Why a brain does not explain a connection; returned by [`Client::explain`](super::Client::explain).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExplainError {
     /// What is wrong with the question.

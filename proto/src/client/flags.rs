@@ -6,6 +6,22 @@ use super::{Client, Incremental};
 use crate::Targets;
 
 /// The brain that a backend follows, and its node; flatten it into the backend's own flags.
+///
+/// ```
+/// use clap::Parser;
+/// use proxy_contract::client::Flags;
+///
+/// #[derive(Parser)]
+/// struct Backend {
+///     #[command(flatten)]
+///     brain: Flags,
+/// }
+///
+/// let backend = Backend::parse_from(["backend", "--target", "brain:9090", "--node-name", "node-1"]);
+/// let client = backend.brain.client()?;
+/// assert_eq!(client.node(), "node-1");
+/// # Ok::<_, proxy_contract::client::FlagsError>(())
+/// ```
 #[derive(Clone, Debug, Args)]
 pub struct Flags {
     /// Address of the brain: unix:///path, tcp://host:port or host:port; of several, with commas between, any one is followed

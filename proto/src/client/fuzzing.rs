@@ -6,9 +6,9 @@ use super::{
     cluster::ClusterView,
     inventory::Inventory,
     node_view::NodeView,
-    session::{Event, View, decode, record},
     state::Snapshot,
     tracker::Tracker,
+    view::{Event, View, decode},
 };
 use crate::{
     digest::{Digest, KeptBuckets},
@@ -36,7 +36,7 @@ fn follow<V: View>(mut bytes: &[u8]) {
             operations = None;
             Event::Keep(kept.into())
         } else {
-            record(&mut inventory, &op);
+            inventory.record(&op);
             match decode::<V>(op) {
                 Ok(Some(event)) => event,
                 Ok(None) => continue,

@@ -10,23 +10,58 @@ use std::{
     task::Poll,
 };
 
-use super::{
-    connect::Connector,
-    node_view::NodeView,
-    session::{Event, Session},
-};
+use super::{connect::Connector, node_view::NodeView, session::Session, view::Event};
 use crate::{
     DiffStore,
-    localv1::{Endpoint, Node, Service},
+    digest::position,
+    localv1::{Endpoint, Node, Service, Set},
 };
-#[cfg(feature = "resume")]
-use crate::{digest::position, localv1::Set};
 
 /// A backend with a callback for each kind of change; an implementation writes `async fn`.
 ///
 /// The callbacks come in change sets, each of which ends with [`sync`](Self::sync). Only at a sync is the state consistent.
 /// The brain regards a change set as active once its sync has returned, and sends nothing more until then: a slow backend
 /// skips states. The first error ends [`Client::run`](super::Client::run).
+///
+/// ```no_run
+/// use std::io;
+///
+/// use proxy_contract::{
+///     client::{Client, Incremental},
+///     localv1::{Endpoint, Service},
+/// };
+///
+/// struct Backend;
+///
+/// impl Incremental for Backend {
+///     type Error = io::Error;
+///
+///     async fn set_service(&mut self, service: &Service) -> io::Result<()> {
+///         println!("set {}/{}", service.namespace, service.name);
+///         Ok(())
+///     }
+///     async fn delete_service(&mut self, namespace: &str, name: &str) -> io::Result<()> {
+///         println!("delete {namespace}/{name}");
+///         Ok(())
+///     }
+///     async fn set_endpoint(&mut self, _: &str, service: &str, key: &str, _: &Endpoint) -> io::Result<()> {
+///         println!("set {key} of {service}");
+///         Ok(())
+///     }
+///     async fn delete_endpoint(&mut self, _: &str, service: &str, key: &str) -> io::Result<()> {
+///         println!("delete {key} of {service}");
+///         Ok(())
+///     }
+///     async fn sync(&mut self) -> io::Result<()> {
+///         println!("in sync");
+///         Ok(())
+///     }
+/// }
+/// # async fn example(client: Client) -> io::Result<()> {
+/// client.run(&mut Backend).await?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Incremental {
     /// Why a change cannot be made.
     type Error: Send;
@@ -124,7 +159,6 @@ impl Store {
                 services.reset();
                 endpoints.reset();
             }
-            #[cfg(feature = "resume")]
             Event::Keep(kept) => {
                 nodes.keep(|it| kept.contains(position(Set::NodesSet, it)));
                 services.keep(|it| kept.contains(position(Set::ServicesSet, it)));

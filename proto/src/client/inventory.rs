@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     digest::{self, Buckets, Digest, KeptBuckets, MAX_BUCKETS},
-    localv1::{Digests, Set},
+    localv1::{Digests, Ref, Set, Value, op_item::Op},
 };
 
 /// The digests of all objects.
@@ -53,7 +53,27 @@ impl Inventory {
         (!self.synced.is_empty()).then(|| Digests::of(&buckets.finish()))
     }
 
-    pub(super) fn reset(&mut self) {
+    /// Records an operation of the stream.
+    pub(super) fn record(&mut self, op: &Op) {
+        let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
+        match op {
+            Op::Reset(_) => self.reset(),
+            Op::Sync(_) => self.sync(),
+            Op::Set(Value { r#ref: Some(it), bytes }) => {
+                if let Some(set) = set_of(it) {
+                    self.set(set, &it.path, bytes);
+                }
+            }
+            Op::Delete(it) => {
+                if let Some(set) = set_of(it) {
+                    self.delete(set, &it.path);
+                }
+            }
+            Op::Set(_) | Op::Kept(_) | Op::Heartbeat(_) => {}
+        }
+    }
+
+    fn reset(&mut self) {
         self.pending.clear();
         self.is_reset = true;
         self.synced.values_mut().for_each(|it| it.is_kept = false);
@@ -69,11 +89,11 @@ impl Inventory {
         }
     }
 
-    pub(super) fn set(&mut self, set: Set, path: &str, bytes: &[u8]) {
+    fn set(&mut self, set: Set, path: &str, bytes: &[u8]) {
         self.note(set, path, Some(digest::object(set, path, bytes)));
     }
 
-    pub(super) fn delete(&mut self, set: Set, path: &str) {
+    fn delete(&mut self, set: Set, path: &str) {
         self.note(set, path, None);
     }
 
@@ -89,7 +109,7 @@ impl Inventory {
     }
 
     /// The state is complete. What it costs depends on what has changed, and on the groups in which it has.
-    pub(super) fn sync(&mut self) {
+    fn sync(&mut self) {
         if mem::take(&mut self.is_reset) {
             self.synced.retain(|_, it| it.is_kept);
         }

@@ -16,12 +16,12 @@
 //! use proxy_contract::client::Client;
 //!
 //! let mut states = Client::new("unix:///run/kube-proxy-ebpf/proxy.sock".parse()?, "node-1").watch();
-//! while let Some(state) = states.next().await {
+//! loop {
+//!     let state = states.next().await;
 //!     for (name, it) in &state.services {
 //!         println!("{name}: {} endpoints", it.endpoints.len());
 //!     }
 //! }
-//! # Ok(())
 //! # }
 //! ```
 //!
@@ -46,7 +46,6 @@ mod flags;
 #[doc(hidden)]
 pub mod fuzzing;
 mod incremental;
-#[cfg(feature = "resume")]
 mod inventory;
 mod node_view;
 mod nodes;
@@ -54,6 +53,7 @@ mod poll;
 mod session;
 mod state;
 mod tracker;
+mod view;
 mod watch;
 
 use std::{convert::Infallible, future::pending, io};
@@ -84,6 +84,14 @@ pub use self::{
 };
 
 /// A client of a brain, on behalf of a node.
+///
+/// ```
+/// use proxy_contract::client::Client;
+///
+/// let client = Client::new("brain-0:9090,brain-1:9090".parse()?, "node-1");
+/// assert_eq!((client.targets().iter().count(), client.node()), (2, "node-1"));
+/// # Ok::<_, proxy_contract::TargetError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Client(Connector);
 
@@ -106,6 +114,13 @@ impl Client {
     }
 
     /// Requests extensions of KPNG's API, in addition to revisions; [`State::extensions`] has those that the brain sends.
+    ///
+    /// ```
+    /// # use proxy_contract::{client::Client, localv1::Extension};
+    /// # let client = Client::new("unix:///run/proxy.sock".parse()?, "node-1");
+    /// let client = client.request_extensions([Extension::Nodes, Extension::Heartbeats, Extension::Resume]);
+    /// # Ok::<_, proxy_contract::TargetError>(())
+    /// ```
     #[must_use]
     pub fn request_extensions(mut self, extensions: impl IntoIterator<Item = Extension>) -> Self {
         for it in extensions {
@@ -160,6 +175,14 @@ impl Client {
 
     /// Why the brain cannot be followed now; `None` while it can be, and before the first attempt has failed. Each state and each
     /// heartbeat notifies the receiver, too.
+    ///
+    /// ```
+    /// # use proxy_contract::client::Client;
+    /// # let client = Client::new("unix:///run/proxy.sock".parse()?, "node-1");
+    /// let is_healthy = client.outage().borrow().is_none();
+    /// # assert!(is_healthy);
+    /// # Ok::<_, proxy_contract::TargetError>(())
+    /// ```
     pub fn outage(&self) -> tokio::sync::watch::Receiver<Option<String>> {
         self.0.outage.subscribe()
     }
@@ -188,7 +211,19 @@ impl Client {
         }
     }
 
-    /// As [`Client::run`], until `cancelled` is ready. Never ends within a change set, as it would if its future were dropped.
+    /// Calls `backend` for every change, until `cancelled` is ready. Unlike a future of [`Client::run`] that is dropped, it never
+    /// ends within a change set.
+    ///
+    /// ```no_run
+    /// # use proxy_contract::client::{Client, Incremental};
+    /// # async fn example<B: Incremental>(client: Client, mut backend: B) -> Result<(), B::Error> {
+    /// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    /// // Dropping `stop`, for example in a signal handler, ends the run.
+    /// client.run_until(&mut backend, async { drop(stopped.await) }).await?;
+    /// # drop(stop);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -225,6 +260,15 @@ impl Client {
     /// # Errors
     ///
     /// No brain can be reached, or none permits it, or all are older ones.
+    ///
+    /// ```no_run
+    /// # async fn example(client: proxy_contract::client::Client) -> Result<(), proxy_contract::client::Refused> {
+    /// for node in client.nodes(None).await? {
+    ///     println!("{} is behind for {:?} ms", node.name, node.behind_ms);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn nodes(&self, address: Option<std::net::IpAddr>) -> Result<Vec<NodeStatus>, Refused> {
         nodes::list(&self.0, &address.map(|it| it.to_string()).unwrap_or_default()).await
     }
@@ -235,6 +279,14 @@ impl Client {
     /// # Errors
     ///
     /// The question has no answer, or the brain gives none.
+    ///
+    /// ```no_run
+    /// # async fn example(client: proxy_contract::client::Client) -> Result<(), proxy_contract::client::ExplainError> {
+    /// let explanation = client.explain(&["node".into(), "10.96.0.1:443".into()]).await?;
+    /// println!("{}", explanation.reason);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn explain(&self, question: &[String]) -> Result<Explanation, ExplainError> {
         explain::ask(&self.0, question).await
     }

@@ -5,11 +5,12 @@ use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
     connect::{Connector, MAX_MESSAGE_SIZE},
-    session::{Path, View},
+    view::{Path, View},
 };
-use crate::localv1::{Endpoint, Node, OpItem, Revision, Service, Set, WatchReq, sets_client::SetsClient};
-#[cfg(feature = "resume")]
-use crate::{digest::position, localv1::Digests};
+use crate::{
+    digest::position,
+    localv1::{Digests, Endpoint, Node, OpItem, Revision, Service, Set, WatchReq, sets_client::SetsClient},
+};
 
 #[derive(Clone, Debug)]
 pub(super) enum NodeView {}
@@ -33,12 +34,10 @@ impl View for NodeView {
         request.confirmed = Some(revision);
     }
 
-    #[cfg(feature = "resume")]
     fn resume(request: &mut WatchReq, have: Option<Digests>) {
         request.have = have;
     }
 
-    #[cfg(feature = "resume")]
     fn position(set: Set, name: &str) -> u32 {
         position(set, name)
     }

@@ -1,4 +1,4 @@
-//! Asks brains who follows them.
+//! Lists the clients of brains.
 
 use tokio::time::timeout;
 
@@ -14,12 +14,14 @@ pub(super) async fn list(connector: &Connector, address: &str) -> Result<Vec<Nod
     for brain in connector.addresses().await {
         match of_brain(connector, &brain, address).await {
             Ok(nodes) => all.get_or_insert_with(Vec::new).extend(nodes),
-            Err(reason) => failures.push(format!("{brain}: {reason}")),
+            Err(error) => failures.push((brain.to_string(), error)),
         }
     }
-    let all = all.ok_or_else(|| Refused(failures.join("; ")))?;
-    for failure in failures {
-        tracing::warn!("{failure}; the nodes that follow this brain are not listed");
+    let text =
+        || failures.iter().map(|(brain, error)| format!("{brain}: {error}")).collect::<Vec<_>>().join("; ");
+    let all = all.ok_or_else(|| Refused(text()))?;
+    for (brain, error) in failures {
+        tracing::warn!(brain, error, "the clients of this brain are not listed");
     }
     Ok(all)
 }

@@ -23,15 +23,26 @@ type Response = Result<(State, Channel), String>;
 type Pending = Pin<Box<dyn Future<Output = (Round, Response)> + Send>>;
 
 /// Polls for full states; returned by [`Client::poll`](super::Client::poll).
+///
+/// ```no_run
+/// # use proxy_contract::{client::Client, localnetv1::NextFilter};
+/// # async fn example(client: Client) {
+/// let state = client.poll(NextFilter::default()).next().await;
+/// // Later, in another process: waits for the next state.
+/// let revision = state.revision.unwrap_or_default();
+/// let from = NextFilter { instance_id: revision.instance_id, rev: revision.rev, ..NextFilter::default() };
+/// let next = client.poll(from).next().await;
+/// # }
+/// ```
 pub struct Poll {
     connector: Connector,
     filter: NextFilter,
-    /// While there is a request, that has it.
+    /// Empty while there is a request, which holds it.
     round: Round,
     backoff: ReconnectBackoff,
     retry_at: Instant,
     pending: Option<Pending>,
-    /// Until a request fails.
+    /// `None` after a request has failed.
     connection: Option<Channel>,
 }
 
@@ -59,8 +70,8 @@ impl Poll {
 
     /// Waits for a state whose revision differs from that of the last one, and returns the newest.
     ///
-    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
-    pub async fn next(&mut self) -> Option<Arc<State>> {
+    /// Errors and outages are logged, and it reconnects. Cancel safe.
+    pub async fn next(&mut self) -> Arc<State> {
         loop {
             let pending = match &mut self.pending {
                 Some(pending) => pending,
@@ -82,7 +93,7 @@ impl Poll {
                     self.backoff.synced(&mut self.round);
                     let Revision { instance_id, rev } = state.revision.unwrap_or_default();
                     (self.filter.instance_id, self.filter.rev) = (instance_id, rev);
-                    return Some(Arc::new(state));
+                    return Arc::new(state);
                 }
                 Err(reason) => self.retry_at = self.backoff.failed(&self.round, &reason),
             }

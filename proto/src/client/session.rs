@@ -4,126 +4,65 @@
 
 use std::{fmt, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
-use prost::Message;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming, transport::Channel};
+use tonic::{Code, Status, Streaming};
+use tracing::{Instrument as _, Span};
 
-#[cfg(feature = "resume")]
-use super::inventory::Inventory;
 use super::{
     backoff::ReconnectBackoff,
     connect::{CONNECT_TIMEOUT, Connector, Round, error_chain},
+    inventory::Inventory,
+    view::{Event, View, decode},
 };
-use crate::localv1::{Extension, OpItem, Pod, Ref, Revision, ServiceCidr, Set, Value, op_item::Op};
-#[cfg(feature = "resume")]
 use crate::{
     digest::{Digest, KeptBuckets},
-    localv1::Digests,
+    localv1::{Extension, Kept, OpItem, Revision, op_item::Op},
 };
 
-/// After this time without an item, a brain that sends heartbeats (every 10 s) is taken for dead.
+/// After this time without an item, a brain that sends heartbeats (every 10 s) is considered dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One of the services whose streams carry change sets.
-pub(super) trait View: Clone + fmt::Debug + Send + 'static {
-    type Request: Clone + Send + 'static;
-    type Node: Message + Clone + Default + PartialEq;
-    type Service: Message + Clone + Default + PartialEq;
-    type Endpoint: Message + Clone + Default + PartialEq;
-
-    fn request(connector: &Connector) -> Self::Request;
-
-    /// Says in the first request of a stream what the client has.
-    #[cfg(feature = "resume")]
-    fn resume(request: &mut Self::Request, have: Option<Digests>);
-
-    /// Where the group of a name is; Services, nodes, ServiceCIDRs and pods are told apart by the sets of a node's view.
-    #[cfg(feature = "resume")]
-    fn position(set: Set, name: &str) -> u32;
-
-    /// Says in a request that the last state is not active.
-    fn unconfirmed(_request: &mut Self::Request) {}
-
-    /// Makes a request say that the state of this revision, which was unconfirmed, is active now.
-    fn confirmed(_request: &mut Self::Request, _revision: Revision) {}
-
-    /// Opens the stream.
-    fn open(
-        channel: Channel,
-        requests: ReceiverStream<Self::Request>,
-    ) -> impl Future<Output = Result<Streaming<OpItem>, Status>> + Send;
-
-    /// What the path in a set refers to; `None` if it is invalid.
-    fn parse_path(set: Set, path: &str) -> Option<Path>;
-}
-
-/// What a path refers to. The name of a Service is `namespace/name`.
-pub(super) enum Path {
-    ServiceCidr(Arc<str>),
-    Pod(Arc<str>),
-    Node(Arc<str>),
-    Service(Arc<str>),
-    /// The Service, and the key of the endpoint within it.
-    Endpoint(Arc<str>, Arc<str>),
-    /// An endpoint that is also sent under another path.
-    Duplicate,
-}
-
-/// An operation of the stream. Names are those of [`Path`].
-#[derive(Clone, Debug)]
-pub(super) enum Event<V: View> {
-    /// Everything received before is void; the stream carries these extensions.
-    Reset(Vec<Extension>),
-    /// What is in these buckets is not void.
-    #[cfg(feature = "resume")]
-    Keep(Arc<KeptBuckets>),
-    SetServiceCidr(Arc<str>, ServiceCidr),
-    DeleteServiceCidr(Arc<str>),
-    SetPod(Arc<str>, Pod),
-    DeletePod(Arc<str>),
-    SetNode(Arc<str>, V::Node),
-    DeleteNode(Arc<str>),
-    SetService(Arc<str>, V::Service),
-    DeleteService(Arc<str>),
-    SetEndpoint(Arc<str>, Arc<str>, V::Endpoint),
-    DeleteEndpoint(Arc<str>, Arc<str>),
-    /// The change set is complete.
-    Sync(Option<Revision>),
-}
-
 /// The peer does not offer a view, or does not permit it; with its message.
+///
+/// ```
+/// use proxy_contract::client::Refused;
+///
+/// assert_eq!(Refused("no access to the cluster state".into()).to_string(), "no access to the cluster state");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
 pub(super) struct Session<V: View> {
     connector: Connector,
-    /// While a stream is being opened, that has it.
+    /// Empty while a stream is being opened, which holds it.
     round: Round,
     backoff: ReconnectBackoff,
     stage: Stage<V>,
-    /// If the client asks for it.
-    #[cfg(feature = "resume")]
+    /// `None` if the client did not request the extension `Resume`.
     inventory: Option<Inventory>,
-    /// How many buckets the first request of the stream had.
-    #[cfg(feature = "resume")]
+    /// The number of buckets in the first request of the stream.
     buckets: usize,
+    span: Span,
 }
 
+/// The stages of a session, in their order. A failure in any of them leads back to the first.
 enum Stage<V: View> {
-    /// Until it is time to connect.
+    /// Waits until it is time to connect.
     Waiting(Instant),
+    /// Connects to a brain, and sends the first request with what the client has.
     Opening(Opening<V>),
-    Open(Box<WatchStream<V>>),
+    /// Receives operations, and requests the next change set after each sync.
+    Open(Box<OpenStream<V>>),
 }
 
-type Opening<V> = Pin<Box<dyn Future<Output = (Round, Result<WatchStream<V>, Failure>)> + Send>>;
+type Opening<V> = Pin<Box<dyn Future<Output = (Round, Result<OpenStream<V>, Failure>)> + Send>>;
 
-struct WatchStream<V: View> {
+struct OpenStream<V: View> {
     request: V::Request,
     requests: mpsc::Sender<V::Request>,
     items: Streaming<OpItem>,
@@ -134,7 +73,7 @@ struct WatchStream<V: View> {
     /// The revision of the last state.
     revision: Option<Revision>,
     activity: Activity,
-    /// When the brain is taken for dead, if it sends heartbeats.
+    /// When the brain is considered dead, if it sends heartbeats.
     silent_until: Option<Instant>,
     /// Whether `silent_until` has been postponed since the last item, because the caller was busy.
     is_postponed: bool,
@@ -153,21 +92,26 @@ enum Activity {
 }
 
 /// Why a stream ended.
-struct Failure {
-    reason: String,
-    is_refusal: bool,
+enum Failure {
+    /// The brain does not offer the view, or does not permit it.
+    Refused(String),
+    /// Anything else, such as a lost connection.
+    Broken(String),
 }
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        let is_refusal = matches!(status.code(), Code::Unimplemented | Code::PermissionDenied);
-        Self { reason: error_chain(&status), is_refusal }
+        let reason = error_chain(&status);
+        match status.code() {
+            Code::Unimplemented | Code::PermissionDenied => Self::Refused(reason),
+            _ => Self::Broken(reason),
+        }
     }
 }
 
 impl From<String> for Failure {
     fn from(reason: String) -> Self {
-        Self { reason, is_refusal: false }
+        Self::Broken(reason)
     }
 }
 
@@ -179,16 +123,15 @@ impl<V: View> fmt::Debug for Session<V> {
 
 impl<V: View> Session<V> {
     pub(super) fn new(connector: &Connector) -> Self {
-        let backoff = ReconnectBackoff::new(&connector.targets, &connector.outage);
+        let wants_resume = connector.extensions.contains(&Extension::Resume);
         Self {
-            round: Round::default(),
-            backoff,
-            stage: Stage::Waiting(Instant::now()),
-            #[cfg(feature = "resume")]
-            inventory: connector.extensions.contains(&Extension::Resume).then(Inventory::default),
-            #[cfg(feature = "resume")]
-            buckets: 0,
             connector: connector.clone(),
+            round: Round::default(),
+            backoff: ReconnectBackoff::new(&connector.targets, &connector.outage),
+            stage: Stage::Waiting(Instant::now()),
+            inventory: wants_resume.then(Inventory::default),
+            buckets: 0,
+            span: tracing::info_span!("session", node = connector.node),
         }
     }
 
@@ -212,7 +155,8 @@ impl<V: View> Session<V> {
             match self.try_next().await {
                 Ok(event) => return event,
                 Err(Refused(reason)) => {
-                    self.stage = Stage::Waiting(self.backoff.failed(&self.round, &reason));
+                    let until = self.span.in_scope(|| self.backoff.failed(&self.round, &reason));
+                    self.stage = Stage::Waiting(until);
                 }
             }
         }
@@ -220,104 +164,96 @@ impl<V: View> Session<V> {
 
     /// Waits for the next event, but returns at once if the peer refuses; the call after that waits before it reconnects.
     pub(super) async fn try_next(&mut self) -> Result<Event<V>, Refused> {
-        loop {
-            let failure = match &mut self.stage {
-                Stage::Waiting(until) => {
-                    sleep_until(*until).await;
-                    let request = V::request(&self.connector);
-                    #[cfg(feature = "resume")]
-                    let request = {
-                        let mut request = request;
-                        let have = self.inventory.as_ref().and_then(Inventory::message);
-                        self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
-                        V::resume(&mut request, have);
-                        request
-                    };
-                    let (connector, mut round) = (self.connector.clone(), mem::take(&mut self.round));
-                    self.stage = Stage::Opening(Box::pin(async move {
-                        let stream = open(connector, &mut round, request).await;
-                        (round, stream)
-                    }));
-                    continue;
-                }
-                Stage::Opening(opening) => {
-                    let (round, stream) = opening.await;
-                    self.round = round;
-                    match stream {
-                        Ok(stream) => {
-                            self.stage = Stage::Open(Box::new(stream));
-                            continue;
-                        }
-                        Err(failure) => failure,
+        let span = self.span.clone();
+        async {
+            loop {
+                match self.advance().await {
+                    Ok(Some(event)) => return Ok(event),
+                    Ok(None) => {}
+                    Err(Failure::Broken(reason)) => {
+                        self.stage = Stage::Waiting(self.backoff.failed(&self.round, &reason));
+                    }
+                    Err(Failure::Refused(reason)) => {
+                        self.stage = Stage::Waiting(ReconnectBackoff::refused());
+                        return Err(Refused(reason));
                     }
                 }
-                Stage::Open(stream) => match stream.next().await {
-                    #[cfg(feature = "resume")]
-                    Ok(Op::Kept(it)) => {
-                        match (KeptBuckets::parse(it.buckets, self.buckets), &mut self.inventory) {
-                            (Some(kept), Some(inventory)) => {
-                                inventory.keep(&kept);
-                                return Ok(Event::Keep(Arc::new(kept)));
-                            }
-                            _ => {
-                                self.inventory = self.inventory.take().map(|_| Inventory::default());
-                                "the brain keeps buckets that were not in the request".to_owned().into()
-                            }
-                        }
-                    }
-                    Ok(op) => {
-                        #[cfg(feature = "resume")]
-                        if let Some(it) = &mut self.inventory {
-                            record(it, &op);
-                        }
-                        match decode(op) {
-                            Ok(Some(event)) => {
-                                if matches!(event, Event::Sync(_)) {
-                                    self.backoff.synced(&mut self.round);
-                                }
-                                return Ok(event);
-                            }
-                            Ok(None) => {}
-                            Err(reason) => {
-                                let brain = self.round.shown(&self.connector.targets);
-                                tracing::warn!("{brain}: ignored {reason}");
-                                // The caller has not got it.
-                                #[cfg(feature = "resume")]
-                                self.inventory.iter_mut().for_each(|it| *it = Inventory::default());
-                            }
-                        }
-                        continue;
-                    }
-                    Err(failure) => failure,
-                },
-            };
-            if failure.is_refusal {
-                self.stage = Stage::Waiting(ReconnectBackoff::refused());
-                return Err(Refused(failure.reason));
             }
-            self.stage = Stage::Waiting(self.backoff.failed(&self.round, &failure.reason));
+        }
+        .instrument(span)
+        .await
+    }
+
+    /// Completes one step of the current stage. Cancel safe.
+    async fn advance(&mut self) -> Result<Option<Event<V>>, Failure> {
+        match &mut self.stage {
+            Stage::Waiting(until) => {
+                sleep_until(*until).await;
+                self.stage = Stage::Opening(self.open());
+                Ok(None)
+            }
+            Stage::Opening(opening) => {
+                let (round, stream) = opening.await;
+                self.round = round;
+                self.stage = Stage::Open(Box::new(stream?));
+                Ok(None)
+            }
+            Stage::Open(stream) => match stream.next().await? {
+                Op::Kept(it) => self.keep(it).map(Some),
+                op => Ok(self.receive(op)),
+            },
         }
     }
-}
 
-/// Notes what an operation means for what the client has.
-#[cfg(feature = "resume")]
-pub(super) fn record(inventory: &mut Inventory, op: &Op) {
-    let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
-    match op {
-        Op::Reset(_) => inventory.reset(),
-        Op::Sync(_) => inventory.sync(),
-        Op::Set(Value { r#ref: Some(it), bytes }) => {
-            if let Some(set) = set_of(it) {
-                inventory.set(set, &it.path, bytes);
+    fn open(&mut self) -> Opening<V> {
+        let have = self.inventory.as_ref().and_then(Inventory::message);
+        self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
+        let mut request = V::request(&self.connector);
+        V::resume(&mut request, have);
+        let (connector, mut round) = (self.connector.clone(), mem::take(&mut self.round));
+        Box::pin(async move {
+            let stream = open(connector, &mut round, request).await;
+            (round, stream)
+        })
+    }
+
+    fn keep(&mut self, message: Kept) -> Result<Event<V>, Failure> {
+        let kept = KeptBuckets::parse(message.buckets, self.buckets);
+        if let (Some(kept), Some(inventory)) = (kept, &mut self.inventory) {
+            inventory.keep(&kept);
+            return Ok(Event::Keep(Arc::new(kept)));
+        }
+        self.forget();
+        Err(Failure::Broken("the brain keeps buckets that were not in the request".to_owned()))
+    }
+
+    /// The event of an operation; `None` if it is not for the caller.
+    fn receive(&mut self, op: Op) -> Option<Event<V>> {
+        if let Some(it) = &mut self.inventory {
+            it.record(&op);
+        }
+        match decode(op) {
+            Ok(event) => {
+                if matches!(event, Some(Event::Sync(_))) {
+                    self.backoff.synced(&mut self.round);
+                }
+                event
+            }
+            Err(error) => {
+                let brain = self.round.shown(&self.connector.targets);
+                tracing::warn!(brain, error, "ignored an operation");
+                // The caller has not received it.
+                self.forget();
+                None
             }
         }
-        Op::Delete(it) => {
-            if let Some(set) = set_of(it) {
-                inventory.delete(set, &it.path);
-            }
+    }
+
+    /// The next stream begins with everything.
+    fn forget(&mut self) {
+        if let Some(it) = &mut self.inventory {
+            *it = Inventory::default();
         }
-        Op::Set(_) | Op::Kept(_) | Op::Heartbeat(_) => {}
     }
 }
 
@@ -325,7 +261,7 @@ async fn open<V: View>(
     connector: Connector,
     round: &mut Round,
     first: V::Request,
-) -> Result<WatchStream<V>, Failure> {
+) -> Result<OpenStream<V>, Failure> {
     let channel = connector.connect(round).await?;
     // A request, and a confirmation.
     let (requests, outgoing) = mpsc::channel(2);
@@ -333,7 +269,7 @@ async fn open<V: View>(
     requests.try_send(first).map_err(|it| it.to_string())?;
     let response = timeout(CONNECT_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
     let items = response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))??;
-    Ok(WatchStream {
+    Ok(OpenStream {
         request,
         requests,
         items,
@@ -347,7 +283,7 @@ async fn open<V: View>(
     })
 }
 
-impl<V: View> WatchStream<V> {
+impl<V: View> OpenStream<V> {
     fn unconfirmed(&mut self) {
         if self.activity == Activity::Active {
             self.activity = Activity::Inactive;
@@ -365,10 +301,10 @@ impl<V: View> WatchStream<V> {
         }
     }
 
+    /// The next operation; requests a change set before, if the last one is complete.
     async fn next(&mut self) -> Result<Op, Failure> {
         loop {
-            if self.is_answered {
-                self.is_answered = false;
+            if mem::take(&mut self.is_answered) {
                 let mut request = self.request.clone();
                 if self.activity == Activity::Inactive {
                     V::unconfirmed(&mut request);
@@ -379,27 +315,31 @@ impl<V: View> WatchStream<V> {
             }
             let item = self.item().await?;
             let item = item.ok_or_else(|| "the brain ended the stream".to_owned())?;
-            let Some(op) = item.op else {
-                tracing::warn!("ignored an unknown operation");
-                continue;
-            };
-            match &op {
-                Op::Heartbeat(_) => {
+            match item.op {
+                None => tracing::warn!("ignored an unknown operation"),
+                Some(Op::Heartbeat(_)) => {
                     // A stream of another kind may have failed meanwhile.
                     self.outage.send_modify(|it| *it = it.take().filter(|_| !self.is_synced));
-                    continue;
                 }
-                Op::Reset(it) if it.extensions().any(|it| it == Extension::Heartbeats) => {
-                    self.silent_until = Some(Instant::now() + HEARTBEAT_TIMEOUT);
+                Some(op) => {
+                    self.observe(&op);
+                    return Ok(op);
                 }
-                _ => {}
             }
-            if let Op::Sync(it) = &op {
+        }
+    }
+
+    fn observe(&mut self, op: &Op) {
+        match op {
+            Op::Reset(it) if it.extensions().any(|it| it == Extension::Heartbeats) => {
+                self.silent_until = Some(Instant::now() + HEARTBEAT_TIMEOUT);
+            }
+            Op::Sync(it) => {
                 (self.is_answered, self.is_synced) = (true, true);
                 self.revision = it.revision;
                 self.activity = Activity::Active;
             }
-            return Ok(op);
+            _ => {}
         }
     }
 
@@ -416,46 +356,4 @@ impl<V: View> WatchStream<V> {
         self.is_postponed = false;
         Ok(item)
     }
-}
-
-/// The event of an operation; `None` for an endpoint's second path.
-pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
-    Ok(Some(match op {
-        Op::Reset(it) => Event::Reset(it.extensions().collect()),
-        Op::Sync(it) => Event::Sync(it.revision),
-        // Neither was requested.
-        Op::Kept(_) | Op::Heartbeat(_) => return Ok(None),
-        Op::Set(Value { r#ref, bytes }) => match parse_ref::<V>(r#ref)? {
-            Path::ServiceCidr(name) => {
-                Event::SetServiceCidr(name.clone(), message("ServiceCIDR", &name, &bytes)?)
-            }
-            Path::Pod(name) => Event::SetPod(name.clone(), message("pod", &name, &bytes)?),
-            Path::Node(name) => Event::SetNode(name.clone(), message("node", &name, &bytes)?),
-            Path::Service(name) => Event::SetService(name.clone(), message("service", &name, &bytes)?),
-            Path::Endpoint(service, key) => {
-                let endpoint = message("endpoint", &format!("{service}/{key}"), &bytes)?;
-                Event::SetEndpoint(service, key, endpoint)
-            }
-            Path::Duplicate => return Ok(None),
-        },
-        Op::Delete(it) => match parse_ref::<V>(Some(it))? {
-            Path::ServiceCidr(name) => Event::DeleteServiceCidr(name),
-            Path::Pod(name) => Event::DeletePod(name),
-            Path::Node(name) => Event::DeleteNode(name),
-            Path::Service(name) => Event::DeleteService(name),
-            Path::Endpoint(service, key) => Event::DeleteEndpoint(service, key),
-            Path::Duplicate => return Ok(None),
-        },
-    }))
-}
-
-fn parse_ref<V: View>(it: Option<Ref>) -> Result<Path, String> {
-    let Ref { set, path } = it.ok_or("an item without a path")?;
-    let known = Set::try_from(set).map_err(|_| format!("path {path:?} of the unknown set {set}"))?;
-    V::parse_path(known, &path)
-        .ok_or_else(|| format!("path {path:?}, which is invalid in set {}", known.as_str_name()))
-}
-
-fn message<T: Message + Default>(kind: &str, name: &str, bytes: &[u8]) -> Result<T, String> {
-    T::decode(bytes).map_err(|it| format!("{kind} {name}: {it}"))
 }

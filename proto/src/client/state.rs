@@ -15,6 +15,19 @@ pub(super) type Edits<T> = BTreeMap<Arc<str>, Option<Arc<T>>>;
 /// A state: the nodes and the Services with their endpoints.
 ///
 /// Unchanged values are shared with the previous state: equal pointers mean equal values.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use proxy_contract::client::{NodeChange, ServiceEndpoints, State};
+///
+/// let mut state = State::default();
+/// let service = Some(Arc::new(ServiceEndpoints::default()));
+/// state.apply(NodeChange { services: [("default/web".into(), service)].into(), ..NodeChange::default() });
+/// assert!(state.services.contains_key("default/web"));
+/// state.apply(NodeChange { services: [("default/web".into(), None)].into(), ..NodeChange::default() });
+/// assert!(state.services.is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot<N, S, E> {
     /// Identifies the state of a node, if the brain sends it; KPNG's does not.
@@ -77,7 +90,7 @@ pub type ServiceEndpoints = WithEndpoints<Service, Endpoint>;
 pub type ClusterService = WithEndpoints<ServiceInfo, EndpointInfo>;
 
 impl<N, S, E> Snapshot<N, S, E> {
-    /// Applies `change`.
+    /// Applies `change`, which leads from this state to a later one.
     pub fn apply(&mut self, change: Change<N, S, E>) {
         let Change { revision, extensions, service_cidrs, pods, nodes, services } = change;
         (self.revision, self.extensions) = (revision, extensions);

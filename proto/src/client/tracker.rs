@@ -5,14 +5,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    session::{Event, View},
     state::{Change, Edits, Values, WithEndpoints},
+    view::{Event, View},
 };
-#[cfg(feature = "resume")]
-use crate::localv1::Set;
 use crate::{
     DiffStore,
-    localv1::{Extension, Pod, Revision, ServiceCidr},
+    localv1::{Extension, Pod, Revision, ServiceCidr, Set},
 };
 
 /// The state of a view while its events arrive.
@@ -56,7 +54,6 @@ impl<V: View> Tracker<V> {
                 self.services.reset();
                 self.orphans.clear();
             }
-            #[cfg(feature = "resume")]
             Event::Keep(kept) => {
                 self.service_cidrs.keep(|it| kept.contains(V::position(Set::ServiceCidrsSet, it)));
                 self.pods.keep(|it| kept.contains(V::position(Set::PodsSet, it)));
@@ -188,7 +185,6 @@ mod tests {
                 Event::DeletePod(it) => drop(self.pods.remove(&it)),
                 Event::SetNode(it, value) => drop(self.nodes.insert(it, value.into())),
                 Event::DeleteNode(it) => drop(self.nodes.remove(&it)),
-                #[cfg(feature = "resume")]
                 Event::Keep(_) => {}
                 Event::Sync(_) => {}
             }

@@ -5,12 +5,29 @@ use std::sync::Arc;
 use super::{
     connect::Connector,
     node_view::NodeView,
-    session::{Event, Session},
+    session::Session,
     state::{NodeChange, State},
     tracker::Tracker,
+    view::Event,
 };
 
 /// Follows the changes of a node's state; returned by [`Client::changes`](super::Client::changes).
+///
+/// ```no_run
+/// # use proxy_contract::client::Client;
+/// # async fn example(client: Client) {
+/// let mut changes = client.changes();
+/// loop {
+///     let change = changes.next().await;
+///     for (name, service) in &change.services {
+///         match service {
+///             Some(it) => println!("{name} has {} endpoints", it.endpoints.len()),
+///             None => println!("{name} was deleted"),
+///         }
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ChangeWatch {
     session: Session<NodeView>,
@@ -20,6 +37,17 @@ pub struct ChangeWatch {
 }
 
 /// Follows the full state of a node; returned by [`Client::watch`](super::Client::watch).
+///
+/// ```no_run
+/// # use proxy_contract::client::Client;
+/// # async fn example(client: Client) {
+/// let mut states = client.watch();
+/// loop {
+///     let state = states.next().await;
+///     println!("{} Services", state.services.len());
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Watch {
     changes: ChangeWatch,
@@ -31,7 +59,19 @@ impl ChangeWatch {
         Self { session: Session::new(connector), tracker: Tracker::default(), is_unconfirmed: false }
     }
 
-    /// Tells the brain that the last difference is not active yet. Otherwise the next call acknowledges it.
+    /// Tells the brain that the last difference is not active yet. Without this, the next call of [`next`](Self::next)
+    /// acknowledges it.
+    ///
+    /// ```no_run
+    /// # use proxy_contract::client::{Client, NodeChange};
+    /// # async fn example(client: Client, apply: impl Fn(&NodeChange) -> bool) {
+    /// let mut changes = client.changes();
+    /// let change = changes.next().await;
+    /// if !apply(&change) {
+    ///     changes.unconfirmed();
+    /// }
+    /// # }
+    /// ```
     pub fn unconfirmed(&mut self) {
         self.is_unconfirmed = true;
         self.session.unconfirmed();
@@ -46,14 +86,14 @@ impl ChangeWatch {
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty
     /// state. Intermediate states are skipped.
     ///
-    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
-    pub async fn next(&mut self) -> Option<NodeChange> {
+    /// Errors and outages are logged, and it reconnects. Cancel safe.
+    pub async fn next(&mut self) -> NodeChange {
         loop {
             match self.session.next().await {
                 Event::Sync(revision) => {
                     if let Some(change) = self.tracker.finish(revision) {
                         self.is_unconfirmed = false;
-                        return Some(change);
+                        return change;
                     }
                     // The same state from another brain.
                     if self.is_unconfirmed {
@@ -75,10 +115,10 @@ impl Watch {
     ///
     /// The cost is that of the changes, plus a copy of the maps if the caller still holds the previous state.
     ///
-    /// Never returns `None`: errors and outages are logged, and it reconnects. Cancel safe.
-    pub async fn next(&mut self) -> Option<Arc<State>> {
-        let change = self.changes.next().await?;
+    /// Errors and outages are logged, and it reconnects. Cancel safe.
+    pub async fn next(&mut self) -> Arc<State> {
+        let change = self.changes.next().await;
         Arc::make_mut(&mut self.last).apply(change);
-        Some(Arc::clone(&self.last))
+        Arc::clone(&self.last)
     }
 }

@@ -1,4 +1,4 @@
-//! Who explains the connections of nodes to clients.
+//! Explanations of connections of nodes.
 
 use std::{future::Future, pin::Pin};
 

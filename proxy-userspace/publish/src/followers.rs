@@ -1,4 +1,4 @@
-//! Who follows which node, and what of it is active there.
+//! The clients that follow nodes, and the states that are active there.
 //!
 //! Invariant: a request acknowledges what was sent before it, unless the client says otherwise.
 
@@ -41,7 +41,7 @@ struct FollowingClient {
     latency: Option<Duration>,
 }
 
-/// What was sent last, and not acknowledged yet.
+/// The last state that was sent, if it is not acknowledged yet.
 #[derive(Clone, Debug)]
 struct Sent {
     /// Instance and revision, as the client knows them.
@@ -52,7 +52,7 @@ struct Sent {
     state: Arc<Published>,
 }
 
-/// What is known of a client that follows a node.
+/// The status of a client that follows a node.
 #[derive(Clone, Debug)]
 pub struct FollowerStatus {
     /// The node.
@@ -69,7 +69,7 @@ pub struct FollowerStatus {
     pub latency: Option<Duration>,
 }
 
-/// The clients that follow nodes, as numbers.
+/// The number of clients that follow nodes, and how far they are behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FollowerStats {
     /// Clients that follow a node.
@@ -106,7 +106,7 @@ impl Followers {
         statuses
     }
 
-    /// The numbers.
+    /// The number of clients, and how far they are behind.
     pub fn stats(&self) -> FollowerStats {
         let mut stats = FollowerStats::default();
         for it in self.0.all.lock().values().map(FollowingClient::status) {
@@ -121,7 +121,7 @@ impl Followers {
 }
 
 impl Following {
-    /// A state was sent completely.
+    /// Records that a state was sent completely.
     pub fn sent(&self, state: &Arc<Published>) {
         let revision = (state.instance_id, state.rev);
         let state = Arc::clone(state);
@@ -129,7 +129,7 @@ impl Following {
         self.change(|it| it.sent = Some(Sent { revision, at: state.published_at().max(it.since), state }));
     }
 
-    /// A state is the same for the client as what was sent last.
+    /// Records that a state is the same for the client as the last one that was sent.
     pub fn unchanged(&self, state: &Arc<Published>) {
         let state = Arc::clone(state);
         self.change(|it| match &mut it.sent {
@@ -138,7 +138,7 @@ impl Following {
         });
     }
 
-    /// What was sent is active; with a revision, only if it is that one.
+    /// Records that the state that was sent is active; with a revision, only if it is that of the state.
     pub fn acknowledged(&self, revision: Option<(u64, u64)>) {
         self.change(|it| {
             let is_meant = |sent: &mut Sent| revision.is_none_or(|it| it == sent.revision);

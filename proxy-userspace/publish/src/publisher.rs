@@ -36,7 +36,7 @@ struct PartRevisions {
     pods: u64,
 }
 
-/// When a state was published; no part of what it is.
+/// When a state was published; ignored by comparisons.
 #[derive(Clone, Copy, Debug)]
 struct PublishedAt(Instant);
 
@@ -70,12 +70,12 @@ impl Published {
         Self { instance_id, rev, node: node.into(), changed, at, state }
     }
 
-    /// When it was published.
+    /// The time of publication.
     pub fn published_at(&self) -> Instant {
         self.at.0
     }
 
-    /// The revision of what a client knows of the state that receives the nodes, the ServiceCIDRs and the pods or does not: it stays the
+    /// The revision for a client that receives the nodes, the ServiceCIDRs and the pods only if the argument is true. It stays the
     /// same while nothing changes for that client.
     pub fn rev_for(&self, nodes: bool, service_cidrs: bool, pods: bool) -> u64 {
         let changed = self.changed;

@@ -12,7 +12,7 @@ use wire::{Extensions, NodeStateDecoder};
 
 use crate::publisher::{Publisher, Subscription};
 
-/// How long a newer state is not requested because this one is not active.
+/// How long the next request waits for the last state to become active.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Follows a brain and publishes its states under the brain's revisions.
@@ -23,7 +23,7 @@ pub struct Upstream {
     from: Option<NextFilter>,
     requested: RequestedMetadata,
     /// Instance and revision of the state that is active.
-    in_force: Option<watch::Receiver<Option<(u64, u64)>>>,
+    active: Option<watch::Receiver<Option<(u64, u64)>>>,
 }
 
 impl Upstream {
@@ -35,7 +35,7 @@ impl Upstream {
             publisher: Publisher::new(node),
             from: None,
             requested: RequestedMetadata::default(),
-            in_force: None,
+            active: None,
         }
     }
 
@@ -51,10 +51,10 @@ impl Upstream {
         Self { requested, ..self }
     }
 
-    /// Acknowledges a state when `in_force` has its instance and revision.
+    /// Acknowledges a state when `active` has its instance and revision.
     #[must_use]
-    pub fn confirmed_by(self, in_force: watch::Receiver<Option<(u64, u64)>>) -> Self {
-        Self { in_force: Some(in_force), ..self }
+    pub fn confirmed_by(self, active: watch::Receiver<Option<(u64, u64)>>) -> Self {
+        Self { active: Some(active), ..self }
     }
 
     /// The client of the brain.
@@ -72,7 +72,8 @@ impl Upstream {
         let mut decoder = NodeStateDecoder::new(self.requested.clone());
         if let Some(from) = &self.from {
             let mut states = self.client.poll(from.clone());
-            while let Some(state) = states.next().await {
+            loop {
+                let state = states.next().await;
                 self.publish(state.revision, decoder.decode(&state));
             }
         } else {
@@ -80,8 +81,8 @@ impl Upstream {
             let mut is_confirmed = true;
             loop {
                 let change = tokio::select! {
-                    Some(change) = changes.next() => change,
-                    () = self.in_force(), if !is_confirmed => {
+                    change = changes.next() => change,
+                    () = self.active(), if !is_confirmed => {
                         changes.confirm();
                         is_confirmed = true;
                         continue;
@@ -89,7 +90,7 @@ impl Upstream {
                 };
                 self.publish(change.revision, decoder.apply(&change));
                 // Not for long: it may be that it cannot be applied, and that a newer state can.
-                is_confirmed = timeout(CONFIRM_TIMEOUT, self.in_force()).await.is_ok();
+                is_confirmed = timeout(CONFIRM_TIMEOUT, self.active()).await.is_ok();
                 if !is_confirmed {
                     changes.unconfirmed();
                 }
@@ -98,10 +99,10 @@ impl Upstream {
     }
 
     /// Waits until the published state is active.
-    async fn in_force(&self) {
-        let (Some(in_force), Some(published)) = (&self.in_force, self.publisher.current()) else { return };
+    async fn active(&self) {
+        let (Some(active), Some(published)) = (&self.active, self.publisher.current()) else { return };
         let revision = Some((published.instance_id, published.rev));
-        if in_force.clone().wait_for(|it| *it == revision).await.is_err() {
+        if active.clone().wait_for(|it| *it == revision).await.is_err() {
             pending::<()>().await;
         }
     }

@@ -115,10 +115,8 @@ impl Reflector {
 
 /// The next change of the node's state; never without a watch for it.
 async fn next(local: &mut Option<(ChangeWatch, NodeStateDecoder)>) -> NodeChange {
-    if let Some((changes, _)) = local
-        && let Some(change) = changes.next().await
-    {
-        return change;
+    match local {
+        Some((changes, _)) => changes.next().await,
+        None => pending().await,
     }
-    pending().await
 }

@@ -83,13 +83,15 @@ impl Client {
             Kind::Kpng => tokio::spawn(kpng(name, node, brain, world)),
             Kind::Watch(extensions) => tokio::spawn(async move {
                 let mut states = client.request_extensions(extensions.iter()).watch();
-                while let Some(state) = states.next().await {
+                loop {
+                    let state = states.next().await;
                     world.observe(name, view(extensions, State::clone(&state)));
                 }
             }),
             Kind::Poll(extensions) => tokio::spawn(async move {
                 let mut states = client.request_extensions(extensions.iter()).poll(NextFilter::default());
-                while let Some(state) = states.next().await {
+                loop {
+                    let state = states.next().await;
                     world.observe(name, view(extensions, State::clone(&state)));
                 }
             }),

@@ -3,21 +3,22 @@
 use std::time::Duration;
 
 use model::state::{NodeInfo, NodeState};
-use proxy_contract::{globalv1::NodeStatus, localv1::WatchReq};
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
+use proxy_contract::{
+    globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
+    localv1::{Revision, WatchReq},
 };
+use publish::Published;
+use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    common::{Brain, Folder, LIMIT, service, state, while_following},
+    common::{Brain, Folder, channel, in_time, service, state, while_following},
     peer::NodePeer,
 };
 
 /// The only node that is followed, as soon as `is_so`.
 async fn wait_for(folder: &Folder, is_so: impl Fn(&NodeStatus) -> bool) -> NodeStatus {
     let address = Some("10.1.0.7".parse().unwrap());
-    let wait = async {
+    in_time(async {
         loop {
             let nodes = folder.client().nodes(address).await.unwrap();
             if let [node] = &nodes[..]
@@ -27,12 +28,32 @@ async fn wait_for(folder: &Folder, is_so: impl Fn(&NodeStatus) -> bool) -> NodeS
             }
             sleep(Duration::from_millis(5)).await;
         }
-    };
-    timeout(LIMIT, wait).await.expect("it becomes so")
+    })
+    .await
 }
 
-fn rev(it: &Option<proxy_contract::localv1::Revision>) -> Option<u64> {
-    it.as_ref().map(|it| it.rev)
+/// Waits until this revision is acknowledged and the client is not behind.
+async fn wait_for_acknowledged(folder: &Folder, rev: u64) -> NodeStatus {
+    wait_for(folder, |it| newest(it).1 == Some(rev) && it.behind_ms.is_none()).await
+}
+
+/// The newest and the acknowledged revision.
+fn newest(node: &NodeStatus) -> (Option<u64>, Option<u64>) {
+    let rev = |it: &Option<Revision>| it.as_ref().map(|it| it.rev);
+    (rev(&node.newest), rev(&node.acknowledged))
+}
+
+/// The acknowledged revision once this one is the newest.
+async fn acknowledged_at(folder: &Folder, newest_rev: u64) -> Option<u64> {
+    newest(&wait_for(folder, |it| newest(it).0 == Some(newest_rev)).await).1
+}
+
+fn unconfirmed() -> WatchReq {
+    WatchReq { node_name: "n1".into(), unconfirmed: true, ..WatchReq::default() }
+}
+
+fn revision(state: &Published) -> Option<(u64, u64)> {
+    Some((state.instance_id, state.rev))
 }
 
 #[tokio::test]
@@ -43,60 +64,50 @@ async fn the_next_request_acknowledges_a_state_unless_it_says_otherwise() {
     let mut peer = NodePeer::start(&folder, "n1").await;
     peer.change_set().await;
     let node = wait_for(&folder, |it| it.newest.is_some()).await;
-    assert_eq!((node.name.as_str(), rev(&node.newest), rev(&node.acknowledged)), ("n1", Some(1), None));
+    assert_eq!((node.name.as_str(), newest(&node)), ("n1", (Some(1), None)));
     assert!(node.behind_ms.is_some() && node.has_address == Some(false) && node.latency_ms.is_none());
     peer.ask("n1").await;
-    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
-    assert_eq!((rev(&node.acknowledged), node.has_address), (Some(1), Some(false)));
-    assert!(node.latency_ms.is_some());
+    let node = wait_for_acknowledged(&folder, 1).await;
+    assert!(node.has_address == Some(false) && node.latency_ms.is_some());
 
-    brain.publisher.publish(state([service("ns/a", &[("p", 7)])]));
+    brain.publish([service("ns/a", &[("p", 7)])]);
     peer.change_set().await;
-    peer.request(WatchReq { node_name: "n1".into(), unconfirmed: true, ..WatchReq::default() }).await;
-    brain.publisher.publish(state([service("ns/a", &[("p", 7), ("q", 8)])]));
+    peer.request(unconfirmed()).await;
+    brain.publish([service("ns/a", &[("p", 7), ("q", 8)])]);
     peer.change_set().await;
-    let node = wait_for(&folder, |it| rev(&it.newest) == Some(3)).await;
-    assert_eq!((rev(&node.acknowledged), node.has_address), (Some(1), Some(false)));
+    let node = wait_for(&folder, |it| newest(it).0 == Some(3)).await;
+    assert_eq!((newest(&node).1, node.has_address), (Some(1), Some(false)));
     peer.ask("n1").await;
-    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
-    assert_eq!((rev(&node.acknowledged), node.has_address), (Some(3), Some(true)));
+    assert_eq!(wait_for_acknowledged(&folder, 3).await.has_address, Some(true));
 
     drop(peer);
-    let gone = async { while !folder.client().nodes(None).await.unwrap().is_empty() {} };
-    timeout(LIMIT, gone).await.unwrap();
-    let error = tonic_error(&folder).await;
-    assert!(error.contains("\"nonsense\" is no IP address"), "{error}");
+    in_time(async { while !folder.client().nodes(None).await.unwrap().is_empty() {} }).await;
+    let mut client = NodesClient::new(channel(&folder).await);
+    let error = client.list(ListNodesReq { address: "nonsense".into() }).await.unwrap_err();
+    assert!(error.message().contains("\"nonsense\" is no IP address"), "{error}");
     brain.stop().await;
-}
-
-async fn tonic_error(folder: &Folder) -> String {
-    use proxy_contract::globalv1::{ListNodesReq, nodes_client::NodesClient};
-    let mut client = NodesClient::new(crate::common::channel(folder).await);
-    client.list(ListNodesReq { address: "nonsense".into() }).await.unwrap_err().message().to_owned()
 }
 
 #[tokio::test]
 async fn an_agent_acknowledges_what_is_in_force() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let in_force = watch::Sender::new(None);
-    let upstream = folder.upstream().confirmed_by(in_force.subscribe());
+    let active = watch::Sender::new(None);
+    let upstream = folder.upstream().confirmed_by(active.subscribe());
     let mut states = upstream.subscribe();
     while_following(&upstream, async {
         let first = states.next().await.unwrap();
-        let node = wait_for(&folder, |it| rev(&it.newest) == Some(1)).await;
-        assert_eq!(rev(&node.acknowledged), None);
-        in_force.send_replace(Some((first.instance_id, first.rev)));
-        wait_for(&folder, |it| rev(&it.acknowledged) == Some(1)).await;
+        assert_eq!(acknowledged_at(&folder, 1).await, None);
+        active.send_replace(revision(&first));
+        wait_for(&folder, |it| newest(it).1 == Some(1)).await;
         // What cannot be applied is not acknowledged, and delays the next state by a moment only.
-        brain.publisher.publish(state([service("ns/a", &[])]));
+        brain.publish([service("ns/a", &[])]);
         states.next().await.unwrap();
-        brain.publisher.publish(state([service("ns/b", &[])]));
+        brain.publish([service("ns/b", &[])]);
         let third = states.next().await.unwrap();
-        let node = wait_for(&folder, |it| rev(&it.newest) == Some(3)).await;
-        assert_eq!(rev(&node.acknowledged), Some(1));
-        in_force.send_replace(Some((third.instance_id, third.rev)));
-        wait_for(&folder, |it| rev(&it.acknowledged) == Some(3) && it.behind_ms.is_none()).await;
+        assert_eq!(acknowledged_at(&folder, 3).await, Some(1));
+        active.send_replace(revision(&third));
+        wait_for_acknowledged(&folder, 3).await;
     })
     .await;
     brain.stop().await;
@@ -110,43 +121,37 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
     let mut peer = NodePeer::start(&folder, "n1").await;
     peer.change_set().await;
     // A change, and back, before it asks again.
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     brain.publisher.publish(first.clone());
     peer.ask("n1").await;
-    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
-    assert_eq!(rev(&node.acknowledged), Some(3));
+    wait_for_acknowledged(&folder, 3).await;
     // It has not requested nodes.
     let nodes = [("n2".into(), NodeInfo::default())].into_iter().collect();
     brain.publisher.publish(NodeState { nodes, ..first.clone() });
-    let node = wait_for(&folder, |it| rev(&it.newest) == Some(4) && it.behind_ms.is_none()).await;
-    assert_eq!(rev(&node.acknowledged), Some(4));
+    wait_for_acknowledged(&folder, 4).await;
     // What is not active yet becomes no more so by changes that it does not see.
     let second = state([service("ns/b", &[("q", 8)])]);
     brain.publisher.publish(second.clone());
     peer.change_set().await;
-    let unconfirmed = WatchReq { node_name: "n1".into(), unconfirmed: true, ..WatchReq::default() };
-    peer.request(unconfirmed).await;
+    peer.request(unconfirmed()).await;
     let nodes = [("n3".into(), NodeInfo::default())].into_iter().collect();
     brain.publisher.publish(NodeState { nodes, ..second });
     peer.receives_nothing().await;
-    let node = wait_for(&folder, |it| rev(&it.newest) == Some(6)).await;
-    assert_eq!(rev(&node.acknowledged), Some(4));
+    assert_eq!(acknowledged_at(&folder, 6).await, Some(4));
     // A revision that was not sent acknowledges nothing, and neither asks for a change set.
     let current = brain.publisher.current().unwrap();
     let confirmed = |rev| WatchReq {
         node_name: "n1".into(),
-        confirmed: Some(proxy_contract::localv1::Revision { instance_id: current.instance_id, rev }),
+        confirmed: Some(Revision { instance_id: current.instance_id, rev }),
         ..WatchReq::default()
     };
     peer.request(confirmed(4)).await;
     peer.receives_nothing().await;
-    let node = wait_for(&folder, |it| rev(&it.newest) == Some(6)).await;
-    assert_eq!(rev(&node.acknowledged), Some(4));
+    assert_eq!(acknowledged_at(&folder, 6).await, Some(4));
     peer.request(confirmed(5)).await;
-    let node = wait_for(&folder, |it| it.behind_ms.is_none()).await;
-    assert_eq!(rev(&node.acknowledged), Some(6));
+    wait_for_acknowledged(&folder, 6).await;
     for name in ["ns/c", "ns/d"] {
-        brain.publisher.publish(state([service(name, &[])]));
+        brain.publish([service(name, &[])]);
     }
     peer.change_set().await;
     peer.receives_nothing().await;
@@ -171,24 +176,23 @@ async fn a_client_that_comes_late_has_no_latency_from_before() {
 async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let in_force = watch::Sender::new(None);
-    let upstream = folder.upstream().confirmed_by(in_force.subscribe());
+    let active = watch::Sender::new(None);
+    let upstream = folder.upstream().confirmed_by(active.subscribe());
     let mut states = upstream.subscribe();
     while_following(&upstream, async {
         let first = states.next().await.unwrap();
         sleep(Duration::from_secs(3)).await;
-        let node = wait_for(&folder, |it| rev(&it.newest) == Some(1)).await;
-        assert_eq!(rev(&node.acknowledged), None);
-        in_force.send_replace(Some((first.instance_id, first.rev)));
-        wait_for(&folder, |it| rev(&it.acknowledged) == Some(1) && it.behind_ms.is_none()).await;
+        assert_eq!(acknowledged_at(&folder, 1).await, None);
+        active.send_replace(revision(&first));
+        wait_for_acknowledged(&folder, 1).await;
         // Later ones are acknowledged, and paced, as ever.
-        brain.publisher.publish(state([service("ns/a", &[])]));
+        brain.publish([service("ns/a", &[])]);
         let second = states.next().await.unwrap();
-        brain.publisher.publish(state([service("ns/b", &[])]));
-        in_force.send_replace(Some((second.instance_id, second.rev)));
+        brain.publish([service("ns/b", &[])]);
+        active.send_replace(revision(&second));
         let third = states.next().await.unwrap();
-        in_force.send_replace(Some((third.instance_id, third.rev)));
-        wait_for(&folder, |it| rev(&it.acknowledged) == Some(3) && it.behind_ms.is_none()).await;
+        active.send_replace(revision(&third));
+        wait_for_acknowledged(&folder, 3).await;
     })
     .await;
     brain.stop().await;
@@ -199,22 +203,19 @@ async fn a_reconnect_acknowledges_nothing_that_is_not_active() {
     let (folder, brain) = Brain::new().await;
     let served = state([service("ns/a", &[("p", 7)])]);
     brain.publisher.publish(served.clone());
-    let in_force = watch::Sender::new(None);
-    let upstream = folder.upstream().confirmed_by(in_force.subscribe());
+    let active = watch::Sender::new(None);
+    let upstream = folder.upstream().confirmed_by(active.subscribe());
     let mut states = upstream.subscribe();
     while_following(&upstream, async {
         let first = states.next().await.unwrap();
         // It cannot be applied; meanwhile the brain is replaced by one with the same state.
         sleep(Duration::from_secs(3)).await;
-        brain.stop().await;
-        let brain = Brain::start(&folder).await;
+        let brain = brain.restart(&folder).await;
         brain.publisher.publish(served);
-        let node = wait_for(&folder, |it| it.newest.is_some()).await;
-        assert_eq!(rev(&node.acknowledged), None);
+        assert_eq!(newest(&wait_for(&folder, |it| it.newest.is_some()).await).1, None);
         sleep(Duration::from_secs(4)).await;
-        let node = wait_for(&folder, |it| it.newest.is_some()).await;
-        assert_eq!(rev(&node.acknowledged), None);
-        in_force.send_replace(Some((first.instance_id, first.rev)));
+        assert_eq!(newest(&wait_for(&folder, |it| it.newest.is_some()).await).1, None);
+        active.send_replace(revision(&first));
         wait_for(&folder, |it| it.behind_ms.is_none()).await;
         brain.stop().await;
     })

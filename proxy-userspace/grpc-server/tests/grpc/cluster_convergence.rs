@@ -12,12 +12,10 @@ use model::{
 };
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use proxy_contract::client::ClusterWatch;
-use publish::cluster::ClusterSnapshot;
-use tokio::time::timeout;
 use wire::{Extensions, cluster::ClusterDecoder};
 
 use crate::{
-    common::{Brain, Folder, LIMIT},
+    common::{Brain, Folder, block_on, in_time},
     peer::ClusterPeer,
 };
 
@@ -29,15 +27,12 @@ struct Downstream {
 
 impl Downstream {
     fn new(folder: &Folder) -> Self {
-        let client = folder.client();
-        Self {
-            cluster: client.request_extensions(Extensions::GLOBAL.iter()).cluster(),
-            decoder: ClusterDecoder::default(),
-        }
+        let client = folder.client().request_extensions(Extensions::GLOBAL.iter());
+        Self { cluster: client.cluster(), decoder: ClusterDecoder::default() }
     }
 
     async fn next(&mut self) -> Arc<ClusterState> {
-        let change = timeout(LIMIT, self.cluster.next()).await.unwrap().unwrap();
+        let change = in_time(self.cluster.next()).await.unwrap();
         self.decoder.apply(&change)
     }
 }
@@ -89,7 +84,7 @@ async fn play(batches: Vec<Vec<u8>>) {
             state.delete_pod("ns/mark");
             state.delete_service_cidr("mark");
         }
-        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        brain.publish_cluster(state.clone());
         let received = downstream.next().await;
         assert_eq!(received.node("mark"), state.node("mark"));
         assert_eq!(node_states(&received), node_states(&state));
@@ -110,10 +105,9 @@ async fn play(batches: Vec<Vec<u8>>) {
 
 #[test]
 fn a_brain_that_follows_computes_the_same_states() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = Config { cases: 96, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
     let batches = vec(vec(any::<u8>(), 0..600), 1..6);
-    proptest!(config, |(batches in batches)| runtime.block_on(play(batches)));
+    proptest!(config, |(batches in batches)| block_on(play(batches)));
 }
 
 /// Replaces the brain with each batch: the downstream brain has missed it.
@@ -125,7 +119,7 @@ async fn play_with_restarts(batches: Vec<Vec<u8>>) {
         change_randomly(&mut state, &bytes);
         state.set_node(mark(batch));
         let brain = Brain::start(&folder).await;
-        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        brain.publish_cluster(state.clone());
         let states = |it: &ClusterState| node_states(it).into_iter().map(|(it, _)| it).collect::<Vec<_>>();
         assert_eq!(states(&*downstream.next().await), states(&state));
         brain.stop().await;
@@ -134,10 +128,9 @@ async fn play_with_restarts(batches: Vec<Vec<u8>>) {
 
 #[test]
 fn a_brain_that_follows_replaced_ones_computes_the_same_states() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = Config { cases: 12, max_shrink_iters: 64, failure_persistence: None, ..Config::default() };
     let batches = vec(vec(any::<u8>(), 0..400), 1..8);
-    proptest!(config, |(batches in batches)| runtime.block_on(play_with_restarts(batches)));
+    proptest!(config, |(batches in batches)| block_on(play_with_restarts(batches)));
 }
 
 #[tokio::test]
@@ -150,7 +143,7 @@ async fn the_scenarios_are_unchanged_by_the_wire() {
         // A change even if the scenario before has the same objects.
         let zone = Some(format!("zone-{count}").into());
         state.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
-        brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
+        brain.publish_cluster(state.clone());
         assert_eq!(node_states(&*downstream.next().await), node_states(&state), "{}", step.about);
     }
     brain.stop().await;

@@ -1,7 +1,5 @@
 //! Resuming by content, for brains that follow another one: what they have is not sent again.
 
-use std::{sync::Arc, time::Duration};
-
 use model::{
     ServiceName,
     cluster::{ClusterState, Node, SliceName},
@@ -9,11 +7,9 @@ use model::{
 };
 use proxy_contract::{
     client::{Client, ClusterChange, ClusterWatch},
-    globalv1::{GlobalWatchReq, ServiceInfo, sets_server::SetsServer},
-    localv1::{Digests, EmptyOp, Extension, Kept, Set, op_item::Op},
+    globalv1::{ServiceInfo, sets_server::SetsServer},
+    localv1::Set,
 };
-use publish::cluster::ClusterSnapshot;
-use tokio::time::timeout;
 use tonic::transport::Server;
 use wire::{
     Extensions,
@@ -22,8 +18,7 @@ use wire::{
 
 use crate::{
     cluster_watch::{service, slice},
-    common::{Brain, Folder, LIMIT},
-    peer::ClusterPeer,
+    common::{Brain, in_time, is_pending},
     resume::Front,
     scripted_brain::{ScriptedBrain, serve_at, set},
 };
@@ -33,19 +28,15 @@ fn watch(client: Client) -> ClusterWatch {
 }
 
 async fn next(cluster: &mut ClusterWatch) -> ClusterChange {
-    timeout(LIMIT, cluster.next()).await.unwrap().unwrap()
+    in_time(cluster.next()).await.unwrap()
 }
 
 fn node(name: &str) -> Node {
     Node { name: name.into(), zone: None, info: NodeInfo::default() }
 }
 
-fn publish(brain: &Brain, state: &ClusterState) {
-    brain.cluster.publish(ClusterSnapshot::State(Arc::new(state.clone())));
-}
-
 /// Services of a slice with ten endpoints, and a tenth as many nodes.
-fn large(services: u8) -> ClusterState {
+pub(crate) fn large(services: u8) -> ClusterState {
     let mut state = ClusterState::default();
     for it in 0..services / 10 {
         state.set_node(node(&format!("n{it}")));
@@ -63,7 +54,7 @@ fn large(services: u8) -> ClusterState {
 async fn a_brain_that_reconnects_receives_what_it_missed() {
     let (folder, brain) = Brain::new().await;
     let mut state = large(250);
-    publish(&brain, &state);
+    brain.publish_cluster(state.clone());
     let front = Front::new(folder.socket());
     let mut cluster = watch(front.folder.client());
     let mut decoder = ClusterDecoder::default();
@@ -77,7 +68,7 @@ async fn a_brain_that_reconnects_receives_what_it_missed() {
     state.delete_slice(&SliceName { namespace: "ns".into(), name: "s8-1".into() });
     state.delete_node("n3");
     let brain = Brain::start(&folder).await;
-    publish(&brain, &state);
+    brain.publish_cluster(state.clone());
     let change = next(&mut cluster).await;
     let missed = front.bytes() - all;
     let received = decoder.apply(&change);
@@ -91,11 +82,10 @@ async fn a_brain_that_reconnects_receives_what_it_missed() {
     // Another brain has the same.
     let brain = Brain::start(&folder).await;
     let before = front.bytes();
-    publish(&brain, &state);
-    let unchanged = timeout(Duration::from_millis(500), cluster.next()).await;
-    assert!(unchanged.is_err(), "{unchanged:?}");
+    brain.publish_cluster(state.clone());
+    assert!(is_pending(500, cluster.next()).await);
     state.set_node(node("last"));
-    publish(&brain, &state);
+    brain.publish_cluster(state.clone());
     let change = next(&mut cluster).await;
     assert_eq!((change.nodes.len(), change.services.len()), (1, 0));
     let nothing = front.bytes() - before;
@@ -106,7 +96,7 @@ async fn a_brain_that_reconnects_receives_what_it_missed() {
 #[tokio::test]
 async fn an_older_brain_sends_everything() {
     let (folder, brain) = Brain::new().await;
-    publish(&brain, &large(20));
+    brain.publish_cluster(large(20));
     let front = Front::new(folder.socket());
     let mut cluster = watch(front.folder.client());
     let mut decoder = ClusterDecoder::default();
@@ -121,42 +111,4 @@ async fn an_older_brain_sends_everything() {
     let names = ["s7", "s8"].map(|it| ServiceName::new("ns", it));
     assert!(state.services().keys().eq(&names), "{:?}", state.services());
     assert_eq!((state.nodes().len(), state.slices_of(&names[0]).count()), (0, 0));
-}
-
-/// Opens a stream with these extensions and digests.
-async fn resume(folder: &Folder, extensions: &[i32], have: Option<Digests>) -> ClusterPeer {
-    let peer = ClusterPeer::silent(folder).await;
-    peer.request(GlobalWatchReq { extensions: extensions.to_vec(), have }).await;
-    peer
-}
-
-#[tokio::test]
-async fn older_clients_and_digests_that_fit_nothing_bring_the_whole_state() {
-    let (folder, brain) = Brain::new().await;
-    publish(&brain, &large(20));
-    let all = ClusterPeer::start(&folder).await.change_set().await;
-    let digests = |version, length| Some(Digests { version, buckets: vec![7; length] });
-    let resumes = [Extension::Resume.into()];
-    for (requested, have, carried, kept) in [
-        (&[][..], digests(1, 16), &[][..], None),
-        (&resumes, None, &resumes, None),
-        (&resumes, digests(1, 16 * 9), &resumes, Some(vec![0; 2])),
-        // No bucket is equal, not even an empty one.
-        (&resumes, digests(1, 16 * 2_048), &resumes, Some(vec![0; 256])),
-        (&resumes, digests(2, 3), &[], None),
-    ] {
-        let mut peer = resume(&folder, requested, have).await;
-        let reset = EmptyOp { extensions: carried.to_vec(), ..EmptyOp::default() };
-        assert_eq!(peer.item().await, Op::Reset(reset));
-        if let Some(buckets) = kept {
-            assert_eq!(peer.item().await, Op::Kept(Kept { buckets }));
-        }
-        assert_eq!(peer.change_set().await, all);
-    }
-    for length in [0, 15, 16 * 2_049] {
-        let mut peer = resume(&folder, &resumes, digests(1, length)).await;
-        assert!(matches!(peer.item().await, Op::Reset(_)));
-        assert_eq!(peer.fails().await.code(), tonic::Code::InvalidArgument, "{length} bytes");
-    }
-    brain.stop().await;
 }

@@ -13,10 +13,9 @@ use proxy_contract::{
     localv1::{EmptyOp, Extension, op_item::Op},
 };
 use publish::cluster::ClusterSnapshot;
-use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, LIMIT},
+    common::{Brain, in_time},
     peer::ClusterPeer,
 };
 
@@ -74,7 +73,7 @@ async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
     let (folder, brain) = Brain::new().await;
     let mut peer = ClusterPeer::start(&folder).await;
     let slices = [slice("a-1", "a", &["10.1.0.2", "10.1.0.1"]), slice("a-b-1", "a-b", &["10.1.0.3"])];
-    brain.cluster.publish(ClusterSnapshot::State(cluster(&["n", "n-1"], &["a", "a-b"], &slices)));
+    brain.publish_cluster(cluster(&["n", "n-1"], &["a", "a-b"], &slices));
     assert_eq!(
         peer.change_set().await,
         [
@@ -93,7 +92,7 @@ async fn cluster_operations_never_leave_an_endpoint_without_its_service() {
     peer.ask().await;
     // A slice changes to another Service, and a Service is deleted.
     let slices = [slice("a-1", "c", &["10.1.0.2", "10.1.0.4"])];
-    brain.cluster.publish(ClusterSnapshot::State(cluster(&["n"], &["a", "c"], &slices)));
+    brain.publish_cluster(cluster(&["n"], &["a", "c"], &slices));
     assert_eq!(
         peer.change_set().await,
         [
@@ -126,7 +125,7 @@ async fn what_cannot_be_served_is_not_sent() {
     }
     all.set_slice(EndpointSlice { headless: true, ..slice("plain-1", "plain", &["10.1.0.2"]) });
     all.set_slice(EndpointSlice { ports: Vec::new(), ..slice("plain-2", "plain", &["10.1.0.2"]) });
-    brain.cluster.publish(ClusterSnapshot::State(all.into()));
+    brain.publish_cluster(all);
     let mut peer = ClusterPeer::start(&folder).await;
     assert_eq!(peer.change_set().await, ["+s ns|plain||"]);
     // On request, the Services of other proxies are sent too.
@@ -146,18 +145,18 @@ async fn each_cluster_request_gets_one_change_set_and_an_empty_first_state_has_a
     let (folder, brain) = Brain::new().await;
     let mut peer = ClusterPeer::start(&folder).await;
     peer.receives_nothing().await;
-    brain.cluster.publish(ClusterSnapshot::State(Arc::default()));
+    brain.publish_cluster(Arc::default());
     assert!(peer.change_set().await.is_empty());
     for last in 1..5 {
         let slices = [slice("a-1", "a", &[&format!("10.1.0.{last}")])];
-        brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &slices)));
+        brain.publish_cluster(cluster(&[], &["a"], &slices));
     }
     peer.receives_nothing().await;
     peer.ask().await;
     assert_eq!(peer.change_set().await.len(), 3);
     // An equal state is no change.
     peer.ask().await;
-    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])])));
+    brain.publish_cluster(cluster(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])]));
     peer.receives_nothing().await;
     brain.stop().await;
     peer.ends().await;
@@ -170,7 +169,7 @@ async fn a_changed_trigger_time_is_sent_only_on_request() {
         trigger_time: Some(Timestamp::from_micros(micros)),
         ..slice("a-1", "a", &["10.1.0.1"])
     };
-    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[at(1)])));
+    brain.publish_cluster(cluster(&[], &["a"], &[at(1)]));
     let mut requesting = ClusterPeer::silent(&folder).await;
     let extensions = vec![Extension::TriggerTimes.into()];
     let request = GlobalWatchReq { extensions, ..GlobalWatchReq::default() };
@@ -180,7 +179,7 @@ async fn a_changed_trigger_time_is_sent_only_on_request() {
     assert_eq!(requesting.change_set().await, plain.change_set().await);
     requesting.request(request).await;
     plain.ask().await;
-    brain.cluster.publish(ClusterSnapshot::State(cluster(&[], &["a"], &[at(2)])));
+    brain.publish_cluster(cluster(&[], &["a"], &[at(2)]));
     assert_eq!(requesting.change_set().await, ["+s ns|a||"]);
     assert_eq!(requesting.services["ns|a||"].trigger_time, Some(2));
     plain.receives_nothing().await;
@@ -194,7 +193,7 @@ async fn a_cluster_watcher_that_never_reads_holds_at_most_two_states() {
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
         let slices: Vec<_> = (0..20).map(|it| slice(&format!("a-{it}"), "a", &addresses)).collect();
         let state = cluster(&[], &["a"], &slices);
-        brain.cluster.publish(ClusterSnapshot::State(Arc::clone(&state)));
+        brain.publish_cluster(Arc::clone(&state));
         Arc::downgrade(&state)
     };
     let mut held = vec![publish(0)];
@@ -218,6 +217,6 @@ async fn a_brain_without_a_cluster_state_refuses() {
     let (folder, brain) = Brain::new().await;
     brain.cluster.publish(ClusterSnapshot::Unavailable);
     let mut cluster = folder.client().cluster();
-    let Err(Refused(reason)) = timeout(LIMIT, cluster.next()).await.unwrap() else { panic!("not refused") };
+    let Err(Refused(reason)) = in_time(cluster.next()).await else { panic!("not refused") };
     assert!(reason.contains("has no cluster state"), "{reason}");
 }

@@ -5,6 +5,7 @@ use std::{net::Ipv4Addr, num::NonZeroU16, path::PathBuf, sync::Arc, time::Durati
 use grpc_server::{Listener, ServeError, ServedData};
 use model::{
     Protocol, ServiceName,
+    cluster::ClusterState,
     state::{
         Endpoint, EndpointKey, EndpointPort, NodeState, PerFamily, Scopes, Service, ServicePort,
         ServiceState, TargetPort,
@@ -17,12 +18,17 @@ use publish::{
     explain::Explain,
     upstream::Upstream,
 };
-use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
 
 use crate::explanations::Echo;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// Only a hang takes as long.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A Service with one port, and endpoints with a key and the last byte of their address; keys of anonymous ones begin
 /// with `@`.
@@ -66,12 +72,37 @@ pub(crate) fn state(services: impl IntoIterator<Item = (ServiceName, Arc<Service
     NodeState { services: services.into_iter().collect(), ..NodeState::default() }
 }
 
+/// The result of `work`, which ends unless something hangs.
+pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    timeout(LIMIT, work).await.expect("it ends in time")
+}
+
+/// Waits until a condition holds.
+pub(crate) async fn until(holds: impl Fn() -> bool) {
+    in_time(async {
+        while !holds() {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// Whether `work` does not end within a number of milliseconds.
+pub(crate) async fn is_pending<T>(millis: u64, work: impl Future<Output = T>) -> bool {
+    timeout(Duration::from_millis(millis), work).await.is_err()
+}
+
 /// The result of `check`, which runs while `upstream` follows its brain.
 pub(crate) async fn while_following<T>(upstream: &Upstream, check: impl Future<Output = T>) -> T {
     tokio::select! {
-        it = timeout(LIMIT, check) => it.expect("it ends in time"),
+        it = in_time(check) => it,
         () = upstream.run() => panic!("it never returns"),
     }
+}
+
+/// Runs an async test of a property, for each of its inputs.
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
 /// A brain that serves at the socket of a folder.
@@ -100,12 +131,7 @@ impl Brain {
     pub(crate) async fn with(folder: &Folder, publisher: Publisher, nodes: impl NodeStates) -> Self {
         let listener = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
         let cluster = ClusterPublisher::new(None);
-        let served = ServedData {
-            nodes: Arc::new(nodes),
-            cluster: cluster.subscribe(),
-            followers: Default::default(),
-            explainer: None,
-        };
+        let served = ServedData::new(nodes, &cluster);
         let (stop, stopped) = oneshot::channel();
         let mut states = publisher.subscribe();
         let task = tokio::spawn(async move {
@@ -114,6 +140,22 @@ impl Brain {
             grpc_server::serve(listener, served, ready, stopped).await
         });
         Self { publisher, cluster, stop, task }
+    }
+
+    /// Publishes a state of these Services.
+    pub(crate) fn publish(&self, services: impl IntoIterator<Item = (ServiceName, Arc<ServiceState>)>) {
+        self.publisher.publish(state(services));
+    }
+
+    /// Publishes a cluster state.
+    pub(crate) fn publish_cluster(&self, state: impl Into<Arc<ClusterState>>) {
+        self.cluster.publish(ClusterSnapshot::State(state.into()));
+    }
+
+    /// Replaces it by another brain at the same socket.
+    pub(crate) async fn restart(self, folder: &Folder) -> Self {
+        self.stop().await;
+        Self::start(folder).await
     }
 
     /// Stops as at SIGTERM: the publishers first.
@@ -129,16 +171,11 @@ pub(crate) fn serve(listener: Listener, nodes: impl NodeStates) {
     serve_explained(listener, nodes, Echo);
 }
 
-/// The same, with explanations.
+/// Serves these nodes, an empty cluster state and explanations, until the runtime ends.
 pub(crate) fn serve_explained(listener: Listener, nodes: impl NodeStates, explainer: impl Explain) {
     let cluster = ClusterPublisher::new(None);
     cluster.publish(ClusterSnapshot::State(Arc::default()));
-    let served = ServedData {
-        nodes: Arc::new(nodes),
-        cluster: cluster.subscribe(),
-        followers: Default::default(),
-        explainer: Some(Arc::new(explainer)),
-    };
+    let served = ServedData { explainer: Some(Arc::new(explainer)), ..ServedData::new(nodes, &cluster) };
     tokio::spawn(async move {
         grpc_server::serve(listener, served, async {}, std::future::pending()).await.unwrap();
         drop(cluster);

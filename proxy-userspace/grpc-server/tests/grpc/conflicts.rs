@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 
 use model::state::{NodeState, Service};
 use proxy_contract::{
-    localnetv1::{NextFilter, endpoints_client::EndpointsClient},
-    localv1::{self, EmptyOp, Extension, IpSet, WatchReq, op_item::Op},
+    localnetv1::NextFilter,
+    localv1::{self, Extension, IpSet},
 };
 
-use crate::{
-    common::{Brain, channel},
-    peer::NodePeer,
-};
+use crate::{common::Brain, long_poll::poll, peer::NodePeer};
 
 /// The frontends that a client without extensions serves for a Service: all addresses with all ports, and node ports.
 fn frontends(service: &localv1::Service) -> Vec<String> {
@@ -74,12 +71,9 @@ async fn a_client_without_extensions_is_never_given_the_address_of_another_servi
         let (folder, brain) = Brain::new().await;
         let mut rev = brain.publisher.publish(scenario.node_state(&scenario.steps[0]));
         let mut plain = NodePeer::start(&folder, "").await;
-        let request =
-            WatchReq { extensions: vec![Extension::ConflictingAddresses.into()], ..WatchReq::default() };
-        let mut knowing = NodePeer::silent(&folder).await;
-        knowing.request(request).await;
-        let Op::Reset(EmptyOp { extensions, .. }) = knowing.item().await else { panic!("no reset") };
-        assert_eq!(extensions, [i32::from(Extension::ConflictingAddresses)]);
+        let requested = [i32::from(Extension::ConflictingAddresses)];
+        let (mut knowing, extensions) = NodePeer::with_extensions(&folder, &requested).await;
+        assert_eq!(extensions, requested);
         for (index, step) in scenario.steps.iter().enumerate() {
             let state = scenario.node_state(step);
             if index > 0 {
@@ -89,7 +83,7 @@ async fn a_client_without_extensions_is_never_given_the_address_of_another_servi
                     continue;
                 }
                 plain.ask("").await;
-                knowing.ask("").await;
+                knowing.ask("n1").await;
             }
             plain.change_set().await;
             knowing.change_set().await;
@@ -100,13 +94,8 @@ async fn a_client_without_extensions_is_never_given_the_address_of_another_servi
                 let sent = message.ports.iter().filter_map(|it| it.conflicting_addresses.as_ref());
                 assert_eq!(sent.flat_map(all).count(), lost(&it.service).len(), "{name}");
             }
-            let mut poll = EndpointsClient::new(channel(&folder).await);
-            let mut items = poll.next(NextFilter::default()).await.unwrap().into_inner();
-            let mut polled = Vec::new();
-            while let Some(item) = items.message().await.unwrap() {
-                polled.extend(item.endpoints.and_then(|it| it.service));
-            }
-            check(&name, &state, polled.iter());
+            let items = poll(&folder, NextFilter::default()).await;
+            check(&name, &state, items.iter().filter_map(|it| it.endpoints.as_ref()?.service.as_ref()));
         }
     }
     assert!(conflicts >= 2, "only {conflicts} conflicts were seen");

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use model::state::NodeState;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::{
-    common::{Brain, LIMIT, service, state},
+    common::{Brain, block_on, is_pending, service, state, while_following},
     peer::NodePeer,
 };
 
@@ -52,7 +52,7 @@ async fn play(steps: Vec<Step>) {
     let upstream = folder.upstream();
     let mut states = upstream.subscribe();
     let mut peer = NodePeer::start(&folder, "n1").await;
-    let history = async {
+    while_following(&upstream, async {
         for step in steps {
             match step {
                 Step::Publish(state) => {
@@ -60,39 +60,34 @@ async fn play(steps: Vec<Step>) {
                     brain.publisher.publish(newest.clone());
                 }
                 Step::Restart => {
-                    brain.stop().await;
-                    brain = Brain::start(&folder).await;
+                    brain = brain.restart(&folder).await;
                     brain.publisher.publish(newest.clone());
                     peer = NodePeer::start(&folder, "n1").await;
                 }
                 Step::Read => {
                     // The peer checks the rules; there may be nothing to read.
-                    if timeout(Duration::from_millis(3), peer.change_set()).await.is_ok() {
-                        peer.ask("n1").await;
-                    } else {
+                    if is_pending(3, peer.change_set()).await {
                         peer = NodePeer::start(&folder, "n1").await;
+                    } else {
+                        peer.ask("n1").await;
                     }
                 }
                 Step::Wait => sleep(Duration::from_millis(2)).await,
             }
         }
-        let converged = async { while states.next().await.unwrap().state != newest {} };
-        timeout(LIMIT, converged).await.expect("the client ends with the newest state");
+        // The client ends with the newest state.
+        while states.next().await.unwrap().state != newest {}
         let mut peer = NodePeer::start(&folder, "n1").await;
         peer.change_set().await;
         let count = newest.services.values().map(|it| it.endpoints.len()).sum::<usize>();
         assert_eq!((peer.services.len(), peer.endpoints.len()), (newest.services.len(), count));
         brain.stop().await;
-    };
-    tokio::select! {
-        () = history => {}
-        () = upstream.run() => panic!("it never returns"),
-    }
+    })
+    .await;
 }
 
 #[test]
 fn every_history_ends_with_the_newest_state() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = Config { cases: 48, max_shrink_iters: 12, failure_persistence: None, ..Config::default() };
-    proptest!(config, |(steps in vec(step(), 1..12))| runtime.block_on(play(steps)));
+    proptest!(config, |(steps in vec(step(), 1..12))| block_on(play(steps)));
 }

@@ -13,7 +13,7 @@ use crate::{
     peer::NodePeer,
 };
 
-const CROWD: usize = 60;
+const OTHERS: usize = 60;
 
 /// A state of 3,030 objects.
 fn large() -> NodeState {
@@ -35,7 +35,7 @@ async fn a_change_waits_for_no_first_states_of_others() {
     peer.ask("n1").await;
 
     let received = Arc::<AtomicUsize>::default();
-    for index in 0..CROWD {
+    for index in 0..OTHERS {
         let mut other = NodePeer::start(&folder, &format!("crowd-{index}")).await;
         let received = Arc::clone(&received);
         tokio::spawn(async move {
@@ -49,7 +49,7 @@ async fn a_change_waits_for_no_first_states_of_others() {
     }
     let received = || received.load(Ordering::Relaxed);
     // Each of them is in the middle of its state.
-    while received() < CROWD * 100 {
+    while received() < OTHERS * 100 {
         tokio::task::yield_now().await;
     }
     let before = received();
@@ -57,6 +57,6 @@ async fn a_change_waits_for_no_first_states_of_others() {
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
     // Not even one batch of each is sent meanwhile.
     let meanwhile = received() - before;
-    assert!(meanwhile < CROWD * 16, "{meanwhile} objects were sent before the change");
-    assert!(received() < CROWD * 3_030, "the others are not done");
+    assert!(meanwhile < OTHERS * 16, "{meanwhile} objects were sent before the change");
+    assert!(received() < OTHERS * 3_030, "the others are not done");
 }

@@ -18,10 +18,10 @@ use publish::{
 };
 use tokio::{
     sync::Semaphore,
-    time::{Duration, sleep, timeout},
+    time::{Duration, sleep},
 };
 
-use crate::common::{Brain, Folder, LIMIT, serve_explained};
+use crate::common::{Brain, Folder, in_time, serve_explained, until};
 
 /// Repeats the question; `invalid` has no answer, and `long` one that is longer than anyone accepts.
 pub(crate) struct Echo;
@@ -54,7 +54,7 @@ async fn serve(folder: &Folder, explainer: impl Explain) {
 
 async fn ask(folder: &Folder, question: &str) -> Result<Explanation, ExplainError> {
     let words: Vec<_> = question.split(' ').map(str::to_owned).collect();
-    timeout(LIMIT, folder.client().explain(&words)).await.unwrap()
+    in_time(folder.client().explain(&words)).await
 }
 
 #[tokio::test]
@@ -106,12 +106,7 @@ async fn one_explanation_at_a_time_is_computed_even_if_its_client_has_gone() {
     };
     let begun = || slow.begun.load(Ordering::Relaxed);
     let first = start();
-    let has_begun = async {
-        while begun() == 0 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(LIMIT, has_begun).await.unwrap();
+    until(|| begun() > 0).await;
     first.abort();
     let second = start();
     sleep(Duration::from_millis(200)).await;

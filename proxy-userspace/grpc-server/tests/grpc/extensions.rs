@@ -4,35 +4,22 @@ use std::{net::SocketAddr, sync::Arc};
 
 use model::{
     Timestamp,
-    state::{NodeState, Pod, Pods, PortTarget, ServiceCidr, ServiceCidrs, ServiceState, SocketLb},
+    state::{NodeInfo, NodeInfos, NodeState, Pod, PortTarget, ServiceCidr, ServiceState, SocketLb},
 };
 use prost::Message as _;
 use proxy_contract::{
-    localnetv1::{NextFilter, endpoints_client::EndpointsClient},
-    localv1::{Digests, EmptyOp, Extension, Kept, OpItem, Service, Set, WatchReq, op_item::Op},
+    localnetv1::NextFilter,
+    localv1::{Digests, EmptyOp, Extension, Kept, OpItem, Service, Set, op_item::Op},
 };
 
 use crate::{
-    common::{Brain, Folder, channel, service, state, while_following},
+    common::{Brain, service, state, while_following},
+    long_poll::poll,
     peer::NodePeer,
 };
 
 /// The number of an unknown extension.
 const UNKNOWN: i32 = 4711;
-
-/// Requests these extensions; returns those of the reset.
-async fn start(folder: &Folder, requested: &[i32]) -> (NodePeer, Vec<i32>) {
-    let mut peer = NodePeer::silent(folder).await;
-    let request = WatchReq {
-        node_name: String::new(),
-        extensions: requested.to_vec(),
-        have: None,
-        ..WatchReq::default()
-    };
-    peer.request(request).await;
-    let Op::Reset(EmptyOp { extensions, revision: None }) = peer.item().await else { panic!("no reset") };
-    (peer, extensions)
-}
 
 /// A state with a trigger time.
 fn triggered(micros: i64, endpoints: &[(&str, u8)]) -> NodeState {
@@ -45,15 +32,15 @@ fn triggered(micros: i64, endpoints: &[(&str, u8)]) -> NodeState {
 async fn revisions_are_sent_on_request() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
-    let (mut peer, extensions) = start(&folder, &[Extension::Revisions.into()]).await;
+    let (mut peer, extensions) = NodePeer::with_extensions(&folder, &[Extension::Revisions.into()]).await;
     assert_eq!(extensions, [i32::from(Extension::Revisions)]);
     let Op::Sync(sync) = peer.item().await else { panic!("no sync") };
     let current = brain.publisher.current().unwrap();
     let revision = sync.revision.unwrap();
     assert_eq!((revision.instance_id, revision.rev), (current.instance_id, current.rev));
     // The extensions of the first request hold for the stream.
-    peer.ask("").await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    peer.ask("n1").await;
+    brain.publish([service("ns/a", &[])]);
     assert!(matches!(peer.item().await, Op::Set(_)));
     assert!(matches!(peer.item().await, Op::Sync(EmptyOp { revision: Some(it), .. }) if it.rev == 2));
 }
@@ -64,7 +51,7 @@ async fn without_known_extensions_the_response_equals_kpngs() {
     brain.publisher.publish(triggered(7, &[("p", 1)]));
     let mut streams = Vec::new();
     for requested in [&[][..], &[UNKNOWN], &[UNKNOWN, 0, -1]] {
-        let (mut peer, extensions) = start(&folder, requested).await;
+        let (mut peer, extensions) = NodePeer::with_extensions(&folder, requested).await;
         assert!(extensions.is_empty());
         let mut items = Vec::new();
         loop {
@@ -86,7 +73,8 @@ async fn without_known_extensions_the_response_equals_kpngs() {
     }
     assert!(streams.iter().all(|it| *it == streams[0]));
     // Known extensions are sent even if unknown ones are requested too.
-    let (_, extensions) = start(&folder, &[UNKNOWN, Extension::TriggerTimes.into()]).await;
+    let (_, extensions) =
+        NodePeer::with_extensions(&folder, &[UNKNOWN, Extension::TriggerTimes.into()]).await;
     assert_eq!(extensions, [i32::from(Extension::TriggerTimes)]);
 }
 
@@ -94,11 +82,11 @@ async fn without_known_extensions_the_response_equals_kpngs() {
 async fn a_trigger_time_is_sent_with_its_change() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(triggered(1, &[("p", 1)]));
-    let (mut requesting, _) = start(&folder, &[Extension::TriggerTimes.into()]).await;
-    let (mut plain, _) = start(&folder, &[]).await;
+    let (mut requesting, _) = NodePeer::with_extensions(&folder, &[Extension::TriggerTimes.into()]).await;
+    let (mut plain, _) = NodePeer::with_extensions(&folder, &[]).await;
     for peer in [&mut requesting, &mut plain] {
         assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p"]);
-        peer.ask("").await;
+        peer.ask("n1").await;
     }
     assert_eq!(requesting.services["ns/a"].trigger_time, Some(1));
     brain.publisher.publish(triggered(2, &[("p", 1), ("q", 2)]));
@@ -106,13 +94,13 @@ async fn a_trigger_time_is_sent_with_its_change() {
     assert_eq!(plain.change_set().await, ["+e ns/a/q"]);
     assert_eq!(requesting.services["ns/a"].trigger_time, Some(2));
     for peer in [&requesting, &plain] {
-        peer.ask("").await;
+        peer.ask("n1").await;
     }
     // With the same time, only the change is sent; a new time alone is not published.
     brain.publisher.publish(triggered(2, &[("p", 1)]));
     assert_eq!(requesting.change_set().await, ["-e ns/a/q"]);
     assert_eq!(plain.change_set().await, ["-e ns/a/q"]);
-    requesting.ask("").await;
+    requesting.ask("n1").await;
     brain.publisher.publish(triggered(3, &[("p", 1)]));
     requesting.receives_nothing().await;
 }
@@ -124,13 +112,13 @@ async fn an_agent_receives_trigger_times() {
     let time = |it: &NodeState| it.services.values().next().unwrap().trigger_time.map(Timestamp::as_micros);
     for upstream in [folder.upstream(), folder.upstream().resume_from(0, 0)] {
         let mut states = upstream.subscribe();
-        let receive = async {
+        while_following(&upstream, async {
             assert_eq!(time(&states.next().await.unwrap().state), Some(1));
             brain.publisher.publish(triggered(5, &[("q", 1)]));
             assert_eq!(time(&states.next().await.unwrap().state), Some(5));
             brain.publisher.publish(triggered(1, &[("p", 1)]));
-        };
-        while_following(&upstream, receive).await;
+        })
+        .await;
     }
 }
 
@@ -144,12 +132,9 @@ async fn the_long_poll_sends_requested_extensions() {
         (vec![UNKNOWN, Extension::TriggerTimes.into()], vec![Extension::TriggerTimes.into()], Some(9)),
     ] {
         let filter = NextFilter { extensions: requested.clone(), ..NextFilter::default() };
-        let mut client = EndpointsClient::new(channel(&folder).await);
-        let mut items = client.next(filter).await.unwrap().into_inner();
-        let first = items.message().await.unwrap().unwrap();
+        let [first, second] = <[_; 2]>::try_from(poll(&folder, filter).await).unwrap();
         assert_eq!((first.extensions, first.next.unwrap().extensions), (extensions, requested));
-        let service = items.message().await.unwrap().unwrap().endpoints.unwrap().service.unwrap();
-        assert_eq!(service.trigger_time, time);
+        assert_eq!(second.endpoints.unwrap().service.unwrap().trigger_time, time);
     }
 }
 
@@ -160,7 +145,7 @@ fn with_node(address: &str, last: u8) -> NodeState {
     let other_serving = [PortTarget { index: 0, target }].into();
     let not_serving = [PortTarget { index: 0, target: SocketAddr::new(target.ip(), 54) }].into();
     let it = Arc::new(ServiceState { other_serving, not_serving, ..(*it).clone() });
-    let node = model::state::NodeInfo {
+    let node = NodeInfo {
         addresses: vec![address.parse().unwrap(), "fd00::7".parse().unwrap()],
         pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
         is_being_deleted: last > 8,
@@ -181,9 +166,9 @@ async fn nodes_service_cidrs_pods_and_other_serving_targets_are_sent_on_request(
     brain.publisher.publish(with_node("192.0.2.1", 8));
     let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs, Extension::Pods];
     let all = all.map(Into::into);
-    let (mut requesting, extensions) = start(&folder, &all).await;
+    let (mut requesting, extensions) = NodePeer::with_extensions(&folder, &all).await;
     assert_eq!(extensions, all);
-    let (mut plain, _) = start(&folder, &[]).await;
+    let (mut plain, _) = NodePeer::with_extensions(&folder, &[]).await;
     assert_eq!(requesting.change_set().await, ["+c c", "+p ns/p", "+n n7", "+s ns/a", "+e ns/a/p"]);
     assert_eq!(requesting.service_cidrs["c"].cidrs, ["10.8.0.0/16"]);
     assert_eq!(requesting.pods["ns/p"].uid, "u8");
@@ -194,21 +179,15 @@ async fn nodes_service_cidrs_pods_and_other_serving_targets_are_sent_on_request(
     assert!(plain.services["ns/a"].ports[0].other_serving.is_empty());
     assert!(plain.services["ns/a"].ports[0].not_serving.is_empty());
     for peer in [&requesting, &plain] {
-        peer.ask("").await;
+        peer.ask("n1").await;
     }
     // Without the extensions, their changes are not sent.
     brain.publisher.publish(with_node("192.0.2.1", 9));
     assert_eq!(requesting.change_set().await, ["+c c", "+p ns/p", "+n n7", "+s ns/a"]);
     assert!(requesting.nodes["n7"].is_being_deleted);
-    requesting.ask("").await;
-    let nodes = model::state::NodeInfos::default();
-    let service_cidrs = ServiceCidrs::default();
-    brain.publisher.publish(NodeState {
-        nodes,
-        service_cidrs,
-        pods: Pods::default(),
-        ..with_node("192.0.2.1", 9)
-    });
+    requesting.ask("n1").await;
+    let services = with_node("192.0.2.1", 9).services;
+    brain.publisher.publish(NodeState { services, ..NodeState::default() });
     assert_eq!(requesting.change_set().await, ["-n n7", "-p ns/p", "-c c"]);
     plain.receives_nothing().await;
 }
@@ -218,36 +197,25 @@ async fn an_agent_has_the_same_state_as_its_brain() {
     let (folder, brain) = Brain::new().await;
     for upstream in [folder.upstream(), folder.upstream().resume_from(0, 0)] {
         let mut states = upstream.subscribe();
-        let receive = async {
-            let without_nodes =
-                NodeState { nodes: model::state::NodeInfos::default(), ..with_node("192.0.2.1", 9) };
+        while_following(&upstream, async {
+            let without_nodes = NodeState { nodes: NodeInfos::default(), ..with_node("192.0.2.1", 9) };
             for expected in
                 [with_node("192.0.2.1", 8), with_node("192.0.2.2", 8), without_nodes, NodeState::default()]
             {
                 brain.publisher.publish(expected.clone());
                 while states.next().await.unwrap().state != expected {}
             }
-        };
-        while_following(&upstream, receive).await;
+        })
+        .await;
     }
-}
-
-/// Every extension that a stream of node states supports.
-fn all_extensions() -> Vec<i32> {
-    wire::Extensions::LOCAL.numbers()
 }
 
 #[tokio::test]
 async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_was_not_requested() {
     let (folder, brain) = Brain::new().await;
-    let mut full = triggered(7, &[("p", 1)]);
-    full.nodes.insert("n1".into(), model::state::NodeInfo::default());
-    let cidr = ServiceCidr { name: "kubernetes".into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
-    Arc::make_mut(&mut full.service_cidrs).insert("kubernetes".into(), Arc::new(cidr));
-    let pod = Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off };
-    Arc::make_mut(&mut full.pods).insert("ns/p".into(), Arc::new(pod));
-    brain.publisher.publish(full);
-    let all = all_extensions();
+    let services = triggered(7, &[("p", 1)]).services;
+    brain.publisher.publish(NodeState { services, ..with_node("192.0.2.1", 8) });
+    let all = wire::Extensions::LOCAL.numbers();
     for combination in 0..1_u32 << all.len() {
         let chosen =
             all.iter().enumerate().filter(|(bit, _)| combination & (1 << bit) != 0).map(|(_, it)| *it);
@@ -255,14 +223,7 @@ async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_
         let has = |it: Extension| chosen.contains(&it.into());
         // Whether or not it may, a client says what it has.
         let have = Some(Digests { version: 1, buckets: vec![combination as u8; 16] });
-        let mut peer = NodePeer::silent(&folder).await;
-        peer.request(WatchReq {
-            node_name: String::new(),
-            extensions: chosen.clone(),
-            have,
-            ..WatchReq::default()
-        })
-        .await;
+        let mut peer = NodePeer::resuming(&folder, &chosen, have).await;
         let Op::Reset(reset) = peer.item().await else { panic!("no reset") };
         assert_eq!(reset.extensions, chosen);
         if has(Extension::Resume) {

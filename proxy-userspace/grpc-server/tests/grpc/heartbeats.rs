@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming, transport::server::Server};
 
 use crate::{
-    common::{Brain, Folder, service, state},
+    common::{Brain, Folder, is_pending, service},
     peer::NodePeer,
     scripted_brain::{Items, serve_at},
 };
@@ -26,27 +26,25 @@ use crate::{
 #[tokio::test(start_paused = true)]
 async fn a_client_that_asks_for_heartbeats_hears_every_ten_seconds_from_the_brain() {
     let (folder, brain) = Brain::new().await;
-    let mut peer = NodePeer::silent(&folder).await;
-    let extensions = vec![Extension::Heartbeats.into()];
-    peer.request(WatchReq { node_name: "n1".into(), extensions, have: None, ..WatchReq::default() }).await;
-    assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Reset(_))));
+    let heartbeats = [Extension::Heartbeats.into()];
+    let (mut peer, extensions) = NodePeer::with_extensions(&folder, &heartbeats).await;
+    assert_eq!(extensions, heartbeats);
     let beats = async |peer: &mut NodePeer| {
         let start = Instant::now();
-        let item = peer.items.message().await.unwrap().unwrap().op;
-        assert_eq!(item, Some(Op::Heartbeat(EmptyOp::default())));
+        assert_eq!(peer.item().await, Op::Heartbeat(EmptyOp::default()));
         let elapsed = start.elapsed();
         assert!((Duration::from_secs(9)..Duration::from_secs(12)).contains(&elapsed), "{elapsed:?}");
     };
     // Before there is a state, while the client asks, and while it does not.
     beats(&mut peer).await;
     brain.publisher.publish(NodeState::default());
-    assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Sync(_))));
+    assert!(matches!(peer.item().await, Op::Sync(_)));
     beats(&mut peer).await;
     peer.ask("n1").await;
     beats(&mut peer).await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
-    assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Set(_))));
-    assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Sync(_))));
+    brain.publish([service("ns/a", &[])]);
+    assert!(matches!(peer.item().await, Op::Set(_)));
+    assert!(matches!(peer.item().await, Op::Sync(_)));
     brain.stop().await;
 }
 
@@ -55,9 +53,8 @@ async fn a_client_that_does_not_ask_hears_nothing() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(NodeState::default());
     let mut peer = NodePeer::start(&folder, "n1").await;
-    assert!(matches!(peer.items.message().await.unwrap().unwrap().op, Some(Op::Sync(_))));
-    let item = tokio::time::timeout(Duration::from_secs(25), peer.items.message()).await;
-    assert!(item.is_err(), "{item:?}");
+    assert!(matches!(peer.item().await, Op::Sync(_)));
+    assert!(is_pending(25_000, peer.items.message()).await);
     brain.stop().await;
 }
 
@@ -91,11 +88,11 @@ async fn a_client_leaves_a_brain_whose_heartbeats_stop() {
         serve_at(&folder.socket(), Server::builder().add_service(SetsServer::new(brain)));
         let client = folder.client().request_extensions([Extension::Heartbeats]);
         let mut states = client.watch();
-        assert!(states.next().await.unwrap().services.is_empty());
+        assert!(states.next().await.services.is_empty());
         let outage = client.outage();
         // Cancelling does not postpone it.
         for _ in 0..100 {
-            let _ = tokio::time::timeout(Duration::from_secs(1), states.next()).await;
+            is_pending(1_000, states.next()).await;
         }
         assert_eq!(streams.load(Ordering::SeqCst), expected);
         assert_eq!(*outage.borrow(), None, "each connection has had a state");

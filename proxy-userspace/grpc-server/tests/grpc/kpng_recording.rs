@@ -5,10 +5,9 @@ use std::sync::Arc;
 use model::state::{EndpointKey, Scopes};
 use prost::Message as _;
 use proxy_contract::localv1::OpItem;
-use tokio::time::timeout;
 
 use crate::{
-    common::{Folder, LIMIT, while_following},
+    common::{Folder, in_time, is_pending, while_following},
     scripted_brain::ScriptedBrain,
 };
 
@@ -56,8 +55,8 @@ async fn an_incomplete_change_set_is_never_returned() {
     ScriptedBrain { breaks: vec![1, 2], ..recording() }.serve(&folder.socket());
     let client = folder.client();
     let mut watch = client.watch();
-    let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
+    let state = in_time(watch.next()).await;
     assert_eq!(state.services["default/itp-local"].endpoints.len(), 2);
-    assert!(timeout(std::time::Duration::from_millis(200), watch.next()).await.is_err());
+    assert!(is_pending(200, watch.next()).await);
     assert_eq!(Arc::strong_count(&state), 2);
 }

@@ -11,7 +11,7 @@ use std::{
 use grpc_server::{ListenError, Listener};
 use listeners::{SocketAccess, UnixSocketError};
 use model::state::NodeState;
-use proxy_contract::Target;
+use proxy_contract::{Target, client::Client};
 use publish::{Publisher, SingleNode};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -112,7 +112,7 @@ async fn a_brain_serves_at_a_tcp_port() {
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
     serve(listener, SingleNode::new("n1", publisher.subscribe()));
-    let state = proxy_contract::client::Client::new(target.into(), "n1").watch().next().await.unwrap();
+    let state = Client::new(target.into(), "n1").watch().next().await;
     assert!(state.services.is_empty());
 }
 

@@ -16,12 +16,12 @@ use proxy_contract::{
 use tokio::{
     io::copy_bidirectional,
     net::{UnixListener, UnixStream},
-    time::timeout,
 };
 
-use crate::common::{Brain, Folder, LIMIT, channel, service, state};
+use crate::common::{Brain, Folder, channel, in_time, is_pending, service, state};
 
-async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
+/// The items of a response.
+pub(crate) async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
     let mut client = EndpointsClient::new(channel(folder).await);
     let mut items = client.next(filter).await.unwrap().into_inner();
     let mut all = Vec::new();
@@ -34,7 +34,7 @@ async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
 #[tokio::test]
 async fn the_first_item_carries_the_filter_and_the_stream_ends_after_the_state() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)]), service("ns/b", &[])]));
+    brain.publish([service("ns/a", &[("p", 1), ("@x", 2)]), service("ns/b", &[])]);
     let items = poll(&folder, NextFilter::default()).await;
     let current = brain.publisher.current().unwrap();
     let next = items[0].next.as_ref().unwrap();
@@ -59,9 +59,9 @@ async fn the_empty_state_is_only_a_filter() {
 async fn the_poll_waits_only_if_the_revision_is_current() {
     let (folder, brain) = Brain::new().await;
     // Nothing is published yet: even revision 0 waits.
-    let waits = async |filter| timeout(Duration::from_millis(100), poll(&folder, filter)).await.is_err();
+    let waits = async |filter| is_pending(100, poll(&folder, filter)).await;
     assert!(waits(NextFilter::default()).await);
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     let known = poll(&folder, NextFilter::default()).await.remove(0).next.unwrap();
     assert!(waits(known.clone()).await);
     for other in [
@@ -74,34 +74,33 @@ async fn the_poll_waits_only_if_the_revision_is_current() {
     }
     let publish = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        brain.publisher.publish(state([service("ns/a", &[]), service("ns/b", &[])]));
+        brain.publish([service("ns/a", &[]), service("ns/b", &[])]);
     };
-    let (items, ()) = tokio::join!(timeout(LIMIT, poll(&folder, known)), publish);
-    let items = items.unwrap();
+    let (items, ()) = tokio::join!(in_time(poll(&folder, known)), publish);
     assert_eq!((items[0].next.as_ref().unwrap().rev, items.len()), (2, 3));
 }
 
 #[tokio::test]
 async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[("p", 1), ("@x", 2)])]));
+    brain.publish([service("ns/a", &[("p", 1), ("@x", 2)])]);
     let client = folder.client();
     let mut poll = client.poll(NextFilter::default());
-    let first = poll.next().await.unwrap();
+    let first = poll.next().await;
     // The stream returns the same state.
-    assert_eq!(*first, *client.watch().next().await.unwrap());
-    assert!(timeout(Duration::from_millis(100), poll.next()).await.is_err());
+    assert_eq!(*first, *client.watch().next().await);
+    assert!(is_pending(100, poll.next()).await);
     // Another process resumes from its revision.
     let revision = first.revision.unwrap();
     let from = NextFilter { instance_id: revision.instance_id, rev: revision.rev, ..Default::default() };
-    assert!(timeout(Duration::from_millis(100), client.poll(from).next()).await.is_err());
-    brain.publisher.publish(state([service("ns/b", &[])]));
-    assert!(poll.next().await.unwrap().services.contains_key("ns/b"));
+    assert!(is_pending(100, client.poll(from).next()).await);
+    brain.publish([service("ns/b", &[])]);
+    assert!(poll.next().await.services.contains_key("ns/b"));
     brain.stop().await;
-    assert!(timeout(Duration::from_millis(100), poll.next()).await.is_err());
+    assert!(is_pending(100, poll.next()).await);
     let brain = Brain::start(&folder).await;
-    brain.publisher.publish(state([service("ns/c", &[])]));
-    assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key("ns/c"));
+    brain.publish([service("ns/c", &[])]);
+    assert!(in_time(poll.next()).await.services.contains_key("ns/c"));
 }
 
 #[tokio::test]
@@ -120,8 +119,8 @@ async fn all_polls_use_one_connection() {
     });
     let mut poll = other.client().poll(NextFilter::default());
     for name in ["ns/a", "ns/b", "ns/c"] {
-        brain.publisher.publish(state([service(name, &[])]));
-        assert!(timeout(LIMIT, poll.next()).await.unwrap().unwrap().services.contains_key(name));
+        brain.publish([service(name, &[])]);
+        assert!(in_time(poll.next()).await.services.contains_key(name));
     }
     assert_eq!(accepted.load(Ordering::SeqCst), 1);
     brain.stop().await;
@@ -138,7 +137,7 @@ async fn a_change_of_what_the_client_does_not_receive_is_no_answer() {
     brain.publisher.publish(with_node("n1"));
     let with_nodes = NextFilter { extensions: vec![Extension::Nodes.into()], ..NextFilter::default() };
     let next = async |filter| poll(&folder, filter).await.remove(0).next.unwrap();
-    let waits = async |filter| timeout(Duration::from_millis(100), poll(&folder, filter)).await.is_err();
+    let waits = async |filter| is_pending(100, poll(&folder, filter)).await;
     let (plain, known) = (next(NextFilter::default()).await, next(with_nodes.clone()).await);
     assert!(waits(plain.clone()).await && waits(known.clone()).await);
     // Another Node comes.

@@ -4,6 +4,7 @@
 
 mod acknowledgements;
 mod api_source;
+mod change_stream;
 mod client;
 mod cluster_convergence;
 mod cluster_resume;
@@ -28,4 +29,3 @@ mod resume;
 mod scripted_brain;
 mod several_brains;
 mod tls;
-mod watch_session;

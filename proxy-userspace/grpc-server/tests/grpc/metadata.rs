@@ -8,14 +8,13 @@ use model::{
     cluster::{self, ClusterState},
     state::{NodeState, Service, ServiceState},
 };
-use proxy_contract::localnetv1::{NextFilter, endpoints_client::EndpointsClient};
-use publish::cluster::ClusterSnapshot;
+use proxy_contract::localnetv1::NextFilter;
 use source::api::{ApiSource, Update};
-use tokio::time::timeout;
 
 use crate::{
     cluster_watch,
-    common::{Brain, LIMIT, channel, service, state, while_following},
+    common::{Brain, in_time, service, state, while_following},
+    long_poll::poll,
     peer::{ClusterPeer, NodePeer},
 };
 
@@ -59,10 +58,8 @@ async fn a_client_without_extensions_receives_labels_and_their_changes() {
 async fn the_long_poll_has_them_too() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(labelled("one"));
-    let mut client = EndpointsClient::new(channel(&folder).await);
-    let mut items = client.next(NextFilter::default()).await.unwrap().into_inner();
-    items.message().await.unwrap();
-    let first = items.message().await.unwrap().and_then(|it| it.endpoints?.service).unwrap();
+    let mut items = poll(&folder, NextFilter::default()).await;
+    let first = items.remove(1).endpoints.unwrap().service.unwrap();
     assert_eq!(first.labels, map(&[("app", "one")]));
 }
 
@@ -93,7 +90,7 @@ async fn a_brain_that_follows_hands_out_what_is_requested_of_it_and_its_upstream
         let mut state = ClusterState::default();
         let service = cluster::Service { metadata: metadata(app), ..cluster_watch::service("a") };
         state.set_service(service);
-        brain.cluster.publish(ClusterSnapshot::State(state.into()));
+        brain.publish_cluster(state);
     };
     publish("one");
     let mut peer = ClusterPeer::start(&folder).await;
@@ -117,6 +114,6 @@ async fn a_brain_that_follows_hands_out_what_is_requested_of_it_and_its_upstream
             let message = wire::service(&state.services.values().next().unwrap().service);
             message.labels == expect && message.annotations.is_empty()
         };
-        timeout(LIMIT, updates.wait_for(has_labels)).await.expect("the update arrives").unwrap();
+        in_time(updates.wait_for(has_labels)).await.unwrap();
     }
 }

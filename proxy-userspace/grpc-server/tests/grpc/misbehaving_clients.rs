@@ -11,11 +11,11 @@ use proxy_contract::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use crate::{
-    common::{Brain, Folder, LIMIT, channel, service, state},
+    common::{Brain, Folder, channel, in_time, is_pending, service, state},
     peer::NodePeer,
 };
 
@@ -26,7 +26,7 @@ async fn send(socket: &Path, bytes: &[u8]) {
     let mut stream = UnixStream::connect(socket).await.unwrap();
     // The server may disconnect in the middle.
     if stream.write_all(bytes).await.is_ok() {
-        let _ = timeout(Duration::from_millis(2), stream.read(&mut [0; 1024])).await;
+        is_pending(2, stream.read(&mut [0; 1024])).await;
     }
 }
 
@@ -58,7 +58,7 @@ fn garbage_affects_no_other_client() {
     });
     proptest!(Config::with_cases(64), |(bytes in garbage())| runtime.block_on(send(&socket, &bytes)));
     runtime.block_on(async {
-        brain.publisher.publish(state([service("ns/a", &[])]));
+        brain.publish([service("ns/a", &[])]);
         peer.ask("n1").await;
         assert_eq!(peer.change_set().await, ["+s ns/a"]);
         let mut other = NodePeer::start(&folder, "n1").await;
@@ -87,9 +87,9 @@ async fn an_invalid_message_ends_only_its_own_stream() {
     assert!(matches!(item, Err(_) | Ok(None)), "{item:?}");
     let mut peer = NodePeer::silent(&folder).await;
     peer.ask(&long).await;
-    assert!(matches!(timeout(LIMIT, peer.items.message()).await.unwrap(), Err(_) | Ok(None)));
+    assert!(matches!(in_time(peer.items.message()).await, Err(_) | Ok(None)));
     good.ask("n1").await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     assert_eq!(good.change_set().await, ["+s ns/a"]);
     brain.stop().await;
 }
@@ -100,7 +100,7 @@ async fn a_thousand_half_open_streams_affect_no_other_client() {
     const CONNECTIONS: usize = 20;
     const STREAMS: usize = 50;
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     let mut good = NodePeer::start(&folder, "n1").await;
     good.change_set().await;
     let mut half_open = Vec::new();
@@ -108,7 +108,7 @@ async fn a_thousand_half_open_streams_affect_no_other_client() {
     for _ in 0..CONNECTIONS {
         let channel = channel(&folder).await;
         for _ in 0..STREAMS {
-            half_open.push(timeout(LIMIT, NodePeer::over(channel.clone())).await.unwrap());
+            half_open.push(in_time(NodePeer::over(channel.clone())).await);
         }
         for length in [0, 1, 23] {
             let mut stream = UnixStream::connect(folder.socket()).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_thousand_half_open_streams_affect_no_other_client() {
     let mut held = Vec::new();
     for number in 0..8 {
         held.push(std::sync::Arc::downgrade(&brain.publisher.current().unwrap()));
-        brain.publisher.publish(state([service(&format!("ns/s{number}"), &[])]));
+        brain.publish([service(&format!("ns/s{number}"), &[])]);
         good.ask("n1").await;
         assert_eq!(good.change_set().await.len(), 2, "one Service comes, and one goes");
     }

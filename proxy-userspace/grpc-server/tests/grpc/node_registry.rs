@@ -1,13 +1,12 @@
 //! The states of any node on request.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use model::state::{NodeInfo, NodeState};
 use publish::{NodeRegistry, NodeStates, Publisher, SubscribeError};
-use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, Folder, LIMIT, channel, service, state},
+    common::{Brain, Folder, channel, in_time, is_pending, service, state},
     peer::NodePeer,
 };
 
@@ -90,7 +89,7 @@ async fn an_idle_node_is_removed_at_the_second_check() {
     // A reconnect restarts the count, and is not a new request.
     drop(requests.subscribe("n2", (0, 0)).unwrap());
     assert!(nodes.remove_idle().is_empty());
-    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
+    assert!(is_pending(20, nodes.requested()).await);
     assert_eq!(nodes.remove_idle(), ["n2".into()]);
     assert!(nodes.remove_idle().is_empty());
     // After the removal, a subscription is a new request; the brain's own node is never removed.
@@ -115,7 +114,7 @@ async fn unknown_nodes_are_limited_and_nodes_of_the_cluster_are_not() {
     assert_eq!(follow(""), Ok(()));
     // Their removal makes room.
     assert_eq!((nodes.remove_idle().len(), nodes.remove_idle().len()), (0, 5_001));
-    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
+    assert!(is_pending(20, nodes.requested()).await);
     assert_eq!(follow("one-more"), Ok(()));
 }
 
@@ -126,8 +125,8 @@ async fn without_a_cluster_state_only_the_own_node_is_served() {
     let follow = |it: &str| requests.subscribe(it, (0, 0)).map(drop);
     let other = requests.subscribe("n2", (0, 0)).unwrap();
     assert_eq!(nodes.clear(), ["n2".into()]);
-    assert!(timeout(LIMIT, other.clone().next()).await.unwrap().is_none(), "its subscription ends");
-    assert!(timeout(Duration::from_millis(20), nodes.requested()).await.is_err());
+    assert!(in_time(other.clone().next()).await.is_none(), "its subscription ends");
+    assert!(is_pending(20, nodes.requested()).await);
     assert_eq!(follow("n2"), Err(SubscribeError::NoClusterState));
     assert_eq!(follow("n1"), Ok(()));
     nodes.set_cluster_nodes([("n2".into(), NodeInfo::default())].into_iter().collect());

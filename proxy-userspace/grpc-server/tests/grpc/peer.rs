@@ -5,17 +5,20 @@ use std::{collections::BTreeMap, ops::Deref, time::Duration};
 use prost::Message as _;
 use proxy_contract::{
     globalv1::{self, EndpointInfo, GlobalWatchReq, NodeInfo, ServiceInfo},
-    localv1::{self, EmptyOp, OpItem, Ref, Set, Value, WatchReq, op_item::Op},
+    localv1::{self, Digests, EmptyOp, OpItem, Ref, Set, Value, WatchReq, op_item::Op},
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming, transport::Channel};
 
-use crate::common::{Folder, LIMIT, channel};
+use crate::common::{Folder, channel, in_time};
 
 /// The objects of one kind of stream, by path.
 pub(crate) trait Objects: Default {
     type Request;
+
+    /// A request for the node `n1`, or for the cluster.
+    fn request(extensions: Vec<i32>, have: Option<Digests>) -> Self::Request;
 
     async fn open(
         channel: Channel,
@@ -55,6 +58,20 @@ impl<O: Objects> Peer<O> {
         Self::over(channel(folder).await).await
     }
 
+    /// Opens a stream with these extensions and digests.
+    pub(crate) async fn resuming(folder: &Folder, extensions: &[i32], have: Option<Digests>) -> Self {
+        let peer = Self::silent(folder).await;
+        peer.request(O::request(extensions.to_vec(), have)).await;
+        peer
+    }
+
+    /// Opens a stream with these extensions; returns those of the reset, too.
+    pub(crate) async fn with_extensions(folder: &Folder, requested: &[i32]) -> (Self, Vec<i32>) {
+        let mut peer = Self::resuming(folder, requested, None).await;
+        let Op::Reset(EmptyOp { extensions, revision: None }) = peer.item().await else { panic!("no reset") };
+        (peer, extensions)
+    }
+
     pub(crate) async fn over(channel: Channel) -> Self {
         let (requests, outgoing) = mpsc::channel(8);
         let items = O::open(channel, ReceiverStream::new(outgoing)).await.unwrap().into_inner();
@@ -66,7 +83,7 @@ impl<O: Objects> Peer<O> {
     }
 
     pub(crate) async fn item(&mut self) -> Op {
-        timeout(LIMIT, self.items.message()).await.unwrap().unwrap().unwrap().op.unwrap()
+        in_time(self.items.message()).await.unwrap().unwrap().op.unwrap()
     }
 
     /// Nothing arrives for a while.
@@ -77,12 +94,12 @@ impl<O: Objects> Peer<O> {
 
     /// The stream ends with OK.
     pub(crate) async fn ends(&mut self) {
-        assert_eq!(timeout(LIMIT, self.items.message()).await.unwrap().unwrap(), None);
+        assert_eq!(in_time(self.items.message()).await.unwrap(), None);
     }
 
     /// The stream ends with an error.
     pub(crate) async fn fails(&mut self) -> Status {
-        timeout(LIMIT, self.items.message()).await.unwrap().unwrap_err()
+        in_time(self.items.message()).await.unwrap_err()
     }
 
     /// Receives a change set; returns its operations: `+s` sets a Service, `-e` deletes an endpoint.
@@ -149,6 +166,10 @@ impl NodePeer {
 
 impl Objects for NodeObjects {
     type Request = WatchReq;
+
+    fn request(extensions: Vec<i32>, have: Option<Digests>) -> WatchReq {
+        WatchReq { node_name: "n1".into(), extensions, have, ..WatchReq::default() }
+    }
 
     async fn open(
         channel: Channel,
@@ -219,9 +240,8 @@ pub(crate) struct ClusterObjects {
 impl ClusterPeer {
     /// Sends KPNG's request, and receives the reset.
     pub(crate) async fn start(folder: &Folder) -> Self {
-        let mut peer = Self::silent(folder).await;
-        peer.ask().await;
-        assert_eq!(peer.item().await, Op::Reset(EmptyOp::default()));
+        let (peer, extensions) = Self::with_extensions(folder, &[]).await;
+        assert!(extensions.is_empty());
         peer
     }
 
@@ -238,6 +258,10 @@ fn parts(path: &str) -> [&str; 4] {
 
 impl Objects for ClusterObjects {
     type Request = GlobalWatchReq;
+
+    fn request(extensions: Vec<i32>, have: Option<Digests>) -> GlobalWatchReq {
+        GlobalWatchReq { extensions, have }
+    }
 
     async fn open(
         channel: Channel,

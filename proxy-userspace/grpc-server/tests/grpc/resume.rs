@@ -15,18 +15,18 @@ use model::{
 use proxy_contract::{
     Target,
     client::Client,
-    localv1::{Digests, EmptyOp, Extension, Kept, WatchReq, op_item::Op},
+    localv1::{Digests, EmptyOp, Extension, Kept, op_item::Op},
 };
 use publish::upstream::Upstream;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{UnixListener, UnixStream},
-    time::timeout,
 };
 
 use crate::{
-    common::{Brain, Folder, LIMIT, service, state, while_following},
-    peer::NodePeer,
+    cluster_resume,
+    common::{Brain, Folder, in_time, service, state, while_following},
+    peer::{ClusterObjects, NodeObjects, NodePeer, Objects, Peer},
 };
 
 /// A socket in front of a brain's, and the bytes that pass it in both directions.
@@ -82,14 +82,14 @@ pub(crate) fn large(services: usize) -> NodeState {
     NodeState { nodes: nodes.collect(), ..state(all) }
 }
 
-/// Restarts the brain with another state; returns what the client receives of it, and the bytes that this takes.
+/// Restarts the brain with another state; returns the bytes that this takes until the client has the state.
 async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> u64 {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(before.clone());
     let front = Front::new(folder.socket());
     let upstream = front.upstream();
     let mut states = upstream.subscribe();
-    let check = async {
+    while_following(&upstream, async {
         let first = states.next().await.unwrap();
         assert_eq!(first.state, before);
         brain.stop().await;
@@ -101,16 +101,14 @@ async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) ->
         }
         // A change shows that the client follows.
         let mut last = after;
-        let (name, it) = service("zz/last", &[]);
-        assert_eq!(name, it.service.name);
-        last.services.insert(it);
+        last.services.insert(service("zz/last", &[]).1);
         brain.publisher.publish(last.clone());
         while states.next().await.unwrap().state != last {}
         let bytes = front.bytes() - start;
         brain.stop().await;
         bytes
-    };
-    while_following(&upstream, check).await
+    })
+    .await
 }
 
 #[tokio::test]
@@ -151,60 +149,68 @@ async fn the_time_of_a_change_is_no_difference() {
     assert!(bytes < 10_000, "{bytes} bytes");
 }
 
-/// Opens a stream with these digests.
-async fn resume(folder: &Folder, have: Option<Digests>) -> NodePeer {
-    let peer = NodePeer::silent(folder).await;
-    let extensions = vec![Extension::Resume.into()];
-    peer.request(WatchReq { node_name: "n1".into(), extensions, have, ..WatchReq::default() }).await;
-    peer
-}
-
-#[tokio::test]
-async fn hostile_digests_are_refused_and_nobody_else_notices() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(large(20));
-    let mut good = NodePeer::start(&folder, "n1").await;
-    good.change_set().await;
+/// Sizes that are no list of digests, and long ones: each is refused, and no other client is affected.
+async fn check_hostile_digests<O: Objects>(folder: &Folder) {
+    let resumes = [Extension::Resume.into()];
     for length in [0, 1, 15, 17, 16 * 2_049, 60 << 10] {
-        let mut peer = resume(&folder, Some(Digests { version: 1, buckets: vec![7; length] })).await;
+        let have = Some(Digests { version: 1, buckets: vec![7; length] });
+        let mut peer = Peer::<O>::resuming(folder, &resumes, have).await;
         assert!(matches!(peer.item().await, Op::Reset(_)));
         let error = peer.fails().await;
         assert_eq!(error.code(), tonic::Code::InvalidArgument, "{length} bytes: {error}");
         assert!(error.message().contains(&format!("has {length} bytes")), "{error}");
     }
     // A hundred megabytes are not even received.
-    let mut peer = resume(&folder, Some(Digests { version: 1, buckets: vec![7; 100 << 20] })).await;
-    assert!(matches!(timeout(LIMIT, peer.items.message()).await.unwrap(), Err(_) | Ok(None)));
+    let have = Some(Digests { version: 1, buckets: vec![7; 100 << 20] });
+    let mut peer = Peer::<O>::resuming(folder, &resumes, have).await;
+    assert!(matches!(in_time(peer.items.message()).await, Err(_) | Ok(None)));
+}
+
+#[tokio::test]
+async fn hostile_digests_are_refused_and_nobody_else_notices() {
+    let (folder, brain) = Brain::new().await;
+    brain.publisher.publish(large(20));
+    brain.publish_cluster(cluster_resume::large(20));
+    let mut good = NodePeer::start(&folder, "n1").await;
+    good.change_set().await;
+    check_hostile_digests::<NodeObjects>(&folder).await;
+    check_hostile_digests::<ClusterObjects>(&folder).await;
     good.ask("n1").await;
-    brain.publisher.publish(state([]));
+    brain.publish([]);
     assert_eq!(good.change_set().await.len(), 20 * 11);
     brain.stop().await;
+}
+
+/// Without the extension or a known version, and with digests that fit nothing, a client receives the whole state.
+async fn check_unknown_digests<O: Objects>(folder: &Folder) {
+    let (mut plain, _) = Peer::<O>::with_extensions(folder, &[]).await;
+    let all = plain.change_set().await;
+    let digests = |version, length| Some(Digests { version, buckets: vec![7; length] });
+    let resumes = [Extension::Resume.into()];
+    for (requested, have, carried, kept) in [
+        (&[][..], digests(1, 16), &[][..], None),
+        (&resumes, None, &resumes, None),
+        (&resumes, digests(1, 16 * 9), &resumes, Some(vec![0; 2])),
+        // No bucket is equal, not even an empty one.
+        (&resumes, digests(1, 16 * 2_048), &resumes, Some(vec![0; 256])),
+        (&resumes, digests(2, 3), &[], None),
+    ] {
+        let mut peer = Peer::<O>::resuming(folder, requested, have).await;
+        let reset = EmptyOp { extensions: carried.to_vec(), ..EmptyOp::default() };
+        assert_eq!(peer.item().await, Op::Reset(reset));
+        if let Some(buckets) = kept {
+            assert_eq!(peer.item().await, Op::Kept(Kept { buckets }));
+        }
+        assert_eq!(peer.change_set().await, all);
+    }
 }
 
 #[tokio::test]
 async fn digests_that_fit_nothing_and_rules_of_the_future_bring_the_whole_state() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(large(20));
-    let mut plain = NodePeer::start(&folder, "n1").await;
-    let all = plain.change_set().await;
-    let resumes = vec![i32::from(Extension::Resume)];
-    for (have, extensions, kept) in [
-        (None, &resumes[..], None),
-        (Some(Digests { version: 1, buckets: vec![7; 16 * 9] }), &resumes, Some(vec![0, 0])),
-        (Some(Digests { version: 1, buckets: vec![7; 16 * 2_048] }), &resumes, None),
-        (Some(Digests { version: 2, buckets: vec![7; 3] }), &[], None),
-    ] {
-        let many = have.as_ref().is_some_and(|it| it.buckets.len() == 16 * 2_048);
-        let mut peer = resume(&folder, have).await;
-        let reset = EmptyOp { extensions: extensions.to_vec(), ..EmptyOp::default() };
-        assert_eq!(peer.item().await, Op::Reset(reset));
-        if let Some(buckets) = kept {
-            assert_eq!(peer.item().await, Op::Kept(Kept { buckets }));
-        } else if many {
-            // No bucket is equal, not even an empty one.
-            assert_eq!(peer.item().await, Op::Kept(Kept { buckets: vec![0; 256] }));
-        }
-        assert_eq!(peer.change_set().await, all);
-    }
+    brain.publish_cluster(cluster_resume::large(20));
+    check_unknown_digests::<NodeObjects>(&folder).await;
+    check_unknown_digests::<ClusterObjects>(&folder).await;
     brain.stop().await;
 }

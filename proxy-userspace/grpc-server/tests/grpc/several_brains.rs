@@ -1,21 +1,18 @@
 //! Clients with the addresses of several brains: they spread, leave a brain that is lost, hangs or has no state yet, and
 //! receive only what differs.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proxy_contract::{
     Targets,
-    client::{Client, State, Watch},
+    client::{Client, State},
     localnetv1::NextFilter,
 };
 use publish::upstream::Upstream;
-use tokio::{net::UnixListener, time::timeout};
+use tokio::net::UnixListener;
 
 use crate::{
-    common::{Brain, Folder, LIMIT, service, state, while_following},
+    common::{Brain, Folder, in_time, is_pending, service, state, while_following},
     resume::{Front, large},
 };
 
@@ -28,10 +25,6 @@ fn instance(state: &State) -> u64 {
     state.revision.as_ref().unwrap().instance_id
 }
 
-async fn next(watch: &mut Watch) -> std::sync::Arc<State> {
-    timeout(LIMIT, watch.next()).await.unwrap().unwrap()
-}
-
 #[tokio::test]
 async fn clients_spread_over_the_brains_and_all_are_listed() {
     let (a, b, c) = (Brain::new().await, Brain::new().await, Brain::new().await);
@@ -39,11 +32,11 @@ async fn clients_spread_over_the_brains_and_all_are_listed() {
     let mut clients = Vec::new();
     let mut counts = BTreeMap::<_, usize>::new();
     for (_, brain) in [&a, &b, &c] {
-        brain.publisher.publish(state([service("ns/a", &[])]));
+        brain.publish([service("ns/a", &[])]);
     }
     for _ in 0..90 {
         let mut watch = client.watch();
-        *counts.entry(instance(&*next(&mut watch).await)).or_default() += 1;
+        *counts.entry(instance(&*in_time(watch.next()).await)).or_default() += 1;
         clients.push(watch);
     }
     assert!(counts.len() == 3 && counts.values().all(|it| *it > 12), "{counts:?}");
@@ -90,25 +83,23 @@ async fn a_client_whose_brain_is_lost_receives_almost_nothing_from_another() {
 #[tokio::test]
 async fn a_brain_without_a_state_gets_no_client_of_several_brains() {
     let ((starting, starting_brain), (ready, ready_brain)) = (Brain::new().await, Brain::new().await);
-    ready_brain.publisher.publish(state([service("ns/a", &[])]));
+    ready_brain.publish([service("ns/a", &[])]);
     let client = Client::new(targets([&starting, &ready]), "n1");
     let mut clients: Vec<_> = (0..16).map(|_| client.watch()).collect();
     let mut instances = BTreeSet::new();
     for watch in &mut clients {
         // The long poll as well.
         let mut poll = client.poll(NextFilter::default());
-        let state = timeout(LIMIT, poll.next()).await.unwrap().unwrap();
-        instances.insert(instance(&state));
-        let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
-        instances.insert(instance(&state));
+        instances.insert(instance(&*in_time(poll.next()).await));
+        instances.insert(instance(&*in_time(watch.next()).await));
     }
     assert_eq!(instances, BTreeSet::from([ready_brain.publisher.current().unwrap().instance_id]));
     // While none has one, they ask both again and again.
     ready_brain.stop().await;
     let watch = &mut clients[0];
-    assert!(timeout(Duration::from_millis(500), watch.next()).await.is_err());
-    starting_brain.publisher.publish(state([service("ns/b", &[])]));
-    let after = next(watch).await;
+    assert!(is_pending(500, watch.next()).await);
+    starting_brain.publish([service("ns/b", &[])]);
+    let after = in_time(watch.next()).await;
     assert!(after.services.contains_key("ns/b") && !after.services.contains_key("ns/a"));
     starting_brain.stop().await;
 }
@@ -116,7 +107,7 @@ async fn a_brain_without_a_state_gets_no_client_of_several_brains() {
 #[tokio::test]
 async fn a_brain_that_does_not_answer_is_left_for_another() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([]));
+    brain.publish([]);
     // The kernel accepts connections for it.
     let hanging = Folder::new();
     let _hanging = UnixListener::bind(hanging.socket()).unwrap();
@@ -124,7 +115,7 @@ async fn a_brain_that_does_not_answer_is_left_for_another() {
     let mut clients: Vec<_> = (0..16).map(|_| client.watch()).collect();
     // Some of them have asked the hanging one first.
     for watch in &mut clients[..4] {
-        next(watch).await;
+        in_time(watch.next()).await;
     }
     let nodes = client.nodes(None).await.unwrap();
     assert_eq!(nodes.len(), 4);

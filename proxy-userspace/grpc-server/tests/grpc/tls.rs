@@ -1,6 +1,6 @@
 //! Mutual TLS and authorization, with real certificates over real connections.
 
-use std::{error::Error, fs, sync::Arc, time::Duration};
+use std::{error::Error, fs, sync::Arc};
 
 use grpc_server::{ClientStats, Clients, Listener, ServerTls};
 use model::{error_chain, state::NodeState};
@@ -14,7 +14,6 @@ use publish::{NodeStates, Publisher, Subscription};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -24,7 +23,7 @@ use tonic::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::{
-    common::{LIMIT, serve, service, state},
+    common::{in_time, is_pending, serve, service, state, until},
     pki::{Authority, Folder, Pair, Subject},
 };
 
@@ -86,7 +85,7 @@ impl Brain {
         let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
         let response =
             async { EndpointsClient::new(channel).next(filter).await?.into_inner().message().await };
-        let item = timeout(LIMIT, response).await.unwrap()?;
+        let item = in_time(response).await?;
         assert!(item.unwrap().next.is_some());
         Ok(())
     }
@@ -163,9 +162,9 @@ async fn a_client_rejects_a_brain_with_another_name_or_authority() {
     // The client library verifies the same, and can expect another name.
     let files = Folder::new(&node, &ours.pem);
     let follow = |tls| Client::new(misnamed.target.clone().into(), "n1").tls(tls).watch();
-    assert!(timeout(Duration::from_millis(500), follow(files.client()).next()).await.is_err());
+    assert!(is_pending(500, follow(files.client()).next()).await);
     let renamed = files.client().server_name("brain.test").unwrap();
-    assert!(timeout(LIMIT, follow(renamed).next()).await.unwrap().is_some());
+    in_time(follow(renamed).next()).await;
     assert!(files.client().server_name("no name").is_err());
 }
 
@@ -228,7 +227,7 @@ async fn the_cluster_state_requires_a_name_on_the_allow_list() {
     let cluster_state = async |pair: &Pair| {
         let files = Folder::new(pair, &ours.pem);
         let mut cluster = Client::new(brain.target.clone().into(), "n1").tls(files.client()).cluster();
-        timeout(LIMIT, cluster.next()).await.unwrap()
+        in_time(cluster.next()).await
     };
     let Err(refused) = cluster_state(&ours.node("n1")).await else { panic!("not refused") };
     assert!(refused.to_string().contains("no access to the cluster state"), "{refused}");
@@ -243,7 +242,7 @@ async fn a_certificate_permits_explanations_for_the_node_that_it_names() {
     let files = Folder::new(&ours.node("n1"), &ours.pem);
     let explain = async |node: &str| {
         let client = Client::new(brain.target.clone().into(), node).tls(files.client());
-        timeout(LIMIT, client.explain(&["node".into()])).await.unwrap()
+        in_time(client.explain(&["node".into()])).await
     };
     assert_eq!(explain("n1").await.unwrap().node_name, "n1");
     for node in ["n3", ""] {
@@ -264,7 +263,7 @@ async fn every_request_of_a_stream_is_authorized() {
     ask("n1").await;
     let items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await;
     let mut items = items.unwrap().into_inner();
-    let mut item = async || timeout(LIMIT, items.message()).await.unwrap();
+    let mut item = async || in_time(items.message()).await;
     assert!(matches!(item().await.unwrap().unwrap().op, Some(Op::Reset(_))));
     assert!(matches!(item().await.unwrap().unwrap().op, Some(Op::Sync(_))));
     ask("n2").await;
@@ -296,7 +295,7 @@ async fn a_brain_reloads_certificates_while_it_serves() {
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
     let mut watch = Client::new(brain.target.clone().into(), "n1").tls(mine.client()).watch();
-    assert!(timeout(LIMIT, watch.next()).await.unwrap().is_some());
+    in_time(watch.next()).await;
 
     // While the files do not match, the previous set stays in use.
     let of_new = tls(&new, Some(&new.node("n1")));
@@ -311,7 +310,7 @@ async fn a_brain_reloads_certificates_while_it_serves() {
     brain.ask(of_new, "n1").await.unwrap();
     rejected(brain.ask(of_old(), "n1").await, "UnknownIssuer");
     brain.publisher.publish(state([service("ns/a", &[("p", 1)])]));
-    let state = timeout(LIMIT, watch.next()).await.unwrap().unwrap();
+    let state = in_time(watch.next()).await;
     assert!(state.services.contains_key("ns/a"));
 }
 
@@ -321,16 +320,13 @@ async fn a_client_uses_its_new_certificate_for_the_next_connection() {
     let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
     let mine = Folder::new(&old.node("n1"), &old.pem);
     let client = Client::new(brain.target.clone().into(), "n1").tls(mine.client());
-    assert!(timeout(LIMIT, client.watch().next()).await.unwrap().is_some());
+    in_time(client.watch().next()).await;
     brain.files.write(&new.brain(), &new.pem);
-    assert!(
-        timeout(Duration::from_millis(300), client.watch().next()).await.is_err(),
-        "the old certificate is rejected"
-    );
+    assert!(is_pending(300, client.watch().next()).await, "the old certificate is rejected");
     let mut waiting = client.watch();
-    assert!(timeout(Duration::from_millis(300), waiting.next()).await.is_err());
+    assert!(is_pending(300, waiting.next()).await);
     mine.write(&new.node("n1"), &new.pem);
-    assert!(timeout(LIMIT, waiting.next()).await.unwrap().is_some());
+    in_time(waiting.next()).await;
 }
 
 #[tokio::test]
@@ -356,13 +352,10 @@ async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
     for _ in 0..5 {
         brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
     }
-    let gone = async {
-        for stream in &mut stalled {
-            // Some receive an alert; all connections end.
-            while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {}
-        }
-    };
-    timeout(LIMIT, gone).await.expect("they end in time");
+    for stream in &mut stalled {
+        // Some receive an alert; all connections end.
+        in_time(async { while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {} }).await;
+    }
     brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
 }
 
@@ -393,7 +386,7 @@ async fn a_certificate_has_a_limited_number_of_connections() {
         let channel = brain.channel(tls(&ours, Some(pair))).await.map_err(Rejection::Connection)?;
         let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
         let mut stream = EndpointsClient::new(channel).next(filter).await?.into_inner();
-        timeout(LIMIT, stream.message()).await.unwrap()?;
+        in_time(stream.message()).await?;
         Ok::<_, Rejection>(stream)
     };
     let mut held = Vec::new();
@@ -409,12 +402,7 @@ async fn a_certificate_has_a_limited_number_of_connections() {
     }
     assert_eq!(brain.clients.stats().open, 29);
     drop(held);
-    let gone = async {
-        while brain.clients.stats().open > 0 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(LIMIT, gone).await.expect("they are gone");
+    until(|| brain.clients.stats().open == 0).await;
     hold(&mine, "n1").await.unwrap();
 }
 
@@ -425,7 +413,7 @@ async fn a_unix_socket_needs_no_certificate() {
     // A client does not use its certificate there.
     let mine = Folder::new(&ours.node("n1"), &ours.pem);
     let client = Client::new(brain.target.clone().into(), "n7").tls(mine.client());
-    assert!(timeout(LIMIT, client.watch().next()).await.unwrap().is_some());
+    in_time(client.watch().next()).await;
 }
 
 #[tokio::test]

@@ -1,14 +1,13 @@
 //! `localv1.Sets/Watch`, for a client that keeps KPNG's rules.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use model::state::{NodeState, ServiceState, TargetPort};
 use proxy_contract::localv1::op_item::Op;
 use publish::{NodeStates, Publisher, SubscribeError, Subscription};
-use tokio::time::timeout;
 
 use crate::{
-    common::{Brain, Folder, LIMIT, service, state},
+    common::{Brain, Folder, service, state, until},
     peer::NodePeer,
 };
 
@@ -21,7 +20,7 @@ async fn the_server_waits_for_a_request_and_then_resets_at_once() {
     // No state is published yet.
     assert_eq!(peer.item().await, Op::Reset(Default::default()));
     peer.receives_nothing().await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
 }
 
@@ -36,11 +35,11 @@ async fn an_empty_first_state_has_a_sync() {
 #[tokio::test]
 async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[("p1", 1)])]));
+    brain.publish([service("ns/a", &[("p1", 1)])]);
     let mut peer = NodePeer::start(&folder, "n1").await;
     assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p1"]);
     for last in 2..9 {
-        brain.publisher.publish(state([service("ns/a", &[("p1", last)])]));
+        brain.publish([service("ns/a", &[("p1", last)])]);
     }
     peer.receives_nothing().await;
     peer.ask("n1").await;
@@ -49,7 +48,7 @@ async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
     // A change that is reverted is no change, and leaves the request pending.
     peer.ask("n1").await;
     peer.receives_nothing().await;
-    brain.publisher.publish(state([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]));
+    brain.publish([service("ns/a", &[("p1", 8)]), service("ns/b", &[])]);
     assert_eq!(peer.change_set().await, ["+s ns/b"]);
 }
 
@@ -89,11 +88,11 @@ async fn a_named_target_port_has_the_number_that_all_endpoints_agree_on() {
 async fn operations_never_leave_an_endpoint_without_its_service() {
     let (folder, brain) = Brain::new().await;
     let deleted = |name| service(name, &[("p", 1), ("@x", 2)]);
-    brain.publisher.publish(state([
+    brain.publish([
         deleted("a/gone"),
         deleted("a-b/gone"),
         service("ns/s", &[("p1", 1), ("p2", 2), ("p3", 3), ("@x", 4), ("@y", 5), ("q", 6), ("@r", 7)]),
-    ]));
+    ]);
     let mut peer = NodePeer::start(&folder, "n1").await;
     assert_eq!(
         peer.change_set().await,
@@ -116,11 +115,11 @@ async fn operations_never_leave_an_endpoint_without_its_service() {
     );
     peer.ask("n1").await;
     // A pod's endpoint becomes anonymous and the other way round, under the same path.
-    brain.publisher.publish(state([
+    brain.publish([
         service("a/new", &[("p", 1)]),
         service("a-b/new", &[]),
         service("ns/s", &[("p1", 8), ("p4", 9), ("@z", 1), ("@q", 6), ("r", 7)]),
-    ]));
+    ]);
     assert_eq!(
         peer.change_set().await,
         [
@@ -173,7 +172,7 @@ async fn another_node_name_is_answered_at_once_with_the_difference() {
     two.publish(state([service("ns/both", &[])]));
     assert_eq!(peer.change_set().await, ["-e ns/two/p", "-s ns/two"]);
     // An equal state of another node: only a sync.
-    brain.publisher.publish(state([service("ns/both", &[])]));
+    brain.publish([service("ns/both", &[])]);
     peer.ask("n1").await;
     assert!(peer.change_set().await.is_empty());
     peer.ask("n3").await;
@@ -184,7 +183,7 @@ async fn another_node_name_is_answered_at_once_with_the_difference() {
 #[tokio::test]
 async fn the_stream_ends_with_ok_when_the_publisher_is_dropped() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     let mut waiting = NodePeer::start(&folder, "n1").await;
     let mut idle = NodePeer::start(&folder, "n1").await;
     for peer in [&mut waiting, &mut idle] {
@@ -202,7 +201,7 @@ async fn pending_requests_of_a_half_closed_stream_are_answered() {
     let mut peer = NodePeer::start(&folder, "n1").await;
     peer.requests = tokio::sync::mpsc::channel(1).0;
     peer.receives_nothing().await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
     peer.ends().await;
 }
@@ -210,7 +209,7 @@ async fn pending_requests_of_a_half_closed_stream_are_answered() {
 #[tokio::test]
 async fn a_disconnected_watcher_is_dropped_at_once() {
     let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(state([service("ns/a", &[])]));
+    brain.publish([service("ns/a", &[])]);
     let before = brain.publisher.subscribers();
     let mut peers = Vec::new();
     for _ in 0..5 {
@@ -220,10 +219,5 @@ async fn a_disconnected_watcher_is_dropped_at_once() {
     }
     assert!(brain.publisher.subscribers() >= before + 5);
     drop(peers);
-    let gone = async {
-        while brain.publisher.subscribers() > before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(LIMIT, gone).await.unwrap();
+    until(|| brain.publisher.subscribers() <= before).await;
 }
