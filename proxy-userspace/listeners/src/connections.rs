@@ -8,24 +8,25 @@ use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::Instant,
 };
 
-/// How long further closed connections are only counted, and not logged.
+/// After closed connections were logged, further ones are only counted for this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The length of the prefix of an IPv6 source: a host can use every address of its network.
 const SOURCE_PREFIX_V6: u32 = 64;
 
-/// How many connections there may be.
+/// The limits of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In all; at least 1.
@@ -36,10 +37,10 @@ pub struct Limits {
 
 /// The connections of one or more listeners. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Connections(Arc<Shared>);
+pub struct Connections(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     /// For the log.
     name: &'static str,
     limits: Limits,
@@ -54,7 +55,7 @@ struct Table {
     /// In the order of their admission.
     entries: BTreeMap<u64, Entry>,
     last_logged: Option<Instant>,
-    /// How many were closed at the last message.
+    /// The number of closed connections at the last message.
     closed_at_last_log: u64,
 }
 
@@ -69,7 +70,7 @@ impl Connections {
     /// With these limits; `name` is for the log.
     pub fn new(name: &'static str, limits: Limits) -> Self {
         let total = limits.total.max(1);
-        Self(Arc::new(Shared {
+        Self(Arc::new(Inner {
             name,
             limits: Limits { total, ..limits },
             // For those that are open, and those that are about to close.
@@ -81,32 +82,30 @@ impl Connections {
 
     /// Admits a new connection: closes another one if necessary.
     pub async fn admit(&self, source: IpAddr) -> Connection {
-        let shared = &self.0;
         let permit =
-            Arc::clone(&shared.permits).acquire_owned().await.expect("the semaphore is never closed");
+            Arc::clone(&self.0.permits).acquire_owned().await.expect("the semaphore is never closed");
         let source = source_of(source);
         let (close, closing) = oneshot::channel();
-        let mut table = shared.table();
-        if table.open().filter(|(_, it)| it.source == source).count() >= shared.limits.per_source {
-            shared.close_oldest(&mut table, Some(source));
-        } else if table.open().count() >= shared.limits.total {
-            shared.close_oldest(&mut table, None);
+        let mut table = self.0.table.lock();
+        if table.open().filter(|(_, it)| it.source == source).count() >= self.0.limits.per_source {
+            self.0.close_oldest(&mut table, Some(source));
+        } else if table.open().count() >= self.0.limits.total {
+            self.0.close_oldest(&mut table, None);
         }
         table.last_id += 1;
         let id = table.last_id;
         table.entries.insert(id, Entry { source, close: Some(close) });
-        Connection { shared: Arc::clone(shared), id, closing: Some(closing), _permit: permit }
+        Connection { connections: self.clone(), id, closing: Some(closing), _permit: permit }
     }
 
-    /// Closes the oldest connection, as when there are no file descriptors left. Returns whether
-    /// there was any.
+    /// Closes the oldest connection, for example when there are no file descriptors left. Returns whether there was one.
     pub fn close_one(&self) -> bool {
-        self.0.close_oldest(&mut self.0.table(), None)
+        self.0.close_oldest(&mut self.0.table.lock(), None)
     }
 
     /// The number of connections, without those that are about to close.
     pub fn count(&self) -> usize {
-        self.0.table().open().count()
+        self.0.table.lock().open().count()
     }
 
     /// How many connections were closed for others so far.
@@ -120,12 +119,7 @@ impl Connections {
     }
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        // No panic can leave the table in an inconsistent state.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Inner {
     /// Closes the oldest connection, of one source or of all.
     fn close_oldest(&self, table: &mut Table, source: Option<IpAddr>) -> bool {
         let of_source = |it: &Entry| source.is_none_or(|source| it.source == source);
@@ -136,12 +130,13 @@ impl Shared {
         let _ = close.map(|it| it.send(()));
         let closed = self.closed.fetch_add(1, Ordering::Relaxed) + 1;
         if table.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
-            let Limits { total, per_source } = self.limits;
-            let since = closed - table.closed_at_last_log;
-            let (name, number) = (self.name, table.open().count() + 1);
             tracing::warn!(
-                "{name}: {number} connections are open (limits: {total}, and {per_source} of one source); {since} were \
-                 closed for new ones, the oldest first; new ones are still accepted"
+                listener = self.name,
+                open = table.open().count() + 1,
+                limit = self.limits.total,
+                limit_per_source = self.limits.per_source,
+                closed = closed - table.closed_at_last_log,
+                "too many connections are open; the oldest were closed for new ones"
             );
             (table.last_logged, table.closed_at_last_log) = (Some(Instant::now()), closed);
         }
@@ -158,14 +153,14 @@ impl Table {
 
 /// A connection; its place is free when this is dropped.
 pub struct Connection {
-    shared: Arc<Shared>,
+    connections: Connections,
     id: u64,
     closing: Option<oneshot::Receiver<()>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// What resolves when the connection must be closed.
+    /// A future that resolves when the connection must be closed.
     ///
     /// # Panics
     ///
@@ -183,7 +178,7 @@ impl fmt::Debug for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.shared.table().entries.remove(&self.id);
+        self.connections.0.table.lock().entries.remove(&self.id);
     }
 }
 
@@ -200,12 +195,12 @@ pub fn max_open_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
-/// Raises that number to the limit that the system sets for this process.
+/// Raises the maximum number of open files to the hard limit of this process.
 pub fn raise_max_open_files() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
     if let Err(error) = raised {
-        tracing::debug!("setrlimit(RLIMIT_NOFILE): {error}");
+        tracing::debug!(%error, "setrlimit(RLIMIT_NOFILE) failed");
     }
 }
 

@@ -37,7 +37,7 @@ pub enum UnixSocketError {
     },
 }
 
-/// Who may connect to a Unix socket.
+/// The permissions of a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
     /// The mode of its file, as 0o660.
@@ -68,7 +68,7 @@ impl UnixSocket {
         Self::bind_for(path, backlog, SocketAccess::default()).await
     }
 
-    /// The same for others, too.
+    /// Listens for those that `access` permits; must be called within a tokio runtime.
     pub async fn bind_for(path: &Path, backlog: u32, access: SocketAccess) -> Result<Self, UnixSocketError> {
         let system = |call| move |error| UnixSocketError::System { path: path.to_owned(), call, error };
         if let Some(directory) = path.parent() {
@@ -134,7 +134,7 @@ impl Drop for SocketFile {
         if identity(&self.path).is_ok_and(|it| it == self.identity)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::debug!(%error, "unlink {}", self.path.display());
+            tracing::debug!(path = %self.path.display(), %error, "unlink failed");
         }
     }
 }
