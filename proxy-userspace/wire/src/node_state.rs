@@ -111,23 +111,13 @@ impl NodeStateDecoder {
 
     /// Decodes a full state; what it does not contain is removed.
     pub fn decode(&mut self, state: &State) -> NodeState {
-        let mut change = NodeChange::default();
-        let gone = self.services.keys().filter(|it| !state.services.contains_key(*it));
-        change.services.extend(gone.map(|it| (Arc::clone(it), None)));
-        change
-            .services
-            .extend(state.services.iter().map(|(path, it)| (Arc::clone(path), Some(Arc::clone(it)))));
-        let gone = self.state.nodes.keys().filter(|it| !state.nodes.contains_key(*it));
-        change.nodes.extend(gone.map(|it| (Arc::clone(it), None)));
-        change.nodes.extend(state.nodes.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
-        let gone = self.state.service_cidrs.keys().filter(|it| !state.service_cidrs.contains_key(*it));
-        change.service_cidrs.extend(gone.map(|it| (Arc::clone(it), None)));
-        let all = state.service_cidrs.iter();
-        change.service_cidrs.extend(all.map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
-        let gone = self.state.pods.keys().filter(|it| !state.pods.contains_key(*it));
-        change.pods.extend(gone.map(|it| (Arc::clone(it), None)));
-        change.pods.extend(state.pods.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it)))));
-        self.apply(&change)
+        self.apply(&NodeChange {
+            services: replacement(self.services.keys(), &state.services),
+            nodes: replacement(self.state.nodes.keys(), &state.nodes),
+            service_cidrs: replacement(self.state.service_cidrs.keys(), &state.service_cidrs),
+            pods: replacement(self.state.pods.keys(), &state.pods),
+            ..NodeChange::default()
+        })
     }
 
     /// A Service without the frontends that another one owns; none if it is not served. Logs what it loses.
@@ -164,6 +154,15 @@ impl NodeStateDecoder {
             }
         }
     }
+}
+
+/// The change that sets all values of `after` and deletes all other names.
+fn replacement<'a, T>(
+    before: impl Iterator<Item = &'a Arc<str>>,
+    after: &BTreeMap<Arc<str>, Arc<T>>,
+) -> BTreeMap<Arc<str>, Option<Arc<T>>> {
+    let gone = before.filter(|it| !after.contains_key(*it)).map(|it| (Arc::clone(it), None));
+    gone.chain(after.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it))))).collect()
 }
 
 /// Applies changes to objects that the states of all nodes share, and to what was rejected of each.
@@ -215,7 +214,7 @@ fn decode(
 /// Logs what was not rejected before.
 fn log_new(rejected: &[Rejected], before: &[Rejected]) {
     for it in rejected.iter().filter(|it| !before.contains(it)) {
-        tracing::warn!("ignored in the state of the peer: {it}");
+        tracing::warn!(item = it.item, error = it.reason, "ignored in the state of the peer");
     }
 }
 
@@ -255,8 +254,8 @@ mod tests {
         tracing::subscriber::with_default(subscriber, act);
         let bytes = written.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let text = String::from_utf8(bytes).unwrap();
-        let items = text.lines().filter_map(|it| it.split_once("ignored in the state of the peer: "));
-        items.map(|(_, it)| it.split(": ").take(2).collect::<Vec<_>>().join(": ")).collect()
+        let items = text.lines().filter_map(|it| it.split_once("ignored in the state of the peer item=\""));
+        items.map(|(_, it)| it.split('"').next().unwrap().to_owned()).collect()
     }
 
     fn message(namespace: &str, name: &str, ip: &str) -> Arc<ServiceEndpoints> {
@@ -318,10 +317,8 @@ mod tests {
         ]));
         assert_eq!(names(&state), ["a/x"]);
         assert_eq!(decoder.services["b/x"].rejected.len(), 1);
-        assert_eq!(
-            state.services[&ServiceName::new("a", "x")].service.cluster_ips[0].to_string(),
-            "10.96.0.1"
-        );
+        let service = &state.services[&ServiceName::new("a", "x")].service;
+        assert_eq!(service.cluster_ips[0].to_string(), "10.96.0.1");
         assert_eq!(names(&decoder.apply(&change(&[("b/x", None)]))), ["a/x"]);
     }
 
