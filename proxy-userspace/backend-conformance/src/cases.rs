@@ -11,13 +11,13 @@ use model::state::NodeState;
 use scenarios::Scenario;
 
 use crate::{
-    Options, RunError, generate,
+    RunError, RunOptions, generate,
+    harness::Harness,
     oracle::{self, Lookup},
     report::{CaseResult, Outcome, Report},
-    session::Session,
 };
 
-type Check = fn(&mut Session<'_>) -> Result<(), String>;
+type Check = fn(&mut Harness<'_>) -> Result<(), String>;
 
 /// The cases besides scenarios.
 const CASES: [(&str, Check); 8] = [
@@ -43,7 +43,7 @@ pub fn names() -> Vec<String> {
 /// # Errors
 ///
 /// The brain or the backend cannot be started, or no case matches the filter.
-pub fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report, RunError> {
+pub fn run(options: &RunOptions, mut progress: impl FnMut(&CaseResult)) -> Result<Report, RunError> {
     let scenarios = scenarios::all();
     let of_scenarios = scenarios.iter().map(|it| (it.name.as_str(), Case::Scenario(it)));
     let cases = of_scenarios.chain(CASES.iter().map(|(name, it)| (*name, Case::Other(*it))));
@@ -52,24 +52,24 @@ pub fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<R
     if cases.is_empty() {
         return Err(RunError::NoCase(options.filter.clone().unwrap_or_default()));
     }
-    let mut session = Session::start(options)?;
+    let mut harness = Harness::start(options)?;
     let mut report = Report::default();
     for (name, case) in cases {
         let begin = Instant::now();
-        session.questions = 0;
+        harness.questions = 0;
         let outcome = match options.skips.reason(name) {
             Some(reason) => Outcome::Skipped(reason.to_owned()),
-            None => match case.run(&mut session) {
-                Ok(()) => Outcome::Passed { questions: session.questions },
+            None => match case.run(&mut harness) {
+                Ok(()) => Outcome::Passed { questions: harness.questions },
                 Err(reason) => Outcome::Failed(reason),
             },
         };
         let result = CaseResult { name: name.to_owned(), outcome, time: begin.elapsed() };
         progress(&result);
         if result.is_failure() {
-            session.kill_brain();
-            session.start_brain()?;
-            session.restart_backend()?;
+            harness.kill_brain();
+            harness.start_brain()?;
+            harness.restart_backend()?;
         }
         report.0.push(result);
     }
@@ -83,12 +83,12 @@ enum Case<'a> {
 }
 
 impl Case<'_> {
-    fn run(self, session: &mut Session<'_>) -> Result<(), String> {
+    fn run(self, harness: &mut Harness<'_>) -> Result<(), String> {
         match self {
-            Self::Other(check) => check(session),
+            Self::Other(check) => check(harness),
             Self::Scenario(it) => {
                 for step in &it.steps {
-                    let result = session.check(it.node_state(step));
+                    let result = harness.check(it.node_state(step));
                     result.map_err(|error| format!("{}\n{error}", step.about))?;
                 }
                 Ok(())
@@ -97,101 +97,101 @@ impl Case<'_> {
     }
 }
 
-fn restart(session: &mut Session<'_>) -> Result<(), String> {
-    session.kill_brain();
-    session.start_brain().map_err(|it| it.to_string())
+fn restart(harness: &mut Harness<'_>) -> Result<(), String> {
+    harness.kill_brain();
+    harness.start_brain().map_err(|it| it.to_string())
 }
 
 fn lookups(state: &NodeState) -> BTreeSet<Lookup> {
     state.services.values().flat_map(|it| oracle::lookups(it)).collect()
 }
 
-fn an_empty_state(session: &mut Session<'_>) -> Result<(), String> {
-    session.check(generate::state(20, 1, 3))?;
-    session.check(NodeState::default())
+fn an_empty_state(harness: &mut Harness<'_>) -> Result<(), String> {
+    harness.check(generate::state(20, 1, 3))?;
+    harness.check(NodeState::default())
 }
 
-fn the_brain_is_away(session: &mut Session<'_>) -> Result<(), String> {
-    session.check(generate::state(20, 1, 3))?;
-    session.kill_brain();
+fn the_brain_is_away(harness: &mut Harness<'_>) -> Result<(), String> {
+    harness.check(generate::state(20, 1, 3))?;
+    harness.kill_brain();
     for _ in 0..5 {
         sleep(Duration::from_millis(100));
-        session.check_answers(&BTreeSet::new())?;
+        harness.check_answers(&BTreeSet::new())?;
     }
-    session.start_brain().map_err(|it| it.to_string())?;
+    harness.start_brain().map_err(|it| it.to_string())?;
     // Connected, but without a state.
     sleep(Duration::from_millis(500));
-    session.check_answers(&BTreeSet::new())?;
-    session.check(generate::state(20, 2, 3))
+    harness.check_answers(&BTreeSet::new())?;
+    harness.check(generate::state(20, 2, 3))
 }
 
-fn the_same_state(session: &mut Session<'_>) -> Result<(), String> {
+fn the_same_state(harness: &mut Harness<'_>) -> Result<(), String> {
     let state = generate::state(200, 1, 3);
-    session.check(state.clone())?;
-    restart(session)?;
-    session.publish(state);
-    session.check_answers(&BTreeSet::new())?;
-    session.applied()?;
-    session.check_answers(&BTreeSet::new())
+    harness.check(state.clone())?;
+    restart(harness)?;
+    harness.publish(state);
+    harness.check_answers(&BTreeSet::new())?;
+    harness.applied()?;
+    harness.check_answers(&BTreeSet::new())
 }
 
-fn not_sent_again(session: &mut Session<'_>) -> Result<(), String> {
-    session.check(generate::state(100, 1, 3))?;
-    restart(session)?;
+fn not_sent_again(harness: &mut Harness<'_>) -> Result<(), String> {
+    harness.check(generate::state(100, 1, 3))?;
+    restart(harness)?;
     // Fewer Services, and fewer and other endpoints.
-    session.check(generate::state(50, 1, 2))?;
-    restart(session)?;
-    session.check(generate::state(60, 2, 1))
+    harness.check(generate::state(50, 1, 2))?;
+    restart(harness)?;
+    harness.check(generate::state(60, 2, 1))
 }
 
 /// The same address is an endpoint of one Service, and then of another.
-fn a_moving_endpoint(session: &mut Session<'_>) -> Result<(), String> {
+fn a_moving_endpoint(harness: &mut Harness<'_>) -> Result<(), String> {
     // Endpoints of the Services 0 and 256 have the same addresses.
     let with = |first, second| {
         let services = [generate::service(0, 1, first), generate::service(256, 1, second)];
         NodeState { services: services.into_iter().collect(), ..NodeState::default() }
     };
     for (first, second) in [(1, 0), (0, 1), (1, 1), (2, 0), (0, 0), (0, 2)] {
-        session.check(with(first, second))?;
+        harness.check(with(first, second))?;
     }
     Ok(())
 }
 
-fn killed_in_a_change_set(session: &mut Session<'_>) -> Result<(), String> {
+fn killed_in_a_change_set(harness: &mut Harness<'_>) -> Result<(), String> {
     let mut random = Rng::with_seed(7);
     let before = generate::state(500, 1, 2);
-    session.check(before.clone())?;
+    harness.check(before.clone())?;
     let mut current = before;
     for round in 2..8 {
         let next = generate::state(2_000, round, 5);
-        session.publish(next.clone());
+        harness.publish(next.clone());
         sleep(Duration::from_millis(random.u64(0..60)));
-        session.kill_brain();
+        harness.kill_brain();
         let sample = lookups(&current).into_iter().step_by(25).collect();
         // What was received may still be applied.
         let begin = Instant::now();
         loop {
             sleep(Duration::from_millis(300));
-            let Some(not_before) = session.first_wrong(&current, &sample)? else { break };
-            let Some(not_after) = session.first_wrong(&next, &sample)? else { break };
-            if begin.elapsed() > session.timeout() {
+            let Some(not_before) = harness.first_wrong(&current, &sample)? else { break };
+            let Some(not_after) = harness.first_wrong(&next, &sample)? else { break };
+            if begin.elapsed() > harness.timeout() {
                 return Err(format!(
                     "round {round}: the answers are those of neither state\nbefore: {not_before}\nafter: {not_after}"
                 ));
             }
         }
-        session.start_brain().map_err(|it| it.to_string())?;
-        session.publish(next.clone());
-        session.applied()?;
-        if let Some(wrong) = session.first_wrong(&next, &sample)? {
+        harness.start_brain().map_err(|it| it.to_string())?;
+        harness.publish(next.clone());
+        harness.applied()?;
+        if let Some(wrong) = harness.first_wrong(&next, &sample)? {
             return Err(format!("round {round}: after the restart\n{wrong}"));
         }
         current = next;
     }
-    session.check(NodeState::default())
+    harness.check(NodeState::default())
 }
 
-fn churn(session: &mut Session<'_>) -> Result<(), String> {
+fn churn(harness: &mut Harness<'_>) -> Result<(), String> {
     let mut random = Rng::with_seed(42);
     let mut state = generate::state(50, 0, 3);
     for step in 0..200 {
@@ -204,23 +204,23 @@ fn churn(session: &mut Session<'_>) -> Result<(), String> {
             }
         }
         // Sometimes several states are published before the backend has asked for the next one.
-        session.publish(state.clone());
+        harness.publish(state.clone());
         if step % 3 == 0 {
-            session.check(state.clone()).map_err(|error| format!("step {step}\n{error}"))?;
+            harness.check(state.clone()).map_err(|error| format!("step {step}\n{error}"))?;
         }
     }
-    session.check(state)
+    harness.check(state)
 }
 
-fn ten_thousand(session: &mut Session<'_>) -> Result<(), String> {
+fn ten_thousand(harness: &mut Harness<'_>) -> Result<(), String> {
     let mut state = generate::state(10_000, 1, 3);
-    session.publish(state.clone());
-    session.applied()?;
+    harness.publish(state.clone());
+    harness.applied()?;
     let sample: BTreeSet<_> = lookups(&state).into_iter().step_by(101).collect();
-    session.check_answers(&sample)?;
+    harness.check_answers(&sample)?;
     state.services.insert(generate::service(5_000, 9, 4));
-    session.publish(state.clone());
-    session.applied()?;
-    session.check_answers(&oracle::lookups(&generate::service(5_000, 9, 4)))?;
-    session.check(NodeState::default())
+    harness.publish(state.clone());
+    harness.applied()?;
+    harness.check_answers(&oracle::lookups(&generate::service(5_000, 9, 4)))?;
+    harness.check(NodeState::default())
 }

@@ -9,11 +9,11 @@ mod backend;
 mod brain;
 mod cases;
 mod generate;
+mod harness;
 mod lines;
 mod oracle;
 mod packets;
 mod report;
-mod session;
 mod skips;
 
 use std::{ffi::OsString, io, path::PathBuf, time::Duration};
@@ -26,7 +26,7 @@ pub use skips::{Skips, SkipsError};
 
 /// What is run, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// The backend's command and its arguments.
     pub command: Vec<OsString>,
     /// How the backend is asked.

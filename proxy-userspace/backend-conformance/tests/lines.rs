@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use backend_conformance::{Interface, Options, Outcome, Report, RunError, Skips, run};
+use backend_conformance::{Interface, Outcome, Report, RunError, RunOptions, Skips, run};
 
 /// The example `lines` of the contract.
 fn example() -> PathBuf {
@@ -18,8 +18,8 @@ fn example() -> PathBuf {
     binary
 }
 
-fn options(command: &[&str], filter: &str) -> Options {
-    Options {
+fn options(command: &[&str], filter: &str) -> RunOptions {
+    RunOptions {
         command: command.iter().map(OsString::from).collect(),
         interface: Interface::Lines,
         timeout: Duration::from_secs(30),
@@ -28,7 +28,7 @@ fn options(command: &[&str], filter: &str) -> Options {
     }
 }
 
-fn play(options: &Options) -> Report {
+fn play(options: &RunOptions) -> Report {
     run(options, |_| {}).unwrap()
 }
 
@@ -78,7 +78,7 @@ fn what_is_skipped_is_neither_asked_nor_passed() {
 #[test]
 fn a_backend_that_ends_or_says_nothing_is_reported() {
     let reason = |shell: &str| {
-        let options = Options {
+        let options = RunOptions {
             timeout: Duration::from_millis(200),
             ..options(&["sh", "-c", shell], "an-empty-state")
         };

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use backend_conformance::{CLUSTER_CIDRS, Interface, NODE, Options, Report, Skips, names, run};
+use backend_conformance::{CLUSTER_CIDRS, Interface, NODE, Report, RunOptions, Skips, names, run};
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::output;
@@ -102,7 +102,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         Some(backend) => own(backend, log)?,
     };
     let _pins = Pins::of(&interface);
-    let options = Options {
+    let options = RunOptions {
         command,
         interface,
         timeout: Duration::from_secs(flags.timeout),

@@ -1,4 +1,4 @@
-//! A brain and a backend, and what the backend must answer.
+//! The test harness: a brain, a backend that follows it, and the expected answers.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use std::{
 use model::{Protocol, state::NodeState};
 
 use crate::{
-    Interface, Options, RunError,
+    Interface, RunError, RunOptions,
     backend::Backend,
     brain::Brain,
     generate,
@@ -21,17 +21,17 @@ use crate::{
     packets::PacketBackend,
 };
 
-/// How often it is asked whether a state is applied.
+/// The interval at which the backend is asked whether a state is applied.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How many wrong answers are reported of a case.
+/// The limit of wrong answers that are reported of a case.
 const MAX_REPORTED: usize = 5;
 
-/// How many sessions this process has had: each has a folder.
-static SESSIONS: AtomicUsize = AtomicUsize::new(0);
+/// The number of harnesses of this process so far: each has a folder.
+static HARNESSES: AtomicUsize = AtomicUsize::new(0);
 
 /// A brain, a backend that follows it, and what was published.
-pub(crate) struct Session<'a> {
-    options: &'a Options,
+pub(crate) struct Harness<'a> {
+    options: &'a RunOptions,
     folder: PathBuf,
     brain: Option<Brain>,
     backend: Option<Box<dyn Backend>>,
@@ -42,12 +42,12 @@ pub(crate) struct Session<'a> {
     pub(crate) questions: usize,
 }
 
-impl<'a> Session<'a> {
-    pub(crate) fn start(options: &'a Options) -> Result<Self, RunError> {
-        let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let name = format!("backend-conformance-{}-{session}", std::process::id());
+impl<'a> Harness<'a> {
+    pub(crate) fn start(options: &'a RunOptions) -> Result<Self, RunError> {
+        let number = HARNESSES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("backend-conformance-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
-        let mut session = Self {
+        let mut harness = Self {
             options,
             folder,
             brain: None,
@@ -57,9 +57,9 @@ impl<'a> Session<'a> {
             asked: BTreeSet::new(),
             questions: 0,
         };
-        session.start_brain()?;
-        session.start_backend()?;
-        Ok(session)
+        harness.start_brain()?;
+        harness.start_backend()?;
+        Ok(harness)
     }
 
     /// How long the backend may take to apply a state.
@@ -92,7 +92,7 @@ impl<'a> Session<'a> {
     }
 
     fn start_backend(&mut self) -> Result<(), RunError> {
-        let Options { command, interface, timeout, .. } = self.options;
+        let RunOptions { command, interface, timeout, .. } = self.options;
         let command = lines::command(command, &self.socket());
         self.backend = Some(match interface {
             Interface::Lines => Box::new(LineBackend::start(command, *timeout)?),
@@ -210,7 +210,7 @@ impl<'a> Session<'a> {
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for Harness<'_> {
     fn drop(&mut self) {
         self.backend = None;
         self.kill_brain();
