@@ -14,12 +14,10 @@ use std::{
     error::Error,
     io,
     path::PathBuf,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -33,13 +31,9 @@ use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets, MAX_BUCKETS},
     localv1::{Digests, OpItem, Ref, Set, Value, WatchReq, op_item::Op, sets_client::SetsClient},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::UnixStream,
-    sync::mpsc,
-    time::sleep,
-};
+use tokio::{net::UnixStream, sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::io::InspectReader;
 use tonic::transport::Endpoint;
 use tower::service_fn;
 use wire::Extensions;
@@ -253,7 +247,12 @@ impl Agent {
             let (socket, fleet) = (socket.clone(), Arc::clone(&fleet));
             async move {
                 let stream = UnixStream::connect(socket).await?;
-                Ok::<_, io::Error>(TokioIo::new(Counted { stream, fleet }))
+                let count = move |bytes: &[u8]| {
+                    fleet
+                        .received
+                        .fetch_add(u64::try_from(bytes.len()).unwrap_or_default(), Ordering::Relaxed);
+                };
+                Ok::<_, io::Error>(TokioIo::new(InspectReader::new(stream, count)))
             }
         });
         let channel = Endpoint::from_static("http://brain").connect_with_connector(connector).await?;
@@ -316,42 +315,4 @@ impl Agent {
 
 fn contains(bytes: &[u8], text: &[u8]) -> bool {
     bytes.windows(text.len()).any(|it| it == text)
-}
-
-/// A connection whose received bytes are counted.
-struct Counted {
-    stream: UnixStream,
-    fleet: Arc<Fleet>,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let received = buffer.filled().len() - before;
-        self.fleet.received.fetch_add(u64::try_from(received).unwrap_or_default(), Ordering::Relaxed);
-        polled
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
 }

@@ -13,7 +13,7 @@ use model::{
 };
 use proxy_contract::{Target, client::Client};
 use publish::{
-    NodeStates, Publisher, SingleNode,
+    NodeRegistry, NodeStates, Publisher, SingleNode,
     cluster::{ClusterPublisher, ClusterSnapshot},
     explain::Explain,
     upstream::Upstream,
@@ -126,6 +126,16 @@ impl Brain {
         let publisher = Publisher::new("n1");
         let nodes = SingleNode::new("n1", publisher.subscribe());
         Self::with(folder, publisher, nodes).await
+    }
+
+    /// Serves the node `n1` and any other, at a new socket.
+    pub(crate) async fn any_node() -> (Folder, Self, NodeRegistry) {
+        let folder = Folder::new();
+        let publisher = Publisher::new("n1");
+        let ready = publisher.for_node("never");
+        let nodes = NodeRegistry::new(publisher);
+        let brain = Self::with(&folder, ready, nodes.requests()).await;
+        (folder, brain, nodes)
     }
 
     pub(crate) async fn with(folder: &Folder, publisher: Publisher, nodes: impl NodeStates) -> Self {

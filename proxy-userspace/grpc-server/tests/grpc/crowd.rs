@@ -6,10 +6,9 @@ use std::sync::{
 };
 
 use model::state::NodeState;
-use publish::{NodeRegistry, Publisher};
 
 use crate::{
-    common::{Brain, Folder, service, state},
+    common::{Brain, service, state},
     peer::NodePeer,
 };
 
@@ -24,11 +23,7 @@ fn large() -> NodeState {
 
 #[tokio::test]
 async fn a_change_waits_for_no_first_states_of_others() {
-    let folder = Folder::new();
-    let publisher = Publisher::new("n1");
-    let ready = publisher.for_node("never");
-    let nodes = NodeRegistry::new(publisher);
-    let _brain = Brain::with(&folder, ready, nodes.requests()).await;
+    let (folder, _brain, nodes) = Brain::any_node().await;
     nodes.publish("n1", NodeState::default());
     let mut peer = NodePeer::start(&folder, "n1").await;
     peer.change_set().await;

@@ -1,24 +1,18 @@
 //! `localnetv1.Endpoints/Next`, the long poll.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use model::state::NodeState;
 use proxy_contract::{
     localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},
     localv1::Extension,
 };
-use tokio::{
-    io::copy_bidirectional,
-    net::{UnixListener, UnixStream},
-};
+use tokio::time::sleep;
 
-use crate::common::{Brain, Folder, channel, in_time, is_pending, service, state};
+use crate::{
+    common::{Brain, Folder, channel, in_time, is_pending, service, state},
+    resume::Front,
+};
 
 /// The items of a response.
 pub(crate) async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
@@ -73,7 +67,7 @@ async fn the_poll_waits_only_if_the_revision_is_current() {
         assert_eq!(poll(&folder, other).await.len(), 2);
     }
     let publish = async {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(20)).await;
         brain.publish([service("ns/a", &[]), service("ns/b", &[])]);
     };
     let (items, ()) = tokio::join!(in_time(poll(&folder, known)), publish);
@@ -106,23 +100,13 @@ async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
 #[tokio::test]
 async fn all_polls_use_one_connection() {
     let (folder, brain) = Brain::new().await;
-    let other = Folder::new();
-    let listener = UnixListener::bind(other.socket()).unwrap();
-    let (accepted, brains) = (Arc::new(AtomicUsize::new(0)), folder.socket());
-    let count = Arc::clone(&accepted);
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            count.fetch_add(1, Ordering::SeqCst);
-            let mut brain = UnixStream::connect(&brains).await.unwrap();
-            tokio::spawn(async move { copy_bidirectional(&mut client, &mut brain).await });
-        }
-    });
-    let mut poll = other.client().poll(NextFilter::default());
+    let front = Front::new(folder.socket());
+    let mut poll = front.folder.client().poll(NextFilter::default());
     for name in ["ns/a", "ns/b", "ns/c"] {
         brain.publish([service(name, &[])]);
         assert!(in_time(poll.next()).await.services.contains_key(name));
     }
-    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+    assert_eq!(front.connections(), 1);
     brain.stop().await;
 }
 

@@ -6,7 +6,7 @@ use model::state::{NodeInfo, NodeState};
 use publish::{NodeRegistry, NodeStates, Publisher, SubscribeError};
 
 use crate::{
-    common::{Brain, Folder, channel, in_time, is_pending, service, state},
+    common::{Brain, channel, in_time, is_pending, service, state},
     peer::NodePeer,
 };
 
@@ -25,19 +25,9 @@ async fn compute(nodes: &NodeRegistry, requested: &std::cell::RefCell<BTreeSet<A
     }
 }
 
-/// A brain of the node `n1` that serves any node.
-async fn any_node() -> (Folder, Brain, NodeRegistry) {
-    let folder = Folder::new();
-    let publisher = Publisher::new("n1");
-    let ready = publisher.for_node("never");
-    let nodes = NodeRegistry::new(publisher);
-    let brain = Brain::with(&folder, ready, nodes.requests()).await;
-    (folder, brain, nodes)
-}
-
 #[tokio::test]
 async fn a_node_is_computed_when_first_requested() {
-    let (folder, _brain, nodes) = any_node().await;
+    let (folder, _brain, nodes) = Brain::any_node().await;
     nodes.publish("n1", state_of("n1", &[]));
     let requested = Default::default();
     let clients = async {
@@ -68,7 +58,7 @@ async fn a_node_is_computed_when_first_requested() {
 
 #[tokio::test]
 async fn the_stream_of_a_requested_node_ends_with_ok_when_the_registry_is_dropped() {
-    let (folder, _brain, nodes) = any_node().await;
+    let (folder, _brain, nodes) = Brain::any_node().await;
     let mut peer = NodePeer::start(&folder, "n2").await;
     assert_eq!(nodes.requested().await, ["n2".into()]);
     nodes.publish("n2", state_of("n2", &[]));
@@ -160,7 +150,7 @@ async fn revisions_are_unique_across_nodes() {
 
 #[tokio::test]
 async fn each_of_a_thousand_watchers_receives_one_change() {
-    let (folder, _brain, nodes) = any_node().await;
+    let (folder, _brain, nodes) = Brain::any_node().await;
     let channel = channel(&folder).await;
     let names: Vec<_> = (0..1000).map(|it| format!("node-{it}")).collect();
     let clients = async {

@@ -4,7 +4,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -12,16 +12,13 @@ use model::{
     Timestamp,
     state::{NodeInfo, NodeState, ServiceState},
 };
-use proxy_contract::{
-    Target,
-    client::Client,
-    localv1::{Digests, EmptyOp, Extension, Kept, op_item::Op},
-};
+use proxy_contract::localv1::{Digests, EmptyOp, Extension, Kept, op_item::Op};
 use publish::upstream::Upstream;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    io::copy_bidirectional,
     net::{UnixListener, UnixStream},
 };
+use tokio_util::io::InspectReader;
 
 use crate::{
     cluster_resume,
@@ -29,47 +26,47 @@ use crate::{
     peer::{ClusterObjects, NodeObjects, NodePeer, Objects, Peer},
 };
 
-/// A socket in front of a brain's, and the bytes that pass it in both directions.
+/// A socket in front of a brain's, its connections, and the bytes that pass it in both directions.
 pub(crate) struct Front {
     pub(crate) folder: Folder,
-    bytes: Arc<AtomicU64>,
+    connections: Arc<AtomicUsize>,
+    bytes: Arc<AtomicUsize>,
 }
 
 impl Front {
     pub(crate) fn new(brain: PathBuf) -> Self {
-        let (folder, bytes) = (Folder::new(), Arc::<AtomicU64>::default());
+        let (folder, connections, bytes) = (Folder::new(), Arc::<AtomicUsize>::default(), Arc::default());
         let listener = UnixListener::bind(folder.socket()).unwrap();
-        let count = Arc::clone(&bytes);
+        let front = Self { folder, connections: Arc::clone(&connections), bytes: Arc::clone(&bytes) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                connections.fetch_add(1, Ordering::SeqCst);
                 // While there is no brain, the connection ends.
                 let Ok(server) = UnixStream::connect(&brain).await else { continue };
-                let (client, server) = (client.into_split(), server.into_split());
-                tokio::spawn(copy(client.0, server.1, Arc::clone(&count)));
-                tokio::spawn(copy(server.0, client.1, Arc::clone(&count)));
+                let counted = |stream, bytes: Arc<AtomicUsize>| {
+                    InspectReader::new(stream, move |it: &[u8]| {
+                        bytes.fetch_add(it.len(), Ordering::Relaxed);
+                    })
+                };
+                let mut client = counted(client, Arc::clone(&bytes));
+                let mut server = counted(server, Arc::clone(&bytes));
+                tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
             }
         });
-        Self { folder, bytes }
+        front
     }
 
     fn upstream(&self) -> Upstream {
-        Upstream::new(Client::new(Target::Unix(self.folder.socket()).into(), "n1"), "n1")
+        Upstream::new(self.folder.client(), "n1")
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
-}
-
-async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, count: Arc<AtomicU64>) {
-    let mut buffer = vec![0; 64 << 10];
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        count.fetch_add(u64::try_from(length).unwrap(), Ordering::Relaxed);
-        if to.write_all(&buffer[..length]).await.is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown().await;
 }
 
 const KEYS: [&str; 10] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9"];
@@ -83,7 +80,7 @@ pub(crate) fn large(services: usize) -> NodeState {
 }
 
 /// Restarts the brain with another state; returns the bytes that this takes until the client has the state.
-async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> u64 {
+async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> usize {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(before.clone());
     let front = Front::new(folder.socket());

@@ -7,23 +7,24 @@ use model::{error_chain, state::NodeState};
 use proxy_contract::{
     Target,
     client::Client,
-    localnetv1::{NextFilter, endpoints_client::EndpointsClient},
-    localv1::{WatchReq, op_item::Op, sets_client::SetsClient},
+    localnetv1::{NextFilter, NextItem, endpoints_client::EndpointsClient},
+    localv1::op_item::Op,
+    tls::ClientTls,
 };
 use publish::{NodeStates, Publisher, Subscription};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Status,
+    Code, Status, Streaming,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::{
     common::{in_time, is_pending, serve, service, state, until},
+    peer::NodePeer,
     pki::{Authority, Folder, Pair, Subject},
 };
 
@@ -45,6 +46,13 @@ struct Brain {
 }
 
 impl Brain {
+    /// A brain with a new authority.
+    async fn new(allowed: &[&str]) -> (Authority, Self) {
+        let ours = Authority::new("ours");
+        let brain = Self::start(&ours.brain(), &ours.pem, allowed).await;
+        (ours, brain)
+    }
+
     async fn start(pair: &Pair, authorities: &str, allowed: &[&str]) -> Self {
         Self::start_at("localhost:0".parse().unwrap(), pair, authorities, allowed).await
     }
@@ -71,23 +79,35 @@ impl Brain {
 
     async fn channel(&self, tls: ClientTlsConfig) -> Result<Channel, String> {
         let endpoint = Endpoint::from_shared(format!("https://{}", self.address())).unwrap();
-        endpoint
-            .tls_config(tls)
-            .map_err(|it| error_chain(&it))?
-            .connect()
-            .await
-            .map_err(|it| error_chain(&it))
+        let endpoint = endpoint.tls_config(tls).unwrap();
+        endpoint.connect().await.map_err(|it| error_chain(&it))
+    }
+
+    /// Requests the state of a node; returns the stream after its first item.
+    async fn poll(&self, tls: ClientTlsConfig, node: &str) -> Result<Streaming<NextItem>, Rejection> {
+        let channel = self.channel(tls).await.map_err(Rejection::Connection)?;
+        let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
+        in_time(async {
+            let mut items = EndpointsClient::new(channel).next(filter).await?.into_inner();
+            assert!(items.message().await?.unwrap().next.is_some());
+            Ok(items)
+        })
+        .await
     }
 
     /// Requests the state of a node.
     async fn ask(&self, tls: ClientTlsConfig, node: &str) -> Result<(), Rejection> {
-        let channel = self.channel(tls).await.map_err(Rejection::Connection)?;
-        let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
-        let response =
-            async { EndpointsClient::new(channel).next(filter).await?.into_inner().message().await };
-        let item = in_time(response).await?;
-        assert!(item.unwrap().next.is_some());
-        Ok(())
+        self.poll(tls, node).await.map(drop)
+    }
+
+    /// Requests the state of a node with a certificate.
+    async fn ask_as(&self, authority: &Authority, pair: &Pair, node: &str) -> Result<(), Rejection> {
+        self.ask(tls(authority, Some(pair)), node).await
+    }
+
+    /// A client of the library.
+    fn client(&self, node: &str, tls: ClientTls) -> Client {
+        Client::new(self.target.clone().into(), node).tls(tls)
     }
 }
 
@@ -135,14 +155,16 @@ fn rejected(result: Result<(), Rejection>, reason: &str) {
 async fn a_client_without_a_valid_certificate_is_rejected() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("ours"));
     let brain = Brain::start(&ours.brain(), &ours.pem, &["anyone"]).await;
-    rejected(brain.ask(tls(&ours, None), "n1").await, "CertificateRequired");
     let subject = Subject { common_name: "system:node:n1", ..Subject::default() };
-    rejected(brain.ask(tls(&ours, Some(&theirs.sign(subject))), "n1").await, "fatal alert");
-    let expired = ours.sign(Subject { is_expired: true, ..subject });
-    rejected(brain.ask(tls(&ours, Some(&expired)), "n1").await, "CertificateExpired");
-    let other = ours.sign(Subject { is_for_servers: true, ..subject });
-    rejected(brain.ask(tls(&ours, Some(&other)), "n1").await, "fatal alert");
-    brain.ask(tls(&ours, Some(&ours.sign(subject))), "n1").await.unwrap();
+    for (pair, reason) in [
+        (None, "CertificateRequired"),
+        (Some(theirs.sign(subject)), "fatal alert"),
+        (Some(ours.sign(Subject { is_expired: true, ..subject })), "CertificateExpired"),
+        (Some(ours.sign(Subject { is_for_servers: true, ..subject })), "fatal alert"),
+    ] {
+        rejected(brain.ask(tls(&ours, pair.as_ref()), "n1").await, reason);
+    }
+    brain.ask_as(&ours, &ours.sign(subject), "n1").await.unwrap();
 }
 
 #[tokio::test]
@@ -151,9 +173,8 @@ async fn a_client_rejects_a_brain_with_another_name_or_authority() {
     let node = ours.node("n1");
     let good = Brain::start(&ours.brain(), &ours.pem, &[]).await;
     rejected(good.ask(tls(&theirs, Some(&node)), "n1").await, "UnknownIssuer");
-    let misnamed =
-        Brain::start(&ours.sign(Subject { dns: &["brain.test"], ..Subject::default() }), &ours.pem, &[])
-            .await;
+    let misnamed = ours.sign(Subject { dns: &["brain.test"], ..Subject::default() });
+    let misnamed = Brain::start(&misnamed, &ours.pem, &[]).await;
     rejected(misnamed.ask(tls(&ours, Some(&node)), "n1").await, "not valid for name");
     let expired = ours.sign(Subject { dns: &["localhost"], is_expired: true, ..Subject::default() });
     let expired = Brain::start(&expired, &ours.pem, &[]).await;
@@ -161,7 +182,7 @@ async fn a_client_rejects_a_brain_with_another_name_or_authority() {
 
     // The client library verifies the same, and can expect another name.
     let files = Folder::new(&node, &ours.pem);
-    let follow = |tls| Client::new(misnamed.target.clone().into(), "n1").tls(tls).watch();
+    let follow = |tls| misnamed.client("n1", tls).watch();
     assert!(is_pending(500, follow(files.client()).next()).await);
     let renamed = files.client().server_name("brain.test").unwrap();
     in_time(follow(renamed).next()).await;
@@ -170,21 +191,20 @@ async fn a_client_rejects_a_brain_with_another_name_or_authority() {
 
 #[tokio::test]
 async fn a_certificate_permits_the_node_that_it_names() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &["metrics.shop.svc"]).await;
+    let (ours, brain) = Brain::new(&["metrics.shop.svc"]).await;
     let by_name = Subject { common_name: "system:node:n1", ..Subject::default() };
     let by_dns = Subject { dns: &["n1", "n2.example.org"], ..Subject::default() };
     let by_id = Subject { uri: &["spiffe://cluster.local/node/n1"], ..Subject::default() };
     let by_uri = Subject { uri: &["system:node:n1"], ..Subject::default() };
     for subject in [by_name, by_dns, by_id, by_uri] {
         let pair = ours.sign(subject);
-        brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
-        let message = denied(brain.ask(tls(&ours, Some(&pair)), "n3").await);
+        brain.ask_as(&ours, &pair, "n1").await.unwrap();
+        let message = denied(brain.ask_as(&ours, &pair, "n3").await);
         assert!(message.contains("no access to node \"n3\"") && message.contains("node \"n1\""), "{message}");
         // The brain's own node is no exception.
-        assert!(denied(brain.ask(tls(&ours, Some(&pair)), "").await).contains("the brain's own node"));
+        assert!(denied(brain.ask_as(&ours, &pair, "").await).contains("the brain's own node"));
     }
-    brain.ask(tls(&ours, Some(&ours.sign(by_dns))), "n2.example.org").await.unwrap();
+    brain.ask_as(&ours, &ours.sign(by_dns), "n2.example.org").await.unwrap();
 
     // Names that only resemble node names.
     let no_node = [
@@ -197,7 +217,7 @@ async fn a_certificate_permits_the_node_that_it_names() {
     ];
     for subject in no_node {
         for node in ["n1", "n2.example.org", ""] {
-            denied(brain.ask(tls(&ours, Some(&ours.sign(subject))), node).await);
+            denied(brain.ask_as(&ours, &ours.sign(subject), node).await);
         }
     }
 }
@@ -213,20 +233,19 @@ async fn a_name_on_the_allow_list_permits_every_node() {
         Subject { uri: &[allowed[2]], ..Subject::default() },
     ] {
         for node in ["n1", "n7", ""] {
-            brain.ask(tls(&ours, Some(&ours.sign(subject))), node).await.unwrap();
+            brain.ask_as(&ours, &ours.sign(subject), node).await.unwrap();
         }
     }
     let other = ours.sign(Subject { common_name: "chained-brain-2", ..Subject::default() });
-    denied(brain.ask(tls(&ours, Some(&other)), "n1").await);
+    denied(brain.ask_as(&ours, &other, "n1").await);
 }
 
 #[tokio::test]
 async fn the_cluster_state_requires_a_name_on_the_allow_list() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &["chained-brain"]).await;
+    let (ours, brain) = Brain::new(&["chained-brain"]).await;
     let cluster_state = async |pair: &Pair| {
         let files = Folder::new(pair, &ours.pem);
-        let mut cluster = Client::new(brain.target.clone().into(), "n1").tls(files.client()).cluster();
+        let mut cluster = brain.client("n1", files.client()).cluster();
         in_time(cluster.next()).await
     };
     let Err(refused) = cluster_state(&ours.node("n1")).await else { panic!("not refused") };
@@ -237,11 +256,10 @@ async fn the_cluster_state_requires_a_name_on_the_allow_list() {
 
 #[tokio::test]
 async fn a_certificate_permits_explanations_for_the_node_that_it_names() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &["metrics.shop.svc"]).await;
+    let (ours, brain) = Brain::new(&["metrics.shop.svc"]).await;
     let files = Folder::new(&ours.node("n1"), &ours.pem);
     let explain = async |node: &str| {
-        let client = Client::new(brain.target.clone().into(), node).tls(files.client());
+        let client = brain.client(node, files.client());
         in_time(client.explain(&["node".into()])).await
     };
     assert_eq!(explain("n1").await.unwrap().node_name, "n1");
@@ -253,21 +271,14 @@ async fn a_certificate_permits_explanations_for_the_node_that_it_names() {
 
 #[tokio::test]
 async fn every_request_of_a_stream_is_authorized() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
+    let (ours, brain) = Brain::new(&[]).await;
     let channel = brain.channel(tls(&ours, Some(&ours.node("n1")))).await.unwrap();
-    let (requests, outgoing) = tokio::sync::mpsc::channel(1);
-    let ask = async |node: &str| {
-        requests.send(WatchReq { node_name: node.into(), ..WatchReq::default() }).await.unwrap();
-    };
-    ask("n1").await;
-    let items = SetsClient::new(channel).watch(ReceiverStream::new(outgoing)).await;
-    let mut items = items.unwrap().into_inner();
-    let mut item = async || in_time(items.message()).await;
-    assert!(matches!(item().await.unwrap().unwrap().op, Some(Op::Reset(_))));
-    assert!(matches!(item().await.unwrap().unwrap().op, Some(Op::Sync(_))));
-    ask("n2").await;
-    let refused = item().await.unwrap_err();
+    let mut peer = NodePeer::over(channel).await;
+    peer.ask("n1").await;
+    assert!(matches!(peer.item().await, Op::Reset(_)));
+    assert!(peer.change_set().await.is_empty());
+    peer.ask("n2").await;
+    let refused = peer.fails().await;
     assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(refused.message().contains("no access to node \"n2\""), "{refused}");
 }
@@ -278,8 +289,7 @@ async fn health_and_reflection_require_only_a_valid_certificate() {
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest,
     };
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
+    let (ours, brain) = Brain::new(&[]).await;
     let nameless = ours.sign(Subject::default());
     let channel = brain.channel(tls(&ours, Some(&nameless))).await.unwrap();
     HealthClient::new(channel.clone()).check(HealthCheckRequest::default()).await.unwrap();
@@ -291,10 +301,9 @@ async fn health_and_reflection_require_only_a_valid_certificate() {
 
 #[tokio::test]
 async fn a_brain_reloads_certificates_while_it_serves() {
-    let (old, new) = (Authority::new("old"), Authority::new("new"));
-    let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
+    let ((old, brain), new) = (Brain::new(&[]).await, Authority::new("new"));
     let mine = Folder::new(&old.node("n1"), &old.pem);
-    let mut watch = Client::new(brain.target.clone().into(), "n1").tls(mine.client()).watch();
+    let mut watch = brain.client("n1", mine.client()).watch();
     in_time(watch.next()).await;
 
     // While the files do not match, the previous set stays in use.
@@ -316,10 +325,9 @@ async fn a_brain_reloads_certificates_while_it_serves() {
 
 #[tokio::test]
 async fn a_client_uses_its_new_certificate_for_the_next_connection() {
-    let (old, new) = (Authority::new("old"), Authority::new("new"));
-    let brain = Brain::start(&old.brain(), &old.pem, &[]).await;
+    let ((old, brain), new) = (Brain::new(&[]).await, Authority::new("new"));
     let mine = Folder::new(&old.node("n1"), &old.pem);
-    let client = Client::new(brain.target.clone().into(), "n1").tls(mine.client());
+    let client = brain.client("n1", mine.client());
     in_time(client.watch().next()).await;
     brain.files.write(&new.brain(), &new.pem);
     assert!(is_pending(300, client.watch().next()).await, "the old certificate is rejected");
@@ -331,8 +339,7 @@ async fn a_client_uses_its_new_certificate_for_the_next_connection() {
 
 #[tokio::test]
 async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
+    let (ours, brain) = Brain::new(&[]).await;
     let mut stalled = Vec::new();
     // Nothing; the beginning of a TLS record; text; HTTP/2 without TLS; arbitrary bytes.
     let garbage: [&[u8]; 5] = [
@@ -350,26 +357,25 @@ async fn stalled_and_invalid_handshakes_end_without_affecting_others() {
     }
     let pair = ours.node("n1");
     for _ in 0..5 {
-        brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
+        brain.ask_as(&ours, &pair, "n1").await.unwrap();
     }
     for stream in &mut stalled {
         // Some receive an alert; all connections end.
         in_time(async { while matches!(stream.read(&mut [0; 1024]).await, Ok(1..)) {} }).await;
     }
-    brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
+    brain.ask_as(&ours, &pair, "n1").await.unwrap();
 }
 
 #[tokio::test]
 async fn pending_handshakes_of_any_number_keep_nobody_out() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &[]).await;
+    let (ours, brain) = Brain::new(&[]).await;
     let pair = ours.node("n1");
     let mut pending = Vec::new();
     for _ in 0..3 {
         for _ in 0..200 {
             pending.push(TcpStream::connect(brain.address()).await.unwrap());
         }
-        brain.ask(tls(&ours, Some(&pair)), "n1").await.unwrap();
+        brain.ask_as(&ours, &pair, "n1").await.unwrap();
     }
     let ClientStats { handshakes, closed_handshakes, .. } = brain.clients.stats();
     // One of them may not have ended yet.
@@ -378,17 +384,10 @@ async fn pending_handshakes_of_any_number_keep_nobody_out() {
 
 #[tokio::test]
 async fn a_certificate_has_a_limited_number_of_connections() {
-    let ours = Authority::new("ours");
-    let brain = Brain::start(&ours.brain(), &ours.pem, &["fleet"]).await;
+    let (ours, brain) = Brain::new(&["fleet"]).await;
     let (mine, other) = (ours.node("n1"), ours.node("n2"));
     let fleet = ours.sign(Subject { common_name: "fleet", ..Subject::default() });
-    let hold = async |pair: &Pair, node: &str| {
-        let channel = brain.channel(tls(&ours, Some(pair))).await.map_err(Rejection::Connection)?;
-        let filter = NextFilter { node_name: node.into(), ..NextFilter::default() };
-        let mut stream = EndpointsClient::new(channel).next(filter).await?.into_inner();
-        in_time(stream.message()).await?;
-        Ok::<_, Rejection>(stream)
-    };
+    let hold = async |pair: &Pair, node: &str| brain.poll(tls(&ours, Some(pair)), node).await;
     let mut held = Vec::new();
     for _ in 0..8 {
         held.push(hold(&mine, "n1").await.unwrap());
@@ -412,7 +411,7 @@ async fn a_unix_socket_needs_no_certificate() {
     let brain = Brain::start_at(Target::Unix(folder.socket()), &ours.brain(), &ours.pem, &[]).await;
     // A client does not use its certificate there.
     let mine = Folder::new(&ours.node("n1"), &ours.pem);
-    let client = Client::new(brain.target.clone().into(), "n7").tls(mine.client());
+    let client = brain.client("n7", mine.client());
     in_time(client.watch().next()).await;
 }
 
