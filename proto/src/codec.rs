@@ -8,7 +8,7 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 /// The initial size of a stream's buffer, in bytes; most messages fit.
 const BUFFER_SIZE: usize = 1 << 10;
-/// How many bytes are collected before they are sent.
+/// The number of bytes that are collected before they are sent.
 const YIELD_THRESHOLD: usize = 4 << 10;
 
 /// Prost's encoding with small buffers.

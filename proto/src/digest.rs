@@ -126,11 +126,11 @@ impl Digests {
         Self { version: VERSION, buckets: buckets.concat() }
     }
 
-    /// The digests of the buckets; `None` if they follow other rules.
+    /// The digests of the buckets; `None` if their version is unknown.
     ///
     /// # Errors
     ///
-    /// They follow these rules and break them.
+    /// The version is known, and the length is not that of 1 to [`MAX_BUCKETS`] digests.
     pub fn parse(&self) -> Result<Option<&[Digest]>, String> {
         if self.version != VERSION {
             return Ok(None);
@@ -154,7 +154,7 @@ pub struct KeptBuckets {
 }
 
 impl KeptBuckets {
-    /// Those that are equal on both sides.
+    /// The buckets that are equal on both sides.
     pub fn equal(ours: &[Digest], theirs: &[Digest]) -> Self {
         let count = ours.len();
         let mut bits = vec![0; count.div_ceil(8)];
@@ -164,17 +164,17 @@ impl KeptBuckets {
         Self { bits, count }
     }
 
-    /// Those of a message, out of `count`; `None` if it does not fit.
+    /// Parses the bits of a message, for `count` buckets; `None` if the length is wrong.
     pub fn parse(bits: Vec<u8>, count: usize) -> Option<Self> {
         (count > 0 && bits.len() == count.div_ceil(8)).then_some(Self { bits, count })
     }
 
-    /// As in a message.
+    /// The bits of the message `Kept`: bucket 0 is the lowest bit of the first byte.
     pub fn bits(&self) -> &[u8] {
         &self.bits
     }
 
-    /// Whether there is none.
+    /// Whether no bucket is kept.
     pub fn is_empty(&self) -> bool {
         self.bits.iter().all(|it| *it == 0)
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Targets {
 pub struct TargetError {
     /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// Why the text is no address.
     pub reason: &'static str,
 }
 

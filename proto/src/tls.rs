@@ -24,7 +24,7 @@ use rustls::{
 };
 use tonic::transport::{ClientTlsConfig, Identity};
 
-/// How long a client's handshake may take.
+/// The time limit of a client's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The paths of the three files. See [`ClientTls`] for an example.
@@ -53,11 +53,11 @@ pub enum TlsFile {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", .path.display())]
 pub struct TlsError {
-    /// The file that is wrong.
+    /// The file that cannot be used.
     pub file: TlsFile,
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Why the file cannot be used.
     pub reason: String,
 }
 

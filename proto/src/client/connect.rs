@@ -23,7 +23,7 @@ use tower::service_fn;
 
 use crate::{Target, Targets, localv1::Extension};
 
-/// How long to wait for a connection, and for each other step on the way to a stream.
+/// The time limit of a connection attempt, and of each other step on the way to a stream.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest message that is accepted; the longest ones are Services.
 pub(super) const MAX_MESSAGE_SIZE: usize = 64 << 20;
@@ -58,7 +58,7 @@ impl fmt::Debug for ConnectBy {
     }
 }
 
-/// What every view of the client library connects with.
+/// Connects the views of the client library to a brain.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub(super) targets: Targets,
@@ -67,7 +67,7 @@ pub(super) struct Connector {
     pub(super) extensions: Vec<Extension>,
     /// Why the last attempt failed; `None` since a complete state.
     pub(super) outage: watch::Sender<Option<String>>,
-    /// How to connect; `None` for a socket of its own.
+    /// Makes connections; `None` for a socket of its own.
     pub(super) connect_by: Option<ConnectBy>,
     #[cfg(feature = "tls")]
     pub(super) tls: Option<crate::tls::ClientTls>,
@@ -190,7 +190,7 @@ async fn check_serving(channel: &Channel) -> Result<(), String> {
     }
 }
 
-/// Where one brain is.
+/// The address of one brain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     target: Target,
@@ -210,7 +210,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which brains have not been tried since the last state.
+/// The brains that have not been tried since the last state.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     /// The last one comes first.

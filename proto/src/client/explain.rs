@@ -8,7 +8,7 @@ use crate::localv1::{ExplainReq, Explanation, explanations_client::ExplanationsC
 /// Why a brain does not explain a connection; returned by [`Client::explain`](super::Client::explain).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExplainError {
-    /// What is wrong with the question.
+    /// The question has no answer; with the reason.
     #[error("{0}")]
     InvalidQuestion(String),
     /// The brain answers no such questions.

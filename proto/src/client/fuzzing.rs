@@ -1,4 +1,4 @@
-//! What the fuzz targets call: change sets of arbitrary bytes.
+//! Entry point of the fuzz targets: change sets of arbitrary bytes.
 
 use prost::Message as _;
 
@@ -15,7 +15,7 @@ use crate::{
     localv1::{OpItem, op_item::Op},
 };
 
-/// What a client of each view makes of a stream: length-delimited operations.
+/// Feeds a stream, as length-delimited operations, to a client of each view.
 pub fn change_sets(bytes: &[u8]) {
     follow::<NodeView>(bytes);
     follow::<ClusterView>(bytes);

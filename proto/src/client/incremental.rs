@@ -63,7 +63,7 @@ use crate::{
 /// # }
 /// ```
 pub trait Incremental {
-    /// Why a change cannot be made.
+    /// The error of a change that cannot be made.
     type Error: Send;
 
     /// A Service was added or changed.
@@ -141,7 +141,7 @@ async fn unless<T>(
     .await
 }
 
-/// What the backend has, and what the brain has sent.
+/// The state of the backend, and the changes that the brain has sent.
 #[derive(Default)]
 struct Store {
     nodes: DiffStore<Arc<str>, Node>,

@@ -1,4 +1,4 @@
-//! What the client has, as digests of what it received, for the extension `Resume`.
+//! The inventory of a client: digests of the received objects, for the extension `Resume`.
 //!
 //! Invariant: it describes the last complete state, which the caller has, and not what a broken stream sent after it.
 
@@ -16,7 +16,7 @@ use crate::{
 /// The digests of all objects.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    /// Of the last complete state.
+    /// The objects of the last complete state.
     synced: HashMap<Group, Objects>,
     /// The operations since then, in their order: with an object's digest, or none if it was deleted.
     pending: HashMap<Group, Vec<(ObjectId, Option<Digest>)>>,
@@ -42,7 +42,7 @@ struct Objects {
 const MIN_FORGOTTEN: usize = 1_024;
 
 impl Inventory {
-    /// What the request of a new stream says; `None` if there is nothing yet.
+    /// The digests for the first request of a stream; `None` if there are no objects yet.
     pub(super) fn message(&self) -> Option<Digests> {
         let count = self.synced.len().next_power_of_two().min(MAX_BUCKETS);
         let mut buckets = Buckets::new(count);

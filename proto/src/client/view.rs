@@ -60,7 +60,7 @@ pub(super) enum Path {
 pub(super) enum Event<V: View> {
     /// Everything received before is void; the stream carries these extensions.
     Reset(Vec<Extension>),
-    /// What is in these buckets stays valid.
+    /// Objects in these buckets stay valid.
     Keep(Arc<KeptBuckets>),
     SetServiceCidr(Arc<str>, ServiceCidr),
     DeleteServiceCidr(Arc<str>),

@@ -7,7 +7,7 @@ pub(crate) trait Backend {
     /// The answer to a question, or why there is none; `expected` says how often chance has to be asked.
     fn ask(&mut self, lookup: &Lookup, expected: &Answer) -> Result<String, String>;
 
-    /// What is right beside the answer of the contract, because of the way in which this is asked.
+    /// The answers that are right beside that of the contract, because of the interface.
     fn tolerance(&self, _lookup: &Lookup) -> Tolerance {
         Tolerance::default()
     }

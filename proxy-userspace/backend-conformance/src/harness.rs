@@ -37,7 +37,7 @@ pub(crate) struct Harness<'a> {
     backend: Option<Box<dyn Backend>>,
     marker: u16,
     state: NodeState,
-    /// What was asked of former states and may be unmatched by now.
+    /// Questions about former states, which may be unmatched by now.
     asked: BTreeSet<Lookup>,
     pub(crate) questions: usize,
 }
@@ -62,7 +62,7 @@ impl<'a> Harness<'a> {
         Ok(harness)
     }
 
-    /// How long the backend may take to apply a state.
+    /// The time limit for the backend to apply a state.
     pub(crate) fn timeout(&self) -> Duration {
         self.options.timeout
     }

@@ -24,41 +24,41 @@ pub use oracle::CLUSTER_CIDRS;
 pub use report::{CaseResult, Outcome, Report};
 pub use skips::{Skips, SkipsError};
 
-/// What is run, and how.
+/// The cases to run, and the backend.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The backend's command and its arguments.
     pub command: Vec<OsString>,
-    /// How the backend is asked.
+    /// The interface by which the backend is asked.
     pub interface: Interface,
-    /// How long the backend may take to apply a state, a reconnect included, and to answer.
+    /// The time limit for the backend to apply a state, a reconnect included, and to answer.
     pub timeout: Duration,
     /// Only cases whose names contain this.
     pub filter: Option<String>,
-    /// What is not asked.
+    /// Skipped cases and features.
     pub skips: Skips,
 }
 
-/// How a backend is asked where connections go.
+/// The interface by which a backend is asked where connections go.
 #[derive(Clone, Debug)]
 pub enum Interface {
     /// By questions on its standard input.
     Lines,
     /// By packets that its node receives, in a network of their own.
     Packets {
-        /// Where the backend logs.
+        /// The log file of the backend.
         log: Option<PathBuf>,
     },
     /// By packets, and for pods by sockets of this process, which enters a cgroup.
     Sockets {
         /// The cgroup, which is made.
         cgroup: PathBuf,
-        /// Where the backend logs.
+        /// The log file of the backend.
         log: Option<PathBuf>,
     },
     /// By packets, if the backend listens at the addresses of Services.
     Listeners {
-        /// Where the backend logs.
+        /// The log file of the backend.
         log: Option<PathBuf>,
     },
 }
@@ -78,7 +78,7 @@ pub enum RunError {
     /// The command cannot be started.
     #[error("cannot start {command:?}: {error}; name a program on the PATH, or its path")]
     Spawn {
-        /// Its name.
+        /// The name of the program.
         command: OsString,
         /// The cause.
         #[source]

@@ -1,4 +1,4 @@
-//! Where connections must go: the rules of docs/contract.md, applied to a node's state.
+//! The expected answers: the rules of docs/contract.md, applied to a node's state.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +39,7 @@ impl Lookup {
         Self { source, destination, protocol }
     }
 
-    /// What a backend needs for it beyond TCP over IPv4 to addresses of Services.
+    /// The features that a backend needs for the question, beyond TCP over IPv4 to addresses of Services.
     pub(crate) fn features(&self) -> impl Iterator<Item = &'static str> {
         let is_node_port = parsed(NODE_ADDRESSES).contains(&self.destination.ip());
         let all = [
@@ -61,7 +61,7 @@ impl Lookup {
         self.is_from_any_pod() || parsed(OUTSIDE).contains(&self.source)
     }
 
-    /// The same question of a client outside the cluster.
+    /// This question, from a client outside the cluster.
     pub(crate) fn asked_from_outside(self) -> Self {
         Self { source: of_family(OUTSIDE, Family::of(self.destination.ip())), ..self }
     }
@@ -83,7 +83,7 @@ fn of_family(addresses: [&str; 2], family: Family) -> IpAddr {
     parsed(addresses)[usize::from(family == Family::V6)]
 }
 
-/// What is right beside the answer of the contract.
+/// Answers that are right beside that of the contract.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tolerance {
     /// All connections have one client: with session affinity, one endpoint is enough.
@@ -94,7 +94,7 @@ pub(crate) struct Tolerance {
     pub(crate) refuses_unmatched: bool,
 }
 
-/// What a question is answered by.
+/// The expected answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Endpoints {
@@ -104,7 +104,7 @@ pub(crate) enum Answer {
     },
     Refuse,
     Drop,
-    /// The same, or nothing: the Service lost the address at another port, and a client that does not ask for
+    /// This answer, or none: the Service lost the address at another port, and a client that does not ask for
     /// `ConflictingAddresses` does not know that it has the address at all.
     IfKnown(Box<Self>),
     /// No Service has it. It may be refused or dropped if `is_free`, as an address of a Service or of a ServiceCIDR.

@@ -1,34 +1,34 @@
-//! What came out: a table for people, JUnit for machines.
+//! The report: a table for people, JUnit for machines.
 
 use std::{fmt::Write as _, time::Duration};
 
-/// How a case ended.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All answers were right.
     Passed {
-        /// How many questions were asked.
+        /// The number of questions.
         questions: usize,
     },
-    /// What was wrong.
+    /// Some answers were wrong; with a description.
     Failed(String),
-    /// Why it was not run.
+    /// The case was not run; with the reason.
     Skipped(String),
 }
 
-/// A case and how it ended.
+/// A case and its outcome.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    /// Its name.
+    /// The name of the case.
     pub name: String,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How long it took.
+    /// The duration.
     pub time: Duration,
 }
 
 impl CaseResult {
-    /// Whether it failed.
+    /// Whether the case failed.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         matches!(self.outcome, Outcome::Failed(_))

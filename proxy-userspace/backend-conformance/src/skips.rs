@@ -1,4 +1,4 @@
-//! What is not asked, with the reason.
+//! Skipped cases and features, with the reasons.
 
 /// A list of skipped cases and features.
 #[derive(Clone, Debug, Default)]
@@ -8,7 +8,7 @@ pub struct Skips(Vec<(String, String)>);
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {text:?} has no reason; write `CASE: REASON` or `FEATURE: REASON`")]
 pub struct SkipsError {
-    /// Its number, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
     /// The line.
     pub text: String,

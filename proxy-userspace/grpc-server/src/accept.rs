@@ -20,9 +20,9 @@ use super::{
     tls::ServerTls,
 };
 
-/// How long to wait after an error of accept(2), such as EMFILE.
+/// The delay after an error of accept(2), such as EMFILE.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
-/// How long further handshakes that fail for the same reason are not logged as warnings.
+/// After a failed handshake, further ones with the same reason are not logged as warnings for this time.
 const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Accepts the connections of a listener.

@@ -14,7 +14,7 @@ use x509_parser::{
 
 /// The prefix of a kubelet's common name.
 const KUBELET_PREFIX: &str = "system:node:";
-/// How many names of a certificate a message lists.
+/// The number of names of a certificate that a message lists.
 const MAX_SHOWN: usize = 3;
 
 /// The other end of a connection; without a certificate if it is local.

@@ -25,7 +25,7 @@ pub(crate) trait Diff: Send + 'static {
     fn operations(&self, phase: Phase, index: usize, out: &mut VecDeque<OpItem>);
 }
 
-/// What is set and deleted together.
+/// The kinds of objects, each of which is set and deleted together.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     ServiceCidrs,
@@ -59,7 +59,7 @@ const PHASES: [Phase; 10] = [
 pub(crate) struct ChangeSet<D> {
     diff: D,
     phase: usize,
-    /// How many changes this phase has passed.
+    /// The number of changes that this phase has passed.
     position: usize,
     ready: VecDeque<OpItem>,
 }

@@ -36,7 +36,7 @@ const SHARED_ENCODING_THRESHOLD: usize = 16;
 /// server dead.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a client may leave a change set unread; then its stream ends, and what it holds is freed.
+/// The time for which a client may leave a change set unread. Then its stream ends, and its states are freed.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The response stream.

@@ -22,7 +22,7 @@ use wire::{
 
 use super::change_set::{Change, Diff, Encode, Kind, Phase, delete, differing, set};
 
-/// Which objects a client receives.
+/// Selects the objects that a client receives.
 #[derive(Clone, Copy)]
 pub(crate) struct Filter<'a> {
     /// The value of the label `service.kubernetes.io/service-proxy-name` of this proxy's Services.
@@ -53,7 +53,7 @@ struct SliceChange {
 }
 
 impl ClusterDiff {
-    /// What leads from `old` to `new`; objects that both share are not compared.
+    /// The difference from `old` to `new`; shared objects are not compared.
     pub(crate) fn new(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> Self {
         let nodes = new.nodes().diff(old.nodes()).map(|(name, old, new)| Change {
             path: format!("|{name}||"),

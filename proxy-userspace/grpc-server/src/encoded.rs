@@ -25,7 +25,7 @@ pub(crate) struct Encoded {
     pub(crate) endpoints: Vec<Bytes>,
     position: u32,
     digest: Digest,
-    /// What leads here from the state that clients had before, as most of them had the same.
+    /// The operations from the previous state, which most clients had.
     change: Mutex<Option<(Weak<ServiceState>, Arc<Operations>)>>,
 }
 
@@ -87,7 +87,7 @@ impl Encoded {
     }
 }
 
-/// Those that make a difference to a Service.
+/// The extensions that change the message of a Service.
 fn content(extensions: Extensions) -> Extensions {
     let Extensions { trigger_times, other_serving, conflicting_addresses, .. } = extensions;
     Extensions { trigger_times, other_serving, conflicting_addresses, ..Extensions::default() }
@@ -122,7 +122,7 @@ fn group(set: Set, path: &str, bytes: &[u8]) -> (u32, Digest) {
     (digest::position(set, path), digest::all(&mut [digest::object(set, path, bytes)]))
 }
 
-/// What a client has of `state`, by the digests of its buckets: the buckets that are equal, and the state without the others.
+/// The part of `state` that a client has, by the digests of its buckets: the equal buckets, and the state without the others.
 pub(crate) fn kept(
     state: &NodeState,
     extensions: Extensions,

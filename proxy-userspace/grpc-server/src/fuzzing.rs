@@ -1,4 +1,4 @@
-//! What the fuzz targets call: a peer with an arbitrary certificate.
+//! Entry point of the fuzz targets: a peer with an arbitrary certificate.
 
 use std::collections::BTreeSet;
 

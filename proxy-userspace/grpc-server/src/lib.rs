@@ -61,7 +61,7 @@ const SERVICES: [&str; 3] =
     [sets_server::SERVICE_NAME, cluster_sets_server::SERVICE_NAME, endpoints_server::SERVICE_NAME];
 /// The longest accepted request, in bytes.
 const MAX_REQUEST_SIZE: usize = 64 << 10;
-/// How long the server waits for its clients when it shuts down.
+/// The time that a shutdown waits for clients.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why the server ended.

@@ -51,7 +51,7 @@ pub enum ListenError {
     },
 }
 
-/// What clients connect to. When it is dropped, the file of a unix socket is removed.
+/// An address that clients connect to. When it is dropped, the file of a unix socket is removed.
 #[derive(Debug)]
 pub struct Listener {
     address: Target,

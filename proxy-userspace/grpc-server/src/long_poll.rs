@@ -16,7 +16,7 @@ use super::{
     status,
 };
 
-/// How many items are encoded ahead of the connection.
+/// The number of items that are encoded ahead of the connection.
 const QUEUE_DEPTH: usize = 8;
 
 pub(crate) struct LongPoll {

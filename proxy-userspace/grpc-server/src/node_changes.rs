@@ -14,13 +14,13 @@ use proxy_contract::localv1::{OpItem, Set};
 
 use super::change_set::{delete, set};
 
-/// How many comparisons are kept: clients are at the newest nodes, at those before, or have none yet.
+/// The number of kept comparisons: clients are at the newest nodes, at the previous ones, or have none yet.
 const MAX_KEPT: usize = 4;
 
 /// A Node that differs.
 pub(crate) struct NodeChange {
     name: Arc<str>,
-    /// As it is sent; `None` if it was deleted.
+    /// The encoded Node; `None` if it was deleted.
     new: Option<Bytes>,
 }
 

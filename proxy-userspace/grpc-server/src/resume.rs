@@ -36,7 +36,7 @@ pub(crate) fn keep(kept: &KeptBuckets) -> OpItem {
     OpItem { op: Some(Op::Kept(Kept { buckets: kept.bits().to_vec() })) }
 }
 
-/// What a client with these digests lacks of the whole state `all`.
+/// The part of the whole state `all` that a client with these digests lacks.
 pub(crate) fn rest(all: ClusterDiff, theirs: &[Digest]) -> ChangeSet<ClusterDiff> {
     let mut all = ChangeSet::new(all);
     let mut groups = HashMap::<_, Vec<_>>::new();
@@ -123,7 +123,7 @@ mod tests {
         buckets.finish()
     }
 
-    /// What a client with these objects has after it resumes with these digests, and how many objects that takes.
+    /// The objects of a client after it resumes with these digests, and the number of objects that it receives.
     fn resume(mut client: Objects, digests: &[Digest], state: &ClusterState) -> (Objects, usize) {
         let mut items = rest(everything(state), digests);
         let Some(Op::Kept(it)) = items.next().unwrap().op else { panic!("it begins with what is kept") };

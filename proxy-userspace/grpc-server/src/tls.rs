@@ -21,9 +21,9 @@ use tokio_rustls::{
 
 use super::authz::Peer;
 
-/// How long a handshake may take.
+/// The time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the files are reloaded while no client connects, so that errors in them are reported early.
+/// The interval at which the files are reloaded while no client connects, so that errors are reported early.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The server's certificate, the trusted authorities and the allow-list.

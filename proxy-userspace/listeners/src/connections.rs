@@ -108,7 +108,7 @@ impl Connections {
         self.0.table.lock().open().count()
     }
 
-    /// How many connections were closed for others so far.
+    /// The number of connections that were closed for others so far.
     pub fn closed(&self) -> u64 {
         self.0.closed.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What servers and sources of this program share: Unix sockets, limits of connections, and threads of their own.
+//! Shared parts of servers and sources: Unix sockets, limits of connections, and threads with a runtime.
 //!
 //! Invariant: a listener costs a bounded number of connections, and a new one is always accepted.
 

@@ -19,7 +19,7 @@ pub trait Explain: Send + Sync + 'static {
 /// Why a connection is not explained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unexplained {
-    /// What is wrong with the question.
+    /// The question has no answer; with the reason.
     #[error("{0}")]
     InvalidQuestion(String),
     /// The node's state is not available.

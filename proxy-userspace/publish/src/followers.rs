@@ -57,7 +57,7 @@ struct Sent {
 pub struct FollowerStatus {
     /// The node.
     pub node: Arc<str>,
-    /// How long it has followed it.
+    /// The time since the client began to follow the node.
     pub connected: Duration,
     /// The newest state.
     pub newest: Option<Arc<Published>>,
@@ -74,7 +74,7 @@ pub struct FollowerStatus {
 pub struct FollowerStats {
     /// Clients that follow a node.
     pub followers: usize,
-    /// Those that have not acknowledged the newest state for 5 seconds.
+    /// Followers that have not acknowledged the newest state for 5 seconds.
     pub behind: usize,
     /// The longest time for which one has not acknowledged the newest state.
     pub longest_behind: Duration,

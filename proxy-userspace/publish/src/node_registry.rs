@@ -19,7 +19,7 @@ use crate::{
     publisher::{Publisher, Subscription},
 };
 
-/// How often to call [`NodeRegistry::remove_idle`], which removes a node at the second call without a subscriber.
+/// The interval at which to call [`NodeRegistry::remove_idle`], which removes a node at the second call without a subscriber.
 pub const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The limit of nodes without a Node object: the largest supported number of nodes of a cluster.
@@ -53,7 +53,7 @@ struct Registry {
 struct Nodes {
     own: Publisher,
     requested: HashMap<Arc<str>, RequestedNode>,
-    /// How many of them had no Node object when they were requested.
+    /// The number of requested nodes that had no Node object when they were requested.
     unknown_nodes: usize,
     /// The requests that the brain has not taken yet.
     new_requests: Vec<Arc<str>>,
@@ -82,7 +82,7 @@ impl NodeRegistry {
         Self { registry: Arc::new(Registry { nodes: Mutex::new(nodes), request_added: Notify::new() }) }
     }
 
-    /// The server's side.
+    /// The server's access to the registry.
     pub fn requests(&self) -> NodeRequests {
         let nodes = self.registry.nodes.lock();
         NodeRequests {

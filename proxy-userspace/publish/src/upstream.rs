@@ -12,7 +12,7 @@ use wire::{Extensions, NodeStateDecoder};
 
 use crate::publisher::{Publisher, Subscription};
 
-/// How long the next request waits for the last state to become active.
+/// The time for which the next request waits for the last state to become active.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Follows a brain and publishes its states under the brain's revisions.

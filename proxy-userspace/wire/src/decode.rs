@@ -26,7 +26,7 @@ use crate::{
 /// The default timeout of session affinity: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("it is not zero");
 
-/// How many ports a Service may have; no EndpointSlice has more.
+/// The limit of ports of a Service; no EndpointSlice has more.
 const MAX_PORTS: usize = 20_000;
 
 /// The state of one Service from its message and those of its endpoints, each with the last part of its path, with its labels

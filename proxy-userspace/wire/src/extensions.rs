@@ -23,14 +23,14 @@ pub struct Extensions {
     pub pods: bool,
     /// The addresses that a Service lost to another one, with the ports that lost them.
     pub conflicting_addresses: bool,
-    /// What the client has is not sent again.
+    /// Objects that the client has are not sent again.
     pub resume: bool,
     /// A sign of life when there is nothing else to send.
     pub heartbeats: bool,
 }
 
 impl Extensions {
-    /// What a stream of the state of one node supports.
+    /// The extensions of a stream of one node's state.
     pub const LOCAL: Self = Self {
         revisions: true,
         trigger_times: true,
@@ -43,9 +43,9 @@ impl Extensions {
         resume: true,
         heartbeats: true,
     };
-    /// What a full state of one node supports.
+    /// The extensions of a long poll of one node's state.
     pub const POLL: Self = Self { resume: false, heartbeats: false, ..Self::LOCAL };
-    /// What a stream of the state of the cluster supports.
+    /// The extensions of a stream of the cluster state.
     pub const GLOBAL: Self = Self {
         revisions: false,
         trigger_times: true,

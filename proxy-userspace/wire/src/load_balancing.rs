@@ -32,7 +32,7 @@ pub(crate) fn encode(it: LoadBalancing) -> Option<localv1::LoadBalancing> {
     })
 }
 
-/// What the message says; what is invalid is rejected and means the default.
+/// Decodes the message. Invalid values are rejected, and replaced by their defaults.
 pub(crate) fn decode(reader: &mut Reader, message: localv1::LoadBalancing) -> LoadBalancing {
     let algorithm = match load_balancing::Algorithm::try_from(message.algorithm) {
         Ok(load_balancing::Algorithm::Random) => Algorithm::Random,

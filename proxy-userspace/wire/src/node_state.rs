@@ -34,11 +34,11 @@ pub struct NodeStateDecoder {
     /// The Services by their paths, also those that are not served.
     services: BTreeMap<Arc<str>, DecodedService>,
     owners: FrontendOwners,
-    /// What was rejected of each node.
+    /// The rejected parts of each node.
     nodes: BTreeMap<Arc<str>, Vec<Rejected>>,
-    /// What was rejected of each ServiceCIDR.
+    /// The rejected parts of each ServiceCIDR.
     service_cidrs: BTreeMap<Arc<str>, Vec<Rejected>>,
-    /// What was rejected of each pod.
+    /// The rejected parts of each pod.
     pods: BTreeMap<Arc<str>, Vec<Rejected>>,
 }
 
@@ -47,9 +47,9 @@ pub struct NodeStateDecoder {
 struct DecodedService {
     /// Before conflicts are resolved; none if it is not served.
     state: Option<Arc<ServiceState>>,
-    /// What was rejected of its message.
+    /// The rejected parts of its message.
     rejected: Vec<Rejected>,
-    /// What it lost to other Services.
+    /// The frontends that it lost to other Services.
     conflicts: Vec<Rejected>,
 }
 
@@ -211,7 +211,7 @@ fn decode(
     Decoded { value, rejected }
 }
 
-/// Logs what was not rejected before.
+/// Logs rejections that are new.
 fn log_new(rejected: &[Rejected], before: &[Rejected]) {
     for it in rejected.iter().filter(|it| !before.contains(it)) {
         tracing::warn!(item = it.item, error = it.reason, "ignored in the state of the peer");

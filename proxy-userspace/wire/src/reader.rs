@@ -12,9 +12,9 @@ use model::{
 };
 use proxy_contract::localv1;
 
-/// How much of a peer's text a log line shows.
+/// The number of characters of a peer's text that a log line shows.
 const MAX_SHOWN_TEXT: usize = 80;
-/// How much of the kind, namespace and name of an object a log line shows.
+/// The number of characters of an object's kind, namespace and name that a log line shows.
 const MAX_SHOWN_OBJECT: usize = 160;
 
 /// A decoded value, and the parts of the messages that were rejected.

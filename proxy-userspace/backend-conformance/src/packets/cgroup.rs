@@ -10,7 +10,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
-    /// Where this process was.
+    /// The previous cgroup of this process.
     home: PathBuf,
 }
 

@@ -33,15 +33,15 @@ use crate::{
     oracle::{Answer, Lookup, NODE_ADDRESSES, Tolerance},
 };
 
-/// How many connections are made in a round, for each endpoint that is expected.
+/// The number of connections in a round, for each expected endpoint.
 const PER_ROUND: usize = 8;
 /// After how many rounds an endpoint that was not chosen is missing.
 const MAX_ROUNDS: usize = 16;
-/// How long the kernel may take for a packet: only a hang takes as long.
+/// The time limit for the kernel to handle a packet; only a hang takes as long.
 const KERNEL_TIMEOUT: Duration = Duration::from_secs(60);
 /// After how long a client's kernel sends the first packet of a connection again (RFC 6298, 2.1).
 const FIRST_RETRANSMISSION: Duration = Duration::from_secs(1);
-/// Who sends the packets that mark the end of an answer, and to whom.
+/// Source and destination of the packets that mark the end of an answer.
 const SENTINELS: [[&str; 2]; 2] =
     [["198.18.255.1", "198.18.255.2"], ["fd00:ffff:ffff::1", "fd00:ffff:ffff::2"]];
 

@@ -24,7 +24,7 @@ const NODE: &str = "probe0";
 const OTHERS: &str = "probe1";
 /// The protocols of packet sockets (linux/if_ether.h).
 const ETHERTYPES: [u16; 2] = [0x0800, 0x86dd];
-/// What is not sent and received at once waits here.
+/// The size of the send and receive buffers, in bytes.
 const BUFFER: usize = 4 << 20;
 
 /// Settings of the node: it forwards, does not doubt sources, refuses without a limit, and forgets connections soon. What the

@@ -29,7 +29,7 @@ pub(super) struct Packet {
     pub(super) kind: Kind,
 }
 
-/// What a packet is for.
+/// The role of a packet in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The first packet of a connection or flow. A TCP packet has this sequence number.
@@ -67,7 +67,7 @@ pub(super) fn first(protocol: Protocol, source: SocketAddr, destination: SocketA
     }
 }
 
-/// What the other side of a connection sends in return; `None` if it sends nothing.
+/// The reply of the other side of a connection; `None` if it sends nothing.
 pub(super) fn reply(packet: &Packet, bytes: &[u8]) -> Option<Vec<u8>> {
     let Packet { source, destination, kind } = *packet;
     match kind {
@@ -169,7 +169,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, it| (0..8).fold(crc ^ u32::from(*it), step))
 }
 
-/// What a packet is; `None` if the probe has no use for it.
+/// Parses a packet; `None` if it is irrelevant to the probe.
 pub(super) fn parse(bytes: &[u8]) -> Option<Packet> {
     let (source, destination, protocol, payload) = addresses(bytes)?;
     let ports = || Some((be16(payload, 0)?, be16(payload, 2)?));

@@ -33,7 +33,7 @@ pub struct ClusterDecoder {
     rejections: Rejections,
 }
 
-/// What the message of a Service contained.
+/// The objects that the message of a Service contained.
 #[derive(Debug)]
 struct DecodedService {
     service: Option<ServiceName>,
@@ -46,7 +46,7 @@ impl ClusterDecoder {
         Self { requested, ..Self::default() }
     }
 
-    /// What was rejected of the messages.
+    /// The rejected parts of the messages.
     pub fn rejections(&self) -> &Rejections {
         &self.rejections
     }

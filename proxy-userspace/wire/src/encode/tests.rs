@@ -1,4 +1,4 @@
-//! What other brains' clients rely on.
+//! Encoded messages, as clients of other brains rely on them.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
