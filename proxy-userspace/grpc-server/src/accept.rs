@@ -15,7 +15,7 @@ use tokio_rustls::rustls;
 
 use super::{
     authz::Peer,
-    clients::{Admission, Clients, Identity},
+    clients::{Admission, Clients},
     listen::{Accepted, ByteStream, Listener},
     tls::ServerTls,
 };
@@ -69,34 +69,16 @@ impl Acceptor {
                 }
                 accepted = accept => accepted,
             };
-            match (accepted, self.listener.tls()) {
-                (Ok(Accepted::Unix(stream)), _) => {
-                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
-                        return Connection::new(stream, Peer::LOCAL, admission);
-                    }
-                }
-                (Ok(Accepted::Given(stream)), _) => {
-                    if let Some(admission) = self.clients.admit(Identity::Trusted) {
+            match accepted {
+                Ok(Accepted::Local(stream, identity)) => {
+                    if let Some(admission) = self.clients.admit(identity) {
                         return Connection { stream, peer: Peer::LOCAL, admission };
                     }
                 }
-                (Ok(Accepted::Tcp(stream, client)), tls) => {
-                    if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "setsockopt(TCP_NODELAY)");
-                    }
-                    match tls {
-                        None => {
-                            if let Some(admission) = self.clients.admit(Identity::Host) {
-                                return Connection::new(stream, Peer::LOCAL, admission);
-                            }
-                        }
-                        Some(tls) => {
-                            let (tls, clients) = (Arc::clone(tls), self.clients.clone());
-                            self.handshakes.spawn(handshake(tls, clients, stream, client));
-                        }
-                    }
+                Ok(Accepted::Tls(stream, client, tls)) => {
+                    self.handshakes.spawn(handshake(tls, self.clients.clone(), stream, client));
                 }
-                (Err(error), _) => {
+                Err(error) => {
                     let address = self.listener.address();
                     tracing::warn!(%address, %error, retry_in = ?ACCEPT_BACKOFF, "accept failed");
                     self.clients.close_handshake();
@@ -135,7 +117,7 @@ async fn handshake(
         result = tls.handshake(stream) => match result {
             Ok((stream, peer)) => {
                 let admission = clients.admit(peer.identity());
-                Ok(admission.map(|it| Connection::new(stream, peer, it)))
+                Ok(admission.map(|admission| Connection { stream: Box::new(stream), peer, admission }))
             }
             Err(error) => Err(HandshakeError { client, reason: reason(&error) }),
         },
@@ -154,10 +136,4 @@ pub(crate) struct Connection {
     pub(crate) stream: Box<dyn ByteStream>,
     pub(crate) peer: Peer,
     pub(crate) admission: Admission,
-}
-
-impl Connection {
-    fn new(stream: impl ByteStream + 'static, peer: Peer, admission: Admission) -> Self {
-        Self { stream: Box::new(stream), peer, admission }
-    }
 }

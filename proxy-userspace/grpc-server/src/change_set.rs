@@ -141,12 +141,16 @@ impl Encode for Arc<ServiceCidr> {
     }
 }
 
-/// The ServiceCIDRs or pods that differ, each at the path that `path` makes of its name.
+/// The ServiceCIDRs or pods that differ, if the client receives them, each at the path that `path` makes of its name.
 pub(crate) fn differing<T: PartialEq>(
+    is_received: bool,
     old: &BTreeMap<Arc<str>, Arc<T>>,
     new: &BTreeMap<Arc<str>, Arc<T>>,
     path: impl Fn(&str) -> String,
 ) -> Vec<Change<Arc<T>>> {
+    if !is_received {
+        return Vec::new();
+    }
     let change = |(name, old, new): (&Arc<str>, Option<&Arc<_>>, Option<&Arc<_>>)| Change {
         path: path(name),
         old: old.cloned(),

@@ -83,14 +83,11 @@ impl ClusterDiff {
             (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
             _ => true,
         });
-        let service_cidrs = match filter.extensions.service_cidrs {
-            true => differing(old.service_cidrs(), new.service_cidrs(), |it| format!("|{it}||")),
-            false => Vec::new(),
-        };
-        let pods = match filter.extensions.pods {
-            true => differing(old.pods(), new.pods(), |it| format!("{}||", it.replace('/', "|"))),
-            false => Vec::new(),
-        };
+        let Extensions { service_cidrs, pods, .. } = filter.extensions;
+        let cidr_path = |it: &str| format!("|{it}||");
+        let service_cidrs = differing(service_cidrs, old.service_cidrs(), new.service_cidrs(), cidr_path);
+        let pod_path = |it: &str| format!("{}||", it.replace('/', "|"));
+        let pods = differing(pods, old.pods(), new.pods(), pod_path);
         Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
     }
 

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use model::state::{NodeInfos, NodeState, Pod, ServiceState};
+use model::state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState};
 use parking_lot::Mutex;
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::{
@@ -130,31 +130,22 @@ pub(crate) fn kept(
     is_shared: bool,
     node_digests: &NodeDigests,
 ) -> (KeptBuckets, NodeState) {
-    let services: Vec<_> = state
-        .services
-        .values()
-        .map(|it| match is_shared.then(|| Encoded::shared(it, extensions)).flatten() {
-            Some(it) => (it.position, it.digest),
-            None => {
-                let own = Encoded::new(it, content(extensions));
-                (own.position, own.digest)
-            }
-        })
-        .collect();
+    let service = |it: &Arc<_>| match is_shared.then(|| Encoded::shared(it, extensions)).flatten() {
+        Some(it) => (it.position, it.digest),
+        None => {
+            let own = Encoded::new(it, content(extensions));
+            (own.position, own.digest)
+        }
+    };
+    let services: Vec<_> = state.services.values().map(service).collect();
     let nodes = if extensions.nodes { node_digests.of(&state.nodes) } else { Arc::default() };
-    let cidr = |it: &Arc<_>| {
-        let message = wire::service_cidr(it);
-        group(Set::ServiceCidrsSet, &message.name, &message.encode_to_vec())
+    let cidr = |it: &Arc<ServiceCidr>| {
+        group(Set::ServiceCidrsSet, &it.name, &wire::service_cidr(it).encode_to_vec())
     };
-    let cidrs: Vec<_> = match extensions.service_cidrs {
-        true => state.service_cidrs.values().map(cidr).collect(),
-        false => Vec::new(),
-    };
+    let cidrs = state.service_cidrs.values().filter(|_| extensions.service_cidrs);
+    let cidrs: Vec<_> = cidrs.map(cidr).collect();
     let pod = |it: &Arc<Pod>| group(Set::PodsSet, &it.name, &wire::pod(it).encode_to_vec());
-    let pods: Vec<_> = match extensions.pods {
-        true => state.pods.values().map(pod).collect(),
-        false => Vec::new(),
-    };
+    let pods: Vec<_> = state.pods.values().filter(|_| extensions.pods).map(pod).collect();
     let mut buckets = Buckets::new(theirs.len());
     for (position, digest) in services.iter().chain(&*nodes).chain(&cidrs).chain(&pods) {
         buckets.add(*position, *digest);
@@ -164,16 +155,17 @@ pub(crate) fn kept(
         return (kept, NodeState::default());
     }
     let mut rest = state.clone();
-    for (service, _) in state.services.iter().zip(&services).filter(|(_, (at, _))| !kept.contains(*at)) {
-        rest.services.remove(service.0);
+    let is_lost = |(position, _): &(u32, Digest)| !kept.contains(*position);
+    for ((name, _), _) in state.services.iter().zip(&services).filter(|it| is_lost(it.1)) {
+        rest.services.remove(name);
     }
-    for ((name, _), _) in state.nodes.iter().zip(&*nodes).filter(|(_, (at, _))| !kept.contains(*at)) {
+    for (name, _) in state.nodes.keys().zip(&*nodes).filter(|it| is_lost(it.1)) {
         rest.nodes.remove(name);
     }
-    for ((name, _), _) in state.service_cidrs.iter().zip(&cidrs).filter(|(_, (at, _))| !kept.contains(*at)) {
+    for (name, _) in state.service_cidrs.keys().zip(&cidrs).filter(|it| is_lost(it.1)) {
         Arc::make_mut(&mut rest.service_cidrs).remove(name);
     }
-    for ((name, _), _) in state.pods.iter().zip(&pods).filter(|(_, (at, _))| !kept.contains(*at)) {
+    for (name, _) in state.pods.keys().zip(&pods).filter(|it| is_lost(it.1)) {
         Arc::make_mut(&mut rest.pods).remove(name);
     }
     (kept, rest)

@@ -9,11 +9,14 @@ use listeners::{SocketAccess, UnixSocket, UnixSocketError};
 use proxy_contract::Target;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixStream, lookup_host},
+    net::{TcpListener, TcpStream, lookup_host},
     sync::mpsc,
 };
 
-use super::{clients::Clients, tls::ServerTls};
+use super::{
+    clients::{Clients, Identity},
+    tls::ServerTls,
+};
 
 /// The backlog of listen(2).
 const BACKLOG: u32 = 1024;
@@ -73,9 +76,10 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// An accepted connection.
 pub(crate) enum Accepted {
-    Unix(UnixStream),
-    Tcp(TcpStream, SocketAddr),
-    Given(Box<dyn ByteStream>),
+    /// Of a client on this host.
+    Local(Box<dyn ByteStream>, Identity),
+    /// Begins with a handshake.
+    Tls(TcpStream, SocketAddr, Arc<ServerTls>),
 }
 
 impl Listener {
@@ -138,13 +142,19 @@ impl Listener {
     /// Cancel safe.
     pub(crate) async fn accept(&mut self) -> io::Result<Accepted> {
         Ok(match &mut self.kind {
-            Kind::Unix(socket) => Accepted::Unix(socket.accept().await?),
-            Kind::Tcp { listener, .. } => {
+            Kind::Unix(socket) => Accepted::Local(Box::new(socket.accept().await?), Identity::Trusted),
+            Kind::Tcp { listener, tls } => {
                 let (stream, client) = listener.accept().await?;
-                Accepted::Tcp(stream, client)
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "setsockopt(TCP_NODELAY) failed");
+                }
+                match tls {
+                    Some(tls) => Accepted::Tls(stream, client, Arc::clone(tls)),
+                    None => Accepted::Local(Box::new(stream), Identity::Host),
+                }
             }
             Kind::Given(connections) => match connections.recv().await {
-                Some(stream) => Accepted::Given(stream),
+                Some(stream) => Accepted::Local(stream, Identity::Trusted),
                 None => pending().await,
             },
         })

@@ -59,14 +59,9 @@ impl NodeDiff {
         }
         // A thousand watchers that connect at once have one each.
         services.shrink_to_fit();
-        let service_cidrs = match extensions.service_cidrs {
-            true => differing(&old.service_cidrs, &new.service_cidrs, str::to_owned),
-            false => Vec::new(),
-        };
-        let pods = match extensions.pods {
-            true => differing(&old.pods, &new.pods, str::to_owned),
-            false => Vec::new(),
-        };
+        let Extensions { service_cidrs, pods, .. } = extensions;
+        let service_cidrs = differing(service_cidrs, &old.service_cidrs, &new.service_cidrs, str::to_owned);
+        let pods = differing(pods, &old.pods, &new.pods, str::to_owned);
         let (old, new) = (old.services.clone(), new.services.clone());
         ChangeSet::new(Self {
             extensions,
