@@ -4,7 +4,7 @@ use std::{convert::Infallible, error::Error};
 
 use proxy_contract::{
     client::{Client, Incremental},
-    localv1::{Endpoint, Service},
+    localv1::{Endpoint, IpSet, Service},
 };
 
 struct Printer;
@@ -29,8 +29,8 @@ impl Incremental for Printer {
         key: &str,
         endpoint: &Endpoint,
     ) -> Result<(), Infallible> {
-        let ips = endpoint.ips.iter().flat_map(|it| it.v4.iter().chain(&it.v6));
-        println!("+ {namespace}/{service}/{key} {}", ips.cloned().collect::<Vec<_>>().join(" "));
+        let ips = endpoint.ips.iter().flat_map(IpSet::iter);
+        println!("+ {namespace}/{service}/{key} {}", ips.collect::<Vec<_>>().join(" "));
         Ok(())
     }
 

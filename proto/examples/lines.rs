@@ -29,8 +29,7 @@ struct Lookup {
 }
 
 fn has(set: Option<&IpSet>, address: IpAddr) -> bool {
-    let texts = set.iter().flat_map(|it| if address.is_ipv4() { &it.v4 } else { &it.v6 });
-    texts.filter_map(|it| it.parse::<IpAddr>().ok()).any(|it| it == address)
+    set.iter().flat_map(|it| it.iter()).any(|it| it.parse() == Ok(address))
 }
 
 /// Whether an address is in a CIDR such as 10.0.0.0/8.

@@ -65,6 +65,7 @@ mod codec;
 mod diff_store;
 pub mod digest;
 mod endpoint;
+mod ip_set;
 mod target;
 #[cfg(feature = "tls")]
 pub mod tls;

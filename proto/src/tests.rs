@@ -22,7 +22,7 @@ fn a_recorded_exchange_has_the_same_bytes() {
     let reset = OpItem { op: Some(Op::Reset(localv1::EmptyOp::default())) };
     assert_eq!(hex(&reset.encode_to_vec()), "2200");
     let endpoint = Endpoint {
-        ips: Some(IpSet { v4: vec!["10.0.1.2".into()], v6: vec![] }),
+        ips: Some(IpSet::of(["10.0.1.2"])),
         local: true,
         scopes: Some(EndpointScopes { internal: true, external: true, cluster: None }),
         ..Endpoint::default()

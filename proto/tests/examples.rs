@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 fn service(path: &str, ip: &str) -> OpItem {
     let (namespace, name) = path.split_once('/').unwrap();
-    let cluster_ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
+    let cluster_ips = Some(IpSet::of([ip]));
     let ips = Some(ServiceIPs { cluster_ips, ..ServiceIPs::default() });
     let port = |port, target_port| PortMapping {
         port,
@@ -46,7 +46,7 @@ fn service(path: &str, ip: &str) -> OpItem {
 }
 
 fn endpoint(path: &str, ip: &str) -> OpItem {
-    let ips = Some(IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
+    let ips = Some(IpSet::of([ip]));
     let scopes = Some(EndpointScopes { internal: true, ..EndpointScopes::default() });
     // It serves only the first port.
     let port_overrides = vec![PortName { port: 9090, index: Some(0), ..PortName::default() }];

@@ -1,5 +1,5 @@
 //! A brain that sends prepared change sets, as KPNG's does: it resets once per stream, never syncs an empty difference,
-//! sends no extensions, and ignores what it does not know.
+//! sends no extensions unless it is told to, and ignores what it does not know.
 
 use std::{
     path::Path,
@@ -36,6 +36,8 @@ pub(crate) struct ScriptedBrain {
     pub(crate) change_sets: Arc<Vec<Vec<OpItem>>>,
     /// How many change sets there are now; each request gets one.
     pub(crate) available: Arc<watch::Sender<usize>>,
+    /// The extensions of the reset.
+    pub(crate) extensions: Vec<i32>,
     /// The number of streams so far.
     pub(crate) streams: Arc<AtomicUsize>,
     /// After how many operations of the first change set each of the first streams breaks off.
@@ -46,7 +48,7 @@ impl ScriptedBrain {
     pub(crate) fn new(change_sets: impl Into<Vec<Vec<OpItem>>>) -> Self {
         let change_sets = Arc::new(change_sets.into());
         let available = Arc::new(watch::Sender::new(change_sets.len()));
-        Self { change_sets, available, streams: Arc::default(), breaks: Vec::new() }
+        Self { change_sets, available, extensions: Vec::new(), streams: Arc::default(), breaks: Vec::new() }
     }
 
     /// Serves the state of the node `n1` at a socket, until the runtime ends.
@@ -64,6 +66,7 @@ impl ScriptedBrain {
         let stream = self.streams.fetch_add(1, Ordering::SeqCst);
         let break_after = self.breaks.get(stream).copied();
         let (change_sets, mut available) = (Arc::clone(&self.change_sets), self.available.subscribe());
+        let extensions = self.extensions.clone();
         tokio::spawn(async move {
             let send = async |op| drop(sender.send(Ok(OpItem { op: Some(op) })).await);
             for (index, change_set) in change_sets.iter().enumerate() {
@@ -72,7 +75,7 @@ impl ScriptedBrain {
                     return;
                 }
                 if index == 0 {
-                    send(Op::Reset(EmptyOp::default())).await;
+                    send(Op::Reset(EmptyOp { extensions: extensions.clone(), ..EmptyOp::default() })).await;
                 }
                 let Ok(_) = available.wait_for(|it| *it > index).await else { return };
                 for item in change_set.iter().take(break_after.unwrap_or(usize::MAX)) {

@@ -162,7 +162,7 @@ fn source_ranges(
 
 /// The addresses of a set, as far as they can be read.
 fn addresses(set: Option<&localv1::IpSet>) -> BTreeSet<IpAddr> {
-    let texts = set.into_iter().flat_map(|it| it.v4.iter().chain(&it.v6));
+    let texts = set.into_iter().flat_map(localv1::IpSet::iter);
     texts.filter_map(|it| it.parse().ok()).collect()
 }
 

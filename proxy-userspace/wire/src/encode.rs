@@ -24,18 +24,17 @@ pub fn service(service: &Service) -> localv1::Service {
         ServiceKind::NodePort => "NodePort",
         ServiceKind::LoadBalancer => "LoadBalancer",
     };
-    let load_balancer_ips = ip_set(&service.load_balancer_ips);
     let ServiceMetadata { labels, annotations } = service.metadata.as_deref().cloned().unwrap_or_default();
     localv1::Service {
         namespace: service.name.namespace.to_string(),
         name: service.name.name.to_string(),
         r#type: kind.to_owned(),
-        ip_filters: ip_filters(service, &load_balancer_ips),
+        ip_filters: ip_filters(service),
         ips: Some(localv1::ServiceIPs {
-            cluster_ips: Some(ip_set(&service.cluster_ips)),
-            external_ips: Some(ip_set(&service.external_ips)),
+            cluster_ips: Some(localv1::IpSet::of(&service.cluster_ips)),
+            external_ips: Some(localv1::IpSet::of(&service.external_ips)),
             headless: false,
-            load_balancer_ips: Some(load_balancer_ips),
+            load_balancer_ips: Some(localv1::IpSet::of(&service.load_balancer_ips)),
             primary_v6: service.cluster_ips.first().is_some_and(IpAddr::is_ipv6),
         }),
         ports: service.ports.iter().map(port).collect(),
@@ -109,21 +108,13 @@ fn leave_out_conflicting(message: &mut localv1::Service) {
     message.ip_filters.retain(|it| it.target_ips.as_ref().is_some_and(has_targets));
 }
 
-fn ip_set(addresses: &[IpAddr]) -> localv1::IpSet {
-    let of =
-        |family| addresses.iter().filter(|it| Family::of(**it) == family).map(ToString::to_string).collect();
-    localv1::IpSet { v4: of(Family::V4), v6: of(Family::V6) }
-}
-
 /// One filter per family that has a source range; the other family is open.
-fn ip_filters(service: &Service, load_balancer_ips: &localv1::IpSet) -> Vec<localv1::IpFilter> {
+fn ip_filters(service: &Service) -> Vec<localv1::IpFilter> {
     let filter = |family| {
         let ranges = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == family);
         let source_ranges: Vec<_> = ranges.map(ToString::to_string).collect();
-        let target_ips = match family {
-            Family::V4 => localv1::IpSet { v4: load_balancer_ips.v4.clone(), v6: Vec::new() },
-            Family::V6 => localv1::IpSet { v4: Vec::new(), v6: load_balancer_ips.v6.clone() },
-        };
+        let targets = service.load_balancer_ips.iter().filter(|it| Family::of(**it) == family);
+        let target_ips = localv1::IpSet::of(targets);
         let is_needed = !source_ranges.is_empty();
         is_needed.then_some(localv1::IpFilter { target_ips: Some(target_ips), source_ranges })
     };
@@ -147,7 +138,7 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
             v6: port.has_any_endpoint.v6,
         }),
         conflicting_addresses: (!port.conflicting_addresses.is_empty())
-            .then(|| ip_set(&port.conflicting_addresses)),
+            .then(|| localv1::IpSet::of(&port.conflicting_addresses)),
         other_serving: Vec::new(),
         not_serving: Vec::new(),
     }
@@ -182,10 +173,7 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
     });
     localv1::Endpoint {
         hostname: endpoint.hostname.to_string(),
-        ips: Some(localv1::IpSet {
-            v4: endpoint.v4.iter().map(ToString::to_string).collect(),
-            v6: endpoint.v6.iter().map(ToString::to_string).collect(),
-        }),
+        ips: Some(localv1::IpSet::of(Family::ALL.into_iter().filter_map(|it| endpoint.address(it)))),
         local: endpoint.local,
         serving_terminating: endpoint.serving_terminating,
         port_overrides: ports.collect(),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn message(namespace: &str, name: &str, ip: &str) -> Arc<ServiceEndpoints> {
-        let cluster_ips = Some(localv1::IpSet { v4: vec![ip.to_owned()], v6: Vec::new() });
+        let cluster_ips = Some(localv1::IpSet::of([ip]));
         let ips = localv1::ServiceIPs { cluster_ips, ..Default::default() };
         let service = localv1::Service {
             namespace: namespace.to_owned(),
@@ -381,7 +381,7 @@ mod tests {
         let service = |external_ip: &str| {
             let mut message = ServiceEndpoints::clone(&message("a", "x", "10.96.0.1"));
             let ips = message.service.ips.as_mut().unwrap();
-            ips.external_ips = Some(localv1::IpSet { v4: vec![external_ip.into()], v6: Vec::new() });
+            ips.external_ips = Some(localv1::IpSet::of([external_ip]));
             Some(Arc::new(message))
         };
         let mut change = |node, cidr, pod, service| {

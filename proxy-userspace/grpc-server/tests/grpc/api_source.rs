@@ -82,7 +82,7 @@ impl Sets for ScriptedBrain {
 }
 
 fn ips(v4: &str) -> Option<localv1::IpSet> {
-    Some(localv1::IpSet { v4: vec![v4.into()], v6: Vec::new() })
+    Some(localv1::IpSet::of([v4]))
 }
 
 fn kpng_service() -> localv1::Service {

@@ -14,7 +14,7 @@ use crate::{common::Brain, long_poll::poll, peer::NodePeer};
 fn frontends(service: &localv1::Service) -> Vec<String> {
     let ips = service.ips.as_ref().unwrap();
     let sets = [&ips.cluster_ips, &ips.external_ips, &ips.load_balancer_ips].into_iter().flatten();
-    let addresses: Vec<_> = sets.flat_map(all).collect();
+    let addresses: Vec<_> = sets.flat_map(IpSet::iter).collect();
     let mut found = Vec::new();
     for port in &service.ports {
         assert_eq!(port.conflicting_addresses, None);
@@ -25,10 +25,6 @@ fn frontends(service: &localv1::Service) -> Vec<String> {
         }
     }
     found
-}
-
-fn all(set: &IpSet) -> impl Iterator<Item = &String> {
-    set.v4.iter().chain(&set.v6)
 }
 
 /// Panics if two Services have the same frontend, or a Service one that it lost.
@@ -43,7 +39,7 @@ fn check<'a>(name: &str, state: &NodeState, messages: impl Iterator<Item = &'a l
             assert_eq!(other, None, "{name}: {it} is that of {path}, too");
         }
         for filter in &message.ip_filters {
-            assert!(all(filter.target_ips.as_ref().unwrap()).next().is_some(), "{name}: {path}");
+            assert!(filter.target_ips.as_ref().unwrap().iter().next().is_some(), "{name}: {path}");
         }
         let own = state.services.values().find(|it| it.service.name.to_string() == path).unwrap();
         for (ip, port) in lost(&own.service) {
@@ -92,7 +88,7 @@ async fn a_client_without_extensions_is_never_given_the_address_of_another_servi
             for it in state.services.values() {
                 let message = &knowing.services[&it.service.name.to_string()];
                 let sent = message.ports.iter().filter_map(|it| it.conflicting_addresses.as_ref());
-                assert_eq!(sent.flat_map(all).count(), lost(&it.service).len(), "{name}");
+                assert_eq!(sent.flat_map(IpSet::iter).count(), lost(&it.service).len(), "{name}");
             }
             let items = poll(&folder, NextFilter::default()).await;
             check(&name, &state, items.iter().filter_map(|it| it.endpoints.as_ref()?.service.as_ref()));

@@ -1,26 +1,18 @@
 //! Heartbeats: signs of life of a brain that has nothing to say.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use model::state::NodeState;
-use proxy_contract::localv1::{
-    EmptyOp, Extension, OpItem, WatchReq,
-    op_item::Op,
-    sets_server::{Sets, SetsServer},
-};
+use proxy_contract::localv1::{EmptyOp, Extension, op_item::Op};
 use tokio::time::Instant;
-use tonic::{Request, Response, Status, Streaming, transport::server::Server};
 
 use crate::{
     common::{Brain, Folder, is_pending, service},
     peer::NodePeer,
-    scripted_brain::{Items, serve_at},
+    scripted_brain::ScriptedBrain,
 };
 
 #[tokio::test(start_paused = true)]
@@ -58,34 +50,15 @@ async fn a_client_that_does_not_ask_hears_nothing() {
     brain.stop().await;
 }
 
-/// A brain that hangs as soon as it has sent a state; it counts its streams.
-#[derive(Clone)]
-struct Hanging {
-    extensions: Vec<i32>,
-    streams: Arc<AtomicUsize>,
-}
-
-#[tonic::async_trait]
-impl Sets for Hanging {
-    type WatchStream = Items;
-
-    async fn watch(&self, _: Request<Streaming<WatchReq>>) -> Result<Response<Items>, Status> {
-        self.streams.fetch_add(1, Ordering::SeqCst);
-        let reset = EmptyOp { extensions: self.extensions.clone(), ..EmptyOp::default() };
-        let items = [Op::Reset(reset), Op::Sync(EmptyOp::default())].map(|op| Ok(OpItem { op: Some(op) }));
-        let items = tokio_stream::StreamExt::chain(tokio_stream::iter(items), tokio_stream::pending());
-        Ok(Response::new(Box::pin(items)))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_client_leaves_a_brain_whose_heartbeats_stop() {
     // Without the extension, as from KPNG's brain, silence means that nothing has changed.
     for (extensions, expected) in [(vec![Extension::Heartbeats.into()], 4), (Vec::new(), 1)] {
         let folder = Folder::new();
-        let streams = Arc::<AtomicUsize>::default();
-        let brain = Hanging { extensions, streams: Arc::clone(&streams) };
-        serve_at(&folder.socket(), Server::builder().add_service(SetsServer::new(brain)));
+        // It hangs as soon as it has sent a state.
+        let brain = ScriptedBrain { extensions, ..ScriptedBrain::new([Vec::new()]) };
+        let streams = Arc::clone(&brain.streams);
+        brain.serve(&folder.socket());
         let client = folder.client().request_extensions([Extension::Heartbeats]);
         let mut states = client.watch();
         assert!(states.next().await.services.is_empty());

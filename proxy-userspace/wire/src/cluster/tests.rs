@@ -59,11 +59,6 @@ fn decode(cluster: &Cluster) -> Arc<ClusterState> {
     Downstream::default().decode(cluster)
 }
 
-fn ips(v4: &[&str], v6: &[&str]) -> IpSet {
-    let texts = |it: &[&str]| it.iter().map(ToString::to_string).collect();
-    IpSet { v4: texts(v4), v6: texts(v6) }
-}
-
 fn port(name: &str, port: i32, target_port: i32, target_port_name: &str) -> PortMapping {
     PortMapping {
         name: name.into(),
@@ -82,8 +77,8 @@ fn service(ports: Vec<PortMapping>) -> ServiceInfo {
         name: "web".into(),
         r#type: "ClusterIP".into(),
         ips: Some(localv1::ServiceIPs {
-            cluster_ips: Some(ips(&["10.96.0.1"], &["fd00::1"])),
-            external_ips: Some(ips(&[], &[])),
+            cluster_ips: Some(IpSet::of(["10.96.0.1", "fd00::1"])),
+            external_ips: Some(IpSet::default()),
             ..Default::default()
         }),
         ports,
@@ -141,7 +136,7 @@ fn targets(cluster: &ClusterState) -> Vec<Vec<String>> {
 fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
     let check = |ports: Vec<PortMapping>, overrides: &[(&str, i32)], expect: &[&str]| {
         let count = ports.len();
-        let one = endpoint(ips(&["10.1.0.1"], &[]), overrides, "n1", true);
+        let one = endpoint(IpSet::of(["10.1.0.1"]), overrides, "n1", true);
         let state = decode(&cluster(cluster_service(service(ports), vec![one])));
         let found: Vec<_> = targets(&state).iter().map(|it| it.join(" ")).collect();
         assert_eq!((found, count), (expect.iter().map(ToString::to_string).collect(), expect.len()));
@@ -160,10 +155,10 @@ fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
 
 #[test]
 fn absent_conditions_have_the_defaults_of_kubernetes() {
-    let ready = endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true);
-    let unready = endpoint(ips(&["10.1.0.2"], &[]), &[("", 8080)], "n1", false);
+    let ready = endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true);
+    let unready = endpoint(IpSet::of(["10.1.0.2"]), &[("", 8080)], "n1", false);
     let absent =
-        EndpointInfo { conditions: None, ..endpoint(ips(&["10.1.0.3"], &[]), &[("", 8080)], "n1", false) };
+        EndpointInfo { conditions: None, ..endpoint(IpSet::of(["10.1.0.3"]), &[("", 8080)], "n1", false) };
     let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![ready, unready, absent]);
     let (_, slices) = service_with_slices(&it, &RequestedMetadata::default()).value.unwrap();
     let conditions: Vec<_> = slices[0].endpoints.iter().map(|it| it.conditions).collect();
@@ -176,7 +171,7 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
 
 #[test]
 fn both_families_of_one_message_are_served() {
-    let both = endpoint(ips(&["10.1.0.1"], &["fd00:1::1"]), &[("", 8080)], "n1", true);
+    let both = endpoint(IpSet::of(["10.1.0.1", "fd00:1::1"]), &[("", 8080)], "n1", true);
     let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![both]);
     let state = decode(&cluster(it));
     assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
@@ -186,7 +181,7 @@ fn both_families_of_one_message_are_served() {
 fn hints_and_zones_of_kpng_are_used() {
     let hinted = |address: &str, zone: &str| EndpointInfo {
         hints: Some(TopologyHints { zones: vec![zone.into()], nodes: Vec::new() }),
-        ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
+        ..endpoint(IpSet::of([address]), &[("", 8080)], "n1", true)
     };
     let it = cluster_service(
         service(vec![port("", 80, 8080, "")]),
@@ -208,10 +203,10 @@ fn hints_and_zones_of_kpng_are_used() {
 
 #[test]
 fn an_invalid_field_is_rejected_and_the_rest_is_used() {
-    let good = endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true);
+    let good = endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true);
     let no_address = EndpointInfo { endpoint: None, ..good.clone() };
-    let invalid_port = endpoint(ips(&["10.1.0.2"], &[]), &[("", 70_000)], "n1", true);
-    let invalid_address = endpoint(ips(&["10.1.0.300"], &[]), &[("", 8080)], "n1", true);
+    let invalid_port = endpoint(IpSet::of(["10.1.0.2"]), &[("", 70_000)], "n1", true);
+    let invalid_address = endpoint(IpSet::of(["10.1.0.300"]), &[("", 8080)], "n1", true);
     let it = cluster_service(
         service(vec![port("", 80, 8080, "")]),
         vec![good, no_address, invalid_port, invalid_address],
@@ -228,7 +223,7 @@ fn an_invalid_field_is_rejected_and_the_rest_is_used() {
             ..Default::default()
         },
     ] {
-        let it = cluster_service(invalid, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)]);
+        let it = cluster_service(invalid, vec![endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true)]);
         assert_eq!(*decode(&cluster(it)), ClusterState::default());
     }
 }
@@ -238,7 +233,7 @@ fn an_unchanged_object_stays_the_same_object() {
     let ports = || vec![port("", 80, 8080, "")];
     let at = |source: &str, address: &str| EndpointInfo {
         source_name: source.into(),
-        ..endpoint(ips(&[address], &[]), &[("", 8080)], "n1", true)
+        ..endpoint(IpSet::of([address]), &[("", 8080)], "n1", true)
     };
     let mut downstream = Downstream::default();
     let before = downstream
@@ -508,7 +503,7 @@ fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
     let of = |name: &str| {
         let mut message = ServiceInfo::clone(&service(vec![port("", 80, 8080, "")]));
         message.service.as_mut().unwrap().name = name.into();
-        cluster_service(message, vec![endpoint(ips(&["10.1.0.1"], &[]), &[("", 8080)], "n1", true)])
+        cluster_service(message, vec![endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true)])
     };
     let with = |services: &[(&str, &Arc<ClusterService>)]| {
         let services = services.iter().map(|(path, it)| ((*path).into(), Arc::clone(it)));

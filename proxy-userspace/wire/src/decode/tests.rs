@@ -20,10 +20,8 @@ fn service_state<'a>(
 
 /// A Service with one port, as KPNG's brain sends it.
 fn kpng_service(port: localv1::PortMapping) -> localv1::Service {
-    let ips = localv1::ServiceIPs {
-        cluster_ips: Some(localv1::IpSet { v4: vec!["10.96.0.1".into()], v6: Vec::new() }),
-        ..Default::default()
-    };
+    let ips =
+        localv1::ServiceIPs { cluster_ips: Some(localv1::IpSet::of(["10.96.0.1"])), ..Default::default() };
     let port = localv1::PortMapping { protocol: localv1::Protocol::Tcp.into(), port: 443, ..port };
     localv1::Service {
         namespace: "ns".into(),
@@ -41,7 +39,7 @@ fn kpng_endpoint(ports: &[(&str, i32)]) -> localv1::Endpoint {
         ..Default::default()
     });
     localv1::Endpoint {
-        ips: Some(localv1::IpSet { v4: vec!["10.1.0.1".into()], v6: Vec::new() }),
+        ips: Some(localv1::IpSet::of(["10.1.0.1"])),
         scopes: Some(localv1::EndpointScopes { internal: true, external: false, cluster: None }),
         port_overrides: ports.collect(),
         ..Default::default()
@@ -70,10 +68,7 @@ fn a_port_of_another_brain_is_found_by_name_and_without_a_name_by_target_port() 
 
 #[test]
 fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
-    let set = |texts: &[&str]| {
-        let (v6, v4) = texts.iter().map(|it| (*it).to_owned()).partition(|it: &String| it.contains(':'));
-        localv1::IpSet { v4, v6 }
-    };
+    let set = |texts: &[&str]| localv1::IpSet::of(texts);
     let served = |filters: &[(&[&str], &[&str])]| {
         let mut service = kpng_service(localv1::PortMapping::default());
         let ips = service.ips.as_mut().unwrap();
@@ -169,7 +164,7 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
 fn a_rejection_shows_the_beginning_of_the_value() {
     let mut service = kpng_service(localv1::PortMapping::default());
     let texts = vec!["\u{1b}x".to_owned(), "y".repeat(80), "y".repeat(81)];
-    service.ips.as_mut().unwrap().external_ips = Some(localv1::IpSet { v4: texts, v6: Vec::new() });
+    service.ips.as_mut().unwrap().external_ips = Some(localv1::IpSet::of(texts));
     let reasons: Vec<_> = service_state(&service, []).rejected.into_iter().map(|it| it.reason).collect();
     let is_none = |it: &str| format!("\"{it}\" is not a valid address or range");
     let long = "y".repeat(80);
@@ -219,14 +214,7 @@ fn an_invalid_port_shifts_no_endpoint_to_another_port() {
 #[test]
 fn what_an_api_server_rejects_is_rejected_from_another_brain_too() {
     let state = |cluster_ip: &str, address: &str, name: &str| {
-        let family = |it: &str| {
-            let list = vec![it.to_owned()];
-            let is_v6 = it.contains(':');
-            localv1::IpSet {
-                v4: if is_v6 { Vec::new() } else { list.clone() },
-                v6: if is_v6 { list } else { Vec::new() },
-            }
-        };
+        let family = |it: &str| localv1::IpSet::of([it]);
         let ips = localv1::ServiceIPs {
             cluster_ips: Some(family(cluster_ip)),
             external_ips: Some(family(address)),

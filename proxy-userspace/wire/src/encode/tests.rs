@@ -85,10 +85,7 @@ fn an_endpoint_has_the_scopes_that_any_of_its_ports_has() {
 #[test]
 fn conflicting_addresses_are_left_out_for_a_client_without_the_extension() {
     let ips = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpAddr>>();
-    let set = |v4: &[&str], v6: &[&str]| {
-        let [v4, v6] = [v4, v6].map(|it| it.iter().map(ToString::to_string).collect());
-        localv1::IpSet { v4, v6 }
-    };
+    let set = |texts: &[&str]| localv1::IpSet::of(texts);
     let mut state =
         named_state(&[("a", TargetPort::Number(number(7))), ("b", TargetPort::Number(number(8)))], &[]);
     let changed = Arc::make_mut(&mut state.service);
@@ -102,10 +99,8 @@ fn conflicting_addresses_are_left_out_for_a_client_without_the_extension() {
     let ranges = ["198.51.100.0/24", "2001:db8:1::/48"].map(|it| vec![it.to_owned()]);
     let [v4_ranges, v6_ranges] = &ranges;
     let without = service_with_extensions(&state, Extensions::default());
-    let both = [
-        (set(&["192.0.2.3"], &[]), v4_ranges.clone()),
-        (set(&[], &["2001:db8::3", "2001:db8::4"]), v6_ranges.clone()),
-    ];
+    let both =
+        [(set(&["192.0.2.3"]), v4_ranges.clone()), (set(&["2001:db8::3", "2001:db8::4"]), v6_ranges.clone())];
     assert_eq!(filters(&without), both);
 
     let changed = Arc::make_mut(&mut state.service);
@@ -115,16 +110,16 @@ fn conflicting_addresses_are_left_out_for_a_client_without_the_extension() {
     assert_eq!(filters(&with), both);
     assert_eq!(with.ips, without.ips);
     let conflicting: Vec<_> = with.ports.iter().map(|it| it.conflicting_addresses.clone().unwrap()).collect();
-    assert_eq!(conflicting, [set(&["192.0.2.1", "192.0.2.3"], &["2001:db8::2"]), set(&[], &["2001:db8::4"])]);
+    assert_eq!(conflicting, [set(&["192.0.2.1", "192.0.2.3", "2001:db8::2"]), set(&["2001:db8::4"])]);
     let without = service_with_extensions(&state, Extensions::default());
     assert_eq!(
         without.ports.iter().map(|it| it.conflicting_addresses.clone()).collect::<Vec<_>>(),
         [None, None]
     );
     let found = without.ips.clone().unwrap();
-    assert_eq!(found.cluster_ips, Some(set(&["10.96.0.1"], &[])));
-    assert_eq!(found.external_ips, Some(set(&["192.0.2.2"], &["2001:db8::1"])));
-    assert_eq!(found.load_balancer_ips, Some(set(&[], &["2001:db8::3"])));
+    assert_eq!(found.cluster_ips, Some(set(&["10.96.0.1"])));
+    assert_eq!(found.external_ips, Some(set(&["192.0.2.2", "2001:db8::1"])));
+    assert_eq!(found.load_balancer_ips, Some(set(&["2001:db8::3"])));
     // A filter without targets is left out.
-    assert_eq!(filters(&without), [(set(&[], &["2001:db8::3"]), v6_ranges.clone())]);
+    assert_eq!(filters(&without), [(set(&["2001:db8::3"]), v6_ranges.clone())]);
 }
