@@ -47,38 +47,6 @@ pub struct Event {
     pub end: u8,
 }
 
-/// A step of a decision on a connect.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
-pub struct Step {
-    /// The cookie of the socket.
-    pub socket: u64,
-    /// [`STEP_FRONTEND`] or one of its neighbours.
-    pub what: u64,
-    /// What it says depends on the step.
-    pub a: u64,
-    /// The same.
-    pub b: u64,
-}
-
-/// The destination was looked up among the frontends: the set that was found and its size, or [`STEP_NONE`].
-pub const STEP_FRONTEND: u64 = 1;
-/// The port was looked up among the node ports: as with [`STEP_FRONTEND`].
-pub const STEP_NODE_PORT: u64 = 2;
-/// The address was looked up among those of nodes: the [`NodeAddrScope`](crate::tables::NodeAddrScope), or 0.
-pub const STEP_NODE_ADDRESS: u64 = 3;
-/// The affinity entry of the client was read: when it was used last, in nanoseconds, 0 if there is none; and the time now.
-pub const STEP_AFFINITY: u64 = 4;
-/// A backend was looked up in a set: the set, and 1 if it is a member.
-pub const STEP_MEMBER: u64 = 5;
-/// A backend was chosen by what is known of them: the position in the lower half, and the size of the set.
-pub const STEP_CHOICE: u64 = 6;
-/// A backend was read: its position.
-pub const STEP_BACKEND: u64 = 7;
-/// Nothing was found.
-pub const STEP_NONE: u64 = u64::MAX;
-
 /// The call was `connect(2)`.
 pub const CONNECT: u8 = 1;
 /// The call was `sendto(2)` or `sendmsg(2)` of an unconnected socket.
@@ -137,6 +105,11 @@ pub const fn is_failed_end(end: u8) -> bool {
     end >= REFUSED
 }
 
+/// The index of the number of lines of log that were said, lost ones included.
+pub const LINES_SAID: u32 = 0;
+/// The index of what is not zero while lines are counted as said and not written.
+pub const LINES_PAUSED: u32 = 1;
+
 /// The size of the ring buffer in bytes: room for 8,192 events.
 pub const RING_BYTES: usize = 1 << 20;
 /// How many connections are remembered until they end; the least recently used one is forgotten first.
@@ -145,4 +118,3 @@ pub const MAX_OPEN: u32 = 16_384;
 pub const MAX_PORTS: u32 = 1024;
 
 const _: () = assert!(size_of::<Event>() == 120);
-const _: () = assert!(size_of::<Step>() == 32);

@@ -16,15 +16,15 @@ use proxy_common::{
     tables::Frontend,
 };
 
-#[cfg(feature = "trace")]
-use crate::steps::Steps;
+#[cfg(feature = "log")]
+use crate::logged_side::LoggedSide;
 use crate::{
     atomic,
     config::SEED,
     counters::Counter,
     ctx,
     exclusion::is_excluded,
-    health,
+    health, log,
     maps::{AFFINITY, AFFINITY_INSERTS, PACKET_PATH},
     notes::Notes,
     origin::Origin,
@@ -72,10 +72,10 @@ impl<'a> Caller<'a> {
     pub(crate) fn decide<F: FamilyTables>(&self, ip: F) -> Option<Verdict> {
         let (port, protocol) = (ctx::port(self.ctx), ctx::protocol(self.ctx));
         let side = Side::<F>::active()?;
-        #[cfg(not(feature = "trace"))]
+        #[cfg(not(feature = "log"))]
         let tables = &side;
-        #[cfg(feature = "trace")]
-        let tables = &Steps { side: &side, notes: &self.notes };
+        #[cfg(feature = "log")]
+        let tables = &LoggedSide { side: &side, ctx: self.ctx };
         let verdict = decide(tables, self, ip, port, protocol);
         self.notes.set(side.notes.get());
         Some(verdict)
@@ -177,7 +177,11 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn has_just_heard(&self, peer: &SockAddr) -> bool {
-        senders::has_just_heard(self.ctx, peer)
+        let has_heard = senders::has_just_heard(self.ctx, peer);
+        if has_heard {
+            log::just_heard(self.ctx);
+        }
+        has_heard
     }
 
     #[inline(always)]
@@ -205,7 +209,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn update_affinity(&self, key: &AffinityKey, last: &AffinityEntry, entry: &AffinityEntry) -> SockAddr {
-        self.notes.on_affinity(last, entry);
+        self.notes.on_affinity(self.ctx, last, entry);
         if last.used == 0 && AFFINITY.insert(key, entry, u64::from(BPF_NOEXIST)).is_ok() {
             if let Some(count) = AFFINITY_INSERTS.get_ptr_mut(0) {
                 atomic::add(count, 1);

@@ -37,7 +37,6 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
     let caller = Caller::for_connect(ctx);
-    trace::begin(ctx, &caller);
     let verdict = caller.decide(V4::address(ctx))?;
     apply(ctx, &caller, verdict, V4::LOOPBACK)
 }
@@ -45,7 +44,6 @@ fn try_connect4(ctx: &SockAddrContext) -> Option<i32> {
 #[inline(always)]
 fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     let caller = Caller::for_connect(ctx);
-    trace::begin(ctx, &caller);
     let ip = V6::address(ctx);
     let mapped = V4::from_mapped(ip);
     let verdict = match mapped {

@@ -13,6 +13,7 @@ use crate::{
     config::{EJECTION_TIME, MAX_EJECTION_TIME},
     ctx::{self, TCP_SYN_SENT},
     kernel_sock,
+    log::{self, LogContext},
     maps::{CONNECTING, FAILURES, HEALTH},
 };
 
@@ -71,13 +72,13 @@ pub(crate) fn given_up(ctx: &SockContext, slot: &mut NatSlot) {
         && ctx::released_state(ctx) == TCP_SYN_SENT
         && kernel_sock::time_since_syn(ctx) >= MIN_GIVEN_UP_TIME
     {
-        failed(slot, Cause::Timeout);
+        failed(ctx, slot, Cause::Timeout);
     }
 }
 
 /// The connection failed.
 #[inline(always)]
-pub(crate) fn failed(slot: &mut NatSlot, cause: Cause) {
+pub(crate) fn failed(ctx: &impl LogContext, slot: &mut NatSlot, cause: Cause) {
     let (client, watch) = (slot.client, slot.watch);
     if watch.failures() == 0 {
         return;
@@ -96,9 +97,10 @@ pub(crate) fn failed(slot: &mut NatSlot, cause: Cause) {
     let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: see above.
     let record = unsafe { &mut *record };
-    if record.fail(now, cause, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load())
-        && let Some(count) = HEALTH.get_ptr_mut(cause.word())
-    {
+    let is_ejected =
+        record.fail(now, cause, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load());
+    log::endpoint_failed(ctx, record.failures(), is_ejected);
+    if is_ejected && let Some(count) = HEALTH.get_ptr_mut(cause.word()) {
         atomic::add(count, 1);
     }
 }

@@ -24,6 +24,12 @@ mod exclusion;
 mod getpeername;
 mod health;
 mod kernel_sock;
+#[cfg_attr(not(feature = "log"), expect(dead_code, reason = "only `logged_side` says some of its lines"))]
+mod log;
+#[cfg(feature = "log")]
+mod log_support;
+#[cfg(feature = "log")]
+mod logged_side;
 mod maps;
 mod notes;
 mod origin;
@@ -39,8 +45,6 @@ mod slot;
 mod sock_nat;
 mod sock_ops;
 mod sock_owner;
-#[cfg(feature = "trace")]
-mod steps;
 #[cfg_attr(not(feature = "trace"), path = "untraced.rs")]
 mod trace;
 mod udp_nat;

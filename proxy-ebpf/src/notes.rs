@@ -1,86 +1,56 @@
-//! What is noted of a decision while it is made, for the traced variant of the programs.
+//! What is noted of a decision while it is made, for builds that report or log it.
 //!
 //! Invariant: in the product nothing is noted, and the compiler removes what leads to it.
 
-#[cfg(feature = "trace")]
+#[cfg(feature = "log")]
 use core::cell::Cell;
 
-#[cfg(feature = "trace")]
-use crate::ring::{STEPS, report_step};
+use aya_ebpf::programs::SockAddrContext;
 use proxy_common::{
     affinity::AffinityEntry,
     tables::Frontend,
-    trace::{
-        AFFINITY, AFFINITY_KEPT, EJECTED_AVOIDED, EJECTED_TRIED, LEAST_CONNECTIONS, SLOW_START, STEP_AFFINITY,
-    },
+    trace::{AFFINITY, AFFINITY_KEPT, EJECTED_AVOIDED, EJECTED_TRIED, LEAST_CONNECTIONS, SLOW_START},
 };
 
-/// Whether this is the traced variant.
-const IS_TRACED: bool = cfg!(feature = "trace");
+use crate::log;
+
+/// Whether anything is noted.
+const IS_NOTED: bool = cfg!(feature = "log");
 
 /// The notes, bits such as [`AFFINITY`].
 pub(crate) struct Notes {
-    #[cfg(feature = "trace")]
+    #[cfg(feature = "log")]
     bits: Cell<u32>,
-    /// Whether steps are reported: never those of datagrams, for which the stack has no room.
-    #[cfg(feature = "trace")]
-    has_steps: Cell<bool>,
-    /// The cookie of the socket whose steps they are; 0 if they are not wanted.
-    #[cfg(feature = "trace")]
-    socket: Cell<u64>,
 }
 
 impl Notes {
     pub(crate) const NONE: Self = Self {
-        #[cfg(feature = "trace")]
+        #[cfg(feature = "log")]
         bits: Cell::new(0),
-        #[cfg(feature = "trace")]
-        has_steps: Cell::new(false),
-        #[cfg(feature = "trace")]
-        socket: Cell::new(0),
     };
 
     /// The bits.
     #[inline(always)]
     pub(crate) fn get(&self) -> u32 {
-        #[cfg(feature = "trace")]
+        #[cfg(feature = "log")]
         return self.bits.get();
-        #[cfg(not(feature = "trace"))]
+        #[cfg(not(feature = "log"))]
         0
     }
 
     /// Adds notes.
     #[inline(always)]
     pub(crate) fn set(&self, notes: u32) {
-        #[cfg(feature = "trace")]
+        #[cfg(feature = "log")]
         self.bits.set(self.bits.get() | notes);
-        #[cfg(not(feature = "trace"))]
+        #[cfg(not(feature = "log"))]
         let _ = notes;
-    }
-
-    /// Reports further steps as those of this socket.
-    #[cfg(feature = "trace")]
-    #[inline(always)]
-    pub(crate) fn report_steps_of(&self, socket: u64) {
-        self.has_steps.set(true);
-        self.socket.set(socket);
-    }
-
-    /// Reports a step, if that is wanted.
-    #[inline(always)]
-    pub(crate) fn step(&self, what: u64, a: u64, b: u64) {
-        #[cfg(feature = "trace")]
-        if self.has_steps.get() && STEPS.load() != 0 {
-            report_step(self.socket.get(), what, a, b);
-        }
-        #[cfg(not(feature = "trace"))]
-        let _ = (what, a, b);
     }
 
     /// Adds what [`Self::pack`] has packed.
     #[inline(always)]
     pub(crate) fn add_packed(&self, packed: u64) {
-        if IS_TRACED {
+        if IS_NOTED {
             self.set((packed >> 32) as u32);
         }
     }
@@ -88,27 +58,30 @@ impl Notes {
     /// A position with the notes in the upper half.
     #[inline(always)]
     pub(crate) fn pack(&self, position: u32) -> u64 {
-        if IS_TRACED { u64::from(self.get()) << 32 | u64::from(position) } else { position.into() }
+        if IS_NOTED { u64::from(self.get()) << 32 | u64::from(position) } else { position.into() }
     }
 
     /// The Service has session affinity.
     #[inline(always)]
-    pub(crate) fn on_affinity(&self, last: &AffinityEntry, entry: &AffinityEntry) {
-        if !IS_TRACED {
+    pub(crate) fn on_affinity(&self, ctx: &SockAddrContext, last: &AffinityEntry, entry: &AffinityEntry) {
+        match last.used {
+            0 => log::affinity_missing(ctx),
+            used => log::affinity_found(ctx, entry.used.saturating_sub(used) / 1_000_000),
+        }
+        if !IS_NOTED {
             return;
         }
         let is_kept = last.used != 0 && last.backend == entry.backend;
-        self.step(STEP_AFFINITY, last.used, entry.used);
         self.set(if is_kept { AFFINITY | AFFINITY_KEPT } else { AFFINITY });
     }
 
     /// A backend of this frontend is chosen.
     #[inline(always)]
     pub(crate) fn on_frontend(&self, frontend: &Frontend) {
-        if IS_TRACED && frontend.options.least_connections() {
+        if IS_NOTED && frontend.options.least_connections() {
             self.set(LEAST_CONNECTIONS);
         }
-        if IS_TRACED && frontend.options.slow_start() != 0 {
+        if IS_NOTED && frontend.options.slow_start() != 0 {
             self.set(SLOW_START);
         }
     }

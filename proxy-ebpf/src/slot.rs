@@ -14,7 +14,7 @@ use proxy_common::{
 use crate::{
     atomic,
     config::SLOT_MASK,
-    ctx,
+    ctx, log,
     maps::{SLOT_SHARES, SLOTS},
 };
 
@@ -72,6 +72,7 @@ impl SlotRef {
         let Some(used) = SLOT_SHARES.get_ptr_mut(share_cell(client)) else { return };
         // SAFETY: a slot of an array is never freed.
         if unsafe { used.read_volatile() } >= slot_share(SLOT_MASK.load() + 1) {
+            log::slot_denied(ctx);
             return;
         }
         // SAFETY: as above.
@@ -79,8 +80,10 @@ impl SlotRef {
         atomic::add32(claims, 1);
         // SAFETY: as above; volatile, so that it is read after the addition.
         if unsafe { claims.read_volatile() } != 1 {
+            log::slot_denied(ctx);
             return atomic::add32(claims, u32::MAX);
         }
+        log::slot_claimed(ctx);
         atomic::add(used, 1);
         self.owner = self.cookie;
         // SAFETY: the only claimant owns the slot.

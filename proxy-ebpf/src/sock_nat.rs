@@ -14,7 +14,7 @@ use proxy_common::{
 use crate::{
     backend_states,
     config::KERNEL_TCP,
-    ctx, health,
+    ctx, health, log,
     overflow::{Table, count_leak, count_refusal},
     slot::SlotRef,
     sock_owner::{SockOwner, is_subflow},
@@ -42,6 +42,8 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
             return if is_served { Insertion::Done } else { Insertion::NotOurs };
         }
         slot.claim(ctx);
+    } else {
+        log::slot_owned(ctx);
     }
     let table = Table::of_connected(ctx, slot, is_tcp);
     if let Some(own) = slot.own()
@@ -59,8 +61,10 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
         return Insertion::Done;
     }
     if overflow::insert_connected(&table, nat) {
+        log::overflow_stored(ctx);
         return Insertion::Done;
     }
+    log::overflow_full(ctx);
     count_refusal(ctx);
     if is_tcp { Insertion::Done } else { Insertion::NoRoom }
 }
@@ -103,10 +107,12 @@ pub(crate) fn release(ctx: &SockContext) {
         if !overflow::release(&table, backend) {
             count_leak();
         }
+        log::overflow_released(ctx);
     }
     if let Some(own) = slot.own() {
         health::given_up(ctx, own);
         backend_states::replace(own.watch, Watch::NONE);
     }
     slot.free();
+    log::slot_freed(ctx);
 }

@@ -15,7 +15,7 @@ use proxy_common::{health::Cause, sock_nat::NatSlot};
 
 use crate::{
     ctx::{self, TCP_SYN_SENT},
-    health,
+    health, log,
     slot::SlotRef,
     trace,
 };
@@ -69,8 +69,14 @@ fn end(ctx: &SockOpsContext) {
     }
     let Some(own) = slot(ctx) else { return };
     match ctx::next_tcp_state(ctx) {
-        TCP_ESTABLISHED => health::succeeded(own),
-        TCP_CLOSE if ctx::has_received(ctx) => health::failed(own, Cause::Refusal),
+        TCP_ESTABLISHED => {
+            log::established(ctx);
+            health::succeeded(own);
+        }
+        TCP_CLOSE if ctx::has_received(ctx) => {
+            log::connection_refused(ctx);
+            health::failed(ctx, own, Cause::Refusal);
+        }
         _ => {}
     }
     own.watch = own.watch.settled();
@@ -80,7 +86,8 @@ fn end(ctx: &SockOpsContext) {
 #[inline(always)]
 fn timed_out(ctx: &SockOpsContext) {
     if let Some(own) = slot(ctx) {
-        health::failed(own, Cause::Timeout);
+        log::timed_out(ctx);
+        health::failed(ctx, own, Cause::Timeout);
     }
 }
 

@@ -34,7 +34,8 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     ctx::{self, HookFamily, TCP_SYN_SENT},
-    ring::{EVENTS, STEPS, count_lost, output},
+    log::{self, LogContext},
+    ring::{EVENTS, count_lost, output},
     side::Side,
 };
 
@@ -236,6 +237,7 @@ fn call<F: ReportingFamily>(
     if !F::is_wanted(ctx, arguments) {
         return;
     }
+    log::decided(ctx, verdict);
     if caller.connects() {
         F::report_connect(ctx, arguments);
     } else {
@@ -342,21 +344,21 @@ fn is_in_cgroup() -> bool {
     false
 }
 
-/// The socket whose steps are reported, 0 for none: the filters know no more than the process yet. Not inlined, as
-/// [`ReportingFamily`].
+impl LogContext for SockAddrContext {
+    /// The filters know no more than the process yet. They are asked for each line, as the stack of `sendmsg6` has no room to
+    /// keep the answer.
+    #[inline(always)]
+    fn logged_socket(&self) -> u64 {
+        traced_socket(self.sock_addr)
+    }
+}
+
+/// Not inlined, as [`ReportingFamily`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn traced_socket(ctx: *mut bpf_sock_addr) -> u64 {
     let ctx = &SockAddrContext::new(ctx);
     if is_process_wanted(ctx) { ctx::cookie(ctx) } else { 0 }
-}
-
-/// A connect begins.
-#[inline(always)]
-pub(crate) fn begin(ctx: &SockAddrContext, caller: &Caller<'_>) {
-    if STEPS.load() != 0 {
-        caller.notes().report_steps_of(traced_socket(ctx.sock_addr));
-    }
 }
 
 /// Whether the filters let through what this process does.
@@ -396,6 +398,26 @@ fn pid() -> u32 {
 fn open_event(ctx: &impl EbpfContext) -> Option<&'static mut Event> {
     // SAFETY: the calls of one socket take turns; an evicted entry may be reused meanwhile, and a trace shows a mixture.
     OPEN.get_ptr_mut(ctx::cookie(ctx)).map(|it| unsafe { &mut *it })
+}
+
+/// The socket of a program that is called for no system call.
+#[inline(always)]
+fn open_socket(ctx: &impl EbpfContext) -> u64 {
+    if ENDS.load() != 0 && open_event(ctx).is_some() { ctx::cookie(ctx) } else { 0 }
+}
+
+impl LogContext for SockContext {
+    #[inline(always)]
+    fn logged_socket(&self) -> u64 {
+        open_socket(self)
+    }
+}
+
+impl LogContext for SockOpsContext {
+    #[inline(always)]
+    fn logged_socket(&self) -> u64 {
+        open_socket(self)
+    }
 }
 
 /// Watches the connections whose end is reported.
@@ -442,6 +464,7 @@ pub(crate) fn released(ctx: &SockContext) {
         return;
     }
     let Some(event) = open_event(ctx) else { return };
+    log::closed(ctx);
     if event.end == 0 {
         let is_unanswered = event.protocol == TCP && ctx::released_state(ctx) == TCP_SYN_SENT;
         event.end = if is_unanswered { GIVEN_UP } else { CLOSED };

@@ -7,6 +7,7 @@ use aya_ebpf::programs::SockAddrContext;
 use proxy_common::{net::SockAddr, sock_nat::SockNat, udp_nat};
 
 use crate::{
+    log,
     overflow::{Table, count_refusal},
     slot::SlotRef,
     sock_nat::Insertion,
@@ -33,10 +34,13 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -
             return Insertion::NotOurs;
         }
         slot.claim(ctx);
+    } else {
+        log::slot_owned(ctx);
     }
     if udp_nat::insert(slot.own(), &Table::new(ctx, slot), nat) {
         return Insertion::Done;
     }
+    log::overflow_full(ctx);
     count_refusal(ctx);
     Insertion::NoRoom
 }

@@ -13,7 +13,7 @@ use object::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut name = String::from("kube-proxy-ebpf");
-    for feature in ["fault-points", "next-layout"] {
+    for feature in ["fault-points", "next-layout", "log"] {
         let variable = format!("CARGO_FEATURE_{}", feature.to_uppercase().replace('-', "_"));
         if env::var_os(variable).is_some() {
             name = format!("{name}-{feature}");

@@ -14,6 +14,7 @@ use aya::{
     maps::{Array, ArrayOfMaps, Map, MapData},
 };
 use aya_obj::generated::{BPF_F_INNER_MAP, bpf_map_type};
+use log::Level;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     counters::{CounterIndex, MAX_CHUNKS},
@@ -31,6 +32,7 @@ use crate::{
     map_spec,
     options::Options,
     pins::{self, Pins},
+    program_log,
     raw_bpf::{self, EntrySize},
     store::{MapStore, Side, Table},
 };
@@ -57,18 +59,34 @@ pub(super) struct BpfMaps {
 
 /// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
 pub(super) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
-    let mut ebpf = load_object(pins, options, features, embedded::bytes()?, &[])?;
+    let mut ebpf = load_object(pins, options, features, &Variant::product()?)?;
     let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?)?;
     Ok((ebpf, maps))
 }
 
-/// Loads a kernel object with the pinned maps, and with these constants beside those that every variant has.
+/// A variant of the programs.
+pub(super) struct Variant<'a> {
+    /// The kernel object.
+    pub(super) object: &'a [u8],
+    /// Constants beside those that every variant has.
+    pub(super) constants: &'a [(&'static str, u64)],
+    /// Up to which level programs say lines of log, if they are built with lines.
+    pub(super) log_level: Option<Level>,
+}
+
+impl Variant<'_> {
+    /// The product's programs.
+    fn product() -> Result<Self, Error> {
+        Ok(Self { object: embedded::bytes()?, constants: &[], log_level: program_log::level() })
+    }
+}
+
+/// Loads a kernel object with the pinned maps.
 pub(super) fn load_object(
     pins: &Pins,
     options: &Options,
     features: Features,
-    object: &[u8],
-    constants: &[(&'static str, u64)],
+    &Variant { object, constants, log_level }: &Variant<'_>,
 ) -> Result<Ebpf, Error> {
     // Map memory counts against this limit before Linux 5.11; if it cannot be raised, a later error reports it.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -136,6 +154,12 @@ pub(super) fn load_object(
     }
     for (name, value) in constants {
         loader.override_global(name, value, true);
+    }
+    // aya-log has the same numbers.
+    let log_level = log_level.map_or(0, |it| it as u8);
+    loader.override_global(aya_log::LEVEL, &log_level, false);
+    if log_level != 0 {
+        loader.map_max_entries("AYA_LOGS", program_log::RING_BYTES);
     }
     let linked = features.link(object);
     loader.load(&bytemuck::cast_slice(&linked)[..object.len()]).map_err(|it| Error::Load(Box::new(it)))

@@ -35,6 +35,7 @@ use crate::{
     options::Options,
     pins::{PinLock, Pins},
     pod_cgroups::CgroupEvents,
+    program_log,
     socket_termination::SocketTerminator,
     table_stats::StatsReader,
     trace::{ActiveTrace, TracedPrograms},
@@ -104,6 +105,7 @@ impl Datapath {
             hooks::load(&mut ebpf)?;
             Ok((ebpf, maps))
         })?;
+        program_log::forward(&mut ebpf)?;
         let packet_path = map_spec::take(&mut ebpf, "PACKET_PATH")?;
         let stats = StatsReader::take(&mut ebpf)?;
         let pods = options.pod_annotations.then(|| cgroup.path());

@@ -36,6 +36,7 @@ mod open_connections;
 mod options;
 mod pins;
 mod pod_cgroups;
+mod program_log;
 mod raw_bpf;
 mod socket_termination;
 mod store;
@@ -69,8 +70,8 @@ pub use hook_status::query_at;
 pub use lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use pod_cgroups::CgroupEvents;
+pub use program_log::TraceStep;
 pub use socket_termination::SocketTerminator;
 pub use trace::{
-    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceItem, TraceStep,
-    TraceVerdict, TracedPrograms,
+    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,
 };

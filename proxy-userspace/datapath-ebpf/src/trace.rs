@@ -4,10 +4,11 @@
 //! trace is dropped, and at the next start if the process dies before.
 
 use std::{
-    fmt,
+    mem,
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
+    thread,
     time::Duration,
 };
 
@@ -15,16 +16,16 @@ use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, RingBuf},
 };
+use log::Level;
 use proxy_common::{
-    choice::NO_POSITION,
     counters::{CounterIndex, NO_COUNTER},
     net::{SockAddr, V6},
-    tables::NodeAddrScope,
-    trace::{self as raw, Event, MAX_PORTS, Step},
+    trace::{self as raw, Event, MAX_PORTS},
 };
 
 use crate::{
-    bpf_maps, embedded,
+    bpf_maps::{self, Variant},
+    capabilities, embedded,
     error::Error,
     exclusions::{self, ExcludedMap, Exclusions},
     features::with_features,
@@ -32,11 +33,17 @@ use crate::{
     map_spec,
     options::Options,
     pins::{self, Pins},
+    program_log::{TraceStep, TraceSteps},
     raw_bpf,
 };
 
 /// The hooks whose programs differ; those that end or watch a connection come before those that begin one.
 const HOOKS: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+
+/// How many events are read at once.
+const MAX_EVENTS: usize = 64;
+/// What a program takes at most to write a line, unless it is preempted.
+const LINE_TIME: Duration = Duration::from_millis(1);
 
 /// What is traced; by default every decision on a destination in a network of Services.
 #[derive(Clone, Debug, Default)]
@@ -57,8 +64,8 @@ pub struct TraceFilter {
     pub ends: bool,
     /// Destinations in other networks, too, and each datagram.
     pub all: bool,
-    /// The steps of each decision on a connect, too.
-    pub steps: bool,
+    /// The steps of each decision, too, as lines up to this level; those of the ends of sockets are at level trace.
+    pub steps: Option<Level>,
 }
 
 /// The programs of a trace, in the kernel and not attached.
@@ -71,70 +78,14 @@ pub struct TracedPrograms {
 pub struct TraceEvents {
     events: RingBuf<MapData>,
     lost: Array<MapData, u64>,
+    steps: Option<TraceSteps>,
+    /// Whether sockets say lines when they end.
+    has_end_steps: bool,
+    /// Why there are no steps, although they were asked for.
+    pub refused_steps: Option<Error>,
     ports: HashMap<MapData, u32, u32>,
     /// What [`Self::ports`] contains.
     traced: Vec<CounterIndex>,
-}
-
-/// What the programs report: the steps of a decision come before it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TraceItem {
-    /// A decision, or the end of a connection.
-    Event(TraceEvent),
-    /// A step of a decision on a connect.
-    Step(TraceStep),
-}
-
-/// A step of a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TraceStep(pub(crate) Step);
-
-impl TraceStep {
-    /// The cookie of the socket.
-    pub fn socket(&self) -> u64 {
-        self.0.socket
-    }
-
-    /// Whether it is the first one of a decision on a destination in a network of Services.
-    pub fn is_first(&self) -> bool {
-        self.0.what == raw::STEP_FRONTEND
-    }
-}
-
-impl fmt::Display for TraceStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Step { what, a, b, .. } = self.0;
-        match (what, a) {
-            (raw::STEP_FRONTEND, raw::STEP_NONE) => f.write_str("frontend: none at this address and port"),
-            (raw::STEP_FRONTEND, set) => {
-                write!(f, "frontend: set {set} with {}", model::counted(b, "endpoint"))
-            }
-            (raw::STEP_NODE_PORT, raw::STEP_NONE) => f.write_str("node port: none of this number"),
-            (raw::STEP_NODE_PORT, set) => {
-                write!(f, "node port: set {set} with {}", model::counted(b, "endpoint"))
-            }
-            (raw::STEP_NODE_ADDRESS, scope) => f.write_str(match u32::try_from(scope).map(NodeAddrScope) {
-                Ok(NodeAddrScope::LOCAL) => "node address: of this node",
-                Ok(NodeAddrScope::REMOTE) => "node address: of another node",
-                Ok(NodeAddrScope::LOOPBACK) => "node address: loopback",
-                Ok(NodeAddrScope::INTERFACE) => "node address: of an interface of this node",
-                _ => "node address: of no node",
-            }),
-            (raw::STEP_AFFINITY, 0) => f.write_str("affinity: the client has no entry"),
-            (raw::STEP_AFFINITY, used) => {
-                let ago = Duration::from_nanos(b.saturating_sub(used));
-                write!(f, "affinity: the client's entry was used {:.3} s ago", ago.as_secs_f64())
-            }
-            (raw::STEP_MEMBER, set) if b == 0 => write!(f, "member: the endpoint is not in set {set}"),
-            (raw::STEP_MEMBER, set) => write!(f, "member: the endpoint is in set {set}"),
-            (raw::STEP_CHOICE, position) if position == u64::from(NO_POSITION) => {
-                write!(f, "choice among {b}: the client's endpoint")
-            }
-            (raw::STEP_CHOICE, position) => write!(f, "choice among {b}: position {position}"),
-            (raw::STEP_BACKEND, position) => write!(f, "endpoint: position {position}"),
-            _ => write!(f, "step {what}: {a}, {b}"),
-        }
-    }
 }
 
 /// One decision, or the end of a connection.
@@ -168,6 +119,8 @@ pub struct TraceEvent {
     pub choice: TraceChoice,
     /// How the connection ended, if that is what is reported.
     pub end: Option<TraceEnd>,
+    /// What the program did before, if that was asked for.
+    pub steps: Vec<TraceStep>,
 }
 
 /// A decision.
@@ -233,7 +186,7 @@ pub enum EndReason {
 }
 
 impl TracedPrograms {
-    /// Loads the traced variant on the pinned maps. Nothing is attached.
+    /// Loads the traced variant on the pinned maps; without steps if the kernel refuses those. Nothing is attached.
     ///
     /// # Errors
     ///
@@ -242,16 +195,23 @@ impl TracedPrograms {
         let object = embedded::traced()?;
         let pins = Pins::new(&options.pin_dir);
         let globals = globals(filter)?;
-        let mut ebpf = with_features(|features| {
-            let mut ebpf = bpf_maps::load_object(&pins, options, features, object, &globals)?;
-            HOOKS.into_iter().try_for_each(|hook| hooks::program(&mut ebpf, hook)?.load(hook))?;
-            Ok(ebpf)
-        })?;
+        let load = |log_level| {
+            with_features(|features| {
+                let variant = Variant { object, constants: &globals, log_level };
+                let mut ebpf = bpf_maps::load_object(&pins, options, features, &variant)?;
+                HOOKS.into_iter().try_for_each(|hook| hooks::program(&mut ebpf, hook)?.load(hook))?;
+                Ok(ebpf)
+            })
+        };
+        let (mut ebpf, log_level, refused_steps) = with_fewer_lines(filter.steps, load)?;
         let excluded = ExcludedMap::take(&mut ebpf)?;
         let events = ebpf.take_map("EVENTS").ok_or_else(|| Error::Incomplete("map EVENTS".into()))?;
         let mut events = TraceEvents {
             events: RingBuf::try_from(events).map_err(Error::map("EVENTS"))?,
             lost: map_spec::take(&mut ebpf, "LOST")?,
+            steps: log_level.map(|_| TraceSteps::take(&mut ebpf)).transpose()?,
+            has_end_steps: log_level == Some(Level::Trace),
+            refused_steps,
             ports: map_spec::take(&mut ebpf, "PORTS")?,
             traced: Vec::new(),
         };
@@ -259,6 +219,20 @@ impl TracedPrograms {
             events.set_ports(ports)?;
         }
         Ok((Self { ebpf, excluded }, events))
+    }
+}
+
+/// Loads programs with lines of log up to a level, or without any if the kernel has no room for them: returns the level, and why
+/// it is another one.
+fn with_fewer_lines<T>(
+    level: Option<Level>,
+    load: impl Fn(Option<Level>) -> Result<T, Error>,
+) -> Result<(T, Option<Level>, Option<Error>), Error> {
+    match load(level) {
+        Err(error @ Error::Program { .. }) if level.is_some() && !capabilities::is_any_missing() => {
+            Ok((load(None)?, None, Some(error)))
+        }
+        loaded => Ok((loaded?, level, None)),
     }
 }
 
@@ -283,30 +257,49 @@ fn globals(filter: &TraceFilter) -> Result<Vec<(&'static str, u64)>, Error> {
         ("ADDRESS3", d),
         ("PORT", address.port.raw().into()),
         ("FAILED_ONLY", filter.failed_only.into()),
-        ("ENDS", (filter.ends || filter.failed_only).into()),
+        ("ENDS", (filter.ends || filter.failed_only || filter.steps == Some(Level::Trace)).into()),
         ("ALL", filter.all.into()),
-        ("STEPS", filter.steps.into()),
     ])
 }
 
-/// What there is; more may follow the end.
-impl Iterator for TraceEvents {
-    type Item = TraceItem;
-
-    fn next(&mut self) -> Option<TraceItem> {
-        loop {
-            let item = self.events.next()?;
-            if let Ok(event) = bytemuck::try_pod_read_unaligned::<Event>(&item) {
-                return Some(TraceItem::Event(event.into()));
-            }
-            if let Ok(step) = bytemuck::try_pod_read_unaligned(&item) {
-                return Some(TraceItem::Step(TraceStep(step)));
-            }
-        }
-    }
-}
-
 impl TraceEvents {
+    /// Reads events with their steps; and whether there may be more.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn read(&mut self) -> Result<(Vec<TraceEvent>, bool), Error> {
+        let mut events = Vec::new();
+        while events.len() < MAX_EVENTS
+            && let Some(item) = self.events.next()
+        {
+            events.extend(bytemuck::try_pod_read_unaligned::<Event>(&item).ok().map(TraceEvent::from));
+        }
+        let is_more = events.len() == MAX_EVENTS;
+        let Some(steps) = &mut self.steps else { return Ok((events, is_more)) };
+        // The lines of a decision come before its event.
+        steps.read(is_more)?;
+        let mut has_waited = false;
+        for event in &mut events {
+            let until = if event.end.is_some() { u64::MAX } else { event.time.as_nanos() as u64 };
+            let mut found = steps.take_decision(event.socket, until);
+            let may_follow = event.end.is_none() || self.has_end_steps;
+            if found.is_none() && may_follow && !mem::replace(&mut has_waited, true) {
+                // A line that another CPU is writing holds up those behind it.
+                thread::sleep(LINE_TIME);
+                steps.read(is_more)?;
+                found = steps.take_decision(event.socket, until);
+            }
+            event.steps = found.unwrap_or_default();
+        }
+        Ok((events, is_more))
+    }
+
+    /// How many lines of steps were lost because they were not read in time.
+    pub fn lost_steps(&self) -> u64 {
+        self.steps.as_ref().map_or(0, TraceSteps::lost)
+    }
+
     /// How many events were lost because they were not read in time.
     ///
     /// # Errors
@@ -369,6 +362,7 @@ impl From<Event> for TraceEvent {
                 further_datagram: has(raw::FURTHER_DATAGRAM),
             },
             end,
+            steps: Vec::new(),
         }
     }
 }
@@ -481,23 +475,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_says_what_was_found() {
-        let says = |what, a, b| TraceStep(Step { socket: 1, what, a, b }).to_string();
-        assert_eq!(says(raw::STEP_FRONTEND, 5, 2), "frontend: set 5 with 2 endpoints");
-        assert_eq!(says(raw::STEP_FRONTEND, raw::STEP_NONE, 0), "frontend: none at this address and port");
-        assert_eq!(says(raw::STEP_NODE_PORT, 7, 1), "node port: set 7 with 1 endpoint");
-        assert_eq!(says(raw::STEP_NODE_ADDRESS, 2, 0), "node address: of another node");
-        assert_eq!(says(raw::STEP_NODE_ADDRESS, 0, 0), "node address: of no node");
-        assert_eq!(says(raw::STEP_AFFINITY, 0, 9), "affinity: the client has no entry");
-        let ago = says(raw::STEP_AFFINITY, 1, 2_500_000_001);
-        assert_eq!(ago, "affinity: the client's entry was used 2.500 s ago");
-        assert_eq!(says(raw::STEP_MEMBER, 5, 0), "member: the endpoint is not in set 5");
-        assert_eq!(
-            says(raw::STEP_CHOICE, u64::from(NO_POSITION), 3),
-            "choice among 3: the client's endpoint"
-        );
-        assert_eq!(says(raw::STEP_CHOICE, 17, 3), "choice among 3: position 17");
-        assert_eq!(says(raw::STEP_BACKEND, 17, 0), "endpoint: position 17");
+    fn without_room_for_lines_the_programs_are_loaded_without() {
+        let refusal = || Error::Program { call: "load", program: "connect6", source: "too large".into() };
+        let roomy = |level| Ok(level);
+        let (loaded, level, refused) = with_fewer_lines(Some(Level::Debug), roomy).unwrap();
+        assert!(loaded == level && level == Some(Level::Debug) && refused.is_none());
+        let cramped = |level: Option<Level>| level.map_or(Ok(()), |_| Err(refusal()));
+        let (_, level, refused) = with_fewer_lines(Some(Level::Trace), cramped).unwrap();
+        assert!(level.is_none() && refused.unwrap().to_string().contains("connect6"));
+        assert!(with_fewer_lines(None, |_| Err::<(), _>(refusal())).is_err());
+        let broken = |_| Err::<(), _>(Error::NoTracedPrograms);
+        assert!(with_fewer_lines(Some(Level::Trace), broken).is_err());
     }
 
     #[test]

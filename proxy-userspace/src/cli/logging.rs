@@ -46,13 +46,9 @@ enum LogFormat {
 }
 
 impl LogFlags {
-    fn verbosity(&self) -> u8 {
+    /// 1 at level debug, 2 and more at level trace.
+    pub(super) fn verbosity(&self) -> u8 {
         self.klog_level.map_or(0, kube_proxy_config::verbosity).max(self.verbose)
-    }
-
-    /// Whether more than usual is to be shown.
-    pub(super) fn is_verbose(&self) -> bool {
-        self.verbosity() > 0
     }
 
     /// Installs the logger.
@@ -312,14 +308,13 @@ mod tests {
         let verbosity = |words: &[&str]| {
             let words = iter::once("x").chain(words.iter().copied());
             let matches = LogFlags::augment_args(Command::new("x")).try_get_matches_from(words).unwrap();
-            let flags = LogFlags::from_arg_matches(&matches).unwrap();
-            (flags.verbosity(), flags.is_verbose())
+            LogFlags::from_arg_matches(&matches).unwrap().verbosity()
         };
-        assert_eq!(verbosity(&["--v=2"]), (0, false));
-        assert_eq!(verbosity(&["-v"]), (1, true));
-        assert_eq!(verbosity(&["--v=4"]), (1, true));
-        assert_eq!(verbosity(&["-v", "--v", "6"]), (2, true));
-        assert_eq!(verbosity(&["-vv", "--v=4"]), (2, true));
+        assert_eq!(verbosity(&["--v=2"]), 0);
+        assert_eq!(verbosity(&["-v"]), 1);
+        assert_eq!(verbosity(&["--v=4"]), 1);
+        assert_eq!(verbosity(&["-v", "--v", "6"]), 2);
+        assert_eq!(verbosity(&["-vv", "--v=4"]), 2);
     }
 
     #[test]

@@ -199,7 +199,7 @@ fn execute(cli: Cli, line: &CommandLine) -> ExitCode {
         Command::Dump(flags) => dump::main(&flags).map(done),
         Command::Explain(flags) => explain::main(flags),
         Command::Nodes(flags) => nodes::main(flags),
-        Command::Trace(flags) => trace::main(&flags, cli.log.is_verbose()).map(done),
+        Command::Trace(flags) => trace::main(&flags, cli.log.verbosity()).map(done),
         Command::SupportBundle(flags) => support_bundle::main(flags).map(done),
         Command::Cleanup(flags) => cleanup::main(&flags).map(done),
         Command::BackendConformance(flags) => backend_conformance::main(flags),

@@ -96,7 +96,7 @@ impl FilterFlags {
     /// # Errors
     ///
     /// If the pod is not known.
-    pub(super) fn given(&self, socket: &Path, has_steps: bool) -> Result<TraceFilters> {
+    pub(super) fn given(&self, socket: &Path, verbosity: u8) -> Result<TraceFilters> {
         let mut filters = TraceFilters::new();
         let mut add = |name: &str, value: String| filters.push((name.to_owned(), value));
         if let Some(it) = &self.service {
@@ -121,7 +121,8 @@ impl FilterFlags {
             (self.close, "close"),
             (self.all, "all"),
             (self.replace, "replace"),
-            (has_steps, "steps"),
+            (verbosity > 0, VERBOSE),
+            (verbosity > 1, VERBOSE),
         ];
         for (flag, name) in flags {
             if flag {
@@ -131,6 +132,9 @@ impl FilterFlags {
         Ok(filters)
     }
 }
+
+/// Given twice, it asks for more.
+const VERBOSE: &str = "verbose";
 
 /// The cookie of the network namespace of a pod that the brain knows.
 fn netns_of(socket: &Path, pod: &str) -> Result<u64> {
@@ -162,7 +166,8 @@ pub(super) struct Requested {
     pub(super) failed: bool,
     pub(super) close: bool,
     pub(super) all: bool,
-    pub(super) steps: bool,
+    /// 1 with steps, 2 with those of the ends of sockets.
+    pub(super) verbosity: u8,
     /// Whether it ends the trace that runs.
     pub(super) replace: bool,
 }
@@ -193,7 +198,7 @@ impl Requested {
                 "failed" => it.failed = true,
                 "close" => it.close = true,
                 "all" => it.all = true,
-                "steps" => it.steps = true,
+                VERBOSE => it.verbosity = it.verbosity.saturating_add(1),
                 "replace" => it.replace = true,
                 _ => return Err(format!("there is no filter {name:?}: this process has another version")),
             }
@@ -226,7 +231,7 @@ mod tests {
 
     fn requested(words: &[&str]) -> Result<Requested, String> {
         let command = Command::try_parse_from([&["trace"], words].concat()).map_err(|it| it.to_string())?;
-        let filters = command.filters.given(Path::new("/none"), true).map_err(|it| it.to_string())?;
+        let filters = command.filters.given(Path::new("/none"), 2).map_err(|it| it.to_string())?;
         Requested::parse(&filters)
     }
 
@@ -259,11 +264,11 @@ mod tests {
             failed: true,
             close: true,
             all: true,
-            steps: true,
+            verbosity: 2,
             replace: true,
         };
         assert_eq!(requested(&words), Ok(expect));
-        assert_eq!(requested(&[]), Ok(Requested { steps: true, ..Requested::default() }));
+        assert_eq!(requested(&[]), Ok(Requested { verbosity: 2, ..Requested::default() }));
         let any_port = requested(&["--to", "10.96.0.10"]).unwrap().to;
         assert_eq!(any_port, Some("10.96.0.10:0".parse().unwrap()));
     }

@@ -1,10 +1,15 @@
 //! The lines of a trace: as JSON, which the process writes and the command reads, and as text.
 
-use std::{collections::HashMap, fmt::Write as _, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::{self, Write as _},
+    net::SocketAddr,
+};
 
-use datapath_ebpf::{EndReason, TraceVerdict};
+use datapath_ebpf::{EndReason, TraceStep, TraceVerdict};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +19,18 @@ pub(super) enum Line {
     Started,
     /// Events were lost, because they were not read in time.
     Lost {
+        /// How many since the last such line.
+        count: u64,
+        /// How many in all.
+        total: u64,
+    },
+    /// The programs say no steps, as the kernel has no room for them.
+    NoSteps {
+        /// What the kernel says.
+        reason: String,
+    },
+    /// Steps were lost, because they were not read in time.
+    StepsLost {
         /// How many since the last such line.
         count: u64,
         /// How many in all.
@@ -85,7 +102,35 @@ pub(super) struct Decision {
     pub(super) seconds: Option<f64>,
     /// The steps of the decision, if they were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) steps: Vec<String>,
+    pub(super) steps: Vec<Step>,
+}
+
+/// A step of a decision, as a program has logged it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) level: String,
+    pub(super) step: String,
+    /// Names and values.
+    #[serde(flatten)]
+    pub(super) fields: BTreeMap<String, Value>,
+}
+
+impl From<TraceStep> for Step {
+    fn from(TraceStep { level, message, fields }: TraceStep) -> Self {
+        let value = |it: String| it.parse::<u64>().map_or_else(|_| Value::from(it), Value::from);
+        let fields = fields.into_iter().map(|(name, it)| (name, value(it))).collect();
+        Self { level: level.as_str().to_ascii_lowercase(), step: message, fields }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.step)?;
+        self.fields.iter().try_for_each(|(name, value)| match value.as_str() {
+            Some(text) => write!(f, " {name}={text}"),
+            None => write!(f, " {name}={value}"),
+        })
+    }
 }
 
 /// The first packet of a connection, as nftables has treated it.
@@ -219,12 +264,24 @@ impl Line {
         }
     }
 
+    /// Whether it is a decision or a packet.
+    pub(super) fn is_traffic(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Send(_) | Self::End(_) | Self::Packet(_))
+    }
+
     /// As text, as `strace` prints calls; none for a line that is not about traffic.
     pub(super) fn text(&self) -> Option<String> {
         let (call, it) = match self {
             Self::Started => return None,
             Self::Lost { count, total } => {
                 let lost = model::counted(*count, "event");
+                return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
+            }
+            Self::NoSteps { reason } => {
+                return Some(format!("-- no steps: this kernel has no room for them: {reason} --"));
+            }
+            Self::StepsLost { count, total } => {
+                let lost = model::counted(*count, "step");
                 return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
             }
             Self::PacketsLost => return Some("-- packets were lost: use a narrower filter --".into()),
@@ -454,9 +511,18 @@ mod tests {
 
     #[test]
     fn steps_follow_their_decision() {
-        let steps = vec!["frontend: set 5 with 2 endpoints".to_owned(), "endpoint: position 7".to_owned()];
+        let step = |message: &str, fields: &[(&str, &str)]| {
+            let fields = fields.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+            Step::from(TraceStep { level: log::Level::Debug, message: message.into(), fields })
+        };
+        let steps = vec![
+            step("frontend: found", &[("set", "5"), ("endpoints", "2")]),
+            step("node address: local", &[]),
+        ];
+        let json = serde_json::to_string(&steps[0]).unwrap();
+        assert_eq!(json, r#"{"level":"debug","step":"frontend: found","endpoints":2,"set":5}"#);
         let expect = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080 \
-                      cgroup=/user netns=7\n    frontend: set 5 with 2 endpoints\n    endpoint: position 7";
+                      cgroup=/user netns=7\n    frontend: found endpoints=2 set=5\n    node address: local";
         check(&Line::Connect(Decision { steps, ..decision() }), expect);
     }
 

@@ -34,7 +34,7 @@ use super::{
 /// The process that serves this node attaches a variant of its programs that reports each decision of connect(2), and of
 /// sendto(2) of unconnected sockets, until this command ends; before and after that nothing is reported, and nothing costs
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
-/// endpoint is shown. With -v, each connect is followed by the steps of its decision. With --service or --to, and without a
+/// endpoint is shown. With -v, each is followed by the steps of its decision, with -vv also by those of the end of its socket. With --service or --to, and without a
 /// filter for processes, packets that nftables translates are shown, too: the first one of each connection, and which rule
 /// has dropped it. One trace runs at a time; it ends with this command, which ends with its output or its input.
 #[derive(Debug, Args)]
@@ -72,15 +72,15 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     duration.and_then(|it| it.try_into().ok()).ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
 }
 
-/// Prints the lines of a trace until it ends; with the steps of decisions if it is verbose.
-pub(super) fn main(flags: &Flags, is_verbose: bool) -> Result<()> {
+/// Prints the lines of a trace until it ends; with the steps of decisions from verbosity 1 on.
+pub(super) fn main(flags: &Flags, verbosity: u8) -> Result<()> {
     const REMEDY: &str = "give the --status-socket of `run` or `agent`";
     let Some(socket) = flags.status.path() else {
         return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
     };
     let at = socket.display();
     let pods = reader::watch()?;
-    let lines = match admin::query_trace(socket, &flags.filters.given(socket, is_verbose)?) {
+    let lines = match admin::query_trace(socket, &flags.filters.given(socket, verbosity)?) {
         Ok(Ok(lines)) => lines,
         Ok(Err(refusal)) => bail!("{refusal}"),
         Err(error) => match error.kind() {
@@ -135,7 +135,7 @@ impl Flags {
             let mut stdout = io::stdout().lock();
             stdout.write_all(escaped(&shown).as_bytes())?;
             stdout.flush()?;
-            printed += u64::from(!matches!(line, Line::Lost { .. } | Line::PacketsLost));
+            printed += u64::from(line.is_traffic());
             if self.count.is_some_and(|it| printed >= it.get()) {
                 return Ok(());
             }

@@ -16,7 +16,7 @@ use model::{ServiceName, state::ServicePort};
 use nix::time::{ClockId, clock_gettime};
 use publish::Published;
 
-use super::line::{Affinity, Decision, Ejected, Line};
+use super::line::{Affinity, Decision, Ejected, Line, Step};
 
 /// How often the names of service ports are read again at most.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ impl Names {
     }
 
     /// The line of an event, with the steps of its decision.
-    pub(super) fn line(&mut self, event: TraceEvent, reason: Option<String>, steps: Vec<String>) -> Line {
+    pub(super) fn line(&mut self, event: TraceEvent, reason: Option<String>) -> Line {
         let cgroup = self.cgroups.get(event.cgroup).map(ToOwned::to_owned);
         let names = event.port_counter.and_then(|it| self.ports.get(&it));
         // The end of a connection has the time of the end.
@@ -154,7 +154,7 @@ impl Names {
             end: event.end.map(|it| it.how.into()),
             established_seconds: event.end.and_then(|it| it.established).map(|it| it.as_secs_f64()),
             seconds: event.end.map(|it| it.after.as_secs_f64()),
-            steps,
+            steps: event.steps.into_iter().map(Step::from).collect(),
         };
         match (decision.end, event.is_connect) {
             (Some(_), _) => Line::End(decision),

@@ -113,7 +113,7 @@ impl Packets {
         let state = admin.served();
         let names = state.as_ref().map(|it| wanted.names(&it.state)).unwrap_or_default();
         let trace = PacketTrace::start(&wanted.destinations(&names))?;
-        let (failed_only, has_steps) = (requested.failed, requested.steps);
+        let (failed_only, has_steps) = (requested.failed, requested.verbosity > 0);
         let (admin, read_at) = (admin.clone(), Instant::now());
         Ok(Some(Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace }))
     }

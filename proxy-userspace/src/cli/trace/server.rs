@@ -5,7 +5,6 @@
 //! buffer fills up, and the programs count what they lose.
 
 use std::{
-    collections::HashMap,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -13,10 +12,9 @@ use std::{
 
 use admin::{Admin, TraceFilters, TraceGuard};
 use anyhow::{Context as _, Result, anyhow, bail};
-use datapath_ebpf::{
-    self as ebpf, TraceEvents, TraceFilter, TraceItem, TraceStep, TraceVerdict, TracedPrograms,
-};
-use model::{ServiceName, nearest};
+use datapath_ebpf::{self as ebpf, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms};
+use log::Level;
+use model::{ServiceName, error_chain, nearest};
 use reconciler::{Options, TraceRequest};
 use tokio::{
     runtime::Handle,
@@ -36,8 +34,6 @@ use super::{
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often something is written when there is no event.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Of how many decisions that are not reported steps are kept.
-const MAX_DECISIONS: usize = 1024;
 /// How many bytes of lines are handed over at once.
 const CHUNK: usize = 32 << 10;
 /// How long to wait until the programs are attached.
@@ -184,10 +180,10 @@ struct Sockets {
     has_all: bool,
     /// The Service that is traced.
     service: Option<ServiceName>,
-    /// The steps of decisions that were not reported yet, by the cookie of the socket.
-    steps: HashMap<u64, Vec<String>>,
     /// How many events were reported as lost.
     lost: u64,
+    /// How many steps were reported as lost.
+    lost_steps: u64,
 }
 
 impl Sockets {
@@ -216,56 +212,54 @@ impl Sockets {
             failed_only,
             ends: requested.close,
             all: requested.all,
-            steps: requested.steps,
+            steps: match requested.verbosity {
+                0 => None,
+                1 => Some(Level::Debug),
+                _ => Some(Level::Trace),
+            },
         };
         let (programs, events) = TracedPrograms::load(options, &filter)?;
-        let (steps, lost) = (HashMap::new(), 0);
-        Ok((programs, Self { events, names, failed_only, has_all, service, steps, lost }))
+        if let Some(reason) = &events.refused_steps {
+            tracing::info!("this kernel has no room for the steps of a trace: {}", error_chain(reason));
+        }
+        Ok((programs, Self { events, names, failed_only, has_all, service, lost: 0, lost_steps: 0 }))
     }
 
-    /// Keeps a step until its decision is reported. It may not be: filters that need the decision come after it.
-    fn on_step(&mut self, step: TraceStep) {
-        if step.is_first() {
-            if self.steps.len() >= MAX_DECISIONS {
-                self.steps.clear();
-            }
-            self.steps.remove(&step.socket());
-        }
-        self.steps.entry(step.socket()).or_default().push(step.to_string());
+    /// The line that says why there are no steps, if they were asked for.
+    fn refused_steps(&mut self) -> Result<String> {
+        let refused = self.events.refused_steps.take();
+        refused.map_or_else(|| Ok(String::new()), |it| line(&Line::NoSteps { reason: error_chain(&it) }))
     }
 
     /// Appends what has come; returns whether there is more.
     fn write(&mut self, text: &mut String) -> Result<bool> {
-        while text.len() < CHUNK
-            && let Some(event) = self.events.next()
-        {
-            match event {
-                TraceItem::Event(event) => {
-                    let steps = self.steps.remove(&event.socket).unwrap_or_default();
-                    let passed = matches!(event.verdict, TraceVerdict::Passed | TraceVerdict::Excluded);
-                    let reason = passed
-                        .then(|| self.names.cluster_ip_failure(event.destination, event.protocol))
-                        .flatten();
-                    // A datagram to another address may be the reply of a server.
-                    let is_shown = if self.failed_only {
-                        reason.is_some() && event.verdict == TraceVerdict::Passed
-                    } else {
-                        event.is_connect || self.has_all || reason.is_some()
-                    };
-                    if !passed || is_shown {
-                        *text += &line(&self.names.line(event, reason, steps))?;
-                    }
-                }
-                TraceItem::Step(step) => self.on_step(step),
+        let (events, is_more) = self.events.read()?;
+        for event in events {
+            let passed = matches!(event.verdict, TraceVerdict::Passed | TraceVerdict::Excluded);
+            let reason =
+                passed.then(|| self.names.cluster_ip_failure(event.destination, event.protocol)).flatten();
+            // A datagram to another address may be the reply of a server.
+            let is_shown = if self.failed_only {
+                reason.is_some() && event.verdict == TraceVerdict::Passed
+            } else {
+                event.is_connect || self.has_all || reason.is_some()
+            };
+            if !passed || is_shown {
+                *text += &line(&self.names.line(event, reason))?;
             }
         }
-        if text.len() >= CHUNK {
+        if is_more {
             return Ok(true);
         }
         let total = self.events.lost()?;
         if total > self.lost {
             *text += &line(&Line::Lost { count: total - self.lost, total })?;
             self.lost = total;
+        }
+        let total = self.events.lost_steps();
+        if total > self.lost_steps {
+            *text += &line(&Line::StepsLost { count: total - self.lost_steps, total })?;
+            self.lost_steps = total;
         }
         if self.names.refresh()
             && let Some(service) = &self.service
@@ -293,6 +287,9 @@ impl Forwarding {
     /// Runs until the reader is gone, or another trace replaces this one.
     fn run(&mut self) -> Result<()> {
         let mut text = line(&Line::Started)?;
+        if let Some(sockets) = &mut self.sockets {
+            text += &sockets.refused_steps()?;
+        }
         let mut written_at = Instant::now();
         loop {
             let mut is_more = match &mut self.sockets {
