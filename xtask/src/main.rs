@@ -49,6 +49,9 @@ enum Task {
         /// With optimisations, for a node, which needs no library for it
         #[arg(long)]
         release: bool,
+        /// With lines of log in the programs, which the process logs up to its own level when it starts
+        #[arg(long, conflicts_with = "release")]
+        log: bool,
     },
     /// Show the proxy at work: a node in a sandbox, real pods, real connections; no cluster needed (as root, 15 s).
     #[command(disable_help_flag = true)]
@@ -178,8 +181,8 @@ fn perform(task: Task) -> Result<()> {
             Ok(())
         }
         Task::BuildEbpf => build::build_ebpf(),
-        Task::Build { release } => {
-            let binary = build::build(release)?;
+        Task::Build { release, log } => {
+            let binary = if log { build::build_with_log()? } else { build::build(release)? };
             status("Ready", &binary.display().to_string());
             Ok(())
         }

@@ -27,9 +27,12 @@ pub enum Build {
     Failpoints,
     /// The same with a different layout of the maps.
     NextLayout,
+    /// A developer's build, whose programs say lines of log.
+    Log,
 }
 
 impl Build {
+    /// Those that tests run.
     const ALL: [Self; 3] = [Self::Product, Self::Failpoints, Self::NextLayout];
 
     fn features(self) -> Option<&'static str> {
@@ -37,6 +40,7 @@ impl Build {
             Self::Product => None,
             Self::Failpoints => Some("fault-points"),
             Self::NextLayout => Some("fault-points,next-layout"),
+            Self::Log => Some("log"),
         }
     }
 
@@ -56,6 +60,7 @@ impl Build {
             Self::Product => "product",
             Self::Failpoints => "fault-points",
             Self::NextLayout => "next-layout",
+            Self::Log => "log",
         };
         workspace().join(TEST_BINARIES).join(folder).join("kube-proxy-ebpf")
     }
@@ -127,6 +132,12 @@ fn remapped_paths(rustc: &Path) -> Result<[String; 3]> {
         home.or_else(|| env::home_dir().map(|it| it.join(".cargo"))).context("there is no home folder")?;
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     Ok([remap(workspace(), "."), remap(&home, "/cargo"), remap(Path::new(&sysroot), "/rust")])
+}
+
+/// Builds the binary whose programs say lines of log, kernel object included, and returns its path.
+pub fn build_with_log() -> Result<PathBuf> {
+    build_objects(&Toolchain::find_or_install()?, Build::Log)?;
+    build_binary(Build::Log)
 }
 
 /// Builds the product, kernel object included, and returns its path.
