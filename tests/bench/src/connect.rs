@@ -3,18 +3,23 @@
 //! both sides of a ratio.
 
 use std::{
+    io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use build_tools::{build, command::status};
 use fastrand::Rng;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    MemoryCgroup, Sandbox, TestNode, agent::AgentCommand, client::reset_on_close, manifest::Service,
+    MemoryCgroup, Sandbox, TestNode,
+    agent::{self, AgentCommand, status_socket},
+    client::reset_on_close,
+    manifest::Service,
     test_node::NODE,
 };
 
@@ -63,6 +68,10 @@ struct ConnectFigures {
     passing: f64,
     /// What it takes longer to open a UDP socket, send one datagram and close it, to a Service than to an endpoint.
     datagram: f64,
+    /// As `hit`, of the program of a trace.
+    traced: f64,
+    /// The same with steps.
+    traced_steps: f64,
     /// The bytes that an open UDP socket that has sent to a Service charges to the proxy.
     memory: f64,
 }
@@ -93,6 +102,8 @@ pub(crate) fn bench() -> Result<Figures> {
     row("UDP: socket + sendto + close, more than direct", 200.0, large.datagram, "ns", 0);
     row("UDP: memory of the proxy for an open socket", 50.0, large.memory, "B", 0);
     report.figure("10k services: sock_ops, both ends of a direct connection", large.passing, "ns", 0);
+    report.figure("10k services: a connect to one address, in the program of a trace", large.traced, "ns", 0);
+    report.figure("the same with steps (-v)", large.traced_steps, "ns", 0);
     let by_services = |figure: fn(&ConnectFigures) -> f64| -> Vec<(f64, f64)> {
         sizes.iter().map(|(services, it)| (*services as f64, figure(it))).collect()
     };
@@ -149,11 +160,17 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         }
         Ok(())
     })?;
-    let run_time = |program: &str, address: &mut dyn FnMut() -> SocketAddr| {
-        let mean = ProgramStats::median(&node.program(program), ProgramStats::mean, || {
+    let run_time_at = |pin: &Path, address: &mut dyn FnMut() -> SocketAddr| {
+        let mean = ProgramStats::median(pin, ProgramStats::mean, || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, address()).map(drop))
         })?;
         anyhow::Ok((mean - idle).max(0.0))
+    };
+    let run_time =
+        |program: &str, address: &mut dyn FnMut() -> SocketAddr| run_time_at(&node.program(program), address);
+    let traced = |arguments: &[&str]| {
+        let _trace = RunningTrace::start(binary, &node, arguments)?;
+        run_time_at(&node.sandbox().pins().join("links/connect4"), &mut || address(0))
     };
     let datagram = time_datagrams(direct)?;
     let before = memory.usage()?;
@@ -171,6 +188,8 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         any,
         hit: run_time("connect4", &mut || address(0))?,
         any_hit: run_time("connect4", &mut || address(rng.usize(..services)))?,
+        traced: traced(&[])?,
+        traced_steps: traced(&["-v"])?,
         miss: run_time("connect4", &mut || direct)?,
         close: run_time("sock_release", &mut || address(0))?,
         passing: ProgramStats::median(
@@ -179,6 +198,31 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
             || (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop)),
         )?,
     })
+}
+
+/// A trace whose lines are not kept, until it is dropped.
+struct RunningTrace(Child);
+
+impl RunningTrace {
+    /// Starts it, and waits until the programs are attached.
+    fn start(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(binary);
+        command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut trace = Self(child);
+        let mut first = String::new();
+        BufReader::new(trace.0.stderr.take().context("a pipe")?).read_line(&mut first)?;
+        ensure!(first.starts_with("tracing"), "the trace does not begin: {first}");
+        Ok(trace)
+    }
+}
+
+impl Drop for RunningTrace {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// The median of what a datagram of a new socket takes longer to a Service than to an endpoint, in nanoseconds.

@@ -6,7 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use aya::{
-    programs::ProgramInfo,
+    programs::{
+        ProgramInfo,
+        links::{FdLink, PinnedLink},
+        loaded_programs,
+    },
     sys::{Stats, enable_stats},
 };
 
@@ -24,8 +28,9 @@ pub(crate) struct ProgramStats {
 }
 
 impl ProgramStats {
-    /// The median of a figure over batches of the runs of the program pinned at `pin` during `work`, whatever causes them:
-    /// the kernel also counts an interrupt of a program as its run time, and what other guests of the machine take from it.
+    /// The median of a figure over batches of the runs of the program during `work`, whatever causes them: the kernel also
+    /// counts an interrupt of a program as its run time, and what other guests of the machine take from it. `pin` is that of
+    /// the program, or of the link that it is attached by.
     pub(crate) fn median(
         pin: &Path,
         figure: impl Fn(Self) -> f64,
@@ -47,6 +52,7 @@ impl ProgramStats {
 
     fn read(pin: &Path) -> Result<Self> {
         let info = ProgramInfo::from_pin(pin)
+            .or_else(|_| linked_program(pin))
             .with_context(|| format!("cannot read the program {}", pin.display()))?;
         Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
     }
@@ -60,4 +66,11 @@ impl ProgramStats {
     pub(crate) fn mean(self) -> f64 {
         self.nanoseconds as f64 / self.runs.max(1) as f64
     }
+}
+
+/// The program that a pinned link has attached.
+fn linked_program(pin: &Path) -> Result<ProgramInfo> {
+    let id = FdLink::from(PinnedLink::from_pin(pin)?).info()?.program_id();
+    let mut programs = loaded_programs().flatten();
+    programs.find(|it| it.id() == id).context("it is gone")
 }
