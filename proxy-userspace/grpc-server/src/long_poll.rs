@@ -33,7 +33,7 @@ impl Endpoints for LongPoll {
         let peer = Peer::of(&request)?;
         let filter = request.into_inner();
         peer.authorize_node(&filter.node_name)?;
-        let states = self.nodes.subscribe(&filter.node_name, (0, 0));
+        let states = self.nodes.subscribe(&filter.node_name);
         let states = states.map_err(|it| status::of_subscription(&it, &filter.node_name))?;
         let (sender, items) = mpsc::channel(QUEUE_DEPTH + 1);
         // A stream that merely ended would be taken for a complete state.

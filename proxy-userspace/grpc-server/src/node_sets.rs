@@ -109,10 +109,10 @@ impl ChangeSource for NodeChangeSource {
             });
         }
         self.peer.authorize_node(&node)?;
-        let states = self.nodes.subscribe(&node, (0, 0)).map_err(|it| status::of_subscription(&it, &node))?;
+        let states = self.nodes.subscribe(&node).map_err(|it| status::of_subscription(&it, &node))?;
         let shown = if node.is_empty() { "(the brain's own)" } else { &node };
         Span::current().record("node", shown);
-        self.following = Some(self.followers.add(shown.into(), states.resume(0, 0)));
+        self.following = Some(self.followers.add(shown.into(), states.resubscribe()));
         self.node = Some((node, states));
         // Also if the state of one node is that of the other.
         Ok(RequestKind::State)

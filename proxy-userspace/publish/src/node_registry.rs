@@ -171,9 +171,9 @@ impl Nodes {
 }
 
 impl NodeStates for NodeRequests {
-    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+    fn subscribe(&self, node: &str) -> Result<Subscription, SubscribeError> {
         if node.is_empty() || *node == *self.own_name {
-            return Ok(self.own_states.resume(seen.0, seen.1));
+            return Ok(self.own_states.resubscribe());
         }
         let is_valid = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-' || it == b'.';
         if node.len() > MAX_NAME_LENGTH || !node.bytes().all(is_valid) {
@@ -189,6 +189,6 @@ impl NodeStates for NodeRequests {
             }
         }
         let publisher = nodes.publisher(node).ok_or(SubscribeError::ShuttingDown)?;
-        Ok(publisher.resume(seen.0, seen.1))
+        Ok(publisher.subscribe())
     }
 }

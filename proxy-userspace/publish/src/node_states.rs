@@ -6,9 +6,8 @@ use crate::publisher::Subscription;
 
 /// The nodes whose states a gRPC server serves.
 pub trait NodeStates: Send + Sync + 'static {
-    /// Subscribes to the states of a node, or of the brain's own node if the name is empty. The first state is the first
-    /// one whose revision is not `seen` (instance and revision).
-    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError>;
+    /// Subscribes to the states of a node, or of the brain's own node if the name is empty, from the current state on.
+    fn subscribe(&self, node: &str) -> Result<Subscription, SubscribeError>;
 }
 
 /// Why a node's state is not available.
@@ -51,9 +50,9 @@ impl SingleNode {
 }
 
 impl NodeStates for SingleNode {
-    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+    fn subscribe(&self, node: &str) -> Result<Subscription, SubscribeError> {
         let is_own = node.is_empty() || *node == *self.name;
-        if is_own { Ok(self.states.resume(seen.0, seen.1)) } else { Err(SubscribeError::NotServed) }
+        if is_own { Ok(self.states.resubscribe()) } else { Err(SubscribeError::NotServed) }
     }
 }
 
@@ -79,7 +78,7 @@ impl CountedNodes {
 }
 
 impl NodeStates for CountedNodes {
-    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
-        Ok(self.nodes.subscribe(node, seen)?.counted(Arc::clone(&self.counter)))
+    fn subscribe(&self, node: &str) -> Result<Subscription, SubscribeError> {
+        Ok(self.nodes.subscribe(node)?.counted(Arc::clone(&self.counter)))
     }
 }

@@ -176,12 +176,7 @@ impl Publisher {
 
     /// A subscription that starts with the current state.
     pub fn subscribe(&self) -> Subscription {
-        self.resume(self.instance_id, 0)
-    }
-
-    /// A subscription that starts with the first state whose revision is not `rev` of the instance `instance_id`.
-    pub fn resume(&self, instance_id: u64, rev: u64) -> Subscription {
-        Subscription::new(self.sender.subscribe(), (instance_id, rev))
+        Subscription { receiver: self.sender.subscribe(), seen: None, _counter: None }
     }
 }
 
@@ -190,25 +185,20 @@ impl Publisher {
 pub struct Subscription {
     receiver: watch::Receiver<Option<Arc<Published>>>,
     /// Instance and revision of the last state that was returned.
-    seen: (u64, u64),
+    seen: Option<(u64, u64)>,
     /// Held while the subscription exists, if it is counted.
     _counter: Option<Arc<()>>,
 }
 
 impl Subscription {
-    fn new(receiver: watch::Receiver<Option<Arc<Published>>>, seen: (u64, u64)) -> Self {
-        Self { receiver, seen, _counter: None }
-    }
-
     /// Holds `counter` while it exists.
     pub(crate) fn counted(self, counter: Arc<()>) -> Self {
         Self { _counter: Some(counter), ..self }
     }
 
-    /// Another subscription to the same publisher, that starts with the first state whose revision is not `rev` of the
-    /// instance `instance_id`.
-    pub fn resume(&self, instance_id: u64, rev: u64) -> Self {
-        Self::new(self.receiver.clone(), (instance_id, rev))
+    /// Another subscription to the same publisher, that starts with the current state.
+    pub fn resubscribe(&self) -> Self {
+        Self { receiver: self.receiver.clone(), seen: None, _counter: None }
     }
 
     /// The newest state; `None` before the first one.
@@ -227,10 +217,11 @@ impl Subscription {
     /// Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<Published>> {
         let seen = self.seen;
-        let is_new =
-            |it: &Option<Arc<Published>>| it.as_ref().is_some_and(|it| (it.instance_id, it.rev) != seen);
+        let is_new = |it: &Option<Arc<Published>>| {
+            it.as_ref().is_some_and(|it| Some((it.instance_id, it.rev)) != seen)
+        };
         let published = self.receiver.wait_for(is_new).await.ok()?.clone()?;
-        self.seen = (published.instance_id, published.rev);
+        self.seen = Some((published.instance_id, published.rev));
         Some(published)
     }
 }

@@ -72,12 +72,11 @@ async fn a_slow_subscriber_gets_only_the_newest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_waits_only_if_the_revision_is_current() {
+async fn another_subscription_starts_with_the_current_state() {
     let publisher = Publisher::new("n1");
     publisher.publish(state(&["a"]));
-    let current = publisher.current().unwrap();
-    let mut known = publisher.resume(current.instance_id, current.rev);
-    assert!(timeout(Duration::from_secs(1), known.next()).await.is_err());
-    let mut other = publisher.resume(current.instance_id.wrapping_add(1), current.rev);
-    assert_eq!(other.next().await.unwrap().rev, 1);
+    let mut first = publisher.subscribe();
+    assert_eq!(first.next().await.unwrap().rev, 1);
+    assert!(timeout(Duration::from_secs(1), first.next()).await.is_err());
+    assert_eq!(first.resubscribe().next().await.unwrap().rev, 1);
 }

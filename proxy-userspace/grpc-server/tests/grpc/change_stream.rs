@@ -148,9 +148,9 @@ async fn operations_never_leave_an_endpoint_without_its_service() {
 struct TwoNodes([Subscription; 2]);
 
 impl NodeStates for TwoNodes {
-    fn subscribe(&self, node: &str, seen: (u64, u64)) -> Result<Subscription, SubscribeError> {
+    fn subscribe(&self, node: &str) -> Result<Subscription, SubscribeError> {
         let position = ["n1", "n2"].iter().position(|it| *it == node).ok_or(SubscribeError::NotServed)?;
-        Ok(self.0[position].resume(seen.0, seen.1))
+        Ok(self.0[position].resubscribe())
     }
 }
 

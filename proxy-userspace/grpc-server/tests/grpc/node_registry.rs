@@ -71,21 +71,21 @@ async fn the_stream_of_a_requested_node_ends_with_ok_when_the_registry_is_droppe
 async fn an_idle_node_is_removed_at_the_second_check() {
     let nodes = NodeRegistry::new(Publisher::new("n1"));
     let requests = nodes.requests();
-    let watcher = requests.subscribe("n2", (0, 0)).unwrap();
+    let watcher = requests.subscribe("n2").unwrap();
     assert_eq!(nodes.requested().await, ["n2".into()]);
     assert!(nodes.remove_idle().is_empty() && nodes.remove_idle().is_empty());
     drop(watcher);
     assert!(nodes.remove_idle().is_empty());
     // A reconnect restarts the count, and is not a new request.
-    drop(requests.subscribe("n2", (0, 0)).unwrap());
+    drop(requests.subscribe("n2").unwrap());
     assert!(nodes.remove_idle().is_empty());
     assert!(is_pending(20, nodes.requested()).await);
     assert_eq!(nodes.remove_idle(), ["n2".into()]);
     assert!(nodes.remove_idle().is_empty());
     // After the removal, a subscription is a new request; the brain's own node is never removed.
-    let _watcher = requests.subscribe("n2", (0, 0)).unwrap();
+    let _watcher = requests.subscribe("n2").unwrap();
     assert_eq!(nodes.requested().await, ["n2".into()]);
-    drop(requests.subscribe("n1", (0, 0)).unwrap());
+    drop(requests.subscribe("n1").unwrap());
     assert!(nodes.remove_idle().is_empty() && nodes.remove_idle().is_empty());
 }
 
@@ -94,7 +94,7 @@ async fn unknown_nodes_are_limited_and_nodes_of_the_cluster_are_not() {
     let nodes = NodeRegistry::new(Publisher::new("n1"));
     let requests = nodes.requests();
     nodes.set_cluster_nodes([("known".into(), NodeInfo::default())].into_iter().collect());
-    let follow = |it: &str| requests.subscribe(it, (0, 0)).map(drop);
+    let follow = |it: &str| requests.subscribe(it).map(drop);
     for it in 0..5_000 {
         follow(&format!("unknown-{it}")).unwrap();
     }
@@ -112,8 +112,8 @@ async fn unknown_nodes_are_limited_and_nodes_of_the_cluster_are_not() {
 async fn without_a_cluster_state_only_the_own_node_is_served() {
     let nodes = NodeRegistry::new(Publisher::new("n1"));
     let requests = nodes.requests();
-    let follow = |it: &str| requests.subscribe(it, (0, 0)).map(drop);
-    let other = requests.subscribe("n2", (0, 0)).unwrap();
+    let follow = |it: &str| requests.subscribe(it).map(drop);
+    let other = requests.subscribe("n2").unwrap();
     assert_eq!(nodes.clear(), ["n2".into()]);
     assert!(in_time(other.clone().next()).await.is_none(), "its subscription ends");
     assert!(is_pending(20, nodes.requested()).await);
@@ -129,7 +129,7 @@ async fn revisions_are_unique_across_nodes() {
     let nodes = NodeRegistry::new(Publisher::new("n1"));
     let requests = nodes.requests();
     let revision = async |node: &str, endpoint| {
-        let mut states = requests.subscribe(node, (0, 0)).unwrap();
+        let mut states = requests.subscribe(node).unwrap();
         nodes.publish(node, state_of(node, &[("p", endpoint)]));
         let it = states.next().await.unwrap();
         (it.instance_id, it.rev)

@@ -32,8 +32,8 @@ use crate::{
 struct Every(Subscription);
 
 impl NodeStates for Every {
-    fn subscribe(&self, _: &str, seen: (u64, u64)) -> Result<Subscription, publish::SubscribeError> {
-        Ok(self.0.resume(seen.0, seen.1))
+    fn subscribe(&self, _: &str) -> Result<Subscription, publish::SubscribeError> {
+        Ok(self.0.resubscribe())
     }
 }
 
