@@ -19,27 +19,32 @@ use model::{
 };
 
 use crate::{
-    bpf_maps::{self, BpfMaps},
-    capabilities,
-    cgroup::Cgroup,
-    clock,
-    connected_backends::ConnectedBackends,
-    double_buffer::{Applied, DoubleBuffer},
     error::Error,
-    exclusions::Exclusions,
-    failure_records::FailureRecords,
-    features::with_features,
-    hook_status, hooks, map_spec,
-    node_addresses::{NodeAddresses, node_addresses},
-    open_connections::Recount,
+    host::{capabilities, cgroup::Cgroup, clock},
+    maps::{
+        bpf_maps::{self, BpfMaps},
+        connected_backends::ConnectedBackends,
+        exclusions::Exclusions,
+        failure_records::FailureRecords,
+        features::with_features,
+        map_spec,
+        open_connections::Recount,
+        pins::{PinLock, Pins},
+        pod_cgroups::CgroupEvents,
+        program_log,
+    },
+    observe::table_stats::StatsReader,
     options::Options,
-    pins::{PinLock, Pins},
-    pod_cgroups::CgroupEvents,
-    program_log,
-    socket_termination::SocketTerminator,
-    table_stats::StatsReader,
-    trace::{ActiveTrace, TracedPrograms},
-    trial_connects::TrialConnects,
+    programs::{
+        hook_status, hooks,
+        socket_termination::SocketTerminator,
+        trace::{ActiveTrace, TracedPrograms},
+        trial_connects::TrialConnects,
+    },
+    tables::{
+        double_buffer::{Applied, DoubleBuffer},
+        node_addresses::{NodeAddresses, node_addresses},
+    },
 };
 
 /// How long a connection reports failures to the counter of its endpoint: a SYN is answered, or retransmitted for the first

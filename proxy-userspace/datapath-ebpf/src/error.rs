@@ -7,7 +7,7 @@ use std::{
 
 use aya::{EbpfError, maps::MapError, pin::PinError};
 
-use crate::capabilities;
+use crate::host::capabilities;
 
 /// Why the datapath could not be read, written or attached.
 #[derive(Debug, thiserror::Error)]

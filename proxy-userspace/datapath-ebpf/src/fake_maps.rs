@@ -22,10 +22,12 @@ use proxy_common::{
 };
 
 use crate::{
-    active_frontends::Entries,
     error::Error,
-    store::{MapStore, Side, Table},
-    table_family::{TableFamily, for_family},
+    observe::active_frontends::Entries,
+    tables::{
+        store::{MapStore, Side, Table},
+        table_family::{TableFamily, for_family},
+    },
 };
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;

@@ -11,14 +11,15 @@ use proxy_common::{
 };
 
 use crate::{
-    active_frontends::rows,
-    counter_alloc::{CounterAllocator, CounterOwner},
-    double_buffer::DoubleBuffer,
     fake_maps::FakeMaps,
-    generation::Generation,
-    node_addresses::NodeAddresses,
-    store::Table,
-    trace::TraceEvent,
+    observe::{active_frontends::rows, generation::Generation},
+    programs::trace::TraceEvent,
+    tables::{
+        counter_alloc::{CounterAllocator, CounterOwner},
+        double_buffer::DoubleBuffer,
+        node_addresses::NodeAddresses,
+        store::Table,
+    },
 };
 
 /// How many owners get counters from what an earlier process has left.

@@ -68,6 +68,12 @@ const LAYERS: [(&str, &str); 35] = [
     ("proxy-common", "proxy-common"),
 ];
 
+/// Crates with folders, from the highest folder to the lowest.
+const FOLDERS_OF_CRATES: [(&str, &[&str]); 2] = [
+    ("datapath-ebpf", &["observe", "programs", "maps", "tables", "host"]),
+    ("datapath-nft", &["observe", "apply", "plan", "encode"]),
+];
+
 #[test]
 fn modules_import_in_one_direction() {
     let layer = |name: &str| LAYERS.iter().position(|(it, _)| it.replace('-', "_") == name.replace('-', "_"));
@@ -94,6 +100,15 @@ fn modules_import_in_one_direction() {
     let edges = graph.edges();
     assert!(edges.len() > 300, "{} uses", edges.len());
     errors.extend(cycles(&edges));
+    for ((from, to), names) in &edges {
+        for (name, folders) in FOLDERS_OF_CRATES {
+            let folder =
+                |file: &str| folders.iter().position(|it| file.contains(&format!("{name}/src/{it}/")));
+            if folder(from).zip(folder(to)).is_some_and(|(from, to)| to < from) {
+                errors.push(format!("{from} uses {names:?} of {to}, which is above it\n"));
+            }
+        }
+    }
     assert!(errors.is_empty(), "{}", errors.concat());
 }
 
@@ -188,7 +203,7 @@ fn unsafe_lives_in_one_module_per_concern() {
         .collect();
     assert_eq!(
         with_unsafe,
-        ["proxy-userspace/datapath-ebpf/src/raw_bpf.rs", "proxy-userspace/process/src/lib.rs"]
+        ["proxy-userspace/datapath-ebpf/src/host/raw_bpf.rs", "proxy-userspace/process/src/lib.rs"]
     );
 }
 

@@ -1,0 +1,184 @@
+//! The kernel's maps as text: one line per entry, sorted, so that equal generations have equal dumps.
+//!
+//! Ids and positions are resolved, because they depend on the history. A backend that several frontends share has a line for
+//! each of them; an entry that no frontend refers to is shown as an orphan, with its id or position.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use bytemuck::Zeroable as _;
+use datapath::{SortedLines, unspecified};
+use model::Family;
+use proxy_common::{
+    net::{V4, V6},
+    tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
+};
+
+use crate::{
+    error::Error,
+    maps::bpf_maps,
+    observe::active_frontends::{ActiveFrontends, Maps, initialized},
+    tables::{store::Table, table_family::TableFamily},
+};
+
+/// Reads the active generation, and describes every entry of it in a line, in order.
+///
+/// # Errors
+///
+/// If no generation was ever active, or it changes faster than it can be read, before a line is handed on or later; if a map is
+/// missing, has another layout or cannot be read.
+pub fn dump(pin_dir: &Path, mut each: impl FnMut(&str)) -> Result<(), Error> {
+    let mut active = ActiveFrontends::open(pin_dir)?;
+    let (mut last, mut first_generation) = (String::new(), None);
+    loop {
+        let (generation, mut lines) = active.read(|maps| {
+            let mut lines = SortedLines::after(&last);
+            list(maps, &mut |it| lines.add(&it))?;
+            Ok(lines)
+        })?;
+        if *first_generation.get_or_insert(generation) != generation {
+            return Err(Error::ConcurrentUpdate(pin_dir.to_path_buf()));
+        }
+        lines.sorted().for_each(&mut each);
+        if !lines.has_more() {
+            return Ok(());
+        }
+        last = lines.sorted().next_back().unwrap_or_default().to_owned();
+    }
+}
+
+/// A line for each entry, in no order.
+fn list(maps: &mut Maps<'_>, add: &mut dyn FnMut(String)) -> Result<(), Error> {
+    // Only UDP and session affinity have members.
+    let mut members = Vec::new();
+    list_members::<V4>(maps, &mut members)?;
+    list_members::<V6>(maps, &mut members)?;
+    members.sort_unstable();
+    list_family::<V4>(maps, &mut members, add)?;
+    list_family::<V6>(maps, &mut members, add)?;
+    for Member { set, backend, .. } in members.iter().filter(|it| !it.has_frontend) {
+        add(format!("orphan member set={set} {backend}"));
+    }
+    maps.each(Table::NodeAddrs, |key: V6, scope| add(node_address_line(key.into(), scope)))
+}
+
+/// A member of a backend set.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Member {
+    set: u32,
+    backend: SocketAddr,
+    has_frontend: bool,
+}
+
+fn list_members<F: TableFamily>(maps: &mut Maps<'_>, members: &mut Vec<Member>) -> Result<(), Error> {
+    maps.each(F::MEMBERS, |key, _: BackendSetMember| {
+        let (set, backend) = F::member_of(key);
+        members.push(Member { set, backend: F::socket_addr(F::sock_addr(backend)), has_frontend: false });
+    })
+}
+
+/// The frontends and backends of a family, and the members of their sets, which are in order.
+fn list_family<F: TableFamily>(
+    maps: &mut Maps<'_>,
+    members: &mut [Member],
+    add: &mut dyn FnMut(String),
+) -> Result<(), Error> {
+    let mut used = Positions::default();
+    let mut list = |maps: &mut Maps<'_>, name: String, row: Frontend| {
+        add(frontend_line(&name, &row));
+        used.insert(row.backend_offset, row.backend_count);
+        for (backend, _) in maps.backends::<F>(&row)? {
+            add(format!("backend {name} -> {backend}"));
+        }
+        let first = members.partition_point(|it| it.set < row.set);
+        for it in members[first..].iter_mut().take_while(|it| it.set == row.set) {
+            it.has_frontend = true;
+            add(format!("member {name} {}", it.backend));
+        }
+        Ok(())
+    };
+    maps.each_batch(F::FRONTENDS, |maps, key, row| {
+        let (address, protocol) = F::frontend_of(key);
+        list(maps, frontend_name(F::socket_addr(address), protocol), row)
+    })?;
+    let any = unspecified(if F::VERSION == 4 { Family::V4 } else { Family::V6 });
+    maps.each_batch(Table::NodePorts, |maps, key: NodePortKey, row| match key.ip_version == F::VERSION {
+        true => list(maps, frontend_name(SocketAddr::new(any, key.port.get()), key.protocol), row),
+        false => Ok(()),
+    })?;
+    maps.each(F::BACKENDS, |position, row: F::BackendEntry| {
+        if row != F::BackendEntry::zeroed() && !used.contains(position) {
+            let backend = F::socket_addr(F::sock_addr(F::backend_of(row).0));
+            add(format!("orphan backend position={position} -> {backend}"));
+        }
+    })
+}
+
+/// Positions of an array.
+#[derive(Default)]
+struct Positions(Vec<u64>);
+
+impl Positions {
+    fn insert(&mut self, first: u32, count: u32) {
+        for it in first as usize..first as usize + count as usize {
+            if it / 64 >= self.0.len() {
+                self.0.resize(it / 64 + 1, 0);
+            }
+            self.0[it / 64] |= 1 << (it % 64);
+        }
+    }
+
+    fn contains(&self, position: u32) -> bool {
+        let word = self.0.get(position as usize / 64).copied().unwrap_or_default();
+        word & (1 << (position % 64)) != 0
+    }
+}
+
+pub(crate) fn frontend_line(name: &str, row: &Frontend) -> String {
+    let mut line = format!("frontend {name} backends={}", row.backend_count);
+    if row.affinity_timeout != 0 {
+        line += &format!(" affinity={}s", row.affinity_timeout);
+    }
+    if row.options.local_addresses_only() {
+        line += " local-addresses-only";
+    }
+    if row.options.least_connections() {
+        line += " least-connections";
+    }
+    if row.options.slow_start() != 0 {
+        line += &format!(" slow-start={}s", row.options.slow_start());
+    }
+    if row.options.is_to_packets() {
+        line += " to-packets";
+    }
+    line
+}
+
+pub(crate) fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
+    match scope {
+        NodeAddrScope::LOCAL => format!("node-address {address} local"),
+        NodeAddrScope::REMOTE => format!("node-address {address} remote"),
+        NodeAddrScope::LOOPBACK => format!("node-address {address} loopback"),
+        NodeAddrScope::INTERFACE => format!("node-address {address} interface"),
+        NodeAddrScope(unknown) => format!("node-address {address} {unknown}"),
+    }
+}
+
+/// Reads the number of the active generation: how many have been active so far.
+///
+/// # Errors
+///
+/// As for [`dump`].
+pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
+    bpf_maps::read_active(&initialized(pin_dir)?).map(|(_, flips)| flips)
+}
+
+pub(crate) fn frontend_name(address: SocketAddr, protocol: u8) -> String {
+    match protocol {
+        TCP => format!("{address}/TCP"),
+        UDP => format!("{address}/UDP"),
+        other => format!("{address}/{other}"),
+    }
+}

@@ -1,0 +1,11 @@
+//! The view of an operator: dump, lookup, usage of tables, and the checks of a node.
+//!
+//! May know: everything below. Changes nothing.
+
+pub(crate) mod active_frontends;
+pub mod check;
+pub(crate) mod dump;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod generation;
+pub(crate) mod lookup;
+pub(crate) mod table_stats;

@@ -1,0 +1,205 @@
+//! Usage of the tables that clients fill, read every few seconds; and the deletion of entries of closed sockets from the
+//! overflow table.
+//!
+//! Invariant: reading it costs a few loads, whatever the number of entries, while nothing happens: programs count, and no
+//! table is read to count it. Only entries of closed sockets are deleted.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    os::fd::AsFd as _,
+    path::Path,
+};
+
+use aya::{
+    Ebpf,
+    maps::{Array, Map, MapData},
+};
+use datapath::{OverflowStats, RefusedNamespace, TableStats};
+use proxy_common::overflow::{
+    COLLECTED, DELETED, INSERTED, LEAKED, MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, REFUSED,
+    SOCKETS, leaked,
+};
+
+use crate::{
+    error::Error,
+    host::{
+        cgroup,
+        raw_bpf::{self, EntrySize},
+    },
+    maps::{hash_map, map_spec},
+};
+
+const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
+const AFFINITY: &str = "AFFINITY";
+
+/// The maps with the counts.
+pub(crate) struct StatsReader {
+    overflow: Overflow,
+    affinity_inserts: Array<MapData, u64>,
+    affinity_capacity: u32,
+}
+
+impl StatsReader {
+    /// Takes the maps out of the loaded object.
+    pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        let overflow = Overflow::take(ebpf)?;
+        let affinity_inserts = map_spec::take(ebpf, AFFINITY_INSERTS)?;
+        // The programs are not loaded yet and need the table, so that it is not taken.
+        let Some(Map::LruHashMap(affinity)) = ebpf.map(AFFINITY) else {
+            return Err(Error::Incomplete(format!("map {AFFINITY}")));
+        };
+        let affinity_capacity = affinity.info().map_err(Error::map(AFFINITY))?.max_entries();
+        Ok(Self { overflow, affinity_inserts, affinity_capacity })
+    }
+
+    /// Reads the usage, after the entries of closed sockets were deleted. `cgroup` is the root of the processes that may have
+    /// been refused.
+    pub(crate) fn read(&mut self, cgroup: &Path) -> Result<TableStats, Error> {
+        Ok(TableStats {
+            overflow: self.overflow.collect()?,
+            refused: self.overflow.refused(cgroup)?,
+            affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
+            affinity_capacity: self.affinity_capacity,
+            ..TableStats::default()
+        })
+    }
+}
+
+const OVERFLOW: &str = "OVERFLOW";
+const OVERFLOW_STATS: &str = "OVERFLOW_STATS";
+const NETNS_USAGE: &str = "NETNS_USAGE";
+const NETNS_COLLECTED: &str = "NETNS_COLLECTED";
+
+/// How many of the network namespaces that were refused most are reported.
+const MAX_REFUSED: usize = 10;
+
+/// The overflow table and its statistics.
+struct Overflow {
+    table: MapData,
+    stats: Array<MapData, u64>,
+    netns_usage: MapData,
+    netns_collected: MapData,
+    capacity: u32,
+    /// How many sockets had leaked entries when entries were last deleted.
+    leaked: u64,
+    /// The counts when the usage of the namespaces was read last, and what it was.
+    read_at: [u64; 4],
+    usage: HashMap<u64, NetnsUsage>,
+    refused: Vec<RefusedNamespace>,
+}
+
+impl Overflow {
+    /// Takes the maps out of the loaded object.
+    fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        let mut hash = |name: &str| match ebpf.take_map(name) {
+            Some(Map::HashMap(map)) => Ok(map),
+            _ => Err(Error::Incomplete(format!("map {name}"))),
+        };
+        let [table, netns_usage, netns_collected] =
+            [hash(OVERFLOW)?, hash(NETNS_USAGE)?, hash(NETNS_COLLECTED)?];
+        let stats = map_spec::take(ebpf, OVERFLOW_STATS)?;
+        let capacity = table.info().map_err(Error::map(OVERFLOW))?.max_entries();
+        Ok(Self {
+            table,
+            stats,
+            netns_usage,
+            netns_collected,
+            capacity,
+            leaked: 0,
+            read_at: [0; 4],
+            usage: HashMap::new(),
+            refused: Vec::new(),
+        })
+    }
+
+    /// Deletes leaked entries, if there are new ones, and reports the usage of the table.
+    fn collect(&mut self) -> Result<OverflowStats, Error> {
+        let leaked = self.stat(LEAKED)?;
+        if leaked != self.leaked {
+            self.delete_leaked()?;
+            self.leaked = leaked;
+        }
+        let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
+        Ok(OverflowStats {
+            entries,
+            capacity: self.capacity,
+            sockets: self.stat(SOCKETS)?,
+            refused: self.stat(REFUSED)?,
+        })
+    }
+
+    fn delete_leaked(&mut self) -> Result<(), Error> {
+        let entries = hash_map::read_all::<OverflowKey, OverflowEntry>(&self.table, self.capacity, OVERFLOW)?;
+        let mut deleted = BTreeMap::<u64, u64>::new();
+        let mut result = Ok(());
+        for (key, netns) in leaked(&entries) {
+            match hash_map::delete::<OverflowKey, OverflowEntry>(&self.table, key, OVERFLOW) {
+                Ok(is_deleted) => *deleted.entry(netns).or_default() += u64::from(is_deleted),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        // Programs write the other statistics; only user space writes these.
+        let total = self.stat(COLLECTED)? + deleted.values().sum::<u64>();
+        self.stats.set(COLLECTED, total, 0).map_err(Error::map(OVERFLOW_STATS))?;
+        let before = self.collected()?;
+        for (netns, number) in deleted {
+            let number = number + before.get(&netns).copied().unwrap_or(0);
+            let [key, value] = [netns, number].map(u64::to_ne_bytes);
+            raw_bpf::update_batch(
+                self.netns_collected.fd().as_fd(),
+                EntrySize::of::<u64, u64>(),
+                &key,
+                &value,
+            )
+            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", NETNS_COLLECTED))?;
+        }
+        result
+    }
+
+    /// The network namespaces that were refused, those with the most refusals first. Forgets those that use nothing any more.
+    fn refused(&mut self, cgroup: &Path) -> Result<Vec<RefusedNamespace>, Error> {
+        let now = [self.stat(INSERTED)?, self.stat(DELETED)?, self.stat(COLLECTED)?, self.stat(REFUSED)?];
+        if now == self.read_at {
+            return Ok(self.refused.clone());
+        }
+        self.read_at = now;
+        let usage = hash_map::read_all::<u64, NetnsUsage>(&self.netns_usage, MAX_NETNS, NETNS_USAGE)?;
+        let collected = self.collected()?;
+        let before = std::mem::take(&mut self.usage);
+        for (netns, usage) in usage {
+            let removed = usage.deleted + collected.get(&netns).copied().unwrap_or(0);
+            // A program may be about to insert an entry: only a namespace in which nothing has happened since is forgotten.
+            if usage.inserted <= removed && before.get(&netns) == Some(&usage) {
+                hash_map::delete::<u64, NetnsUsage>(&self.netns_usage, &netns, NETNS_USAGE)?;
+                hash_map::delete::<u64, u64>(&self.netns_collected, &netns, NETNS_COLLECTED)?;
+            } else {
+                self.usage.insert(netns, usage);
+            }
+        }
+        let mut refused: Vec<_> = self.usage.iter().filter(|(_, it)| it.refused > 0).collect();
+        refused.sort_unstable_by_key(|(netns, it)| (u64::MAX - it.refused, **netns));
+        refused.truncate(MAX_REFUSED);
+        let paths = cgroup::paths_of(cgroup, refused.iter().map(|(_, it)| it.cgroup));
+        self.refused = refused
+            .into_iter()
+            .map(|(&netns, usage)| RefusedNamespace {
+                netns,
+                cgroup: paths.get(&usage.cgroup).cloned(),
+                refused: usage.refused,
+            })
+            .collect();
+        Ok(self.refused.clone())
+    }
+
+    /// How many entries of each network namespace were collected.
+    fn collected(&self) -> Result<HashMap<u64, u64>, Error> {
+        Ok(hash_map::read_all(&self.netns_collected, MAX_NETNS, NETNS_COLLECTED)?.into_iter().collect())
+    }
+
+    fn stat(&self, index: u32) -> Result<u64, Error> {
+        self.stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
+    }
+}

@@ -1,0 +1,258 @@
+//! Loads the programs, and attaches them to a cgroup or updates the existing links to them.
+//!
+//! Invariant: nothing is detached in order to be attached again.
+
+use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path, thread, time::Duration};
+
+use aya::{
+    Ebpf,
+    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, SockOps, links::FdLink},
+};
+use aya_obj::generated::bpf_attach_type::{self, *};
+
+use model::error_chain;
+
+use crate::{
+    error::{ATTACH, Error},
+    host::{cgroup::Cgroup, failpoint, raw_bpf},
+    maps::pins::{self, Pins},
+};
+
+/// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
+/// last, so that no socket is redirected before the hooks are attached that translate back and clean up.
+pub(crate) const HOOKS: [(&str, bpf_attach_type); 12] = [
+    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
+    ("sock_ops", BPF_CGROUP_SOCK_OPS),
+    ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
+    ("recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
+    ("getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
+    ("getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
+    ("bind4", BPF_CGROUP_INET4_BIND),
+    ("bind6", BPF_CGROUP_INET6_BIND),
+    ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    ("connect4", BPF_CGROUP_INET4_CONNECT),
+    ("connect6", BPF_CGROUP_INET6_CONNECT),
+];
+
+/// The hook that can be missing: without it no endpoint is ejected. Programs that only observe connections are attached
+/// there, too.
+pub(crate) const OPTIONAL: &str = "sock_ops";
+
+/// The position of the first hook that redirects sockets.
+const FIRST_REDIRECTING: usize = 8;
+
+/// How long the hooks that translate replies outlast those that redirect: replies to the last datagrams are on their way.
+const REPLY_TIME: Duration = Duration::from_secs(1);
+
+/// Checks that the existing links are attached to this cgroup, or to one that was removed.
+///
+/// # Errors
+///
+/// If one is attached to another cgroup that exists. With links to two cgroups, one above the other, a socket would be
+/// translated by the first program and be taken for an untranslated one by the second.
+pub(crate) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
+    for (hook, _) in HOOKS {
+        let pin = pins.links().join(hook);
+        let Some(link) = pins::open(&pin)? else { continue };
+        let id = cgroup_of(&link, &pin)?;
+        if id != 0 && id != cgroup.id() {
+            return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id });
+        }
+    }
+    Ok(())
+}
+
+/// Loads every program into the kernel, which verifies it. Nothing is attached yet.
+pub(crate) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
+    HOOKS.into_iter().try_for_each(|(hook, _)| program(ebpf, hook)?.load(hook))
+}
+
+/// Attaches every program to the cgroup, and pins it.
+///
+/// # Errors
+///
+/// New links of redirecting hooks are detached again. The others stay attached, for sockets that were redirected meanwhile;
+/// existing links stay, too, with the old program or the new one.
+pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
+    let mut created = 0;
+    let mut redirecting = Vec::new();
+    for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
+        if index == HOOKS.len() / 2 {
+            failpoint::point("half-attached");
+        }
+        let pin = pins.links().join(hook);
+        match attach_or_update(program(ebpf, hook)?, hook, cgroup, &pin) {
+            Ok(true) => {
+                created += 1;
+                redirecting.extend((index >= FIRST_REDIRECTING).then_some(pin));
+            }
+            Ok(false) => {}
+            Err(error) if hook == OPTIONAL => {
+                tracing::warn!(error = error_chain(&error), "failing endpoints are not ejected");
+                continue;
+            }
+            Err(error) => {
+                for pin in redirecting {
+                    // The first error is reported; a link that stays is updated by the next attempt.
+                    let _ = detach_link(&pin);
+                }
+                return Err(error);
+            }
+        }
+        let mut program = program(ebpf, hook)?;
+        pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
+    }
+    let replaced = HOOKS.len() - created;
+    tracing::info!(cgroup = %cgroup.path().display(), new = created, replaced, "programs attached");
+    Ok(())
+}
+
+/// Detaches every program, before the call returns, and removes the pins of the links. Takes [`REPLY_TIME`] if sockets were
+/// redirected.
+pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
+    detach_unknown(pins)?;
+    let pin = |(hook, _): &(&str, _)| pins.links().join(hook);
+    let detach = |hooks: &[_]| {
+        hooks.iter().rev().map(pin).try_for_each(|pin| {
+            detach_link(&pins::staging_path(&pin))?;
+            detach_link(&pin)
+        })
+    };
+    let (others, redirecting) = HOOKS.split_at(FIRST_REDIRECTING);
+    let has_redirected = redirecting.iter().map(pin).any(|it| it.exists());
+    detach(redirecting)?;
+    if has_redirected {
+        thread::sleep(REPLY_TIME);
+    }
+    detach(others)
+}
+
+/// Detaches a program, before the call returns, and removes the pin of its link.
+fn detach_link(pin: &Path) -> Result<(), Error> {
+    if let Ok(link) = raw_bpf::obj_get(pin) {
+        // Older kernels cannot; they detach it some time after the pin is removed.
+        let _ = raw_bpf::link_detach(link.as_fd());
+    }
+    pins::remove_pin(pin)
+}
+
+/// Detaches programs from hooks that this version does not know, which a later version may have attached: their maps are no
+/// longer updated.
+pub(crate) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
+    let known = HOOKS.map(|(hook, _)| pins.links().join(hook));
+    for pin in pins.all_links()? {
+        if known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
+            continue;
+        }
+        // What cannot be opened is not a link of ours.
+        let Ok(link) = raw_bpf::obj_get(&pin) else { continue };
+        match raw_bpf::link_detach(link.as_fd()) {
+            // Link types without this operation are detached some time after the pin is removed.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => continue,
+            result => result.map_err(Error::syscall("BPF_LINK_DETACH", pin.display()))?,
+        }
+        pins::remove_pin(&pin)?;
+        let hook = pin.file_name().unwrap_or_default().display();
+        tracing::info!(%hook, "program of another version detached");
+    }
+    Ok(())
+}
+
+/// Updates the pinned link, or creates one and pins it; true if it was created.
+fn attach_or_update(
+    mut program: HookProgram<'_>,
+    hook: &'static str,
+    cgroup: &Cgroup,
+    pin: &Path,
+) -> Result<bool, Error> {
+    let staging = pins::staging_path(pin);
+    if !pin.exists() && staging.exists() {
+        // A process died after it created the link, and before it renamed its pin: the link is attached.
+        fs::rename(&staging, pin).map_err(Error::syscall("rename", pin.display()))?;
+    }
+    // If its cgroup was removed, which detached it, a link to the new cgroup replaces it.
+    if let Some(link) = pins::open(pin)?
+        && cgroup_of(&link, pin)? == cgroup.id()
+    {
+        let fd = program.fd(hook)?;
+        return raw_bpf::link_update(link.as_fd(), fd.as_fd())
+            .map(|()| false)
+            .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
+    }
+    let link = program.attach(cgroup, hook)?;
+    pins::replace(pin, |path| {
+        let pinned = link.pin(path).map(drop);
+        failpoint::point("link-unnamed");
+        pinned.map_err(Error::pin(path))
+    })?;
+    Ok(true)
+}
+
+/// The id of the cgroup that a link is attached to, 0 if that was removed.
+fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
+    raw_bpf::link_cgroup(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
+}
+
+/// A program; aya has a type for each of its types.
+pub(crate) enum HookProgram<'a> {
+    SockAddr(&'a mut CgroupSockAddr),
+    Sock(&'a mut CgroupSock),
+    SockOps(&'a mut SockOps),
+}
+
+/// Evaluates an expression for a program of either type.
+macro_rules! for_program {
+    ($self:expr, $program:ident => $then:expr) => {
+        match $self {
+            HookProgram::SockAddr($program) => $then,
+            HookProgram::Sock($program) => $then,
+            HookProgram::SockOps($program) => $then,
+        }
+    };
+}
+
+impl HookProgram<'_> {
+    pub(crate) fn load(&mut self, hook: &'static str) -> Result<(), Error> {
+        for_program!(self, it => it.load()).map_err(failed("load", hook))
+    }
+
+    pub(crate) fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
+        for_program!(self, it => it.fd()).map_err(failed("open", hook))
+    }
+
+    fn pin(&mut self, path: &Path) -> Result<(), Error> {
+        for_program!(self, it => it.pin(path)).map_err(Error::pin(path))
+    }
+
+    /// Creates a link.
+    ///
+    /// aya passes the mode to the kernel as link flags, which must be 0. `Single` is that 0, and for a link it means
+    /// "beside others", not exclusive (aya issue 1078).
+    fn attach(&mut self, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
+        const MODE: CgroupAttachMode = CgroupAttachMode::Single;
+        for_program!(self, it => {
+            let id = it.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
+            let link = it.take_link(id).map_err(failed("take the link", hook))?;
+            FdLink::try_from(link).map_err(failed("take the link", hook))
+        })
+    }
+}
+
+/// The program of a hook.
+pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
+    match ebpf.program_mut(hook) {
+        Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),
+        Some(Program::CgroupSock(program)) => Ok(HookProgram::Sock(program)),
+        Some(Program::SockOps(program)) => Ok(HookProgram::SockOps(program)),
+        _ => Err(Error::Incomplete(format!("program {hook}"))),
+    }
+}
+
+fn failed<E: std::error::Error + Send + Sync + 'static>(
+    call: &'static str,
+    program: &'static str,
+) -> impl FnOnce(E) -> Error {
+    move |source| Error::Program { call, program, source: Box::new(source) }
+}

@@ -1,0 +1,10 @@
+//! The programs: attached, replaced, traced and probed, and what ends sockets and ejections for them.
+//!
+//! May know: [`maps`](crate::maps) and below.
+
+pub(crate) mod hook_status;
+pub(crate) mod hooks;
+pub mod probe;
+pub(crate) mod socket_termination;
+pub(crate) mod trace;
+pub(crate) mod trial_connects;

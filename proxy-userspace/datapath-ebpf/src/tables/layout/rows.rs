@@ -1,0 +1,93 @@
+//! The entries of each table as the kernel takes them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bytemuck::Zeroable as _;
+use datapath::FrontendAddress;
+use model::{Family, Protocol};
+use proxy_common::{
+    counters::CounterIndex,
+    net::{Be16, V6},
+    tables::{
+        Family as TableEntries, Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6,
+    },
+};
+
+use crate::tables::{
+    map_updates::MapUpdates,
+    store::Table,
+    table_family::{TableFamily as _, for_family},
+};
+
+pub(super) fn frontend_table(address: FrontendAddress) -> Table {
+    match address.address.ip().is_unspecified() {
+        true => Table::NodePorts,
+        false => for_family!(address.family(), F => F::FRONTENDS),
+    }
+}
+
+pub(super) fn backend_table(family: Family) -> Table {
+    for_family!(family, F => F::BACKENDS)
+}
+
+pub(super) fn member_table(family: Family) -> Table {
+    for_family!(family, F => F::MEMBERS)
+}
+
+/// The network of an address in the prefilter.
+pub(super) fn network(address: IpAddr) -> Network {
+    match address {
+        IpAddr::V4(ip) => network4(ip.into()),
+        IpAddr::V6(ip) => network6(ip.into()),
+    }
+}
+
+/// Writes a frontend, or deletes it if it has no row.
+pub(super) fn set_frontend(updates: &mut MapUpdates, frontend: FrontendAddress, row: Option<&Frontend>) {
+    let port = Be16::new(frontend.address.port());
+    let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
+    let (ip, table) = (frontend.address.ip(), frontend_table(frontend));
+    for_family!(frontend.family(), F => if ip.is_unspecified() {
+        updates.set(table, &NodePortKey { port, protocol, ip_version: F::VERSION }, row);
+    } else {
+        updates.set(table, &F::of(ip).frontend_key(port, protocol), row);
+    });
+}
+
+/// Writes a node address, or deletes it if it has no scope.
+pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope: Option<NodeAddrScope>) {
+    updates.set(Table::NodeAddrs, &V6::from(address), scope.as_ref());
+}
+
+pub(super) fn put_backend(
+    updates: &mut MapUpdates,
+    position: u32,
+    backend: SocketAddr,
+    counter: CounterIndex,
+) {
+    for_family!(Family::of(backend.ip()), F => {
+        let entry = F::backend_entry(F::backend_at(backend.into()), counter);
+        updates.set(F::BACKENDS, &position, Some(&entry));
+    });
+}
+
+/// Clears a position of the array of backends: entries of an array cannot be deleted, and zeroes stand for none.
+pub(super) fn clear_backend(updates: &mut MapUpdates, family: Family, position: u32) {
+    for_family!(family, F => {
+        let none = <F as TableEntries>::BackendEntry::zeroed();
+        updates.set(F::BACKENDS, &position, Some(&none));
+    });
+}
+
+/// Writes a member of a set, or deletes it if it has no counter.
+pub(super) fn set_member(
+    updates: &mut MapUpdates,
+    set: u32,
+    backend: SocketAddr,
+    counter: Option<CounterIndex>,
+) {
+    for_family!(Family::of(backend.ip()), F => {
+        let key = F::member_key(set, F::backend_at(backend.into()));
+        updates.set(F::MEMBERS, &key, counter.as_ref());
+    });
+}
