@@ -28,6 +28,7 @@
 //! Field numbers and types never change; a new field has a new number and may be absent.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 #[cfg_attr(
     any(feature = "client", feature = "server", feature = "json"),

@@ -61,7 +61,6 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The caller of a connect.
     #[inline(always)]
     pub(crate) fn for_connect(ctx: &'a SockAddrContext) -> Self {
         Self { connects: true, ..Self::for_sendmsg(ctx, SockAddr::UNSET) }

@@ -136,7 +136,6 @@ pub(crate) fn rewrite<F: HookFamily>(ctx: &SockAddrContext, to: &SockAddr) -> Op
     Some(())
 }
 
-/// The socket.
 #[inline(always)]
 pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
     read!(ctx.sock_addr, __bindgen_anon_1.sk)

@@ -113,6 +113,5 @@ lines! {
     overflow_released(socket) Trace, trace!("socket={} overflow: released", socket);
     /// The slot of the socket is free.
     slot_freed(socket) Trace, trace!("socket={} slot: freed", socket);
-    /// The socket is closed.
     closed(socket) Trace, trace!("socket={} closed time={}", socket, now());
 }

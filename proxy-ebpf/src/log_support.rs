@@ -12,7 +12,6 @@ static LINES: Array<u64, 2> = Array::new();
 /// Names by number, all of one length: the verifier would follow each length.
 type Names = [[u8; 8]; 8];
 
-/// The names of verdicts.
 pub(crate) static VERDICTS: Names = [
     *b"        ",
     *b"passed  ",
@@ -35,7 +34,6 @@ pub(crate) static SCOPES: Names = [
     *b"        ",
 ];
 
-/// The name of a number.
 #[inline(always)]
 pub(crate) fn name(names: &'static Names, number: u64) -> &'static str {
     // SAFETY: it is ASCII.

@@ -12,7 +12,6 @@ use proxy_common::trace::{Event, RING_BYTES};
 
 use crate::atomic;
 
-/// Events.
 #[btf_map]
 pub(crate) static EVENTS: RingBuf<Event, RING_BYTES> = RingBuf::new();
 /// How many events found no room.

@@ -23,9 +23,7 @@ use crate::{
 
 /// An address family and its tables.
 pub(crate) trait FamilyTables: Family {
-    /// Its frontends.
     fn frontends() -> &'static Frontends<Self>;
-    /// Its backends.
     fn backends() -> &'static Backends<Self>;
     /// The members of its backend sets.
     fn members() -> &'static Members<Self>;

@@ -245,7 +245,6 @@ fn call<F: ReportingFamily>(
     }
 }
 
-/// The backend in arguments.
 #[inline(always)]
 const fn backend([high, low, what]: Arguments) -> SockAddr {
     let ip = V6::from_raw([(high >> 32) as u32, high as u32, (low >> 32) as u32, low as u32]);

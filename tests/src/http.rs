@@ -19,12 +19,10 @@ pub const PROBE_PORT: u16 = 10245;
 /// How long a response may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// The status code.
     pub status: u16,
-    /// The body.
     pub body: String,
 }
 

@@ -22,9 +22,7 @@ use build_tools::files_below;
 pub enum ObjectKind {
     /// A map, or an inner map.
     Map,
-    /// A program.
     Program,
-    /// A link.
     Link,
 }
 

@@ -6,16 +6,17 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+
 use crate::client::{Transport, request};
 
-/// One connect.
 #[derive(Clone, Debug)]
 pub struct ConnectSample {
     /// When it started.
@@ -125,14 +126,14 @@ impl ConnectLoad {
     /// The samples so far, from index `first`.
     #[must_use]
     pub fn since(&self, first: usize) -> Vec<ConnectSample> {
-        let samples = self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = self.shared.samples.lock();
         samples.get(first..).unwrap_or_default().to_vec()
     }
 
     /// The number of samples so far.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.shared.samples.lock().len()
     }
 
     /// Waits until each thread has started and ended a connect, so that every connect that was in progress has ended;
@@ -151,7 +152,7 @@ impl ConnectLoad {
     #[must_use]
     pub fn stop(mut self) -> Vec<ConnectSample> {
         self.end();
-        std::mem::take(&mut *self.shared.samples.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.shared.samples.lock())
     }
 
     fn end(&mut self) {
@@ -180,7 +181,7 @@ fn connect_until_stopped(
         let started = Instant::now();
         let result = request(transport, address).map_err(|it| it.to_string());
         let sample = ConnectSample { started, duration: started.elapsed(), result };
-        shared.samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+        shared.samples.lock().push(sample);
         ended.fetch_add(1, Ordering::Relaxed);
         if !interval.is_zero() {
             thread::sleep(interval);

@@ -14,19 +14,14 @@ use serde_json::{Value, json};
 /// A Service together with its EndpointSlices, one per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// Its cluster IPs, the primary one first.
     pub cluster_ips: Vec<IpAddr>,
-    /// Its external IPs.
     pub external_ips: Vec<IpAddr>,
     /// The addresses of its load balancer.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ports.
     pub ports: Vec<Port>,
-    /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
     /// Whether `externalTrafficPolicy` is Local.
     pub external_local: bool,
@@ -38,11 +33,9 @@ pub struct Service {
     pub health_check_node_port: Option<u16>,
     /// The timeout of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
-    /// Its annotations.
     pub annotations: BTreeMap<&'static str, String>,
 }
 
-/// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Its name; empty if it is the only one.
@@ -53,7 +46,6 @@ pub struct Port {
     pub port: u16,
     /// The endpoints' port.
     pub target: u16,
-    /// The node port.
     pub node_port: Option<u16>,
 }
 
@@ -62,7 +54,6 @@ pub struct Port {
 pub struct Endpoint {
     /// The pod's name.
     pub name: String,
-    /// Its node.
     pub node: String,
     /// Its addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
@@ -317,7 +308,6 @@ pub const fn endpoint(n: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A Node.
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n")

@@ -52,7 +52,6 @@ impl MemoryCgroup {
         Ok(cgroup)
     }
 
-    /// The path of the cgroup.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.path.clone()

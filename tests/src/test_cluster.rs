@@ -118,7 +118,6 @@ impl TestCluster {
         Ok(Self { client, n1, n2, pods, _lan: lan, _servers: servers, sandbox })
     }
 
-    /// Its sandbox.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox

@@ -68,7 +68,6 @@ impl TestNode {
         Ok(Self { servers: Vec::new(), agent: None, _netns_guard, _cgroup_guard, netns, sandbox })
     }
 
-    /// Its sandbox.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox

@@ -49,11 +49,9 @@ pub(crate) struct Dist {
     pub(crate) folder: PathBuf,
     /// The digest of the image.
     pub(crate) digest: String,
-    /// The binary of each machine.
     pub(crate) binaries: BTreeMap<Machine, PathBuf>,
 }
 
-/// The name of the archive of a machine.
 pub(crate) fn archive_name(machine: Machine) -> String {
     format!("kube-proxy-ebpf-{VERSION}-{}-linux.tar.gz", machine.name())
 }

@@ -6,9 +6,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
     thread,
 };
+
+use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, ensure};
 use build_tools::{
@@ -46,18 +47,18 @@ pub(crate) fn fuzz(targets: &[String], minutes: u32, keep: bool) -> Result<()> {
     let (queue, outcomes) = (Mutex::new(VecDeque::from(targets)), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         let (queue, outcomes) = (&queue, &outcomes);
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let next = || queue.lock().pop_front();
         for _ in 0..workers {
             scope.spawn(move || {
                 while let Some(target) = next() {
                     status("Fuzzing", &format!("{target} for {seconds} s"));
                     let outcome = search(&target, seconds);
-                    outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+                    outcomes.lock().push(outcome);
                 }
             });
         }
     });
-    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let outcomes = outcomes.into_inner();
     let mut outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
     outcomes.sort_by(|a, b| a.target.cmp(&b.target));
     print(&outcomes);

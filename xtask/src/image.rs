@@ -13,9 +13,7 @@ const BINARY: &str = "usr/local/bin/kube-proxy-ebpf";
 const LICENCE: &str = "usr/share/doc/kube-proxy-ebpf/LICENSE";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// An image.
 pub(crate) struct Image {
-    /// Its archive.
     pub(crate) archive: Vec<u8>,
     /// What names it in every registry, as `sha256:…`.
     pub(crate) digest: String,

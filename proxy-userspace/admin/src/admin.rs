@@ -1,10 +1,8 @@
 //! Collects the reports of every part of the process, for the pages.
 
-use std::{
-    io,
-    sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use datapath::{
     ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
@@ -30,7 +28,7 @@ use crate::{
     pages::{RunningTrace, TraceStatus},
     state::{
         AdminState, Callback, Configuration, Inherited, Moment, PendingAnswer, PendingTrace, PortCountLookup,
-        RejectedBy, Role, TraceFilters, lock, timeline::Timeline,
+        RejectedBy, Role, TraceFilters, timeline::Timeline,
     },
     ui::Ui,
 };
@@ -211,7 +209,7 @@ impl Admin {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
-        lock(&self.state)
+        self.state.lock()
     }
 }
 

@@ -16,14 +16,10 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// A case and its outcome.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    /// The name of the case.
     pub name: String,
-    /// The outcome.
     pub outcome: Outcome,
-    /// The duration.
     pub time: Duration,
 }
 

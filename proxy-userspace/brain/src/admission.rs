@@ -204,7 +204,6 @@ impl Namespace {
     }
 }
 
-/// The entries of a slice.
 fn entries(slice: &EndpointSlice) -> u64 {
     if slice.headless {
         return 0;

@@ -27,7 +27,6 @@ impl Brain {
         }
     }
 
-    /// Applies changes.
     pub fn apply(&mut self, changes: ClusterChanges) {
         for (name, object) in changes {
             match object {

@@ -58,7 +58,6 @@ pub(crate) struct Selection {
 /// Whether a candidate is in a set, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Membership {
-    /// It is in: it is ready.
     Ready,
     /// It is in: it is serving and terminating, and there is no ready one (KEP-1669).
     Fallback,

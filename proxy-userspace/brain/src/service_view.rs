@@ -84,7 +84,6 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// The locality of a node.
     pub(crate) fn locality(&self, node: &str, zone: Option<&str>) -> Locality<'a> {
         Locality { node: self.referenced(node), ..self.zone_locality(zone) }
     }

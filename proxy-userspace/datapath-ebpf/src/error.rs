@@ -15,7 +15,6 @@ pub enum Error {
     /// A system call failed.
     #[error("{call} of {what} failed{}", remedy(.source))]
     Syscall {
-        /// The call.
         call: &'static str,
         /// The map, link or path.
         what: String,

@@ -18,7 +18,6 @@ pub enum Error {
     Read {
         /// What was read.
         what: &'static str,
-        /// The errno.
         #[source]
         errno: Errno,
     },
@@ -35,7 +34,6 @@ pub enum Error {
     Refused {
         /// The refused part.
         what: String,
-        /// The errno.
         #[source]
         errno: Errno,
     },

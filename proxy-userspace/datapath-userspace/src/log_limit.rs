@@ -1,9 +1,8 @@
 //! Warnings that clients cause: one a minute.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -15,7 +14,7 @@ pub(crate) struct LogLimit(Mutex<Option<Instant>>);
 
 impl LogLimit {
     pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         if last.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
             *last = Some(Instant::now());
             tracing::warn!("{}", text());

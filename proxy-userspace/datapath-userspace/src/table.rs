@@ -1,10 +1,8 @@
 //! The frontends that new connections use.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use parking_lot::RwLock;
 
 use datapath::FrontendAddress;
 use ipnet::IpNet;
@@ -37,7 +35,7 @@ impl Table {
 
     /// Replaces frontends, all at one moment.
     pub(crate) fn replace(&self, edits: Vec<(FrontendAddress, Option<Arc<Frontend>>)>) {
-        let mut frontends = self.frontends.write().unwrap_or_else(PoisonError::into_inner);
+        let mut frontends = self.frontends.write();
         for (address, frontend) in edits {
             match frontend {
                 Some(it) => drop(frontends.insert(address, it)),
@@ -48,7 +46,7 @@ impl Table {
 
     /// The frontend at an address.
     pub(crate) fn get(&self, address: &FrontendAddress) -> Option<Arc<Frontend>> {
-        self.frontends.read().unwrap_or_else(PoisonError::into_inner).get(address).cloned()
+        self.frontends.read().get(address).cloned()
     }
 
     /// Whether a client is inside: a pod, or this host, whose connections to its own addresses have the same source.

@@ -7,9 +7,11 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use datapath::{FrontendAddress, unspecified};
 use model::Family;
@@ -68,7 +70,7 @@ pub(crate) async fn serve(socket: std::net::UdpSocket, address: FrontendAddress,
         let Ok((length, client)) = received else { continue };
         match flow(&mut flows, &socket, client, &address, &table).await {
             Ok(Some(flow)) => {
-                *flow.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                *flow.last.lock() = Instant::now();
                 // A datagram may be lost; what the endpoint refuses is noticed by the task.
                 let _ = flow.socket.send(&buffer[..length]).await;
             }
@@ -126,17 +128,15 @@ async fn replies(
 ) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
-        let until = *last.lock().unwrap_or_else(PoisonError::into_inner) + FLOW_TIMEOUT;
+        let until = *last.lock() + FLOW_TIMEOUT;
         match timeout_at(until, upstream.recv(&mut buffer)).await {
             Ok(Ok(length)) => {
-                *last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                *last.lock() = Instant::now();
                 // The client may be gone.
                 let _ = socket.send_to(&buffer[..length], client).await;
             }
             Ok(Err(_)) => return,
-            Err(_)
-                if *last.lock().unwrap_or_else(PoisonError::into_inner) + FLOW_TIMEOUT <= Instant::now() =>
-            {
+            Err(_) if *last.lock() + FLOW_TIMEOUT <= Instant::now() => {
                 return;
             }
             Err(_) => {}

@@ -16,7 +16,6 @@ pub enum Level {
 }
 
 impl Level {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -13,12 +13,10 @@ use model::{Family, Protocol};
 pub struct FrontendAddress {
     /// Its IP address and port.
     pub address: SocketAddr,
-    /// Its protocol.
     pub protocol: Protocol,
 }
 
 impl FrontendAddress {
-    /// The family of its address.
     pub fn family(&self) -> Family {
         Family::of(self.address.ip())
     }

@@ -75,11 +75,9 @@ pub struct TableStats {
 /// An endpoint that clients avoid because their connections to it failed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EjectedEndpoint {
-    /// The Service.
     pub service: ServiceName,
     /// The name of its port; empty if it has none.
     pub port: String,
-    /// The endpoint.
     pub endpoint: SocketAddr,
     /// How many clients avoid it; each is a network namespace.
     pub clients: usize,
@@ -97,7 +95,6 @@ pub type AvoidedEndpoints = BTreeMap<ServiceName, BTreeSet<AvoidedEndpoint>>;
 pub struct AvoidedEndpoint {
     /// The name of the service port; empty if it has none.
     pub port: String,
-    /// The endpoint.
     pub endpoint: SocketAddr,
     /// How much of a set of the service port may be avoided, in percent.
     pub max_percent: u8,

@@ -75,7 +75,6 @@ pub enum ServeError {
 /// The data that a server serves.
 #[derive(Clone)]
 pub struct ServedData {
-    /// The states of nodes.
     pub nodes: Arc<dyn NodeStates>,
     /// The cluster state.
     pub cluster: ClusterSubscription,

@@ -46,7 +46,6 @@ pub enum ListenError {
     System {
         /// The requested address.
         target: Target,
-        /// The call.
         call: &'static str,
         /// The cause.
         #[source]

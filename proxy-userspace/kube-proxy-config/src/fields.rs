@@ -2,7 +2,6 @@
 //!
 //! Invariant: a field without a flag has a reason, in words for users who have set it.
 
-/// One field.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     /// The path, as in `clientConnection.kubeconfig`; with `.*` at the end, all fields below it.

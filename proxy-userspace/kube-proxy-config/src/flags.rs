@@ -5,7 +5,6 @@
 
 use crate::FIELDS;
 
-/// A flag.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// The long name.

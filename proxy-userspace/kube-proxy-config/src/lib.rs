@@ -105,7 +105,6 @@ impl File {
         self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
     }
 
-    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -113,7 +113,6 @@ impl Connections {
         self.0.closed.load(Ordering::Relaxed)
     }
 
-    /// The limits.
     pub fn limits(&self) -> Limits {
         self.0.limits
     }

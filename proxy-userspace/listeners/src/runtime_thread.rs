@@ -45,7 +45,6 @@ impl RuntimeThread {
         Ok(Self { handle, _stop: stop })
     }
 
-    /// The handle of its runtime.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }

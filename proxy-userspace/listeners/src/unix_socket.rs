@@ -29,7 +29,6 @@ pub enum UnixSocketError {
     System {
         /// The requested path.
         path: PathBuf,
-        /// The call.
         call: &'static str,
         /// The cause.
         #[source]

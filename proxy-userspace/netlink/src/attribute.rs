@@ -14,7 +14,6 @@ pub enum Attribute {
 }
 
 impl Attribute {
-    /// Bytes.
     pub fn bytes(kind: u16, value: impl Into<Vec<u8>>) -> Self {
         Self::Value(kind, value.into())
     }

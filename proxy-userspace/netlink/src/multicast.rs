@@ -36,7 +36,6 @@ pub struct ChangeFlag {
 }
 
 impl ChangeFlag {
-    /// Sets the flag.
     pub fn set(&self) {
         self.is_set.store(true, Ordering::Release);
         self.notify.notify_one();

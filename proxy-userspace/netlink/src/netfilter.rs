@@ -34,7 +34,6 @@ pub struct Message {
     pub flags: u16,
     /// `NFPROTO_…`.
     pub family: u8,
-    /// Its attributes.
     pub attributes: Vec<Attribute>,
 }
 
@@ -137,7 +136,6 @@ impl Extend<Message> for Batch {
 pub struct Refused {
     /// The index of the message; `None` if the kernel refused the batch as a whole.
     pub message: Option<usize>,
-    /// The errno.
     pub errno: Errno,
 }
 

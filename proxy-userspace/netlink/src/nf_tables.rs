@@ -17,14 +17,11 @@ const FAMILIES: [u8; 3] = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6];
 /// How often to start over because something changed while it was listed.
 const ATTEMPTS: usize = 5;
 
-/// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Its family (`NFPROTO_…`).
     pub family: u8,
-    /// Its table.
     pub table: String,
-    /// Its name.
     pub name: String,
     /// Its hook (`NF_INET_…`), if it is a base chain.
     pub hook: Option<u32>,
@@ -54,16 +51,12 @@ impl Chain {
     }
 }
 
-/// A rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its family (`NFPROTO_…`).
     pub family: u8,
-    /// Its table.
     pub table: String,
-    /// Its chain.
     pub chain: String,
-    /// Its handle.
     pub handle: u64,
     /// The chain that it jumps or goes to.
     pub target: Option<String>,
@@ -157,9 +150,7 @@ fn list<T>(
 pub enum Deletion<'a> {
     /// A table with its contents: its family and its name.
     Table(u8, &'a str),
-    /// A rule.
     Rule(&'a Rule),
-    /// All rules of a chain.
     RulesOf(&'a Chain),
     /// A chain, to which nothing may refer any more.
     Chain(&'a Chain),

@@ -29,9 +29,7 @@ use crate::socket::{DATAGRAM_SIZE, error_code, messages, open};
 /// The protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transport {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
@@ -70,7 +68,6 @@ impl Transport {
     }
 }
 
-/// A connected socket.
 #[derive(Clone, Debug)]
 pub struct ConnectedSocket {
     family: u8,
@@ -84,7 +81,6 @@ impl ConnectedSocket {
         Self { family, transport, id: it.header.socket_id }
     }
 
-    /// Its cookie.
     pub fn cookie(&self) -> u64 {
         // Two words in native byte order, the lower half first.
         let [a, b, c, d, e, f, g, h] = self.id.cookie;

@@ -2,7 +2,6 @@
 //! (`include/uapi/linux/netfilter/nf_tables.h`, `nf_conntrack_common.h`, `nfnetlink_conntrack.h`, `rtnetlink.h`).
 
 #![expect(clippy::cast_possible_truncation, reason = "libc has every constant as an int")]
-#![expect(missing_docs, reason = "the kernel's headers document them")]
 
 use nix::libc;
 

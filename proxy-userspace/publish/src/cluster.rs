@@ -39,7 +39,6 @@ pub enum ClusterSnapshot {
     /// Not synced yet, or not published because there was no watcher.
     #[default]
     Pending,
-    /// The state.
     State(Arc<ClusterState>),
     /// The brain follows the state of a single node, or watches a single Node, and has no cluster state.
     Unavailable,
@@ -54,7 +53,6 @@ impl ClusterPublisher {
         Self(Arc::new(ClusterChannel { proxy_name, sender, watcher_joined }))
     }
 
-    /// Publishes a snapshot.
     pub fn publish(&self, snapshot: ClusterSnapshot) {
         self.0.sender.send_replace(snapshot);
     }

@@ -55,7 +55,6 @@ struct Sent {
 /// The status of a client that follows a node.
 #[derive(Clone, Debug)]
 pub struct FollowerStatus {
-    /// The node.
     pub node: Arc<str>,
     /// The time since the client began to follow the node.
     pub connected: Duration,

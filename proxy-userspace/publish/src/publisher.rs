@@ -23,7 +23,6 @@ pub struct Published {
     /// The revisions of the last changes of its parts.
     changed: PartRevisions,
     at: PublishedAt,
-    /// The state.
     pub state: NodeState,
 }
 

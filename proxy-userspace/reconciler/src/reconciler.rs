@@ -64,7 +64,6 @@ struct Halves<'a> {
     sockets: Option<Worker<Sockets>>,
     /// The packet path; `None` if it is off.
     packets: Option<Worker<Packets>>,
-    /// The terminated sockets.
     terminated: Option<mpsc::UnboundedReceiver<socket_termination::Report>>,
     prober: Option<Prober>,
     /// What an earlier start left of a half that is off now.

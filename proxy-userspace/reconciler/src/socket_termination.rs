@@ -4,13 +4,9 @@
 //! Invariant: a socket is judged by the state that was active when it was listed, never by an older one: a newer state may
 //! have redirected it to an endpoint that the older one does not have.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use datapath::TerminationReport;
 use datapath_ebpf::{AllowedBackends, BackendPair, SocketTerminator, as_node_port, udp_differs, udp_lost};
@@ -155,7 +151,7 @@ impl Schedule for Draining {
     fn end(&mut self, pass: &DrainPass, at: Instant) {
         self.on_ended(&pass.due, at);
         if let Some(found) = &pass.found {
-            self.on_found(&lock(found));
+            self.on_found(&found.lock());
         }
     }
 }
@@ -163,7 +159,7 @@ impl Schedule for Draining {
 impl Pass for DrainPass {
     fn is_lost(&self, destination: SocketAddr, backend: SocketAddr) -> bool {
         if let Some(found) = &self.found {
-            lock(found).insert((destination, backend));
+            found.lock().insert((destination, backend));
         }
         [destination, as_node_port(destination)].iter().any(|it| self.due.contains(&(*it, backend)))
     }
@@ -188,7 +184,7 @@ impl<S: Schedule> Scheduled<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, S> {
-        lock(&self.schedule)
+        self.schedule.lock()
     }
 
     async fn work(
@@ -252,8 +248,4 @@ impl<S: Schedule> Scheduled<S> {
             return Some(result);
         }
     }
-}
-
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
 }

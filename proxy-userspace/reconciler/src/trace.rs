@@ -9,7 +9,6 @@ use tokio::sync::{mpsc, oneshot};
 
 /// A request to attach the programs of a trace.
 pub struct TraceRequest {
-    /// The programs.
     pub programs: TracedPrograms,
     /// Is told whether they are attached, or why not.
     pub begun: oneshot::Sender<Result<(), String>>,

@@ -106,7 +106,6 @@ pub(crate) struct Applied {
 /// A step that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// The step.
     pub(crate) step: Step,
     /// The error, with its causes.
     pub(crate) error: String,

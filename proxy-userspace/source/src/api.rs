@@ -16,7 +16,6 @@ use crate::RejectionLog;
 /// What another brain reports.
 #[derive(Clone, Debug)]
 pub enum Update {
-    /// The state of its cluster.
     Cluster(Arc<ClusterState>),
     /// The state of the node, as the other brain computed it.
     Node(NodeState),

@@ -5,10 +5,11 @@
 use std::{
     collections::VecDeque,
     io::{self, IsTerminal as _, Write, stderr},
-    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use clap::{ArgAction, Args, ValueEnum};
 use model::escaped_line;
@@ -108,7 +109,7 @@ struct CurrentLevel {
 
 fn level() -> MutexGuard<'static, Option<CurrentLevel>> {
     static LEVEL: Mutex<Option<CurrentLevel>> = Mutex::new(None);
-    LEVEL.lock().unwrap_or_else(PoisonError::into_inner)
+    LEVEL.lock()
 }
 
 /// Changes the level from info to debug, from debug to trace, and from trace to info.
@@ -160,7 +161,7 @@ pub(super) fn newest_lines() -> String {
 }
 
 fn newest() -> MutexGuard<'static, VecDeque<String>> {
-    NEWEST.lock().unwrap_or_else(PoisonError::into_inner)
+    NEWEST.lock()
 }
 
 /// Writes events, and keeps the newest ones. Each event is one write.
@@ -255,10 +256,7 @@ impl<W: Write> Write for EscapedLines<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        iter,
-        sync::{Arc, Mutex},
-    };
+    use std::{iter, sync::Arc};
 
     use clap::{Command, FromArgMatches as _};
     use proptest::prelude::*;
@@ -271,7 +269,7 @@ mod tests {
 
     impl Write for Memory {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -289,7 +287,7 @@ mod tests {
         let event = || tracing::warn!(error = name, debug = ?name, "Service {name} is rejected");
         dispatcher::with_default(&text(filter(0), false, writer(&plain)).0, event);
         dispatcher::with_default(&json(filter(0), writer(&structured)).0, event);
-        [plain, structured].map(|it| String::from_utf8(it.0.lock().unwrap().clone()).unwrap())
+        [plain, structured].map(|it| String::from_utf8(it.0.lock().clone()).unwrap())
     }
 
     fn check(name: &str) -> [String; 2] {
@@ -329,7 +327,7 @@ mod tests {
                 tracing::debug!(target: "h2::codec", "of a library");
                 tracing::trace!("detail");
             });
-            String::from_utf8(memory.0.lock().unwrap().clone()).unwrap()
+            String::from_utf8(memory.0.lock().clone()).unwrap()
         };
         let has = |verbosity| {
             let lines = lines(verbosity);

@@ -6,9 +6,11 @@ use std::{
     io::{self, Read as _},
     os::{fd::AsFd as _, unix::fs::FileTypeExt as _},
     process,
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
 };
+
+use parking_lot::Mutex;
 
 use anyhow::Result;
 use nix::{
@@ -62,7 +64,7 @@ pub(super) fn watch() -> Result<PodNames> {
             }
             while let Some(end) = text.iter().position(|it| *it == b'\n') {
                 let line = text.drain(..=end).collect::<Vec<_>>();
-                let mut known = known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut known = known.lock();
                 known.extend(pod_name(&line));
             }
             if text.len() > MAX_LINE {

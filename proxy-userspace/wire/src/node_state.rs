@@ -220,10 +220,7 @@ fn log_new(rejected: &[Rejected], before: &[Rejected]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Mutex, PoisonError},
-    };
+    use std::{io, sync::Mutex};
 
     use model::state::{NodeInfo, ServiceCidr};
 
@@ -235,7 +232,7 @@ mod tests {
 
     impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+            self.0.lock().unwrap().write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -252,7 +249,7 @@ mod tests {
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(subscriber, act);
-        let bytes = written.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = written.0.lock().unwrap().clone();
         let text = String::from_utf8(bytes).unwrap();
         let items = text.lines().filter_map(|it| it.split_once("ignored in the state of the peer item=\""));
         items.map(|(_, it)| it.split('"').next().unwrap().to_owned()).collect()

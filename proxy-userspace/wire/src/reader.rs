@@ -20,7 +20,6 @@ const MAX_SHOWN_OBJECT: usize = 160;
 /// A decoded value, and the parts of the messages that were rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded<T> {
-    /// The value.
     pub value: T,
     /// The parts that were rejected.
     pub rejected: Vec<Rejected>,

@@ -31,7 +31,6 @@ pub enum Fault {
     ErrorEvent {
         /// The code of the `Status` object.
         code: u16,
-        /// Its message.
         message: String,
     },
     /// No response at all.

@@ -151,7 +151,6 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };

@@ -100,7 +100,6 @@ pub(crate) struct Change {
     pub(crate) deleted: Option<Arc<Object>>,
 }
 
-/// All objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
     version: u64,

@@ -412,7 +412,6 @@ impl Watch {
     }
 }
 
-/// The faults of a body.
 #[derive(Clone, Copy)]
 struct BodyFaults {
     /// It is sent in fragments of this many bytes.

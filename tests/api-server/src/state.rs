@@ -1,9 +1,8 @@
 //! The settings of a server and the state that its connections share.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::atomic::AtomicU64, time::Duration};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use serde_json::Value;
 use tokio::sync::watch;
@@ -101,6 +100,6 @@ impl Shared {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

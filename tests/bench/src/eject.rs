@@ -46,7 +46,6 @@ const RESTART: Duration = Duration::from_millis(500);
 pub(crate) const WITHOUT: &str = "without passive health";
 pub(crate) const WITH: &str = "with passive health";
 
-/// A case.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     /// The value of `--passive-health`.

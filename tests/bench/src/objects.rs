@@ -39,12 +39,10 @@ pub(crate) fn endpoint(service: u32, number: u32, address: &str, node: u32) -> V
     })
 }
 
-/// All endpoints of a Service.
 pub(crate) fn slice(service: u32, endpoints: Vec<Value>) -> Value {
     slice_of(service, 0, endpoints)
 }
 
-/// A part of the endpoints of a Service.
 pub(crate) fn slice_of(service: u32, part: u32, endpoints: Vec<Value>) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",

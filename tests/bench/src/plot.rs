@@ -31,7 +31,6 @@ const LINES: [Shade; 6] = [
     [RGBColor(0x6E, 0x77, 0x81), RGBColor(0x9E, 0xA7, 0xB1)],
 ];
 
-/// A plot.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
@@ -101,7 +100,6 @@ pub(crate) fn number(value: f64) -> String {
     format!("{sign}{grouped}{fraction}")
 }
 
-/// An axis.
 struct Axis {
     scale: Scale,
     unit: Option<Unit>,

@@ -149,7 +149,6 @@ impl Records {
         self.0.iter().rev().filter(move |it| it.subject == subject)
     }
 
-    /// The newest record of a subject.
     pub(crate) fn newest(&self, subject: &str) -> Option<&Recorded> {
         self.0.iter().rev().find(|it| it.subject == subject)
     }

@@ -45,7 +45,6 @@ pub enum Change {
 }
 
 impl Change {
-    /// Applies it to a cluster.
     pub fn apply(self, cluster: &mut ClusterState) {
         match self {
             Self::SetService(it) => drop(cluster.set_service(it)),

@@ -48,7 +48,6 @@ enum Kind {
     File,
     /// Those of a netlink socket.
     Netlink,
-    /// Each.
     Plain,
 }
 
@@ -94,9 +93,7 @@ pub(crate) fn stop_at_calls() -> Result<()> {
 /// A system call that a process is about to make.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// The thread.
     pub(crate) thread: Pid,
-    /// Its number.
     pub(crate) number: u64,
     /// Its first four arguments.
     pub(crate) arguments: [u64; 4],

@@ -13,7 +13,6 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use source::file::parse;
 
-/// One scenario.
 #[derive(Debug)]
 pub struct Scenario {
     /// Its name, with the name of its file: `policies/cluster-policy-uses-every-ready-endpoint`.

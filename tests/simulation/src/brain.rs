@@ -49,7 +49,6 @@ impl Brain {
         self.index == 0
     }
 
-    /// Starts it.
     pub(crate) fn start(&mut self, world: &World) {
         history::note(format_args!("{} starts", self.name()));
         let (name, network) = (self.name(), world.network.clone());
@@ -90,7 +89,6 @@ impl Brain {
     }
 }
 
-/// A client of a brain.
 pub(crate) fn client_of(world: &World, name: Name, brain: usize, node: &str) -> Client {
     let network = world.network.clone();
     Client::new(target().into(), node).connect_by(move || network.connect(name, Server::Brain(brain)))

@@ -4,9 +4,10 @@ use std::{
     fmt::Display,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     process::exit,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use tokio::time::Instant;
 
@@ -20,7 +21,7 @@ struct History {
 static HISTORY: Mutex<Option<History>> = Mutex::new(None);
 
 fn locked() -> MutexGuard<'static, Option<History>> {
-    HISTORY.lock().unwrap_or_else(PoisonError::into_inner)
+    HISTORY.lock()
 }
 
 /// The time since the beginning; within a runtime.

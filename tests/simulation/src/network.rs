@@ -5,12 +5,14 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use fastrand::{bool, u64, usize};
 use source::kube::ByteStream;
@@ -79,7 +81,7 @@ impl Network {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The connections that a server accepts from now on.

@@ -3,13 +3,12 @@
 use std::{
     env,
     process::{Command, Output},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::command::status;
@@ -34,7 +33,7 @@ pub(crate) fn run(first: u64, count: u64, minutes: Option<u64>, is_lossy: bool) 
             }
             let Output { status: outcome, stdout, stderr } = simulate(seed, is_lossy)?;
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut failed = failed.lock();
             if !outcome.success() {
                 if failed.len() < MAX_HISTORIES {
                     println!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -42,7 +41,7 @@ pub(crate) fn run(first: u64, count: u64, minutes: Option<u64>, is_lossy: bool) 
                 status("Failed", &format!("seed {seed}; again with --seed {seed}"));
                 failed.push(seed);
             }
-            let mut last_shown = last_shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last_shown = last_shown.lock();
             if last_shown.elapsed() >= PROGRESS_INTERVAL {
                 *last_shown = Instant::now();
                 status("Simulated", &progress(done, begin, failed.len()));
@@ -54,7 +53,7 @@ pub(crate) fn run(first: u64, count: u64, minutes: Option<u64>, is_lossy: bool) 
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|it| it.join().expect("a worker does not panic"))
     })?;
-    let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut failed = failed.into_inner();
     let done = done.into_inner();
     status("Simulated", &progress(done, begin, failed.len()));
     if failed.is_empty() {

@@ -7,10 +7,9 @@
 //! lacks. And it may start without the ServiceCIDRs, which are optional. A consumer goes back when the state of that brain
 //! reaches it, which may be later than others of the brain before.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use api_server::ApiServer;
 
@@ -53,7 +52,7 @@ impl World {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the cluster.

@@ -6,12 +6,14 @@ use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use fastrand::Rng;
 use tests::{EchoConnection, Transport, client, request};
@@ -85,7 +87,7 @@ fn increment(counter: &AtomicU64) {
 
 impl LoadState {
     pub(crate) fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock()
     }
 
     /// How many checks failed.
@@ -96,12 +98,12 @@ impl LoadState {
 
     /// The first failures.
     pub(crate) fn failure_texts(&self) -> Vec<String> {
-        self.failure_texts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure_texts.lock().clone()
     }
 
     fn fail(&self, counter: &AtomicU64, text: fmt::Arguments<'_>) {
         increment(counter);
-        let mut texts = self.failure_texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut texts = self.failure_texts.lock();
         if texts.len() < MAX_FAILURE_TEXTS {
             texts.push(text.to_string());
         }

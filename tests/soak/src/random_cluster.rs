@@ -25,7 +25,6 @@ pub(crate) fn node() -> [IpAddr; 2] {
     [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()]
 }
 
-/// The manifest of the node.
 pub(crate) fn node_manifest() -> String {
     node_with_addresses(NODE, &node())
 }

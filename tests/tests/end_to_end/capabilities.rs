@@ -17,7 +17,6 @@ use tests::{
     run, skip,
 };
 
-/// The bounding set of a process.
 fn bounding_set(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let set = status.lines().find_map(|it| it.strip_prefix("CapBnd:")).unwrap();

@@ -21,10 +21,11 @@ use std::{
     fs,
     path::PathBuf,
     process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
@@ -99,24 +100,24 @@ fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
         for _ in 0..lanes_of_this_machine() {
             lanes.push(scope.spawn(|| {
                 loop {
-                    let next = lock(&queue).pop_front();
+                    let next = queue.lock().pop_front();
                     let Some((number, series)) = next else { break };
                     let run = runner.run(number, series, |event| {
-                        lock(&status).on_event(number, series, runner.plan.tests.len(), event);
+                        status.lock().on_event(number, series, runner.plan.tests.len(), event);
                     });
-                    lock(&status).remove(number);
-                    lock(&runs).insert(number, run);
+                    status.lock().remove(number);
+                    runs.lock().insert(number, run);
                 }
             }));
         }
         while lanes.iter().any(|it| !it.is_finished()) {
             thread::sleep(STATUS_INTERVAL);
-            lock(&status).show();
+            status.lock().show();
         }
     });
     drop(status);
 
-    let runs: Vec<_> = runs.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect();
+    let runs: Vec<_> = runs.into_inner().into_values().collect();
     let tests: Vec<_> = runner.plan.tests.iter().map(|it| it.name.clone()).collect();
     match report::print(&tests, &runs, begin.elapsed()) {
         0 => Ok(()),
@@ -132,8 +133,4 @@ fn is_kernel(word: &str) -> bool {
 /// How many kernels are tested at a time: each virtual machine has two CPUs.
 fn lanes_of_this_machine() -> usize {
     thread::available_parallelism().map_or(1, |it| it.get() / 2).max(1)
-}
-
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
 }

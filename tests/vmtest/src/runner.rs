@@ -5,9 +5,10 @@ use std::{
     fs,
     io::{self, Write as _},
     path::PathBuf,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{command::workspace, machine::Machine, test_suite::Test};
@@ -132,7 +133,7 @@ impl<'a> Runner<'a> {
         let kernel = {
             // Two lanes may need the same kernel.
             static UNPACKING: Mutex<()> = Mutex::new(());
-            let _guard = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
+            let _guard = UNPACKING.lock();
             packages.kernel(series)?
         };
         let Some(kernel) = kernel else { return Ok(None) };

@@ -59,7 +59,6 @@ impl Apt {
         Ok(apt)
     }
 
-    /// A program of apt.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);

@@ -18,7 +18,6 @@ const CONTAINERFILE: &str = "deploy/Containerfile";
 
 /// A container tool that builds images, in order of preference: the tools that can run kind's nodes come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum ContainerTool {
     Docker,
     Podman,

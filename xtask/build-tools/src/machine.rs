@@ -8,7 +8,6 @@ use clap::ValueEnum;
 
 /// A machine that the product runs on, by the names of `uname -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Machine {
     #[value(name = "x86_64", alias = "amd64")]
     X86_64,

@@ -25,7 +25,6 @@ const MAX_OUTPUT: usize = 64 << 10;
 /// A test of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
-    /// The test binary.
     pub binary: PathBuf,
     /// The folder of its package, in which it runs.
     pub folder: PathBuf,
@@ -55,7 +54,6 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// A binary with tests.
 #[derive(Clone, Debug)]
 pub struct TestBinary {
     suite: String,
@@ -64,13 +62,11 @@ pub struct TestBinary {
 }
 
 impl TestBinary {
-    /// The package.
     #[must_use]
     pub fn package(&self) -> &str {
         self.suite.split('/').next().unwrap_or(&self.suite)
     }
 
-    /// The path of the binary.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

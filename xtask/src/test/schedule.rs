@@ -1,12 +1,9 @@
 //! Runs tests beside each other, in a random order.
 //! Invariant: a test that needs the machine for itself runs when no other does.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use parking_lot::Mutex;
 
 use anyhow::Result;
 use build_tools::test_suite::{Outcome, Test, run_test};
@@ -43,7 +40,7 @@ impl Schedule {
         let progress = Mutex::new((Vec::new(), on_end));
         self.run_beside_each_other(others, self.jobs, &progress)?;
         self.run_beside_each_other(alone, 1, &progress)?;
-        Ok(progress.into_inner().unwrap_or_else(PoisonError::into_inner).0)
+        Ok(progress.into_inner().0)
     }
 
     fn run_beside_each_other<F: FnMut(&Ended) + Send>(
@@ -55,11 +52,11 @@ impl Schedule {
         let queue = Mutex::new(tests.into_iter());
         let work = || -> Result<()> {
             loop {
-                let next = lock(&queue).next();
+                let next = queue.lock().next();
                 let Some(test) = next else { return Ok(()) };
                 let (outcome, took) = run_test(&test, &self.environment, self.limit)?;
                 let ended = Ended { test, outcome, took };
-                let (all, on_end) = &mut *lock(progress);
+                let (all, on_end) = &mut *progress.lock();
                 on_end(&ended);
                 all.push(ended);
             }
@@ -73,10 +70,6 @@ impl Schedule {
 
 fn is_alone(name: &str) -> bool {
     name.split("::").any(|it| it == ALONE)
-}
-
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future::ready,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use datapath::NodePortAddresses;
 use hyper::{
@@ -37,7 +39,7 @@ use crate::{
         body::{self, PageBody},
         server::{PendingResponse, accept},
     },
-    state::{Moment, RejectedBy, lock},
+    state::{Moment, RejectedBy},
 };
 
 /// How often the addresses of this host are read.
@@ -70,7 +72,6 @@ struct Shared {
 /// A health-check node port that cannot be bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindFailure {
-    /// The Service.
     pub service: ServiceName,
     /// Its health-check node port.
     pub port: u16,
@@ -135,7 +136,7 @@ impl HealthChecks {
     fn update(&mut self, state: &NodeState) {
         let mut ports_differ = false;
         {
-            let mut checks = lock(&self.shared.checks);
+            let mut checks = self.shared.checks.lock();
             for (name, before, after) in state.diff(&self.state) {
                 let (old, new) = (before.and_then(|it| check_port(it)), after.and_then(|it| check_port(it)));
                 if let Some(services) = old.and_then(|it| checks.get_mut(&it)) {
@@ -157,7 +158,7 @@ impl HealthChecks {
 
     /// Starts and stops listeners as the ports and addresses require.
     fn listen(&mut self) {
-        let ports: Vec<_> = lock(&self.shared.checks).keys().copied().collect();
+        let ports: Vec<_> = self.shared.checks.lock().keys().copied().collect();
         let addresses = if ports.is_empty() { BTreeSet::new() } else { self.addresses() };
         let at = |port| addresses.iter().map(move |it| SocketAddr::new(*it, port));
         let wanted: BTreeSet<_> = ports.into_iter().flat_map(at).collect();
@@ -166,7 +167,7 @@ impl HealthChecks {
             let is_wanted = wanted.contains(address);
             if !is_wanted {
                 task.abort();
-                lock(&self.shared.bind_errors).remove(address);
+                self.shared.bind_errors.lock().remove(address);
             }
             is_wanted
         });
@@ -214,7 +215,7 @@ impl Shared {
             self.on_bind_error(address, format!("{error}; {}", bind_remedy(&error)));
         })
         .await;
-        if lock(&self.bind_errors).remove(&address).is_some() {
+        if self.bind_errors.lock().remove(&address).is_some() {
             tracing::info!(%address, "serving health checks after failed attempts");
             self.report_bind_errors();
         }
@@ -222,7 +223,7 @@ impl Shared {
         let connections = self.admin.connections.of(PageGroup::Health).clone();
         let handler = move |_| -> PendingResponse {
             let is_healthy = Health::external(&self.admin.state(), Moment::now()).is_ok();
-            let checks = lock(&self.checks);
+            let checks = self.checks.lock();
             let check = checks.get(&port).and_then(|it| it.first_key_value());
             Box::pin(ready(respond(check, is_healthy)))
         };
@@ -233,7 +234,7 @@ impl Shared {
     fn on_bind_error(&self, address: SocketAddr, reason: String) {
         let port = address.port();
         let is_first = {
-            let mut errors = lock(&self.bind_errors);
+            let mut errors = self.bind_errors.lock();
             let is_first = !errors.keys().any(|it| it.port() == port);
             if errors.insert(address, reason.clone()).is_some() {
                 return;
@@ -242,7 +243,7 @@ impl Shared {
         };
         tracing::warn!(%address, error = reason, "cannot serve health checks; retrying, Services are not affected");
         self.report_bind_errors();
-        let service = lock(&self.checks).get(&port).and_then(|it| it.keys().next().cloned());
+        let service = self.checks.lock().get(&port).and_then(|it| it.keys().next().cloned());
         if let (Some(to), Some(service), true) = (&self.bind_failures, service, is_first) {
             // Never blocks: a failure is dropped if the channel is full.
             let _ = to.try_send(BindFailure { service, port, reason });
@@ -251,7 +252,9 @@ impl Shared {
 
     /// Passes the addresses that cannot be bound on to the pages.
     fn report_bind_errors(&self) {
-        let rejected: Vec<_> = lock(&self.bind_errors)
+        let rejected: Vec<_> = self
+            .bind_errors
+            .lock()
             .iter()
             .map(|(address, reason)| {
                 Rejected::not_served(format!("health checks at {address}"), reason.clone())

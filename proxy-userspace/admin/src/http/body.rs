@@ -3,20 +3,15 @@
 //! Invariant: a reader of a large body costs a piece and references to the state, whatever its size and however slowly it is
 //! read. A trace keeps its connection open for as long as the client reads, and ends with its sender.
 
-use std::{
-    error::Error,
-    sync::{Arc, Mutex},
-    task::Poll,
-    time::Duration,
-};
+use std::{error::Error, sync::Arc, task::Poll, time::Duration};
+
+use parking_lot::Mutex;
 
 use futures_util::stream::poll_fn;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Bytes, Frame};
 use model::escaped;
 use tokio::{sync::mpsc, time::Instant};
-
-use crate::state::lock;
 
 /// From this size on, a piece is handed to the connection, in bytes.
 const PIECE: usize = 16 << 10;
@@ -32,7 +27,6 @@ pub(crate) type Parts = Box<dyn Iterator<Item = Result<String, String>> + Send>;
 
 pub(crate) type PageBody = UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>;
 
-/// A short body.
 pub(crate) fn short(text: impl Into<Bytes>) -> PageBody {
     Full::new(text.into()).map_err(Into::into).boxed_unsync()
 }
@@ -86,7 +80,7 @@ impl Expiry {
     }
 
     fn extend(&self, by: Duration) {
-        *lock(&self.0) = Instant::now() + by;
+        *self.0.lock() = Instant::now() + by;
     }
 }
 

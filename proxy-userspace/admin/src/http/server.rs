@@ -11,11 +11,13 @@ use std::{
     path::{Path, PathBuf},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use hyper::{
     Request, Response,
@@ -40,7 +42,6 @@ use crate::{
     http::bind::{BACKLOG, bind_remedy, bind_with_retry, retry},
     http::body::Expiry,
     http::body::PageBody,
-    state::lock,
     ui::UiAddress,
 };
 
@@ -221,7 +222,7 @@ async fn serve_client(
     let served = AtomicUsize::new(0);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Expiry(Arc::clone(&renewed)));
-        *lock(&renewed) = Instant::now() + REQUEST_TIMEOUT;
+        *renewed.lock() = Instant::now() + REQUEST_TIMEOUT;
         let is_last = served.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_REQUESTS;
         let response = handler(request);
         async move {
@@ -241,13 +242,13 @@ async fn serve_client(
         .serve_connection(TokioIo::new(stream), service);
     let mut serving = pin!(serving);
     loop {
-        let expires = *lock(&expiry);
+        let expires = *expiry.lock();
         tokio::select! {
             // An error concerns only this client.
             _ = &mut serving => return,
             _ = &mut closing => return,
             () = sleep_until(expires) => {
-                if *lock(&expiry) <= expires {
+                if *expiry.lock() <= expires {
                     return;
                 }
             }

@@ -1,10 +1,8 @@
 //! Metrics that are read from the state at each scrape.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use parking_lot::Mutex;
 
 use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, TableStats};
 use grpc_server::ClientStats;
@@ -20,7 +18,7 @@ use super::{
 use crate::{
     COMMIT, VERSION,
     state::totals::Totals,
-    state::{AdminState, RejectedBy, Role, lock, seconds},
+    state::{AdminState, RejectedBy, Role, seconds},
 };
 
 #[derive(Debug)]
@@ -28,7 +26,7 @@ pub(super) struct Gauges(pub(super) Arc<Mutex<AdminState>>);
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         general(&state, &mut MetricWriter::own(&mut encoder))?;
         servers(&state, &mut MetricWriter::own(&mut encoder))?;
         if state.role == Role::Brain {

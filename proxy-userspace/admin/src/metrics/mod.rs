@@ -10,11 +10,9 @@ mod slis;
 mod text;
 mod writer;
 
-use std::{
-    fmt, iter,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{fmt, iter, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use datapath::ApplyReport;
 use model::Family as IpFamily;
@@ -40,7 +38,7 @@ use crate::{
     http::connections::HttpConnections,
     state::counters::NewestReading,
     state::totals::ChangeCounts,
-    state::{AdminState, Role, lock},
+    state::{AdminState, Role},
 };
 
 /// A histogram for each set of labels.
@@ -102,7 +100,7 @@ impl Metrics {
         registry.register_collector(Box::new(process::Process));
         let requests = || Histogram::new(REQUEST_BUCKETS);
         let codes = || with_series(Family::default(), [true, false].map(code));
-        let is_backend = lock(&state).role == Role::Backend;
+        let is_backend = state.lock().role == Role::Backend;
         Self {
             state,
             counters: NewestReading::default(),
@@ -123,7 +121,7 @@ impl Metrics {
     /// The parts of the page: all metrics in Prometheus' text format.
     pub(crate) fn parts(&self) -> Result<Parts, fmt::Error> {
         let (role, served) = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             (state.role, state.served())
         };
         let mut openmetrics = String::new();

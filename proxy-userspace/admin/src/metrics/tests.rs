@@ -189,7 +189,6 @@ fn zero_counters_have_no_series() {
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }
 
-/// The value of a sample.
 #[track_caller]
 fn value(admin: &Admin, sample: &str) -> f64 {
     let text = admin.metrics.text().unwrap();

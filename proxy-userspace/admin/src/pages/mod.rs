@@ -45,7 +45,6 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 type Page = (StatusCode, &'static str, PageBody);
 
 impl Admin {
-    /// The response to a request.
     pub(crate) async fn respond<B>(&self, pages: PageGroup, request: &Request<B>) -> Response<PageBody> {
         let uri = request.uri();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);

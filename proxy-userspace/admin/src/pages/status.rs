@@ -24,7 +24,6 @@ const REJECTED: &str = r#""rejected":["#;
 pub struct Status {
     /// The name of the node that it serves.
     pub node: String,
-    /// Its version.
     pub version: String,
     /// Its start time.
     pub started: Timestamp,
@@ -101,11 +100,9 @@ pub struct Revision {
     pub since: Timestamp,
 }
 
-/// The status of a source.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
-    /// Its name.
     pub name: String,
     /// Its address, if it has one.
     #[serde(default)]
@@ -124,9 +121,7 @@ pub struct SourceStatus {
 pub struct RejectedStatus {
     /// The part of the process that rejects it: source, brain, backend or health-checks.
     pub by: String,
-    /// The item.
     pub item: String,
-    /// The reason.
     pub reason: String,
 }
 
@@ -134,7 +129,6 @@ pub struct RejectedStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableStatus {
-    /// Its name.
     pub name: String,
     /// Its number of entries.
     pub entries: u32,

@@ -3,12 +3,14 @@
 //! Invariant: the kernel is read for each request, and never while the state is locked; however many readers take their time,
 //! one reading is kept.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use datapath::PortCounts;
 use model::{Protocol, ServiceName, state::ServiceState};
 
-use crate::state::{AdminState, PortCountLookup, lock};
+use crate::state::{AdminState, PortCountLookup};
 
 /// The newest reading of the counters; `None` if there are none or they cannot be read.
 pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
@@ -27,12 +29,12 @@ pub(crate) struct PortLabels<'a> {
 impl NewestReading {
     /// Reads the kernel's counters.
     pub(crate) fn read(&self, state: &Mutex<AdminState>) -> Arc<Reading> {
-        let source = lock(state).readers.counters.as_ref().map(|it| Arc::clone(&it.0));
+        let source = state.lock().readers.counters.as_ref().map(|it| Arc::clone(&it.0));
         let counts = source.and_then(|it| it());
-        let mut newest = lock(&self.0);
+        let mut newest = self.0.lock();
         match newest.upgrade() {
             Some(shared) => {
-                *lock(&shared.0) = counts;
+                *shared.0.lock() = counts;
                 shared
             }
             None => {
@@ -47,7 +49,7 @@ impl NewestReading {
 impl Reading {
     /// The counters of each port of a Service.
     pub(crate) fn each_port(&self, state: &ServiceState, mut each: impl FnMut(PortLabels<'_>, PortCounts)) {
-        let counts = lock(&self.0);
+        let counts = self.0.lock();
         let Some(counts) = &*counts else { return };
         let service = &state.service.name;
         for it in &state.service.ports {
@@ -62,7 +64,7 @@ impl Reading {
         &self,
         services: impl Iterator<Item = &'a Arc<ServiceState>>,
     ) -> Option<PortCounts> {
-        lock(&self.0).as_ref()?;
+        self.0.lock().as_ref()?;
         let mut sum = PortCounts::default();
         for it in services {
             self.each_port(it, |_, it| {

@@ -146,7 +146,6 @@ impl Board {
         self.rows.len()
     }
 
-    /// A Service by its name.
     pub(super) fn get(&self, name: &ServiceName) -> Option<&Row> {
         let position = self.rows.binary_search_by(|it| it.state.service.name.cmp(name)).ok()?;
         self.rows.get(position)

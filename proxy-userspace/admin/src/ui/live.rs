@@ -2,10 +2,9 @@
 //!
 //! Invariant: what is kept for the page is forgotten once no browser asks.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use hyper::StatusCode;
 use tokio::{
@@ -20,7 +19,7 @@ use super::{
 };
 use crate::{
     pages::explain,
-    state::{AdminState, Moment, lock},
+    state::{AdminState, Moment},
 };
 
 /// How long after the last question the rates are kept.
@@ -64,7 +63,7 @@ impl Ui {
         state: &Mutex<AdminState>,
         query: &str,
     ) -> Result<String, (StatusCode, String)> {
-        let explainer = lock(state).readers.kernel_explainer.clone();
+        let explainer = state.lock().readers.kernel_explainer.clone();
         let _turn = self.explaining.lock().await;
         explain::answer(explainer, query).await
     }
@@ -79,7 +78,7 @@ impl Ui {
 /// Reads the counters if that is due, and answers.
 fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now: Instant) -> String {
     let (published, counter_source) = {
-        let state = lock(state);
+        let state = state.lock();
         (state.served(), state.readers.counters.as_ref().map(|it| Arc::clone(&it.0)))
     };
     board.set_state(published);
@@ -87,7 +86,7 @@ fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now
         // This takes a while.
         board.update(counter_source.and_then(|it| it()), Instant::now());
     }
-    view::answer(&lock(state), board, question, Moment::now())
+    view::answer(&state.lock(), board, question, Moment::now())
 }
 
 /// Forgets what no browser has asked for in a while.

@@ -23,7 +23,6 @@ pub(crate) struct SyntheticCluster {
 }
 
 impl SyntheticCluster {
-    /// The initial state.
     pub(crate) fn initial(self) -> ClusterState {
         let mut cluster = ClusterState::default();
         for index in 0..self.services {

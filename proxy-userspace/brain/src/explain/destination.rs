@@ -51,7 +51,6 @@ pub(super) struct Frontend<'a> {
 pub(super) enum NodeAddress<'a> {
     /// This node's.
     Own,
-    /// Loopback.
     Loopback,
     /// Another node's.
     Other(&'a str),

@@ -25,7 +25,6 @@ pub(super) enum Client {
     Node,
     /// A pod by namespace and name, with its addresses; without any, it is an endpoint of some Service.
     PodName(String, String, Vec<IpAddr>),
-    /// A pod by its address.
     PodAddress(IpAddr),
     /// A client outside the cluster, by its address if that matters.
     Outside(Option<IpAddr>),

@@ -17,7 +17,6 @@ pub(crate) struct Cluster {
     /// The IPs of its load balancer.
     #[serde(default)]
     ingress: Vec<String>,
-    /// The ports of its slice.
     slice_ports: Option<Value>,
     /// The endpoints of its slice, as [`endpoint`] reads them.
     #[serde(default)]

@@ -23,12 +23,10 @@ pub(crate) fn member_offset(btf: &[u8], of: &str, name: &str) -> Option<u32> {
     Some(if found.has_bit_fields { offset & 0x00ff_ffff } else { offset })
 }
 
-/// The id of a struct.
 pub(crate) fn struct_id(btf: &[u8], name: &str) -> Option<u32> {
     find(btf, STRUCT, name).map(|it| it.id)
 }
 
-/// The id of a function.
 pub(crate) fn function_id(btf: &[u8], name: &str) -> Option<u32> {
     find(btf, FUNCTION, name).map(|it| it.id)
 }
@@ -36,7 +34,6 @@ pub(crate) fn function_id(btf: &[u8], name: &str) -> Option<u32> {
 const STRUCT: usize = 4;
 const FUNCTION: usize = 12;
 
-/// A type.
 struct Type<'a> {
     id: u32,
     has_bit_fields: bool,

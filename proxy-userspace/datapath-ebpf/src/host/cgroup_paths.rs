@@ -36,7 +36,6 @@ impl CgroupPaths {
         self.paths.entry(id).or_insert_with(|| paths_of(root, [id].into_iter()).remove(&id)).as_deref()
     }
 
-    /// The cgroup of the pod with this UID.
     pub fn of_pod(&self, uid: &str) -> Option<PathBuf> {
         let mut folders = vec![self.root.clone()];
         while let Some(folder) = folders.pop() {

@@ -50,7 +50,6 @@ pub(crate) const CHUNK: &str = "chunk";
 
 type Chunk = Array<MapData, CounterStripe>;
 
-/// All chunks.
 pub(crate) struct CounterChunks {
     pins: Pins,
     stripes: u32,

@@ -7,12 +7,14 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     thread,
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use aya::{
     Ebpf,
@@ -133,7 +135,7 @@ struct Collector(Mutex<Collected>);
 
 impl Collector {
     fn lock(&self) -> MutexGuard<'_, Collected> {
-        lock(&self.0)
+        self.0.lock()
     }
 }
 
@@ -149,10 +151,6 @@ impl Log for Collector {
     }
 
     fn flush(&self) {}
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Counts lines, and hands them on.
@@ -175,7 +173,7 @@ impl<L: Log> Log for Counted<L> {
         // aya-log reads until there is nothing more, which programs on other CPUs could put off for ever.
         if read == self.limit.load(Ordering::Relaxed) {
             // If it fails, they go on.
-            let _ = lock(&self.counts).set(LINES_PAUSED, 1, 0);
+            let _ = self.counts.lock().set(LINES_PAUSED, 1, 0);
         }
         self.lines.log(record);
     }
@@ -206,11 +204,11 @@ impl<L: Log> LineReader<L> {
     fn read(&mut self) -> Result<(), Error> {
         let Counted { read, limit, counts, .. } = &*self.counted;
         limit.store(read.load(Ordering::Relaxed) + MAX_LINES, Ordering::Relaxed);
-        let said = lock(counts).get(&LINES_SAID, 0).map_err(Error::map("LINES"))?;
+        let said = counts.lock().get(&LINES_SAID, 0).map_err(Error::map("LINES"))?;
         self.logger.flush();
         let read = read.load(Ordering::Relaxed);
         if read >= limit.load(Ordering::Relaxed) {
-            lock(counts).set(LINES_PAUSED, 0, 0).map_err(Error::map("LINES"))?;
+            counts.lock().set(LINES_PAUSED, 0, 0).map_err(Error::map("LINES"))?;
         }
         let missing = said.saturating_sub(read);
         // A line that another CPU was writing may hold up those behind it, once.

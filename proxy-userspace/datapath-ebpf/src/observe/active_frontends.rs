@@ -47,7 +47,6 @@ pub struct ActiveFrontends {
 /// A frontend without its backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontendRow {
-    /// Its address.
     pub address: FrontendAddress,
     /// The service port it belongs to.
     pub port: PortId,

@@ -240,7 +240,6 @@ impl HookProgram<'_> {
     }
 }
 
-/// The program of a hook.
 pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
     match ebpf.program_mut(hook) {
         Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),

@@ -79,7 +79,6 @@ pub fn pairs(service: &ServiceState, protocol: Protocol) -> BTreeSet<BackendPair
     pairs
 }
 
-/// The frontends of a Service with one protocol.
 pub fn frontends(service: &ServiceState, protocol: Protocol) -> BTreeSet<SocketAddr> {
     let mut frontends = BTreeSet::new();
     for_each(service, protocol, |frontend, _| frontends.extend([frontend]));

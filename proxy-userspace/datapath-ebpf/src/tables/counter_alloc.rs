@@ -37,7 +37,6 @@ impl CounterOwner {
     }
 }
 
-/// The counters and their owners.
 #[derive(Debug, Default)]
 pub(crate) struct CounterAllocator {
     allocations: IntMap<CounterOwner, Allocation>,
@@ -121,7 +120,6 @@ impl CounterAllocator {
         self.acquire(owner, true)
     }
 
-    /// The counter of a backend.
     pub(crate) fn acquire_backend(&mut self, owner: CounterOwner) -> CounterIndex {
         self.acquire(owner, false)
     }

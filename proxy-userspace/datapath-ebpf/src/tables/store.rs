@@ -97,7 +97,6 @@ impl Table {
         MAPS[self.index()].1
     }
 
-    /// The size of its entries.
     pub(crate) fn entry(self) -> EntrySize {
         MAPS[self.index()].2
     }
@@ -140,7 +139,6 @@ pub(crate) trait MapStore {
     /// Replaces maps of a side by empty ones, each with at least this capacity. After an error some may be replaced.
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error>;
 
-    /// Sets the prefilter of a side.
     fn set_prefilter(&mut self, side: Side, prefilter: &Prefilter) -> Result<(), Error>;
 
     /// Writes new and changed entries; keys and values are each concatenated.

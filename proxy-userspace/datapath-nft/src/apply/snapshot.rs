@@ -35,7 +35,6 @@ const ATTEMPTS: usize = 20;
 /// The table of one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Its comment.
     pub(crate) comment: String,
     /// Its flags (`NFT_TABLE_F_…`).
     pub(crate) flags: u32,
@@ -297,7 +296,6 @@ impl Members {
     }
 }
 
-/// The number in a value.
 pub(crate) fn number_in(value: &Value, family: Family) -> Option<u32> {
     match value {
         Value::Data(it) => Parts::of(it, family).number(),
@@ -368,7 +366,6 @@ pub(crate) fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<Fron
     Some(FrontendAddress { address: SocketAddr::new(ip, key.port()?), protocol })
 }
 
-/// The endpoint in a value.
 pub(crate) fn endpoint(value: &Bytes, family: Family) -> Option<SocketAddr> {
     let mut parts = Parts::of(value, family);
     let address: IpAddr = parts.address()?;

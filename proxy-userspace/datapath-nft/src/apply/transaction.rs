@@ -52,7 +52,6 @@ pub(crate) struct DesiredTable {
     pub(crate) elements: Elements,
 }
 
-/// The difference of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Difference {
     /// The message that adopts the table, if this process should own it; for a transaction before that of the others.

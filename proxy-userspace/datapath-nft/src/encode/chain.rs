@@ -5,11 +5,9 @@ use crate::encode::expressions::Rule;
 /// A chain and its rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
-    /// Its name.
     pub(crate) name: String,
     /// Its netfilter hook, if it is a base chain.
     pub(crate) hook: Option<Hook>,
-    /// Its rules.
     pub(crate) rules: Vec<Rule>,
 }
 

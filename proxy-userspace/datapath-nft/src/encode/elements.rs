@@ -18,7 +18,6 @@ pub(crate) struct Element {
     pub(crate) map: Map,
     /// Which list of source ranges, if the map has a set for each; otherwise 0.
     pub(crate) list: u32,
-    /// The key.
     pub(crate) key: Bytes,
 }
 
@@ -29,9 +28,7 @@ pub(crate) enum Value {
     None,
     /// It ends a range: this key and the following ones are not in the set, until the next range begins.
     RangeEnd,
-    /// Data.
     Data(Bytes),
-    /// A verdict.
     Verdict(Verdict),
 }
 
@@ -41,9 +38,7 @@ pub(crate) type Elements = BTreeMap<Element, Value>;
 /// A difference between elements. Deletions come first; an element whose data changes is in both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// Elements to delete.
     pub(crate) delete: Elements,
-    /// Elements to add.
     pub(crate) add: Elements,
 }
 
@@ -64,7 +59,6 @@ impl Changes {
         changes
     }
 
-    /// Adds an element.
     pub(crate) fn add(&mut self, element: Element, value: Value) {
         if self.delete.get(&element) == Some(&value) {
             self.delete.remove(&element);

@@ -137,9 +137,7 @@ const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 pub(crate) enum MapData {
     /// None: it is a set.
     None,
-    /// Fields.
     Fields(&'static [Field]),
-    /// A verdict.
     Verdict,
 }
 
@@ -209,7 +207,6 @@ impl Map {
         MAPS[self as usize].1
     }
 
-    /// The fields of a key.
     pub(crate) fn key(self) -> &'static [Field] {
         MAPS[self as usize].2
     }
@@ -264,12 +261,10 @@ impl Bytes {
         Self::default()
     }
 
-    /// A frontend.
     pub(crate) fn frontend(FrontendAddress { address, protocol }: FrontendAddress) -> Self {
         Self::new().address(address.ip()).protocol(protocol).port(address.port())
     }
 
-    /// An endpoint.
     pub(crate) fn endpoint(endpoint: SocketAddr) -> Self {
         Self::new().address(endpoint.ip()).port(endpoint.port())
     }

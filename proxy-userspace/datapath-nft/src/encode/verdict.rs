@@ -5,7 +5,6 @@ use netlink::{Attribute, uapi::*};
 /// What is done with a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Verdict {
-    /// Drop it.
     Drop,
     /// Continue in another chain, then return to this one.
     Jump(String),
@@ -16,7 +15,6 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// Its attributes.
     pub(crate) fn attributes(&self) -> Vec<Attribute> {
         let (code, chain) = match self {
             Self::Drop => (NF_DROP, None),

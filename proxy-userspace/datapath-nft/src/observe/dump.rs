@@ -359,7 +359,6 @@ fn policy(word: u32) -> Option<&'static str> {
     FrontendPolicy::of(word).map(FrontendPolicy::chain)
 }
 
-/// The set of a slot.
 fn set(slot: u32) -> &'static str {
     named(slot_of(slot).0)
 }

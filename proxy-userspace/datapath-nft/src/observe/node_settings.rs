@@ -50,7 +50,6 @@ impl NodeSettings {
         Self { packets_of_pods, root: "/".into(), families }
     }
 
-    /// The findings.
     pub fn check(&self) -> Vec<Finding> {
         let all = [
             self.conntrack(),

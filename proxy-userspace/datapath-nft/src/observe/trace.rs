@@ -106,12 +106,7 @@ pub enum PacketVerdict {
     /// This proxy refused it: the Service has no endpoints.
     Refused,
     /// A rule of nftables dropped or rejected it, of this proxy or of others.
-    Dropped {
-        /// The table.
-        table: String,
-        /// The chain.
-        chain: String,
-    },
+    Dropped { table: String, chain: String },
     /// It was not seen to leave: routing, connection tracking or something besides nftables dropped it.
     Vanished,
 }
@@ -138,7 +133,6 @@ impl PacketVerdict {
 /// What there is to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PacketTraceItem {
-    /// A packet.
     Packet(Box<TracedPacket>),
     /// Reports were lost, because they were not read in time.
     Lost,

@@ -32,7 +32,6 @@ pub(crate) const TOO_MANY: &str = "too many service ports with session affinity;
 pub(crate) struct Numbers {
     /// That of the service port, which no member has.
     pub(crate) service_port: u32,
-    /// The members by number.
     members: Vec<Option<SocketAddr>>,
 }
 
@@ -80,7 +79,6 @@ impl Numbers {
         self.members[position] = Some(member);
     }
 
-    /// Each member with its number.
     pub(crate) fn members(&self) -> HashMap<SocketAddr, u32> {
         let number = |position: u32| self.service_port | position << MEMBER_SHIFT;
         let numbered = (1..=MEMBERS).zip(&self.members);

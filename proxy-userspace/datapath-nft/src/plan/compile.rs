@@ -35,7 +35,6 @@ pub(crate) enum Action {
 /// One address of a Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frontend {
-    /// The address.
     pub(crate) address: FrontendAddress,
     /// The policy for its packets.
     pub(crate) policy: FrontendPolicy,
@@ -102,9 +101,7 @@ impl PortImage {
 /// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServiceImage {
-    /// Its ports.
     pub(crate) ports: Vec<PortImage>,
-    /// Its cluster IPs.
     pub(crate) cluster_ips: Vec<IpAddr>,
     /// The addresses of its endpoints on this node.
     pub(crate) local: BTreeSet<IpAddr>,
@@ -186,7 +183,6 @@ struct SourceRanges<'a> {
     by_family: [Option<Option<FamilySources>>; 2],
 }
 
-/// The source ranges of a family.
 struct FamilySources {
     list: Arc<SourceList>,
     /// Whether an address of this node is among them.

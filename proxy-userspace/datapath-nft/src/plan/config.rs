@@ -56,7 +56,6 @@ pub(crate) enum Pods {
     Prefix(String),
 }
 
-/// The host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Host {
     /// Its Node object; empty if there is none.

@@ -65,7 +65,6 @@ impl MatchKey {
         self.or(Map::External, Map::NodeExternal)
     }
 
-    /// The map of endpoints.
     pub(crate) fn endpoints(self) -> Map {
         self.or(Map::Endpoints, Map::NodeEndpoints)
     }
@@ -113,7 +112,6 @@ pub(crate) const FIRST_NUMBER_OF_A_TRANSLATED_PACKET: u32 = SLOT | 1;
 /// How many of the last bits of an address tell unanswered clients apart: a frontend has up to 4096 entries of them.
 const UNANSWERED_BITS: u32 = 12;
 
-/// The word of the slot of a set.
 pub(crate) fn slot_word(set: u32, slot: u32) -> u32 {
     let (block, position) = (slot / BLOCK_SIZE, slot % BLOCK_SIZE + 1);
     SLOT | set << SLOT_SET_SHIFT | block << SLOT_BLOCK_SHIFT | position
@@ -159,7 +157,6 @@ impl Selector {
         (set < 3).then_some(Self { by, set, count, affinity })
     }
 
-    /// The name of its chain.
     pub(crate) fn chain_name(self) -> String {
         let by = self.by.or("select", "node-select");
         let affinity = match self.affinity {
@@ -183,7 +180,6 @@ impl Selector {
         })
     }
 
-    /// Its chain.
     pub(crate) fn chain(self, family: Family) -> Chain {
         Chain { name: self.chain_name(), hook: None, rules: self.rules(family) }
     }
@@ -277,11 +273,8 @@ pub(crate) struct Registers {
     pub(crate) width: u32,
     /// The client's address.
     pub(crate) client: Register,
-    /// The address.
     pub(crate) address: Register,
-    /// The protocol.
     pub(crate) protocol: Register,
-    /// The port.
     pub(crate) port: Register,
     /// What follows them.
     pub(crate) next: Register,

@@ -280,7 +280,6 @@ impl Layout {
         self.services.values().flat_map(move |it| it.endpoint_elements(|it| it == family))
     }
 
-    /// All other elements.
     pub(crate) fn other_elements(&self) -> Elements {
         let mut elements: Elements =
             self.services.values().flat_map(|it| it.frontend_elements(&self.source_lists)).collect();
@@ -310,7 +309,6 @@ impl Layout {
     }
 }
 
-/// The key of a frontend.
 fn key(frontend: &Frontend) -> Bytes {
     let FrontendAddress { address: at, protocol } = frontend.address;
     match by(frontend) {

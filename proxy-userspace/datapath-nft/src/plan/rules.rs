@@ -37,10 +37,8 @@ pub(crate) const REFUSE_CHAIN: &str = "refuse";
 /// The ports from which UDP is masqueraded: above the default range of node ports (30000-32767).
 const UDP_SOURCE_PORTS: RangeInclusive<u16> = 32_768..=65_535;
 
-/// The policy of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FrontendPolicy {
-    /// A cluster IP.
     ClusterIp = 0x0001_0001,
     /// Reachable from outside, with external traffic policy Cluster.
     External = 0x0001_0002,
@@ -83,7 +81,6 @@ impl FrontendPolicy {
         matches!(self, Self::ExternalLocal | Self::SourceRangesLocal | Self::NodePortLocal)
     }
 
-    /// Its chain.
     pub(crate) fn chain(self) -> &'static str {
         match self {
             Self::ClusterIp => "cluster-ip",
@@ -100,7 +97,6 @@ impl FrontendPolicy {
 /// What the constant chains of a table depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableConfig {
-    /// The family of the table.
     pub(crate) family: Family,
     /// The bit of the packet mark that requests masquerading.
     pub(crate) mark: u32,
@@ -115,7 +111,6 @@ pub(crate) struct TableConfig {
 }
 
 impl TableConfig {
-    /// For a family of a host.
     pub(crate) fn new(family: Family, config: &Config, host: &Host) -> Self {
         Self {
             family,

@@ -157,7 +157,6 @@ impl Brain {
         self.publisher.publish(state(services));
     }
 
-    /// Publishes a cluster state.
     pub(crate) fn publish_cluster(&self, state: impl Into<Arc<ClusterState>>) {
         self.cluster.publish(ClusterSnapshot::State(state.into()));
     }

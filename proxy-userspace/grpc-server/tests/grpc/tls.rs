@@ -46,7 +46,6 @@ struct Brain {
 }
 
 impl Brain {
-    /// A brain with a new authority.
     async fn new(allowed: &[&str]) -> (Authority, Self) {
         let ours = Authority::new("ours");
         let brain = Self::start(&ours.brain(), &ours.pem, allowed).await;

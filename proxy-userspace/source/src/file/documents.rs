@@ -22,9 +22,7 @@ const MAX_ALIAS_NODES: usize = 100_000;
 /// A place in a file; both numbers start at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The document.
     pub document: u32,
-    /// The line.
     pub line: u32,
 }
 

@@ -36,7 +36,6 @@ impl ParseError {
 /// What was parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedManifest {
-    /// The objects and their positions.
     pub objects: Vec<(Position, Object)>,
     /// Rejected parts of objects.
     pub rejected: Vec<Rejected>,

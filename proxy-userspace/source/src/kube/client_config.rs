@@ -7,9 +7,11 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use http::{HeaderValue, header::AUTHORIZATION};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
@@ -52,7 +54,6 @@ pub struct ClientConfig {
     pub server: Option<String>,
     /// How to connect to it; by default over TCP, with TLS if its URL says so.
     pub connector: Option<Connector>,
-    /// The requests of its clients.
     pub requests: RequestLog,
 }
 
@@ -183,7 +184,7 @@ impl TokenFile {
 
     /// Adds the token, or the last valid one if the file cannot be read.
     fn add_to(&self, mut request: http::Request<Body>) -> http::Request<Body> {
-        let mut last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_valid = self.last_valid.lock();
         match Self::read(&self.path) {
             Ok(token) => *last_valid = token,
             Err(error) => {

@@ -39,7 +39,6 @@ pub struct EventRecorder {
 /// What happened to a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceEvent {
-    /// The Service.
     pub service: ServiceName,
     /// Whether it is a problem.
     pub is_warning: bool,

@@ -24,7 +24,6 @@ pub struct Options {
 /// Which Pods are watched, for our annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WatchedPods {
-    /// None.
     #[default]
     None,
     /// Those that are bound to a node.

@@ -14,7 +14,6 @@ pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How many causes are logged at once; further ones wait for the next minute.
 const MAX_CAUSES: usize = 5;
 
-/// An outage.
 #[derive(Debug)]
 pub(super) struct Outage {
     pub(super) since: Instant,

@@ -2,11 +2,9 @@
 //!
 //! Invariant: bounded, and no request waits for it.
 
-use std::{
-    mem,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -16,7 +14,6 @@ const MAX_REQUESTS: usize = 1000;
 /// A request that was answered, or has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiRequest {
-    /// Its method.
     pub method: String,
     /// Host and port of the server.
     pub host: String,
@@ -33,7 +30,7 @@ pub struct RequestLog(Arc<Mutex<Vec<ApiRequest>>>);
 impl RequestLog {
     /// The requests since the last call.
     pub(super) fn take(&self) -> Vec<ApiRequest> {
-        mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut self.0.lock())
     }
 
     /// A request is sent.
@@ -60,7 +57,7 @@ impl Pending {
     /// Records the status of the answer, or that there is none.
     pub(super) fn end(self, status: Option<http::StatusCode>) {
         let Self { log, method, host, begin } = self;
-        let mut requests = log.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = log.0.lock();
         if requests.len() < MAX_REQUESTS {
             let code = status.map(|it| it.as_u16());
             requests.push(ApiRequest { method, host, code, took: begin.elapsed() });

@@ -1,12 +1,8 @@
 //! What the reflectors and the reader of the source share.
 
-use std::{
-    mem,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::Poll,
-    time::Duration,
-};
+use std::{mem, net::IpAddr, sync::Arc, task::Poll, time::Duration};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use model::{Rejections, cluster::ClusterChanges};
 use tokio::{
@@ -53,7 +49,6 @@ pub(super) struct Shared {
 struct State {
     /// Changes that the reader has not taken yet.
     changes: ClusterChanges,
-    /// Of all resources, and of the server.
     resources: [ResourceStatus; SERVER + 1],
     /// When the server last answered a request or sent changed objects.
     active_at: Option<Instant>,
@@ -168,7 +163,7 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits for changes; the first ones are the whole cluster state. `None` if a reflector has ended.

@@ -1,9 +1,8 @@
 //! The client that all reflectors and the recorder of Events share: one connection with HTTP/2, and one set of credentials.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use http::{Request, Response, header};
 use kube::{Client, client::Body};
@@ -90,7 +89,7 @@ impl SharedClient {
     }
 
     fn current(&self) -> MutexGuard<'_, NumberedClient> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 
     /// The newest client.

@@ -4,14 +4,16 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock},
 };
+
+use parking_lot::Mutex;
 
 static NAMES: LazyLock<Mutex<HashSet<Arc<str>>>> = LazyLock::new(Mutex::default);
 
 /// A name of a node, in the memory that other objects with the same name use already.
 pub(super) fn shared(name: Arc<str>) -> Arc<str> {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     if let Some(known) = names.get(&name) {
         return Arc::clone(known);
     }
@@ -32,7 +34,7 @@ mod tests {
         assert!(Arc::ptr_eq(&a, &b));
         drop(b);
         let count = |prefix: &str| {
-            let names = NAMES.lock().unwrap();
+            let names = NAMES.lock();
             names.iter().filter(|it| it.starts_with(prefix)).count()
         };
         for n in 0..1_000 {

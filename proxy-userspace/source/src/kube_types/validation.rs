@@ -94,7 +94,6 @@ impl Validator {
         value
     }
 
-    /// A name.
     pub(super) fn name(&mut self, field: impl fmt::Display, name: &str, form: NameForm) -> Option<Arc<str>> {
         self.require(field, form.accepts(name).then(|| name.into()), || match name {
             "" => "the object has no name; give it one".to_owned(),

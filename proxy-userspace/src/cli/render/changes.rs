@@ -159,7 +159,6 @@ impl Change<'_> {
     }
 }
 
-/// A change as a line.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Line<'a> {
@@ -268,7 +267,6 @@ fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The targets of each port of a Service.
 fn port_targets(state: &ServiceState) -> impl Iterator<Item = String> {
     state.service.ports.iter().enumerate().map(|(index, it)| {
         format!("{}: {}", port_name(it), targets(state, index, Scope::Internal).join(", "))

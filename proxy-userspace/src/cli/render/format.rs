@@ -16,10 +16,8 @@ pub(in crate::cli) enum Format {
 /// Why a state could not be rendered.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::cli) enum PrintError {
-    /// As JSON.
     #[error("cannot render the state as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// As YAML.
     #[error("cannot render the state as YAML: {0}")]
     Yaml(#[from] serde_saphyr::SerializeError),
 }

@@ -80,7 +80,6 @@ pub(super) fn kind(service: &Service) -> &'static str {
     }
 }
 
-/// The rows of a Service.
 fn rows(state: Arc<ServiceState>) -> Vec<Row> {
     let service = &state.service;
     if service.ports.is_empty() {

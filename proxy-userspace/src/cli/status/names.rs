@@ -24,7 +24,6 @@ pub(in crate::cli) struct PortName {
     pub(in crate::cli) port: Arc<str>,
 }
 
-/// A frontend with its name.
 #[derive(Clone, Debug)]
 pub(in crate::cli) struct NamedFrontend {
     pub(in crate::cli) name: PortName,
@@ -68,7 +67,6 @@ impl Names {
     }
 }
 
-/// Adds the frontends of a Service.
 fn add_frontends(service: &Service, frontends: &mut Vec<NamedFrontend>) {
     let others = service.external_ips.iter().chain(&service.load_balancer_ips);
     // A node port is listed with the unspecified address of each family.

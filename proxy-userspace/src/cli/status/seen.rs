@@ -65,7 +65,6 @@ impl Rows {
         Ok(())
     }
 
-    /// A frontend by its number, with its name.
     pub(super) fn get(&mut self, number: usize) -> Option<(&PortName, ActiveFrontend)> {
         let NamedFrontend { name, address, .. } = self.frontends.get(number)?;
         let found = match &mut self.kernel {

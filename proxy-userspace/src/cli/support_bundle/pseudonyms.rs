@@ -127,7 +127,6 @@ impl Pseudonyms {
         }
     }
 
-    /// The text with pseudonyms.
     pub(super) fn replace(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;

@@ -12,7 +12,6 @@ use std::{
     io::{self, BufRead as _, ErrorKind, IsTerminal as _, Write as _},
     num::NonZeroU64,
     os::unix::net::UnixStream,
-    sync::PoisonError,
     time::{Duration, Instant},
 };
 
@@ -127,7 +126,7 @@ impl Flags {
                 }
                 continue;
             }
-            line.add_pod(&pods.lock().unwrap_or_else(PoisonError::into_inner));
+            line.add_pod(&pods.lock());
             let shown = match self.output {
                 Output::Json => serde_json::to_string(&line)? + "\n",
                 Output::Text => line.text().map(|it| it + "\n").unwrap_or_default(),

@@ -94,7 +94,6 @@ impl Names {
         own.map(|(counter, _)| *counter).collect()
     }
 
-    /// The cgroup of the pod with this UID.
     pub(super) fn cgroup_of_pod(&self, uid: &str) -> Option<PathBuf> {
         self.cgroups.of_pod(uid)
     }

@@ -157,7 +157,6 @@ async fn attach(
     timeout(TIMEOUT, answer).await.context(waiting)??.map_err(|it| anyhow!(it))
 }
 
-/// The Service of this name.
 fn find_service(admin: &Admin, text: &str) -> Result<ServiceName> {
     let (namespace, name) = text.split_once('/').context("use NAMESPACE/NAME")?;
     let service = ServiceName::new(namespace, name);

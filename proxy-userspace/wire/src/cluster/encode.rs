@@ -158,7 +158,6 @@ fn hash(message: &impl Message) -> u64 {
 pub struct EndpointKeys<'a>(BTreeMap<String, &'a Endpoint>);
 
 impl<'a> EndpointKeys<'a> {
-    /// The endpoints of a slice.
     pub fn of(slice: &'a EndpointSlice) -> Self {
         let mut sorted: Vec<_> = slice.endpoints.iter().collect();
         sorted.sort_unstable();
@@ -177,7 +176,6 @@ impl<'a> EndpointKeys<'a> {
         Self(keys)
     }
 
-    /// One endpoint.
     pub fn get(&self, key: &str) -> Option<&'a Endpoint> {
         self.0.get(key).copied()
     }

@@ -198,7 +198,7 @@ async fn of_two_services_with_one_port_the_first_by_name_is_served() {
     let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current());
     let [port, other] = free();
     let served = |checks: &HealthChecks, port| {
-        let checks = lock(&checks.shared.checks);
+        let checks = checks.shared.checks.lock();
         let (name, count) = checks.get(&port)?.first_key_value()?;
         Some((name.name.to_string(), *count))
     };
@@ -213,5 +213,5 @@ async fn of_two_services_with_one_port_the_first_by_name_is_served() {
         (Some(("b".into(), 3)), Some(("a".into(), 1)))
     );
     checks.update(&state([]));
-    assert!(lock(&checks.shared.checks).is_empty() && checks.listeners.is_empty());
+    assert!(checks.shared.checks.lock().is_empty() && checks.listeners.is_empty());
 }

@@ -166,7 +166,6 @@ fn address(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 1, 0, n)
 }
 
-/// The options of each frontend.
 fn options(layout: &Layout) -> BTreeMap<FrontendAddress, FrontendOptions> {
     layout.frontends.iter().map(|(at, it)| (*at, it.options)).collect()
 }

@@ -214,7 +214,6 @@ impl ServiceLayout {
         external.map(|it| it.address).chain(self.packets_only.iter().copied())
     }
 
-    /// The backends of a frontend.
     pub(super) fn backends(&self, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
         self.sets.get(frontend.set).into_iter().flat_map(|it| &it.slots).map(Slot::backend)
     }
