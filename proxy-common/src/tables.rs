@@ -22,7 +22,7 @@ pub const UDP: u8 = 17;
 
 /// The value of a frontend or a node port.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
 pub struct Frontend {
     /// The id of its backend set, as in [`BackendSetMemberKey4`] and [`BackendSetMemberKey6`].

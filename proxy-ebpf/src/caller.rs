@@ -245,9 +245,5 @@ impl SocketContext for Caller<'_> {
     #[inline(always)]
     fn prefetch_counters(&self, port_counter: CounterIndex) {
         self.counter.set(Counter::of(port_counter));
-        // Not earlier, as the verifier of Linux 6.18 would then follow too many paths through the steps of a trace.
-        if cfg!(feature = "trace") && self.connects {
-            self.prefetch_slot();
-        }
     }
 }

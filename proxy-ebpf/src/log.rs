@@ -57,23 +57,17 @@ lines! {
     prefilter_hit(socket) Debug, debug!("socket={} prefilter: hit", socket);
     /// It is in none.
     prefilter_miss(socket) Trace, trace!("socket={} prefilter: miss", socket);
-    /// A frontend has the destination.
-    frontend_found(socket, set, endpoints) Debug,
-        debug!("socket={} frontend: found set={} endpoints={}", socket, set, endpoints);
-    /// No frontend has the destination.
-    frontend_missing(socket) Debug, debug!("socket={} frontend: none", socket);
-    /// A node port has the port of the destination.
-    node_port_found(socket, set, endpoints) Debug,
-        debug!("socket={} node port: found set={} endpoints={}", socket, set, endpoints);
-    /// No node port has this number.
-    node_port_missing(socket) Debug, debug!("socket={} node port: none", socket);
+    /// The destination was looked up among the frontends: 1 if there is one, its set, and how many endpoints that has.
+    frontend(socket, found, set, endpoints) Debug,
+        debug!("socket={} frontend: looked up found={} set={} endpoints={}", socket, found, set, endpoints);
+    /// The port was looked up among the node ports: the same.
+    node_port(socket, found, set, endpoints) Debug,
+        debug!("socket={} node port: looked up found={} set={} endpoints={}", socket, found, set, endpoints);
     /// The [`NodeAddrScope`](proxy_common::tables::NodeAddrScope) of an address; 0 if it belongs to no node.
     node_address(socket, scope) Debug, debug!("socket={} node address: {}", socket, name(&SCOPES, scope));
-    /// The client of session affinity has an entry of this age.
-    affinity_found(socket, milliseconds) Debug,
-        debug!("socket={} affinity: found idle_ms={}", socket, milliseconds);
-    /// It has none.
-    affinity_missing(socket) Debug, debug!("socket={} affinity: none", socket);
+    /// The affinity entry of the client was looked up: 1 if there is one, and its age.
+    affinity(socket, found, milliseconds) Debug,
+        debug!("socket={} affinity: looked up found={} idle_ms={}", socket, found, milliseconds);
     /// An endpoint was looked up in a set: 1 if it is a member.
     member(socket, set, found) Debug, debug!("socket={} member: looked up set={} found={}", socket, set, found);
     /// A position was chosen by what is known of the endpoints of a set; each is 1 if an ejected one was avoided, or is tried.

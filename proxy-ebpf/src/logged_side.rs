@@ -1,6 +1,7 @@
 //! The tables of a side, whose look-ups are lines of log.
 //!
-//! Invariant: every answer is that of the side.
+//! Invariant: every answer is that of the side. What is not found is a value until the line is said: after it, the payload of an
+//! `Option` would be an undefined word, which the verifier rejects (before Linux 6.3).
 
 use aya_ebpf::programs::SockAddrContext;
 use proxy_common::{
@@ -16,6 +17,9 @@ use crate::{
     log,
     side::{FamilyTables, Side},
 };
+
+/// Stands for no set.
+const NO_SET: u32 = u32::MAX;
 
 /// A side, and the call whose lines are said.
 pub(crate) struct LoggedSide<'a, F> {
@@ -49,28 +53,25 @@ impl<F: FamilyTables> Tables for LoggedSide<'_, F> {
     #[inline(always)]
     fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
         let found = self.side.frontend(ip, port, protocol);
-        match &found {
-            Some(it) => log::frontend_found(self.ctx, it.set, it.backend_count),
-            None => log::frontend_missing(self.ctx),
-        }
-        found
+        let it = found.unwrap_or(Frontend { set: NO_SET, ..Frontend::default() });
+        log::frontend(self.ctx, it.set != NO_SET, it.set, it.backend_count);
+        (it.set != NO_SET).then_some(it)
     }
 
     #[inline(always)]
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
         let found = self.side.node_port(port, protocol);
-        match &found {
-            Some(it) => log::node_port_found(self.ctx, it.set, it.backend_count),
-            None => log::node_port_missing(self.ctx),
-        }
-        found
+        let it = found.unwrap_or(Frontend { set: NO_SET, ..Frontend::default() });
+        log::node_port(self.ctx, it.set != NO_SET, it.set, it.backend_count);
+        (it.set != NO_SET).then_some(it)
     }
 
     #[inline(always)]
     fn node_addr_scope(&self, ip: F) -> Option<NodeAddrScope> {
         let found = self.side.node_addr_scope(ip);
-        log::node_address(self.ctx, found.map_or(0, |it| it.0));
-        found
+        let scope = found.unwrap_or(NodeAddrScope(0));
+        log::node_address(self.ctx, scope.0);
+        (scope.0 != 0).then_some(scope)
     }
 
     #[inline(always)]
@@ -81,7 +82,6 @@ impl<F: FamilyTables> Tables for LoggedSide<'_, F> {
 
     #[inline(always)]
     fn member(&self, set: u32, backend: <Self::Ip as Family>::Backend) -> Option<CounterIndex> {
-        // Without a value for "none", that would be an undefined word after the line, which the verifier rejects.
         let counter = self.side.member(set, backend).unwrap_or(NO_COUNTER);
         log::member(self.ctx, set, counter != NO_COUNTER);
         (counter != NO_COUNTER).then_some(counter)

@@ -64,10 +64,7 @@ impl Notes {
     /// The Service has session affinity.
     #[inline(always)]
     pub(crate) fn on_affinity(&self, ctx: &SockAddrContext, last: &AffinityEntry, entry: &AffinityEntry) {
-        match last.used {
-            0 => log::affinity_missing(ctx),
-            used => log::affinity_found(ctx, entry.used.saturating_sub(used) / 1_000_000),
-        }
+        log::affinity(ctx, last.used != 0, entry.used.saturating_sub(last.used) / 1_000_000);
         if !IS_NOTED {
             return;
         }

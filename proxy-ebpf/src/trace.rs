@@ -237,10 +237,11 @@ fn call<F: ReportingFamily>(
     if !F::is_wanted(ctx, arguments) {
         return;
     }
-    log::decided(ctx, verdict);
     if caller.connects() {
         F::report_connect(ctx, arguments);
     } else {
+        // Not there, for whose calls the stack of `sendmsg6` has no room.
+        log::decided(ctx, verdict);
         F::report_send(ctx, arguments);
     }
 }
@@ -271,6 +272,9 @@ fn is_wanted<F: HookFamily>(ctx: &SockAddrContext, arguments: Arguments) -> bool
 fn report<F: HookFamily, const CONNECTS: bool>(ctx: &SockAddrContext, arguments: Arguments) {
     let [.., what] = arguments;
     let verdict = what as u8;
+    if CONNECTS {
+        log::decided(ctx, verdict);
+    }
     let fill = |event: *mut Event| {
         // What is in the arguments comes first, so that the stack need not keep it.
         // SAFETY: the verifier checks that there is room for an event.

@@ -23,7 +23,7 @@ use super::trace::{OTHER4, are_products, node_or_skip, other4, start, web4_addre
 
 const NODE_PORT: u16 = 30_080;
 /// The steps before and after that on the way to an endpoint.
-const FOUND: [&str; 2] = ["prefilter: hit", "frontend: found"];
+const FOUND: [&str; 2] = ["prefilter: hit", "frontend: looked up found"];
 
 /// The steps of a line, with the names of what is 1 in their fields.
 fn steps_of(line: &Value) -> Vec<String> {
@@ -64,11 +64,11 @@ fn every_step_of_a_connect_is_traced_in_order() {
     TcpStream::connect((OTHER4, 80)).unwrap_err();
     check(&trace.next(), &[&FOUND, &["decision: refused"]]);
     TcpStream::connect((Ipv4Addr::new(10, 96, 0, 99), 80)).unwrap_err();
-    check(&trace.next(), &[&["prefilter: hit", "frontend: none", "decision: passed"]]);
+    check(&trace.next(), &[&["prefilter: hit", "frontend: looked up", "decision: passed"]]);
     // On some kernels not on loopback.
     if kernel_at_least(5, 14) {
         drop(EchoConnection::connect((Ipv4Addr::LOCALHOST, NODE_PORT).into()).unwrap());
-        check(&trace.next(), &[&["node port: found", "node address: loopback"], redirected]);
+        check(&trace.next(), &[&["node port: looked up found", "node address: loopback"], redirected]);
     }
     // A socket that connects again has its slot.
     let socket = udp_socket(WEB.map(|ip| SocketAddr::new(ip, 80))[0]).unwrap();
@@ -86,10 +86,10 @@ fn the_steps_of_affinity_are_traced() {
     drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
     drop(EchoConnection::connect(web4_address()).unwrap());
     let rest: &[&str] = &["slot: claimed", "decision: redirect"];
-    check(&trace.next(), &[&FOUND, &["endpoint: read", "affinity: none"], rest]);
+    check(&trace.next(), &[&FOUND, &["endpoint: read", "affinity: looked up"], rest]);
     drop(EchoConnection::connect(web4_address()).unwrap());
     let line = trace.next();
-    check(&line, &[&FOUND, &["member: looked up found", "affinity: found"], rest]);
+    check(&line, &[&FOUND, &["member: looked up found", "affinity: looked up found"], rest]);
     assert!(line["steps"][3]["idle_ms"].is_u64(), "{line}");
 }
 
