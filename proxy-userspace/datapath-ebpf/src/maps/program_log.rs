@@ -200,7 +200,7 @@ impl<L: Log> LineReader<L> {
         Ok(Self { logger, counted, missing: 0, lost: 0 })
     }
 
-    /// Reads what there is.
+    /// Reads the lines so far.
     fn read(&mut self) -> Result<(), Error> {
         let Counted { read, limit, counts, .. } = &*self.counted;
         limit.store(read.load(Ordering::Relaxed) + MAX_LINES, Ordering::Relaxed);
@@ -226,7 +226,7 @@ impl TraceSteps {
         LineReader::take(ebpf, Collector(Mutex::new(Collected::default()))).map(Self)
     }
 
-    /// Reads what there is, unless there are enough decisions whose events were not read (`is_behind`). Those whose events were
+    /// Reads the lines so far, unless there are enough decisions whose events were not read (`is_behind`). Those whose events were
     /// lost are dropped, the oldest first.
     pub(crate) fn read(&mut self, is_behind: bool) -> Result<(), Error> {
         let excess = self.0.counted.lines.lock().decisions.len().saturating_sub(MAX_DECISIONS);
