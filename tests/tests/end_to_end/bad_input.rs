@@ -239,7 +239,7 @@ fn cleanup_does_not_touch_foreign_objects() {
     Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();
     let Output { code, stderr, .. } = run(&mut node.cli("cleanup"));
     assert_eq!(code, Some(0));
-    assert!(stderr.contains(text(&foreign)) && stderr.contains("was kept"), "{stderr}");
+    assert!(stderr.contains(text(&foreign)) && stderr.contains("kept: it does not belong"), "{stderr}");
     assert!(foreign.exists());
 }
 
