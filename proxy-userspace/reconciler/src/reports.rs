@@ -190,8 +190,8 @@ impl<'a> Reports<'a> {
 }
 
 fn apply_failed(Failure { error, desired, retry_in, .. }: &Failure) {
-    let rev = desired.as_ref().map(|it| it.published.rev);
-    tracing::error!(rev, error, ?retry_in, "apply failed; the previous state stays active");
+    let revision = desired.as_ref().map(|it| it.published.rev);
+    tracing::error!(revision, error, ?retry_in, "apply failed; the previous state stays active");
 }
 
 fn finish_failed(Failure { error, retry_in, .. }: &Failure) {

@@ -34,11 +34,11 @@ impl StateLog {
     pub(crate) fn active(&mut self, rev: u64, report: &ApplyReport, took: Duration) {
         let ApplyReport { services, changed_services: changed, entries, .. } = *report;
         if !self.is_steady {
-            tracing::info!(rev, services, changed, entries, ?took, "state active");
+            tracing::info!(revision = rev, services, changed, entries, ?took, "state active");
             self.is_steady = true;
             return;
         }
-        tracing::debug!(rev, services, changed, entries, ?took, "state active");
+        tracing::debug!(revision = rev, services, changed, entries, ?took, "state active");
         let counted = self.counted.get_or_insert_with(|| Counted {
             since: Instant::now(),
             last_rev: rev,
@@ -62,7 +62,7 @@ impl StateLog {
         if let Some(Counted { last_rev: rev, states, changed_services: changed, slowest, .. }) =
             self.due_summary()
         {
-            tracing::info!(rev, states, changed, ?slowest, "states active since the last summary");
+            tracing::info!(revision = rev, states, changed, ?slowest, "states active since the last summary");
         }
     }
 

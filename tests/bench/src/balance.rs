@@ -90,7 +90,7 @@ fn slow_start(binary: &Path) -> Result<Vec<(u64, f64)>> {
     node.start_with(&AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE));
     thread::sleep(Duration::from_secs(SLOW_START + 1));
     node.write(&[with(3)]);
-    node.wait_until_logged(&["state active rev=2"]);
+    node.wait_until_logged(&["state active revision=2"]);
     let begin = Instant::now();
     let mut shares = Vec::new();
     for seconds in (0..=SLOW_START + 5).step_by(5) {
