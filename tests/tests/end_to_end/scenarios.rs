@@ -7,6 +7,7 @@ use std::{
 };
 
 use scenarios::{Answer, Scenario, Step};
+use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoServer, Explained, TIMEOUT, TestNode, Transport, eventually, http::metric,
     request, requirements::kernel_at_least,
@@ -71,9 +72,25 @@ fn check(node: &mut TestNode, servers: &mut BTreeMap<SocketAddr, EchoServer>, st
             assert_explained(node, frontend, answer);
         }
     }
-    let is_logged = |log: &str| step.log.iter().all(|it| log[before..].contains(it));
-    node.agent_mut().wait_for_log(TIMEOUT, is_logged).unwrap();
+    // The log has the first of many rejections.
+    let is_reported = || {
+        let log = node.log();
+        let missing: Vec<_> = step.log.iter().filter(|it| !log[before..].contains(*it)).collect();
+        missing.is_empty() || {
+            let reasons = rejections(node);
+            missing.iter().all(|text| reasons.iter().any(|it| it.contains(*text)))
+        }
+    };
+    assert!(eventually(TIMEOUT, is_reported), "{:?} are not in\n{}", step.log, &node.log()[before..]);
     node.wait_until(|_| step.metrics.iter().all(|(series, value)| metric(series) == Some(*value)));
+}
+
+/// The rejections that `status` lists, as the log words them.
+fn rejections(node: &TestNode) -> Vec<String> {
+    let status = node.status_page("/status").map(|it| it.body).unwrap_or_default();
+    let status: Value = serde_json::from_str(&status).unwrap_or_default();
+    let text = |it: &Value| Some(format!("{}: {}", it["item"].as_str()?, it["reason"].as_str()?));
+    status["rejected"].as_array().into_iter().flatten().filter_map(text).collect()
 }
 
 /// Who answers at each frontend, and whether each client has only one of them: what the dump says, and the step itself.
