@@ -9,6 +9,8 @@ use std::{
     },
     path::Path,
     process::{self, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use aya::{
@@ -334,9 +336,20 @@ fn nothing_that_a_tenant_names_acts_on_a_terminal() {
         "broken.json",
         &format!(r#"{{"apiVersion":"{ACTIVE_NAME}","kind":"Service","spec":"{ACTIVE_NAME}"}}"#),
     );
-    node.write_file("unknown.json", &format!(r#"{{"apiVersion":"v1","kind":"{ACTIVE_NAME}"}}"#));
-    node.write_file("typed.json", &format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{ACTIVE_NAME}"}},"spec":"{ACTIVE_NAME}"}}"#));
-    node.wait_until_logged(&["unknown.json", "typed.json"]);
+    // Many rejections were logged: of those that follow, the log has the first ones after a while.
+    let mut files = 0;
+    let is_logged = || {
+        files += 1;
+        node.write_file(
+            &format!("unknown-{files}.json"),
+            &format!(r#"{{"apiVersion":"v1","kind":"{ACTIVE_NAME}"}}"#),
+        );
+        node.write_file(&format!("typed-{files}.json"), &format!(r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{ACTIVE_NAME}"}},"spec":"{ACTIVE_NAME}"}}"#));
+        thread::sleep(Duration::from_millis(500));
+        let log = node.log();
+        log.contains("unknown-") && log.contains("typed-")
+    };
+    assert!(eventually(TIMEOUT, is_logged), "{}", node.log());
 
     let mut outputs = vec![("the log".to_owned(), node.log())];
     let source = node.source();

@@ -91,7 +91,7 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     node.kill();
     server.stop();
     node.start_inactive(&command(&node, &kubeconfig));
-    node.wait_until_logged(&["there is no cluster state yet"]);
+    node.wait_until_logged(&["there is no state yet"]);
     assert_eq!(node.dump(Build::Product).unwrap(), expected_dump(&after));
     connection.ping().unwrap();
     server.resume().unwrap();

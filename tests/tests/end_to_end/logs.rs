@@ -3,6 +3,8 @@
 use std::{
     io::{BufRead as _, BufReader, pipe},
     process::Command,
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -17,8 +19,17 @@ use tests::{
     request,
 };
 
-/// More than the pipe and the queue of the log hold: a line is logged for each.
-const REJECTED: usize = 15_000;
+/// Has more lines logged than the pipe and the queue of the log hold: each signal changes the level, and is logged.
+fn flood(node: &TestNode) {
+    for _ in 0..30_000 {
+        change_level(node);
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn change_level(node: &TestNode) {
+    kill(Pid::from_raw(node.agent().pid().cast_signed()), Signal::SIGUSR1).unwrap();
+}
 
 fn answer() -> Option<String> {
     request(Transport::Tcp, (WEB4, 80).into()).ok()
@@ -33,13 +44,7 @@ fn an_unread_log_delays_nothing_and_its_lost_lines_are_counted() {
     node.start_inactive(&node.command(Build::Product).log_to(writer));
     node.wait_until(|_| answer().as_deref() == Some("web-1"));
 
-    let bad = |n: usize| {
-        format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: bad-{n}}}\nspec: {{clusterIP: 10.96.0.300, ports: [{{port: 80}}]}}\n"
-        )
-    };
-    node.write_file("bad.yaml", &(0..REJECTED).map(bad).collect::<String>());
-    node.wait_until(|node| node.status_page("/status").is_ok_and(|it| it.body.contains("bad-14999")));
+    flood(&node);
     node.write(&[web4([2])]);
     node.wait_until(|_| answer().as_deref() == Some("web-2"));
     assert_eq!(health_status("/livez"), 200);
@@ -47,8 +52,7 @@ fn an_unread_log_delays_nothing_and_its_lost_lines_are_counted() {
     let mut lines = BufReader::new(reader).lines().map(|it| it.unwrap());
     assert!(lines.any(|it| it.contains("lines of the log were lost here") && it.contains("lost=")));
     // The pipe is full again.
-    node.write_file("bad.yaml", &(REJECTED..2 * REJECTED).map(bad).collect::<String>());
-    node.wait_until(|node| node.status_page("/status").is_ok_and(|it| it.body.contains("bad-29999")));
+    flood(&node);
     node.terminate();
 }
 
@@ -91,14 +95,12 @@ fn at_level_info_only_the_first_of_many_states_is_logged() {
     assert_eq!(node.agent().count_logged(APPLIED), 1, "{}", node.log());
 
     // The level is changed while the proxy runs.
-    let signal =
-        |node: &TestNode| kill(Pid::from_raw(node.agent().pid().cast_signed()), Signal::SIGUSR1).unwrap();
-    signal(&node);
+    change_level(&node);
     node.wait_until_logged(&["the level of the log was changed level=\"debug\""]);
     node.apply(&[web4([1])]);
     node.wait_until_logged(&["DEBUG state active"]);
-    signal(&node);
+    change_level(&node);
     node.wait_until_logged(&["level=\"trace\""]);
-    signal(&node);
+    change_level(&node);
     node.wait_until_logged(&["level=\"info\""]);
 }

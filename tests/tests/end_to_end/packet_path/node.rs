@@ -342,7 +342,7 @@ fn conntrack_settings_are_applied_where_packets_are_translated() {
     };
     let Output { code, stderr, .. } = init();
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("net.netfilter.nf_conntrack_udp_timeout is 70 now, and was"), "{stderr}");
+    assert!(stderr.contains("sysctl=\"nf_conntrack_udp_timeout\" value=70 before="), "{stderr}");
     assert_eq!(settings(), [86_400, 3600, 1, 70]);
     assert!(!init().stderr.contains("nf_conntrack"), "nothing is left to do");
     let agent = start_ready(&cluster, &cluster.command("nft").args(mine));
