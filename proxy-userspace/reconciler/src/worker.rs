@@ -287,7 +287,7 @@ impl<D: Datapath> Loop<D> {
                 }
                 Err(error) => failures.push(self.failure(Step::Apply, &error)),
             }
-            self.is_retry = true;
+            self.is_retry = self.is_pending;
         }
         let mut applied = None;
         match self.datapath.repair() {
@@ -515,6 +515,25 @@ mod tests {
             worker.apply(desired(2));
             let calls = worker.attempt().await.2;
             assert_eq!(calls[4..], ["finish", "apply 2", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_attempt_after_a_failed_one_is_a_retry() {
+        let fake = Fake { maintenance_says: Some(Next::Apply), ..Fake::default() };
+        with_worker(fake, async |worker| {
+            worker.request(vec![Step::Apply]);
+            worker.apply(desired(1));
+            // It fails, is retried, and is applied again by maintenance.
+            for expect in [false, true, false] {
+                let is_retry = loop {
+                    if let Event::Begun { is_retry, .. } = worker.next().await {
+                        break is_retry;
+                    }
+                };
+                assert_eq!(is_retry, expect);
+            }
         })
         .await;
     }
