@@ -154,7 +154,7 @@ fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Resul
     out.counters("ejections", "reason", [("timeout", timeouts), ("refused", refusals)])
 }
 
-/// Of the packet path.
+/// The metrics of the packet path.
 fn packets(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     out.gauge("packet_path_failing", flag(state.datapath.packet_path_error.is_some()))?;
     let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.datapath.packet_affinity;

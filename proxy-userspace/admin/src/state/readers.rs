@@ -27,7 +27,7 @@ pub(crate) struct Readers {
     pub(crate) counters: Option<Callback<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
     /// Explains connections.
     pub(crate) explainer: Option<Explainer>,
-    /// The same for the page for people, with what the kernel has.
+    /// Explains connections on the page for people, with the contents of the kernel.
     pub(crate) kernel_explainer: Option<Explainer>,
     /// Starts traces.
     pub(crate) tracer: Option<Callback<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,

@@ -96,11 +96,11 @@ struct DecisionSteps {
 /// The lines that were read.
 #[derive(Debug, Default)]
 struct Collected {
-    /// Those of decisions that are not complete, by socket.
+    /// Lines of incomplete decisions, by socket.
     open: HashMap<u64, Vec<TraceStep>>,
-    /// The same, but no line of them was read for long.
+    /// Lines of incomplete decisions without a new line for long, by socket.
     old: HashMap<u64, Vec<TraceStep>>,
-    /// Those of complete decisions, in order.
+    /// Lines of complete decisions, in order.
     decisions: VecDeque<DecisionSteps>,
 }
 
