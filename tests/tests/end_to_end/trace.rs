@@ -477,27 +477,32 @@ fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
     assert!(error.contains("no process answers at "), "{error}");
 }
 
-#[test]
-fn lost_events_are_counted() {
-    const SENT: usize = 40_000;
-    let Some(node) = node_or_skip(&[web([1])]) else { return };
+/// Begins a trace, and sends this many datagrams while its lines are not read; returns what reads the next line.
+pub(super) fn unread_trace(node: &TestNode, query: &str, datagrams: usize) -> impl FnMut() -> Option<Value> {
     let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
-    reader.write_all(b"GET /trace?all&to=10.96.0.10:80 HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    write!(reader, "GET /trace?{query} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
-    let mut next = || {
+    let mut next = move || {
         line.clear();
         reader.read_line(&mut line).unwrap();
         serde_json::from_str::<Value>(&line).ok()
     };
     while next().is_none_or(|it| it["event"] != "started") {}
-    // Nobody reads meanwhile.
     let address = SocketAddr::from((WEB4, 80));
     let socket = udp_socket(address).unwrap();
     exchange(&socket, address).unwrap();
-    for _ in 1..SENT {
+    for _ in 1..datagrams {
         socket.send_to(b"who?", address).unwrap();
     }
+    next
+}
+
+#[test]
+fn lost_events_are_counted() {
+    const SENT: usize = 40_000;
+    let Some(node) = node_or_skip(&[web([1])]) else { return };
+    let mut next = unread_trace(&node, "all&to=10.96.0.10:80", SENT);
     let (mut events, mut lost) = (0, 0);
     while events + lost < SENT {
         let Some(line) = next() else { continue };

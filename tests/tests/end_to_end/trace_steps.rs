@@ -1,16 +1,11 @@
 //! `trace -v` on a node: each decision has its steps, as the programs have logged them, in order and complete; what finds no room
 //! is counted.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    os::unix::net::UnixStream,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 
 use serde_json::Value;
 use tests::{
     EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
-    agent::status_socket,
     client::{exchange, udp_socket},
     eventually,
     fixtures::{TARGET_PORT, WEB, WEB4, web, web_frontends, web4},
@@ -19,7 +14,7 @@ use tests::{
     requirements::kernel_at_least,
 };
 
-use super::trace::{OTHER4, are_products, node_or_skip, other4, start, web4_address};
+use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace, web4_address};
 
 const NODE_PORT: u16 = 30_080;
 /// The steps before and after that on the way to an endpoint.
@@ -185,23 +180,7 @@ fn each_tracer_has_its_steps_and_a_killed_one_leaves_nothing() {
 fn lost_steps_are_counted() {
     const SENT: usize = 20_000;
     let Some(node) = node_or_skip(&[web([1])]) else { return };
-    let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
-    reader.write_all(b"GET /trace?all&verbose&to=10.96.0.10:80 HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut reader = BufReader::new(reader);
-    let mut line = String::new();
-    let mut next = || {
-        line.clear();
-        reader.read_line(&mut line).unwrap();
-        serde_json::from_str::<Value>(&line).ok()
-    };
-    while next().is_none_or(|it| it["event"] != "started") {}
-    // Nothing is read meanwhile.
-    let address = SocketAddr::from((WEB4, 80));
-    let socket = udp_socket(address).unwrap();
-    exchange(&socket, address).unwrap();
-    for _ in 1..SENT {
-        socket.send_to(b"who?", address).unwrap();
-    }
+    let mut next = unread_trace(&node, "all&verbose&to=10.96.0.10:80", SENT);
     let (mut events, mut complete, mut lost, mut lost_steps) = (0, 0, 0, 0);
     while events + lost < SENT || lost_steps == 0 {
         let Some(line) = next() else { continue };
@@ -221,7 +200,7 @@ fn lost_steps_are_counted() {
     assert!(complete > 100, "{complete} of {events} events have steps, {lost_steps} lost");
     // What comes later is complete.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-    socket.send_to(b"who?", address).unwrap();
+    socket.send_to(b"who?", (WEB4, 80)).unwrap();
     let line = loop {
         match next() {
             Some(line) if line["event"] == "send" => break line,
