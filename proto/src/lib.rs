@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `client` (default) | [`client`]: follows a brain across restarts and outages |
 //! | `clap` | [`client::Flags`]: the flags of a backend, for its command line |
+//! | `backend` | [`backend`]: what every backend needs beside its own datapath |
 //! | `tls` | [`tls`]: mutual TLS, with certificates that are reloaded when they change |
 //! | `server` | the gRPC traits that a brain implements |
 //! | `json` | proto3 JSON of the messages, for serde |
@@ -59,6 +60,8 @@ mod generated {
     }
 }
 
+#[cfg(feature = "backend")]
+pub mod backend;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(any(feature = "client", feature = "server"))]

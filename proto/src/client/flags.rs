@@ -22,7 +22,9 @@ use crate::Targets;
 /// assert_eq!(client.node(), "node-1");
 /// # Ok::<_, proxy_contract::client::FlagsError>(())
 /// ```
+// A backend may have a group of this name.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Flags {
     /// Address of the brain: unix:///path, tcp://host:port or host:port; of several, with commas between, any one is followed
     #[arg(
