@@ -1,6 +1,10 @@
 //! The flags of a backend, beyond those of a client.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io::{self, IsTerminal as _},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -54,7 +58,8 @@ impl Flags {
 
     /// Installs the log, on standard error.
     pub(super) fn install_log(&self) {
-        let log = fmt().with_env_filter(EnvFilter::new(&self.log_level)).with_writer(io::stderr);
+        let log = fmt().with_env_filter(EnvFilter::new(&self.log_level)).with_target(false);
+        let log = log.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
         let installed = match self.log_format {
             LogFormat::Text => log.finish().try_init(),
             LogFormat::Json => log.json().finish().try_init(),

@@ -31,6 +31,9 @@ const RETRIES: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(200))
     .with_max_delay(Duration::from_secs(30));
 
+/// How often what is not served is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
 /// What programs a node.
 pub trait Backend: Send {
     /// The extensions that it requests, beside `Revisions` and `ConflictingAddresses`.
@@ -40,7 +43,8 @@ pub trait Backend: Send {
     type Error: Display + Send;
 
     /// Makes the node behave as `state` says, all at one moment if it can. `changed` is what differs from the last state that
-    /// was applied. Returns what of the state is not served, and why.
+    /// was applied. Returns what of the state is not served, and why; while there is any, it is called again every 5 s, without
+    /// a change.
     ///
     /// # Errors
     ///
@@ -151,7 +155,11 @@ pub async fn run<B: Backend>(
             Err(error) if is_once => return Err(RunError::Apply(error)),
             Ok(()) => {
                 changes.confirm();
-                flags.sync_period
+                if applier.not_served.is_empty() {
+                    flags.sync_period
+                } else {
+                    flags.sync_period.min(RETRY_INTERVAL)
+                }
             }
             Err(_) => applier.retries.next().unwrap_or(flags.sync_period),
         };
@@ -238,18 +246,22 @@ impl<'a, B: Backend> Applier<'a, B> {
         let took = begin.elapsed();
         let (services, changed) = (self.state.services.len(), self.changed.len());
         self.metrics.applied(took, services, not_served.len());
-        tracing::info!(services, changed, everything = self.is_stale, ?took, "applied");
+        if self.is_stale || changed > 0 {
+            tracing::info!(services, changed, everything = self.is_stale, ?took, "applied");
+        }
         self.log_not_served(not_served);
         (self.is_stale, self.retries) = (false, RETRIES.build());
         self.changed.clear();
         Ok(())
     }
 
-    /// Applies the newest state again if that failed before, or if something else has changed what was applied.
+    /// Applies the newest state again if that failed before, if parts of it are not served, or if something else has changed what
+    /// was applied.
     async fn keep(&mut self) -> Result<(), String> {
         if !self.is_stale {
             match self.backend.is_intact().await {
-                Ok(true) => return Ok(()),
+                Ok(true) if self.not_served.is_empty() => return Ok(()),
+                Ok(true) => {}
                 Ok(false) => {
                     tracing::warn!("something else has changed what was applied; it is written again");
                     self.metrics.repaired();

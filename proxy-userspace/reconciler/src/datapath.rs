@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use datapath_ebpf as ebpf;
 use datapath_nft as nft;
-use datapath_userspace as userspace;
 
 use crate::{packets::Packets, stale_datapath::StaleDatapath};
 
@@ -17,8 +16,6 @@ pub struct Options {
     pub sockets: Option<ebpf::Options>,
     /// The packet path; `None` if it is off.
     pub packets: Option<nft::Options>,
-    /// A datapath of ordinary sockets, instead of both halves; see [`run_userspace`](crate::run_userspace).
-    pub userspace: Option<userspace::Options>,
     /// Where an earlier start may have pinned the socket path, if it is off now.
     pub stale_pin_dir: Option<PathBuf>,
 }

@@ -1,5 +1,4 @@
-//! Follows the published state of this node and drives both datapaths: sockets by eBPF, packets by nftables; or, on a
-//! developer's machine, one of ordinary sockets.
+//! Follows the published state of this node and drives both datapaths: sockets by eBPF, packets by nftables.
 //!
 //! Invariant: nothing here knows Kubernetes; everything is decided in the state.
 
@@ -17,7 +16,6 @@ mod sockets;
 mod stale_datapath;
 mod state_log;
 mod trace;
-mod userspace;
 mod worker;
 
 pub use self::{
@@ -25,5 +23,4 @@ pub use self::{
     observer::{Observer, Step},
     reconciler::Reconciler,
     trace::TraceRequest,
-    userspace::run_userspace,
 };

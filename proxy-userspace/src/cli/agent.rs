@@ -64,7 +64,6 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
-    let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
     tokio::select! {
         result = datapath => {
@@ -77,7 +76,7 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
         error = configuration.changed() => return Err(error),
         () = signals.terminated() => {}
     }
-    datapath::report_stop(is_in_kernel);
+    datapath::report_stop();
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use super::output;
 /// state often and at scale; after each state the backend is asked where connections go. It changes nothing on this machine
 /// that outlives it.
 ///
-/// With --packets, or --backend for this program's own backends, the backend runs in a network namespace of its own, where
+/// With --packets, --listeners, or --backend for this program's own backends, the backend runs in a network namespace of its own, where
 /// packets from pods and from outside are sent to it; what leaves the node says where they go. That needs root, and `ip`.
 ///
 /// The command finds its brain in $KUBE_PROXY_EBPF_TARGET, its node in $NODE_NAME, the ranges whose sources are inside the
@@ -31,7 +31,7 @@ use super::output;
 /// sorted, with blanks between; `refuse` or `drop`; or an empty line for what no Service has. The rules are those of
 /// docs/contract.md.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("asked").args(["lines", "packets_of", "own_backend", "list"]).required(true))]
+#[command(group = ArgGroup::new("asked").args(["lines", "packets_of", "listeners_of", "own_backend", "list"]).required(true))]
 pub(super) struct Flags {
     /// Ask the command by lines on its standard input and output
     #[arg(long, requires = "command")]
@@ -39,13 +39,17 @@ pub(super) struct Flags {
     /// Ask the command by packets in a network namespace of its own: for a backend that programs the kernel
     #[arg(id = "packets_of", long = "packets", requires = "command")]
     packets: bool,
+    /// Ask the command by connections to what it listens at, in a network namespace whose addresses are those of the Services: for
+    /// a backend of sockets
+    #[arg(id = "listeners_of", long = "listeners", requires = "command")]
+    listeners: bool,
     /// Ask a backend of this program: by packets, and with `ebpf` by sockets for what pods do
     #[arg(id = "own_backend", long = "backend", conflicts_with = "command")]
     backend: Option<OwnBackend>,
     /// The backend's command and its arguments, after `--`
     #[arg(value_name = "COMMAND", last = true)]
     command: Vec<OsString>,
-    /// Append what a backend of --packets or --backend logs to this file [default: discarded]
+    /// Append what a backend of --packets, --listeners or --backend logs to this file [default: discarded]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Only run cases whose names contain this
@@ -74,12 +78,7 @@ enum OwnBackend {
     Ebpf,
     /// nftables for everything
     Nft,
-    /// Ordinary sockets
-    Userspace,
 }
-
-/// What of the contract a backend of this program does not have.
-const USERSPACE_SKIPS: &str = "sctp: a stream of bytes cannot carry it";
 
 /// Whether no case has failed.
 pub(super) fn main(flags: Flags) -> Result<bool> {
@@ -92,12 +91,12 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             Skips::parse(&text).with_context(|| path.display().to_string())?
         }
-        None if flags.backend == Some(OwnBackend::Userspace) => Skips::parse(USERSPACE_SKIPS)?,
         None => Skips::default(),
     };
     let log = flags.log;
     let (command, interface) = match flags.backend {
         None if flags.packets => (flags.command, Interface::Packets { log }),
+        None if flags.listeners => (flags.command, Interface::Listeners { log }),
         None => (flags.command, Interface::Lines),
         Some(backend) => own(backend, log)?,
     };
@@ -137,10 +136,6 @@ fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Inte
     // The limits of connection tracking are those of the machine.
     let untouched = ["--conntrack-max-per-core", "0", "--conntrack-min", "0"];
     let interface = match backend {
-        OwnBackend::Userspace => {
-            add(&["--backend", "userspace", "--userspace-listen", "services"]);
-            Interface::Listeners { log }
-        }
         OwnBackend::Nft => {
             add(&["--backend", "nft"]);
             add(&untouched);

@@ -9,7 +9,7 @@ use datapath_ebpf::ActiveFrontends;
 use datapath_nft::FlowPassObserver;
 use model::{Protocol, ServiceName};
 use publish::Subscription;
-use reconciler::{Datapath, Options, Reconciler, run_userspace};
+use reconciler::{Datapath, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{flags, trace};
@@ -34,13 +34,6 @@ pub(super) async fn run(
 ) -> Result<()> {
     for reason in options.remarks() {
         tracing::warn!("{reason}");
-    }
-    if let Some(userspace) = options.userspace {
-        tokio::select! {
-            () = run_userspace(userspace, subscribe(), admin) => {}
-            () = health_checks.run(subscribe()) => {}
-        }
-        return Ok(());
     }
     if let Some(sockets) = &options.sockets {
         let pin_dir = sockets.pin_dir.clone();
@@ -72,14 +65,10 @@ pub(super) async fn run(
 }
 
 /// Reports what remains when this process ends.
-pub(super) fn report_stop(is_in_kernel: bool) {
-    if is_in_kernel {
-        tracing::info!(
-            "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
-        );
-    } else {
-        tracing::info!("stopping; nothing is served any more");
-    }
+pub(super) fn report_stop() {
+    tracing::info!(
+        "stopping; the kernel keeps serving the last state, without updates (`cleanup` removes it)"
+    );
 }
 
 /// Reports what an earlier process left in the kernel, if no state is active soon; never returns.

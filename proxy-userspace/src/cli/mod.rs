@@ -4,6 +4,7 @@
 
 mod agent;
 mod backend_conformance;
+mod backend_process;
 mod brain;
 mod check;
 mod cleanup;
@@ -190,7 +191,7 @@ fn execute(cli: Cli, line: &CommandLine) -> ExitCode {
     // The result is false if `check`, `status` or `explain` has printed a problem, or a case has failed.
     let result = match cli.command {
         Command::Run(flags) => run::main(flags, line.configuration()).map(done),
-        Command::Brain(flags) => brain::main(&flags, line.configuration()).map(done),
+        Command::Brain(flags) => brain::main(flags, line.configuration()).map(done),
         Command::Agent(flags) => agent::main(flags, line.configuration()).map(done),
         Command::Print(flags) => print::main(flags).map(done),
         Command::Check(flags) => check::main(flags),

@@ -66,7 +66,6 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
-    let is_in_kernel = options.userspace.is_none();
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);
     let result = tokio::select! {
         result = datapath => result.and_then(|()| Err(anyhow!("the brain has stopped publishing"))),
@@ -80,7 +79,7 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     drop(pipeline);
     server.stop().await;
     if result.is_ok() {
-        datapath::report_stop(is_in_kernel);
+        datapath::report_stop();
     }
     result
 }

@@ -186,8 +186,25 @@ fn build_binary(build: Build) -> Result<PathBuf> {
     Ok(target.join("debug/kube-proxy-ebpf"))
 }
 
-/// Builds every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
+/// The packages of the backends on the contract, each with a binary of its name.
+const BACKENDS: [&str; 1] = ["kube-proxy-userspace"];
+
+/// The path of a backend on the contract.
+#[must_use]
+pub fn backend_binary(package: &str) -> PathBuf {
+    workspace().join("target/debug").join(package)
+}
+
+/// Builds the backends on the contract.
+pub fn build_backends() -> Result<()> {
+    let mut command = cargo();
+    command.args(["build", "--target-dir"]).arg(workspace().join("target"));
+    run(command.args(BACKENDS.iter().flat_map(|it| ["--package", it])))
+}
+
+/// Builds the backends and every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
 pub fn build_for_tests() -> Result<()> {
+    build_backends()?;
     let toolchain = Toolchain::find_or_install()?;
     Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
     // The product comes last: it stays in target/debug.

@@ -9,7 +9,6 @@ use clap::{ArgAction, ArgMatches, Args, ValueEnum, parser::ValueSource, value_pa
 use datapath::Level;
 use datapath_ebpf as ebpf;
 use datapath_nft::{self as nft, Config, ConntrackSettings, DetectLocal};
-use datapath_userspace::{self as userspace, ListenAt};
 use ipnet::IpNet;
 use reconciler::Options;
 
@@ -23,9 +22,6 @@ pub(in crate::cli) struct PacketFlags {
     /// Datapath of connections to Services
     #[arg(long, default_value = "ebpf", help_heading = "Datapath")]
     backend: Backend,
-    /// Where --backend userspace listens
-    #[arg(long, value_name = "loopback|services", default_value = "loopback", help_heading = "Datapath")]
-    userspace_listen: UserspaceListen,
     /// Who translates packets without a socket on this node, such as those from outside to NodePorts and load balancer
     /// addresses, and those of virtual machines
     ///
@@ -90,18 +86,6 @@ enum Backend {
     Ebpf,
     /// nftables for all packets: for nodes without cgroup2, or with a kernel too old for the eBPF programs
     Nft,
-    /// Ordinary sockets that copy bytes: for a developer's machine, without privilege; TCP and UDP, while this process runs
-    Userspace,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum UserspaceListen {
-    /// At 127.96.0.10 for the cluster IP 10.96.0.10, and at 127.0.0.1 for NodePorts; a port below 1024 that this user may not
-    /// listen at is 10000 higher
-    Loopback,
-    /// At the addresses of the Services, which must be local, as by `ip route add local 10.96.0.0/12 dev lo`, and at every
-    /// address for NodePorts
-    Services,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -147,14 +131,6 @@ impl PacketFlags {
     /// The options of both datapaths, from those of the eBPF datapath.
     pub(in crate::cli) fn options(self, sockets: ebpf::Options) -> Result<Options> {
         self.check_cluster_cidr()?;
-        if self.backend == Backend::Userspace {
-            let listen_at = match self.userspace_listen {
-                UserspaceListen::Loopback => ListenAt::Loopback,
-                UserspaceListen::Services => ListenAt::Services,
-            };
-            let userspace = userspace::Options { listen_at, inside: self.cluster_cidr };
-            return Ok(Options { userspace: Some(userspace), ..Options::default() });
-        }
         let config = Config {
             node_port_addresses: sockets.node_port_addresses.clone(),
             detect_local: self.detect_local()?,
@@ -178,15 +154,12 @@ impl PacketFlags {
                 return Err(wrong_usage("--backend nft with --packets off would serve nothing"));
             }
         };
-        Ok(Options { sockets, packets, userspace: None, stale_pin_dir })
+        Ok(Options { sockets, packets, stale_pin_dir })
     }
 
     /// Applies the settings of connection tracking, where packets are translated; what cannot be set is logged.
     pub(in crate::cli) fn initialize(&self) {
         match self.packets {
-            _ if self.backend == Backend::Userspace => {
-                tracing::info!("nothing to initialize: --backend userspace uses no connection tracking");
-            }
             Packets::Nft => apply(&self.conntrack.settings()),
             Packets::Off => {
                 tracing::info!(

@@ -15,7 +15,8 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     files.iter().map(|it| (name(it), fs::read_to_string(it).unwrap())).collect()
 }
 
-const FOLDERS: [&str; 6] = ["proto", "proxy-common", "proxy-ebpf", "proxy-userspace", "tests", "xtask"];
+const FOLDERS: [&str; 7] =
+    ["backends", "proto", "proxy-common", "proxy-ebpf", "proxy-userspace", "tests", "xtask"];
 
 /// The dependencies that a crate's manifest names in its section `[dependencies]`.
 fn dependencies(manifest: &str) -> Vec<String> {
@@ -49,7 +50,6 @@ const LAYERS: [(&str, &str); 35] = [
     ("reconciler", "proxy-userspace/reconciler"),
     ("datapath-ebpf", "proxy-userspace/datapath-ebpf"),
     ("datapath-nft", "proxy-userspace/datapath-nft"),
-    ("datapath-userspace", "proxy-userspace/datapath-userspace"),
     ("datapath", "proxy-userspace/datapath"),
     ("netlink", "proxy-userspace/netlink"),
     ("pipeline", "proxy-userspace/pipeline"),
@@ -59,6 +59,7 @@ const LAYERS: [(&str, &str); 35] = [
     ("source", "proxy-userspace/source"),
     ("api-server", "tests/api-server"),
     ("wire", "proxy-userspace/wire"),
+    ("kube-proxy-userspace", "backends/userspace"),
     ("proxy-contract", "proto"),
     ("brain", "proxy-userspace/brain"),
     ("listeners", "proxy-userspace/listeners"),
@@ -192,9 +193,23 @@ fn the_brain_and_compile_are_pure() {
 }
 
 #[test]
+fn backends_depend_on_the_contract_alone() {
+    let backends = LAYERS.iter().filter(|(_, folder)| folder.starts_with("backends/"));
+    let mut count = 0;
+    for (name, folder) in backends {
+        let manifest = fs::read_to_string(workspace().join(folder).join("Cargo.toml")).unwrap();
+        let is_named = |it: &str| manifest.lines().any(|line| line.split(['.', ' ', '=']).next() == Some(it));
+        let own: Vec<_> = LAYERS.iter().map(|(it, _)| *it).filter(|it| is_named(it)).collect();
+        assert_eq!(own, ["proxy-contract"], "{name}");
+        count += 1;
+    }
+    assert!(count > 0);
+}
+
+#[test]
 fn unsafe_lives_in_one_module_per_concern() {
     let ours = file!();
-    let with_unsafe: Vec<_> = ["proto", "proxy-common", "proxy-userspace", "tests", "xtask"]
+    let with_unsafe: Vec<_> = ["backends", "proto", "proxy-common", "proxy-userspace", "tests", "xtask"]
         .into_iter()
         .flat_map(sources)
         .filter(|(file, _)| file != ours)

@@ -4,11 +4,13 @@ use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::RwLock;
 
-use datapath::FrontendAddress;
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
 
-use crate::{frontend::Frontend, log_limit::LogLimit};
+use crate::{
+    frontend::{Address, Frontend},
+    log_limit::LogLimit,
+};
 
 /// How many UDP flows there may be. Each is an open file.
 const MAX_UDP_FLOWS: usize = 4096;
@@ -16,7 +18,7 @@ const MAX_UDP_FLOWS: usize = 4096;
 /// The active frontends, and what all connections share.
 #[derive(Debug)]
 pub(crate) struct Table {
-    frontends: RwLock<HashMap<FrontendAddress, Arc<Frontend>>>,
+    frontends: RwLock<HashMap<Address, Arc<Frontend>>>,
     /// The sources inside the cluster, besides this host.
     inside: Vec<IpNet>,
     pub(crate) udp_flows: Arc<Semaphore>,
@@ -34,7 +36,7 @@ impl Table {
     }
 
     /// Replaces frontends, all at one moment.
-    pub(crate) fn replace(&self, edits: Vec<(FrontendAddress, Option<Arc<Frontend>>)>) {
+    pub(crate) fn replace(&self, edits: Vec<(Address, Option<Arc<Frontend>>)>) {
         let mut frontends = self.frontends.write();
         for (address, frontend) in edits {
             match frontend {
@@ -45,7 +47,7 @@ impl Table {
     }
 
     /// The frontend at an address.
-    pub(crate) fn get(&self, address: &FrontendAddress) -> Option<Arc<Frontend>> {
+    pub(crate) fn get(&self, address: &Address) -> Option<Arc<Frontend>> {
         self.frontends.read().get(address).cloned()
     }
 

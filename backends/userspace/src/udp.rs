@@ -13,8 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use datapath::{FrontendAddress, unspecified};
-use model::Family;
+use proxy_contract::backend::Family;
 use tokio::{
     net::UdpSocket,
     sync::OwnedSemaphorePermit,
@@ -22,7 +21,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, timeout_at},
 };
 
-use crate::table::Table;
+use crate::{frontend::Address, listen_at::unspecified, table::Table};
 
 /// How long a flow lives without a datagram.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,7 +45,7 @@ impl Drop for Flow {
 }
 
 /// Forwards until it is aborted.
-pub(crate) async fn serve(socket: std::net::UdpSocket, address: FrontendAddress, table: Arc<Table>) {
+pub(crate) async fn serve(socket: std::net::UdpSocket, address: Address, table: Arc<Table>) {
     let socket = match UdpSocket::from_std(socket) {
         Ok(it) => Arc::new(it),
         Err(error) => {
@@ -87,7 +86,7 @@ async fn flow<'a>(
     flows: &'a mut HashMap<SocketAddr, Flow>,
     socket: &Arc<UdpSocket>,
     client: SocketAddr,
-    address: &FrontendAddress,
+    address: &Address,
     table: &Table,
 ) -> io::Result<Option<&'a Flow>> {
     let Some(frontend) = table.get(address) else { return Ok(None) };

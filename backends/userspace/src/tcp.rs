@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use datapath::FrontendAddress;
 use socket2::SockRef;
 use tokio::{
     io::copy_bidirectional,
@@ -10,7 +9,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::table::Table;
+use crate::{frontend::Address, table::Table};
 
 /// How long a connection to an endpoint may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -20,7 +19,7 @@ const MAX_ATTEMPTS: usize = 3;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Accepts until it is aborted; accepted connections continue.
-pub(crate) async fn serve(listener: std::net::TcpListener, address: FrontendAddress, table: Arc<Table>) {
+pub(crate) async fn serve(listener: std::net::TcpListener, address: Address, table: Arc<Table>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(it) => it,
         Err(error) => {
@@ -41,7 +40,7 @@ pub(crate) async fn serve(listener: std::net::TcpListener, address: FrontendAddr
     }
 }
 
-async fn join(mut client: TcpStream, source: SocketAddr, address: FrontendAddress, table: Arc<Table>) {
+async fn join(mut client: TcpStream, source: SocketAddr, address: Address, table: Arc<Table>) {
     match connect(&client, source, &address, &table).await {
         Some(mut endpoint) => {
             let nodelay = [client.set_nodelay(true), endpoint.set_nodelay(true)];
@@ -56,7 +55,7 @@ async fn join(mut client: TcpStream, source: SocketAddr, address: FrontendAddres
 async fn connect(
     client: &TcpStream,
     source: SocketAddr,
-    address: &FrontendAddress,
+    address: &Address,
     table: &Table,
 ) -> Option<TcpStream> {
     let is_inside = table.is_inside(source.ip(), client.local_addr().ok()?.ip());

@@ -9,28 +9,32 @@ use std::{
     sync::Arc,
 };
 
-use datapath::FrontendAddress;
-use model::{Protocol, Rejected};
+use proxy_contract::{backend::NotServed, localv1::Protocol};
 use socket2::{Domain, Socket, Type};
 use tokio::task::AbortHandle;
 
-use crate::{frontend::Frontend, options::ListenAt, table::Table, tcp, udp};
+use crate::{
+    frontend::{Address, Frontend},
+    listen_at::ListenAt,
+    table::Table,
+    tcp, udp,
+};
 
 /// The connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// What is added to a port that this user may not listen at: 80 becomes 10080.
 const UNPRIVILEGED_OFFSET: u16 = 10_000;
-/// This process has too many open files (asm-generic/errno-base.h).
-const EMFILE: i32 = 24;
+/// This process has too many open files: EMFILE, or WSAEMFILE of Windows.
+const TOO_MANY_FILES: i32 = if cfg!(windows) { 10024 } else { 24 };
 /// How many frontends are named that cannot be listened at.
 const MAX_REPORTED: usize = 100;
 
 /// The listeners by the addresses of their frontends.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
-    running: BTreeMap<FrontendAddress, Running>,
+    running: BTreeMap<Address, Running>,
     /// Why there is none.
-    failed: BTreeMap<FrontendAddress, Rejected>,
+    failed: BTreeMap<Address, NotServed>,
 }
 
 /// Ends the task when dropped.
@@ -53,9 +57,9 @@ impl Listeners {
     /// Makes the sockets that are missing.
     pub(crate) fn bind(
         &mut self,
-        edits: &[(FrontendAddress, Option<Arc<Frontend>>)],
+        edits: &[(Address, Option<Arc<Frontend>>)],
         listen_at: ListenAt,
-    ) -> Vec<(FrontendAddress, Option<Bound>)> {
+    ) -> Vec<(Address, Option<Bound>)> {
         let mut changed = Vec::new();
         for (address, frontend) in edits {
             let Some(frontend) = frontend.as_ref().filter(|it| it.has_endpoints()) else {
@@ -70,13 +74,14 @@ impl Listeners {
                 Ok((bound, at)) => {
                     self.failed.remove(address);
                     let service = &frontend.service;
-                    tracing::info!("listening at {at}/{} for {service} ({address})", address.protocol);
+                    tracing::info!(%service, %at, %address, "listening");
                     changed.push((*address, Some(bound)));
                 }
                 Err(error) => {
-                    let item = format!("Service {}: {address}", frontend.service);
-                    let reason = format!("cannot listen there: {error}; {}", remedy(&error, listen_at));
-                    self.failed.insert(*address, Rejected::not_served(item, reason));
+                    let reason =
+                        format!("cannot listen at {address}: {error}; {}", remedy(&error, listen_at));
+                    self.failed
+                        .insert(*address, NotServed { service: Arc::clone(&frontend.service), reason });
                 }
             }
         }
@@ -84,7 +89,7 @@ impl Listeners {
     }
 
     /// Accepts at new sockets, and closes those that have no endpoints any more.
-    pub(crate) fn start(&mut self, changed: Vec<(FrontendAddress, Option<Bound>)>, table: &Arc<Table>) {
+    pub(crate) fn start(&mut self, changed: Vec<(Address, Option<Bound>)>, table: &Arc<Table>) {
         for (address, bound) in changed {
             let table = Arc::clone(table);
             let task = match bound {
@@ -100,27 +105,19 @@ impl Listeners {
     }
 
     /// The addresses of frontends that have no socket.
-    pub(crate) fn failed(&self) -> BTreeSet<FrontendAddress> {
+    pub(crate) fn failed(&self) -> BTreeSet<Address> {
         self.failed.keys().copied().collect()
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        !self.failed.is_empty()
-    }
-
     /// Why they have none.
-    pub(crate) fn rejected(&self) -> impl Iterator<Item = Rejected> {
-        let more = self.failed.len().checked_sub(MAX_REPORTED).filter(|it| *it > 0);
-        let more = more.map(|it| {
-            Rejected::not_served("Services", format!("more addresses that cannot be listened at: {it}"))
-        });
-        self.failed.values().take(MAX_REPORTED).cloned().chain(more)
+    pub(crate) fn not_served(&self) -> impl Iterator<Item = NotServed> {
+        self.failed.values().take(MAX_REPORTED).cloned()
     }
 }
 
 /// The socket, and the address that it has.
-fn bind(wanted: &FrontendAddress, listen_at: ListenAt) -> io::Result<(Bound, SocketAddr)> {
-    let address = wanted.address;
+fn bind(wanted: &Address, listen_at: ListenAt) -> io::Result<(Bound, SocketAddr)> {
+    let address = wanted.socket;
     match bind_at(address, wanted.protocol) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && listen_at == ListenAt::Loopback => {
             let Some(port) = address.port().checked_add(UNPRIVILEGED_OFFSET) else { return Err(error) };
@@ -138,8 +135,8 @@ fn bind_at(address: SocketAddr, protocol: Protocol) -> io::Result<Bound> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    if is_tcp {
-        // Connections of an earlier process may be in TIME_WAIT.
+    // Connections of an earlier process may be in TIME_WAIT; on Windows the option would share the port with other programs.
+    if is_tcp && cfg!(unix) {
         socket.set_reuse_address(true)?;
     }
     socket.set_nonblocking(true)?;
@@ -151,7 +148,7 @@ fn bind_at(address: SocketAddr, protocol: Protocol) -> io::Result<Bound> {
 }
 
 pub(crate) fn remedy(error: &io::Error, listen_at: ListenAt) -> &'static str {
-    if error.raw_os_error() == Some(EMFILE) {
+    if error.raw_os_error() == Some(TOO_MANY_FILES) {
         return "raise the limit of open files (LimitNOFILE of systemd): each address takes one, each connection two";
     }
     match (error.kind(), listen_at) {
