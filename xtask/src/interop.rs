@@ -47,12 +47,10 @@ pub(crate) fn interop(arguments: &[std::ffi::OsString]) -> Result<()> {
                 let mut conformance = Command::new(&binary);
                 conformance.arg("backend-conformance").args(arguments).args(["--lines", "--"]).args(command);
                 // What the example logs would hide the results.
-                match run(conformance
-                    .env("PYTHONPATH", &folder)
-                    .stderr(fs::File::create(folder.join("log"))?))
-                {
+                let log = folder.join("log");
+                match run(conformance.env("PYTHONPATH", &folder).stderr(fs::File::create(&log)?)) {
                     Ok(()) => ("Passed", language.to_owned()),
-                    Err(error) => ("Failed", format!("{language}: {error:#}")),
+                    Err(error) => ("Failed", format!("{language}: {error:#}; see {}", log.display())),
                 }
             }
         };

@@ -43,7 +43,7 @@ pub fn names() -> Vec<String> {
 /// # Errors
 ///
 /// The brain or the backend cannot be started, or no case matches the filter.
-pub fn run(options: &RunOptions, mut progress: impl FnMut(&CaseResult)) -> Result<Report, RunError> {
+pub fn run(options: &RunOptions, progress: &dyn Fn(&str)) -> Result<Report, RunError> {
     let scenarios = scenarios::all();
     let of_scenarios = scenarios.iter().map(|it| (it.name.as_str(), Case::Scenario(it)));
     let cases = of_scenarios.chain(CASES.iter().map(|(name, it)| (*name, Case::Other(*it))));
@@ -58,6 +58,7 @@ pub fn run(options: &RunOptions, mut progress: impl FnMut(&CaseResult)) -> Resul
         let begin = Instant::now();
         harness.questions = 0;
         let outcome = match options.skips.reason(name) {
+            _ if !options.keep_going && report.has_only_failed_lately() => Outcome::NotRun,
             Some(reason) => Outcome::Skipped(reason.to_owned()),
             None => match case.run(&mut harness) {
                 Ok(()) => Outcome::Passed { questions: harness.questions },
@@ -65,7 +66,9 @@ pub fn run(options: &RunOptions, mut progress: impl FnMut(&CaseResult)) -> Resul
             },
         };
         let result = CaseResult { name: name.to_owned(), outcome, time: begin.elapsed() };
-        progress(&result);
+        if result.outcome != Outcome::NotRun {
+            progress(&result.to_string());
+        }
         if result.is_failure() {
             harness.kill_brain();
             harness.start_brain()?;

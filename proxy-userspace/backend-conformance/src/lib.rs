@@ -37,6 +37,8 @@ pub struct RunOptions {
     pub filter: Option<String>,
     /// Skipped cases and features.
     pub skips: Skips,
+    /// Whether to go on after 10 cases in a row have failed.
+    pub keep_going: bool,
 }
 
 /// The interface by which a backend is asked where connections go.

@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::{
+    cell::RefCell,
     ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use backend_conformance::{Interface, Outcome, Report, RunError, RunOptions, Skips, run};
+use backend_conformance::{Interface, Outcome, Report, RunError, RunOptions, Skips, names, run};
 
 /// The example `lines` of the contract.
 fn example() -> PathBuf {
@@ -25,11 +26,19 @@ fn options(command: &[&str], filter: &str) -> RunOptions {
         timeout: Duration::from_secs(30),
         filter: Some(filter.to_owned()).filter(|it| !it.is_empty()),
         skips: Skips::default(),
+        keep_going: false,
     }
 }
 
 fn play(options: &RunOptions) -> Report {
-    run(options, |_| {}).unwrap()
+    run(options, &|_| {}).unwrap()
+}
+
+/// The results of a run, and its progress.
+fn watch(options: &RunOptions) -> (Report, Vec<String>) {
+    let progress = RefCell::new(Vec::new());
+    let report = run(options, &|it| progress.borrow_mut().push(it.to_owned())).unwrap();
+    (report, progress.into_inner())
 }
 
 /// The cases that fail if the example's questions or answers pass through a command.
@@ -44,8 +53,8 @@ fn failing(pipe: &str, filter: &str) -> Vec<String> {
 fn the_example_passes_every_case() {
     let example = example();
     let report = play(&options(&[example.to_str().unwrap()], ""));
-    assert!(report.is_success(), "{}", report.table());
-    assert_eq!(report.0.len(), backend_conformance::names().len());
+    assert!(report.is_success(), "{}", report.summary());
+    assert_eq!(report.0.len(), names().len());
     assert!(report.0.iter().all(|it| matches!(it.outcome, Outcome::Passed { questions } if questions > 1)));
 }
 
@@ -70,9 +79,51 @@ fn what_is_skipped_is_neither_asked_nor_passed() {
         options(&["sh", "-c", &format!("sed -u 's/UDP$/SCTP/' | {}", example.display())], "frontends/");
     options.skips = Skips::parse("udp: not implemented\nfrontends/sctp: not implemented").unwrap();
     let report = play(&options);
-    assert!(report.is_success(), "{}", report.table());
+    assert!(report.is_success(), "{}", report.summary());
     let skipped = report.0.iter().filter(|it| matches!(it.outcome, Outcome::Skipped(_)));
     assert_eq!(skipped.map(|it| it.name.as_str()).collect::<Vec<_>>(), ["frontends/sctp"]);
+}
+
+#[test]
+fn a_case_is_reported_when_it_ends() {
+    let shell = format!("{} | sed -u 's/^drop$/refuse/'", example().display());
+    let mut options = options(&["sh", "-c", &shell], "policies/");
+    options.skips = Skips::parse("policies/cluster-policy-*: not today").unwrap();
+    let (report, progress) = watch(&options);
+    assert_eq!(report.0.iter().map(ToString::to_string).collect::<Vec<_>>(), progress);
+    let line = |of: &str| progress.iter().find(|it| it.contains(of)).unwrap().as_str();
+    assert_eq!(
+        line("cluster-policy-uses-every-ready-endpoint"),
+        "skip  policies/cluster-policy-uses-every-ready-endpoint: not today"
+    );
+    assert!(
+        line("internal-local-uses").starts_with("pass  policies/internal-local-uses-the-local-endpoints: ")
+    );
+    let failed = line("\"refuse\", not drop");
+    assert!(failed.starts_with("FAIL  policies/") && failed.contains("\n      lookup "), "{failed}");
+}
+
+#[test]
+fn ten_failures_in_a_row_end_the_run() {
+    let silent = RunOptions { timeout: Duration::from_millis(20), ..options(&["sleep", "60"], "") };
+    let (report, progress) = watch(&silent);
+    assert_eq!(progress.len(), 10, "{progress:?}");
+    assert!(progress.iter().zip(names()).all(|(line, name)| line.starts_with(&format!("FAIL  {name}: "))));
+    assert!(!report.is_success());
+    assert_eq!(report.0.len(), names().len());
+    assert!(report.0[10..].iter().all(|it| it.outcome == Outcome::NotRun));
+    let summary = report.summary();
+    assert!(summary.contains("--keep-going"), "{summary}");
+    let not_run = names().len() - 10;
+    assert!(
+        summary.ends_with(&format!("\n0 passed, 10 failed, 0 skipped, {not_run} not run\n")),
+        "{summary}"
+    );
+
+    let (report, progress) =
+        watch(&RunOptions { keep_going: true, filter: Some("frontends/".to_owned()), ..silent });
+    assert!(progress.len() > 10 && progress.len() == report.0.len(), "{progress:?}");
+    assert!(report.0.iter().all(|it| matches!(it.outcome, Outcome::Failed(_))));
 }
 
 #[test]
@@ -90,7 +141,7 @@ fn a_backend_that_ends_or_says_nothing_is_reported() {
     assert!(reason("exit 3").contains("the backend ended"));
     assert!(reason("sleep 60").contains("no answer to `lookup "));
     assert!(reason("while read -r it; do echo; done").contains("the state was not applied"));
-    let error = run(&options(&["/no/such/backend"], ""), |_| {}).unwrap_err();
+    let error = run(&options(&["/no/such/backend"], ""), &|_| {}).unwrap_err();
     assert!(error.to_string().contains("/no/such/backend"), "{error}");
-    assert!(matches!(run(&options(&["true"], "no such case"), |_| {}), Err(RunError::NoCase(_))));
+    assert!(matches!(run(&options(&["true"], "no such case"), &|_| {}), Err(RunError::NoCase(_))));
 }

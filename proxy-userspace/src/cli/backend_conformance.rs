@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::OsString,
     fs,
-    io::Write as _,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process,
     time::Duration,
@@ -30,6 +30,9 @@ use super::output;
 /// --lines it gets on standard input questions, as `lookup SRC DST PORT PROTO`, and answers each by one line: the endpoints as ADDRESS:PORT,
 /// sorted, with blanks between; `refuse` or `drop`; or an empty line for what no Service has. The rules are those of
 /// docs/contract.md.
+///
+/// Standard error gets a line for each case when it ends, with the wrong answers of a failed one; standard output gets
+/// the names of the failed cases and the totals.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("asked").args(["lines", "packets_of", "listeners_of", "own_backend", "list"]).required(true))]
 pub(super) struct Flags {
@@ -60,6 +63,9 @@ pub(super) struct Flags {
     /// A line is `CASE: REASON` or `FEATURE: REASON`. A case may end in `*`; features are ipv6, udp, sctp and node-ports.
     #[arg(long, value_name = "FILE")]
     skip: Option<PathBuf>,
+    /// Run all cases, even if 10 in a row fail
+    #[arg(long)]
+    keep_going: bool,
     /// Also write the results to this file, in the format of JUnit
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -107,13 +113,13 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         timeout: Duration::from_secs(flags.timeout),
         filter: flags.filter,
         skips,
+        keep_going: flags.keep_going,
     };
-    let report = run(&options, |it| {
-        // The table has it again; a failure to show progress is none of the results.
-        let _ = write!(std::io::stderr(), "{}", if it.is_failure() { 'F' } else { '.' });
+    let report = run(&options, &|it| {
+        // One write, since the backend may log there. A failure to show progress is not one of the backend.
+        let _ = io::stderr().write_all(format!("{}\n", model::escaped(it)).as_bytes());
     })?;
-    eprintln!();
-    output::print(&report.table())?;
+    output::print(&report.summary())?;
     write_junit(flags.junit, &report)?;
     Ok(report.is_success())
 }
