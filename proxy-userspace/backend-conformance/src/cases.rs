@@ -38,7 +38,7 @@ pub fn names() -> Vec<String> {
     scenarios.chain(CASES.iter().map(|(name, _)| (*name).to_owned())).collect()
 }
 
-/// Runs the cases; `progress` gets each result at once.
+/// Runs the cases; `progress` gets each result at once, and reports of long waits.
 ///
 /// # Errors
 ///
@@ -52,11 +52,11 @@ pub fn run(options: &RunOptions, progress: &dyn Fn(&str)) -> Result<Report, RunE
     if cases.is_empty() {
         return Err(RunError::NoCase(options.filter.clone().unwrap_or_default()));
     }
-    let mut harness = Harness::start(options)?;
+    let mut harness = Harness::start(options, progress)?;
     let mut report = Report::default();
     for (name, case) in cases {
         let begin = Instant::now();
-        harness.questions = 0;
+        harness.begin_case(name);
         let outcome = match options.skips.reason(name) {
             _ if !options.keep_going && report.has_only_failed_lately() => Outcome::NotRun,
             Some(reason) => Outcome::Skipped(reason.to_owned()),
@@ -177,7 +177,7 @@ fn killed_in_a_change_set(harness: &mut Harness<'_>) -> Result<(), String> {
             sleep(Duration::from_millis(300));
             let Some(not_before) = harness.first_wrong(&current, &sample)? else { break };
             let Some(not_after) = harness.first_wrong(&next, &sample)? else { break };
-            if begin.elapsed() > harness.timeout() {
+            if harness.is_over(begin) {
                 return Err(format!(
                     "round {round}: the answers are those of neither state\nbefore: {not_before}\nafter: {not_after}"
                 ));

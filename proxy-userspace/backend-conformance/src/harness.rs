@@ -19,6 +19,7 @@ use crate::{
     lines::{self, LineBackend},
     oracle::{self, Answer, Lookup},
     packets::PacketBackend,
+    wait::Wait,
 };
 
 /// The interval at which the backend is asked whether a state is applied.
@@ -40,10 +41,11 @@ pub(crate) struct Harness<'a> {
     /// Questions about former states, which may be unmatched by now.
     asked: BTreeSet<Lookup>,
     pub(crate) questions: usize,
+    wait: Wait<'a>,
 }
 
 impl<'a> Harness<'a> {
-    pub(crate) fn start(options: &'a RunOptions) -> Result<Self, RunError> {
+    pub(crate) fn start(options: &'a RunOptions, progress: &'a dyn Fn(&str)) -> Result<Self, RunError> {
         let number = HARNESSES.fetch_add(1, Ordering::Relaxed);
         let name = format!("backend-conformance-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
@@ -56,15 +58,21 @@ impl<'a> Harness<'a> {
             state: NodeState::default(),
             asked: BTreeSet::new(),
             questions: 0,
+            wait: Wait::new(options.timeout, progress),
         };
         harness.start_brain()?;
         harness.start_backend()?;
         Ok(harness)
     }
 
-    /// The time limit for the backend to apply a state.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.options.timeout
+    pub(crate) fn begin_case(&mut self, name: &'a str) {
+        self.questions = 0;
+        self.wait.begin_case(name);
+    }
+
+    /// Whether a wait for the backend has exceeded the time limit.
+    pub(crate) fn is_over(&mut self, begin: Instant) -> bool {
+        self.wait.is_over(begin)
     }
 
     fn socket(&self) -> PathBuf {
@@ -92,11 +100,11 @@ impl<'a> Harness<'a> {
     }
 
     fn start_backend(&mut self) -> Result<(), RunError> {
-        let RunOptions { command, interface, timeout, .. } = self.options;
+        let RunOptions { command, interface, .. } = self.options;
         let command = lines::command(command, &self.socket());
         self.backend = Some(match interface {
-            Interface::Lines => Box::new(LineBackend::start(command, *timeout)?),
-            interface => Box::new(PacketBackend::start(command, interface, *timeout)?),
+            Interface::Lines => Box::new(LineBackend::start(command)?),
+            interface => Box::new(PacketBackend::start(command, interface)?),
         });
         Ok(())
     }
@@ -131,8 +139,8 @@ impl<'a> Harness<'a> {
             if is_right {
                 return Ok(());
             }
-            if begin.elapsed() > self.timeout() {
-                let timeout = self.timeout().as_secs();
+            if self.is_over(begin) {
+                let timeout = self.wait.seconds();
                 return Err(format!(
                     "the state was not applied within {timeout} s: `{question}` is still answered by {answer:?}, not \
                      {expected}"
@@ -146,7 +154,7 @@ impl<'a> Harness<'a> {
     fn ask(&mut self, question: &Lookup, expected: &Answer) -> Result<(String, bool), String> {
         self.questions += 1;
         let backend = self.backend.as_mut().ok_or("there is no backend")?;
-        let answer = backend.ask(question, expected)?;
+        let answer = backend.ask(question, expected, &mut self.wait)?;
         let is_right = expected.accepts(&answer, backend.tolerance(question));
         Ok((answer, is_right))
     }

@@ -15,6 +15,7 @@ mod oracle;
 mod packets;
 mod report;
 mod skips;
+mod wait;
 
 use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 

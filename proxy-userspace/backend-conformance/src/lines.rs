@@ -7,7 +7,7 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -15,14 +15,17 @@ use crate::{
     backend::Backend,
     brain::NODE,
     oracle::{self, Answer, Lookup},
+    wait::Wait,
 };
+
+/// The interval at which a wait for an answer is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A running backend; killed when dropped.
 pub(crate) struct LineBackend {
     child: Child,
     questions: ChildStdin,
     answers: Receiver<String>,
-    timeout: Duration,
 }
 
 /// The command of a backend, with the variables that name its brain and its node.
@@ -43,7 +46,7 @@ pub(crate) fn spawn_error(command: &Command, error: io::Error) -> RunError {
 }
 
 impl LineBackend {
-    pub(crate) fn start(command: Command, timeout: Duration) -> Result<Self, RunError> {
+    pub(crate) fn start(command: Command) -> Result<Self, RunError> {
         let mut command = command;
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|error| spawn_error(&command, error))?;
@@ -59,7 +62,18 @@ impl LineBackend {
                 }
             }
         });
-        Ok(Self { child, questions, answers, timeout })
+        Ok(Self { child, questions, answers })
+    }
+
+    /// The next answer, within the time limit.
+    fn receive(&self, wait: &mut Wait<'_>) -> Result<String, RecvTimeoutError> {
+        let begin = Instant::now();
+        loop {
+            match self.answers.recv_timeout(CHECK_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) if !wait.is_over(begin) => {}
+                received => return received,
+            }
+        }
     }
 
     fn end(&mut self) -> String {
@@ -73,12 +87,12 @@ impl LineBackend {
 }
 
 impl Backend for LineBackend {
-    fn ask(&mut self, lookup: &Lookup, _: &Answer) -> Result<String, String> {
+    fn ask(&mut self, lookup: &Lookup, expected: &Answer, wait: &mut Wait<'_>) -> Result<String, String> {
         let sent = writeln!(self.questions, "{lookup}").and_then(|()| self.questions.flush());
-        match sent.map(|()| self.answers.recv_timeout(self.timeout)) {
+        match sent.map(|()| self.receive(wait)) {
             Ok(Ok(answer)) => Ok(answer.trim().to_owned()),
             Ok(Err(RecvTimeoutError::Timeout)) => {
-                Err(format!("no answer to `{lookup}` within {} s", self.timeout.as_secs()))
+                Err(format!("no answer to `{lookup}` within {} s, expected {expected}", wait.seconds()))
             }
             Ok(Err(RecvTimeoutError::Disconnected)) | Err(_) => Err(format!("the backend {}", self.end())),
         }

@@ -127,6 +127,18 @@ fn ten_failures_in_a_row_end_the_run() {
 }
 
 #[test]
+fn a_long_wait_is_reported_once() {
+    // One answers nothing, the other always the same.
+    for command in [&["sleep", "60"][..], &["cat"]] {
+        let options =
+            RunOptions { timeout: Duration::from_millis(2500), ..options(command, "an-empty-state") };
+        let (_, progress) = watch(&options);
+        assert_eq!(progress.len(), 2, "{progress:?}");
+        assert!(progress[0].starts_with("wait  streams/an-empty-state-removes-everything: "), "{progress:?}");
+    }
+}
+
+#[test]
 fn a_backend_that_ends_or_says_nothing_is_reported() {
     let reason = |shell: &str| {
         let options = RunOptions {

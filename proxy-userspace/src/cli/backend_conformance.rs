@@ -31,8 +31,8 @@ use super::output;
 /// sorted, with blanks between; `refuse` or `drop`; or an empty line for what no Service has. The rules are those of
 /// docs/contract.md.
 ///
-/// Standard error gets a line for each case when it ends, with the wrong answers of a failed one; standard output gets
-/// the names of the failed cases and the totals.
+/// Standard error gets a line for each case when it ends, with the wrong answers of a failed one, and one when a case waits
+/// long; standard output gets the names of the failed cases and the totals.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("asked").args(["lines", "packets_of", "listeners_of", "own_backend", "list"]).required(true))]
 pub(super) struct Flags {

@@ -31,6 +31,7 @@ use crate::{
     backend::Backend,
     lines,
     oracle::{Answer, Lookup, NODE_ADDRESSES, Tolerance},
+    wait::Wait,
 };
 
 /// The number of connections in a round, for each expected endpoint.
@@ -52,7 +53,6 @@ pub(crate) struct PacketBackend {
     style: Style,
     /// Counts the packets that were sent. Each has a source of its own: of one that it knows, conntrack also knows the endpoint.
     sent: u32,
-    timeout: Duration,
     _cpu: Pinned,
     _cgroup: Option<Cgroup>,
 }
@@ -68,11 +68,7 @@ enum Style {
 }
 
 impl PacketBackend {
-    pub(crate) fn start(
-        mut command: Command,
-        interface: &Interface,
-        timeout: Duration,
-    ) -> Result<Self, RunError> {
+    pub(crate) fn start(mut command: Command, interface: &Interface) -> Result<Self, RunError> {
         let (style, log, cgroup) = match interface {
             Interface::Sockets { cgroup, log } => {
                 (Style::Sockets, log, Some(Cgroup::enter(cgroup).map_err(RunError::Network)?))
@@ -88,7 +84,7 @@ impl PacketBackend {
         let child = network.on_node(|| command.spawn()).map_err(RunError::Network)?;
         let child = child.map_err(|error| lines::spawn_error(&command, error))?;
         let _cpu = Pinned::to_this_cpu().map_err(RunError::Network)?;
-        Ok(Self { child, network, style, sent: 0, timeout, _cpu, _cgroup: cgroup })
+        Ok(Self { child, network, style, sent: 0, _cpu, _cgroup: cgroup })
     }
 
     fn is_asked_by_sockets(&self, lookup: &Lookup) -> bool {
@@ -97,7 +93,12 @@ impl PacketBackend {
     }
 
     /// Makes connections, and counts where they went.
-    fn round(&mut self, lookup: &Lookup, count: usize) -> io::Result<BTreeMap<String, usize>> {
+    fn round(
+        &mut self,
+        lookup: &Lookup,
+        count: usize,
+        wait: &mut Wait<'_>,
+    ) -> io::Result<BTreeMap<String, usize>> {
         let mut found = BTreeMap::new();
         if self.style == Style::Packets || self.style == Style::Sockets && !self.is_asked_by_sockets(lookup) {
             self.packets(lookup, count, &mut found)?;
@@ -105,7 +106,7 @@ impl PacketBackend {
         }
         for _ in 0..count {
             let answer = match self.style {
-                Style::Listeners => self.listener(lookup)?,
+                Style::Listeners => self.listener(lookup, wait)?,
                 _ => self.socket(lookup)?,
             };
             *found.entry(answer).or_default() += 1;
@@ -232,18 +233,18 @@ impl PacketBackend {
     }
 
     /// A connection of a client that is elsewhere, to a backend that makes one of its own to an endpoint.
-    fn listener(&mut self, lookup: &Lookup) -> io::Result<String> {
+    fn listener(&mut self, lookup: &Lookup, wait: &mut Wait<'_>) -> io::Result<String> {
         self.drain(lookup)?;
         let (client, destination) = (self.client(lookup), lookup.destination);
         let first = first(lookup.protocol, client, destination);
-        let mut retransmission = Instant::now();
-        let deadline = retransmission + self.timeout;
+        let begin = Instant::now();
+        let mut retransmission = begin;
         let mut is_accepted = false;
         let answer = loop {
-            let now = Instant::now();
-            if now >= deadline {
+            if wait.is_over(begin) {
                 break "drop".to_owned();
             }
+            let now = Instant::now();
             if now >= retransmission && !is_accepted {
                 self.network.send(&first, destination.ip())?;
                 retransmission = now + FIRST_RETRANSMISSION;
@@ -327,7 +328,7 @@ impl PacketBackend {
 }
 
 impl Backend for PacketBackend {
-    fn ask(&mut self, lookup: &Lookup, expected: &Answer) -> Result<String, String> {
+    fn ask(&mut self, lookup: &Lookup, expected: &Answer, wait: &mut Wait<'_>) -> Result<String, String> {
         if let Ok(Some(status)) = self.child.try_wait() {
             return Err(format!("the backend ended: {status}"));
         }
@@ -335,7 +336,8 @@ impl Backend for PacketBackend {
         let mut found = BTreeSet::new();
         for _ in 0..MAX_ROUNDS {
             let count = if expected.len() > 1 { PER_ROUND * expected.len() } else { 2 };
-            let round = self.round(lookup, count).map_err(|it| format!("asking `{lookup}` failed: {it}"))?;
+            let round =
+                self.round(lookup, count, wait).map_err(|it| format!("asking `{lookup}` failed: {it}"))?;
             found.extend(round.into_keys());
             let is_one_enough = has_affinity && self.tolerance(lookup).has_one_client;
             if expected.is_subset(&found) || is_one_enough && !found.is_disjoint(&expected) {
