@@ -104,7 +104,7 @@ impl<'a> Harness<'a> {
         let command = lines::command(command, &self.socket());
         self.backend = Some(match interface {
             Interface::Lines => Box::new(LineBackend::start(command)?),
-            interface => Box::new(PacketBackend::start(command, interface)?),
+            interface => Box::new(PacketBackend::start(command, interface, &self.socket())?),
         });
         Ok(())
     }

@@ -43,7 +43,7 @@ pub(super) struct Flags {
     #[arg(id = "packets_of", long = "packets", requires = "command")]
     packets: bool,
     /// Ask the command by connections to what it listens at, in a network namespace whose addresses are those of the Services: for
-    /// a backend of sockets
+    /// a backend of sockets, whose brain is at a TCP port there
     #[arg(id = "listeners_of", long = "listeners", requires = "command")]
     listeners: bool,
     /// Ask a backend of this program: by packets, and with `ebpf` by sockets for what pods do

@@ -7,12 +7,14 @@ mod cgroup;
 mod cpu;
 mod network;
 mod packet;
+mod relay;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -25,6 +27,7 @@ use self::{
     cpu::Pinned,
     network::Network,
     packet::{Kind, Packet, first, parse, reply, reset},
+    relay::Relay,
 };
 use crate::{
     Interface, RunError,
@@ -55,6 +58,7 @@ pub(crate) struct PacketBackend {
     sent: u32,
     _cpu: Pinned,
     _cgroup: Option<Cgroup>,
+    _relay: Option<Relay>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +72,8 @@ enum Style {
 }
 
 impl PacketBackend {
-    pub(crate) fn start(mut command: Command, interface: &Interface) -> Result<Self, RunError> {
+    /// `brain` is the socket of the brain, which a backend that listens reaches by TCP.
+    pub(crate) fn start(mut command: Command, interface: &Interface, brain: &Path) -> Result<Self, RunError> {
         let (style, log, cgroup) = match interface {
             Interface::Sockets { cgroup, log } => {
                 (Style::Sockets, log, Some(Cgroup::enter(cgroup).map_err(RunError::Network)?))
@@ -81,10 +86,21 @@ impl PacketBackend {
         let log = log.as_ref().map(|it| File::options().create(true).append(true).open(it));
         let stderr = log.transpose().map_err(RunError::Network)?.map_or_else(Stdio::null, Into::into);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let relay = match style {
+            Style::Listeners => Some(
+                network
+                    .on_node(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+                    .flatten()
+                    .and_then(|it| Relay::start(it, brain.to_owned()))
+                    .map_err(RunError::Network)?,
+            ),
+            _ => None,
+        };
+        command.envs(relay.as_ref().map(|it| ("KUBE_PROXY_EBPF_TARGET", it.target())));
         let child = network.on_node(|| command.spawn()).map_err(RunError::Network)?;
         let child = child.map_err(|error| lines::spawn_error(&command, error))?;
         let _cpu = Pinned::to_this_cpu().map_err(RunError::Network)?;
-        Ok(Self { child, network, style, sent: 0, _cpu, _cgroup: cgroup })
+        Ok(Self { child, network, style, sent: 0, _cpu, _cgroup: cgroup, _relay: relay })
     }
 
     fn is_asked_by_sockets(&self, lookup: &Lookup) -> bool {

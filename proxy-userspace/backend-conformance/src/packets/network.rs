@@ -87,6 +87,10 @@ impl Network {
                 ip(&format!("{family} rule del pref 0"))?;
                 ip(&format!("{family} route add local default dev lo table local"))?;
             }
+            if takes_all {
+                // The backend reaches its brain there.
+                ip("-4 route add local 127.0.0.0/8 dev lo table 100")?;
+            }
             io::Result::Ok(())
         })??;
         let (senders, receivers) = inside(&others, || {
