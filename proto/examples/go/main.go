@@ -2,10 +2,7 @@
 // has the rules.
 // Questions such as `lookup 10.1.0.7 10.96.0.1 80 TCP` come on standard input; changes are printed on standard error.
 //
-// Build it here (protoc, protoc-gen-go, protoc-gen-go-grpc):
-//
-//	M=module=github.com/kube-proxy-ebpf/kube-proxy-ebpf/proto; protoc -I../../proto --go_out=. --go_opt=$M --go-grpc_out=. --go-grpc_opt=$M localv1/localv1.proto
-//	go get -u . && go build -o backend .
+// docs/contract.md, "In Go", has the commands that build and test it.
 package main
 
 import (
@@ -13,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"math/rand"
 	"net"
 	"os"
 	"strings"
@@ -28,6 +26,11 @@ import (
 type state map[pb.Set]map[string]proto.Message
 
 var current atomic.Value
+
+const minDelay, maxDelay = 50 * time.Millisecond, 10 * time.Second
+
+// The longest pause before the next attempt to connect.
+var delay = minDelay
 
 func empty() state { return state{pb.Set_ServicesSet: {}, pb.Set_EndpointsSet: {}} }
 
@@ -88,6 +91,7 @@ func follow(target string) error {
 			current.Store(received.copy())
 			keep(received)
 			isAnswered = true
+			delay = minDelay
 		}
 	}
 }
@@ -103,7 +107,12 @@ func main() {
 		}
 		os.Exit(0)
 	}()
-	for delay := 50 * time.Millisecond; ; time.Sleep(delay) {
+	jitter := rand.New(rand.NewSource(time.Now().UnixNano()))
+	for ; ; delay *= 2 {
 		log.Print(follow(os.Getenv("KUBE_PROXY_EBPF_TARGET")), "; the last state stays; reconnecting")
+		if delay > maxDelay {
+			delay = maxDelay
+		}
+		time.Sleep(delay/2 + time.Duration(jitter.Int63n(int64(delay/2))))
 	}
 }
