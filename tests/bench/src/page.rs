@@ -45,14 +45,9 @@ impl Page {
         page.connects("connect-compared", compared);
         // A newer run that had no others to measure.
         let alone = records.newest("proxies").filter(|it| it.file != compared.file);
-        for (block, draw) in [
-            ("change-alone", Self::changes as fn(&mut Self, &'static str, &Recorded) -> Result<()>),
-            ("start-alone", Self::starts),
-        ] {
-            page.blocks.insert(block, not_recorded("proxies"));
-            if let Some(alone) = alone {
-                draw(&mut page, block, alone)?;
-            }
+        page.blocks.insert("change-alone", not_recorded("proxies"));
+        if let Some(alone) = alone {
+            page.changes("change-alone", alone)?;
         }
         page.plot_rows(records, "connect", |it| {
             let line = |name, color| line(it, name, color, |ns| ns / 1e3);
