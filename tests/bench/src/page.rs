@@ -353,8 +353,8 @@ fn origin(recorded: &Recorded) -> String {
         it.versions.iter().map(|(name, version)| format!(", {name} {version}")).collect::<String>();
     let disturbance = it.disturbance().map_or_else(String::new, |it| format!(", **{it}**"));
     format!(
-        "\n*Recorded on {} by {}: {}; commit {}{versions}{disturbance} ([record](figures/{})).*\n",
-        it.date, it.harness, it.machine, it.commit, recorded.file
+        "\n*{}, commit {}: {}{versions}{disturbance} ([record](figures/{})).*\n",
+        it.date, it.commit, it.machine, recorded.file
     )
 }
 
