@@ -49,6 +49,18 @@ fn the_userspace_backend_passes_every_case() {
     assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{text}");
 }
 
+#[test]
+fn the_iptables_backend_passes_every_case_by_either_tool() {
+    let binary = backend_binary("kube-proxy-iptables");
+    for mode in ["nft", "legacy"] {
+        let backend = ["--iptables-mode", mode, "--healthz-bind-address=", "--metrics-bind-address="];
+        let kit = ["--packets", "--", binary.to_str().unwrap()];
+        let Some(output) = ask(&[&kit, &backend[..]].concat()) else { return };
+        let text = output.success();
+        assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{mode}: {text}");
+    }
+}
+
 /// Asks `kube-proxy-userspace`, which serves all but SCTP.
 fn ask_userspace(filter: &str) -> Option<Output> {
     let binary = backend_binary("kube-proxy-userspace");

@@ -1,0 +1,284 @@
+//! The rules of a port, as text: names stand for their digests.
+
+use std::time::Duration;
+
+use proxy_contract::backend::{Frontend, FrontendAddress};
+
+use super::*;
+
+const CONFIG: Config = Config {
+    masquerade_mark: 0x4000,
+    masquerade_all: false,
+    inside: Vec::new(),
+    node_port_addresses: Vec::new(),
+    has_random_fully: true,
+    has_bpf: true,
+};
+
+fn config() -> Config {
+    Config { inside: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()], ..CONFIG }
+}
+
+fn endpoints(texts: &[&str]) -> Vec<SocketAddr> {
+    texts.iter().map(|it| it.parse().unwrap()).collect()
+}
+
+fn at(address: FrontendAddress, port: u16) -> Frontend {
+    Frontend { address, port, sources: None }
+}
+
+fn cluster_ip(ip: &str) -> Frontend {
+    at(FrontendAddress::Cluster(ip.parse().unwrap()), 80)
+}
+
+fn external_ip(ip: &str) -> Frontend {
+    at(FrontendAddress::External(ip.parse().unwrap()), 80)
+}
+
+/// A TCP port whose three kinds of traffic have these endpoints.
+fn port(frontends: &[Frontend], [internal, cluster, external]: [&[&str]; 3]) -> ServedPort {
+    ServedPort {
+        name: "http".to_owned(),
+        family: Family::V4,
+        protocol: Protocol::Tcp,
+        frontends: frontends.to_vec(),
+        internal: endpoints(internal),
+        cluster: endpoints(cluster),
+        external: endpoints(external),
+        other_serving: Vec::new(),
+        affinity: None,
+        drops: false,
+        keeps_source: false,
+    }
+}
+
+/// The rules of a port of the Service ns/web, without the parts of names that stand for it.
+fn written(config: &Config, port: ServedPort) -> String {
+    let chains = of_service(config, "ns/web", &[port]);
+    let mut text = String::new();
+    for (id, rules) in &chains {
+        assert!(id.name.len() <= 28, "{id:?}");
+        for rule in rules.lines() {
+            let _ = writeln!(text, "{} {rule}", id.table);
+        }
+    }
+    let protocols = ["tcp", "udp", "sctp"].iter().flat_map(|it| [80, 30080].map(|port| (it, port)));
+    let ids: Vec<String> = protocols.map(|(it, port)| hash(&format!("ns/web {it} {port}"))).collect();
+    for id in ids {
+        for endpoint in ["10.1.0.1:8080", "10.1.0.2:8080"] {
+            text = text.replace(&hash(&format!("{id} {endpoint}")), endpoint);
+        }
+        for frontend in [None, Some(IpAddr::from([192, 0, 2, 1]))] {
+            text = text.replace(&hash(&format!("{id} {frontend:?}")), "ID");
+        }
+        text = text.replace(&id, "ID");
+    }
+    text.replace("-m comment --comment \"ns/web:http\" ", "")
+}
+
+#[track_caller]
+fn check(config: &Config, port: ServedPort, expected: &str) {
+    let expected: String = expected.lines().map(|it| it.trim_start().to_owned() + "\n").collect();
+    let found = written(config, port);
+    assert!(found == expected, "found:\n{found}\nexpected:\n{expected}");
+}
+
+const BOTH: &[&str] = &["10.1.0.1:8080", "10.1.0.2:8080"];
+const ONE: &[&str] = &["10.1.0.1:8080"];
+
+#[test]
+fn an_endpoint_is_selected_at_random_and_outside_traffic_masqueraded() {
+    let frontends = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10"), external_ip("192.0.2.1")];
+    check(
+        &config(),
+        port(&frontends, [BOTH; 3]),
+        "nat -A KPI-EXT-ID -j KPI-MARK-OUTSIDE
+         nat -A KPI-EXT-ID -j KPI-SVC-ID
+         nat -A KPI-NODEPORTS -p tcp -m tcp --dport 30080 -j KPI-EXT-ID
+         nat -A KPI-SERVICES -d 10.96.0.10 -p tcp -m tcp --dport 80 -j KPI-SVC-ID
+         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-EXT-ID
+         nat -A KPI-SVC-ID -d 10.96.0.10 -j KPI-MARK-OUTSIDE
+         nat -A KPI-SVC-ID -p tcp -m statistic --mode random --probability 0.5000000000 -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.2:8080",
+    );
+    // The first rule of a cluster IP's chain.
+    let cases = [
+        (Config { masquerade_all: true, ..config() }, "-d 10.96.0.10 -j KPI-MARK-MASQ"),
+        (CONFIG, "-p tcp -j DNAT --to-destination 10.1.0.1:8080"),
+        (Config { has_bpf: false, ..CONFIG }, "-s 10.1.0.1 -j KPI-MARK-MASQ"),
+    ];
+    for (config, first) in cases {
+        let text = written(&config, port(&[cluster_ip("10.96.0.10")], [ONE; 3]));
+        assert!(text.lines().nth(1).is_some_and(|it| it.ends_with(first)), "{text}");
+    }
+}
+
+#[test]
+fn the_policy_local_keeps_the_source_and_gives_inside_traffic_all_endpoints() {
+    let it = ServedPort {
+        keeps_source: true,
+        ..port(&[at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10")], [BOTH, BOTH, ONE])
+    };
+    check(
+        &config(),
+        it,
+        "nat -A KPI-EXT-ID -s 10.0.0.0/8 -j KPI-SVC-ID
+         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-MARK-MASQ
+         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-SVC-ID
+         nat -A KPI-EXT-ID -j KPI-LOC-ID
+         nat -A KPI-LOC-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-NODEPORTS -p tcp -m tcp --dport 30080 -j KPI-EXT-ID
+         nat -A KPI-SERVICES -d 10.96.0.10 -p tcp -m tcp --dport 80 -j KPI-SVC-ID
+         nat -A KPI-SVC-ID -d 10.96.0.10 -j KPI-MARK-OUTSIDE
+         nat -A KPI-SVC-ID -p tcp -m statistic --mode random --probability 0.5000000000 -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.2:8080",
+    );
+    // Without an endpoint here, outside traffic alone gets to `filter`.
+    check(
+        &config(),
+        ServedPort {
+            drops: true,
+            external: Vec::new(),
+            ..port(&[external_ip("192.0.2.1")], [&[], ONE, &[]])
+        },
+        "filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP
+         nat -A KPI-CLU-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-EXT-ID -s 10.0.0.0/8 -j KPI-CLU-ID
+         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-MARK-MASQ
+         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-CLU-ID
+         nat -A KPI-EXT-ID -j KPI-MARK-MASQ
+         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-EXT-ID",
+    );
+}
+
+#[test]
+fn session_affinity_looks_for_the_clients_endpoint_first() {
+    let it = port(&[cluster_ip("10.96.0.10")], [BOTH, BOTH, BOTH]);
+    check(
+        &CONFIG,
+        ServedPort { affinity: Some(Duration::from_secs(60)), protocol: Protocol::Udp, ..it },
+        "nat -A KPI-SERVICES -d 10.96.0.10 -p udp -m udp --dport 80 -j KPI-SVC-ID
+         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.1:8080 --update --seconds 60 --reap -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.2:8080 --update --seconds 60 --reap -j DNAT --to-destination 10.1.0.2:8080
+         nat -A KPI-SVC-ID -p udp -m statistic --mode random --probability 0.5000000000 -m recent --name KPI-10.1.0.1:8080 --set -j DNAT --to-destination 10.1.0.1:8080
+         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.2:8080 --set -j DNAT --to-destination 10.1.0.2:8080",
+    );
+}
+
+#[test]
+fn a_port_without_endpoints_is_refused_or_dropped() {
+    let v4 = "-A KPI-SERVICES -d 10.96.0.10 -p";
+    let v6 = "-A KPI-SERVICES -d fd00::10 -p";
+    let cases = [
+        (
+            Protocol::Tcp,
+            Family::V4,
+            false,
+            format!("{v4} tcp -m tcp --dport 80 -j REJECT --reject-with tcp-reset"),
+        ),
+        (
+            Protocol::Udp,
+            Family::V4,
+            false,
+            format!("{v4} udp -m udp --dport 80 -j REJECT --reject-with icmp-port-unreachable"),
+        ),
+        (
+            Protocol::Sctp,
+            Family::V6,
+            false,
+            format!("{v6} sctp -m sctp --dport 80 -j REJECT --reject-with icmp6-port-unreachable"),
+        ),
+        (Protocol::Tcp, Family::V6, true, format!("{v6} tcp -m tcp --dport 80 -j DROP")),
+    ];
+    for (protocol, family, drops, expected) in cases {
+        let frontend = cluster_ip(if family == Family::V4 { "10.96.0.10" } else { "fd00::10" });
+        let it = ServedPort { protocol, family, drops, ..port(&[frontend], [&[], &[], &[]]) };
+        assert_eq!(written(&config(), it), format!("filter {expected}\n"));
+    }
+}
+
+#[test]
+fn other_sources_than_the_ranges_are_dropped() {
+    let sources = Some(vec!["203.0.113.0/24".parse().unwrap()]);
+    let frontends = [Frontend { sources, ..external_ip("192.0.2.1") }];
+    check(
+        &config(),
+        port(&frontends, [ONE, ONE, ONE]),
+        "filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP
+         nat -A KPI-EXT-ID -j KPI-MARK-OUTSIDE
+         nat -A KPI-EXT-ID -j KPI-SVC-ID
+         nat -A KPI-FW-ID -s 203.0.113.0/24 -j KPI-EXT-ID
+         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-FW-ID
+         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080",
+    );
+    check(
+        &config(),
+        port(&frontends, [&[], &[], &[]]),
+        "filter -A KPI-FW-ID -s 203.0.113.0/24 -j REJECT --reject-with tcp-reset
+         filter -A KPI-FW-ID -j DROP
+         filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-FW-ID",
+    );
+    let none = [Frontend { sources: Some(Vec::new()), ..external_ip("192.0.2.1") }];
+    let text = written(&config(), port(&none, [ONE, ONE, ONE]));
+    assert!(text.contains("filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP"), "{text}");
+    assert!(!text.contains("nat -A KPI-SERVICES"), "{text}");
+}
+
+#[test]
+fn a_name_cannot_end_a_comment() {
+    let it = ServedPort {
+        name: "x\"\n-A INPUT -j ACCEPT".to_owned(),
+        ..port(&[cluster_ip("10.96.0.10")], [ONE; 3])
+    };
+    let chains = of_service(&config(), "ns/web\" -j DROP", &[it]);
+    let rules: String = chains.values().map(String::as_str).collect();
+    assert!(rules.contains("--comment \"ns/web-jDROP:x-AINPUT-jACCEPT\" -j KPI-SVC-"), "{rules}");
+    assert_eq!(rules.lines().count(), 3, "{rules}");
+}
+
+#[test]
+fn the_frame_has_the_jumps_and_what_does_not_depend_on_services() {
+    let config = Config { node_port_addresses: vec!["192.0.2.0/24".parse().unwrap()], ..config() };
+    let service_cidrs = ["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()];
+    let text = |family| {
+        let chains = frame(&config, &service_cidrs, family);
+        let lines =
+            chains.iter().flat_map(|(id, rules)| rules.lines().map(|it| format!("{} {it}\n", id.table)));
+        lines.collect::<String>()
+    };
+    assert_eq!(
+        text(Family::V4),
+        "filter -I FORWARD -j KPI-FORWARD
+filter -I FORWARD -m conntrack --ctstate NEW -j KPI-SERVICES
+filter -I INPUT -m conntrack --ctstate NEW -j KPI-SERVICES
+filter -A KPI-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+filter -A KPI-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+filter -A KPI-SERVICES -d 127.0.0.0/8 -j RETURN
+filter -A KPI-SERVICES -d 192.0.2.0/24 -m addrtype --dst-type LOCAL -j KPI-NODEPORTS
+filter -A KPI-SERVICES -d 10.96.0.0/12 -j DROP
+filter -I OUTPUT -m conntrack --ctstate NEW -j KPI-SERVICES
+nat -A KPI-MARK-MASQ -j MARK --or-mark 0x4000
+nat -A KPI-MARK-OUTSIDE -s 10.0.0.0/8 -j RETURN
+nat -A KPI-MARK-OUTSIDE -j KPI-MARK-MASQ
+nat -A KPI-POSTROUTING -m conntrack --ctstate DNAT -m bpf --bytecode \"6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 1,6 0 0 0\" -j MASQUERADE --random-fully
+nat -A KPI-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+nat -A KPI-POSTROUTING -j MARK --xor-mark 0x4000
+nat -A KPI-POSTROUTING -j MASQUERADE --random-fully
+nat -A KPI-SERVICES -d 127.0.0.0/8 -j RETURN
+nat -A KPI-SERVICES -d 192.0.2.0/24 -m addrtype --dst-type LOCAL -j KPI-NODEPORTS
+nat -I OUTPUT -j KPI-SERVICES
+nat -I POSTROUTING -j KPI-POSTROUTING
+nat -I PREROUTING -j KPI-SERVICES
+",
+    );
+    let v6 = text(Family::V6);
+    for expected in [
+        "filter -A KPI-SERVICES -d ::1 -j RETURN\nfilter -A KPI-SERVICES -m addrtype --dst-type LOCAL -j KPI-NODEPORTS\n",
+        "filter -A KPI-SERVICES -d fd00::/108 -j DROP\n",
+        "nat -A KPI-MARK-OUTSIDE -s fd00::/8 -j RETURN\n",
+        "--bytecode \"18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0,32 0 0 16,7 0 0 0,\
+         32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 1,6 0 0 0\"",
+    ] {
+        assert!(v6.contains(expected), "{v6}");
+    }
+}
