@@ -1,8 +1,10 @@
-//! `cargo xtask interop`: backends in several languages, asked by `backend-conformance`.
+//! `cargo xtask interop`: the examples in several languages and the backends on the contract, asked by `backend-conformance`.
 //! Invariant: what could not be run is listed at the end with the reason.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -11,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     build,
     command::{cargo, output, run, status, workspace},
+    other_systems::{build_for_other_systems, windows_binary, wine},
     programs::{apt_install, find, find_or_install},
 };
 
@@ -27,30 +30,56 @@ const GO_PACKAGES: [&str; 5] = [
 /// Where they are.
 const GO_SOURCES: &str = "/usr/share/gocode";
 
-/// A backend: how it is built, which returns its command.
-type Example = (&'static str, fn(&Path) -> Result<Vec<PathBuf>>);
+/// A backend: how it is asked, and how it is built, which returns its command.
+struct Backend {
+    name: &'static str,
+    asked: &'static [&'static str],
+    build: fn(&Path) -> Result<Vec<OsString>>,
+}
 
-const EXAMPLES: [Example; 3] = [("Rust", rust), ("Python", python), ("Go", go)];
+const LINES: &[&str] = &["--lines"];
+const BACKENDS: [Backend; 7] = [
+    Backend { name: "Rust", asked: LINES, build: rust },
+    Backend { name: "Python", asked: LINES, build: python },
+    Backend { name: "Go", asked: LINES, build: go },
+    Backend { name: "iptables", asked: &["--packets"], build: |_| iptables("nft") },
+    Backend { name: "iptables-legacy", asked: &["--packets"], build: |_| iptables("legacy") },
+    Backend {
+        name: "userspace",
+        asked: &["--listeners", "--skip", "backends/userspace/conformance-skips.txt"],
+        build: userspace,
+    },
+    Backend {
+        name: "userspace-wine",
+        asked: &["--listeners", "--skip", "backends/userspace/conformance-skips-wine.txt"],
+        build: userspace_under_wine,
+    },
+];
+/// Several may run at a time, and none is asked for its pages.
+const WITHOUT_PAGES: [&str; 2] = ["--healthz-bind-address=", "--metrics-bind-address="];
 
-/// Builds every example whose language this machine has, and plays the cases to it.
-pub(crate) fn interop(arguments: &[std::ffi::OsString]) -> Result<()> {
+/// Builds every backend that this machine can run, and plays the cases to it.
+pub(crate) fn interop(arguments: &[OsString]) -> Result<()> {
     let binary = build::build(false)?;
+    build::build_backends()?;
+    build_for_other_systems()?;
     let folder = workspace().join("target/interop");
     let mut results = Vec::new();
-    for (language, build) in EXAMPLES {
-        let folder = folder.join(language.to_lowercase());
+    for Backend { name, asked, build } in BACKENDS {
+        let folder = folder.join(name.to_lowercase());
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let result = match build(&folder) {
-            Err(error) => ("Skipped", format!("{language}: {error:#}")),
+            Err(error) => ("Skipped", format!("{name}: {error:#}")),
             Ok(command) => {
-                status("Running", &format!("backend-conformance, with the example in {language}"));
+                status("Running", &format!("backend-conformance, with {name}"));
                 let mut conformance = Command::new(&binary);
-                conformance.arg("backend-conformance").args(arguments).args(["--lines", "--"]).args(command);
+                conformance.arg("backend-conformance").args(asked).args(arguments).arg("--").args(command);
+                conformance.current_dir(workspace());
                 // What the example logs would hide the results.
                 let log = folder.join("log");
                 match run(conformance.env("PYTHONPATH", &folder).stderr(fs::File::create(&log)?)) {
-                    Ok(()) => ("Passed", language.to_owned()),
-                    Err(error) => ("Failed", format!("{language}: {error:#}; see {}", log.display())),
+                    Ok(()) => ("Passed", name.to_owned()),
+                    Err(error) => ("Failed", format!("{name}: {error:#}; see {}", log.display())),
                 }
             }
         };
@@ -63,15 +92,42 @@ pub(crate) fn interop(arguments: &[std::ffi::OsString]) -> Result<()> {
     Ok(())
 }
 
-fn rust(_: &Path) -> Result<Vec<PathBuf>> {
+fn iptables(mode: &str) -> Result<Vec<OsString>> {
+    let mut command =
+        vec![build::backend_binary("kube-proxy-iptables").into(), "--iptables-mode".into(), mode.into()];
+    command.extend(WITHOUT_PAGES.map(OsString::from));
+    Ok(command)
+}
+
+fn userspace(_: &Path) -> Result<Vec<OsString>> {
+    Ok(listening(build::backend_binary("kube-proxy-userspace")))
+}
+
+fn userspace_under_wine(folder: &Path) -> Result<Vec<OsString>> {
+    let wine =
+        wine().filter(|_| windows_binary().exists()).context("Wine is missing, or a compiler for Windows")?;
+    let mut prefix = OsString::from("WINEPREFIX=");
+    prefix.push(folder.join("wine"));
+    let mut command = vec!["env".into(), prefix, "WINEDEBUG=-all".into(), wine.into()];
+    command.extend(listening(windows_binary()));
+    Ok(command)
+}
+
+/// The command of the backend that listens at the addresses of Services.
+fn listening(binary: PathBuf) -> Vec<OsString> {
+    let flags = ["--listen", "services"].into_iter().chain(WITHOUT_PAGES).map(OsString::from);
+    [binary.into()].into_iter().chain(flags).collect()
+}
+
+fn rust(_: &Path) -> Result<Vec<OsString>> {
     let target = workspace().join("target");
     run(cargo()
         .args(["build", "--package", "proxy-contract", "--example", "lines", "--target-dir"])
         .arg(&target))?;
-    Ok(vec![target.join("debug/examples/lines")])
+    Ok(vec![target.join("debug/examples/lines").into()])
 }
 
-fn python(folder: &Path) -> Result<Vec<PathBuf>> {
+fn python(folder: &Path) -> Result<Vec<OsString>> {
     let python = folder.join("venv/bin/python");
     if !python.exists() {
         let system = find("python3").context("`python3` is missing: install it")?;
@@ -82,10 +138,10 @@ fn python(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut protoc = Command::new(&python);
     protoc.args(["-m", "grpc_tools.protoc"]).args(generated("python_out", "grpc_python_out", folder));
     output(&mut protoc)?;
-    Ok(vec![python, workspace().join("proto/examples/python/backend.py")])
+    Ok(vec![python.into(), workspace().join("proto/examples/python/backend.py").into()])
 }
 
-fn go(folder: &Path) -> Result<Vec<PathBuf>> {
+fn go(folder: &Path) -> Result<Vec<OsString>> {
     let go = find_or_install("go", "golang-go")?;
     if find("protoc-gen-go-grpc").is_none()
         || !Path::new(GO_SOURCES).join("src/google.golang.org/grpc").exists()
@@ -108,7 +164,7 @@ fn go(folder: &Path) -> Result<Vec<PathBuf>> {
     if !backend.exists() {
         bail!("go has built nothing");
     }
-    Ok(vec![backend])
+    Ok(vec![backend.into()])
 }
 
 /// The arguments of protoc for the state of a node.

@@ -8,11 +8,15 @@ use std::{
     time::Duration,
 };
 
-use build_tools::{build::backend_binary, command::workspace};
+use build_tools::{
+    build::backend_binary,
+    command::workspace,
+    other_systems::{windows_binary, wine},
+};
 use tests::{
     Build, Sandbox, TIMEOUT,
     agent::{Output, run},
-    scaled,
+    scaled, skip,
 };
 
 /// Asks a backend; `None` if the machine lacks what every test here needs.
@@ -67,7 +71,31 @@ fn ask_userspace(filter: &str) -> Option<Output> {
     let skips = workspace().join("backends/userspace/conformance-skips.txt");
     let backend = ["--listen", "services", "--healthz-bind-address=", "--metrics-bind-address="];
     let kit = ["--listeners", "--filter", filter, "--skip", skips.to_str().unwrap(), "--"];
-    ask(&[&kit, &[binary.to_str().unwrap()], &backend[..]].concat())
+    ask(&[&kit[..], &[binary.to_str().unwrap()], &backend].concat())
+}
+
+/// The cases that take minutes there are left to `cargo xtask interop`.
+#[test]
+fn the_userspace_backend_for_windows_passes_under_wine() {
+    const SLOW: [&str; 3] = ["streams/the-same-state*", "streams/a-brain-killed*", "scale/*"];
+    let (binary, wine) = (windows_binary(), wine());
+    let Some(wine) = wine.filter(|_| binary.exists()) else {
+        return skip("Wine and a compiler for Windows are needed");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let skips = folder.path().join("skips");
+    let mut text =
+        fs::read_to_string(workspace().join("backends/userspace/conformance-skips-wine.txt")).unwrap();
+    text.extend(SLOW.map(|it| format!("{it}: minutes\n")));
+    fs::write(&skips, text).unwrap();
+    let prefix = format!("WINEPREFIX={}", folder.path().join("wine").display());
+    let environment = ["env", &prefix, "WINEDEBUG=-all", wine.to_str().unwrap(), binary.to_str().unwrap()];
+    let backend = ["--listen", "services", "--healthz-bind-address=", "--metrics-bind-address="];
+    let kit = ["--listeners", "--skip", skips.to_str().unwrap(), "--"];
+    let Some(output) = ask(&[&kit, &environment[..], &backend[..]].concat()) else { return };
+    let text = output.success();
+    assert!(text.contains(" 0 failed, "), "{text}");
+    assert!(text.split(' ').next().is_some_and(|it| it.parse::<u32>().is_ok_and(|it| it > 70)), "{text}");
 }
 
 /// Asks the backend of sockets, and looks again and again at the processes that may be it.

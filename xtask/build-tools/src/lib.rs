@@ -9,6 +9,7 @@ pub mod build;
 pub mod command;
 pub mod container;
 pub mod machine;
+pub mod other_systems;
 pub mod programs;
 pub mod progress;
 pub mod target;

@@ -123,23 +123,43 @@ impl Target {
     }
 }
 
+/// Finds the standard library of a target, or fetches it.
+///
+/// # Errors
+///
+/// It is missing, and rustup is, too.
+pub(crate) fn require_standard_library(target: &str) -> Result<()> {
+    ensure!(
+        is_installed(target)?,
+        "the standard library of {target} is missing: install it (`rustup target add {target}`)"
+    );
+    Ok(())
+}
+
 fn standard_library(target: &str) -> Result<StandardLibrary> {
+    if is_installed(target)? {
+        return Ok(StandardLibrary::Installed);
+    }
+    Ok(StandardLibrary::FromSources(Toolchain::find_or_install()?))
+}
+
+/// Whether the compiler has a standard library of a target; fetches it if rustup can.
+fn is_installed(target: &str) -> Result<bool> {
     let rustc = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
     let folder = output(
         Command::new(&rustc).args(["--print", "target-libdir", "--target", target]).current_dir(workspace()),
     )?;
     let is_installed = || fs::read_dir(&folder).is_ok_and(|mut it| it.next().is_some());
     if is_installed() {
-        return Ok(StandardLibrary::Installed);
+        return Ok(true);
     }
     if find("rustup").is_some() {
         status("Fetching", &format!("the standard library of {target} (rustup target add)"));
         match rustup(&["target", "add", target]) {
-            Ok(()) if is_installed() => return Ok(StandardLibrary::Installed),
-            // The compiler is not rustup's.
-            Ok(()) => {}
-            Err(error) => status("Failed", &format!("{error:#}; it is compiled from its sources instead")),
+            // The compiler may be another one than rustup's.
+            Ok(()) => return Ok(is_installed()),
+            Err(error) => status("Failed", &format!("{error:#}")),
         }
     }
-    Ok(StandardLibrary::FromSources(Toolchain::find_or_install()?))
+    Ok(false)
 }

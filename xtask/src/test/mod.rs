@@ -17,6 +17,7 @@ use build_tools::{
     TIMEOUT_FACTOR,
     build::build_for_tests,
     command::{cargo, run, status, workspace},
+    other_systems::build_for_other_systems,
     programs::{install_font, promtool, test_programs},
     test_suite::{Outcome, TestBinary, build_test_binaries},
 };
@@ -95,6 +96,7 @@ fn build(fast: bool) -> Result<Vec<TestBinary>> {
             status("Warning", &format!("{error:#}"));
         }
         build_for_tests()?;
+        build_for_other_systems()?;
     }
     let mut binaries = build_test_binaries(cargo_test())?;
     binaries.retain(|it| !fast || !SLOW.contains(&it.package()));

@@ -1,0 +1,85 @@
+//! The userspace backend for other operating systems: built for Windows, where Wine runs it, and checked for macOS.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    command::{cargo, output, run, status, workspace},
+    programs::{find, find_or_install},
+    target::require_standard_library,
+};
+
+const PACKAGE: &str = "kube-proxy-userspace";
+const WINDOWS: &str = "x86_64-pc-windows-gnu";
+const MACOS: &str = "aarch64-apple-darwin";
+/// Where Debian has it.
+const WINE: &str = "/usr/lib/wine/wine64";
+
+/// The backend for Windows, beside a library that Wine before 9.0 lacks.
+#[must_use]
+pub fn windows_binary() -> PathBuf {
+    workspace().join("target/test-binaries/windows/kube-proxy-userspace.exe")
+}
+
+/// The program that runs it here.
+#[must_use]
+pub fn wine() -> Option<PathBuf> {
+    find("wine64").or_else(|| Some(PathBuf::from(WINE)).filter(|it| it.exists()))
+}
+
+/// Builds the backend for other systems, as far as their tools are here or can be installed; warns about the rest.
+///
+/// # Errors
+///
+/// The backend does not compile.
+pub fn build_for_other_systems() -> Result<()> {
+    let warn = |error: anyhow::Error| status("Warning", &format!("{error:#}"));
+    // Of an earlier run.
+    let _ = fs::remove_file(windows_binary());
+    match windows_tools() {
+        Ok(gcc) => build_for_windows(&gcc)?,
+        Err(error) => warn(error),
+    }
+    match require_standard_library(MACOS) {
+        Ok(()) => check_for_macos()?,
+        Err(error) => warn(error),
+    }
+    Ok(())
+}
+
+/// What builds and runs a program of Windows; returns the C compiler.
+fn windows_tools() -> Result<PathBuf> {
+    let gcc = find_or_install("x86_64-w64-mingw32-gcc", "gcc-mingw-w64-x86-64")?;
+    if wine().is_none() {
+        // Debian's program is not on the PATH: it is looked for below, wherever it is.
+        let _ = find_or_install("wine64", "wine64");
+        wine().context("`wine64` is missing: install it (package `wine64` on Debian and Ubuntu)")?;
+    }
+    require_standard_library(WINDOWS)?;
+    Ok(gcc)
+}
+
+fn build_for_windows(gcc: &Path) -> Result<()> {
+    let target = workspace().join("target");
+    run(cargo().args(["build", "--package", PACKAGE, "--target", WINDOWS, "--target-dir"]).arg(&target))?;
+    let binary = windows_binary();
+    let folder = binary.parent().context("it is in a folder")?;
+    fs::create_dir_all(folder)?;
+    fs::copy(target.join(WINDOWS).join("debug/kube-proxy-userspace.exe"), &binary)?;
+    let library = workspace().join("backends/userspace/tests/bcryptprimitives.c");
+    let mut compile = Command::new(gcc);
+    compile.args(["-shared", "-o"]).arg(folder.join("bcryptprimitives.dll")).arg(library).arg("-ladvapi32");
+    output(&mut compile).map(drop)
+}
+
+/// Without TLS, whose C code needs Apple's compiler.
+fn check_for_macos() -> Result<()> {
+    let mut check = cargo();
+    check.args(["check", "--package", PACKAGE, "--no-default-features", "--target", MACOS, "--target-dir"]);
+    run(check.arg(workspace().join("target")))
+}
