@@ -35,7 +35,7 @@ pub(super) struct Flags {
         conflicts_with_all = ["kube_proxy", "force"],
     )]
     wait_for_kube_proxy: Option<Option<Duration>>,
-    /// Remove the rules that a removed kube-proxy has left, of all of its modes, and nothing of this proxy
+    /// Remove the rules of a removed kube-proxy, of all its modes, and nothing of this proxy
     ///
     /// Refused while kube-proxy runs. Rules of others stay, the kubelet's included; what cannot be removed is named with the
     /// command that does it.

@@ -31,7 +31,7 @@ pub(super) struct Flags {
     /// Show only nodes that have not acknowledged their newest state
     #[arg(long)]
     behind: bool,
-    /// Also say whether an endpoint with this address is active on each node
+    /// Show whether an endpoint with this address is active on each node
     #[arg(long, value_name = "ADDRESS")]
     has: Option<IpAddr>,
 }

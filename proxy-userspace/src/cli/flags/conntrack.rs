@@ -10,16 +10,17 @@ use jiff::SignedDuration;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection tracking")]
 pub(in crate::cli) struct ConntrackFlags {
-    /// Connections to track per CPU (net.netfilter.nf_conntrack_max), which is only ever raised; 0 leaves it to the host
+    /// Maximum tracked connections per CPU (net.netfilter.nf_conntrack_max); only raised, never lowered; 0 keeps the host's
+    /// setting
     #[arg(long, value_name = "NUMBER", default_value_t = 32_768)]
     conntrack_max_per_core: u32,
-    /// Least number of connections to track, whatever the number of CPUs
+    /// Minimum limit of tracked connections, regardless of the number of CPUs
     #[arg(long, value_name = "NUMBER", default_value_t = 131_072)]
     conntrack_min: u32,
-    /// How long an idle TCP connection is tracked, such as 24h; 0 leaves it to the host
+    /// Timeout of idle established TCP connections, such as 24h; 0 keeps the host's setting
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     conntrack_tcp_timeout_established: Duration,
-    /// How long a TCP connection is tracked after one side has closed it; 0 leaves it to the host
+    /// Timeout of half-closed TCP connections (CLOSE_WAIT); 0 keeps the host's setting
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     conntrack_tcp_timeout_close_wait: Duration,
     /// Do not count TCP packets outside the window as invalid (net.netfilter.nf_conntrack_tcp_be_liberal)
@@ -33,13 +34,13 @@ pub(in crate::cli) struct ConntrackFlags {
         action = ArgAction::Set
     )]
     conntrack_tcp_be_liberal: bool,
-    /// How long a UDP flow without an answer is tracked; 0 leaves it to the host
+    /// Timeout of unanswered UDP flows; 0 keeps the host's setting
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     conntrack_udp_timeout: Duration,
-    /// How long an answered UDP flow is tracked; 0 leaves it to the host
+    /// Timeout of answered UDP flows; 0 keeps the host's setting
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     conntrack_udp_timeout_stream: Duration,
-    /// Where these settings are; in a container, a mount of the host's /proc/sys/net, since its own is read-only
+    /// Folder of these settings; in a container, a mount of the host's /proc/sys/net, since its own is read-only
     #[arg(long, value_name = "PATH", default_value = "/proc/sys/net")]
     proc_sys_net: PathBuf,
 }
@@ -78,7 +79,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Whether only the initialization is done.
 #[derive(Clone, Copy, Debug, Args)]
 pub(in crate::cli) struct InitFlag {
-    /// Apply the settings that need a writable /proc/sys (the --conntrack flags), and exit
+    /// Apply the settings that need a writable /proc/sys (--conntrack-…), and exit
     ///
     /// For a container that runs before this one and has what this one lacks; what cannot be set is logged.
     #[arg(

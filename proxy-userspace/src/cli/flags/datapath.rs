@@ -54,8 +54,8 @@ pub(in crate::cli) struct DatapathFlags {
     /// fail with ENOBUFS where those are not translated. Used when the map is created, until `cleanup`.
     #[arg(long, value_name = "NUMBER", default_value_t = 65_536, value_parser = table_size())]
     udp_addresses: u32,
-    /// Clients with session affinity that are remembered, counted per service port and IP family; rounded up to a power
-    /// of two
+    /// Maximum number of remembered clients with session affinity, per service port and IP family; rounded up to a power of
+    /// two
     ///
     /// Beyond the limit, the least recently connected client is evicted. Each takes about 150 bytes of kernel memory. Used
     /// when the map is created, until `cleanup`.

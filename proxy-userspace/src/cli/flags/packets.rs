@@ -22,7 +22,7 @@ pub(in crate::cli) struct PacketFlags {
     /// Datapath of connections to Services
     #[arg(long, default_value = "ebpf", help_heading = "Datapath")]
     backend: Backend,
-    /// Who translates packets without a socket on this node, such as those from outside to NodePorts and load balancer
+    /// Datapath of packets without a socket on this node, such as those from outside to NodePorts and load balancer
     /// addresses, and those of virtual machines
     ///
     /// Applies to the whole network namespace, regardless of --cgroup and --socket-lb-exclude-cgroup. With a --cgroup below
@@ -33,7 +33,7 @@ pub(in crate::cli) struct PacketFlags {
     /// policy Local does not apply to packets of pods
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
-    /// How traffic of this node's pods is recognized
+    /// How traffic of this node's pods is detected
     #[arg(long, default_value = "ClusterCIDR", ignore_case = true)]
     detect_local_mode: DetectLocalMode,
     /// Bridge interface of the pods, for --detect-local-mode BridgeInterface

@@ -12,21 +12,21 @@ use crate::cli::output::wrong_usage;
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Passive health of endpoints")]
 pub(super) struct PassiveHealthFlags {
-    /// Whether endpoints to which connections of a client fail get no new ones of it for a time
+    /// Eject endpoints that fail a client's connections: for a time they get no new ones of that client
     ///
     /// Each Service may say otherwise by the annotation kube-proxy-ebpf.io/passive-health.
     #[arg(long, value_name = "on|off", default_value = "on")]
     passive_health: Switch,
-    /// Failed connections of a client in a row after which an endpoint is ejected for it, 1 to 50
+    /// Consecutive failures after which an endpoint is ejected for a client, 1 to 50
     #[arg(long, value_name = "NUMBER", default_value = "3", value_parser = up_to::<50>)]
     passive_health_failures: NonZeroU8,
-    /// How long an endpoint is ejected for the first time, 1s to 1h; each further time in sequence twice as long
+    /// First ejection time, 1s to 1h; doubled by each consecutive ejection
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = up_to_1h)]
     passive_health_ejection_time: Duration,
-    /// How long an endpoint is ejected at most, up to 24h; not less than --passive-health-ejection-time
+    /// Longest ejection time, up to 24h; at least --passive-health-ejection-time
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = up_to_24h)]
     passive_health_max_ejection_time: Duration,
-    /// How many percent of a set of endpoints may be ejected, 1 to 100; the last endpoint never is
+    /// Percentage of a set's endpoints that may be ejected, 1 to 100; the last endpoint never is
     #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = up_to::<100>)]
     passive_health_max_ejected_percent: NonZeroU8,
 }

@@ -6,7 +6,7 @@ use datapath_ebpf as ebpf;
 /// Whether annotations of pods are honored.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct PodFlags {
-    /// Leave the sockets of pods to packets, as their annotation kube-proxy-ebpf.io/socket-lb says
+    /// Honor the annotation kube-proxy-ebpf.io/socket-lb of pods: leave their sockets to packets
     ///
     /// `"off"` leaves all sockets of the pod, `tcp-only` those of UDP. Of an API server the metadata of Pods is watched: of this
     /// node's, or of all with --serve-any-node. The permission to list and watch Pods cannot be limited to a node's. An

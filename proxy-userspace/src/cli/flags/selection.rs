@@ -14,7 +14,7 @@ pub(in crate::cli) struct SelectionFlags {
     /// The log says of each other gate why it makes none.
     #[arg(long, value_name = "NAME=BOOL,…", value_parser = feature_gates)]
     feature_gates: Vec<FeatureGates>,
-    /// How many entries the Services of a namespace may have; of more, the younger Services are not served
+    /// Maximum number of entries of a namespace's Services; beyond it, the youngest Services are not served
     ///
     /// An entry is a frontend, or an endpoint at one of its ports. So no tenant takes the memory and the time of others.
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAX_NAMESPACE_ENTRIES, value_parser = clap::value_parser!(u64).range(1..))]

@@ -30,8 +30,8 @@ pub(in crate::cli) struct ServerTlsFlags {
     /// /node/NAME) or as the common name system:node:NAME.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
-    /// Clients that may ask for every node and for the cluster state, by the common name, DNS name or URI in their
-    /// certificate; can be repeated
+    /// Clients that may request every node and the cluster state, by the common name, DNS name or URI of their certificate;
+    /// can be repeated
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "tls_cert")]
     tls_allow: Vec<String>,
 }

@@ -44,7 +44,7 @@ pub(super) struct Flags {
     pins: PinFlags,
     #[command(flatten)]
     reports: ReportFlags,
-    /// What comes first
+    /// Sort order
     #[arg(long, value_name = "COLUMN", default_value = "connections")]
     sort: SortBy,
     /// Show only Services whose name, port or address contains this

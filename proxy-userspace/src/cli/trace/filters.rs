@@ -30,16 +30,16 @@ pub(super) struct FilterFlags {
     /// Only connections of this pod, by its UID, or by its name if it is an endpoint of a Service
     #[arg(long, value_name = "UID|NAMESPACE/NAME", value_parser = parse_pod)]
     pod: Option<PodName>,
-    /// Only what fails: no endpoints, no room, and connections that the endpoint refuses or does not answer
+    /// Only failures: no endpoints, no room, and connections that the endpoint refuses or does not answer
     #[arg(long)]
     failed: bool,
     /// Also show how each connection ended, and when
     #[arg(long)]
     close: bool,
-    /// Also show destinations in networks without Services, and every datagram
+    /// Include destinations in networks without Services, and every datagram
     #[arg(long)]
     all: bool,
-    /// End the trace that runs, if there is one
+    /// End a running trace first
     #[arg(long)]
     replace: bool,
 }

@@ -47,7 +47,7 @@ pub(super) struct Flags {
     /// Output format
     #[arg(long, short, default_value = "text")]
     output: Output,
-    /// End after so many lines
+    /// End after this many lines
     #[arg(long, value_name = "NUMBER")]
     count: Option<NonZeroU64>,
     /// End after this time, such as 30s
