@@ -56,11 +56,9 @@ impl Rejected {
         Self { item: format!("Service {service}"), reason: reason.into(), effect }
     }
 
-    /// The line of a log.
-    pub fn log_line(&self) -> String {
-        let is_served = matches!(self.effect, Effect::Served | Effect::AnnotationIgnored(_));
-        let prefix = if is_served { "" } else { "not served: " };
-        format!("{prefix}{self}")
+    /// Whether it is served, though differently than it may be meant.
+    pub fn is_served(&self) -> bool {
+        matches!(self.effect, Effect::Served | Effect::AnnotationIgnored(_))
     }
 }
 
@@ -200,7 +198,7 @@ mod tests {
         (0..MAX_LISTED + 7).for_each(|it| parts.push(it, "no", Effect::NotServed));
         let list = parts.into_list();
         assert_eq!(list.len(), MAX_LISTED + 1);
-        assert_eq!(list[1].log_line(), "not served: Service a/b: 1: no");
+        assert!(!list[1].is_served());
         assert_eq!(list[MAX_LISTED].to_string(), "Service a/b: rejected as well: 7 more parts");
     }
 

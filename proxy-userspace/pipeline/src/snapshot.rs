@@ -8,6 +8,7 @@ use publish::{Published, Publisher};
 use source::{
     RejectionLog,
     file::{FileReport, FileUpdate},
+    log_rejected,
 };
 
 use crate::{config::Error, node_check::unknown_node};
@@ -22,7 +23,7 @@ pub fn read_manifests(
     let FileUpdate { changes, report } = source::file::read(path, service_metadata)?;
     let FileReport { problems, rejected } = report.unwrap_or_default();
     for it in problems.iter().chain(&rejected) {
-        tracing::warn!("{}", it.log_line());
+        log_rejected(it);
     }
     if changes.is_empty() && !problems.is_empty() {
         return Err(Error::NoManifest(path.to_owned()));

@@ -20,6 +20,8 @@ use crate::{
     worker::{Applied, Failure},
 };
 
+/// How many rejected parts of a state are logged one by one.
+const MAX_LOGGED: usize = 10;
 /// A change of more entries frees enough memory that it is worth returning to the system.
 const LARGE_CHANGE: usize = 10_000;
 
@@ -50,7 +52,7 @@ impl<'a> Reports<'a> {
         self.observer.on_dequeued(published);
     }
 
-    /// A state is active; each new rejection is logged once.
+    /// A state is active; each new rejection is logged once, or counted.
     pub(crate) fn active(&mut self, Applied { desired, report }: &Applied) {
         let took = desired.begin.elapsed();
         self.observer.on_applied(&desired.published, report, took);
@@ -58,8 +60,13 @@ impl<'a> Reports<'a> {
             self.state_log.active(desired.published.rev, report, took);
         }
         let rejected: BTreeSet<_> = report.rejected.iter().cloned().collect();
-        for it in rejected.difference(&self.rejected) {
-            tracing::warn!("{}", it.log_line());
+        let mut new = rejected.difference(&self.rejected);
+        for Rejected { item, reason, .. } in new.by_ref().take(MAX_LOGGED) {
+            tracing::warn!(%item, %reason, "not served");
+        }
+        let more = new.count();
+        if more > 0 {
+            tracing::warn!(more, "more parts are not served; `status` has all of them");
         }
         self.rejected = rejected;
         let ApplyReport { is_full, entries, .. } = report;

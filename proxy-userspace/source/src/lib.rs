@@ -12,4 +12,4 @@ pub mod kube_types;
 mod rejection_log;
 mod text;
 
-pub use rejection_log::RejectionLog;
+pub use rejection_log::{RejectionLog, log_rejected};

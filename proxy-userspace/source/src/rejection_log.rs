@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use model::Rejections;
+use model::{Rejected, Rejections};
 use tokio::time::Instant;
 
 /// How many parts are logged in an interval.
@@ -38,7 +38,7 @@ impl RejectionLog {
             for it in rejections.new_since(&self.known) {
                 if self.lines < MAX_LINES {
                     self.lines += 1;
-                    tracing::warn!("{}", it.log_line());
+                    log_rejected(it);
                 } else {
                     self.more += 1;
                 }
@@ -48,7 +48,7 @@ impl RejectionLog {
         if self.more > 0 && !self.is_counted {
             self.is_counted = true;
             let more = std::mem::take(&mut self.more);
-            tracing::warn!("{more} more parts of objects are rejected; `status` has all of them");
+            tracing::warn!(more, "more parts of objects are rejected; `status` has all of them");
         }
         has_changed
     }
@@ -62,10 +62,18 @@ impl RejectionLog {
     }
 }
 
+/// Logs a rejected part.
+pub fn log_rejected(it: &Rejected) {
+    let Rejected { item, reason, .. } = it;
+    if it.is_served() {
+        tracing::warn!(%item, %reason, "served otherwise than written");
+    } else {
+        tracing::warn!(%item, %reason, "not served");
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use model::Rejected;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]

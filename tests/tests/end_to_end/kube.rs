@@ -338,7 +338,7 @@ fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
     let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     node.start_with(&command(&node, &kubeconfig).args(["--max-namespace-entries=5"]));
     TcpStream::connect(frontend()).unwrap();
-    node.wait_until_logged(&["not served: Service default/zoo: its 4 entries", "may have 5"]);
+    node.wait_until_logged(&["not served item=Service default/zoo reason=its 4 entries", "may have 5"]);
     node.wait_until(|_| metric("kube_proxy_ebpf_namespace_entries") == Some(6.0));
     let explained = run(node.cli("explain").args(["node", "10.96.0.12:80"])).stdout;
     assert!(explained.contains("zoo does not fit into its namespace"), "{explained}");

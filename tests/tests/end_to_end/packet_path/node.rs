@@ -85,7 +85,8 @@ fn the_socket_path_works_without_netfilter_and_reports_it() {
     cluster.write(&[external("web", 1).endpoint("p1", &P1)]);
     let agent = start_ready(&cluster, &cluster.command("ebpf").without_netfilter());
     assert_eq!(server_by_socket(&cluster, internal_frontends(1)[0]), "p1");
-    let text = "not served: traffic without a local socket: cannot open a netlink socket to nftables";
+    let text =
+        "not served item=traffic without a local socket reason=cannot open a netlink socket to nftables";
     assert!(agent.log().contains(text), "{}", agent.log());
     let rejected = cluster.n1.run(|| http::metric("kube_proxy_ebpf_rejected_items{by=\"backend\"}"));
     assert_eq!(rejected, Some(1.0));
@@ -124,7 +125,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
     assert!(eventually(TIMEOUT, || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf")));
     let mut agent = cluster.start(&cluster.command("ebpf"));
     agent.wait_until_logged(TIMEOUT, "only the socket path is up to date").unwrap();
-    assert!(agent.log().contains("not served: traffic without a local socket"), "{}", agent.log());
+    assert!(agent.log().contains("not served item=traffic without a local socket"), "{}", agent.log());
     agent.wait_until(TIMEOUT, || is_ready(&cluster)).unwrap();
     let by_socket =
         || request_by_socket(&cluster, Transport::Tcp, internal_frontends(1)[0]).map(|it| it.name);
