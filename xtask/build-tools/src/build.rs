@@ -187,7 +187,7 @@ fn build_binary(build: Build) -> Result<PathBuf> {
 }
 
 /// The packages of the backends on the contract, each with a binary of its name.
-const BACKENDS: [&str; 2] = ["kube-proxy-iptables", "kube-proxy-userspace"];
+const BACKENDS: [&str; 3] = ["kube-proxy-iptables", "kube-proxy-ipvs", "kube-proxy-userspace"];
 
 /// The path of a backend on the contract.
 #[must_use]

@@ -31,7 +31,7 @@ fn dependencies(manifest: &str) -> Vec<String> {
 }
 
 /// Every crate of the workspace with its folder, from the highest layer to the lowest.
-const LAYERS: [(&str, &str); 36] = [
+const LAYERS: [(&str, &str); 37] = [
     ("xtask", "xtask"),
     ("vmtest", "tests/vmtest"),
     ("conformance", "tests/conformance"),
@@ -60,6 +60,7 @@ const LAYERS: [(&str, &str); 36] = [
     ("api-server", "tests/api-server"),
     ("wire", "proxy-userspace/wire"),
     ("kube-proxy-iptables", "backends/iptables"),
+    ("kube-proxy-ipvs", "backends/ipvs"),
     ("kube-proxy-userspace", "backends/userspace"),
     ("proxy-contract", "proto"),
     ("brain", "proxy-userspace/brain"),
