@@ -195,16 +195,22 @@ pub fn backend_binary(package: &str) -> PathBuf {
     workspace().join("target/debug").join(package)
 }
 
-/// Builds the backends on the contract.
-pub fn build_backends() -> Result<()> {
+/// Builds the backends on the contract; returns the folder of their binaries.
+pub fn build_backends(release: bool) -> Result<PathBuf> {
+    let target = workspace().join("target");
     let mut command = cargo();
-    command.args(["build", "--target-dir"]).arg(workspace().join("target"));
-    run(command.args(BACKENDS.iter().flat_map(|it| ["--package", it])))
+    command.args(["build", "--target-dir"]).arg(&target);
+    command.args(BACKENDS.iter().flat_map(|it| ["--package", it]));
+    if release {
+        command.arg("--release");
+    }
+    run(&mut command)?;
+    Ok(target.join(if release { "release" } else { "debug" }))
 }
 
 /// Builds the backends and every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.
 pub fn build_for_tests() -> Result<()> {
-    build_backends()?;
+    build_backends(false)?;
     let toolchain = Toolchain::find_or_install()?;
     Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;
     // The product comes last: it stays in target/debug.
