@@ -2,6 +2,7 @@
 //! Invariant: every figure is measured, each case in a process of its own.
 
 mod apply;
+mod backends;
 mod balance;
 mod brain;
 mod connect;

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 /// The port of every endpoint.
 pub(crate) const TARGET_PORT: u16 = 8080;
 
+/// The range of all cluster IPs.
+pub(crate) const CLUSTER_IPS: &str = "10.96.0.0/16";
+
 /// The cluster IP of a Service; its port is 80.
 pub(crate) fn cluster_ip(n: u32) -> Ipv4Addr {
     Ipv4Addr::new(10, 96, (n / 250) as u8, (1 + n % 250) as u8)

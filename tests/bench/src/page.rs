@@ -15,7 +15,7 @@ use crate::{
     nft,
     plot::{Line, Plot, Scale, Unit, number},
     proxy_command::OWN,
-    proxy_figures::{Pair, ProxyFigures, SizeFigures},
+    proxy_figures::{Pair, ProxyFigures, SizeFigures, Start},
     record::{Recorded, Records},
 };
 
@@ -43,6 +43,7 @@ impl Page {
         page.changes("change", compared)?;
         page.starts("start", compared)?;
         page.connects("connect-compared", compared);
+        page.backends(records, compared);
         // A newer run that had no others to measure.
         let alone = records.newest("proxies").filter(|it| it.file != compared.file);
         page.blocks.insert("change-alone", not_recorded("proxies"));
@@ -186,6 +187,32 @@ impl Page {
         self.blocks.insert(block, text + &origin(recorded));
     }
 
+    /// Backends on the contract, above other proxies at as many Services.
+    fn backends(&mut self, records: &Records, compared: &Recorded) {
+        let Some(recorded) = records.newest("backends") else {
+            self.blocks.insert("backends", not_recorded("backends"));
+            return;
+        };
+        let figures = &recorded.record.figures;
+        let mut text = format!(
+            "{}\n\n\
+             | | Services | a connect sees a change, median | 99 % | at most | CPU of a change | start | CPU of the start | resident |\n\
+             |---|---|---|---|---|---|---|---|---|\n",
+            figures.method_text()
+        );
+        for (name, sizes) in ordered(&figures.proxies) {
+            text.extend(sizes.iter().map(|(services, it)| backend_row(name, *services, it)));
+        }
+        let sizes: BTreeSet<&u32> = figures.proxies.values().flat_map(BTreeMap::keys).collect();
+        for (name, others) in compared.record.figures.proxies.iter().filter(|it| !is_own(it.0)) {
+            let others = others.iter().filter(|it| sizes.contains(it.0));
+            text.extend(others.map(|(services, it)| backend_row(&format!("{name} ²"), *services, it)));
+        }
+        text += &origin(recorded);
+        let _ = writeln!(text, "\n² Of [another run](figures/{}), with 10 endpoints.", compared.file);
+        self.blocks.insert("backends", text);
+    }
+
     /// The run times of the connect program, a row for each kernel.
     fn programs(&mut self, records: &Records) {
         let mut kernels = BTreeSet::new();
@@ -248,6 +275,26 @@ fn is_own(proxy: &str) -> bool {
 fn ordered(proxies: &ProxyFigures) -> impl Iterator<Item = (&String, &BTreeMap<u32, SizeFigures>)> {
     let of = |own| proxies.iter().filter(move |it| is_own(it.0) == own);
     of(true).chain(of(false))
+}
+
+/// A row of the table of backends.
+fn backend_row(name: &str, services: u32, it: &SizeFigures) -> String {
+    let services = number(services.into());
+    if let Some(reason) = &it.failure {
+        return format!("| {name} | {services} | {reason} | | | | | | |\n");
+    }
+    let ms = |it: Option<f64>| it.map_or_else(|| "–".into(), milliseconds);
+    let start = |figure: fn(&Start) -> String| it.start.as_ref().map_or_else(|| "–".into(), figure);
+    let cells = [
+        ms(it.change.map(|it| it.visible_ms.p50)),
+        ms(it.change.and_then(|it| it.visible_ms.p99)),
+        ms(it.change.map(|it| it.visible_ms.max)),
+        ms(it.change.map(|it| it.cpu_ms_per_change)),
+        start(|it| format!("{:.1} s", it.cold_start_s)),
+        start(|it| format!("{:.1} s", it.cpu_start_s)),
+        start(|it| format!("{:.0} MB", it.rss_mb)),
+    ];
+    format!("| {name} | {services} | {} |\n", cells.join(" | "))
 }
 
 /// A figure of all proxies by the number of Services.

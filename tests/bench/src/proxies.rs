@@ -5,13 +5,19 @@
 use std::{
     fs::{self, File},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use ::tests::{NetNs, Sandbox, client::reset_on_close, netns::NetNsGuard, sandbox::CgroupGuard};
+use ::tests::{
+    Agent, NetNs, Sandbox,
+    agent::{AgentCommand, VERBOSE, brain_socket},
+    client::reset_on_close,
+    netns::NetNsGuard,
+    sandbox::CgroupGuard,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use api_server::{ApiServer, Settings};
 use build_tools::{
@@ -25,6 +31,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{
     figures::Figures,
+    kube::cpu_seconds,
     objects::{self, TARGET_PORT},
     proxy_command::{Place, Proxy},
     proxy_figures::{Change, Connect, Pair, Quantiles, SizeFigures, Spread, Start},
@@ -38,7 +45,7 @@ const CHANGING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 255, 0, 1), Ipv4Addr::new(10,
 const TIMEOUT: Duration = Duration::from_secs(200);
 /// How long a connect may take: an address that no one translates has a route, and no one answers there.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
-const CHANGES: u32 = 30;
+const CHANGES: usize = 30;
 /// Slow proxies are given fewer changes.
 const CHANGES_TIME: Duration = Duration::from_secs(40);
 const MIN_CHANGES: usize = 5;
@@ -92,16 +99,14 @@ pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
         report.versions.extend(proxy.version.clone());
         let figures = report.proxies.entry(proxy.name.clone()).or_default();
         for services in &sizes {
-            status("Measuring", &format!("{} with {services} Services", proxy.name));
-            let mut measured = SizeFigures::default();
-            let result = Bench::start(&proxy, *services).and_then(|it| it.measure(&mut measured));
-            if let Err(error) = &result {
-                status("Failed", &format!("{} with {services} Services: {error:#}", proxy.name));
-                let first = error.to_string();
-                measured.failure = first.lines().next().map(ToOwned::to_owned);
-            }
+            let measured = measure(&proxy, *services, endpoints(*services), |bench, figures| {
+                bench.measure(CHANGES, figures)?;
+                figures.connect = Some(bench.measure_connects()?);
+                Ok(())
+            });
+            let has_failed = measured.failure.is_some();
             figures.insert(*services, measured);
-            if result.is_err() {
+            if has_failed {
                 break;
             }
         }
@@ -113,14 +118,35 @@ pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
     ))
 }
 
+/// Measures a proxy at a number of Services and of endpoints of each, as `work` says; the figures have its failure.
+pub(crate) fn measure(
+    proxy: &Proxy,
+    services: u32,
+    endpoints: u32,
+    work: impl FnOnce(&mut Bench, &mut SizeFigures) -> Result<()>,
+) -> SizeFigures {
+    status("Measuring", &format!("{} with {services} Services", proxy.name));
+    let mut measured = SizeFigures::default();
+    let result = Bench::start(proxy, services, endpoints).and_then(|mut it| work(&mut it, &mut measured));
+    if let Err(error) = result {
+        status("Failed", &format!("{} with {services} Services: {error:#}", proxy.name));
+        measured.failure = error.to_string().lines().next().map(ToOwned::to_owned);
+    }
+    measured
+}
+
 /// A proxy on a node, the cluster that it serves, and the client. The fields are dropped in this order.
-struct Bench {
+pub(crate) struct Bench {
     proxy: KilledOnDrop,
+    /// What a backend follows.
+    _brain: Option<Agent>,
     /// When it was started.
     begin: Instant,
     log: PathBuf,
     cgroup: PathBuf,
     services: u32,
+    /// Of each Service but the changing one.
+    endpoints: u32,
     /// Which endpoint the changing Service has.
     changes: u32,
     server: ApiServer,
@@ -134,7 +160,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(proxy: &Proxy, services: u32) -> Result<Self> {
+    pub(crate) fn start(proxy: &Proxy, services: u32, endpoints: u32) -> Result<Self> {
         let sandbox = Sandbox::new("bench-proxies")?;
         let (node, pods) = (NetNs::new()?, NetNs::new()?);
         node.connect_veth("eth0", &pods, "eth0")?;
@@ -142,6 +168,9 @@ impl Bench {
         pods.add_interface_address("192.168.60.2/24", "eth0")?;
         node.ip(&["route", "add", "default", "via", "192.168.60.2"])?;
         pods.ip(&["route", "add", "local", "10.128.0.0/9", "dev", "lo"])?;
+        if proxy.listens_at_services() {
+            node.ip(&["route", "add", "local", objects::CLUSTER_IPS, "dev", "lo"])?;
+        }
         let listener = pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT)))?;
         listener.set_nonblocking(true)?;
         let _cgroup_guard = sandbox.enter()?;
@@ -154,7 +183,6 @@ impl Bench {
             "spec": {"podCIDR": "10.200.0.0/24", "podCIDRs": ["10.200.0.0/24"]},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.168.60.1"}, {"type": "Hostname", "address": "n1"}]},
         }));
-        let endpoints = endpoints(services);
         for n in 1..services {
             server.set(objects::service(n));
             let all = (0..endpoints)
@@ -162,6 +190,8 @@ impl Bench {
             server.set(objects::slice(n, all.collect()));
         }
         server.set(objects::service(0));
+        set_changing(&server, 0);
+        let _brain = proxy.brain.as_deref().map(|it| start_brain(it, &sandbox, &server)).transpose()?;
         let kubeconfig = server.kubeconfig(sandbox.files())?;
 
         let cgroup = sandbox.cgroup().join("proxy");
@@ -173,6 +203,7 @@ impl Bench {
             kubeconfig: &kubeconfig,
             cgroup: sandbox.cgroup(),
             pins: sandbox.pins(),
+            brain: &brain_socket(&sandbox),
         };
         let line = proxy.command_line(&place)?;
         let mut command = Command::new("sh");
@@ -184,12 +215,14 @@ impl Bench {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
-        let mut bench = Self {
+        Ok(Self {
             begin: Instant::now(),
             proxy: KilledOnDrop(command.spawn()?),
             log,
+            _brain,
             cgroup,
             services,
+            endpoints,
             changes: 0,
             server,
             listener,
@@ -198,12 +231,11 @@ impl Bench {
             _node: node,
             _pods: pods,
             sandbox,
-        };
-        bench.set_changing();
-        Ok(bench)
+        })
     }
 
-    fn measure(mut self, figures: &mut SizeFigures) -> Result<()> {
+    /// Measures a start and so many changes.
+    pub(crate) fn measure(&mut self, changes: usize, figures: &mut SizeFigures) -> Result<()> {
         let changing: SocketAddr = (objects::cluster_ip(0), 80).into();
         let last = (objects::cluster_ip(self.services - 1), 80).into();
         self.wait_until("is not served", Duration::from_millis(1), || {
@@ -213,25 +245,16 @@ impl Bench {
         figures.start =
             Some(Start { cold_start_s, rss_mb: self.resident_mb()?, cpu_start_s: self.cpu_seconds()? });
         wait_until_idle(MAX_SETTLE_TIME, || self.cpu_seconds())?;
-        figures.change = Some(self.measure_changes(changing)?);
-        figures.connect = Some(self.measure_connects()?);
+        figures.change = Some(self.measure_changes(changing, changes)?);
         Ok(())
     }
 
-    fn set_changing(&mut self) {
-        let address = CHANGING[self.changes as usize % 2];
-        let endpoint = objects::endpoint(0, self.changes, &address.to_string(), 2);
-        self.server.set(objects::slice(0, vec![endpoint]));
-    }
-
-    fn measure_changes(&mut self, address: SocketAddr) -> Result<Change> {
+    fn measure_changes(&mut self, address: SocketAddr, changes: usize) -> Result<Change> {
         let (mut times, before, begin) = (Vec::new(), self.cpu_seconds()?, Instant::now());
-        while times.len() < CHANGES as usize && (times.len() < MIN_CHANGES || begin.elapsed() < CHANGES_TIME)
-        {
+        while times.len() < changes && (times.len() < MIN_CHANGES || begin.elapsed() < CHANGES_TIME) {
             self.changes += 1;
-            let expected = CHANGING[self.changes as usize % 2];
             let changed = Instant::now();
-            self.set_changing();
+            let expected = set_changing(&self.server, self.changes);
             let listener = self.listener.try_clone()?;
             self.wait_until("does not show a change", POLL_INTERVAL, || {
                 reached(&listener, address).is_some_and(|it| it == expected)
@@ -242,13 +265,14 @@ impl Bench {
         let cpu_ms_per_change = (self.cpu_seconds()? - before) * 1e3 / times.len() as f64;
         times.sort_unstable_by(f64::total_cmp);
         let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-        let visible_ms = Spread { n: times.len(), min: at(0), p50: at(50), p95: at(95), max: at(100) };
+        let visible_ms =
+            Spread { n: times.len(), min: at(0), p50: at(50), p95: at(95), p99: Some(at(99)), max: at(100) };
         Ok(Change { visible_ms, cpu_ms_per_change })
     }
 
     /// Connects through Services and straight to endpoints, in turn.
     fn measure_connects(&self) -> Result<Connect> {
-        let endpoints = endpoints(self.services);
+        let endpoints = self.endpoints;
         let mut rng = Rng::with_seed(1);
         let mut times = [const { Vec::new() }; 4];
         for round in 0..ROUNDS {
@@ -375,6 +399,28 @@ fn endpoints(services: u32) -> u32 {
     ENDPOINTS[usize::from(services > 10_000)]
 }
 
+/// Sets the endpoint of the changing Service; returns its address.
+fn set_changing(server: &ApiServer, changes: u32) -> Ipv4Addr {
+    let address = CHANGING[changes as usize % 2];
+    let endpoint = objects::endpoint(0, changes, &address.to_string(), 2);
+    server.set(objects::slice(0, vec![endpoint]));
+    address
+}
+
+/// Starts the brain of a backend, outside of the backend's cgroup, and waits until it has the cluster's state.
+fn start_brain(binary: &Path, sandbox: &Sandbox, server: &ApiServer) -> Result<Agent> {
+    let command = AgentCommand::new(binary, &["brain".as_ref(), "--source=kube".as_ref()])
+        .arg(format!("--kube-api-server={}", server.url()))
+        .arg(format!("--listen={}", brain_socket(sandbox)))
+        .env(VERBOSE, "0")
+        .node("n1");
+    let mut brain = command.start(sandbox)?;
+    let socket = sandbox.files().join("proxy.sock");
+    brain.wait_until(TIMEOUT, || socket.exists())?;
+    wait_until_idle(MAX_SETTLE_TIME, || cpu_seconds(&brain))?;
+    Ok(brain)
+}
+
 /// Whether an address accepts a connection.
 pub(crate) fn is_served(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok_and(|it| reset_on_close(&it).is_ok())
@@ -385,7 +431,15 @@ pub(crate) fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv
     while listener.accept().is_ok() {}
     let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).ok()?;
     reset_on_close(&stream).ok()?;
-    let (accepted, _) = listener.accept().ok()?;
+    // A proxy of sockets connects to the endpoint after the client has connected to it.
+    let begin = Instant::now();
+    let accepted = loop {
+        match listener.accept() {
+            Ok((it, _)) => break it,
+            Err(_) if begin.elapsed() < CONNECT_TIMEOUT => thread::sleep(POLL_INTERVAL),
+            Err(_) => return None,
+        }
+    };
     reset_on_close(&accepted).ok()?;
     match accepted.local_addr().ok()?.ip() {
         std::net::IpAddr::V4(it) => Some(it),

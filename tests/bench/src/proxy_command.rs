@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs, iter,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -11,6 +11,17 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::command::output;
 use serde_json::json;
+
+/// The backends on the contract: the name, the package, and the arguments.
+const BACKENDS: [(&str, &str, &[&str]); 4] = [
+    ("kube-proxy-iptables, nft", "kube-proxy-iptables", &["--iptables-mode=nft"]),
+    ("kube-proxy-iptables, legacy", "kube-proxy-iptables", &["--iptables-mode=legacy"]),
+    ("kube-proxy-ipvs", IPVS, &[]),
+    ("kube-proxy-userspace", "kube-proxy-userspace", &[LISTEN_AT_SERVICES]),
+];
+const LISTEN_AT_SERVICES: &str = "--listen=services";
+/// The backend whose kernel module a machine may lack.
+const IPVS: &str = "kube-proxy-ipvs";
 
 /// The beginning of the names of this proxy's modes.
 pub(crate) const OWN: &str = "kube-proxy-ebpf";
@@ -21,6 +32,8 @@ pub(crate) struct Proxy {
     pub(crate) name: String,
     /// The version of another proxy, if it says so.
     pub(crate) version: Option<(String, String)>,
+    /// The program that serves a backend with the cluster's state; others follow the API server themselves.
+    pub(crate) brain: Option<PathBuf>,
     binary: PathBuf,
     mode: Mode,
 }
@@ -33,6 +46,8 @@ enum Mode {
     KubeProxy(&'static str),
     /// With a backend.
     Kpng(&'static str),
+    /// A backend on the contract, with its arguments.
+    Backend(&'static [&'static str]),
 }
 
 /// Where a proxy runs.
@@ -45,6 +60,8 @@ pub(crate) struct Place<'a> {
     pub(crate) cgroup: &'a Path,
     /// Where it may pin.
     pub(crate) pins: &'a Path,
+    /// The address of the brain that a backend follows.
+    pub(crate) brain: &'a str,
 }
 
 impl Proxy {
@@ -54,6 +71,7 @@ impl Proxy {
         let proxy = |(mode, packets)| Self {
             name: format!("{OWN}, {mode}"),
             version: None,
+            brain: None,
             binary: binary.to_owned(),
             mode: Mode::Own(packets),
         };
@@ -73,6 +91,7 @@ impl Proxy {
         let proxy = |mode| Self {
             name: format!("kube-proxy {version} {mode}"),
             version: Some(("kube-proxy".into(), version.into())),
+            brain: None,
             binary: binary.clone(),
             mode: Mode::KubeProxy(mode),
         };
@@ -85,10 +104,38 @@ impl Proxy {
         let proxy = |backend| Self {
             name: format!("KPNG {backend}"),
             version: None,
+            brain: None,
             binary: binary.clone(),
             mode: Mode::Kpng(backend),
         };
         Ok(["nft", "iptables", "ebpf"].map(proxy).into())
+    }
+
+    /// The backends on the contract: that of this proxy's nftables, and those in a folder.
+    pub(crate) fn backends(own: &Path, folder: &Path) -> Vec<Self> {
+        let backend = |name: &str, binary: PathBuf, arguments| Self {
+            name: name.to_owned(),
+            version: None,
+            brain: Some(own.to_owned()),
+            binary,
+            mode: Mode::Backend(arguments),
+        };
+        let nft: &[&str] = &["agent", "--backend=nft", "--conntrack-max-per-core=0", "--conntrack-min=0"];
+        let nft = backend(&format!("{OWN} agent --backend nft"), own.to_owned(), nft);
+        let others =
+            BACKENDS.iter().map(|(name, package, arguments)| backend(name, folder.join(package), arguments));
+        iter::once(nft).chain(others).collect()
+    }
+
+    /// Whether it listens at the addresses of Services, which then have to be local.
+    pub(crate) fn listens_at_services(&self) -> bool {
+        matches!(self.mode, Mode::Backend(arguments) if arguments.contains(&LISTEN_AT_SERVICES))
+    }
+
+    /// Why this machine cannot run it, if it cannot.
+    pub(crate) fn unavailable(&self) -> Option<&'static str> {
+        let lacks_ipvs = self.binary.ends_with(IPVS) && !Path::new("/proc/net/ip_vs").exists();
+        lacks_ipvs.then_some("the kernel has no ip_vs")
     }
 
     /// The program and its arguments.
@@ -135,6 +182,10 @@ impl Proxy {
                     line.push("--cluster-cidrs=10.128.0.0/9".into());
                 }
             }
+            Mode::Backend(arguments) => {
+                line.extend(arguments.iter().map(OsString::from));
+                line.extend(["--node-name=n1", "--target", place.brain].map(OsString::from));
+            }
         }
         Ok(line)
     }
@@ -147,6 +198,7 @@ fn find(binary: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeSet,
         io::{Read as _, Write as _},
         net::TcpStream,
     };
@@ -159,8 +211,9 @@ mod tests {
     fn line(mode: Mode) -> (Vec<String>, tempfile::TempDir) {
         let files = tempfile::tempdir().unwrap();
         let [kubeconfig, cgroup, pins] = ["/k/config", "/cgroup/x", "/bpf/x"].map(Path::new);
-        let place = Place { files: files.path(), kubeconfig, cgroup, pins };
-        let proxy = Proxy { name: String::new(), version: None, binary: "/bin/proxy".into(), mode };
+        let place = Place { files: files.path(), kubeconfig, cgroup, pins, brain: "unix:///b" };
+        let proxy =
+            Proxy { name: String::new(), version: None, brain: None, binary: "/bin/proxy".into(), mode };
         let line = proxy.command_line(&place).unwrap();
         (line.into_iter().map(|it| it.into_string().unwrap()).collect(), files)
     }
@@ -179,6 +232,22 @@ mod tests {
     fn kpng_serves_the_node_in_one_process() {
         let (line, _files) = line(Mode::Kpng("ebpf"));
         assert_eq!(line, ["/bin/proxy", "kube", "--kubeconfig=/k/config", "to-local", "to-ebpf"]);
+    }
+
+    #[test]
+    fn a_backend_follows_the_brain() {
+        let (line, _files) = line(Mode::Backend(&["--iptables-mode=nft"]));
+        assert_eq!(line, ["/bin/proxy", "--iptables-mode=nft", "--node-name=n1", "--target", "unix:///b"]);
+    }
+
+    #[test]
+    fn backends_have_names_of_their_own_and_a_brain() {
+        let backends = Proxy::backends(Path::new("/own"), Path::new("/folder"));
+        let names: BTreeSet<_> = backends.iter().map(|it| &it.name).collect();
+        assert_eq!(names.len(), backends.len());
+        assert!(backends.iter().all(|it| it.brain.as_deref() == Some(Path::new("/own"))));
+        let unavailable: Vec<_> = backends.iter().filter(|it| it.unavailable().is_some()).collect();
+        assert!(unavailable.iter().all(|it| it.name == IPVS), "{unavailable:?}");
     }
 
     #[test]

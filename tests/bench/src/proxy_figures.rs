@@ -49,6 +49,8 @@ pub(crate) struct Spread {
     pub(crate) min: f64,
     pub(crate) p50: f64,
     pub(crate) p95: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) p99: Option<f64>,
     pub(crate) max: f64,
 }
 
@@ -90,6 +92,7 @@ pub(crate) fn print(proxies: &ProxyFigures) {
         "PROXY",
         "SERVICES",
         "CHANGE SEEN",
+        "99 %",
         "AT MOST",
         "CPU",
         "START",
@@ -112,6 +115,7 @@ pub(crate) fn print(proxies: &ProxyFigures) {
                 name.clone(),
                 number((*services).into()),
                 it.failure.clone().unwrap_or_else(|| ms(it.change.map(|it| it.visible_ms.p50))),
+                ms(it.change.and_then(|it| it.visible_ms.p99)),
                 ms(it.change.map(|it| it.visible_ms.max)),
                 ms(it.change.map(|it| it.cpu_ms_per_change)),
                 start(|it| it.cold_start_s, "s", 2),

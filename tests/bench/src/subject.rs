@@ -4,13 +4,15 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
-    apply, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale,
+    apply, backends, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale,
 };
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Subject {
     /// From a received state until every program uses it; a start; and the memory for both (as root)
     Apply,
+    /// The backends on the contract that this machine can run: time and CPU of a change, start, memory (as root)
+    Backends(backends::BackendsArguments),
     /// Time of connections to two fast endpoints and a slow one, at random and by least connections; the share of a new
     /// endpoint (as root)
     Balance,
@@ -58,6 +60,7 @@ impl Subject {
     pub(crate) fn measure(self) -> Result<Figures> {
         match self {
             Self::Apply => apply::bench(),
+            Self::Backends(it) => backends::bench(&it),
             Self::Balance => balance::bench(),
             Self::Brain => brain::bench(),
             Self::Connect => connect::bench(),
