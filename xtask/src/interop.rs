@@ -61,7 +61,7 @@ const WITHOUT_PAGES: [&str; 2] = ["--healthz-bind-address=", "--metrics-bind-add
 /// Builds every backend that this machine can run, and plays the cases to it.
 pub(crate) fn interop(arguments: &[OsString]) -> Result<()> {
     let binary = build::build(false)?;
-    build::build_backends()?;
+    build::build_backends(false)?;
     build_for_other_systems()?;
     let folder = workspace().join("target/interop");
     let mut results = Vec::new();
