@@ -20,8 +20,8 @@ use crate::{
     servers::Server,
 };
 
-/// The schedulers of the kernel that need no more than the addresses of a connection.
-pub(crate) const SCHEDULERS: [&str; 9] = ["rr", "wrr", "lc", "wlc", "sh", "dh", "mh", "sed", "nq"];
+/// The schedulers of the kernel, but for those of caches (`dh`: an endpoint per address of a Service) and of weights alone.
+pub(crate) const SCHEDULERS: [&str; 8] = ["rr", "wrr", "lc", "wlc", "sh", "mh", "sed", "nq"];
 /// The annotation of a Service with the name of its scheduler.
 pub(crate) const SCHEDULER: &str = "kube-proxy-ebpf.io/ipvs-scheduler";
 /// The scheduler that keeps a client's endpoint if ports are translated, by a hash of the source (Maglev): connections of a
@@ -244,7 +244,7 @@ mod tests {
     }
 
     fn defaults() -> Defaults {
-        Defaults { scheduler: "rr".into(), missing: ["dh".to_owned(), "sed".to_owned()].into() }
+        Defaults { scheduler: "rr".into(), missing: ["sed".to_owned()].into() }
     }
 
     fn planned(it: &ServiceEndpoints) -> Plan {

@@ -31,7 +31,10 @@ impl Server {
     fn parameters(&self) -> String {
         let persistence = self.persistence;
         let persistence = if persistence > 0 { format!(" -p {persistence}") } else { String::new() };
-        format!("-s {}{persistence}", self.scheduler)
+        // Hashes keep the places of endpoints without a weight; otherwise their clients would be dropped.
+        let hash = ["mh", "sh"].into_iter().find(|it| *it == self.scheduler);
+        let fallback = hash.map_or_else(String::new, |it| format!(" -b {it}-fallback"));
+        format!("-s {}{persistence}{fallback}", self.scheduler)
     }
 }
 
@@ -180,8 +183,10 @@ mod tests {
         let a = server("rr", &[(one, 1)]);
         let b = server("lc 60", &[(two, 1)]);
         let drained = server("rr", &[(one, 0)]);
+        let hashed = server("mh", &[]);
         let cases = [
             (TCP, None, Some(&a), ["-A -s rr, -a -r 10.1.0.1:80 -w 1", ""], Some(a.clone())),
+            (UDP, None, Some(&hashed), ["-A -s mh -b mh-fallback", ""], Some(hashed.clone())),
             (
                 TCP,
                 Some(&a),

@@ -21,6 +21,8 @@ use build_tools::{
 const SUITE: (&str, &str) = ("Debian", "trixie");
 /// A browser is too large for a root in memory.
 const TOO_LARGE: [&str; 2] = ["chromium", "chromium-driver"];
+/// The backend whose tests run in the kernel; it is built with them.
+const BACKEND: &str = "kube-proxy-ipvs";
 /// The folders of programs and of libraries in Debian's packages.
 const PROGRAM_FOLDERS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
 
@@ -50,6 +52,8 @@ impl System {
             let binary = build.path().join("kube-proxy-ebpf");
             programs.push((binary.clone(), binary));
         }
+        let backend = workspace().join("target/debug").join(BACKEND);
+        programs.push((backend.clone(), backend));
         programs.push((env::current_exe()?, "/guest".into()));
         programs.extend(iptables_extensions(Path::new("/"), Machine::own()?));
         Ok(Self { programs, other: None })
@@ -62,6 +66,8 @@ impl System {
         let mut programs = build_for_tests_on(&target)?;
         run(target.cargo("build", &[]).args(["--locked", "--package", "vmtest"]))?;
         programs.push((target.folder("debug").join("vmtest"), "/guest".into()));
+        let backend = target.folder("debug").join(BACKEND);
+        programs.push((backend.clone(), backend));
         for (program, _) in test_program_names() {
             if let Some(path) = find_below(&root, program) {
                 programs.push((path, Path::new("/usr/bin").join(program)));

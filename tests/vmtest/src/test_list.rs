@@ -13,14 +13,25 @@ use build_tools::{
 /// `cargo xtask test` runs them.
 const NOT_OF_KERNELS: [&str; 2] = ["brain_chain::", "packet_path::listing::every_nft_"];
 
-/// Builds the end-to-end tests, without those of a browser, and lists them; for another machine with the binary that runs there.
+/// The packages and their tests: end to end, and of a backend in the kernel.
+const TESTS: [[&str; 4]; 2] =
+    [["--package", "tests", "--test", "end_to_end"], ["--package", "kube-proxy-ipvs", "--test", "kernel"]];
+
+/// Builds the end-to-end tests, without those of a browser, and lists them; for another machine with the binaries that run there.
 pub(crate) fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
     let mut build = cargo();
     build.args(["test", "--target-dir"]).arg(workspace().join("target"));
-    let mut tests = binary(build)?.tests()?;
+    let mut tests = Vec::new();
+    for binary in binaries(build)? {
+        tests.extend(binary.tests()?);
+    }
     if let Some(target) = other {
-        let other = binary(target.cargo("test", &[]))?;
-        tests.iter_mut().for_each(|it| other.path().clone_into(&mut it.binary));
+        let others = binaries(target.cargo("test", &[]))?;
+        for test in &mut tests {
+            let other = others.iter().find(|it| test.suite.starts_with(it.package()));
+            let other = other.with_context(|| format!("cargo has not built {} for it", test.suite))?;
+            other.path().clone_into(&mut test.binary);
+        }
     }
     tests.retain(|it| !NOT_OF_KERNELS.iter().any(|begin| it.name.starts_with(begin)));
     // The basic tests come first: most regressions fail there, early.
@@ -28,7 +39,7 @@ pub(crate) fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-fn binary(mut cargo_test: Command) -> Result<TestBinary> {
-    cargo_test.args(["--package", "tests", "--test", "end_to_end"]);
-    build_test_binaries(cargo_test)?.pop().context("cargo has built no end-to-end tests")
+fn binaries(mut cargo_test: Command) -> Result<Vec<TestBinary>> {
+    cargo_test.args(TESTS.as_flattened());
+    build_test_binaries(cargo_test)
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 14] = [
+const TEST_PROGRAMS: [(&str, &str); 15] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("ip", "iproute2"),
@@ -27,6 +27,7 @@ const TEST_PROGRAMS: [(&str, &str); 14] = [
     ("iptables-legacy-save", "iptables"),
     ("iptables-nft-restore", "iptables"),
     ("iptables-nft-save", "iptables"),
+    ("ipvsadm", "ipvsadm"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
