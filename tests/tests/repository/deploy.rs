@@ -34,7 +34,7 @@ use tests::{
 };
 
 /// Every kustomization with a proxy; the first is the base.
-const SERVING: [&str; 7] = [
+const SERVING: [&str; 9] = [
     ".",
     "overlays/kubeadm",
     "overlays/kubeadm-split",
@@ -42,6 +42,8 @@ const SERVING: [&str; 7] = [
     "overlays/kind",
     "overlays/split",
     CENTRAL,
+    "overlays/backend/iptables",
+    "overlays/backend/ipvs",
 ];
 const CENTRAL: &str = "overlays/central";
 const CLEANUP: &str = "cleanup";
@@ -116,7 +118,7 @@ fn kustomizations_of_the_install_page_have_a_pullable_image() {
     }
     let applied = text.split(" -k ").skip(1).map(|it| it.split([' ', '`', '\n']).next().unwrap());
     let applied: BTreeSet<_> = applied.filter(|it| !it.is_empty()).collect();
-    let with_pods = ["deploy/overlays/kind", "mine", "mine-cleanup", "mine-preflight"];
+    let with_pods = ["deploy/overlays/kind", "mine", "mine-backend", "mine-cleanup", "mine-preflight"];
     assert_eq!(applied, with_pods.into_iter().chain(["deploy/observability"]).collect());
     for it in with_pods {
         for image in images(&renderer, &top.join(it)) {
@@ -359,7 +361,9 @@ fn the_pods_have_no_more_privileges_than_needed() {
         }
         for volume in pod["volumes"].as_array().unwrap() {
             let path = &volume["hostPath"]["path"];
-            if path.is_null() || path == "/sys/fs/bpf" {
+            // Backends' own are in `a_backend_has_the_rights_that_it_needs_and_no_account`.
+            let is_backends = folder.starts_with("overlays/backend/") && path != "/proc/sys/net";
+            if path.is_null() || path == "/sys/fs/bpf" || is_backends {
                 continue;
             }
             // Only the container that sets it can write it, and ends before another one starts.
@@ -371,6 +375,50 @@ fn the_pods_have_no_more_privileges_than_needed() {
                 assert!(!is_setting && mount["readOnly"] == true, "{folder}: {mount}");
             }
         }
+    }
+}
+
+/// Backends on the contract, beside a brain.
+#[test]
+fn a_backend_has_the_rights_that_it_needs_and_no_account() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let compiler = fs::read_to_string(deploy::folder().join("Containerfile")).unwrap();
+    let compiler = compiler.lines().find(|it| it.starts_with("FROM ")).unwrap();
+    let admin = CapabilitySet::NET_ADMIN;
+    let loads = ["/lib/modules", "/host/proc/sys/net"];
+    let expected = [
+        ("iptables", "backend", admin | CapabilitySet::NET_RAW, &["/run/xtables.lock"][..]),
+        ("ipvs", "backend", admin, &[][..]),
+        ("ipvs", "ipvs", admin | CapabilitySet::SYS_MODULE, &loads[..]),
+    ];
+    for (backend, name, capabilities, mounts) in expected {
+        let objects = renderer.render(format!("overlays/backend/{backend}")).unwrap();
+        let pod = pod(&objects);
+        let all = || ["initContainers", "containers"].into_iter().flat_map(|it| pod[it].as_array().unwrap());
+        let container = |name: &str| all().find(|it| it["name"] == name).unwrap();
+        let it = container(name);
+        assert_eq!(it["image"], format!("kube-proxy-{backend}:{}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(deploy::capabilities_of(it).unwrap(), capabilities, "{backend}: {name}");
+        let account = "/var/run/secrets/kubernetes.io/serviceaccount";
+        let mounted =
+            it["volumeMounts"].as_array().unwrap().iter().map(|it| it["mountPath"].as_str().unwrap());
+        let mut mounted: BTreeSet<_> = mounted.collect();
+        assert!(mounted.remove(account), "{backend}: {name} has the token");
+        assert_eq!(mounted.remove("/run/kube-proxy-ebpf"), name == "backend", "{backend}: {name}");
+        assert_eq!(mounted, mounts.iter().copied().collect(), "{backend}: {name}");
+        assert!(!pod["volumes"].to_string().contains("/sys/fs/"), "{backend}: it has no eBPF");
+
+        let it = container("backend");
+        let target = it["env"].as_array().unwrap().iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_TARGET");
+        let listen = format!("--listen={}", target.unwrap()["value"].as_str().unwrap());
+        assert!(strings(&container("brain")["args"]).contains(&&*listen), "{backend}: {listen}");
+        let get = &it["readinessProbe"]["httpGet"];
+        assert_eq!((&get["path"], &get["port"]), (&"/healthz".into(), &it["ports"][0]["hostPort"]));
+
+        let file = workspace().join(format!("backends/{backend}/Dockerfile"));
+        let file = fs::read_to_string(file).unwrap();
+        assert!(file.lines().any(|it| it == compiler), "{backend}: {compiler}");
+        assert!(file.contains(&format!(" --tag kube-proxy-{backend}:{} ", env!("CARGO_PKG_VERSION"))));
     }
 }
 
