@@ -30,8 +30,8 @@ pub(crate) enum Error {
     Start { program: &'static str, package: &'static str, error: io::Error },
     #[error("`{command}`: {message}")]
     Tool { command: String, message: String },
-    #[error("the kernel has no IPVS: load its module ip_vs ({0})")]
-    NoIpvs(String),
+    #[error("the kernel has no IPVS: load its module ip_vs")]
+    NoIpvs,
     #[error("--scheduler {0}: the kernel does not have it: load its module ip_vs_{0}")]
     NoScheduler(String),
     #[error("cannot set net/ipv4/{0} to {1} ({2}): {3}")]
@@ -75,7 +75,8 @@ async fn output(
 pub(crate) async fn list_servers() -> Result<(Servers, Connections), Error> {
     match output("ipvsadm", "ipvsadm", "--list --numeric", "").await? {
         (list, None) => Ok(servers::parse(&list)),
-        (_, Some(message)) => Err(Error::NoIpvs(message)),
+        (_, Some(message)) if message.contains("Protocol not available") => Err(Error::NoIpvs),
+        (_, Some(message)) => Err(Error::Tool { command: "ipvsadm --list".to_owned(), message }),
     }
 }
 

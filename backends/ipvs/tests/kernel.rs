@@ -53,7 +53,7 @@ fn kube_proxy_ipvs_passes_every_conformance_case() {
         return;
     }
     let output = Command::new(product())
-        .args(["backend-conformance", "--packets", "--timeout", "240", "--", BACKEND])
+        .args(["backend-conformance", "--packets", "--timeout", "600", "--", BACKEND])
         .args(NO_PAGES)
         .output()
         .unwrap();

@@ -291,7 +291,7 @@ fn backend_row(name: &str, services: u32, it: &SizeFigures) -> String {
         ms(it.change.map(|it| it.visible_ms.max)),
         ms(it.change.map(|it| it.cpu_ms_per_change)),
         start(|it| format!("{:.1} s", it.cold_start_s)),
-        start(|it| format!("{:.1} s", it.cpu_start_s)),
+        start(|it| format!("{:.2} s", it.cpu_start_s)),
         start(|it| format!("{:.0} MB", it.rss_mb)),
     ];
     format!("| {name} | {services} | {} |\n", cells.join(" | "))
@@ -421,7 +421,10 @@ mod tests {
     use build_tools::command::workspace;
 
     use super::*;
-    use crate::record;
+    use crate::{
+        proxy_figures::{Change, Spread},
+        record,
+    };
 
     #[test]
     fn the_page_and_its_plots_are_what_the_records_give() {
@@ -448,6 +451,24 @@ mod tests {
         let page = Page { blocks: BTreeMap::from([("start", "1 s\n".to_owned())]), ..Page::default() };
         let error = format!("{:#}", page.fill(text).unwrap_err());
         assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn a_backend_has_its_figures_or_the_reason_for_their_lack() {
+        let skipped =
+            SizeFigures { failure: Some("the kernel has no ip_vs".into()), ..SizeFigures::default() };
+        let row = backend_row("ipvs", 1_000, &skipped);
+        assert_eq!(row, "| ipvs | 1,000 | the kernel has no ip_vs | | | | | | |\n");
+        // Records of kube-proxy have no 99th percentile.
+        let visible_ms = Spread { n: 8, min: 55.0, p50: 63.2, p95: 75.0, p99: None, max: 75.0 };
+        let measured = SizeFigures {
+            start: Some(Start { cold_start_s: 0.83, rss_mb: 19.4, cpu_start_s: 0.07 }),
+            change: Some(Change { visible_ms, cpu_ms_per_change: 4.84 }),
+            ..SizeFigures::default()
+        };
+        let row = backend_row("iptables", 1_000, &measured);
+        assert_eq!(row, "| iptables | 1,000 | 63 ms | – | 75 ms | 4.8 ms | 0.8 s | 0.07 s | 19 MB |\n");
+        assert_eq!(backend_row("none", 2, &SizeFigures::default()).matches('–').count(), 7);
     }
 
     #[test]
