@@ -26,7 +26,7 @@ use crate::{
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 15] = [
+const FILES: [&str; 18] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -34,6 +34,9 @@ const FILES: [&str; 15] = [
     "LICENSE",
     "README.md",
     "SECURITY.md",
+    "backends/iptables/README.md",
+    "backends/ipvs/README.md",
+    "backends/userspace/README.md",
     "deploy",
     "docs",
     "proto/examples/go",
@@ -69,7 +72,7 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     let shell_folder = shell_files()?;
     let shell_files = entries(&shell_folder, files_below(&shell_folder)?)?;
     for &machine in machines {
-        status("Building", &format!("the binary for {}", machine.name()));
+        status("Building", &format!("the binaries for {}", machine.name()));
         let binary = build::build_release(machine)?;
         if machine == Machine::own()? {
             let version = output(Command::new(&binary).arg("--version"))?;
@@ -84,6 +87,10 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
         let mut entries = files()?;
         entries.extend(shell_files.iter().cloned());
         entries.push(Entry::new("kube-proxy-ebpf", &*bytes).executable());
+        for backend in build::build_release_backends(machine)? {
+            let name = backend.file_name().and_then(|it| it.to_str()).context("a backend has a name")?;
+            entries.push(Entry::read(name, &backend)?.executable());
+        }
         let bill = serde_json::to_vec_pretty(&bill_of_materials(machine)?)?;
         artifacts.push((format!("{stem}.tar.gz"), archive(&stem, entries)?));
         artifacts.push((format!("{stem}.cdx.json"), bill));

@@ -156,14 +156,25 @@ pub fn build(release: bool) -> Result<PathBuf> {
 /// a node.
 pub fn build_release(machine: Machine) -> Result<PathBuf> {
     build_ebpf()?;
+    Ok(build_static(machine, &["kube-proxy-ebpf"])?.join("kube-proxy-ebpf"))
+}
+
+/// Builds the backends on the contract in the same way, and returns their paths.
+pub fn build_release_backends(machine: Machine) -> Result<Vec<PathBuf>> {
+    let folder = build_static(machine, &BACKENDS)?;
+    Ok(BACKENDS.iter().map(|it| folder.join(it)).collect())
+}
+
+/// Builds packages with optimizations, linked statically; returns the folder of their binaries.
+fn build_static(machine: Machine, packages: &[&str]) -> Result<PathBuf> {
     let target = Target::find_or_install(machine)?;
     target.check_static()?;
     let mut flags = remapped_paths(&target.rustc())?.to_vec();
     flags.push("-Ctarget-feature=+crt-static".to_owned());
     let mut build = target.cargo("build", &flags);
-    build.args(["--release", "--locked", "--package", "kube-proxy-ebpf"]);
+    build.args(["--release", "--locked"]).args(packages.iter().flat_map(|it| ["--package", it]));
     run(build.env(COMMIT, commit()))?;
-    Ok(target.folder("release").join("kube-proxy-ebpf"))
+    Ok(target.folder("release"))
 }
 
 /// The variable with the commit that a release is built from. Other builds have none: each commit would rebuild them.
