@@ -25,6 +25,8 @@ const DRAIN: &str = "drain";
 const UDP: &str = "udp";
 /// The annotations that there are, without our prefix.
 const KNOWN: [&str; 5] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN, UDP];
+/// Those that a backend on the contract reads itself.
+const OF_BACKENDS: [&str; 1] = ["ipvs-scheduler"];
 
 /// The load balancing of a Service with these annotations, by their names without our prefix; an empty value means the
 /// default.
@@ -47,7 +49,8 @@ pub(super) fn load_balancing(
         drain: seconds(DRAIN, value(DRAIN), LoadBalancing::MAX_DRAIN, &mut reject),
         udp_to_packets: one_of(value(UDP), &paths, |reason| reject(UDP, reason)),
     };
-    for name in annotations.keys().filter(|it| !KNOWN.contains(&it.as_str())) {
+    let is_known = |it: &str| KNOWN.contains(&it) || OF_BACKENDS.contains(&it);
+    for name in annotations.keys().filter(|it| !is_known(it)) {
         let all = format!("there are {PREFIX}{{{}}}", KNOWN.join(","));
         reject(name, unknown_annotation(name, &KNOWN, &all));
     }
