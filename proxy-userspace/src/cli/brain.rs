@@ -36,6 +36,9 @@ use super::{
     mut_arg("status_socket", |it| it.default_value("0").env("KUBE_PROXY_EBPF_BRAIN_STATUS_SOCKET")),
 )]
 pub(super) struct Flags {
+    /// A backend to run beside the brain, and its arguments, after `--`
+    #[arg(value_name = "COMMAND", last = true)]
+    backend: Vec<OsString>,
     #[command(flatten)]
     source: SourceFlags,
     #[command(flatten)]
@@ -44,9 +47,6 @@ pub(super) struct Flags {
     listen: ListenFlags,
     #[command(flatten)]
     reports: ReportFlags,
-    /// A backend to run beside the brain, and its arguments, after `--`
-    #[arg(value_name = "COMMAND", last = true)]
-    backend: Vec<OsString>,
 }
 
 pub(super) fn main(flags: Flags, configuration: Configuration) -> Result<()> {
