@@ -26,7 +26,7 @@ use crate::{
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 18] = [
+const FILES: [&str; 20] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -39,10 +39,12 @@ const FILES: [&str; 18] = [
     "backends/userspace/README.md",
     "deploy",
     "docs",
+    "proto/README.md",
     "proto/examples/go",
     "proto/examples/lines.rs",
     "proto/examples/print.rs",
     "proto/examples/python",
+    "proto/src/backend/mod.rs",
     "tests/KERNELS.md",
     "tests/scenarios/README.md",
 ];
