@@ -15,9 +15,10 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 15] = [
+const TEST_PROGRAMS: [(&str, &str); 16] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
+    ("conntrack", "conntrack"),
     ("ip", "iproute2"),
     ("ip6tables-legacy-restore", "iptables"),
     ("ip6tables-legacy-save", "iptables"),
