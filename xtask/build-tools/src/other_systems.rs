@@ -23,7 +23,7 @@ const WINE: &str = "/usr/lib/wine/wine64";
 /// The backend for Windows, beside a library that Wine before 9.0 lacks.
 #[must_use]
 pub fn windows_binary() -> PathBuf {
-    workspace().join("target/test-binaries/windows/kube-proxy-userspace.exe")
+    workspace().join("target/windows/kube-proxy-userspace.exe")
 }
 
 /// The program that runs it here.
