@@ -210,9 +210,10 @@ impl RunningTrace {
         command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let mut trace = Self(child);
-        let mut first = String::new();
-        BufReader::new(trace.0.stderr.take().context("a pipe")?).read_line(&mut first)?;
-        ensure!(first.starts_with("tracing"), "the trace does not begin: {first}");
+        // Behind the first lines of the log.
+        let mut lines = BufReader::new(trace.0.stderr.take().context("a pipe")?).lines();
+        let begins = lines.by_ref().map_while(Result::ok).any(|it| it.starts_with("tracing"));
+        ensure!(begins, "the trace does not begin");
         Ok(trace)
     }
 }
