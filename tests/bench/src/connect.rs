@@ -131,7 +131,10 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     manifests.push(service(services).annotation("kube-proxy-ebpf.io/passive-health", "off"));
     node.write(&manifests);
     let memory = MemoryCgroup::new(node.sandbox())?;
-    let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE).memory_cgroup(&memory);
+    // All Services are in one namespace.
+    let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE)
+        .args(["--max-namespace-entries=1000000"])
+        .memory_cgroup(&memory);
     // Every endpoint's address is local: one listener accepts for all of them.
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     listener.set_nonblocking(true)?;
