@@ -38,12 +38,13 @@ struct Backend {
 }
 
 const LINES: &[&str] = &["--lines"];
-const BACKENDS: [Backend; 7] = [
+const BACKENDS: [Backend; 8] = [
     Backend { name: "Rust", asked: LINES, build: rust },
     Backend { name: "Python", asked: LINES, build: python },
     Backend { name: "Go", asked: LINES, build: go },
     Backend { name: "iptables", asked: &["--packets"], build: |_| iptables("nft") },
     Backend { name: "iptables-legacy", asked: &["--packets"], build: |_| iptables("legacy") },
+    Backend { name: "ipvs", asked: &["--packets"], build: ipvs },
     Backend {
         name: "userspace",
         asked: &["--listeners", "--skip", "backends/userspace/conformance-skips.txt"],
@@ -51,7 +52,13 @@ const BACKENDS: [Backend; 7] = [
     },
     Backend {
         name: "userspace-wine",
-        asked: &["--listeners", "--skip", "backends/userspace/conformance-skips-wine.txt"],
+        asked: &[
+            "--listeners",
+            "--skip",
+            "backends/userspace/conformance-skips-wine.txt",
+            "--timeout",
+            "120",
+        ],
         build: userspace_under_wine,
     },
 ];
@@ -97,6 +104,17 @@ fn iptables(mode: &str) -> Result<Vec<OsString>> {
         vec![build::backend_binary("kube-proxy-iptables").into(), "--iptables-mode".into(), mode.into()];
     command.extend(WITHOUT_PAGES.map(OsString::from));
     Ok(command)
+}
+
+fn ipvs(_: &Path) -> Result<Vec<OsString>> {
+    ensure!(
+        Path::new("/proc/net/ip_vs").exists(),
+        "this kernel has no IPVS; `cargo xtask vmtest 6.1 kube_proxy_ipvs` asks it in a virtual machine"
+    );
+    Ok([build::backend_binary("kube-proxy-ipvs").into()]
+        .into_iter()
+        .chain(WITHOUT_PAGES.map(OsString::from))
+        .collect())
 }
 
 fn userspace(_: &Path) -> Result<Vec<OsString>> {
