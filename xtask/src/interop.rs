@@ -100,10 +100,7 @@ pub(crate) fn interop(arguments: &[OsString]) -> Result<()> {
 }
 
 fn iptables(mode: &str) -> Result<Vec<OsString>> {
-    let mut command =
-        vec![build::backend_binary("kube-proxy-iptables").into(), "--iptables-mode".into(), mode.into()];
-    command.extend(WITHOUT_PAGES.map(OsString::from));
-    Ok(command)
+    Ok(command(build::backend_binary("kube-proxy-iptables"), &["--iptables-mode", mode]))
 }
 
 fn ipvs(_: &Path) -> Result<Vec<OsString>> {
@@ -111,10 +108,7 @@ fn ipvs(_: &Path) -> Result<Vec<OsString>> {
         Path::new("/proc/net/ip_vs").exists(),
         "this kernel has no IPVS; `cargo xtask vmtest 6.1 kube_proxy_ipvs` asks it in a virtual machine"
     );
-    Ok([build::backend_binary("kube-proxy-ipvs").into()]
-        .into_iter()
-        .chain(WITHOUT_PAGES.map(OsString::from))
-        .collect())
+    Ok(command(build::backend_binary("kube-proxy-ipvs"), &[]))
 }
 
 fn userspace(_: &Path) -> Result<Vec<OsString>> {
@@ -133,14 +127,28 @@ fn userspace_under_wine(folder: &Path) -> Result<Vec<OsString>> {
 
 /// The command of the backend that listens at the addresses of Services.
 fn listening(binary: PathBuf) -> Vec<OsString> {
-    let flags = ["--listen", "services"].into_iter().chain(WITHOUT_PAGES).map(OsString::from);
+    command(binary, &["--listen", "services"])
+}
+
+/// The command of a backend on the contract.
+fn command(binary: PathBuf, flags: &[&str]) -> Vec<OsString> {
+    let flags = flags.iter().copied().chain(WITHOUT_PAGES).map(OsString::from);
     [binary.into()].into_iter().chain(flags).collect()
 }
 
 fn rust(_: &Path) -> Result<Vec<OsString>> {
     let target = workspace().join("target");
     run(cargo()
-        .args(["build", "--package", "proxy-contract", "--example", "lines", "--target-dir"])
+        .args([
+            "build",
+            "--package",
+            "proxy-contract",
+            "--features",
+            "backend",
+            "--example",
+            "lines",
+            "--target-dir",
+        ])
         .arg(&target))?;
     Ok(vec![target.join("debug/examples/lines").into()])
 }
