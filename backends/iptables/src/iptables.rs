@@ -33,7 +33,7 @@ enum Part {
 }
 
 impl Part {
-    /// Those of a port.
+    /// The parts that a port needs.
     fn of(port: &ServedPort) -> impl Iterator<Item = Self> + use<> {
         let parts = [
             (Self::V6, port.family == Family::V6),

@@ -28,7 +28,7 @@ const REGISTERED: [&str; 4] = [
 /// Which of the variants of iptables is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// That of the system: iptables-restore.
+    /// The variant that the system chose: iptables-restore.
     #[default]
     Auto,
     /// On nftables: iptables-nft-restore.

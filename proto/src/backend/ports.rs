@@ -42,7 +42,7 @@ impl Family {
 /// A port of a Service in one family, on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedPort {
-    /// Its name, often empty.
+    /// The name of the port, often empty.
     pub name: String,
     /// The family of its addresses and endpoints.
     pub family: Family,
