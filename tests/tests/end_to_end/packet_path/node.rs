@@ -125,7 +125,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
     assert!(eventually(TIMEOUT, || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf")));
     let mut agent = cluster.start(&cluster.command("ebpf"));
     agent.wait_until_logged(TIMEOUT, "only the socket path is up to date").unwrap();
-    assert!(agent.log().contains("not served item=traffic without a local socket"), "{}", agent.log());
+    agent.wait_until_logged(TIMEOUT, "not served item=traffic without a local socket").unwrap();
     agent.wait_until(TIMEOUT, || is_ready(&cluster)).unwrap();
     let by_socket =
         || request_by_socket(&cluster, Transport::Tcp, internal_frontends(1)[0]).map(|it| it.name);
