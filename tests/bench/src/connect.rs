@@ -157,23 +157,22 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     let [direct_time, one, any, unwatched] = times.map(median);
 
     // Sockets without an entry.
-    let idle = ProgramStats::median(&node.program("sock_release"), ProgramStats::mean, || {
+    let link = |hook: &str| node.sandbox().pins().join("links").join(hook);
+    let idle = ProgramStats::median(&link("sock_release"), ProgramStats::mean, || {
         for _ in 0..CONNECTS {
             drop(socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?);
         }
         Ok(())
     })?;
-    let run_time_at = |pin: &Path, address: &mut dyn FnMut() -> SocketAddr| {
-        let mean = ProgramStats::median(pin, ProgramStats::mean, || {
+    let run_time = |hook: &str, address: &mut dyn FnMut() -> SocketAddr| {
+        let mean = ProgramStats::median(&link(hook), ProgramStats::mean, || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, address()).map(drop))
         })?;
         anyhow::Ok((mean - idle).max(0.0))
     };
-    let run_time =
-        |program: &str, address: &mut dyn FnMut() -> SocketAddr| run_time_at(&node.program(program), address);
     let traced = |arguments: &[&str]| {
         let _trace = RunningTrace::start(binary, &node, arguments)?;
-        run_time_at(&node.sandbox().pins().join("links/connect4"), &mut || address(0))
+        run_time("connect4", &mut || address(0))
     };
     let datagram = time_datagrams(direct)?;
     let before = memory.usage()?;
@@ -196,7 +195,7 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         miss: run_time("connect4", &mut || direct)?,
         close: run_time("sock_release", &mut || address(0))?,
         passing: ProgramStats::median(
-            &node.program("sock_ops"),
+            &link("sock_ops"),
             |it| it.sum() / CONNECTS as f64,
             || (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop)),
         )?,

@@ -28,20 +28,20 @@ pub(crate) struct ProgramStats {
 }
 
 impl ProgramStats {
-    /// The median of a figure over batches of the runs of the program during `work`, whatever causes them: the kernel also
-    /// counts an interrupt of a program as its run time, and what other guests of the machine take from it. `pin` is that of
-    /// the program, or of the link that it is attached by.
+    /// The median of a figure over batches of the runs of a program during `work`, whatever causes them: the kernel also counts
+    /// an interrupt of a program as its run time, and what other guests of the machine take from it. The program is the one that
+    /// a pinned link has attached: a trace puts another one there.
     pub(crate) fn median(
-        pin: &Path,
+        link: &Path,
         figure: impl Fn(Self) -> f64,
         mut work: impl FnMut() -> Result<()>,
     ) -> Result<f64> {
         let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
         let mut figures = Vec::with_capacity(BATCHES);
         for _ in 0..BATCHES {
-            let before = Self::read(pin)?;
+            let before = Self::read(link)?;
             work()?;
-            let after = Self::read(pin)?;
+            let after = Self::read(link)?;
             figures.push(figure(Self {
                 runs: after.runs - before.runs,
                 nanoseconds: after.nanoseconds - before.nanoseconds,
@@ -50,10 +50,9 @@ impl ProgramStats {
         Ok(median(figures))
     }
 
-    fn read(pin: &Path) -> Result<Self> {
-        let info = ProgramInfo::from_pin(pin)
-            .or_else(|_| linked_program(pin))
-            .with_context(|| format!("cannot read the program {}", pin.display()))?;
+    fn read(link: &Path) -> Result<Self> {
+        let info =
+            linked_program(link).with_context(|| format!("cannot read the program at {}", link.display()))?;
         Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
     }
 
@@ -69,8 +68,8 @@ impl ProgramStats {
 }
 
 /// The program that a pinned link has attached.
-fn linked_program(pin: &Path) -> Result<ProgramInfo> {
-    let id = FdLink::from(PinnedLink::from_pin(pin)?).info()?.program_id();
+fn linked_program(link: &Path) -> Result<ProgramInfo> {
+    let id = FdLink::from(PinnedLink::from_pin(link)?).info()?.program_id();
     let mut programs = loaded_programs().flatten();
     programs.find(|it| it.id() == id).context("it is gone")
 }
