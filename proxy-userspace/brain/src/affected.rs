@@ -18,7 +18,7 @@ use model::{
 
 use crate::{
     NodeView,
-    candidates::is_local,
+    candidates::{is_local, with_endpoints},
     select::{Others, Topology, matches_zone},
     service::trigger_time,
 };
@@ -78,18 +78,7 @@ impl<'a> Affected<'a> {
                 break;
             }
         }
-        let is_affected = |it: &&Endpoint| addresses.contains(&it.address);
-        let now = slices.iter().filter_map(|slice| {
-            let endpoints: Vec<_> = slice.endpoints.iter().filter(is_affected).cloned().collect();
-            // A slice can have thousands of ports, and most slices have no such endpoint.
-            (!endpoints.is_empty()).then(|| EndpointSlice {
-                headless: slice.headless,
-                ports: slice.ports.clone(),
-                endpoints,
-                ..EndpointSlice::new(slice.name.clone(), slice.service.clone(), slice.family)
-            })
-        });
-        let now = now.collect();
+        let now = with_endpoints(slices.iter().copied(), |it| addresses.contains(&it.address));
         let is_plain = changed.iter().all(|it| is_plain(it));
         let found = Self { slices, now, addresses, pods, changed };
         (is_plain && found.are_others_independent() && found.names_the_same_zones(replaced)).then_some(found)
@@ -183,7 +172,7 @@ impl<'a> Affected<'a> {
     }
 
     /// The state of the Service at a node, from the state there `before` and that of the affected endpoints now, which `derive`
-    /// makes. What is equal in `similar` is shared with it.
+    /// makes, without its forwarded ports. What is equal in `similar` is shared with it.
     pub(crate) fn state(
         &self,
         service: &Service,
@@ -224,6 +213,7 @@ impl<'a> Affected<'a> {
             endpoints,
             other_serving: self.targets(&before.other_serving, &part.other_serving),
             not_serving: self.targets(&before.not_serving, &part.not_serving),
+            forwarded: Arc::default(),
             trigger_time: trigger_time(self.slices),
             memo: Memo::default(),
         })

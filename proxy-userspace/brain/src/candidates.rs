@@ -52,6 +52,24 @@ impl<'a> SlicesByPort<'a> {
     }
 }
 
+/// The slices with only some of their endpoints, without those that have none of them.
+pub(crate) fn with_endpoints<'a>(
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    is_in: impl Fn(&Endpoint) -> bool,
+) -> Vec<EndpointSlice> {
+    let slices = slices.into_iter().filter_map(|slice| {
+        let endpoints: Vec<_> = slice.endpoints.iter().filter(|it| is_in(it)).cloned().collect();
+        // A slice can have thousands of ports, and most slices have no such endpoint.
+        (!endpoints.is_empty()).then(|| EndpointSlice {
+            headless: slice.headless,
+            ports: slice.ports.clone(),
+            endpoints,
+            ..EndpointSlice::new(slice.name.clone(), slice.service.clone(), slice.family)
+        })
+    });
+    slices.collect()
+}
+
 /// The candidates for a service port: each target once, of several copies one that is not terminating.
 pub(crate) fn candidates<'a>(
     slices: &SlicesByPort<'a>,
@@ -89,6 +107,11 @@ pub(crate) fn is_serving(endpoint: &Endpoint) -> bool {
 pub(crate) fn is_serving_terminating(endpoint: &Endpoint) -> bool {
     let conditions = endpoint.conditions;
     !conditions.ready && conditions.serving && conditions.terminating
+}
+
+/// Whether it can be in a set, on some node.
+pub(crate) fn could_serve(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.ready || is_serving_terminating(endpoint)
 }
 
 /// Whether it runs on `node`; an endpoint without a node is never local.

@@ -11,6 +11,7 @@ mod candidates;
 mod changes;
 mod endpoints;
 mod explain;
+mod forwarding;
 mod frontends;
 mod incremental;
 mod node_view;

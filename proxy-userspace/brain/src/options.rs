@@ -1,5 +1,7 @@
 //! Options of the command line.
 
+use model::state::ExternalForwarding;
+
 /// Which Services are served, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -10,6 +12,8 @@ pub struct Options {
     pub external_ips: bool,
     /// `--max-namespace-entries`: how many frontends and endpoints, times their ports, the Services of a namespace may have.
     pub max_namespace_entries: u64,
+    /// `--external-forwarding`: what becomes of packets from outside to Services without the annotation.
+    pub external_forwarding: ExternalForwarding,
 }
 
 /// 50,000 Services of five endpoints in one namespace fit, and so do their tables into the memory of the manifests.
@@ -21,6 +25,7 @@ impl Default for Options {
             service_proxy_name: None,
             external_ips: true,
             max_namespace_entries: DEFAULT_MAX_NAMESPACE_ENTRIES,
+            external_forwarding: ExternalForwarding::default(),
         }
     }
 }

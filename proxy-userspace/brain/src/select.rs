@@ -10,7 +10,7 @@ use model::{
 
 use crate::{
     NodeView,
-    candidates::{Candidate, is_local, is_serving_terminating},
+    candidates::{Candidate, could_serve, is_local, is_serving_terminating},
 };
 
 /// What the selection depends on, besides the candidates.
@@ -108,18 +108,26 @@ impl Selection {
 /// Selects from the candidates of one port and family.
 pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
     let &Criteria { internal, external, is_external, node, others } = criteria;
-    let local = |it: &Endpoint| is_local(it, node);
     let topology = others.topology.unwrap_or_else(|| Topology::of(candidates, node));
-    let could_serve = |it: &Endpoint| it.conditions.ready || is_serving_terminating(it);
     Selection {
         cluster: with_fallback(candidates, others.has_ready, |it| topology.accepts(it, node), |_| true),
-        local: with_fallback(candidates, others.has_local_ready, local, local),
+        local: local_set(candidates, others.has_local_ready, node),
         topology,
         has_any_endpoint: candidates.iter().any(|it| could_serve(it.endpoint)),
         internal,
         external,
         is_external,
     }
+}
+
+/// The Local set of the candidates of one port and family.
+pub(crate) fn local_set(
+    candidates: &[Candidate<'_>],
+    is_ready_elsewhere: bool,
+    node: NodeView<'_>,
+) -> Vec<Membership> {
+    let local = |it: &Endpoint| is_local(it, node);
+    with_fallback(candidates, is_ready_elsewhere, local, local)
 }
 
 /// The set of the ready candidates that `ready` accepts; if there are none, here or elsewhere, of the serving terminating ones

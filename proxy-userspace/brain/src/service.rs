@@ -1,6 +1,6 @@
 //! The state of one Service: its frontends and the endpoints that the node may use.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use model::{
     Family, PerFamily, Protocol, Timestamp,
@@ -13,6 +13,7 @@ use crate::{
     NodeView, Options,
     candidates::{Candidate, SlicesByPort, candidates, is_serving},
     endpoints::SelectedEndpoints,
+    forwarding::{forwarded_port, is_forwarded},
     frontends::{frontends, has_family},
     select::{Criteria, Others, Selection, select},
 };
@@ -48,6 +49,7 @@ pub(crate) fn resolved_state<'a>(
     let by_port = SlicesByPort::new(&slices);
     let mut selected = SelectedEndpoints::default();
     let (mut other_serving, mut not_serving) = (Vec::new(), Vec::new());
+    let (is_forwarded, mut forwarded) = (is_forwarded(service, options), Vec::new());
     // TCP connections continue in any case, unless the Service drains.
     let drains = service.load_balancing.drain.is_some();
     for (index, port) in service.ports.iter().enumerate() {
@@ -57,6 +59,9 @@ pub(crate) fn resolved_state<'a>(
             let (candidates, selection) =
                 select_for(service, &state, &by_port, position, *others.of(family), (family, node));
             *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
+            if is_forwarded {
+                forwarded.extend(forwarded_port(&state, index, (family, node), &candidates, &selection));
+            }
             for (candidate, number) in candidates.iter().zip(0..) {
                 let scopes = selection.scopes(number);
                 if !scopes.is_empty() {
@@ -77,6 +82,7 @@ pub(crate) fn resolved_state<'a>(
     Some(ServiceState {
         other_serving: other_serving.into(),
         not_serving: not_serving.into(),
+        forwarded: if forwarded.is_empty() { Arc::default() } else { forwarded.into() },
         trigger_time: trigger_time(&slices),
         ..ServiceState::new(state, selected.assemble())
     })

@@ -14,13 +14,14 @@ use model::{
     Family, PerFamily, ServiceName,
     cluster::{self, ClusterState, Endpoint, EndpointSlice},
     conflicts::FrontendKey,
-    state::{self, Memo, ServiceState, TrafficPolicy},
+    state::{self, ForwardedPort, Memo, ServiceState, TrafficPolicy},
 };
 
 use crate::{
     NodeView, Options,
     admission::Admission,
     affected::{Affected, Replaced},
+    forwarding::{self, is_forwarded},
     service::{resolved_state, trigger_time},
 };
 
@@ -107,6 +108,8 @@ impl<'a> ServiceView<'a> {
     }
 
     /// The state at a locality, given the state there before the change of some endpoints; `None` if all must be derived again.
+    ///
+    /// At a node that an endpoint refers to, `similar` is the state of the nodes in the same zone that none refers to.
     pub(crate) fn changed_state(
         &self,
         locality: Locality<'_>,
@@ -115,11 +118,27 @@ impl<'a> ServiceView<'a> {
         similar: Option<&ServiceState>,
     ) -> Option<ServiceState> {
         let service = self.service?;
-        self.at(locality, |node| {
+        let forwarded = match (locality.node, similar) {
+            _ if !is_forwarded(service, self.options) => Arc::default(),
+            (Some(node), Some(zone_state)) => self.forwarded(node, zone_state),
+            // The endpoints of each node are counted again.
+            _ => return None,
+        };
+        let state = self.at(locality, |node| {
             affected.state(service, node, before, similar, |slices, others| {
                 resolved_state(service, slices, node, self.options, self.conflicting, others)
             })
-        })
+        });
+        Some(ServiceState { forwarded, ..state? })
+    }
+
+    /// What is forwarded at a node, from the state of the nodes in the same zone that no endpoint refers to.
+    fn forwarded(&self, node: &str, zone_state: &ServiceState) -> Arc<[ForwardedPort]> {
+        let of_zone = &zone_state.forwarded;
+        let at = |service| {
+            forwarding::at_node(NodeView { name: node, zone: None }, of_zone, service, &self.slices)
+        };
+        self.service.map(at).unwrap_or_default()
     }
 
     /// Derives something at a node of a locality.
@@ -154,6 +173,7 @@ impl<'a> ServiceView<'a> {
             endpoints: endpoints.collect(),
             other_serving: Arc::clone(&zone_state.other_serving),
             not_serving: Arc::clone(&zone_state.not_serving),
+            forwarded: self.forwarded(node, zone_state),
             // `zone_state` may be an equal state of an earlier time.
             trigger_time: trigger_time(&self.slices),
             memo: Memo::default(),

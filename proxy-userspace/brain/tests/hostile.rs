@@ -39,6 +39,7 @@ fn valid() -> Vec<Value> {
             "endpoints.kubernetes.io/last-change-trigger-time": "2006-01-02T15:04:05Z",
             "kube-proxy-ebpf.io/load-balancing": "random", "kube-proxy-ebpf.io/passive-health": "on",
             "kube-proxy-ebpf.io/slow-start": "30s", "kube-proxy-ebpf.io/drain": "30s", "kube-proxy-ebpf.io/udp": "packets",
+            "kube-proxy-ebpf.io/external-forwarding": "dsr",
         },
     });
     let port = |n: u16| json!({"name": "", "protocol": "TCP", "port": n, "nodePort": 30_000 + n, "targetPort": 8080});

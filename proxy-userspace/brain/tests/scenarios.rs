@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use fuzz::{explanations, invariants};
 use model::{
     Family,
-    state::{Algorithm, LoadBalancing, Scope, ServiceState, TrafficPolicy},
+    state::{Algorithm, ExternalForwarding, LoadBalancing, Scope, ServiceState, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 
@@ -103,6 +103,7 @@ fn load_balancing(it: LoadBalancing) -> Value {
         "slowStartSeconds": it.slow_start,
         "drainSeconds": it.drain,
         "udpToPackets": it.udp_to_packets.then_some(true),
+        "dsr": it.external_forwarding.map(|it| it == ExternalForwarding::Dsr),
     }))
 }
 

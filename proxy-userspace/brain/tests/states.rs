@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use brain::{Options, node_state};
 use model::{
     Family, ServiceName,
-    state::{Endpoint, EndpointKey, PortTarget, Scope, ServiceState},
+    state::{Endpoint, EndpointKey, ExternalForwarding, ForwardedPort, PortTarget, Scope, ServiceState},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -24,6 +24,8 @@ struct Case {
     cluster: Cluster,
     #[serde(default)]
     without_external_ips: bool,
+    #[serde(default)]
+    with_dsr: bool,
     selected: Vec<String>,
     external: Option<Vec<String>>,
     other_serving: Option<Vec<String>>,
@@ -31,6 +33,7 @@ struct Case {
     external_ips: Option<String>,
     load_balancer_ips: Option<String>,
     source_ranges: Option<String>,
+    forwarded: Option<Vec<String>>,
     usable: Option<String>,
     key: Option<String>,
     #[serde(flatten)]
@@ -51,6 +54,12 @@ fn endpoint(it: &Endpoint) -> String {
     let ports = it.ports.iter().map(|it| format!("{}:{}", it.index, it.port));
     let addresses = texts(it.v4).into_iter().chain(texts(it.v6));
     [key].into_iter().chain(addresses).chain(marks).chain(ports).collect::<Vec<_>>().join(" ")
+}
+
+fn forwarded(it: &ForwardedPort) -> String {
+    let nodes: Vec<_> = it.nodes.iter().map(|it| format!("{}={}", it.node, it.endpoints)).collect();
+    let targets = texts(it.targets.iter());
+    format!("{} {} {}: {}", it.index, it.family, nodes.join(" "), targets.join(" ")).trim_end().to_owned()
 }
 
 fn check(case: &Case, state: &ServiceState) {
@@ -74,6 +83,7 @@ fn check(case: &Case, state: &ServiceState) {
         (&case.external, texts(external)),
         (&case.other_serving, unselected(&state.other_serving)),
         (&case.not_serving, unselected(&state.not_serving)),
+        (&case.forwarded, state.forwarded.iter().map(forwarded).collect()),
     ] {
         assert!(expect.as_ref().is_none_or(|it| *it == found), "{}: {found:?}", case.name);
     }
@@ -92,10 +102,13 @@ fn check(case: &Case, state: &ServiceState) {
 fn each_state_is_as_its_case_says() {
     let mut text = include_bytes!("states.yaml").as_slice();
     let cases: Vec<Case> = serde_saphyr::read(&mut text).map(Result::unwrap).collect();
-    assert_eq!(cases.len(), 20, "no case is skipped unnoticed");
+    assert_eq!(cases.len(), 36, "no case is skipped unnoticed");
     for case in cases {
         assert!(case.unknown.is_empty(), "{}: {:?}", case.name, case.unknown);
-        let options = Options { external_ips: !case.without_external_ips, ..Options::default() };
+        let external_forwarding =
+            if case.with_dsr { ExternalForwarding::Dsr } else { ExternalForwarding::Nat };
+        let external_ips = !case.without_external_ips;
+        let options = Options { external_ips, external_forwarding, ..Options::default() };
         let state = node_state(&case.cluster.state(), "n1", &options);
         check(&case, &state.services[&ServiceName::new("ns", "web")]);
     }

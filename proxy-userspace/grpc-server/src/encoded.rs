@@ -89,8 +89,8 @@ impl Encoded {
 
 /// The extensions that change the message of a Service.
 fn content(extensions: Extensions) -> Extensions {
-    let Extensions { trigger_times, other_serving, conflicting_addresses, .. } = extensions;
-    Extensions { trigger_times, other_serving, conflicting_addresses, ..Extensions::default() }
+    let Extensions { trigger_times, other_serving, forwarding, conflicting_addresses, .. } = extensions;
+    Extensions { trigger_times, other_serving, forwarding, conflicting_addresses, ..Extensions::default() }
 }
 
 /// The position and the digest of each node, in the order of their names, for the nodes that were compared last.

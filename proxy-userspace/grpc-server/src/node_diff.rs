@@ -144,6 +144,7 @@ impl ServiceChange<'_> {
                 && (!extensions.trigger_times || old.trigger_time == new.trigger_time)
                 && (!extensions.other_serving
                     || old.other_serving == new.other_serving && old.not_serving == new.not_serving)
+                && (!extensions.forwarding || old.forwarded == new.forwarded)
         });
         (!is_same).then(|| {
             let bytes = match self.shared {

@@ -19,7 +19,7 @@ use proxy_contract::localv1;
 
 use crate::{
     encode::look_up_name,
-    load_balancing,
+    forwarding, load_balancing,
     reader::{Decoded, Reader, shown},
 };
 
@@ -49,7 +49,14 @@ pub fn service_state<'a>(
         let mut targets = |field, of| targets(&mut reader, &message.ports, &positions, field, of).into();
         let other_serving = targets("ports.other_serving", |it| &it.other_serving);
         let not_serving = targets("ports.not_serving", |it| &it.not_serving);
-        ServiceState { other_serving, not_serving, trigger_time, ..ServiceState::new(service, endpoints) }
+        let forwarded = forwarding::decode(&mut reader, &message.ports, &positions);
+        ServiceState {
+            other_serving,
+            not_serving,
+            forwarded,
+            trigger_time,
+            ..ServiceState::new(service, endpoints)
+        }
     });
     reader.finish(state)
 }

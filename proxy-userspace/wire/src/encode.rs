@@ -11,7 +11,7 @@ use model::{
 };
 use proxy_contract::localv1;
 
-use crate::{extensions::Extensions, load_balancing};
+use crate::{extensions::Extensions, forwarding, load_balancing};
 
 /// Encodes a Service, with all fields that KPNG's backends require.
 pub fn service(service: &Service) -> localv1::Service {
@@ -83,6 +83,9 @@ pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> 
         list(&state.other_serving, |it| &mut it.other_serving);
         list(&state.not_serving, |it| &mut it.not_serving);
     }
+    if extensions.forwarding {
+        forwarding::encode(&state.forwarded, &mut message.ports);
+    }
     if !extensions.conflicting_addresses {
         leave_out_conflicting(&mut message);
     }
@@ -139,8 +142,7 @@ fn port(port: &ServicePort) -> localv1::PortMapping {
         }),
         conflicting_addresses: (!port.conflicting_addresses.is_empty())
             .then(|| localv1::IpSet::of(&port.conflicting_addresses)),
-        other_serving: Vec::new(),
-        not_serving: Vec::new(),
+        ..localv1::PortMapping::default()
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Extensions {
     pub service_cidrs: bool,
     /// The pods whose sockets are excluded.
     pub pods: bool,
+    /// The ports that are forwarded whole.
+    pub forwarding: bool,
     /// The addresses that a Service lost to another one, with the ports that lost them.
     pub conflicting_addresses: bool,
     /// Objects that the client has are not sent again.
@@ -39,6 +41,7 @@ impl Extensions {
         other_proxies: false,
         service_cidrs: true,
         pods: true,
+        forwarding: true,
         conflicting_addresses: true,
         resume: true,
         heartbeats: true,
@@ -54,6 +57,7 @@ impl Extensions {
         other_proxies: true,
         service_cidrs: true,
         pods: true,
+        forwarding: false,
         conflicting_addresses: false,
         resume: true,
         heartbeats: true,
@@ -75,6 +79,7 @@ impl Extensions {
                 Extension::ConflictingAddresses => {
                     accepted.conflicting_addresses = self.conflicting_addresses;
                 }
+                Extension::Forwarding => accepted.forwarding = self.forwarding,
                 Extension::Resume => accepted.resume = self.resume,
                 Extension::Heartbeats => accepted.heartbeats = self.heartbeats,
                 Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
@@ -94,6 +99,7 @@ impl Extensions {
             (self.service_cidrs, Extension::ServiceCidrs),
             (self.conflicting_addresses, Extension::ConflictingAddresses),
             (self.pods, Extension::Pods),
+            (self.forwarding, Extension::Forwarding),
             (self.resume, Extension::Resume),
             (self.heartbeats, Extension::Heartbeats),
         ];
@@ -132,11 +138,12 @@ mod tests {
             "ServiceCidrs",
             "ConflictingAddresses",
             "Pods",
+            "Forwarding",
             "Resume",
             "Heartbeats",
         ];
         assert_eq!(names(Extensions::LOCAL), local);
-        assert_eq!(names(Extensions::POLL), local[..7]);
+        assert_eq!(names(Extensions::POLL), local[..8]);
         assert_eq!(
             names(Extensions::GLOBAL),
             ["TriggerTimes", "OtherProxies", "ServiceCidrs", "Pods", "Resume", "Heartbeats"]

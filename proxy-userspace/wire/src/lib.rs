@@ -10,6 +10,7 @@ pub mod cluster;
 mod decode;
 mod encode;
 mod extensions;
+mod forwarding;
 mod load_balancing;
 mod node;
 mod node_state;

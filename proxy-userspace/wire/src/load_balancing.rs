@@ -2,7 +2,7 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
-use model::state::{Algorithm, LoadBalancing, PassiveHealth};
+use model::state::{Algorithm, ExternalForwarding, LoadBalancing, PassiveHealth};
 use proxy_contract::localv1::{self, load_balancing};
 
 use crate::reader::Reader;
@@ -29,6 +29,7 @@ pub(crate) fn encode(it: LoadBalancing) -> Option<localv1::LoadBalancing> {
         slow_start_seconds: it.slow_start.map_or(0, |it| it.get().into()),
         drain_seconds: it.drain.map_or(0, NonZeroU32::get),
         udp_to_packets: it.udp_to_packets,
+        dsr: it.external_forwarding.map(|it| it == ExternalForwarding::Dsr),
     })
 }
 
@@ -67,5 +68,9 @@ pub(crate) fn decode(reader: &mut Reader, message: localv1::LoadBalancing) -> Lo
         slow_start: slow_start.and_then(|it| it.try_into().ok()),
         drain: seconds("drain_seconds", message.drain_seconds, LoadBalancing::MAX_DRAIN),
         udp_to_packets: message.udp_to_packets,
+        external_forwarding: message.dsr.map(|it| match it {
+            true => ExternalForwarding::Dsr,
+            false => ExternalForwarding::Nat,
+        }),
     }
 }

@@ -9,12 +9,12 @@ use std::{
 
 use ipnet::IpNet;
 use model::{
-    Protocol, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
+    Family, Protocol, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
     address::{AddressUse, canonical_range, refusal},
     state::{
-        Algorithm, ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, LoadBalancing, PassiveHealth,
-        PerFamily, PortTarget, Scopes, Service, ServiceKind, ServicePort, ServiceState, TargetPort,
-        TrafficPolicy,
+        Algorithm, ClientIpAffinity, Endpoint, EndpointKey, EndpointPort, ExternalForwarding, ForwardedPort,
+        LoadBalancing, NodeShare, PassiveHealth, PerFamily, PortTarget, Scopes, Service, ServiceKind,
+        ServicePort, ServiceState, TargetPort, TrafficPolicy,
     },
 };
 use proptest::{
@@ -117,8 +117,11 @@ fn load_balancing() -> impl Strategy<Value = LoadBalancing> {
     let failures = option::of((1..=PassiveHealth::MAX_FAILURES).prop_map(NonZeroU8::new));
     let slow_start = option::of((1..=LoadBalancing::MAX_SLOW_START).prop_map(NonZeroU16::new));
     let drain = option::of((1..=LoadBalancing::MAX_DRAIN).prop_map(NonZeroU32::new));
-    (algorithm, any::<Option<bool>>(), failures, percent, slow_start, drain, any::<bool>()).prop_map(
-        |(algorithm, enabled, failures, max_ejected_percent, slow_start, drain, udp_to_packets)| {
+    let forwarding = option::of(prop_oneof![Just(ExternalForwarding::Nat), Just(ExternalForwarding::Dsr)]);
+    let health = (any::<Option<bool>>(), failures, percent);
+    (algorithm, health, slow_start, drain, any::<bool>(), forwarding).prop_map(
+        |(algorithm, health, slow_start, drain, udp_to_packets, external_forwarding)| {
+            let (enabled, failures, max_ejected_percent) = health;
             LoadBalancing {
                 algorithm,
                 passive_health: PassiveHealth {
@@ -129,6 +132,7 @@ fn load_balancing() -> impl Strategy<Value = LoadBalancing> {
                 slow_start: slow_start.flatten(),
                 drain: drain.flatten(),
                 udp_to_packets,
+                external_forwarding,
             }
         },
     )
@@ -216,12 +220,32 @@ fn targets() -> impl Strategy<Value = BTreeSet<PortTarget>> {
     btree_set((0_u16..4, target).prop_map(|(index, target)| PortTarget { index, target }), 0..4)
 }
 
+fn forwarded() -> impl Strategy<Value = BTreeMap<(u16, Family), ForwardedPort>> {
+    let nodes = btree_map("[a-z]{1,3}(\\.[a-z])?", 1_u32.., 1..4);
+    let families = [
+        btree_set(v4().prop_map(IpAddr::V4), 0..3).boxed(),
+        btree_set(v6().prop_map(IpAddr::V6), 0..3).boxed(),
+    ];
+    let port = (0_u16..4, nodes, families, any::<(bool, u16)>()).prop_map(
+        |(index, nodes, targets, (is_v6, port))| {
+            let family = if is_v6 { Family::V6 } else { Family::V4 };
+            let share = |(node, endpoints): (String, _)| NodeShare { node: node.into(), endpoints };
+            let nodes = nodes.into_iter().map(share).collect();
+            let targets = targets[usize::from(is_v6)].iter().map(|it| SocketAddr::new(*it, port)).collect();
+            ((index, family), ForwardedPort { index, family, nodes, targets })
+        },
+    );
+    vec(port, 0..4).prop_map(BTreeMap::from_iter)
+}
+
 fn some_state() -> impl Strategy<Value = ServiceState> {
-    let rest = ([targets(), targets()], option::of(any::<i64>().prop_map(Timestamp::from_micros)));
+    let time = option::of(any::<i64>().prop_map(Timestamp::from_micros));
+    let rest = ([targets(), targets()], time, forwarded());
     (some_service(), vec(some_endpoint(), 0..5), rest).prop_map(|(service, mut endpoints, rest)| {
         let count = service.ports.len();
         let [other_serving, not_serving] =
             rest.0.map(|it| it.into_iter().filter(|it| usize::from(it.index) < count).collect());
+        let forwarded = rest.2.into_values().filter(|it| usize::from(it.index) < count).collect();
         for endpoint in &mut endpoints {
             endpoint.ports =
                 endpoint.ports.iter().filter(|it| usize::from(it.index) < count).copied().collect();
@@ -230,7 +254,7 @@ fn some_state() -> impl Strategy<Value = ServiceState> {
         endpoints.sort_by(|a, b| a.key.cmp(&b.key));
         endpoints.dedup_by(|a, b| a.key == b.key);
         let state = ServiceState::new(service, endpoints);
-        ServiceState { other_serving, not_serving, trigger_time: rest.1, ..state }
+        ServiceState { other_serving, not_serving, forwarded, trigger_time: rest.1, ..state }
     })
 }
 

@@ -9,7 +9,7 @@ use arbitrary::{Result, Unstructured};
 use brain::{Brain, Options, node_state};
 use model::{
     cluster::{ClusterState, Node},
-    state::{NodeInfo, NodeState},
+    state::{ExternalForwarding, NodeInfo, NodeState},
 };
 
 use crate::{
@@ -30,6 +30,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
         service_proxy_name: u.ratio(1, 8)?.then(|| "mesh".to_owned()),
         external_ips: !u.ratio(1, 8)?,
         max_namespace_entries: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { u64::MAX },
+        external_forwarding: *u.choose(&[ExternalForwarding::Nat, ExternalForwarding::Dsr])?,
     };
     let mut brain = Brain::new(options.clone());
     brain.start_serving("n1");

@@ -46,6 +46,22 @@ pub fn service_state(state: &ServiceState) {
     for targets in [&state.other_serving, &state.not_serving] {
         assert!(targets.is_sorted_by(|a, b| a < b), "the unselected targets of {name} are sorted");
     }
+    let forwarded = &state.forwarded;
+    assert!(
+        forwarded.is_sorted_by(|a, b| (a.index, a.family) < (b.index, b.family)),
+        "the forwarded ports of {name} are sorted"
+    );
+    for it in &**forwarded {
+        assert!(usize::from(it.index) < service.ports.len(), "{name} forwards only ports of the Service");
+        assert!(!it.nodes.is_empty(), "{name} forwards to a node");
+        assert!(it.nodes.is_sorted_by(|a, b| a.node < b.node), "the nodes of {name} are sorted");
+        assert!(it.nodes.iter().all(|it| it.endpoints > 0), "each node of {name} has an endpoint");
+        assert!(it.targets.is_sorted_by(|a, b| a < b), "the targets of {name} are sorted");
+        assert!(
+            it.targets.iter().all(|to| Family::of(to.ip()) == it.family),
+            "{name} has targets of a family"
+        );
+    }
 }
 
 /// Checks the rules of Services; another brain may have others.
@@ -83,6 +99,16 @@ fn selection(state: &ServiceState) {
                 it.key
             );
         }
+    }
+    for it in &*state.forwarded {
+        let (index, family) = (usize::from(it.index), it.family);
+        let port = &service.ports[index];
+        assert!(service.has_external_ip(port, family), "{name} forwards only at external addresses");
+        assert!(port.protocol != Protocol::Sctp, "{name} forwards no SCTP");
+        assert_eq!(service.external_policy, TrafficPolicy::Cluster, "{name} forwards only under this policy");
+        let count: u32 = it.nodes.iter().map(|it| it.endpoints).sum();
+        let selected = state.targets(index, family, Scope::Cluster).count();
+        assert_eq!(usize::try_from(count), Ok(selected), "{name} forwards to the nodes of its endpoints");
     }
     let others = state.other_serving.iter().map(|it| (it, true));
     for (it, serves) in others.chain(state.not_serving.iter().map(|it| (it, false))) {

@@ -15,8 +15,8 @@ use model::{
         SlicePort,
     },
     state::{
-        self, Algorithm, ClientIpAffinity, LoadBalancing, PassiveHealth, ServiceKind, TargetPort,
-        TrafficPolicy,
+        self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, PassiveHealth, ServiceKind,
+        TargetPort, TrafficPolicy,
     },
 };
 
@@ -187,6 +187,11 @@ fn load_balancing(u: &mut Unstructured<'_>) -> Result<LoadBalancing> {
         slow_start: NonZeroU16::new(*u.choose(&[0, 30])?),
         drain: NonZeroU32::new(*u.choose(&[0, 30])?),
         udp_to_packets: u.ratio(1, 4)?,
+        external_forwarding: *u.choose(&[
+            None,
+            Some(ExternalForwarding::Nat),
+            Some(ExternalForwarding::Dsr),
+        ])?,
     })
 }
 

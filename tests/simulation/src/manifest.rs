@@ -60,6 +60,7 @@ fn annotations(it: &LoadBalancing) -> Value {
         ("slow-start", it.slow_start.map(|it| seconds(u16::from(it).into()))),
         ("drain", it.drain.map(|it| seconds(it.into()))),
         ("udp", it.udp_to_packets.then(|| "packets".to_owned())),
+        ("external-forwarding", it.external_forwarding.map(|it| format!("{it:?}").to_lowercase())),
     ];
     let all =
         all.into_iter().filter_map(|(name, it)| Some((format!("kube-proxy-ebpf.io/{name}"), it?.into())));

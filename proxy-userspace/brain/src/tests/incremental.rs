@@ -4,7 +4,7 @@
 use model::{
     Timestamp,
     cluster::Node,
-    state::{EndpointKey, Pod, ServiceCidr, Services, SocketLb, TrafficPolicy},
+    state::{EndpointKey, ExternalForwarding, Pod, ServiceCidr, Services, SocketLb, TrafficPolicy},
 };
 
 use super::*;
@@ -66,6 +66,28 @@ fn nodes_with_a_shared_state_share_it_after_a_change() {
     brain.set_slice(slice([at("10.1.0.9")]));
     brain.recompute();
     assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
+}
+
+#[test]
+fn nodes_share_the_list_of_nodes_that_packets_are_forwarded_to() {
+    let mut brain = brain();
+    let mut service = Service { external_ips: vec!["192.0.2.1".parse().unwrap()], ..service() };
+    service.load_balancing.external_forwarding = Some(ExternalForwarding::Dsr);
+    brain.set_service(service);
+    brain.start_serving("n4");
+    // Of the whole Service, and of a change of an endpoint.
+    for last in [2, 3] {
+        brain.recompute();
+        let forwarded = |node| of(&brain, node, "web").forwarded[0].clone();
+        let [near, far, none] = ["n1", "n2", "n3"].map(forwarded);
+        assert!(Arc::ptr_eq(&near.nodes, &none.nodes) && Arc::ptr_eq(&far.nodes, &none.nodes));
+        assert!(none.nodes.iter().map(|it| (&*it.node, it.endpoints)).eq([("n1", 1), ("n2", 1)]));
+        let target = |last| format!("10.1.0.{last}:8080").parse().unwrap();
+        assert_eq!((&*near.targets, &*far.targets), (&[target(1)][..], &[target(last)][..]));
+        assert!(none.targets.is_empty());
+        assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
+        brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.3"), "q")]));
+    }
 }
 
 #[test]

@@ -72,6 +72,7 @@ fn endpoint(text: &str) -> Value {
     for word in words {
         let (key, value) = match word.split_once('=').unwrap_or((word, "")) {
             ("here", _) => ("nodeName", json!("n1")),
+            ("nowhere", _) => ("nodeName", Value::Null),
             ("unready", _) => conditions(false, false, false),
             // As with publishNotReadyAddresses.
             ("ready-terminating", _) => conditions(true, true, true),

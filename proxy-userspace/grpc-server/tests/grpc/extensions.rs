@@ -3,8 +3,11 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use model::{
-    Timestamp,
-    state::{NodeInfo, NodeInfos, NodeState, Pod, PortTarget, ServiceCidr, ServiceState, SocketLb},
+    Family, Timestamp,
+    state::{
+        ForwardedPort, NodeInfo, NodeInfos, NodeShare, NodeState, Pod, PortTarget, ServiceCidr, ServiceState,
+        SocketLb,
+    },
 };
 use prost::Message as _;
 use proxy_contract::{
@@ -144,7 +147,14 @@ fn with_node(address: &str, last: u8) -> NodeState {
     let target: SocketAddr = format!("10.1.0.{last}:53").parse().unwrap();
     let other_serving = [PortTarget { index: 0, target }].into();
     let not_serving = [PortTarget { index: 0, target: SocketAddr::new(target.ip(), 54) }].into();
-    let it = Arc::new(ServiceState { other_serving, not_serving, ..(*it).clone() });
+    let forwarded = ForwardedPort {
+        index: 0,
+        family: Family::V4,
+        nodes: [NodeShare { node: "n7".into(), endpoints: last.into() }].into(),
+        targets: [target].into(),
+    };
+    let it = ServiceState { other_serving, not_serving, forwarded: [forwarded].into(), ..(*it).clone() };
+    let it = Arc::new(it);
     let node = NodeInfo {
         addresses: vec![address.parse().unwrap(), "fd00::7".parse().unwrap()],
         pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
@@ -161,11 +171,11 @@ fn with_node(address: &str, last: u8) -> NodeState {
 }
 
 #[tokio::test]
-async fn nodes_service_cidrs_pods_and_other_serving_targets_are_sent_on_request() {
+async fn nodes_service_cidrs_pods_targets_and_forwarded_ports_are_sent_on_request() {
     let (folder, brain) = Brain::new().await;
     brain.publisher.publish(with_node("192.0.2.1", 8));
     let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs, Extension::Pods];
-    let all = all.map(Into::into);
+    let all = all.into_iter().chain([Extension::Forwarding]).map(Into::into).collect::<Vec<_>>();
     let (mut requesting, extensions) = NodePeer::with_extensions(&folder, &all).await;
     assert_eq!(extensions, all);
     let (mut plain, _) = NodePeer::with_extensions(&folder, &[]).await;
@@ -178,6 +188,9 @@ async fn nodes_service_cidrs_pods_and_other_serving_targets_are_sent_on_request(
     assert_eq!(requesting.services["ns/a"].ports[0].not_serving, ["10.1.0.8:54"]);
     assert!(plain.services["ns/a"].ports[0].other_serving.is_empty());
     assert!(plain.services["ns/a"].ports[0].not_serving.is_empty());
+    let forwarded = requesting.services["ns/a"].ports[0].forwarded.as_ref().unwrap();
+    assert_eq!((forwarded.v4.as_ref().unwrap().nodes[0].endpoints, &forwarded.v6), (8, &None));
+    assert_eq!(plain.services["ns/a"].ports[0].forwarded, None);
     for peer in [&requesting, &plain] {
         peer.ask("n1").await;
     }

@@ -2,6 +2,8 @@
 
 use std::num::{NonZeroU8, NonZeroU16, NonZeroU32};
 
+use super::ExternalForwarding;
+
 /// How connections to a Service are spread over its endpoints, beyond what its spec says: from its annotations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancing {
@@ -17,6 +19,8 @@ pub struct LoadBalancing {
     pub drain: Option<NonZeroU32>,
     /// Whether sockets leave UDP to the packet path, where there is one: a connected socket survives its endpoint.
     pub udp_to_packets: bool,
+    /// What becomes of packets from outside; the default of the brain if `None`.
+    pub external_forwarding: Option<ExternalForwarding>,
 }
 
 impl LoadBalancing {

@@ -5,6 +5,7 @@
 //! EndpointSlices, conditions, topology hints and fallbacks do not appear here.
 
 mod endpoint;
+mod forwarding;
 mod load_balancing;
 mod memo;
 mod node;
@@ -13,6 +14,7 @@ mod service;
 
 pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scopes};
+pub use forwarding::{ExternalForwarding, ForwardedPort, NodeShare};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs, Services};

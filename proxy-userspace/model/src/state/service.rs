@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use super::{
     LoadBalancing, Memo,
     endpoint::{Endpoint, PortTarget, Scope},
+    forwarding::ForwardedPort,
 };
 use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp};
 
@@ -34,6 +35,8 @@ pub struct ServiceState {
     ///
     /// The Service sends nothing to them, and others may talk to them without it.
     pub not_serving: Arc<[PortTarget]>,
+    /// The ports whose packets from outside are forwarded whole, in ascending order of index and family; mostly none.
+    pub forwarded: Arc<[ForwardedPort]>,
     /// The time of the last change of the endpoints in the cluster that led to this state
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if known.
     ///
@@ -49,6 +52,7 @@ impl PartialEq for ServiceState {
             && self.endpoints == other.endpoints
             && self.other_serving == other.other_serving
             && self.not_serving == other.not_serving
+            && self.forwarded == other.forwarded
     }
 }
 
@@ -65,6 +69,7 @@ impl ServiceState {
             endpoints,
             other_serving: Arc::default(),
             not_serving: Arc::default(),
+            forwarded: Arc::default(),
             trigger_time: None,
             memo: Memo::default(),
         }
@@ -81,6 +86,9 @@ impl ServiceState {
         }
         if self.not_serving == other.not_serving {
             self.not_serving = Arc::clone(&other.not_serving);
+        }
+        if self.forwarded == other.forwarded {
+            self.forwarded = Arc::clone(&other.forwarded);
         }
         let mut others = other.endpoints.iter().peekable();
         for own in &mut self.endpoints {
@@ -209,9 +217,13 @@ impl Service {
 
     /// Whether one of its ports has a node port, an external IP or a load balancer IP in a family.
     pub fn is_external(&self, port: &ServicePort, family: Family) -> bool {
+        port.node_port.is_some() || self.has_external_ip(port, family)
+    }
+
+    /// Whether one of its ports has an external IP or a load balancer IP in a family.
+    pub fn has_external_ip(&self, port: &ServicePort, family: Family) -> bool {
         let mut addresses = self.external_ips.iter().chain(&self.load_balancer_ips);
-        port.node_port.is_some()
-            || addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
+        addresses.any(|it| Family::of(*it) == family && !port.conflicting_addresses.contains(it))
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::jiff::SignedDuration;
 use model::{
     ServiceName,
-    state::{Algorithm, LoadBalancing, PassiveHealth},
+    state::{Algorithm, ExternalForwarding, LoadBalancing, PassiveHealth},
 };
 
 use super::{
@@ -23,8 +23,9 @@ const PASSIVE_HEALTH: &str = "passive-health";
 const SLOW_START: &str = "slow-start";
 const DRAIN: &str = "drain";
 const UDP: &str = "udp";
+const EXTERNAL_FORWARDING: &str = "external-forwarding";
 /// The annotations that there are, without our prefix.
-const KNOWN: [&str; 5] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN, UDP];
+const KNOWN: [&str; 6] = [ALGORITHM, PASSIVE_HEALTH, SLOW_START, DRAIN, UDP, EXTERNAL_FORWARDING];
 /// Those that a backend on the contract reads itself.
 const OF_BACKENDS: [&str; 1] = ["ipvs-scheduler"];
 
@@ -48,6 +49,7 @@ pub(super) fn load_balancing(
             .and_then(|it| it.try_into().ok()),
         drain: seconds(DRAIN, value(DRAIN), LoadBalancing::MAX_DRAIN, &mut reject),
         udp_to_packets: one_of(value(UDP), &paths, |reason| reject(UDP, reason)),
+        external_forwarding: external_forwarding(value(EXTERNAL_FORWARDING), &mut reject),
     };
     let is_known = |it: &str| KNOWN.contains(&it) || OF_BACKENDS.contains(&it);
     for name in annotations.keys().filter(|it| !is_known(it)) {
@@ -96,6 +98,21 @@ fn set<T>(field: &mut Option<T>, value: Option<T>, remedy: &'static str) -> Resu
 /// A number from 1 to `max`.
 fn number(text: &str, max: u8) -> Option<NonZeroU8> {
     text.parse().ok().filter(|it: &NonZeroU8| it.get() <= max)
+}
+
+/// `nat` or `dsr`.
+fn external_forwarding(text: &str, reject: &mut impl FnMut(&str, String)) -> Option<ExternalForwarding> {
+    match text {
+        "" => None,
+        "nat" => Some(ExternalForwarding::Nat),
+        "dsr" => Some(ExternalForwarding::Dsr),
+        _ => {
+            let reason =
+                "is unknown, the value of the flag --external-forwarding is used; use one of nat, dsr";
+            reject(EXTERNAL_FORWARDING, format!("{} {reason}", quoted(text)));
+            None
+        }
+    }
 }
 
 /// A duration of whole seconds from 1 to `max`, in Go's notation.

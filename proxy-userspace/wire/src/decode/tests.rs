@@ -141,6 +141,7 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
             slow_start_seconds,
             drain_seconds,
             udp_to_packets: false,
+            dsr: None,
         };
         let message = localv1::Service {
             load_balancing: Some(load_balancing),
@@ -158,6 +159,47 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
             fields.map(|it| format!("service ns/svc: load_balancing.{it}")).collect::<Vec<_>>()
         );
     }
+}
+
+#[test]
+fn a_port_is_not_forwarded_if_a_node_is_invalid() {
+    let share = |&(node, endpoints): &(&str, _)| localv1::NodeShare { node: node.into(), endpoints };
+    for (nodes, reason) in [
+        (&[][..], "there is no node"),
+        (&[("", 1)], "\"\" is not the name of a node"),
+        (&[("n1", 1), ("A b", 1)], "\"A b\" is not the name of a node"),
+        (&[("n1", 0)], "\"n1\" has no endpoint"),
+        (&[("n1", 1), ("n1", 2)], "\"n1\" is listed twice"),
+    ] {
+        let forwarding =
+            localv1::FamilyForwarding { nodes: nodes.iter().map(share).collect(), targets: Vec::new() };
+        let forwarded = localv1::ForwardedPort { v4: None, v6: Some(forwarding) };
+        let port = localv1::PortMapping { forwarded: Some(forwarded), ..localv1::PortMapping::default() };
+        let decoded = service_state(&kpng_service(port), []);
+        assert_eq!(*decoded.value.unwrap().forwarded, []);
+        let found: Vec<_> = decoded.rejected.iter().map(ToString::to_string).collect();
+        let expect =
+            format!("service ns/svc: ports.forwarded: {reason}; the port is not forwarded over IPv6");
+        assert_eq!(found, [expect]);
+    }
+}
+
+#[test]
+fn of_a_forwarded_port_the_targets_of_its_family_are_used() {
+    let forwarding = localv1::FamilyForwarding {
+        nodes: ["n2", "n1"].map(|node| localv1::NodeShare { node: node.into(), endpoints: 1 }).into(),
+        targets: ["10.0.0.2:80", "10.0.0.1:80", "10.0.0.2:80", "[fd00::1]:80", "10.0.0.3", "0.0.0.0:80"]
+            .map(Into::into)
+            .into(),
+    };
+    let forwarded = localv1::ForwardedPort { v4: Some(forwarding), v6: None };
+    let port = localv1::PortMapping { forwarded: Some(forwarded), ..localv1::PortMapping::default() };
+    let decoded = service_state(&kpng_service(port), []);
+    let state = decoded.value.unwrap();
+    let [port] = &*state.forwarded else { panic!("{:?}", state.forwarded) };
+    assert!(port.nodes.iter().map(|it| &*it.node).eq(["n1", "n2"]));
+    assert!(port.targets.iter().map(ToString::to_string).eq(["10.0.0.1:80", "10.0.0.2:80"]));
+    assert_eq!(decoded.rejected.len(), 3, "{:?}", decoded.rejected);
 }
 
 #[test]
