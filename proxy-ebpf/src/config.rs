@@ -28,6 +28,10 @@ pub(crate) static STRIPE_MASK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static OVERFLOW_CAPACITY: Global<u32> = Global::new(0);
 
+/// The UDP port of wrapped packets, in network byte order.
+#[unsafe(no_mangle)]
+pub(crate) static FORWARDING_PORT: Global<u32> = Global::new(0);
+
 /// Not zero if every decision takes long.
 #[cfg(feature = "fault-points")]
 #[unsafe(no_mangle)]

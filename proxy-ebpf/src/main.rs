@@ -23,6 +23,7 @@ mod ctx;
 mod exclusion;
 mod getpeername;
 mod health;
+mod ingress;
 mod kernel_sock;
 #[cfg_attr(not(feature = "log"), expect(dead_code, reason = "only `logged_side` says some of its lines"))]
 mod log;

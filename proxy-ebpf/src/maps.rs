@@ -9,12 +9,13 @@ use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::{CounterStripe, MAX_CHUNKS},
     exclusion::MAX_EXCLUDED,
+    forward::{Forward, ForwardNode, Row},
     health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     net::{V4, V6},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
     senders::{MAX_SENDERS, SenderKey},
     sock_nat::{NatSlot, SLOT_SHARE_CELLS},
-    tables::{BackendSetMember, Family, Frontend, NodeAddrScope, NodePortKey, Prefilter},
+    tables::{BackendSetMember, Family, Frontend, FrontendKey6, NodeAddrScope, NodePortKey, Prefilter},
 };
 
 /// A table: an outer map with an inner map for each side.
@@ -52,6 +53,21 @@ pub(crate) static NODE_ADDRS: Table<V6, NodeAddrScope> = ArrayOfMaps::new();
 pub(crate) static MEMBERS4: Members<V4> = ArrayOfMaps::new();
 #[btf_map]
 pub(crate) static MEMBERS6: Members<V6> = ArrayOfMaps::new();
+
+/// The frontends whose packets from outside are forwarded.
+#[btf_map]
+pub(crate) static FORWARDS: Table<FrontendKey6, Forward> = ArrayOfMaps::new();
+/// The rows of these frontends.
+#[btf_map]
+pub(crate) static FORWARD_ROWS: ArrayOfMaps<Array<Row, 1, { BPF_F_INNER_MAP as usize }>, 2> =
+    ArrayOfMaps::new();
+/// Where nodes receive wrapped packets, by number.
+#[btf_map]
+pub(crate) static FORWARD_NODES: ArrayOfMaps<Array<ForwardNode, 1, { BPF_F_INNER_MAP as usize }>, 2> =
+    ArrayOfMaps::new();
+/// The numbers of nodes, by the same addresses.
+#[btf_map]
+pub(crate) static FORWARD_NUMBERS: Table<V6, u32> = ArrayOfMaps::new();
 
 /// The chunks of counters. A chunk is inserted when its first counter is allocated, and removed when none of its counters
 /// is in use any more.

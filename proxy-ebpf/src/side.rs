@@ -83,6 +83,12 @@ impl<F> Side<F> {
         Self { index, family: PhantomData, notes: Notes::NONE }
     }
 
+    /// The side's word.
+    #[inline(always)]
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
     /// The same side in another address family.
     #[inline(always)]
     pub(crate) fn of_family<Other>(&self) -> Side<Other> {

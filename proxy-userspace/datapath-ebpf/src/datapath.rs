@@ -15,8 +15,11 @@ use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableSta
 use model::{
     ServiceName,
     diff::pairs,
+    error_chain,
     state::{NodeInfos, NodeState, Pods},
 };
+
+use netlink::host_addresses::interfaces_with;
 
 use crate::{
     error::Error,
@@ -33,13 +36,14 @@ use crate::{
         pod_cgroups::CgroupEvents,
         program_log,
     },
-    observe::table_stats::StatsReader,
+    observe::{forwards::previous_rows, table_stats::StatsReader},
     options::Options,
     programs::{
         hook_status, hooks,
         socket_termination::SocketTerminator,
         trace::{ActiveTrace, TracedPrograms},
         trial_connects::TrialConnects,
+        uplinks::Uplinks,
     },
     tables::{
         double_buffer::{Applied, DoubleBuffer},
@@ -75,6 +79,8 @@ pub struct Datapath {
     /// The cluster IPs that are left to the host, as logged last.
     left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     node_addresses: NodeAddresses,
+    /// Where packets from outside are forwarded.
+    uplinks: Uplinks,
     /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
     nodes: Option<NodeInfos>,
     /// Whether the programs are attached to the cgroup.
@@ -119,6 +125,14 @@ impl Datapath {
         let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
         buffer.set_passive_health(options.passive_health);
+        buffer.set_node_name(options.node_name.clone());
+        match previous_rows(&options.pin_dir) {
+            Ok(previous) => buffer.restore_forwarding(previous),
+            Err(error) => tracing::warn!(
+                error = error_chain(&error),
+                "rows of an earlier process cannot be read: connections lose their second chance"
+            ),
+        }
         tracing::info!(
             cgroup = %cgroup.path().display(), pins = %pins.dir().display(),
             "the eBPF programs are loaded; they are attached after the first state"
@@ -141,6 +155,7 @@ impl Datapath {
             interfaces: BTreeSet::new(),
             left_to_host: BTreeMap::new(),
             node_addresses: NodeAddresses::default(),
+            uplinks: Uplinks::default(),
             nodes: None,
             is_attached: false,
             is_applied: false,
@@ -269,6 +284,7 @@ impl Datapath {
             self.cgroup = now;
             self.is_attached = false;
         }
+        self.set_uplinks();
         if self.is_attached {
             return Ok(());
         }
@@ -292,6 +308,21 @@ impl Datapath {
             tracing::warn!(%error, "unused maps of another version stay; the next start retries");
         }
         Ok(())
+    }
+
+    /// Attaches the programs that forward packets from outside to the interfaces with an address of this node, if anything is
+    /// forwarded.
+    fn set_uplinks(&mut self) {
+        let wanted = match self.nodes.as_ref().and_then(|it| it.get(&*self.node_name)) {
+            Some(node) if self.buffer.is_forwarding() => {
+                interfaces_with(|ip| node.addresses.contains(&ip)).unwrap_or_default()
+            }
+            _ => BTreeSet::new(),
+        };
+        // Sockets do not depend on it; the next state, or change of addresses, tries again.
+        if let Err(error) = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted) {
+            tracing::error!(error = error_chain(&error), "packets from outside are not forwarded");
+        }
     }
 
     /// Queries which programs are attached; `None` before ours are.

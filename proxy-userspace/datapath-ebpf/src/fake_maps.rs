@@ -157,7 +157,11 @@ impl FakeMaps {
                     Table::Members4 | Table::Members6 => {
                         counters.insert(bytemuck::pod_read_unaligned::<CounterIndex>(row));
                     }
-                    Table::NodeAddrs => {}
+                    Table::NodeAddrs
+                    | Table::Forwards
+                    | Table::ForwardRows
+                    | Table::ForwardNodes
+                    | Table::ForwardNumbers => {}
                 }
             }
         }

@@ -35,6 +35,7 @@ pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{
     EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,
 };
+pub use proxy_common::forward::DEFAULT_PORT as DEFAULT_FORWARDING_PORT;
 pub use tables::allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };

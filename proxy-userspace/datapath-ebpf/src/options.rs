@@ -32,6 +32,8 @@ pub struct Options {
     pub node_port_addresses: NodePortAddresses,
     /// Whether processes on the node are kept from binding a node port.
     pub protect_node_ports: bool,
+    /// The UDP port at which packets from outside are received that other nodes forward.
+    pub forwarding_port: u16,
     /// When endpoints that fail are ejected, unless their Service says otherwise.
     pub passive_health: PassiveHealthOptions,
 }

@@ -133,6 +133,13 @@ pub(crate) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id })
 }
 
+/// The index of the interface that a tcx link is attached to; 0 once the interface is removed.
+pub(crate) fn link_interface(link: BorrowedFd<'_>) -> io::Result<u32> {
+    let info = link_info(link)?;
+    // SAFETY: as for `link_cgroup`.
+    Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex })
+}
+
 /// The id of a link's program.
 pub(crate) fn link_program(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(link_info(link)?.prog_id)

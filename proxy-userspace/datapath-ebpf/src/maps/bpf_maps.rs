@@ -138,6 +138,8 @@ pub(crate) fn load_object(
     loader.override_global("OVERFLOW_CAPACITY", &overflow, true);
     loader.override_global("STRIPE_MASK", &stripe_mask, true);
     loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
+    let forwarding_port = u32::from(options.forwarding_port.to_be());
+    loader.override_global("FORWARDING_PORT", &forwarding_port, true);
     loader.override_global("HOST_NETNS", &host_netns, true);
     loader.override_global("SEED", &seed, true);
     let [ejection_time, max_ejection_time] =

@@ -19,7 +19,10 @@ use proxy_common::{
 use crate::{
     error::Error,
     maps::bpf_maps,
-    observe::active_frontends::{ActiveFrontends, Maps, initialized},
+    observe::{
+        active_frontends::{ActiveFrontends, Maps, initialized},
+        forwards::ForwardTables,
+    },
     tables::{store::Table, table_family::TableFamily},
 };
 
@@ -61,6 +64,7 @@ fn list(maps: &mut Maps<'_>, add: &mut dyn FnMut(String)) -> Result<(), Error> {
     for Member { set, backend, .. } in members.iter().filter(|it| !it.has_frontend) {
         add(format!("orphan member set={set} {backend}"));
     }
+    ForwardTables::read(maps)?.lines().for_each(&mut *add);
     maps.each(Table::NodeAddrs, |key: V6, scope| add(node_address_line(key.into(), scope)))
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use bytemuck::Zeroable as _;
 use proxy_common::{
+    forward::{ForwardNode, Row},
     net::{V4, V6},
     tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey},
 };
@@ -16,6 +17,7 @@ use crate::{
     observe::{
         active_frontends::{Entries, rows},
         dump::{frontend_line, frontend_name, node_address_line},
+        forwards::ForwardTables,
     },
     tables::{store::Table, table_family::TableFamily},
 };
@@ -31,6 +33,7 @@ pub(crate) struct Generation {
     backends: BTreeMap<(u8, u32), SocketAddr>,
     members: Vec<(u32, SocketAddr)>,
     node_addresses: Vec<(IpAddr, NodeAddrScope)>,
+    forwards: ForwardTables,
 }
 
 impl Generation {
@@ -50,6 +53,9 @@ impl Generation {
         for (key, scope) in rows::<V6, NodeAddrScope>(&entries(Table::NodeAddrs)?) {
             it.node_addresses.push((key.into(), scope));
         }
+        it.forwards.forwards.extend(rows(&entries(Table::Forwards)?));
+        it.forwards.rows.extend(rows::<u32, Row>(&entries(Table::ForwardRows)?));
+        it.forwards.nodes.extend(rows::<u32, ForwardNode>(&entries(Table::ForwardNodes)?));
         Ok(it)
     }
 
@@ -115,6 +121,7 @@ impl Generation {
             }
         }
         lines.extend(self.node_addresses.iter().map(|(address, scope)| node_address_line(*address, *scope)));
+        lines.extend(self.forwards.lines());
         lines.sort_unstable();
         lines
     }

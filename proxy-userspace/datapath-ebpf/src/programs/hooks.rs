@@ -16,6 +16,7 @@ use crate::{
     error::{ATTACH, Error},
     host::{cgroup::Cgroup, failpoint, raw_bpf},
     maps::pins::{self, Pins},
+    programs::uplinks,
 };
 
 /// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
@@ -111,6 +112,7 @@ pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
 /// Detaches every program, before the call returns, and removes the pins of the links. Takes [`REPLY_TIME`] if sockets were
 /// redirected.
 pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
+    uplinks::detach(pins)?;
     detach_unknown(pins)?;
     let pin = |(hook, _): &(&str, _)| pins.links().join(hook);
     let detach = |hooks: &[_]| {
@@ -129,7 +131,7 @@ pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
 }
 
 /// Detaches a program, before the call returns, and removes the pin of its link.
-fn detach_link(pin: &Path) -> Result<(), Error> {
+pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
     if let Ok(link) = raw_bpf::obj_get(pin) {
         // Older kernels cannot; they detach it some time after the pin is removed.
         let _ = raw_bpf::link_detach(link.as_fd());
@@ -142,7 +144,7 @@ fn detach_link(pin: &Path) -> Result<(), Error> {
 pub(crate) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
     let known = HOOKS.map(|(hook, _)| pins.links().join(hook));
     for pin in pins.all_links()? {
-        if known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
+        if uplinks::is_pin(&pin) || known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
             continue;
         }
         // What cannot be opened is not a link of ours.
@@ -249,7 +251,7 @@ pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<Hook
     }
 }
 
-fn failed<E: std::error::Error + Send + Sync + 'static>(
+pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(
     call: &'static str,
     program: &'static str,
 ) -> impl FnOnce(E) -> Error {

@@ -8,3 +8,4 @@ pub mod probe;
 pub(crate) mod socket_termination;
 pub(crate) mod trace;
 pub(crate) mod trial_connects;
+pub(crate) mod uplinks;

@@ -18,7 +18,7 @@ use crate::{
     host::failpoint,
     tables::{
         counter_alloc::CounterAllocator,
-        layout::{EjectingClients, Layout, LayoutDiff},
+        layout::{EjectingClients, Layout, LayoutDiff, forwarding::PreviousRows},
         map_updates::MapUpdates,
         node_addresses::NodeAddresses,
         store::{MapStore, Side, Table},
@@ -92,6 +92,21 @@ impl<S: MapStore> DoubleBuffer<S> {
     /// Sets when endpoints are ejected, before the first [`DoubleBuffer::apply`].
     pub(crate) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
         self.layout.set_passive_health(options);
+    }
+
+    /// Sets the name of this node, before the first [`DoubleBuffer::apply`].
+    pub(crate) fn set_node_name(&mut self, name: String) {
+        self.layout.set_node_name(name);
+    }
+
+    /// Takes over the rows of an earlier process, before the first [`DoubleBuffer::apply`].
+    pub(crate) fn restore_forwarding(&mut self, previous: PreviousRows) {
+        self.layout.restore_forwarding(previous);
+    }
+
+    /// Whether packets from outside are forwarded.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        self.layout.is_forwarding()
     }
 
     /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.

@@ -5,6 +5,7 @@
 //! to a new one or to the last one.
 
 mod entry_points;
+pub(crate) mod forwarding;
 mod ranges;
 mod rows;
 mod writer;
@@ -26,6 +27,7 @@ use proxy_common::{
 
 use self::{
     entry_points::EntryPoints,
+    forwarding::{Forwarding, PreviousRows},
     ranges::RangeAllocator,
     rows::{
         backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
@@ -65,6 +67,10 @@ pub(crate) struct Layout {
     /// How many frontends each network has.
     networks: PerFamily<BTreeMap<Network, usize>>,
     node_addresses: NodeAddresses,
+    /// The name of this node.
+    node_name: String,
+    /// The frontends whose packets from outside are forwarded.
+    forwarding: Forwarding,
     /// The addresses of the host's interfaces, and the Services that they affect and that are not compiled again yet.
     host_addresses: BTreeSet<IpAddr>,
     affected: BTreeSet<ServiceName>,
@@ -97,6 +103,21 @@ impl Layout {
     /// Sets when endpoints are ejected, before the first [`Layout::update`].
     pub(crate) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
         self.passive_health = Some(options);
+    }
+
+    /// Sets the name of this node, before the first [`Layout::update`].
+    pub(crate) fn set_node_name(&mut self, name: String) {
+        self.node_name = name;
+    }
+
+    /// Takes over the rows of an earlier process, before the first [`Layout::update`].
+    pub(crate) fn restore_forwarding(&mut self, previous: PreviousRows) {
+        self.forwarding.restore(previous);
+    }
+
+    /// Whether packets from outside are forwarded.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        self.forwarding.is_used()
     }
 
     /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].
@@ -211,7 +232,12 @@ impl Layout {
             writer.update_node_addresses(&self.node_addresses, node_addresses);
             self.node_addresses.clone_from(node_addresses);
         }
-        LayoutDiff { updates: writer.updates, services }
+        let mut updates = writer.updates;
+        self.forwarding.update(&before, state, &self.node_name, &mut updates);
+        for table in Table::FORWARDING {
+            self.rows[table.index()] = self.forwarding.entries(table);
+        }
+        LayoutDiff { updates, services }
     }
 
     /// Every entry of one table.
@@ -236,6 +262,9 @@ impl Layout {
                         put_backend(&mut updates, position, it.backend(), it.counter);
                     }
                 }
+            }
+            Table::Forwards | Table::ForwardRows | Table::ForwardNodes | Table::ForwardNumbers => {
+                self.forwarding.full_table(table, &mut updates);
             }
             Table::Members4 | Table::Members6 => {
                 for set in self.sets().filter(|set| set.has_members && member_table(set.family) == table) {
@@ -267,6 +296,9 @@ impl Layout {
         match table {
             Table::Backends4 => self.ranges.of(Family::V4).end(),
             Table::Backends6 => self.ranges.of(Family::V6).end(),
+            Table::Forwards | Table::ForwardRows | Table::ForwardNodes | Table::ForwardNumbers => {
+                self.forwarding.required_capacity(table)
+            }
             _ => self.rows(table),
         }
     }
@@ -280,6 +312,13 @@ impl Layout {
         }
         self.networks.of(Family::V4).keys().for_each(|it| prefilter.networks4.insert(*it));
         self.networks.of(Family::V6).keys().for_each(|it| prefilter.networks6.insert(*it));
+        for ip in self.forwarding.frontends() {
+            let networks = match Family::of(ip) {
+                Family::V4 => &mut prefilter.networks4,
+                Family::V6 => &mut prefilter.networks6,
+            };
+            networks.insert(network(ip));
+        }
         prefilter
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod compile;
 pub(crate) mod counter_alloc;
 pub(crate) mod double_buffer;
 pub(crate) mod layout;
+pub(crate) mod maglev;
 pub(crate) mod map_updates;
 pub(crate) mod node_addresses;
 pub(crate) mod store;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use proxy_common::{
     counters::CounterIndex,
+    forward::{Forward, ForwardNode, Row},
     net::V6,
     tables::{
         BackendEntry4, BackendEntry6, BackendSetMember, BackendSetMemberKey4, BackendSetMemberKey6, Frontend,
@@ -66,10 +67,18 @@ pub(crate) enum Table {
     Members4,
     /// [`BackendSetMemberKey6`] to [`BackendSetMember`].
     Members6,
+    /// [`FrontendKey6`], IPv4 as v4-mapped, to [`Forward`].
+    Forwards,
+    /// A position to [`Row`].
+    ForwardRows,
+    /// A [`NodeNumber`](proxy_common::forward::NodeNumber) to [`ForwardNode`].
+    ForwardNodes,
+    /// An address of a node, IPv4 as v4-mapped, to its number.
+    ForwardNumbers,
 }
 
 impl Table {
-    pub(crate) const COUNT: usize = 8;
+    pub(crate) const COUNT: usize = 12;
     /// All tables; a table's position is its [`Table::index`].
     pub(crate) const ALL: [Self; Self::COUNT] = [
         Self::Frontends4,
@@ -80,7 +89,15 @@ impl Table {
         Self::Backends6,
         Self::Members4,
         Self::Members6,
+        Self::Forwards,
+        Self::ForwardRows,
+        Self::ForwardNodes,
+        Self::ForwardNumbers,
     ];
+
+    /// The tables of packets that are forwarded.
+    pub(crate) const FORWARDING: [Self; 4] =
+        [Self::Forwards, Self::ForwardRows, Self::ForwardNodes, Self::ForwardNumbers];
 
     /// Its position in an array of all tables.
     pub(crate) fn index(self) -> usize {
@@ -103,7 +120,7 @@ impl Table {
 
     /// Whether it is an array, in which an unused position is all zeroes; otherwise it is a hash map.
     pub(crate) fn is_array(self) -> bool {
-        matches!(self, Self::Backends4 | Self::Backends6)
+        matches!(self, Self::Backends4 | Self::Backends6 | Self::ForwardRows | Self::ForwardNodes)
     }
 }
 
@@ -117,6 +134,10 @@ const MAPS: [(&str, &str, EntrySize); Table::COUNT] = [
     ("backends6", "BACKENDS6", EntrySize::of::<u32, BackendEntry6>()),
     ("members4", "MEMBERS4", EntrySize::of::<BackendSetMemberKey4, BackendSetMember>()),
     ("members6", "MEMBERS6", EntrySize::of::<BackendSetMemberKey6, BackendSetMember>()),
+    ("forwards", "FORWARDS", EntrySize::of::<FrontendKey6, Forward>()),
+    ("forward_rows", "FORWARD_ROWS", EntrySize::of::<u32, Row>()),
+    ("forward_nodes", "FORWARD_NODES", EntrySize::of::<u32, ForwardNode>()),
+    ("forward_numbers", "FORWARD_NUMBERS", EntrySize::of::<V6, u32>()),
 ];
 
 impl fmt::Display for Table {

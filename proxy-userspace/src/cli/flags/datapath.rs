@@ -82,6 +82,9 @@ pub(in crate::cli) struct DatapathFlags {
     /// Reject bind(2) to a NodePort with EADDRINUSE, in the node's own network namespace
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     protect_node_ports: bool,
+    /// UDP port at which nodes send each other the packets from outside that they forward; the same on every node
+    #[arg(long, value_name = "PORT", default_value_t = ebpf::DEFAULT_FORWARDING_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    external_forwarding_port: u16,
     #[command(flatten)]
     passive_health: PassiveHealthFlags,
 }
@@ -156,6 +159,7 @@ impl DatapathFlags {
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,
+            forwarding_port: self.external_forwarding_port,
             passive_health: self.passive_health.options()?,
         })
     }

@@ -1,0 +1,137 @@
+//! Ways, hashes and wrappings.
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use proptest::prelude::*;
+
+use super::*;
+
+struct Fixed {
+    forwards: HashMap<(V6, Be16, u8), Forward>,
+    rows: Vec<Row>,
+}
+
+impl ForwardTables for Fixed {
+    fn forward(&self, it: FrontendKey6) -> Option<Forward> {
+        self.forwards.get(&(it.address, it.port, it.protocol)).copied()
+    }
+
+    fn row(&self, position: u32) -> Option<Row> {
+        self.rows.get(position as usize).copied()
+    }
+}
+
+fn v4(text: &str) -> V4 {
+    text.parse::<Ipv4Addr>().expect("an address").into()
+}
+
+fn v6(text: &str) -> V6 {
+    text.parse::<Ipv6Addr>().expect("an address").into()
+}
+
+fn flow(source: V6, source_port: u16, protocol: u8, continues: bool) -> Flow {
+    let destination = v4("203.0.113.1").mapped();
+    let (source_port, destination_port) = (Be16::new(source_port), Be16::new(80));
+    Flow { source, destination, source_port, destination_port, protocol, continues }
+}
+
+fn fixed(rows: Vec<Row>, by_client: u32) -> Fixed {
+    let forward = Forward { first: 1, mask: rows.len() as u32 - 2, by_client };
+    let key = (v4("203.0.113.1").mapped(), Be16::new(80), TCP);
+    Fixed { forwards: [(key, forward)].into(), rows }
+}
+
+#[test]
+fn a_row_says_where_a_packet_goes() {
+    let client = v4("198.51.100.7").mapped();
+    for (row, continues, expect) in [
+        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { second: NO_NODE }),
+        (Row::new(THIS_NODE, 3), true, Way::Here { second: 3 }),
+        // A connection that begins belongs to the owner.
+        (Row::new(THIS_NODE, 3), false, Way::Here { second: NO_NODE }),
+        (Row::new(2, THIS_NODE), true, Way::To { node: 2, second: THIS_NODE }),
+        (Row::new(2, 3), false, Way::To { node: 2, second: NO_NODE }),
+        (Row::new(NO_NODE, 3), true, Way::Pass),
+    ] {
+        let tables = fixed(vec![Row::new(9, 9), row], 0);
+        assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?}");
+        assert_eq!(way(&tables, &flow(client, 40_000, UDP, false)), Way::Pass, "no such frontend");
+    }
+}
+
+#[test]
+fn flows_are_spread_evenly_and_those_of_a_client_stay_together_on_request() {
+    const ROWS: u32 = 64;
+    let mut hits = [[0_u32; ROWS as usize]; 2];
+    for client in 0..64_u8 {
+        for port in 0..256_u16 {
+            let mut address = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0).octets();
+            address[15] = client;
+            let flow = flow(Ipv6Addr::from(address).into(), 40_000 + port, TCP, true);
+            hits[0][(flow.hash(false) % ROWS) as usize] += 1;
+            hits[1][(flow.hash(true) % ROWS) as usize] += 1;
+        }
+    }
+    // 256 each; six standard deviations.
+    assert!(hits[0].iter().all(|it| it.abs_diff(256) < 96), "{:?}", hits[0]);
+    assert!(hits[1].iter().all(|it| it.is_multiple_of(256)), "{:?}", hits[1]);
+}
+
+#[test]
+fn a_wrapping_is_what_captures_and_routers_read() {
+    let wrap = Wrap {
+        source: v4("192.0.2.1"),
+        destination: v4("192.0.2.2"),
+        second: v4("192.0.2.3"),
+        length: 1_000,
+        hash: 0x1234_5678,
+        port: Be16::new(DEFAULT_PORT),
+    };
+    let wrapping = V4::wrap(wrap);
+    let bytes = bytemuck::bytes_of(&wrapping);
+    // The sum of a header with its checksum is all ones (RFC 1071).
+    let sum: u32 = bytes[..20].chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1])).sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+    assert_eq!(bytes[2..4], 1_044_u16.to_be_bytes());
+    let udp = [&[0xd2, 0x34][..], &DEFAULT_PORT.to_be_bytes(), &1_024_u16.to_be_bytes(), &[0, 0]].concat();
+    assert_eq!(bytes[20..28], udp);
+    assert_eq!(bytes[28..40], [2, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 1]);
+    assert_eq!(bytes[40..], [192, 0, 2, 3]);
+    let [source, destination] = [v6("2001:db8::1"), v6("2001:db8::2")];
+    let wrapping = V6::wrap(Wrap {
+        source,
+        destination,
+        second: V6::default(),
+        length: 1_000,
+        hash: 0,
+        port: wrap.port,
+    });
+    let bytes = bytemuck::bytes_of(&wrapping);
+    assert_eq!(bytes[..8], [0x60, 0, 0, 0, 4, 0x0c, UDP, 64]);
+    assert_eq!(bytes[48..60], [5, 0x40, 0x86, 0xdd, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 4]);
+}
+
+proptest! {
+    #[test]
+    fn what_was_wrapped_is_unwrapped(addresses: [u32; 3], length in 20_u32..70_000, hash: u32, port: u16) {
+        let [source, destination, second] = addresses.map(V4::from_raw);
+        let wrap = Wrap { source, destination, second, length, hash, port: Be16::new(port) };
+        prop_assert_eq!(V4::unwrap(&V4::wrap(wrap)), Some(Unwrapped { source, destination, second }));
+        let [source, destination, second] = addresses.map(|it| V6::from_raw([it, 1, 2, it]));
+        let wrap = Wrap { source, destination, second, length, hash, port: Be16::new(port) };
+        prop_assert_eq!(V6::unwrap(&V6::wrap(wrap)), Some(Unwrapped { source, destination, second }));
+    }
+
+    #[test]
+    fn nothing_else_is_unwrapped(bytes: [u8; 16], at in 28_usize..40) {
+        let addresses = [1_u32, 2, 3].map(V4::from_raw);
+        let [source, destination, second] = addresses;
+        let mut wrapping = V4::wrap(Wrap { source, destination, second, length: 9, hash: 9, port: Be16::new(9) });
+        let original = bytemuck::bytes_of(&wrapping)[at];
+        bytemuck::bytes_of_mut(&mut wrapping)[at] = bytes[0];
+        prop_assert_eq!(V4::unwrap(&wrapping).is_some(), bytes[0] == original);
+    }
+}

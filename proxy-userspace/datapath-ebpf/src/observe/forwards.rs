@@ -1,0 +1,99 @@
+//! The frontends whose packets are forwarded, as text: a line for each node that owns rows.
+//!
+//! Seconds are left out, since they depend on the history.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use proxy_common::{
+    forward::{Forward, ForwardNode, NodeNumber, Row},
+    net::V4,
+    tables::FrontendKey6,
+};
+
+use crate::{
+    error::Error,
+    observe::{
+        active_frontends::{ActiveFrontends, Maps},
+        dump::frontend_name,
+    },
+    tables::{layout::forwarding::PreviousRows, store::Table},
+};
+
+/// The tables of packets that are forwarded.
+#[derive(Default)]
+pub(crate) struct ForwardTables {
+    pub(crate) forwards: Vec<(FrontendKey6, Forward)>,
+    /// By position.
+    pub(crate) rows: BTreeMap<u32, Row>,
+    /// By number.
+    pub(crate) nodes: BTreeMap<u32, ForwardNode>,
+}
+
+/// The rows that are active below a folder of pins; none if no state is.
+pub(crate) fn previous_rows(pin_dir: &Path) -> Result<PreviousRows, Error> {
+    let mut active = match ActiveFrontends::open(pin_dir) {
+        Err(Error::NotInitialized(_)) => return Ok(PreviousRows::default()),
+        active => active?,
+    };
+    active.read(ForwardTables::read).map(|(_, tables)| tables.into())
+}
+
+impl From<ForwardTables> for PreviousRows {
+    fn from(tables: ForwardTables) -> Self {
+        let mut previous = Self::default();
+        for (key, forward) in &tables.forwards {
+            previous.frontends.insert(*key, forward.first);
+            let is_v4 = V4::from_mapped(key.address).is_some();
+            previous.rows.entry(forward.first).or_insert_with(|| {
+                let rows = tables.rows_of(*forward);
+                rows.map(|it| [it.owner(), it.second()].map(|it| tables.address(it, is_v4))).collect()
+            });
+        }
+        previous
+    }
+}
+
+impl ForwardTables {
+    pub(crate) fn read(maps: &mut Maps<'_>) -> Result<Self, Error> {
+        let mut tables = Self::default();
+        maps.each(Table::Forwards, |key, it| tables.forwards.push((key, it)))?;
+        if !tables.forwards.is_empty() {
+            maps.each(Table::ForwardRows, |position: u32, it: Row| {
+                tables.rows.insert(position, it);
+            })?;
+            maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
+                tables.nodes.insert(number, it);
+            })?;
+        }
+        Ok(tables)
+    }
+
+    fn rows_of(&self, forward: Forward) -> impl Iterator<Item = Row> {
+        self.rows.range(forward.first..=forward.first.saturating_add(forward.mask)).map(|(_, it)| *it)
+    }
+
+    /// A line for each frontend and each owner of its rows, in no order.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.forwards.iter().flat_map(|(key, forward)| {
+            let address = SocketAddr::new(key.address.into(), key.port.get());
+            let mut owners: BTreeMap<IpAddr, u32> = BTreeMap::new();
+            for row in self.rows_of(*forward) {
+                *owners.entry(self.address(row.owner(), address.is_ipv4())).or_default() += 1;
+            }
+            let name = frontend_name(address, key.protocol);
+            let all = forward.mask.saturating_add(1);
+            owners
+                .into_iter()
+                .map(move |(owner, rows)| format!("forward {name} -> {owner} rows={rows}/{all}"))
+        })
+    }
+
+    fn address(&self, number: NodeNumber, is_v4: bool) -> IpAddr {
+        let node = self.nodes.get(&number.into()).copied().unwrap_or_default();
+        if is_v4 { V4::mapped(node.v4).into() } else { node.v6.into() }
+    }
+}
