@@ -2,6 +2,8 @@
 //!
 //! Invariant: what was written is remembered, and listed again only when others have changed it.
 
+mod forwarding;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
@@ -91,6 +93,8 @@ pub struct Datapath {
     layout: Layout,
     host: Host,
     removed_udp: RemovedUdp,
+    /// The families in which packets can be given to a second node; `None` before that is asked for.
+    second_chance: Option<Vec<Family>>,
     /// What was applied last; `None` if the contents of the tables are not known.
     applied: Option<AppliedConfig>,
     /// Whether the newest state is not applied yet.
@@ -120,6 +124,8 @@ struct AppliedConfig {
     node_port_addresses: BTreeSet<IpAddr>,
     /// Where packets to removed UDP endpoints are looked for, the interfaces to other hosts.
     uplinks: Option<BTreeSet<u32>>,
+    /// The elements that packets need which other nodes forward.
+    forwarding: Elements,
 }
 
 impl Datapath {
@@ -146,6 +152,7 @@ impl Datapath {
             layout: Layout::default(),
             host: Host::default(),
             removed_udp: RemovedUdp::default(),
+            second_chance: None,
             applied: None,
             is_pending: true,
             was_active: false,
@@ -396,6 +403,7 @@ impl Datapath {
 
     fn desired(&mut self) -> AppliedConfig {
         AppliedConfig {
+            forwarding: self.forwarding_elements(),
             uplinks: self.removed_udp.is_refusing().then(|| self.uplinks()),
             configs: FAMILIES.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
             node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
@@ -620,7 +628,8 @@ impl AppliedConfig {
                 };
                 Some(uplinks.as_ref()?.iter().map(uplink).chain([Watch::RemovedUdp.element(family)]))
             });
-        self.node_port_addresses.iter().map(address).chain(refusals.flatten()).collect()
+        let own = self.node_port_addresses.iter().map(address).chain(refusals.flatten());
+        own.chain(self.forwarding.clone()).collect()
     }
 }
 

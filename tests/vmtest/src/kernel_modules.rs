@@ -24,6 +24,8 @@ const WANTED: &[&str] = &[
     "nft_compat",
     "nft_counter",
     "nft_ct",
+    "nft_dup_ipv4",
+    "nft_dup_ipv6",
     "nft_fib_ipv4",
     "nft_fib_ipv6",
     "nft_masq",

@@ -24,6 +24,7 @@ use crate::{
     plan::{
         affinity,
         endpoint_selector::{MatchKey, Selector},
+        forwarding,
         rules::TableConfig,
         source_list,
         watch::Watch,
@@ -304,6 +305,18 @@ pub(crate) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
     batch.extend([table, trial(delete_chain(Family::V4, "does-not-exist")), end()]);
     let refused = netfilter.transact(&mut batch).unwrap_or_default();
     refused.first().is_some_and(|it| it.message == Some(2) && it.errno == Errno::ENOENT)
+}
+
+/// Whether the kernel can send copies of packets of a family to other hosts, see [`forwarding`]. Nothing is changed.
+pub(crate) fn can_duplicate(netfilter: &mut Netfilter, family: Family) -> bool {
+    let trial = |it| in_table(TRIAL_TABLE, it);
+    let chain = Chain { hook: None, ..forwarding::second_chance(family) };
+    let mut batch = transaction();
+    batch.extend([new_table(family, "")].into_iter().chain(create(family, &[chain])).map(trial));
+    let last = batch.len();
+    batch.extend([trial(delete_chain(family, "does-not-exist")), end()]);
+    let refused = netfilter.transact(&mut batch).unwrap_or_default();
+    refused.first().is_some_and(|it| it.message == Some(last) && it.errno == Errno::ENOENT)
 }
 
 /// Describes a message, for errors.

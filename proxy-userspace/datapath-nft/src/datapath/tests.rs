@@ -6,6 +6,9 @@ use std::{
 };
 
 use super::*;
+
+mod forwarding;
+
 use crate::{
     encode::tables::{in_table, new_table},
     in_netns::in_netns,

@@ -18,6 +18,8 @@ pub(crate) enum Hook {
     Prerouting,
     /// Packets of local processes.
     Output,
+    /// [`Hook::Prerouting`] before that, for packets that another node has forwarded whole.
+    PreroutingForwarded,
     /// [`Hook::Prerouting`] once more, for packets that were not translated there.
     PreroutingRetry,
     /// [`Hook::Output`] once more, for packets that were not translated there.
@@ -52,6 +54,7 @@ impl Hook {
         match self {
             Self::Prerouting => ("nat", 0, -102),
             Self::Output => ("nat", 3, -102),
+            Self::PreroutingForwarded => ("nat", 0, -103),
             Self::PreroutingRetry => ("nat", 0, -101),
             Self::OutputRetry => ("nat", 3, -101),
             Self::Forward => ("filter", 2, 0),

@@ -3,6 +3,8 @@
 //! Invariant: a rule writes a register before it reads it. The kernel refuses anything else, since registers do not outlive a
 //! rule.
 
+mod connection;
+
 use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
@@ -130,6 +132,19 @@ impl Rule {
         self.if_protocol(NFT_CMP_EQ, IPPROTO_TCP)
     }
 
+    /// Continues if of some TCP flags these are set, and no others. The rule must have checked the protocol.
+    pub(crate) fn if_tcp_flags(self, of: u8, set: u8) -> Self {
+        let scratch = Register(0);
+        self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, scratch)
+            .bitwise(scratch, vec![of], vec![0])
+            .compare(scratch, NFT_CMP_EQ, [set])
+    }
+
+    /// Sends a copy of the packet to a host, which conntrack does not see. The copy keeps its addresses and its priority.
+    pub(crate) fn duplicate_to(self, address: Register) -> Self {
+        self.push("dup", vec![Attribute::u32(NFTA_DUP_SREG_ADDR, address.number())])
+    }
+
     /// Continues if the protocol is UDP.
     pub(crate) fn if_udp(self) -> Self {
         self.if_protocol(NFT_CMP_EQ, IPPROTO_UDP)
@@ -250,94 +265,6 @@ impl Rule {
         self.push("fib", data).compare(scratch, NFT_CMP_EQ, RTN_LOCAL.to_ne_bytes())
     }
 
-    /// Continues if the packet is the first one of a connection.
-    pub(crate) fn if_new(self) -> Self {
-        self.bits_of(NFT_CT_STATE, NF_CT_STATE_BIT_NEW).compare(Register(0), NFT_CMP_NEQ, [0; 4])
-    }
-
-    /// Continues if the destination was translated.
-    pub(crate) fn if_translated(self) -> Self {
-        self.status(IPS_DST_NAT).compare(Register(0), NFT_CMP_NEQ, [0; 4])
-    }
-
-    /// Continues unless the packet belongs to a translated connection that was answered.
-    pub(crate) fn if_not_translated_and_answered(self) -> Self {
-        let both = IPS_DST_NAT | IPS_SEEN_REPLY;
-        self.status(both).compare(Register(0), NFT_CMP_NEQ, both.to_ne_bytes())
-    }
-
-    /// Continues if an earlier packet of the connection has passed, answered or not.
-    pub(crate) fn if_passed_before(self) -> Self {
-        self.status(IPS_CONFIRMED).compare(Register(0), NFT_CMP_NEQ, [0; 4])
-    }
-
-    /// Continues if the client may not have got the answer: it has not shown that it has.
-    pub(crate) fn if_not_assured(self) -> Self {
-        self.status(IPS_ASSURED).compare(Register(0), NFT_CMP_EQ, [0; 4])
-    }
-
-    /// Reads bits of the status of the connection.
-    fn status(self, bits: u32) -> Self {
-        self.bits_of(NFT_CT_STATUS, bits)
-    }
-
-    /// Reads bits of a key of the connection.
-    fn bits_of(self, key: u32, bits: u32) -> Self {
-        let scratch = Register(0);
-        self.push(
-            "ct",
-            vec![Attribute::u32(NFTA_CT_DREG, scratch.number()), Attribute::u32(NFTA_CT_KEY, key)],
-        )
-        .bitwise(scratch, bits.to_ne_bytes().into(), vec![0; 4])
-    }
-
-    /// Reads something of the direction from the client.
-    fn connection(self, key: u32, to: Register) -> Self {
-        let data = vec![
-            Attribute::u32(NFTA_CT_DREG, to.number()),
-            Attribute::u32(NFTA_CT_KEY, key),
-            Attribute::u8(NFTA_CT_DIRECTION, IP_CT_DIR_ORIGINAL),
-        ];
-        self.push("ct", data)
-    }
-
-    /// Reads the client's address.
-    pub(crate) fn connection_source(self, to: Register) -> Self {
-        let key = match self.family {
-            Family::V4 => NFT_CT_SRC_IP,
-            Family::V6 => NFT_CT_SRC_IP6,
-        };
-        self.connection(key, to)
-    }
-
-    /// Reads the destination address that the client used.
-    pub(crate) fn connection_destination(self, to: Register) -> Self {
-        let key = match self.family {
-            Family::V4 => NFT_CT_DST_IP,
-            Family::V6 => NFT_CT_DST_IP6,
-        };
-        self.connection(key, to)
-    }
-
-    /// Reads the destination port that the client used. The rule must have checked the protocol: `nft` has no type for it
-    /// otherwise.
-    pub(crate) fn connection_destination_port(self, to: Register) -> Self {
-        self.connection(NFT_CT_PROTO_DST, to)
-    }
-
-    /// Continues if the packet is from the client of its connection.
-    pub(crate) fn if_from_client(self) -> Self {
-        let scratch = Register(0);
-        self.push(
-            "ct",
-            vec![
-                Attribute::u32(NFTA_CT_DREG, scratch.number()),
-                Attribute::u32(NFTA_CT_KEY, NFT_CT_DIRECTION),
-            ],
-        )
-        .compare(scratch, NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
-    }
-
     /// Keeps some bits of the last four bytes of an address.
     pub(crate) fn last_bits(self, address: Register, bits: u32) -> Self {
         let length = match self.family {
@@ -425,6 +352,16 @@ impl Rule {
     pub(crate) fn if_priority_at_least(self, number: u32) -> Self {
         let scratch = Register(0);
         self.priority(scratch).compare_numbers(scratch, NFT_CMP_GTE, number)
+    }
+
+    /// Continues if the packet's priority is one of these.
+    pub(crate) fn if_priority_in(self, numbers: RangeInclusive<u32>) -> Self {
+        let scratch = Register(0);
+        self.if_priority_at_least(*numbers.start()).priority(scratch).compare_numbers(
+            scratch,
+            NFT_CMP_LTE,
+            *numbers.end(),
+        )
     }
 
     /// Continues with a probability of `limit / count`.

@@ -18,6 +18,8 @@ pub(crate) enum Map {
     Internal,
     /// Frontend → selector for external traffic, where that differs.
     External,
+    /// Frontend that other nodes forward packets to → policy for these packets; [`Map::External`] has their selector.
+    Forwarded,
     /// Frontend and slot → endpoint, without session affinity.
     Endpoints,
     /// Frontend and slot → number of the member, with session affinity.
@@ -152,10 +154,11 @@ const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 32] = [
+const MAPS: [(Map, &str, &[Field], MapData); 33] = [
     (Map::Frontends, "frontends", FRONTEND, NUMBER),
     (Map::Internal, "internal", FRONTEND, NUMBER),
     (Map::External, "external", FRONTEND, NUMBER),
+    (Map::Forwarded, "forwarded", FRONTEND, NUMBER),
     (Map::Endpoints, "endpoints", SLOT, ENDPOINT),
     (Map::AffinityEndpoints, "affinity-endpoints", SLOT, NUMBER),
     (Map::NodeFrontends, "node-frontends", NODE_PORT, NUMBER),

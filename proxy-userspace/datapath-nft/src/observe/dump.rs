@@ -135,6 +135,8 @@ pub struct Lookup {
     pub internal: Option<PacketTarget>,
     /// Where packets from elsewhere go; none if they are not translated.
     pub external: Option<PacketTarget>,
+    /// Where packets go that another node has forwarded whole; none if they go where others from elsewhere go.
+    pub forwarded: Option<PacketTarget>,
     /// Whether the port is a node port, which this node may serve at other addresses only.
     pub has_node_port: bool,
 }
@@ -177,12 +179,13 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     };
     let internal = find(MatchKey::internal);
     let has_node_port = of_node_port(MatchKey::internal).is_some();
-    // Only a frontend with the policy Local has a selector of its own for external traffic.
-    Ok(Some(Lookup {
-        external: find(MatchKey::external).or_else(|| internal.clone()),
-        internal,
-        has_node_port,
-    }))
+    // Only a frontend with the policy Local, or a forwarded one, has a selector of its own for external traffic.
+    let external = find(MatchKey::external);
+    let is_forwarded =
+        elements.contains_key(&Element::new(family, Map::Forwarded, Bytes::frontend(*destination)));
+    let (external, forwarded) = if is_forwarded { (None, external) } else { (external, None) };
+    let external = external.or_else(|| internal.clone());
+    Ok(Some(Lookup { internal, external, forwarded, has_node_port }))
 }
 
 /// The existing tables with the elements that are wanted; none if the kernel has no nftables.
@@ -303,6 +306,7 @@ fn line(
         Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
         Map::Internal | Map::NodeInternal => format!("packets internal {} {}", at()?, selector(number()?)?),
         Map::External | Map::NodeExternal => format!("packets external {} {}", at()?, selector(number()?)?),
+        Map::Forwarded => format!("packets forwarded {} {}", at()?, policy(number()?)?),
         Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
             format!("packets endpoint {} {} -> {}", at()?, set(key.number()?), endpoint()?)
         }

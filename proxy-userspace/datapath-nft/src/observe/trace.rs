@@ -119,9 +119,10 @@ impl PacketVerdict {
                 "select" | "node-select" => {
                     Some("the Service has no endpoint that its traffic policy allows here")
                 }
-                "source-ranges" | "source-ranges-local" => {
+                "source-ranges" | "source-ranges-local" | "source-ranges-forwarded" => {
                     Some("the source is not in loadBalancerSourceRanges")
                 }
+                "second-chance-prerouting" => Some("it was sent on to the node that may know its connection"),
                 "unassigned-forward" | "unassigned-output" => Some("no Service has this cluster IP"),
                 _ => None,
             },

@@ -11,7 +11,7 @@ use std::{
 
 use model::{
     Family, FrontendKind, Protocol, Rejected,
-    state::{PortTarget, Scope, Service, ServicePort, ServiceState, TrafficPolicy},
+    state::{ForwardedPort, PortTarget, Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
 use crate::plan::{
@@ -40,8 +40,10 @@ pub(crate) struct Frontend {
     pub(crate) policy: FrontendPolicy,
     /// Where traffic from pods and this node goes.
     pub(crate) internal: Action,
-    /// Where traffic from elsewhere goes.
+    /// Where traffic from elsewhere goes; of a forwarded frontend, where the packets go that other nodes forward to this one.
     pub(crate) external: Action,
+    /// Whether other nodes forward its packets to this one, which has endpoints for them.
+    pub(crate) is_forwarded: bool,
     /// The allowed sources, if its policy checks them.
     pub(crate) sources: Option<Arc<SourceList>>,
 }
@@ -54,6 +56,8 @@ pub(crate) struct PortImage {
     /// Its identity: the cluster IP with protocol and port, or another address of its own if that belongs to another Service. Where
     /// the cluster IP comes or goes, it is a new port, whose clients choose again.
     pub(crate) identity: FrontendAddress,
+    /// Whether nodes forward its packets, to this node or to others.
+    pub(crate) is_forwarded: bool,
     /// Its addresses, each once; the identity is the first.
     pub(crate) frontends: Vec<Frontend>,
     /// Its endpoint sets, each sorted; of equal ones only the first, unless there is session affinity.
@@ -215,7 +219,7 @@ impl SourceRanges<'_> {
     }
 }
 
-impl Port<'_> {
+impl<'a> Port<'a> {
     /// `None` if all of its addresses belong to other Services.
     fn compile(
         self,
@@ -228,6 +232,7 @@ impl Port<'_> {
         let mut compiled = PortImage {
             index: self.index,
             identity: at_cluster_ip,
+            is_forwarded: self.forwarded().is_some(),
             frontends: Vec::new(),
             sets: Vec::new(),
             scopes: Vec::new(),
@@ -255,21 +260,31 @@ impl Port<'_> {
             TrafficPolicy::Cluster => cluster,
             TrafficPolicy::Local => way(Scope::External, &mut compiled),
         };
+        let here = self.forwarded().filter(|it| !it.targets.is_empty());
+        let forwarded = here.map(|_| way(Scope::External, &mut compiled));
         let internal = way(Scope::Internal, &mut compiled);
         let is_local = *external_policy == TrafficPolicy::Local;
         let by_policy = |cluster, local| if is_local { local } else { cluster };
 
-        let mut add = |address: FrontendAddress, kind, policy, internal, external, sources| {
-            if compiled.frontends.iter().any(|it| it.address == address) {
+        let mut add = |kind, frontend: Frontend| {
+            if compiled.frontends.iter().any(|it| it.address == frontend.address) {
                 let reason = "this Service lists the same address and port twice; the first one is used";
-                image.reject(&self.state.service, kind, address, reason.into());
+                image.reject(&self.state.service, kind, frontend.address, reason.into());
                 return;
             }
-            compiled.frontends.push(Frontend { address, policy, internal, external, sources });
+            compiled.frontends.push(frontend);
+        };
+        let frontend = |address, policy, internal, external| Frontend {
+            address,
+            policy,
+            internal,
+            external,
+            is_forwarded: false,
+            sources: None,
         };
         if !self.port.conflicting_addresses.contains(&cluster_ip) {
             let policy = FrontendPolicy::ClusterIp;
-            add(at_cluster_ip, FrontendKind::ClusterIp, policy, internal, internal, None);
+            add(FrontendKind::ClusterIp, frontend(at_cluster_ip, policy, internal, internal));
         }
         let reachable = by_policy(FrontendPolicy::External, FrontendPolicy::ExternalLocal);
         let restricted = by_policy(FrontendPolicy::SourceRanges, FrontendPolicy::SourceRangesLocal);
@@ -287,12 +302,13 @@ impl Port<'_> {
             let sources = if kind == FrontendKind::LoadBalancerIp { source_ranges.of(ip) } else { None };
             let policy = if sources.is_some() { restricted } else { reachable };
             let address = self.at(ip, self.port.port.get());
-            add(address, kind, policy, cluster, external, sources);
+            let own = frontend(address, policy, cluster, forwarded.unwrap_or(external));
+            add(kind, Frontend { is_forwarded: forwarded.is_some(), sources, ..own });
         }
         if let Some(port) = self.port.node_port {
             let policy = by_policy(FrontendPolicy::NodePort, FrontendPolicy::NodePortLocal);
             let address = self.at(unspecified(self.family), port.get());
-            add(address, FrontendKind::NodePort, policy, cluster, external, None);
+            add(FrontendKind::NodePort, frontend(address, policy, cluster, external));
         }
         // Reported once for all ports.
         if self.index == 0 {
@@ -333,9 +349,24 @@ impl Port<'_> {
         FrontendAddress { address: SocketAddr::new(ip, port), protocol: self.port.protocol }
     }
 
+    /// How its packets from outside are forwarded; `None` if they are not. Those of the policy Local never are.
+    fn forwarded(self) -> Option<&'a ForwardedPort> {
+        let is_own = |it: &&ForwardedPort| (usize::from(it.index), it.family) == (self.index, self.family);
+        let mut all = self.state.forwarded.iter();
+        all.find(is_own).filter(|_| self.state.service.external_policy == TrafficPolicy::Cluster)
+    }
+
+    /// The endpoints for traffic of a scope; for external traffic that is forwarded, those on this node.
+    fn targets(self, scope: Scope) -> Vec<SocketAddr> {
+        match self.forwarded() {
+            Some(it) if scope == Scope::External => it.targets.to_vec(),
+            _ => self.state.targets(self.index, self.family, scope).collect(),
+        }
+    }
+
     /// Where traffic of a scope goes, and how many endpoints exceed the maximum; the others are used.
     fn way(self, scope: Scope, compiled: &mut PortImage) -> (Action, usize) {
-        let mut set: Vec<_> = self.state.targets(self.index, self.family, scope).collect();
+        let mut set = self.targets(scope);
         let targets = set.len();
         set.sort_unstable();
         set.dedup();

@@ -3,6 +3,8 @@
 //! Invariant: a change costs what it touches.
 //! An unchanged Service is not visited, and the slot of a removed endpoint goes to a new one or to the last one.
 
+mod slots;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
@@ -24,14 +26,15 @@ use crate::{
         affinity_numbers::{Numbers, ServicePortNumbers, TOO_MANY, seconds_word},
         compile::{Action, Frontend, PortImage, ServiceImage, compile, set_number},
         endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_word},
+        rules::FrontendPolicy,
         source_list::{SourceList, SourceLists},
         watch::Watch,
     },
 };
 use datapath::{AvoidedEndpoints, FrontendAddress};
+use slots::{change_set, place};
 
-/// The endpoints of a set by slot; the set itself while that is their order.
-pub(crate) type Slots = Arc<[SocketAddr]>;
+pub(crate) use slots::Slots;
 
 /// What exists in the kernel and should stay: slots by service port and set, and numbers of session affinity.
 #[derive(Clone, Debug, Default)]
@@ -298,6 +301,11 @@ impl Layout {
         [Family::V4, Family::V6].iter().any(|it| self.shared.contains_key(&Watch::Answered.element(*it).0))
     }
 
+    /// Whether packets to a Service are forwarded whole.
+    pub(crate) fn is_forwarded(&self, family: Family) -> bool {
+        self.shared.contains_key(&Watch::Forwarded.element(family).0)
+    }
+
     /// How many Services there are.
     pub(crate) fn services(&self) -> usize {
         self.services.len()
@@ -352,7 +360,13 @@ impl PlacedService {
     /// what it becomes.
     fn with_endpoints(&self, before: &ServiceState, now: &ServiceState) -> Option<Self> {
         let lists = |it: &ServiceState| (Arc::clone(&it.other_serving), Arc::clone(&it.not_serving));
-        if !self.numbers.is_empty() || lists(before) != lists(now) {
+        // The set of forwarded packets does not follow the scopes.
+        let is_forwarded = |it: &ServiceState| !it.forwarded.is_empty();
+        if is_forwarded(before)
+            || is_forwarded(now)
+            || !self.numbers.is_empty()
+            || lists(before) != lists(now)
+        {
             return None;
         }
         let diff = now.endpoint_diff(before);
@@ -402,8 +416,9 @@ impl PlacedService {
     /// Whether the sets have as many endpoints, and all else is the same that decides about elements, apart from their keys.
     fn has_same_counts(&self, other: &Self) -> bool {
         let counts = |it: &Self| it.slots.iter().flatten().map(|it| it.len()).collect::<Vec<_>>();
-        let affinity = |it: &Self| it.image.ports.iter().map(|it| it.affinity).collect::<Vec<_>>();
-        (counts(self), affinity(self)) == (counts(other), affinity(other))
+        let ports =
+            |it: &Self| it.image.ports.iter().map(|it| (it.affinity, it.is_forwarded)).collect::<Vec<_>>();
+        (counts(self), ports(self)) == (counts(other), ports(other))
             && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
     }
 
@@ -471,8 +486,11 @@ impl PlacedService {
                     put(Map::SourceLists, list);
                 }
                 put(by.internal(), word(frontend.internal));
-                if frontend.policy.is_local() {
+                if frontend.policy.is_local() || frontend.is_forwarded {
                     put(by.external(), word(frontend.external));
+                }
+                if frontend.is_forwarded {
+                    put(Map::Forwarded, FrontendPolicy::forwarded(frontend.sources.is_some()).word());
                 }
                 if let Some(it) = numbers {
                     put(by.service_ports(), it.service_port);
@@ -502,6 +520,9 @@ impl PlacedService {
             if port.affinity > 0 {
                 let family = port.identity.family();
                 shared.extend([affinity::timeout(family, port.affinity), Watch::Answered.element(family)]);
+            }
+            if port.is_forwarded {
+                shared.extend([Watch::Forwarded.element(port.identity.family())]);
             }
             for frontend in &port.frontends {
                 for action in [frontend.internal, frontend.external] {
@@ -553,47 +574,6 @@ impl PortImage {
         let count = u32::try_from(set).unwrap_or(u32::MAX);
         Selector { by: by(frontend), set: set_number(scope), count, affinity: self.affinity }
     }
-}
-
-/// Changes a sorted set and its slots by a difference; `None` if it does not fit.
-fn change_set(set: &mut Arc<[SocketAddr]>, slots: &mut Slots, change: &TargetDiff) -> Option<()> {
-    let (mut new_set, mut new_slots) = (set.to_vec(), slots.to_vec());
-    for it in &change.removed {
-        new_set.remove(new_set.binary_search(it).ok()?);
-    }
-    for it in &change.added {
-        new_set.insert(new_set.binary_search(it).err()?, *it);
-    }
-    let removed = new_slots.iter().enumerate().filter(|(_, it)| change.removed.contains(it));
-    let mut free: Vec<_> = removed.map(|(slot, _)| slot).collect();
-    for it in &change.added {
-        match free.pop() {
-            Some(slot) => new_slots[slot] = *it,
-            None => new_slots.push(*it),
-        }
-    }
-    for slot in free.into_iter().rev() {
-        new_slots.swap_remove(slot);
-    }
-    *set = new_set.into();
-    *slots = shared(new_slots, set);
-    Some(())
-}
-
-/// Slots, or the set itself if that is their order.
-fn shared(slots: Vec<SocketAddr>, set: &Arc<[SocketAddr]>) -> Slots {
-    if *slots == **set { Arc::clone(set) } else { slots.into() }
-}
-
-/// An endpoint that stays keeps its slot; a new one, or one beyond the new end, gets a free one.
-fn place(old: &[SocketAddr], new: &Arc<[SocketAddr]>) -> Slots {
-    let desired: HashSet<_> = new.iter().collect();
-    let mut placed = HashSet::new();
-    let mut stays = |it: &SocketAddr| (desired.contains(it) && placed.insert(*it)).then_some(*it);
-    let mut slots: Vec<_> = old.iter().take(new.len()).map(&mut stays).collect();
-    slots.resize(new.len(), None);
-    let mut others = new.iter().filter(|it| !placed.contains(it)).copied();
-    shared(slots.into_iter().filter_map(|it| it.or_else(|| others.next())).collect(), new)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub(crate) mod affinity_numbers;
 pub(crate) mod compile;
 pub(crate) mod config;
 pub(crate) mod endpoint_selector;
+pub(crate) mod forwarding;
 pub(crate) mod layout;
 pub(crate) mod removed_udp;
 pub(crate) mod rules;

@@ -235,6 +235,7 @@ mod tests {
     fn service(protocol: Protocol, endpoints: &[u8]) -> ServiceImage {
         let address = (IpAddr::from([10, 96, 0, 1]), 80).into();
         let port = PortImage {
+            is_forwarded: false,
             index: 0,
             identity: FrontendAddress { address, protocol },
             frontends: Vec::new(),

@@ -52,11 +52,15 @@ pub(crate) enum FrontendPolicy {
     NodePort = 0x0001_0006,
     /// A node port; otherwise like [`FrontendPolicy::ExternalLocal`].
     NodePortLocal = 0x0001_0007,
+    /// For packets that another node has forwarded whole: they stay on this node and keep their source, wherever they are from.
+    Forwarded = 0x0001_0008,
+    /// Like [`FrontendPolicy::Forwarded`], restricted by source ranges.
+    SourceRangesForwarded = 0x0001_0009,
 }
 
 impl FrontendPolicy {
     /// All of them.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::ClusterIp,
         Self::External,
         Self::ExternalLocal,
@@ -64,6 +68,8 @@ impl FrontendPolicy {
         Self::SourceRangesLocal,
         Self::NodePort,
         Self::NodePortLocal,
+        Self::Forwarded,
+        Self::SourceRangesForwarded,
     ];
 
     /// Its encoding.
@@ -74,6 +80,11 @@ impl FrontendPolicy {
     /// Decodes a word.
     pub(crate) fn of(word: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.word() == word)
+    }
+
+    /// The policy for packets that another node has forwarded whole.
+    pub(crate) fn forwarded(is_restricted: bool) -> Self {
+        if is_restricted { Self::SourceRangesForwarded } else { Self::Forwarded }
     }
 
     /// Whether external traffic is routed differently from internal traffic.
@@ -90,6 +101,8 @@ impl FrontendPolicy {
             Self::SourceRangesLocal => "source-ranges-local",
             Self::NodePort => "node-port",
             Self::NodePortLocal => "node-port-local",
+            Self::Forwarded => "forwarded",
+            Self::SourceRangesForwarded => "source-ranges-forwarded",
         }
     }
 }
@@ -137,6 +150,8 @@ impl TableConfig {
             named("sources", dispatch(Map::SourceChains, "by list")),
             named("source-ranges", self.source_ranges("external")),
             named("source-ranges-local", self.source_ranges("external-local")),
+            named("forwarded", vec![self.to_endpoint_here(MatchKey::Address)]),
+            named("source-ranges-forwarded", self.source_ranges("forwarded")),
             named("node-port", self.external(MatchKey::NodePort)),
             named("node-port-local", self.external_local(MatchKey::NodePort)),
             named("dispatch", dispatch(Map::Policies, "by policy")),
@@ -264,8 +279,12 @@ impl TableConfig {
             self.rule("from this node: the local policy does not apply").if_from_local_address(),
             by,
         ));
-        rules.push(self.selector(self.rule("external, to an endpoint on this node"), by, by.external()));
+        rules.push(self.to_endpoint_here(by));
         rules
+    }
+
+    fn to_endpoint_here(&self, by: MatchKey) -> Rule {
+        self.selector(self.rule("external, to an endpoint on this node"), by, by.external())
     }
 
     fn source_ranges(&self, then: &str) -> Vec<Rule> {

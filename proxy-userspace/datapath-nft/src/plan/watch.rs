@@ -12,7 +12,7 @@ use crate::{
         schema::{Bytes, Map, Parts},
         verdict::Verdict,
     },
-    plan::{affinity, removed_udp},
+    plan::{affinity, forwarding, removed_udp},
 };
 
 /// What to look for.
@@ -22,11 +22,15 @@ pub(crate) enum Watch {
     Answered = 0x0001_0001,
     /// Packets to removed endpoints, see [`crate::plan::removed_udp`].
     RemovedUdp = 0x0001_0002,
+    /// The first packets of connections that others have forwarded whole, see [`crate::plan::forwarding`].
+    Forwarded = 0x0001_0003,
+    /// Their packets of unknown connections.
+    SecondChance = 0x0001_0004,
 }
 
 impl Watch {
     /// All of them.
-    pub(crate) const ALL: [Self; 2] = [Self::Answered, Self::RemovedUdp];
+    pub(crate) const ALL: [Self; 4] = [Self::Answered, Self::RemovedUdp, Self::Forwarded, Self::SecondChance];
 
     /// The element that says that it is on.
     pub(crate) fn element(self, family: Family) -> (Element, Value) {
@@ -42,46 +46,35 @@ impl Watch {
 
     /// The names of its chains, each before those that it refers to.
     pub(crate) fn chain_names(self) -> impl Iterator<Item = String> {
-        self.chains(Family::V4).map(|it| it.name)
+        self.chains(Family::V4).into_iter().map(|it| it.name)
     }
 
     /// Its chains, each before those that it refers to.
-    pub(crate) fn chains(self, family: Family) -> impl Iterator<Item = Chain> {
-        let rules = match self {
-            Self::Answered => affinity::answered(family),
-            Self::RemovedUdp => vec![removed_udp::rule(family)],
-        };
-        let jump = |rule: Rule| rule.verdict(&Verdict::Jump(self.name().into()));
-        let jumps = match self {
-            Self::Answered => vec![jump(Rule::new(family, "every packet"))],
-            Self::RemovedUdp => removed_udp::POD_INTERFACES
-                .map(|kind| jump(Rule::new(family, format!("packets of {kind}")).if_interface_kind(kind)))
-                .into(),
-        };
-        let hooked = move |(name, hook): &(&str, Hook)| Chain {
-            name: (*name).to_owned(),
-            hook: Some(*hook),
-            rules: jumps.clone(),
-        };
-        let own = Chain { name: self.name().to_owned(), hook: None, rules };
-        let next = (self == Self::Answered).then(|| affinity::by_timeout(family));
-        self.hooks().iter().map(hooked).chain([own]).chain(next)
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::RemovedUdp => "removed-udp",
-        }
-    }
-
-    fn hooks(self) -> &'static [(&'static str, Hook)] {
+    pub(crate) fn chains(self, family: Family) -> Vec<Chain> {
+        let to = |rule: Rule, chain: &str| rule.verdict(&Verdict::Jump(chain.into()));
+        let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
         match self {
             Self::Answered => {
-                &[("answered-prerouting", Hook::PreroutingEach), ("answered-output", Hook::OutputEach)]
+                let jump = || vec![to(Rule::new(family, "every packet"), "answered")];
+                vec![
+                    hooked("answered-prerouting", Hook::PreroutingEach, jump()),
+                    hooked("answered-output", Hook::OutputEach, jump()),
+                    Chain { name: "answered".to_owned(), hook: None, rules: affinity::answered(family) },
+                    affinity::by_timeout(family),
+                ]
             }
-            // Sockets of the host's network are terminated.
-            Self::RemovedUdp => &[("removed-udp-prerouting", Hook::PreroutingEach)],
+            Self::RemovedUdp => {
+                let from = |kind| Rule::new(family, format!("packets of {kind}")).if_interface_kind(kind);
+                let jumps = removed_udp::POD_INTERFACES.map(|kind| to(from(kind), "removed-udp"));
+                let rules = vec![removed_udp::rule(family)];
+                vec![
+                    // Sockets of the host's network are terminated.
+                    hooked("removed-udp-prerouting", Hook::PreroutingEach, jumps.into()),
+                    Chain { name: "removed-udp".to_owned(), hook: None, rules },
+                ]
+            }
+            Self::Forwarded => vec![forwarding::services(family)],
+            Self::SecondChance => vec![forwarding::second_chance(family)],
         }
     }
 }

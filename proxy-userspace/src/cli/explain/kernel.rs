@@ -114,7 +114,7 @@ impl Kernel {
         let is_outside = matches!(asked, Asked::Client(ClientKind::Outside, _));
         match nft::lookup(&destination) {
             Ok(None) => {}
-            Ok(Some(nft::Lookup { internal, external, has_node_port })) => {
+            Ok(Some(nft::Lookup { internal, external, has_node_port, .. })) => {
                 kernel.has_tables = true;
                 kernel.has_node_port = has_node_port;
                 kernel.packets = if is_outside { external } else { internal }.map(Into::into);

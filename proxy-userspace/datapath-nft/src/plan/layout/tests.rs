@@ -18,6 +18,9 @@ use model::{
 use proptest::prelude::*;
 
 use super::*;
+
+mod forwarding;
+
 use crate::{
     apply::snapshot::Snapshot,
     encode::schema::{Field, MapData},
@@ -52,6 +55,8 @@ struct Made {
     node_port: Option<u16>,
     balancer: Option<u8>,
     ranges: Vec<&'static str>,
+    /// The pods that serve what other nodes forward, if its packets are forwarded.
+    forwarded: Option<Vec<u32>>,
     usable: bool,
 }
 
@@ -66,6 +71,7 @@ impl Made {
             node_port: None,
             balancer: None,
             ranges: Vec::new(),
+            forwarded: None,
             usable: !pods.is_empty(),
         }
     }
@@ -102,7 +108,9 @@ impl Made {
                 ..Endpoint::new(EndpointKey::Pod(format!("pod-{pod:06}").into()))
             }
         });
-        ServiceState::new(service, endpoints)
+        let mut state = ServiceState::new(service, endpoints);
+        state.forwarded = self.forwarded.iter().map(|pods| forwarding::port(pods)).collect();
+        state
     }
 }
 
@@ -587,18 +595,23 @@ fn made() -> impl Strategy<Value = Made> {
     let pods = prop::collection::btree_set(1_u32..6, 0..5);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0_usize..4);
     let ranges = prop::sample::subsequence(vec!["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"], 0..3);
-    (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4), ranges).prop_map(
-        |(pods, (external_local, affinity, usable, local), node_port, balancer, ranges)| Made {
-            ranges,
-            local,
-            external_local,
-            affinity,
-            node_port,
-            balancer,
-            usable,
-            ..Made::new(0, &pods.into_iter().collect::<Vec<_>>())
-        },
-    )
+    let forwarded = prop::option::of(prop::sample::subsequence(vec![1_u32, 2, 3], 0..4));
+    (pods, flags, prop::option::of(30_000_u16..30_003), prop::option::of(1_u8..4), ranges, forwarded)
+        .prop_map(
+            |(pods, (external_local, affinity, usable, local), node_port, balancer, ranges, forwarded)| {
+                Made {
+                    ranges,
+                    forwarded,
+                    local,
+                    external_local,
+                    affinity,
+                    node_port,
+                    balancer,
+                    usable,
+                    ..Made::new(0, &pods.into_iter().collect::<Vec<_>>())
+                }
+            },
+        )
 }
 
 /// Some Services; of those with the same node port or load balancer IP only the first has it, since states have no conflicts.

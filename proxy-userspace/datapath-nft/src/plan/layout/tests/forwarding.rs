@@ -1,0 +1,108 @@
+//! Frontends whose packets nodes forward whole.
+
+use model::state::ForwardedPort;
+
+use super::*;
+
+/// The port of a [`Made`] Service whose forwarded packets these pods serve.
+pub(super) fn port(pods: &[u32]) -> ForwardedPort {
+    let targets = pods.iter().map(|it| SocketAddr::new(pod_ip(*it).into(), 5353)).collect();
+    ForwardedPort { index: 0, family: Family::V4, nodes: Arc::default(), targets }
+}
+
+fn forwarded(pods: &[u32]) -> Made {
+    Made { balancer: Some(9), forwarded: Some(pods.to_vec()), ..Made::new(1, &[1, 2]) }
+}
+
+/// The elements of some Services in a new layout.
+fn elements_of(services: &[Made]) -> Elements {
+    let mut layout = Layout::default();
+    layout.update(&state(services), &[], &mut PreviousSlots::default());
+    layout.elements()
+}
+
+#[test]
+fn forwarded_packets_have_a_set_of_their_own_at_external_addresses_only() {
+    check(
+        &Made { node_port: Some(30_053), ..forwarded(&[1]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.1:5353",
+            "endpoint node:30053/UDP any -> 10.244.0.1:5353",
+            "endpoint node:30053/UDP any -> 10.244.0.2:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP external",
+            "frontend node:30053/UDP node-port",
+            "forwarded 203.0.113.9:53/UDP forwarded",
+            "internal 10.96.0.1:53/UDP endpoints=2 any",
+            "internal 203.0.113.9:53/UDP endpoints=2 any",
+            "internal node:30053/UDP endpoints=2 any",
+            "external 203.0.113.9:53/UDP endpoints=1 external",
+        ],
+    );
+}
+
+#[test]
+fn forwarded_packets_are_restricted_by_source_ranges_and_have_session_affinity() {
+    check(
+        &Made { ranges: vec!["10.0.0.0/8"], affinity: true, ..forwarded(&[2]) },
+        &[
+            "cluster-ip 10.96.0.1",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
+            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
+            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
+            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.2:5353",
+            "frontend 10.96.0.1:53/UDP cluster-ip",
+            "frontend 203.0.113.9:53/UDP source-ranges",
+            "forwarded 203.0.113.9:53/UDP source-ranges-forwarded",
+            "internal 10.96.0.1:53/UDP endpoints=2 internal for 60 s",
+            "internal 203.0.113.9:53/UDP endpoints=2 any for 60 s",
+            "external 203.0.113.9:53/UDP endpoints=1 external for 60 s",
+            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP any 10.244.0.2:5353",
+            "member 10.96.0.1:53/UDP external 10.244.0.2:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
+            "member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
+            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
+            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
+            "sources 203.0.113.9:53/UDP in sources-a815a2fb",
+            "sources-a815a2fb from 10.0.0.0",
+            "sources-a815a2fb before 11.0.0.0",
+        ],
+    );
+}
+
+#[test]
+fn without_an_endpoint_here_or_with_the_policy_local_a_frontend_serves_as_if_it_were_not_forwarded() {
+    let watch = Watch::Forwarded.element(Family::V4).0;
+    for made in [forwarded(&[]), Made { external_local: true, ..forwarded(&[1]) }] {
+        let mut elements = elements_of(std::slice::from_ref(&made));
+        // Packets that have a second node are to be sent on nevertheless.
+        assert_eq!(elements.remove(&watch).is_some(), !made.external_local);
+        assert_eq!(elements, elements_of(&[Made { forwarded: None, ..made }]));
+    }
+}
+
+#[test]
+fn forwarding_costs_what_it_changes() {
+    let mut layout = Layout::default();
+    let mut take = |made: Made| {
+        let changes = layout.update(&state(&[made]), &[], &mut PreviousSlots::default()).changes;
+        (changes.delete.len(), changes.add.len())
+    };
+    take(Made { forwarded: None, ..forwarded(&[]) });
+    assert_eq!(take(forwarded(&[])), (0, 1), "chains for its packets");
+    // The policy, the selector with its chain, and the endpoint.
+    assert_eq!(take(forwarded(&[1])), (0, 4));
+    assert_eq!(take(forwarded(&[2])), (1, 1));
+    // Another endpoint that is on another node.
+    assert_eq!(take(Made { pods: vec![3, 2], ..forwarded(&[2]) }), (2, 2));
+    // The set of all endpoints.
+    assert_eq!(take(Made { pods: vec![3, 2], ..forwarded(&[2, 3]) }), (3, 1));
+    assert_eq!(take(Made { pods: vec![3, 2], forwarded: None, ..forwarded(&[]) }), (3, 0));
+}
