@@ -17,6 +17,7 @@ pub mod echo;
 pub mod explain;
 pub mod fixtures;
 pub mod http;
+pub mod ingress_cluster;
 pub mod kernel_objects;
 pub mod load;
 pub mod manifest;

@@ -200,14 +200,14 @@ impl Reply {
 }
 
 /// A namespace in which IPv6 addresses are usable at once.
-fn new_netns() -> Result<NetNs> {
+pub(crate) fn new_netns() -> Result<NetNs> {
     let namespace = NetNs::new()?;
     namespace.set_sysctl("ipv6/conf/default/accept_dad", "0")?;
     Ok(namespace)
 }
 
 /// A pod as most network plugins make it: a veth pair to its node, and a default route through it.
-fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
+pub(crate) fn pod(node: &NetNs, name: &str, addresses: [IpAddr; 2]) -> Result<NetNs> {
     const GATEWAYS: [&str; 2] = ["169.254.1.1", "fe80::1"];
     let pod = new_netns()?;
     node.connect_veth(name, &pod, "eth0")?;

@@ -25,6 +25,7 @@ mod load_balancing;
 mod logs;
 mod memory_bounds;
 mod node_ports;
+mod outside;
 mod packet_path;
 mod passive_health;
 mod passthrough;

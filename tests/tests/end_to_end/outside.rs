@@ -1,0 +1,178 @@
+//! Traffic from outside that is forwarded whole: nodes behind a router that spreads connections over them.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, UdpSocket},
+};
+
+use tests::{
+    EchoConnection, TIMEOUT, Transport, eventually,
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
+    manifest::Service,
+    requirements::kernel_at_least,
+    skip,
+    test_cluster::TARGET,
+};
+
+/// The network of the Service's addresses, and its addresses.
+const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
+const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
+const CONNECTIONS: usize = 100;
+
+fn frontends() -> [SocketAddr; 2] {
+    FRONTENDS.map(|it| it.parse().unwrap())
+}
+
+/// A Service with endpoints on these nodes, by index.
+fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
+    let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
+        .load_balancer_ips(&frontends().map(|it| it.ip()))
+        .port("tcp", "TCP", 80, TARGET)
+        .port("udp", "UDP", 80, TARGET)
+        .annotation("kube-proxy-ebpf.io/external-forwarding", "dsr");
+    endpoints.iter().map(|it| &cluster.nodes[*it]).fold(service, |service, node| {
+        service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
+    })
+}
+
+/// A cluster of four nodes with endpoints on the first three, all proxies running.
+fn cluster_or_skip() -> Option<IngressCluster> {
+    if !kernel_at_least(6, 6) {
+        skip("links to interfaces need Linux 6.6");
+        return None;
+    }
+    let mut cluster = IngressCluster::or_skip(4)?;
+    cluster.write(&[web(&cluster, &[0, 1, 2])]);
+    for node in 0..4 {
+        cluster.start(node, &[]);
+    }
+    for node in &mut cluster.nodes {
+        node.agent
+            .as_mut()
+            .unwrap()
+            .wait_until_logged(TIMEOUT, "packets from outside are forwarded")
+            .unwrap();
+        node.agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+    }
+    Some(cluster)
+}
+
+fn connect(cluster: &IngressCluster, count: usize) -> Vec<EchoConnection> {
+    let _outside = cluster.client.enter().unwrap();
+    (0..count).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect()
+}
+
+#[track_caller]
+fn assert_alive(connections: &mut [EchoConnection], after: &str) {
+    let broken: Vec<_> = connections.iter_mut().filter_map(|it| it.ping().err()).collect();
+    assert!(broken.is_empty(), "{after}: {} of {} broke: {:?}", broken.len(), connections.len(), broken[0]);
+}
+
+#[test]
+fn every_server_sees_the_clients_own_address() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    // Also by a node without an endpoint.
+    for hops in [&[0][..], &[3], &[0, 1, 2, 3]] {
+        cluster.set_next_hops(NETWORKS, hops);
+        let mut servers = Vec::new();
+        for it in connect(&cluster, 40) {
+            let (name, source) = it.name().split_once(' ').unwrap();
+            assert!(OUTSIDE_CLIENT.contains(&source.parse().unwrap()), "{source}");
+            servers.push(name.to_owned());
+        }
+        servers.sort_unstable();
+        servers.dedup();
+        assert_eq!(servers, ["n1", "n2", "n3"], "by {hops:?}");
+        for frontend in frontends() {
+            let reply = cluster.client.run(|| tests::request(Transport::Udp, frontend)).unwrap();
+            assert!(OUTSIDE_CLIENT.contains(&reply.split_once(' ').unwrap().1.parse().unwrap()), "{reply}");
+        }
+    }
+}
+
+#[test]
+fn connections_survive_the_nodes_that_they_enter_by() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    let mut connections = connect(&cluster, CONNECTIONS);
+    for hops in [&[0, 2][..], &[0, 1, 2], &[0, 1, 2, 3], &[3], &[1, 2]] {
+        cluster.set_next_hops(NETWORKS, hops);
+        assert_alive(&mut connections, &format!("by {hops:?}"));
+    }
+}
+
+#[test]
+fn connections_survive_changes_of_endpoints() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2, 3]);
+    let mut connections = connect(&cluster, CONNECTIONS);
+    // The fourth node gets rows of the others; what they know stays theirs.
+    for endpoints in [&[0, 1, 2, 3][..], &[0, 1, 2], &[0, 1]] {
+        cluster.write(&[web(&cluster, endpoints)]);
+        let names: Vec<_> = endpoints.iter().map(|it| cluster.nodes[*it].name()).collect();
+        wait_for_servers(&cluster, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_alive(&mut connections, &format!("with endpoints on {names:?}"));
+    }
+}
+
+#[test]
+fn connections_survive_proxies_that_die_and_return() {
+    let Some(mut cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2, 3]);
+    let mut connections = connect(&cluster, CONNECTIONS);
+    // Rows of the fourth node have a second from here on, which its next process and those of the others know.
+    cluster.write(&[web(&cluster, &[0, 1, 2, 3])]);
+    wait_for_servers(&cluster, &["n1", "n2", "n3", "n4"]);
+    for node in 0..4 {
+        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+        assert_alive(&mut connections, &format!("n{} is dead", node + 1));
+        cluster.start(node, &[]);
+        cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+        assert_alive(&mut connections, &format!("n{} is back", node + 1));
+    }
+}
+
+#[test]
+fn data_of_any_size_passes() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    // By the node without an endpoint: all is wrapped.
+    cluster.set_next_hops(NETWORKS, &[3]);
+    for connection in connect(&cluster, 2) {
+        let sent: Vec<_> = (0..1_u32 << 16).map(|it| (it.wrapping_mul(it) >> 7) as u8).collect();
+        let mut received = vec![0; sent.len()];
+        let mut stream = connection.stream();
+        // As much as the echo server's socket takes at a time.
+        for round in 0..64 {
+            stream.write_all(&sent).unwrap();
+            stream.read_exact(&mut received).unwrap();
+            assert!(sent == received, "round {round} of {connection:?}");
+        }
+    }
+}
+
+#[test]
+fn what_no_node_has_wrapped_is_not_taken() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    // The client is no node; to it, the nodes' port is closed.
+    let forged = |to: IpAddr| {
+        let _outside = cluster.client.enter().unwrap();
+        let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+        for length in [0, 8, 16, 24, 60, 1_000] {
+            socket.send_to(&vec![0x45; length], (to, 16_081)).unwrap();
+        }
+    };
+    forged(cluster.nodes[0].addresses()[0]);
+    assert_alive(&mut connect(&cluster, 20), "forged packets");
+}
+
+/// Waits until new connections reach these servers, and no others.
+#[track_caller]
+fn wait_for_servers(cluster: &IngressCluster, names: &[&str]) {
+    let servers = || {
+        let connections = connect(cluster, 40);
+        connections.iter().map(|it| it.name().split_once(' ').unwrap().0.to_owned()).collect::<BTreeSet<_>>()
+    };
+    assert!(eventually(TIMEOUT, || servers().iter().eq(names)), "{:?} instead of {names:?}", servers());
+}
