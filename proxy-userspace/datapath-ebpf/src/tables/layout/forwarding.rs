@@ -153,20 +153,33 @@ impl Forwarding {
         }
         if !state.nodes.ptr_eq(&self.nodes) {
             self.nodes = state.nodes.clone();
-            changed.extend(
-                state.services.iter().map(|(name, it)| (name, Some(it))).filter(|(_, it)| has_ports(it)),
-            );
+            let all = state.services.iter().map(|(name, it)| (name, Some(it)));
+            changed.extend(all.filter(|(_, it)| has_ports(it)));
+        } else if changed.is_empty() {
+            return;
         }
+        // A frontend may move from a Service to another.
+        let mut given_up = Vec::new();
+        let mut taken = HashSet::new();
         for (name, now) in changed {
             let old = self.services.remove(name).unwrap_or_default();
             let ports = now.into_iter().flat_map(|state| state.forwarded.iter().map(move |it| (state, it)));
             let new: Vec<_> =
                 ports.filter_map(|(state, it)| self.place(state, it, own, &old, updates)).collect();
-            self.replace(&old, &new, updates);
-            old.iter().for_each(|it| self.release(it.rows));
+            new.iter().for_each(|it| self.write(it, updates));
+            taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
             if has_ports(&now) {
                 self.services.insert(name.clone(), new);
             }
+            given_up.extend(old);
+        }
+        for old in given_up {
+            for key in old.frontends.iter().filter(|it| !taken.contains(it)) {
+                if self.frontends.remove(key).is_some() {
+                    updates.set(Table::Forwards, key, None::<&Forward>);
+                }
+            }
+            self.release(old.rows);
         }
         self.write_nodes(own, updates);
         self.previous = PreviousRows::default();
@@ -312,26 +325,22 @@ impl Forwarding {
         if &**name == own {
             return THIS_NODE;
         }
+        if let Some(known) = self.numbers.get(name) {
+            return *known;
+        }
         let next = self.numbers.values().max().map_or(THIS_NODE + 1, |it| it.saturating_add(1));
-        *self.numbers.entry(Arc::clone(name)).or_insert(next)
+        self.numbers.insert(Arc::clone(name), next);
+        next
     }
 
-    /// Writes the frontends that differ.
-    fn replace(&mut self, old: &[PlacedPort], new: &[PlacedPort], updates: &mut MapUpdates) {
-        let kept: HashSet<_> = new.iter().flat_map(|it| &it.frontends).collect();
-        for key in old.iter().flat_map(|it| &it.frontends).filter(|it| !kept.contains(it)) {
-            if self.frontends.remove(key).is_some() {
-                updates.set(Table::Forwards, key, None::<&Forward>);
-            }
-        }
-        for it in new {
-            let Some(rows) = self.rows.get(&it.rows) else { continue };
-            let Range { first, size } = rows.range;
-            let forward = Forward { first, mask: size - 1, by_client: it.by_client.into() };
-            for key in &it.frontends {
-                if self.frontends.insert(*key, forward) != Some(forward) {
-                    updates.set(Table::Forwards, key, Some(&forward));
-                }
+    /// Writes the frontends of a port that differ.
+    fn write(&mut self, port: &PlacedPort, updates: &mut MapUpdates) {
+        let Some(rows) = self.rows.get(&port.rows) else { return };
+        let Range { first, size } = rows.range;
+        let forward = Forward { first, mask: size - 1, by_client: port.by_client.into() };
+        for key in &port.frontends {
+            if self.frontends.insert(*key, forward) != Some(forward) {
+                updates.set(Table::Forwards, key, Some(&forward));
             }
         }
     }
@@ -385,219 +394,4 @@ fn address(node: &NodeInfo, family: Family) -> Option<IpAddr> {
 }
 
 #[cfg(test)]
-mod tests {
-    use model::state::{Service, ServicePort};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const OWN: &str = "n0";
-
-    fn service(name: &str, ip: u8, nodes: &[(u8, u32)]) -> ServiceState {
-        let mut service = Service::new(ServiceName::new("default", name));
-        service.load_balancer_ips = vec![IpAddr::from([203, 0, 113, ip])];
-        service.ports = vec![ServicePort::new(Protocol::Tcp, 80.try_into().unwrap())];
-        let mut state = ServiceState::new(service, []);
-        let share = |(node, endpoints): &(u8, u32)| NodeShare {
-            node: format!("n{node}").into(),
-            endpoints: *endpoints,
-        };
-        if !nodes.is_empty() {
-            let nodes = nodes.iter().map(share).collect();
-            state.forwarded =
-                [ForwardedPort { index: 0, family: Family::V4, nodes, targets: [].into() }].into();
-        }
-        state
-    }
-
-    fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
-        let node = |n: u8| {
-            let info = NodeInfo { addresses: vec![IpAddr::from([192, 0, 2, n + 1])], ..NodeInfo::default() };
-            (format!("n{n}").into(), info)
-        };
-        NodeState {
-            services: services.into_iter().map(Arc::new).collect(),
-            nodes: (0..8).map(node).collect(),
-            ..NodeState::default()
-        }
-    }
-
-    /// The layout, and what was written.
-    #[derive(Default)]
-    struct Written {
-        forwarding: Forwarding,
-        state: NodeState,
-        tables: HashMap<Table, BTreeMap<Vec<u8>, Vec<u8>>>,
-    }
-
-    impl Written {
-        fn update(&mut self, mut state: NodeState) {
-            if self.state.nodes == state.nodes {
-                state.nodes = self.state.nodes.clone();
-            }
-            let mut updates = MapUpdates::default();
-            self.forwarding.update(&self.state, &state, OWN, &mut updates);
-            self.apply(&updates);
-            self.state = state;
-        }
-
-        fn apply(&mut self, updates: &MapUpdates) {
-            for table in Table::FORWARDING {
-                let (updates, entry) = (updates.table(table), table.entry());
-                let rows = self.tables.entry(table).or_default();
-                for key in updates.deletes.chunks(entry.key) {
-                    assert!(rows.remove(key).is_some(), "{table}: an entry that is not there is deleted");
-                }
-                let values = updates.values.chunks(entry.value);
-                rows.extend(
-                    updates.keys.chunks(entry.key).zip(values).map(|(key, it)| (key.to_vec(), it.to_vec())),
-                );
-            }
-        }
-
-        fn forward(&self, ip: u8) -> Option<Forward> {
-            let address = V6::from(IpAddr::from([203, 0, 113, ip]));
-            let key = FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 };
-            self.tables[&Table::Forwards]
-                .get(bytemuck::bytes_of(&key))
-                .map(|it| bytemuck::pod_read_unaligned(it))
-        }
-
-        /// The owner and the second of each row, as the last byte of their addresses minus one; `None` for none.
-        fn rows(&self, ip: u8) -> Vec<[Option<u8>; 2]> {
-            let Some(Forward { first, mask, .. }) = self.forward(ip) else { return Vec::new() };
-            let node = |number: NodeNumber| {
-                let node = self.tables[&Table::ForwardNodes].get(&u32::from(number).to_ne_bytes()[..])?;
-                let node: ForwardNode = bytemuck::pod_read_unaligned(node);
-                std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
-            };
-            let row = |position: u32| {
-                let row: Row = bytemuck::pod_read_unaligned(
-                    &self.tables[&Table::ForwardRows][&position.to_ne_bytes()[..]],
-                );
-                [node(row.owner()), node(row.second())]
-            };
-            (first..=first + mask).map(row).collect()
-        }
-    }
-
-    #[test]
-    fn a_row_has_the_owner_before_as_its_second_until_it_changes_again() {
-        let mut written = Written::default();
-        let nodes = [(0, 1), (1, 1), (2, 1)];
-        written.update(state([service("a", 1, &nodes)]));
-        let first = written.rows(1);
-        assert!(first.iter().all(|[owner, second]| owner.is_some() && second.is_none()));
-        written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1), (3, 1)])]));
-        let second = written.rows(1);
-        for (before, now) in first.iter().zip(&second) {
-            assert_eq!(now[1], if now[0] == before[0] { None } else { before[0] });
-        }
-        // Rows that others take now keep what they had; back again, the fourth node is the second.
-        written.update(state([service("a", 1, &nodes)]));
-        for ((first, second), now) in first.iter().zip(&second).zip(written.rows(1)) {
-            assert_eq!(now[0], first[0]);
-            assert_eq!(now[1], if second[0] == first[0] { second[1] } else { second[0] });
-        }
-    }
-
-    #[test]
-    fn services_with_the_same_nodes_and_history_share_rows() {
-        let mut written = Written::default();
-        let three = [(0, 1), (1, 1), (2, 1)];
-        written.update(state([service("a", 1, &three), service("b", 2, &three), service("c", 3, &[(0, 1)])]));
-        assert_eq!(written.forward(1), written.forward(2));
-        assert_ne!(written.forward(1), written.forward(3));
-        // One after the other.
-        let two = [(0, 1), (1, 1)];
-        written.update(state([service("a", 1, &two), service("b", 2, &three)]));
-        assert_ne!(written.forward(1), written.forward(2));
-        written.update(state([service("a", 1, &two), service("b", 2, &two)]));
-        assert_eq!(written.forward(1), written.forward(2));
-        // A Service without a history takes what is there.
-        written.update(state([service("a", 1, &two), service("d", 4, &two)]));
-        assert_eq!(written.forward(1), written.forward(4));
-    }
-
-    #[test]
-    fn the_seconds_outlive_the_process() {
-        let mut first = Written::default();
-        let (three, two) = ([(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1)]);
-        first.update(state([service("a", 1, &three), service("b", 2, &three)]));
-        first.update(state([service("a", 1, &two), service("b", 2, &two)]));
-        let previous = || {
-            let address = |it: Option<u8>| IpAddr::from(it.map_or([0; 4], |it| [192, 0, 2, it + 1]));
-            let key = |ip: u8| {
-                *first
-                    .forwarding
-                    .frontends
-                    .keys()
-                    .find(|it| IpAddr::from(it.address) == IpAddr::from([203, 0, 113, ip]))
-                    .unwrap()
-            };
-            let rows = first.rows(1).into_iter().map(|it| it.map(address)).collect();
-            PreviousRows { frontends: [(key(1), 7), (key(2), 7)].into(), rows: [(7, rows)].into() }
-        };
-        let mut second = Written::default();
-        second.forwarding.restore(previous());
-        second.update(state([service("a", 1, &two), service("b", 2, &two)]));
-        assert_eq!(second.rows(1), first.rows(1));
-        assert_eq!(second.forward(1), second.forward(2));
-        // What has changed meanwhile has the owner before.
-        let mut third = Written::default();
-        third.forwarding.restore(previous());
-        third.update(state([service("a", 1, &three)]));
-        first.update(state([service("a", 1, &three)]));
-        assert_eq!(third.rows(1), first.rows(1));
-    }
-
-    #[test]
-    fn what_cannot_be_received_is_not_forwarded() {
-        let mut written = Written::default();
-        written.update(state([service("a", 1, &[(0, 1), (9, 1)])]));
-        assert_eq!(written.forward(1), None, "n9 has no address");
-        let mut with_it = state([service("a", 1, &[(0, 1), (9, 1)])]);
-        with_it
-            .nodes
-            .insert("n9".into(), NodeInfo { addresses: vec![[192, 0, 2, 10].into()], ..NodeInfo::default() });
-        written.update(with_it);
-        assert!(written.rows(1).iter().any(|it| it[0] == Some(9)));
-        written.update(state([service("a", 1, &[])]));
-        assert_eq!(written.forward(1), None);
-        assert!(!written.forwarding.is_used());
-        assert!(written.tables[&Table::ForwardNumbers].is_empty());
-    }
-
-    fn any_nodes() -> impl Strategy<Value = Vec<(u8, u32)>> {
-        prop::collection::btree_map(0_u8..8, 1_u32..3, 0..6).prop_map(|it| it.into_iter().collect())
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        /// As of two nodes that entered the cluster at different times.
-        #[test]
-        fn owners_do_not_depend_on_the_history(history in prop::collection::vec(prop::collection::vec(any_nodes(), 3), 1..8)) {
-            let of = |nodes: &[Vec<(u8, u32)>]| {
-                state((1..).zip(nodes).map(|(ip, it)| service(&format!("s{ip}"), ip, it)))
-            };
-            let mut long = Written::default();
-            history.iter().for_each(|it| long.update(of(it)));
-            let mut short = Written::default();
-            let last = history.last().unwrap();
-            short.update(of(last));
-            let mut full = Written::default();
-            for table in Table::FORWARDING {
-                let mut updates = MapUpdates::default();
-                long.forwarding.full_table(table, &mut updates);
-                full.apply(&updates);
-                prop_assert!(long.forwarding.entries(table) <= long.forwarding.required_capacity(table));
-            }
-            for (ip, nodes) in (1..).zip(last) {
-                let owners = |it: &Written| it.rows(ip).iter().map(|it| it[0]).collect::<Vec<_>>();
-                prop_assert_eq!(owners(&long), owners(&short));
-                prop_assert_eq!(long.rows(ip), full.rows(ip));
-                prop_assert_eq!(long.rows(ip).is_empty(), nodes.is_empty());
-            }
-        }
-    }
-}
+mod tests;
