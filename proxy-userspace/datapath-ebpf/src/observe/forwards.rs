@@ -8,18 +8,17 @@ use std::{
     path::Path,
 };
 
+use datapath::FrontendAddress;
+use model::Protocol;
 use proxy_common::{
     forward::{Forward, ForwardNode, NodeNumber, Row},
     net::V4,
-    tables::FrontendKey6,
+    tables::{FrontendKey6, UDP},
 };
 
 use crate::{
     error::Error,
-    observe::{
-        active_frontends::{ActiveFrontends, Maps},
-        dump::frontend_name,
-    },
+    observe::active_frontends::{ActiveFrontends, Maps},
     tables::{layout::forwarding::PreviousRows, store::Table},
 };
 
@@ -84,7 +83,8 @@ impl ForwardTables {
             for row in self.rows_of(*forward) {
                 *owners.entry(self.address(row.owner(), address.is_ipv4())).or_default() += 1;
             }
-            let name = frontend_name(address, key.protocol);
+            let protocol = if key.protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
+            let name = FrontendAddress { address, protocol };
             let all = forward.mask.saturating_add(1);
             owners
                 .into_iter()

@@ -16,7 +16,10 @@ use crate::{
     error::{ATTACH, Error},
     host::{cgroup::Cgroup, failpoint, raw_bpf},
     maps::pins::{self, Pins},
-    programs::uplinks,
+    programs::{
+        links::{detach_link, failed},
+        uplinks,
+    },
 };
 
 /// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
@@ -130,15 +133,6 @@ pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
     detach(others)
 }
 
-/// Detaches a program, before the call returns, and removes the pin of its link.
-pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
-    if let Ok(link) = raw_bpf::obj_get(pin) {
-        // Older kernels cannot; they detach it some time after the pin is removed.
-        let _ = raw_bpf::link_detach(link.as_fd());
-    }
-    pins::remove_pin(pin)
-}
-
 /// Detaches programs from hooks that this version does not know, which a later version may have attached: their maps are no
 /// longer updated.
 pub(crate) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
@@ -249,11 +243,4 @@ pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<Hook
         Some(Program::SockOps(program)) => Ok(HookProgram::SockOps(program)),
         _ => Err(Error::Incomplete(format!("program {hook}"))),
     }
-}
-
-pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(
-    call: &'static str,
-    program: &'static str,
-) -> impl FnOnce(E) -> Error {
-    move |source| Error::Program { call, program, source: Box::new(source) }
 }

@@ -4,6 +4,7 @@
 
 pub(crate) mod hook_status;
 pub(crate) mod hooks;
+pub(crate) mod links;
 pub mod probe;
 pub(crate) mod socket_termination;
 pub(crate) mod trace;

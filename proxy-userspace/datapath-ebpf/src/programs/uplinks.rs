@@ -18,7 +18,7 @@ use crate::{
     error::{ATTACH, Error},
     host::raw_bpf,
     maps::pins::{self, Pins},
-    programs::hooks::{detach_link, failed},
+    programs::links::{detach_link, failed},
 };
 
 /// The programs, by the directions in which they see packets.

@@ -1,0 +1,22 @@
+//! Links of programs, whatever they are attached to.
+
+use std::{os::fd::AsFd as _, path::Path};
+
+use crate::{error::Error, host::raw_bpf, maps::pins};
+
+/// Detaches a program, before the call returns, and removes the pin of its link.
+pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
+    if let Ok(link) = raw_bpf::obj_get(pin) {
+        // Older kernels cannot; they detach it some time after the pin is removed.
+        let _ = raw_bpf::link_detach(link.as_fd());
+    }
+    pins::remove_pin(pin)
+}
+
+/// A failed operation on a program, for `map_err`.
+pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(
+    call: &'static str,
+    program: &'static str,
+) -> impl FnOnce(E) -> Error {
+    move |source| Error::Program { call, program, source: Box::new(source) }
+}
