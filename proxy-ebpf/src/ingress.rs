@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
+        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
         BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
         bpf_fib_lookup as FibLookup, bpf_redir_neigh,
     },
@@ -47,7 +47,7 @@ const MSS: u8 = 2;
 /// The packets that arrive at an uplink.
 #[classifier]
 pub(crate) fn ingress(ctx: TcContext) -> i32 {
-    by_family(&ctx, arrived::<V4>, arrived::<V6>)
+    by_family(&ctx, arrived4, arrived6)
 }
 
 /// The packets that leave through an uplink: those whose connection is unknown here go to the second, and answers to clients
@@ -55,26 +55,39 @@ pub(crate) fn ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub(crate) fn egress(ctx: TcContext) -> i32 {
     if priority(&ctx) & FORWARDED_MASK == FORWARDED {
-        by_family(&ctx, returned::<V4>, returned::<V6>)
+        by_family(&ctx, returned4, returned6)
     } else {
-        by_family(&ctx, answered::<V4>, answered::<V6>)
+        by_family(&ctx, answered4, answered6)
     }
 }
 
+/// A function for packets of one family, with a frame of its own: the stack has 512 bytes.
+macro_rules! function {
+    ($name:ident, $of:ident::<$family:ty>) => {
+        #[inline(never)]
+        fn $name(skb: *mut __sk_buff) -> i32 {
+            $of::<$family>(&TcContext::new(skb)).unwrap_or(NEXT)
+        }
+    };
+}
+
+function!(arrived4, arrived::<V4>);
+function!(arrived6, arrived::<V6>);
+function!(returned4, returned::<V4>);
+function!(returned6, returned::<V6>);
+function!(answered4, answered::<V4>);
+function!(answered6, answered::<V6>);
+
 #[inline(always)]
-fn by_family(
-    ctx: &TcContext,
-    v4: impl Fn(&TcContext) -> Option<i32>,
-    v6: impl Fn(&TcContext) -> Option<i32>,
-) -> i32 {
+fn by_family(ctx: &TcContext, v4: impl Fn(*mut __sk_buff) -> i32, v6: impl Fn(*mut __sk_buff) -> i32) -> i32 {
+    let skb = ctx.skb.skb;
     // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
-    let protocol = unsafe { (&raw const (*ctx.skb.skb).protocol).read_volatile() };
+    let protocol = unsafe { (&raw const (*skb).protocol).read_volatile() };
     match Be16::from_raw(protocol as u16).get() {
-        ETH_P_IP => v4(ctx),
-        ETH_P_IPV6 => v6(ctx),
-        _ => None,
+        ETH_P_IP => v4(skb),
+        ETH_P_IPV6 => v6(skb),
+        _ => NEXT,
     }
-    .unwrap_or(NEXT)
 }
 
 /// An address family: its headers, and how its packets are wrapped.
@@ -91,6 +104,8 @@ pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
     fn route(source: Self, destination: Self) -> FibLookup;
     /// The next hop that it has found.
     fn next_hop(found: &FibLookup) -> bpf_redir_neigh;
+    /// [`unwrap`] in a frame of its own.
+    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32;
 }
 
 const AF_INET: u8 = 2;
@@ -135,6 +150,11 @@ impl PacketFamily for V4 {
         hop.__bindgen_anon_1.ipv4_nh = unsafe { found.__bindgen_anon_4.ipv4_dst };
         hop
     }
+
+    #[inline(always)]
+    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
+        unwrap4(skb, side)
+    }
 }
 
 impl PacketFamily for V6 {
@@ -167,6 +187,11 @@ impl PacketFamily for V6 {
         // SAFETY: every value is an address.
         hop.__bindgen_anon_1.ipv6_nh = unsafe { found.__bindgen_anon_4.ipv6_dst };
         hop
+    }
+
+    #[inline(always)]
+    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
+        unwrap6(skb, side)
     }
 }
 
@@ -208,11 +233,7 @@ fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let side = Side::<F>::active()?;
     let transport = ETHERNET + size_of::<F::Header>();
     if protocol == UDP && destination_port(ctx, transport)?.raw() == FORWARDING_PORT.load() as u16 {
-        return if side.node(THIS_NODE) == Some(destination) {
-            Some(unwrap(ctx, &side, source))
-        } else {
-            None
-        };
+        return (side.node(THIS_NODE)? == destination).then(|| F::unwrap_in_frame(ctx.skb.skb, side.index()));
     }
     if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) {
         return None;
@@ -233,10 +254,10 @@ fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
 
 /// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded.
 #[inline(always)]
-fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, source: F) -> i32 {
+fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> i32 {
     let taken = || {
         let wrapping: F::Wrapping = ctx.load(ETHERNET).ok()?;
-        let Unwrapped { second, .. } = F::unwrap(&wrapping)?;
+        let Unwrapped { source, second, .. } = F::unwrap(&wrapping)?;
         side.number(source)?;
         let inner = ETHERNET + size_of::<F::Wrapping>();
         let header: F::Header = ctx.load(inner).ok()?;
@@ -249,6 +270,16 @@ fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, source: F) -> i32 {
     let Some(second) = taken() else { return DROP };
     set_priority(ctx, forward::priority(second));
     NEXT
+}
+
+#[inline(never)]
+fn unwrap4(skb: *mut __sk_buff, side: u32) -> i32 {
+    unwrap(&TcContext::new(skb), &Side::<V4>::of(side))
+}
+
+#[inline(never)]
+fn unwrap6(skb: *mut __sk_buff, side: u32) -> i32 {
+    unwrap(&TcContext::new(skb), &Side::<V6>::of(side))
 }
 
 /// Gives a packet to the second, whose number is in its priority.
