@@ -192,6 +192,7 @@ impl Datapath {
             self.node_addresses =
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
             self.nodes = Some(state.nodes.clone());
+            self.uplinks.expire();
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
         if let Err(error) = self.set_pods(&state.pods) {
@@ -313,14 +314,18 @@ impl Datapath {
     /// Attaches the programs that forward packets from outside to the interfaces with an address of this node, if anything is
     /// forwarded.
     fn set_uplinks(&mut self) {
+        let is_forwarding = self.buffer.is_forwarding();
+        if self.uplinks.is_current(is_forwarding) {
+            return;
+        }
         let wanted = match self.nodes.as_ref().and_then(|it| it.get(&*self.node_name)) {
-            Some(node) if self.buffer.is_forwarding() => {
+            Some(node) if is_forwarding => {
                 interfaces_with(|ip| node.addresses.contains(&ip)).unwrap_or_default()
             }
             _ => BTreeSet::new(),
         };
         // Sockets do not depend on it; the next state, or change of addresses, tries again.
-        if let Err(error) = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted) {
+        if let Err(error) = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted, is_forwarding) {
             tracing::error!(error = error_chain(&error), "packets from outside are not forwarded");
         }
     }

@@ -30,16 +30,34 @@ const PROGRAMS: [(&str, TcAttachType); 2] =
 pub(crate) struct Uplinks {
     /// Whether the programs are loaded.
     is_loaded: bool,
+    /// Whether packets were forwarded when the links were set last; `None` if they have to be set.
+    current: Option<bool>,
     attached: BTreeMap<u32, [PathBuf; 2]>,
 }
 
 impl Uplinks {
-    /// Attaches the programs to these interfaces, and to no others.
+    /// Has the links set again: the addresses of the node or its interfaces have changed.
+    pub(crate) fn expire(&mut self) {
+        self.current = None;
+    }
+
+    /// Whether the links are as they should be, if packets are forwarded or if they are not.
+    pub(crate) fn is_current(&self, is_forwarding: bool) -> bool {
+        self.current == Some(is_forwarding)
+    }
+
+    /// Attaches the programs to these interfaces, and to no others; to none if no packets are forwarded.
     ///
     /// # Errors
     ///
     /// What is attached stays so; the next call goes on.
-    pub(crate) fn set(&mut self, ebpf: &mut Ebpf, pins: &Pins, wanted: &BTreeSet<u32>) -> Result<(), Error> {
+    pub(crate) fn set(
+        &mut self,
+        ebpf: &mut Ebpf,
+        pins: &Pins,
+        wanted: &BTreeSet<u32>,
+        is_forwarding: bool,
+    ) -> Result<(), Error> {
         let is_unwanted = |(interface, _): &(u32, PathBuf)| !wanted.contains(interface);
         for (_, pin) in all_pins(pins)?.into_iter().filter(is_unwanted) {
             detach_link(&pin)?;
@@ -70,6 +88,7 @@ impl Uplinks {
                 self.attached.insert(*interface, pins);
             }
         }
+        self.current = Some(is_forwarding);
         Ok(())
     }
 }
