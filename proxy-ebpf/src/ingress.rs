@@ -18,7 +18,8 @@ use aya_ebpf::{
 use proxy_common::{
     forward::{
         self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, Forward, ForwardNode, ForwardTables,
-        Ipv4Header, Ipv6Header, NO_NODE, NodeNumber, Row, THIS_NODE, Unwrapped, Way, Wrap, WrapFamily,
+        Ipv4Header, Ipv6Header, NO_NODE, NO_SECOND, NodeNumber, Row, THIS_NODE, Unwrapped, Way, Wrap,
+        WrapFamily,
     },
     net::{Be16, V4, V6},
     tables::{Family, FrontendKey6, TCP, UDP},
@@ -282,7 +283,8 @@ fn unwrap6(skb: *mut __sk_buff, side: u32) -> i32 {
     unwrap(&TcContext::new(skb), &Side::<V6>::of(side))
 }
 
-/// Gives a packet to the second, whose number is in its priority.
+/// Gives a packet to the second, whose number is in its priority. What was translated goes on, without that priority: IPv6 has not
+/// replaced it.
 #[inline(always)]
 fn returned<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let second = priority(ctx) as NodeNumber;
@@ -291,6 +293,10 @@ fn returned<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let addresses = F::addresses(&header)?;
     let side = Side::<F>::active()?;
     let flow = flow(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
+    side.forward(flow.frontend())?;
+    if second == NO_SECOND {
+        return None;
+    }
     Some(send(ctx, &side, &flow, side.node(second)?, F::default()))
 }
 
