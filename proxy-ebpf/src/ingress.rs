@@ -243,6 +243,8 @@ fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     match forward::way(&side, &flow) {
         Way::Pass => None,
         Way::Here { second } => {
+            // One that has gone has no address.
+            let second = side.node(second).map_or(NO_NODE, |_| second);
             set_priority(ctx, forward::priority(second));
             None
         }
@@ -253,13 +255,16 @@ fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     }
 }
 
-/// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded.
+/// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded. Other datagrams to the
+/// port pass.
 #[inline(always)]
 fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> i32 {
+    let wrapping = ctx.load(ETHERNET).ok();
+    let Some(Unwrapped { source, second, .. }) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
+        return NEXT;
+    };
     let taken = || {
-        let wrapping: F::Wrapping = ctx.load(ETHERNET).ok()?;
-        let Unwrapped { source, second, .. } = F::unwrap(&wrapping)?;
-        side.number(source)?;
+        side.number(source).filter(|it| *it != THIS_NODE)?;
         let inner = ETHERNET + size_of::<F::Wrapping>();
         let header: F::Header = ctx.load(inner).ok()?;
         let flow = flow(ctx, inner + size_of::<F::Header>(), F::addresses(&header)?)?;
@@ -294,10 +299,12 @@ fn returned<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let side = Side::<F>::active()?;
     let flow = flow(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
     side.forward(flow.frontend())?;
-    if second == NO_SECOND {
+    // What begins on this node has no interface that it arrived at: it may have any priority.
+    if second == NO_SECOND || arrival_interface(ctx) == 0 {
         return None;
     }
-    Some(send(ctx, &side, &flow, side.node(second)?, F::default()))
+    let Some(node) = side.node(second) else { return Some(DROP) };
+    Some(send(ctx, &side, &flow, node, F::default()))
 }
 
 /// Reduces the maximum segment size that an answer to a SYN allows, so that the client's packets fit into a wrapping.
@@ -411,6 +418,13 @@ fn set_priority(ctx: &TcContext, priority: u32) {
 fn interface(ctx: &TcContext) -> u32 {
     // SAFETY: as for `priority`.
     unsafe { (&raw const (*ctx.skb.skb).ifindex).read_volatile() }
+}
+
+/// The interface that a packet that leaves has arrived at; 0 if it begins here.
+#[inline(always)]
+fn arrival_interface(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `priority`.
+    unsafe { (&raw const (*ctx.skb.skb).ingress_ifindex).read_volatile() }
 }
 
 /// Whether the packet is several segments in one.

@@ -319,10 +319,14 @@ impl Datapath {
             return;
         }
         let wanted = match self.nodes.as_ref().and_then(|it| it.get(&*self.node_name)) {
-            Some(node) if is_forwarding => {
-                interfaces_with(|ip| node.addresses.contains(&ip)).unwrap_or_default()
+            Some(node) if is_forwarding => interfaces_with(|ip| node.addresses.contains(&ip)),
+            _ => Ok(BTreeSet::new()),
+        };
+        let wanted = match wanted {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                return tracing::error!(%error, "the uplinks cannot be listed; they stay as they are");
             }
-            _ => BTreeSet::new(),
         };
         // Sockets do not depend on it; the next state, or change of addresses, tries again.
         if let Err(error) = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted, is_forwarding) {
@@ -340,6 +344,8 @@ impl Datapath {
         if !self.is_attached {
             return Ok(None);
         }
+        // An interface may have been created anew with the same address.
+        self.uplinks.expire();
         let status = hook_status::query(&self.cgroup, &self.pins)?;
         self.is_attached = status.is_complete();
         Ok(Some(status))

@@ -4,10 +4,11 @@ use std::{
     collections::BTreeSet,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
 };
 
 use tests::{
-    EchoConnection, TIMEOUT, Transport, eventually,
+    EchoConnection, NetNs, TIMEOUT, Transport, eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
     manifest::Service,
     requirements::kernel_at_least,
@@ -155,16 +156,37 @@ fn data_of_any_size_passes() {
 fn what_no_node_has_wrapped_is_not_taken() {
     let Some(cluster) = cluster_or_skip() else { return };
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
-    // The client is no node; to it, the nodes' port is closed.
-    let forged = |to: IpAddr| {
-        let _outside = cluster.client.enter().unwrap();
-        let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
-        for length in [0, 8, 16, 24, 60, 1_000] {
-            socket.send_to(&vec![0x45; length], (to, 16_081)).unwrap();
-        }
+    let node = SocketAddr::new(cluster.nodes[0].addresses()[0], 16_081);
+    let send = |from: &NetNs, bytes: &[u8]| {
+        let _inside = from.enter().unwrap();
+        UdpSocket::bind("0.0.0.0:0").unwrap().send_to(bytes, node).unwrap();
     };
-    forged(cluster.nodes[0].addresses()[0]);
+    // A datagram from the client, wrapped by another host.
+    let is_answered = |wrapped_by: &NetNs| {
+        let client = cluster.client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        send(wrapped_by, &wrapped_datagram(client.local_addr().unwrap().port()));
+        client.recv(&mut [0; 64]).is_ok()
+    };
+    assert!(is_answered(&cluster.nodes[3].netns), "of a node it is taken");
+    assert!(!is_answered(&cluster.client), "the client is no node");
+    for length in [0, 8, 16, 24, 60, 1_000] {
+        send(&cluster.client, &vec![0x45; length]);
+        send(&cluster.nodes[3].netns, &vec![0x45; length]);
+    }
     assert_alive(&mut connect(&cluster, 20), "forged packets");
+}
+
+/// What the header of UDP is followed by in a wrapped datagram from a port of the client to the IPv4 frontend.
+fn wrapped_datagram(source_port: u16) -> Vec<u8> {
+    let IpAddr::V4(client) = OUTSIDE_CLIENT[0] else { panic!("IPv4 comes first") };
+    let mut ip =
+        [&[0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0][..], &client.octets(), &[203, 0, 113, 1]].concat();
+    let sum: u32 = ip.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1])).sum();
+    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let geneve = [2, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 1, 0, 0, 0, 0];
+    let udp = [&source_port.to_be_bytes()[..], &[0, 80, 0, 9, 0, 0], b"?"].concat();
+    [&geneve[..], &ip, &udp].concat()
 }
 
 /// Waits until new connections reach these servers, and no others.

@@ -28,8 +28,6 @@ const PROGRAMS: [(&str, TcAttachType); 2] =
 /// The uplinks, by the index of their interface, and where the links of each are pinned.
 #[derive(Debug, Default)]
 pub(crate) struct Uplinks {
-    /// Whether the programs are loaded.
-    is_loaded: bool,
     /// Whether packets were forwarded when the links were set last; `None` if they have to be set.
     current: Option<bool>,
     attached: BTreeMap<u32, [PathBuf; 2]>,
@@ -69,12 +67,12 @@ impl Uplinks {
             if self.attached.get(interface).is_some_and(is_attached) {
                 continue;
             }
-            for (program, _) in PROGRAMS {
-                if !self.is_loaded {
-                    classifier(ebpf, program)?.load().map_err(failed("load", program))?;
+            for (name, _) in PROGRAMS {
+                let program = classifier(ebpf, name)?;
+                if program.fd().is_err() {
+                    program.load().map_err(failed("load", name))?;
                 }
             }
-            self.is_loaded = true;
             let Ok(name) = if_indextoname(*interface) else { continue };
             let name = name.to_string_lossy();
             let mut attached = Vec::new();
