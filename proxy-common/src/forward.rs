@@ -110,7 +110,7 @@ impl Flow {
         FrontendKey6 { address: destination, port: destination_port, protocol, zero: 0 }
     }
 
-    /// The same 32 bits for every packet of the flow, on every node; with `by_client`, for every flow of the client.
+    /// A hash that is equal for every packet of the flow, on every node; with `by_client`, for every flow of the client.
     #[inline(always)]
     pub const fn hash(&self, by_client: bool) -> u32 {
         let [a, b, c, d] = self.source.raw();
@@ -205,9 +205,9 @@ pub struct GeneveHeader {
     protocol: Be16,
     /// No virtual network.
     network: u32,
-    /// Of the option: experimental.
+    /// The class of the option, one of the experimental ones.
     class: Be16,
-    /// Of the option: critical.
+    /// The type of the option: critical, and the version of the wrapping.
     kind: u8,
     /// Of the option's data, in words.
     length: u8,
