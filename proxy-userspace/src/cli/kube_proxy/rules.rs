@@ -14,8 +14,9 @@ use std::{
 
 use datapath::Finding;
 use netlink::{
-    Attribute, Message, Netfilter, links,
+    Attribute, Message, Netfilter,
     nf_tables::{self, Chain, Deletion, Rule},
+    route,
 };
 
 /// The table of its nftables mode, in the families `ip` and `ip6`.
@@ -184,7 +185,7 @@ pub(in crate::cli) fn remove() -> io::Result<Removal> {
     for (_, program, names) in FAMILIES {
         remove_legacy_rules(program, names, &mut removal)?;
     }
-    if links::delete(INTERFACE)? {
+    if route::delete_link(INTERFACE)? {
         removal.removed.push(format!("interface {INTERFACE} (ipvs)"));
         remove_sets()?;
     }
