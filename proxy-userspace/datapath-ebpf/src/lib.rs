@@ -30,6 +30,7 @@ pub use observe::dump::{dump, generation};
 pub use observe::lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use programs::hook_status::query_at;
+pub use programs::peer_probes::MIN_TIMEOUT as MIN_FORWARDING_TIMEOUT;
 pub use programs::probe;
 pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{

@@ -4,8 +4,8 @@
 
 use std::{
     collections::BTreeMap,
+    iter,
     net::{IpAddr, SocketAddr},
-    path::Path,
 };
 
 use datapath::FrontendAddress;
@@ -18,6 +18,7 @@ use proxy_common::{
 
 use crate::{
     error::Error,
+    maps::{bpf_maps, pins::Pins},
     observe::active_frontends::{ActiveFrontends, Maps},
     tables::{layout::forwarding::PreviousRows, store::Table},
 };
@@ -32,13 +33,15 @@ pub(crate) struct ForwardTables {
     pub(crate) nodes: BTreeMap<u32, ForwardNode>,
 }
 
-/// The rows that are active below a folder of pins; none if no state is.
-pub(crate) fn previous_rows(pin_dir: &Path) -> Result<PreviousRows, Error> {
-    let mut active = match ActiveFrontends::open(pin_dir) {
-        Err(Error::NotInitialized(_)) => return Ok(PreviousRows::default()),
-        active => active?,
-    };
-    active.read(ForwardTables::read).map(|(_, tables)| tables.into())
+/// The rows that are active below a folder of pins, or were those of another version; none if no state is.
+pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
+    let others = pins.other_layouts()?.into_iter().map(|it| pins.of_layout(it));
+    for pins in iter::once(pins.clone()).chain(others) {
+        if bpf_maps::is_initialized(&pins)? {
+            return ActiveFrontends::of(pins)?.read(ForwardTables::read).map(|(_, tables)| tables.into());
+        }
+    }
+    Ok(PreviousRows::default())
 }
 
 impl From<ForwardTables> for PreviousRows {
