@@ -13,6 +13,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
+    process::Command,
 };
 
 use anyhow::Result;
@@ -21,6 +22,7 @@ use crate::{
     Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox,
     manifest::{self, Service},
     requirements::requirements,
+    run,
     skip::{current_test, skip},
     test_cluster::{TARGET, new_netns, pod},
 };
@@ -42,7 +44,7 @@ pub struct IngressCluster {
     /// The client outside.
     pub client: NetNs,
     router: NetNs,
-    _lan: NetNs,
+    lan: NetNs,
     /// The nodes, from number 1.
     pub nodes: Vec<IngressNode>,
     manifests: Sandbox,
@@ -54,7 +56,8 @@ pub struct IngressNode {
     number: u8,
     /// The node itself.
     pub netns: NetNs,
-    _pod: NetNs,
+    /// The network namespace of its pod.
+    pub pod: NetNs,
     _servers: Vec<EchoServer>,
     /// The place of its proxy.
     pub sandbox: Sandbox,
@@ -140,11 +143,11 @@ impl IngressCluster {
                 servers.push(EchoServer::start_with(&format!("n{number}"), address, reply)?);
             }
             let sandbox = Sandbox::new(&format!("{name}-n{number}"))?;
-            made.push(IngressNode { number, netns, _pod: pod, _servers: servers, sandbox, agent: None });
+            made.push(IngressNode { number, netns, pod, _servers: servers, sandbox, agent: None });
         }
         let manifests = Sandbox::new(&name)?;
         fs::create_dir(manifests.files().join("manifests"))?;
-        Ok(Self { client, router, _lan: lan, nodes: made, manifests })
+        Ok(Self { client, router, lan, nodes: made, manifests })
     }
 
     /// The folder of manifests, which all proxies read.
@@ -168,11 +171,40 @@ impl IngressCluster {
 
     /// Starts the proxy of a node, with more arguments, beside one that may have been killed.
     pub fn start(&mut self, node: usize, arguments: &[&str]) {
+        self.start_build(node, Build::Product, |it| it.args(arguments.iter().copied()));
+    }
+
+    /// The same of another build, with a changed command line.
+    pub fn start_build(
+        &mut self,
+        node: usize,
+        build: Build,
+        change: impl FnOnce(AgentCommand) -> AgentCommand,
+    ) {
         let manifests = self.manifests();
         let node = &mut self.nodes[node];
-        let command = AgentCommand::run(&Build::Product.binary(), &node.sandbox, &manifests, &node.name());
-        let command = command.args(["--backend=ebpf", "--packets=nft"]).args(arguments.iter().copied());
+        let command = AgentCommand::run(&build.binary(), &node.sandbox, &manifests, &node.name());
+        let command = change(command.args(["--backend=ebpf", "--packets=nft"]));
         node.agent = Some(node.netns.run(|| command.start(&node.sandbox).expect("the proxy starts")));
+    }
+
+    /// The host that the cables of nodes lead to, in interfaces with their names.
+    pub fn lan(&self) -> &NetNs {
+        &self.lan
+    }
+
+    /// Pulls a node's cable out, or puts it in.
+    pub fn plug(&self, node: usize, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        self.lan.ip(&["link", "set", &self.nodes[node].name(), state]).expect("the cable is there");
+    }
+
+    /// Removes what the proxy of a node has left.
+    pub fn cleanup(&self, node: usize) {
+        let IngressNode { netns, sandbox, .. } = &self.nodes[node];
+        let mut command = Command::new(Build::Product.binary());
+        command.args(["cleanup", "--pin-dir"]).arg(sandbox.pins());
+        let _ = netns.run(|| run(&mut command)).success();
     }
 
     /// Makes these nodes, by index, the next hops of a network of each family.
