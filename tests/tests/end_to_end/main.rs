@@ -26,6 +26,8 @@ mod logs;
 mod memory_bounds;
 mod node_ports;
 mod outside;
+mod outside_story;
+mod outside_throughput;
 mod packet_path;
 mod passive_health;
 mod passthrough;

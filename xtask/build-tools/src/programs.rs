@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 16] = [
+const TEST_PROGRAMS: [(&str, &str); 17] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("conntrack", "conntrack"),
@@ -28,6 +28,7 @@ const TEST_PROGRAMS: [(&str, &str); 16] = [
     ("iptables-legacy-save", "iptables"),
     ("iptables-nft-restore", "iptables"),
     ("iptables-nft-save", "iptables"),
+    ("iperf3", "iperf3"),
     ("ipvsadm", "ipvsadm"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
