@@ -283,7 +283,7 @@ impl IngressCluster {
         }
     }
 
-    /// Makes these nodes, by index, the next hops of a network of each family.
+    /// Makes these nodes, by index, the next hops of a network of each family, without a moment without any.
     pub fn set_next_hops(&self, networks: [&str; 2], nodes: &[usize]) {
         for ((family, network), index) in FAMILIES.iter().zip(networks).zip([0, 1]) {
             let hops: Vec<_> =
@@ -292,8 +292,6 @@ impl IngressCluster {
             for hop in &hops {
                 words.extend(["nexthop", "via", hop]);
             }
-            // IPv6 replaces only the first next hop of several.
-            let _ = self.router.ip(&[family, "route", "del", network]);
             self.router.ip(&words).expect("the router takes the route");
         }
     }
