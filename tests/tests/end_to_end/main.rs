@@ -27,6 +27,8 @@ mod memory_bounds;
 mod node_ports;
 mod outside;
 mod outside_peers;
+mod outside_story;
+mod outside_throughput;
 mod outside_uplinks;
 mod packet_path;
 mod passive_health;

@@ -2,25 +2,18 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     time::Duration,
 };
 
 use tests::{
     EchoConnection, NetNs, TIMEOUT, eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
-    manifest::Service,
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     requirements::kernel_at_least,
     skip,
-    test_cluster::TARGET,
 };
 
-pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
-const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
-
-pub(crate) fn frontends() -> [SocketAddr; 2] {
-    FRONTENDS.map(|it| it.parse().unwrap())
-}
+use crate::outside::{NETWORKS, frontends, web, wrapped_datagram};
 
 /// A cluster of three nodes with endpoints on each; no proxy runs.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
@@ -29,26 +22,18 @@ pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
         return None;
     }
     let cluster = IngressCluster::or_skip(3)?;
-    let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
-        .load_balancer_ips(&frontends().map(|it| it.ip()))
-        .port("tcp", "TCP", 80, TARGET)
-        .port("udp", "UDP", 80, TARGET)
-        .annotation("kube-proxy-ebpf.io/external-forwarding", "dsr");
-    let service = cluster.nodes.iter().fold(service, |service, node| {
-        service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
-    });
-    cluster.write(&[service]);
+    cluster.write(&[web(&cluster, &[0, 1, 2])]);
     Some(cluster)
 }
 
 /// The servers that new connections reach, each with whether it saw the client's own address.
 pub(crate) fn servers(cluster: &IngressCluster) -> BTreeSet<(String, bool)> {
-    let _outside = cluster.client.enter().unwrap();
+    let _outside = cluster.clients[0].enter().unwrap();
     let connect = |it: usize| EchoConnection::connect(frontends()[it % 2]).ok();
     let connections: Vec<_> = (0..40).filter_map(connect).collect();
     let seen = |it: &EchoConnection| {
         let (name, source) = it.name().split_once(' ')?;
-        Some((name.to_owned(), OUTSIDE_CLIENT.contains(&source.parse().ok()?)))
+        Some((name.to_owned(), OUTSIDE_CLIENTS[0].contains(&source.parse().ok()?)))
     };
     connections.iter().filter_map(seen).collect()
 }
@@ -106,7 +91,7 @@ fn pods_and_programs_of_nodes_cannot_send_wrapped_packets() {
     wait_for(&cluster, &["n1", "n2", "n3"], true);
     let node = SocketAddr::new(cluster.nodes[0].addresses()[0], 16_081);
     let is_taken = |sender: &NetNs| {
-        let client = cluster.client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        let client = cluster.clients[0].run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         let bytes = wrapped_datagram(client.local_addr().unwrap().port());
         let _inside = sender.enter().unwrap();
@@ -116,22 +101,10 @@ fn pods_and_programs_of_nodes_cannot_send_wrapped_packets() {
     };
     let last = &cluster.nodes[2];
     assert!(!is_taken(&last.netns), "of a program of a node");
-    assert!(!is_taken(&last.pod), "of a pod");
-    assert!(!is_taken(&cluster.client), "of a host that is no node");
+    assert!(!is_taken(&last.pods), "of a pod");
+    assert!(!is_taken(&cluster.clients[0]), "of a host that is no node");
     // What protects is the program at the sender's uplink: without it the packet of a node is taken.
     cluster.nodes[2].agent.take().unwrap().kill9().unwrap();
     cluster.cleanup(2);
     assert!(is_taken(&cluster.nodes[2].netns), "the packet is a good one");
-}
-
-/// What the header of UDP is followed by in a wrapped datagram from a port of the client to the IPv4 frontend.
-fn wrapped_datagram(source_port: u16) -> Vec<u8> {
-    let IpAddr::V4(client) = OUTSIDE_CLIENT[0] else { panic!("IPv4 comes first") };
-    let mut ip =
-        [&[0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0][..], &client.octets(), &[203, 0, 113, 1]].concat();
-    let sum: u32 = ip.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1])).sum();
-    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
-    let geneve = [2, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 1, 0, 0, 0, 0];
-    let udp = [&source_port.to_be_bytes()[..], &[0, 80, 0, 9, 0, 0], b"?"].concat();
-    [&geneve[..], &ip, &udp].concat()
 }

@@ -7,7 +7,10 @@ use tests::{
     requirements::kernel_at_least, run, skip,
 };
 
-use crate::outside_peers::{NETWORKS, cluster_or_skip, frontends, servers, wait_for};
+use crate::{
+    outside::{NETWORKS, frontends},
+    outside_peers::{cluster_or_skip, servers, wait_for},
+};
 
 /// As on a kernel without links to interfaces.
 fn with_filters(command: AgentCommand) -> AgentCommand {
@@ -22,15 +25,16 @@ fn tc(netns: &NetNs, arguments: &str) -> String {
 fn filters_forward_packets_and_leave_those_of_others() {
     let Some(mut cluster) = cluster_or_skip() else { return };
     // The second node has the qdisc already, with a filter.
-    tc(&cluster.nodes[1].netns, "qdisc add dev eth0 clsact");
-    tc(&cluster.nodes[1].netns, "filter add dev eth0 ingress prio 7 matchall action pass");
+    for it in ["qdisc add dev eth0 clsact", "filter add dev eth0 ingress prio 7 matchall action pass"] {
+        tc(&cluster.nodes[1].netns, it);
+    }
     for node in 0..3 {
-        cluster.start_build(node, Build::Failpoints, with_filters);
+        cluster.start_with(&Build::Failpoints.binary(), node, with_filters);
     }
     cluster.set_next_hops(NETWORKS, &[0, 1]);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
     let mut connections = {
-        let _outside = cluster.client.enter().unwrap();
+        let _outside = cluster.clients[0].enter().unwrap();
         (0..20).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect::<Vec<_>>()
     };
     let filters = |it: &IngressCluster, node: usize, side: &str| {
@@ -48,7 +52,7 @@ fn filters_forward_packets_and_leave_those_of_others() {
     }
     connections.iter_mut().for_each(|it| it.ping().unwrap());
     for node in 0..3 {
-        cluster.start_build(node, Build::Failpoints, with_filters);
+        cluster.start_with(&Build::Failpoints.binary(), node, with_filters);
         cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
     }
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
@@ -93,10 +97,10 @@ fn the_driver_forwards_packets() {
     let Some(mut cluster) = cluster_or_skip() else { return };
     // What a driver does: no sender leaves checksums to it, and it takes frames back.
     let ethtool = |netns: &NetNs, words: &str| {
-        netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
+        let _ = netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
     };
-    ethtool(&cluster.client, "-K eth0 tx off");
-    ethtool(cluster.lan(), "-K n1 gro on");
+    ethtool(&cluster.clients[0], "-K eth0 tx off");
+    ethtool(&cluster.lan, "-K n1 gro on");
     cluster.set_next_hops(NETWORKS, &[0]);
     cluster.start(0, &["--external-forwarding-xdp=true"]);
     cluster.start(1, &[]);

@@ -29,6 +29,7 @@ const TEST_PROGRAMS: [(&str, &str); 17] = [
     ("iptables-legacy-save", "iptables"),
     ("iptables-nft-restore", "iptables"),
     ("iptables-nft-save", "iptables"),
+    ("iperf3", "iperf3"),
     ("ipvsadm", "ipvsadm"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
