@@ -71,7 +71,22 @@ impl ForwardTables {
         Ok(tables)
     }
 
-    fn rows_of(&self, forward: Forward) -> impl Iterator<Item = Row> {
+    /// The tables as far as they concern one frontend.
+    pub(crate) fn read_one(maps: &mut Maps<'_>, frontend: FrontendKey6) -> Result<Self, Error> {
+        let mut tables = Self::default();
+        if let Some(forward) = maps.get::<_, Forward>(Table::Forwards, &frontend)? {
+            tables.forwards.push((frontend, forward));
+            for position in forward.first..=forward.first.saturating_add(forward.mask) {
+                tables.rows.extend(maps.get(Table::ForwardRows, &position)?.map(|it: Row| (position, it)));
+            }
+            maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
+                tables.nodes.insert(number, it);
+            })?;
+        }
+        Ok(tables)
+    }
+
+    pub(crate) fn rows_of(&self, forward: Forward) -> impl Iterator<Item = Row> {
         self.rows.range(forward.first..=forward.first.saturating_add(forward.mask)).map(|(_, it)| *it)
     }
 
@@ -92,7 +107,8 @@ impl ForwardTables {
         })
     }
 
-    fn address(&self, number: NodeNumber, is_v4: bool) -> IpAddr {
+    /// Where a node receives packets of a family; the unspecified address if nowhere.
+    pub(crate) fn address(&self, number: NodeNumber, is_v4: bool) -> IpAddr {
         let node = self.nodes.get(&number.into()).copied().unwrap_or_default();
         if is_v4 { V4::mapped(node.v4).into() } else { node.v6.into() }
     }
