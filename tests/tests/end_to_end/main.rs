@@ -26,6 +26,7 @@ mod logs;
 mod memory_bounds;
 mod node_ports;
 mod outside;
+mod outside_reports;
 mod packet_path;
 mod passive_health;
 mod passthrough;
