@@ -206,6 +206,25 @@ mod tests {
     }
 
     #[test]
+    fn each_xdp_program_is_named_once() {
+        let number = |kind, value: u32| Attribute::bytes(kind, value.to_ne_bytes());
+        let programs =
+            [number(IFLA_XDP_PROG_ID, 7), number(IFLA_XDP_DRV_PROG_ID, 7), number(IFLA_XDP_SKB_PROG_ID, 9)];
+        let attributes = [
+            Attribute::text(IFLA_IFNAME, "eth0"),
+            number(IFLA_MTU, 1500),
+            Attribute::nested(IFLA_XDP, programs),
+        ];
+        let mut payload = vec![0; INTERFACE];
+        attributes.iter().for_each(|it| it.append(&mut payload));
+        let link = parse_link(&payload).unwrap();
+        assert_eq!((&*link.name, link.mtu, &link.xdp[..]), ("eth0", 1500, &[7, 9][..]));
+        for length in 0..payload.len() {
+            let _ = parse_link(&payload[..length]);
+        }
+    }
+
+    #[test]
     fn classifiers_are_listed_by_direction() {
         in_a_netns(|| {
             run("ip link add veth0 type veth peer name veth1");
@@ -215,11 +234,12 @@ mod tests {
                 return eprintln!("skipped: this kernel has no clsact");
             }
             assert_eq!(classifiers(index).unwrap(), []);
-            let filter = ["filter", "add", "dev", "veth0", "egress", "matchall", "action", "drop"];
+            // A classic program, which has no id.
+            let filter = ["filter", "add", "dev", "veth0", "egress", "bpf", "da", "bytecode", "1,6 0 0 0,"];
             if !Command::new("tc").args(filter).status().unwrap().success() {
-                return eprintln!("skipped: this kernel has no classifier matchall");
+                return eprintln!("skipped: this kernel has no classifier bpf");
             }
-            let kind = "matchall".to_owned();
+            let kind = "bpf".to_owned();
             let expect = Classifier { direction: "egress", kind, program: None };
             assert_eq!(classifiers(index).unwrap(), [expect]);
         });

@@ -274,6 +274,16 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     node.netns.ip(&["link", "set", "eth0", "mtu", "1300"]).unwrap();
     assert_found(&findings(&cluster, &[]), "degraded", "eth0 has 1300 bytes");
 
+    // A classifier sees what they let pass.
+    let tc = |line: &str| {
+        let mut command = Command::new("tc");
+        node.netns.run(|| command.args(line.split(' ')).status().is_ok_and(|it| it.success()))
+    };
+    if tc("qdisc add dev eth0 clsact") && tc("filter add dev eth0 ingress protocol all u32 match u32 0 0") {
+        assert_found(&findings(&cluster, &[]), "ok", "others run after ours: eth0: tc ingress: u32");
+    } else {
+        eprintln!("without tc, or without its kernel modules, no classifier is attached");
+    }
     // Another instance of the programs runs before those that are there.
     let other = Sandbox::new("outside-reports-other").unwrap();
     let command = AgentCommand::run(&Build::Product.binary(), &other, &cluster.manifests(), &node.name());
