@@ -10,9 +10,9 @@ mod socket;
 
 pub mod flow_cleanup;
 pub mod host_addresses;
+pub mod links;
 pub mod netns;
 pub mod nf_tables;
-pub mod route;
 pub mod sock_diag;
 pub mod uapi;
 

@@ -27,6 +27,7 @@ mod memory_bounds;
 mod node_ports;
 mod outside;
 mod outside_peers;
+mod outside_reports;
 mod outside_story;
 mod outside_throughput;
 mod outside_uplinks;

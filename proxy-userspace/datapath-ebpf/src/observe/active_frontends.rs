@@ -209,7 +209,8 @@ impl Maps<'_> {
         Ok(backends)
     }
 
-    fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
+    /// The value of one entry, if there is one.
+    pub(crate) fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
         let name = self.pins.inner(self.side, table);
         let map = self.map(table)?;
         let mut value = V::zeroed();

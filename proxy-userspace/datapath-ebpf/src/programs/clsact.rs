@@ -9,7 +9,7 @@ use aya::programs::{
     SchedClassifier, TcAttachType,
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
-use netlink::route::delete_empty_clsact;
+use netlink::links::delete_empty_clsact;
 use nix::net::if_::if_indextoname;
 
 use crate::{
@@ -52,6 +52,11 @@ pub(crate) fn attach(
     };
     // The filter stays when this process ends.
     program.take_link(id).map(std::mem::forget).map_err(failed("take the link", name))
+}
+
+/// Whether an interface has filters of ours.
+pub(crate) fn has_filters(pins: &Pins, interface: u32) -> Result<bool, Error> {
+    Ok(pins.all_links()?.iter().filter_map(|it| interface_of(it)).any(|it| it.0 == interface))
 }
 
 /// The interface that a marker stands for, and whether its qdisc is ours; `None` if the pin is no marker.

@@ -11,4 +11,5 @@ pub mod probe;
 pub(crate) mod socket_termination;
 pub(crate) mod trace;
 pub(crate) mod trial_connects;
+pub(crate) mod uplink_links;
 pub(crate) mod uplinks;

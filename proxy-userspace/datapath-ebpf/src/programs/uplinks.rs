@@ -30,7 +30,7 @@ const PROGRAMS: [(&str, TcAttachType); 2] =
     [("egress", TcAttachType::Egress), ("ingress", TcAttachType::Ingress)];
 
 /// The program in the driver. It has a link, or none.
-const XDP: &str = "ingress_xdp";
+pub(crate) const XDP: &str = "ingress_xdp";
 
 /// The uplinks, by the index of their interface.
 #[derive(Debug)]

@@ -14,9 +14,8 @@ use std::{
 
 use datapath::Finding;
 use netlink::{
-    Attribute, Message, Netfilter,
+    Attribute, Message, Netfilter, links,
     nf_tables::{self, Chain, Deletion, Rule},
-    route,
 };
 
 /// The table of its nftables mode, in the families `ip` and `ip6`.
@@ -185,7 +184,7 @@ pub(in crate::cli) fn remove() -> io::Result<Removal> {
     for (_, program, names) in FAMILIES {
         remove_legacy_rules(program, names, &mut removal)?;
     }
-    if route::delete_link(INTERFACE)? {
+    if links::delete(INTERFACE)? {
         removal.removed.push(format!("interface {INTERFACE} (ipvs)"));
         remove_sets()?;
     }
