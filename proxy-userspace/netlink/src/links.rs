@@ -256,6 +256,10 @@ mod tests {
             let kind = "bpf".to_owned();
             let expect = Classifier { direction: "egress", kind, program: None };
             assert_eq!(classifiers(index).unwrap(), [expect]);
+            assert!(!delete_empty_clsact(index).unwrap(), "a classifier is there");
+            run("tc filter delete dev veth0 egress");
+            assert!(delete_empty_clsact(index).unwrap());
+            assert!(delete_empty_clsact(index).is_err(), "it has gone");
         });
     }
 }
