@@ -30,13 +30,22 @@ use crate::{
     packet_family::{ETHERNET, FOUND, PacketFamily, SYN, TCP_FLAGS, flow},
     packet_path,
     side::{FamilyTables, Side},
-    skb::{arrival_interface, interface, is_large, priority, protocol, segments, set_priority},
+    skb::{
+        arrival_interface, interface, is_large, priority, protocol, scratch, segments, set_priority,
+        set_scratch,
+    },
 };
 
 /// The packet goes on: to the next program, and up the stack.
 const NEXT: i32 = TC_ACT_UNSPEC;
 /// The packet is dropped.
 const DROP: i32 = TC_ACT_SHOT as i32;
+/// Stands for a verdict: the packet is one for the port of wrapped packets.
+const UNWRAP: i32 = i32::MIN;
+/// The same: it is an ICMP message.
+const ICMP: i32 = i32::MIN + 1;
+/// The same: it is too big, and the [`scratch`] says for how many bytes there is room.
+const TOO_BIG: i32 = i32::MIN + 2;
 /// The bytes of a UDP header.
 const UDP_HEADER: usize = 8;
 /// The bytes of a TCP header without options.
@@ -49,7 +58,12 @@ const MSS: u8 = 2;
 /// The packets that arrive at an uplink.
 #[classifier]
 pub(crate) fn ingress(ctx: TcContext) -> i32 {
-    by_family(&ctx, arrived4, arrived6)
+    let verdict = match by_family(&ctx, arrived4, arrived6) {
+        UNWRAP => by_family(&ctx, unwrap4, unwrap6),
+        ICMP => by_family(&ctx, error_arrived4, error_arrived6),
+        verdict => verdict,
+    };
+    answered_if_too_big(&ctx, verdict)
 }
 
 /// The packets that leave through an uplink: those whose connection is unknown here go to the second, answers to clients leave room
@@ -65,10 +79,17 @@ pub(crate) fn egress(ctx: TcContext) -> i32 {
         set_priority(&ctx, 0);
         return NEXT;
     }
-    by_family(&ctx, returned4, returned6)
+    answered_if_too_big(&ctx, by_family(&ctx, returned4, returned6))
 }
 
-/// A function for packets of one family, with a frame of its own: the stack has 512 bytes.
+/// Answers a packet that was to be sent, and is too big.
+#[inline(always)]
+fn answered_if_too_big(ctx: &TcContext, verdict: i32) -> i32 {
+    if verdict == TOO_BIG { by_family(ctx, too_big4, too_big6) } else { verdict }
+}
+
+/// A function for packets of one family, with a frame of its own: the stack has 512 bytes, so what one leaves to another is called
+/// when it has returned.
 macro_rules! function {
     ($name:ident, $of:ident::<$family:ty>) => {
         #[inline(never)]
@@ -78,51 +99,12 @@ macro_rules! function {
     };
 }
 
-/// The functions of a family that others call in frames of their own.
-trait Frames: PacketFamily + FamilyTables {
-    /// [`unwrap`].
-    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32;
-    /// [`error_arrived`].
-    fn error_in_frame(skb: *mut __sk_buff) -> i32;
-    /// [`too_big`].
-    fn too_big_in_frame(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32;
-}
-
-macro_rules! frames {
-    ($family:ty, $unwrap:ident, $error:ident, $too_big:ident) => {
-        function!($error, error_arrived::<$family>);
-
-        #[inline(never)]
-        fn $unwrap(skb: *mut __sk_buff, side: u32) -> i32 {
-            unwrap(&TcContext::new(skb), &Side::<$family>::of(side))
-        }
-
-        #[inline(never)]
-        fn $too_big(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32 {
-            too_big(&TcContext::new(skb), mtu, &Side::<$family>::of(side)).unwrap_or(DROP)
-        }
-
-        impl Frames for $family {
-            #[inline(always)]
-            fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
-                $unwrap(skb, side)
-            }
-
-            #[inline(always)]
-            fn error_in_frame(skb: *mut __sk_buff) -> i32 {
-                $error(skb)
-            }
-
-            #[inline(always)]
-            fn too_big_in_frame(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32 {
-                $too_big(skb, mtu, side)
-            }
-        }
-    };
-}
-
-frames!(V4, unwrap4, error_arrived4, too_big4);
-frames!(V6, unwrap6, error_arrived6, too_big6);
+function!(error_arrived4, error_arrived::<V4>);
+function!(error_arrived6, error_arrived::<V6>);
+function!(unwrap4, unwrap::<V4>);
+function!(unwrap6, unwrap::<V6>);
+function!(too_big4, too_big::<V4>);
+function!(too_big6, too_big::<V6>);
 function!(arrived4, arrived::<V4>);
 function!(arrived6, arrived::<V6>);
 function!(returned4, returned::<V4>);
@@ -140,15 +122,15 @@ fn by_family(ctx: &TcContext, v4: impl Fn(*mut __sk_buff) -> i32, v6: impl Fn(*m
 }
 
 #[inline(always)]
-fn arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
+fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let Some((source, destination, protocol)) = F::addresses(&header) else {
-        return F::icmp(&header).map(|_| F::error_in_frame(ctx.skb.skb));
+        return F::icmp(&header).map(|_| ICMP);
     };
     let side = Side::<F>::active()?;
     let transport = ETHERNET + size_of::<F::Header>();
     if protocol == UDP && destination_port(ctx, transport)?.raw() == FORWARDING_PORT.load() as u16 {
-        return (side.node(THIS_NODE)? == destination).then(|| F::unwrap_in_frame(ctx.skb.skb, side.index()));
+        return (side.node(THIS_NODE)? == destination).then_some(UNWRAP);
     }
     if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) || !packet_path::serves()
     {
@@ -174,7 +156,7 @@ fn arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
 
 /// An ICMP error goes where the packets of its flow go.
 #[inline(always)]
-fn error_arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
+fn error_arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let flow = quoted_flow::<F>(ctx, ETHERNET, &header)?;
     let side = Side::<F>::active()?;
@@ -188,7 +170,11 @@ fn error_arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
 
 /// The flow of the packet that an ICMP error at an offset is about.
 #[inline(always)]
-fn quoted_flow<F: Frames>(ctx: &TcContext, offset: usize, header: &F::Header) -> Option<Flow> {
+fn quoted_flow<F: PacketFamily + FamilyTables>(
+    ctx: &TcContext,
+    offset: usize,
+    header: &F::Header,
+) -> Option<Flow> {
     /// The bytes before the packet.
     const ICMP_HEADER: usize = 8;
     let to = F::icmp(header)?;
@@ -214,10 +200,11 @@ fn quoted_flow<F: Frames>(ctx: &TcContext, offset: usize, header: &F::Header) ->
 /// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded. Answers probes; other
 /// datagrams to the port pass.
 #[inline(always)]
-fn unwrap<F: Frames>(ctx: &TcContext, side: &Side<F>) -> i32 {
+fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+    let side = Side::<F>::active()?;
     let wrapping = ctx.load(ETHERNET).ok();
     let Some(Unwrapped { source, second, .. }) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
-        return answer(ctx, side).unwrap_or(NEXT);
+        return answer(ctx, &side);
     };
     let taken = || {
         let inner = ETHERNET + size_of::<F::Wrapping>();
@@ -236,14 +223,14 @@ fn unwrap<F: Frames>(ctx: &TcContext, side: &Side<F>) -> i32 {
         ctx.adjust_room(-(size_of::<F::Wrapping>() as i32), BPF_ADJ_ROOM_MAC, flags).ok()?;
         Some(if flow.continues { side.number(second).unwrap_or(NO_NODE) } else { NO_NODE })
     };
-    let Some(second) = taken() else { return DROP };
+    let Some(second) = taken() else { return Some(DROP) };
     set_priority(ctx, forward::priority(second));
-    NEXT
+    None
 }
 
 /// Returns a probe to the node that has sent it, if unwrapped packets are served here. One from the port of probes could go to and fro.
 #[inline(always)]
-fn answer<F: Frames>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
+fn answer<F: PacketFamily + FamilyTables>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let (source, ..) = F::addresses(&header)?;
     let transport = ETHERNET + size_of::<F::Header>();
@@ -263,9 +250,10 @@ fn answer<F: Frames>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
 
 /// Tells the client that a packet does not fit into a wrapping.
 #[inline(always)]
-fn too_big<F: Frames>(ctx: &TcContext, mtu: u32, side: &Side<F>) -> Option<i32> {
+fn too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let client: F = ctx.load(ETHERNET + F::SOURCE).ok()?;
-    let node = side.node(THIS_NODE)?;
+    let node = Side::<F>::active()?.node(THIS_NODE)?;
+    let mtu = scratch(ctx).wrapping_sub(size_of::<F::Wrapping>() as u32);
     let quoted: F::Quoted = ctx.load(ETHERNET).ok()?;
     let [here, there] = ctx.load::<[[u8; 6]; 2]>(0).ok()?;
     let message = F::too_big(node, client, mtu, &quoted);
@@ -284,7 +272,7 @@ fn too_big<F: Frames>(ctx: &TcContext, mtu: u32, side: &Side<F>) -> Option<i32> 
 /// Gives a packet to the second, whose number is in its priority. What was translated goes on, without that priority: IPv6 has not
 /// replaced it.
 #[inline(always)]
-fn returned<F: Frames>(ctx: &TcContext) -> Option<i32> {
+fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let second = priority(ctx) as NodeNumber;
     set_priority(ctx, 0);
     let header: F::Header = ctx.load(ETHERNET).ok()?;
@@ -301,7 +289,7 @@ fn returned<F: Frames>(ctx: &TcContext) -> Option<i32> {
 }
 
 #[inline(always)]
-fn leaves<F: Frames>(ctx: &TcContext) -> Option<i32> {
+fn leaves<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let transport = ETHERNET + size_of::<F::Header>();
     match F::addresses(&header)? {
@@ -313,7 +301,11 @@ fn leaves<F: Frames>(ctx: &TcContext) -> Option<i32> {
 /// Drops a datagram to another node's port of wrapped packets that is no probe. The address of a node is all that a wrapped packet
 /// is known by there, and neither pods, whose packets may be masqueraded, nor programs of the node may use it.
 #[inline(always)]
-fn datagram<F: Frames>(ctx: &TcContext, transport: usize, destination: F) -> Option<i32> {
+fn datagram<F: PacketFamily + FamilyTables>(
+    ctx: &TcContext,
+    transport: usize,
+    destination: F,
+) -> Option<i32> {
     let [port, length] = ctx.load::<[u16; 2]>(transport + 2).ok()?;
     let is_probe = usize::from(u16::from_be(length)) == UDP_HEADER + size_of::<Probe>();
     if port != FORWARDING_PORT.load() as u16 || is_probe {
@@ -324,7 +316,7 @@ fn datagram<F: Frames>(ctx: &TcContext, transport: usize, destination: F) -> Opt
 
 /// Reduces the maximum segment size that an answer to a SYN allows, so that the client's packets fit into a wrapping.
 #[inline(always)]
-fn answered<F: Frames>(ctx: &TcContext, transport: usize, frontend: F) -> Option<i32> {
+fn answered<F: PacketFamily + FamilyTables>(ctx: &TcContext, transport: usize, frontend: F) -> Option<i32> {
     let [offset, flags] = ctx.load::<[u8; 2]>(transport + 12).ok()?;
     // Every stack has the option first.
     if flags & (SYN | ACK) != SYN | ACK || offset >> 4 < 6 {
@@ -354,7 +346,7 @@ fn answered<F: Frames>(ctx: &TcContext, transport: usize, frontend: F) -> Option
 
 /// Sends a packet to a node, with the second for it.
 #[inline(always)]
-fn send<F: Frames>(
+fn send<F: PacketFamily + FamilyTables>(
     ctx: &TcContext,
     side: &Side<F>,
     flow: &Flow,
@@ -376,9 +368,10 @@ fn send<F: Frames>(
             let longer = size_of::<F::Wrapping>() as i32;
             // SAFETY: as in `answered`.
             let fits = unsafe { bpf_check_mtu(ctx.as_ptr(), lookup.ifindex, &raw mut mtu, longer, 0) };
-            if fits == TOO_BIG {
+            if fits == FRAGMENTATION_NEEDED {
                 counters::increment(counters.forwarded + DROPPED);
-                return Some(F::too_big_in_frame(ctx.skb.skb, mtu.wrapping_sub(longer as u32), side.index()));
+                set_scratch(ctx, mtu);
+                return Some(TOO_BIG);
             }
         }
         let length = ctx.len().wrapping_sub(ETHERNET as u32);
@@ -408,7 +401,7 @@ fn send<F: Frames>(
 }
 
 /// What `bpf_check_mtu` returns of a packet that would have to be fragmented.
-const TOO_BIG: i64 = 1;
+const FRAGMENTATION_NEEDED: i64 = 1;
 /// What `bpf_fib_lookup` returns instead of [`FOUND`] while the address of its interface is not known yet.
 const NO_NEIGHBOR: i64 = 7;
 

@@ -51,3 +51,16 @@ pub(crate) fn segments(ctx: &TcContext) -> u32 {
     let segments = unsafe { (&raw const (*ctx.skb.skb).gso_segs).read_volatile() };
     if segments == 0 { 1 } else { segments }
 }
+
+/// A word that programs may use while they have the packet.
+#[inline(always)]
+pub(crate) fn scratch(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw const (*ctx.skb.skb).cb[0]).read_volatile() }
+}
+
+#[inline(always)]
+pub(crate) fn set_scratch(ctx: &TcContext, word: u32) {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw mut (*ctx.skb.skb).cb[0]).write_volatile(word) }
+}
