@@ -232,12 +232,36 @@ impl IngressCluster {
 
     /// The same with another program.
     pub fn start_binary(&mut self, binary: &Path, node: usize, arguments: &[&str]) {
+        self.start_with(binary, node, |it| it.args(arguments.iter().copied()));
+    }
+
+    /// The same with another command line.
+    pub fn start_with(
+        &mut self,
+        binary: &Path,
+        node: usize,
+        change: impl FnOnce(AgentCommand) -> AgentCommand,
+    ) {
         let manifests = self.manifests();
         let node = &mut self.nodes[node];
         let command = AgentCommand::run(binary, &node.sandbox, &manifests, &node.name());
-        let command = command.args(["--backend=ebpf", "--packets=nft"]).args(arguments.iter().copied());
+        let command = change(command.args(["--backend=ebpf", "--packets=nft"]));
         node.agent = Some(node.netns.run(|| command.start(&node.sandbox).expect("the proxy starts")));
         binary.clone_into(&mut node.binary);
+    }
+
+    /// Pulls a node's cable out, or puts it in.
+    pub fn plug(&self, node: usize, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        self.lan.ip(&["link", "set", &self.nodes[node].name(), state]).expect("the cable is there");
+    }
+
+    /// Removes what the proxy of a node has left.
+    pub fn cleanup(&self, node: usize) {
+        let IngressNode { netns, sandbox, binary, .. } = &self.nodes[node];
+        let mut cleanup = Command::new(binary);
+        cleanup.args(["cleanup", "--pin-dir"]).arg(sandbox.pins());
+        let _ = netns.run(|| agent::run(&mut cleanup)).success();
     }
 
     /// The nodes whose proxies run.

@@ -9,6 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+const COUNTERS: ForwardCounters = ForwardCounters { arrived: 8, forwarded: 12 };
+
 struct Fixed {
     forwards: HashMap<(V6, Be16, u8), Forward>,
     rows: Vec<Row>,
@@ -39,7 +41,7 @@ fn flow(source: V6, source_port: u16, protocol: u8, continues: bool) -> Flow {
 }
 
 fn fixed(rows: Vec<Row>, by_client: u32) -> Fixed {
-    let forward = Forward { first: 1, mask: rows.len() as u32 - 2, by_client };
+    let forward = Forward { first: 1, mask: rows.len() as u32 - 2, by_client, counters: COUNTERS };
     let key = (v4("203.0.113.1").mapped(), Be16::new(80), TCP);
     Fixed { forwards: [(key, forward)].into(), rows }
 }
@@ -48,12 +50,12 @@ fn fixed(rows: Vec<Row>, by_client: u32) -> Fixed {
 fn a_row_says_where_a_packet_goes() {
     let client = v4("198.51.100.7").mapped();
     for (row, continues, expect) in [
-        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { second: NO_NODE }),
-        (Row::new(THIS_NODE, 3), true, Way::Here { second: 3 }),
+        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { counters: COUNTERS, second: NO_NODE }),
+        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3 }),
         // A connection that begins belongs to the owner.
-        (Row::new(THIS_NODE, 3), false, Way::Here { second: NO_NODE }),
-        (Row::new(2, THIS_NODE), true, Way::To { node: 2, second: THIS_NODE }),
-        (Row::new(2, 3), false, Way::To { node: 2, second: NO_NODE }),
+        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE }),
+        (Row::new(2, THIS_NODE), true, Way::To { counters: COUNTERS, node: 2, second: THIS_NODE }),
+        (Row::new(2, 3), false, Way::To { counters: COUNTERS, node: 2, second: NO_NODE }),
         (Row::new(NO_NODE, 3), true, Way::Pass),
     ] {
         let tables = fixed(vec![Row::new(9, 9), row], 0);

@@ -22,24 +22,46 @@ use crate::{
 
 /// Whether a Service can have ports that are forwarded. Under the policy Local, packets enter by a node with endpoints.
 pub(crate) fn is_forwarded(service: &Service, options: &Options) -> bool {
-    let forwarding = service.load_balancing.external_forwarding.unwrap_or(options.external_forwarding);
-    forwarding == ExternalForwarding::Dsr && service.external_policy == TrafficPolicy::Cluster
+    is_requested(service, options) && service.external_policy == TrafficPolicy::Cluster
 }
 
-/// A port of such a Service in one family; none if it is not forwarded. `service` is without the frontends that another one
-/// owns.
+/// Whether its annotation, or else the flag, asks for it.
+pub(crate) fn is_requested(service: &Service, options: &Options) -> bool {
+    let forwarding = service.load_balancing.external_forwarding.unwrap_or(options.external_forwarding);
+    forwarding == ExternalForwarding::Dsr
+}
+
+/// Why a port of such a Service is not forwarded in a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotForwarded {
+    /// No address from outside in that family is its own.
+    NoAddress,
+    /// It is of SCTP.
+    Sctp,
+    /// This endpoint is on no node.
+    NoNode(SocketAddr),
+    /// No endpoint serves.
+    NoEndpoint,
+}
+
+/// A port of such a Service in one family, or why it is not forwarded. `service` is without the frontends that another one owns.
 pub(crate) fn forwarded_port(
     service: &state::Service,
     index: u16,
     (family, node): (Family, NodeView<'_>),
     candidates: &[Candidate<'_>],
     selection: &Selection,
-) -> Option<ForwardedPort> {
+) -> Result<ForwardedPort, NotForwarded> {
     let port = &service.ports[usize::from(index)];
-    let is_translated = port.protocol == Protocol::Sctp || !service.has_external_ip(port, family);
-    let mut usable = candidates.iter().map(|it| it.endpoint).filter(|it| could_serve(it));
-    if is_translated || usable.any(|it| it.node.is_none()) {
-        return None;
+    if !service.has_external_ip(port, family) {
+        return Err(NotForwarded::NoAddress);
+    }
+    if port.protocol == Protocol::Sctp {
+        return Err(NotForwarded::Sctp);
+    }
+    let mut usable = candidates.iter().filter(|it| could_serve(it.endpoint));
+    if let Some(it) = usable.find(|it| it.endpoint.node.is_none()) {
+        return Err(NotForwarded::NoNode(it.target()));
     }
     let mut nodes = BTreeMap::<&Arc<str>, u32>::new();
     let members = candidates.iter().zip(selection.set(Scope::Cluster)).filter(|(_, it)| it.is_member());
@@ -47,7 +69,10 @@ pub(crate) fn forwarded_port(
         *nodes.entry(node).or_default() += 1;
     }
     let share = |(node, endpoints): (&Arc<str>, _)| NodeShare { node: Arc::clone(node), endpoints };
-    (!nodes.is_empty()).then(|| ForwardedPort {
+    if nodes.is_empty() {
+        return Err(NotForwarded::NoEndpoint);
+    }
+    Ok(ForwardedPort {
         index,
         family,
         nodes: nodes.into_iter().map(share).collect(),

@@ -60,7 +60,8 @@ pub(crate) fn resolved_state<'a>(
                 select_for(service, &state, &by_port, position, *others.of(family), (family, node));
             *state.ports[position].has_any_endpoint.of_mut(family) = selection.has_any_endpoint;
             if is_forwarded {
-                forwarded.extend(forwarded_port(&state, index, (family, node), &candidates, &selection));
+                let port = forwarded_port(&state, index, (family, node), &candidates, &selection);
+                forwarded.extend(port.ok());
             }
             for (candidate, number) in candidates.iter().zip(0..) {
                 let scopes = selection.scopes(number);

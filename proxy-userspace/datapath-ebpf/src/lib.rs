@@ -27,9 +27,13 @@ pub use maps::program_log::TraceStep;
 pub use observe::active_frontends::{ActiveFrontends, FrontendRow};
 pub use observe::check;
 pub use observe::dump::{dump, generation};
+pub use observe::forward_lookup::{
+    FlowClient, FlowRow, ForwardLookup, ForwardSummary, RowNode, forward_lookup, forward_summary,
+};
 pub use observe::lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use programs::hook_status::query_at;
+pub use programs::peer_probes::MIN_TIMEOUT as MIN_FORWARDING_TIMEOUT;
 pub use programs::probe;
 pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{

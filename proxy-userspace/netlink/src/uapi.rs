@@ -128,3 +128,16 @@ pub const IPS_CONFIRMED: u32 = 1 << 3;
 pub const IPS_DST_NAT: u32 = 1 << 5;
 pub const NF_NAT_RANGE_PROTO_RANDOM_FULLY: u32 = 1 << 4;
 pub const RTN_LOCAL: u32 = 2;
+
+pub const IFLA_IFNAME: u16 = 3;
+pub const IFLA_MTU: u16 = 4;
+pub const IFLA_XDP: u16 = 43;
+attributes! { _ _ _ IFLA_XDP_PROG_ID IFLA_XDP_DRV_PROG_ID IFLA_XDP_SKB_PROG_ID IFLA_XDP_HW_PROG_ID }
+attributes! { TCA_KIND TCA_OPTIONS }
+attributes! { _ _ _ _ _ _ _ _ _ _ TCA_BPF_ID }
+/// The handle of the qdisc clsact, `TC_H_MAKE(TC_H_CLSACT, 0)`, and its parent.
+pub const TC_H_CLSACT: u32 = 0xffff_0000;
+pub const TC_H_CLSACT_PARENT: u32 = 0xffff_fff1;
+/// The parents of classifiers: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)` and `…EGRESS`.
+pub const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
+pub const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;

@@ -178,17 +178,15 @@ fn what_no_node_has_wrapped_is_not_taken() {
         send(wrapped_by, &wrapped_datagram(client.local_addr().unwrap().port()));
         client.recv(&mut [0; 64]).is_ok()
     };
-    assert!(is_answered(&cluster.nodes[3].netns), "of a node it is taken");
     assert!(!is_answered(&cluster.clients[0]), "the client is no node");
     for length in [0, 8, 16, 24, 60, 1_000] {
         send(&cluster.clients[0], &vec![0x45; length]);
-        send(&cluster.nodes[3].netns, &vec![0x45; length]);
     }
     assert_alive(&mut connect(&cluster, 20), "forged packets");
 }
 
 /// What the header of UDP is followed by in a wrapped datagram from a port of the client to the IPv4 frontend.
-fn wrapped_datagram(source_port: u16) -> Vec<u8> {
+pub(crate) fn wrapped_datagram(source_port: u16) -> Vec<u8> {
     let IpAddr::V4(client) = OUTSIDE_CLIENTS[0][0] else { panic!("IPv4 comes first") };
     let mut ip =
         [&[0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0][..], &client.octets(), &[203, 0, 113, 1]].concat();

@@ -1,5 +1,7 @@
 //! The manifests in `deploy/` are valid for Kubernetes, the binary, and the kernel.
 
+mod outside;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -23,7 +23,7 @@ pub(super) fn find(
             let addresses = cluster.node(node.name).map(|it| it.info.addresses.clone());
             (ClientKind::Node, None, addresses.unwrap_or_default())
         }
-        Client::Outside(address) => outside(address),
+        Client::Outside(address, _) => outside(address),
         Client::PodName(namespace, name, given) => {
             let name = format!("{namespace}/{name}");
             let mut pods = BTreeMap::<_, Vec<&Endpoint>>::new();

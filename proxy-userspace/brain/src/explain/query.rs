@@ -1,6 +1,9 @@
 //! The question that is explained: who connects, and where to.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+};
 
 use model::{Protocol, ServiceName, address};
 
@@ -26,8 +29,8 @@ pub(super) enum Client {
     /// A pod by namespace and name, with its addresses; without any, it is an endpoint of some Service.
     PodName(String, String, Vec<IpAddr>),
     PodAddress(IpAddr),
-    /// A client outside the cluster, by its address if that matters.
-    Outside(Option<IpAddr>),
+    /// A client outside the cluster, by its address if that matters, and by its port if that does, too.
+    Outside(Option<IpAddr>, Option<NonZeroU16>),
 }
 
 /// Where a connection goes to.
@@ -39,8 +42,8 @@ pub(super) enum Destination {
     Service(ServiceName, Option<String>, Option<Protocol>),
 }
 
-const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME[=ADDRESS] TO`, `pod ADDRESS TO`, `outside TO` or `outside ADDRESS TO`; TO is \
-                     ADDRESS:PORT or NAME.NAMESPACE:PORT, with /tcp, /udp or /sctp behind it where that is not clear";
+const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME[=ADDRESS] TO`, `pod ADDRESS TO`, `outside TO` or `outside ADDRESS[:PORT] TO`; \
+                     TO is ADDRESS:PORT or NAME.NAMESPACE:PORT, with /tcp, /udp or /sctp behind it where that is not clear";
 
 impl Query {
     /// Parses the words of a question, as in `node 10.96.0.10:80/tcp` and `pod default/client web.default:http`.
@@ -53,8 +56,8 @@ impl Query {
         let (client, destination) = match *words {
             ["node", to] => (Client::Node, to),
             ["pod", pod, to] => (self::pod(pod)?, to),
-            ["outside", to] => (Client::Outside(None), to),
-            ["outside", ip, to] => (Client::Outside(Some(self::ip(ip)?)), to),
+            ["outside", to] => (Client::Outside(None, None), to),
+            ["outside", from, to] => (outside(from)?, to),
             _ => return Err(invalid(&words.join(" "), USAGE)),
         };
         Ok(Self { client, destination: self::destination(destination)? })
@@ -66,7 +69,15 @@ impl Query {
             Client::Node => (ClientKind::Node, Vec::new()),
             Client::PodName(.., ref addresses) => (ClientKind::Pod, addresses.clone()),
             Client::PodAddress(ip) => (ClientKind::Pod, vec![ip]),
-            Client::Outside(ip) => (ClientKind::Outside, ip.into_iter().collect()),
+            Client::Outside(ip, _) => (ClientKind::Outside, ip.into_iter().collect()),
+        }
+    }
+
+    /// The port that the client connects from, if the question names it.
+    pub fn client_port(&self) -> Option<NonZeroU16> {
+        match self.client {
+            Client::Outside(_, port) => port,
+            Client::Node | Client::PodName(..) | Client::PodAddress(_) => None,
         }
     }
 
@@ -85,6 +96,17 @@ fn invalid(text: &str, expected: &str) -> InvalidQuery {
 
 fn ip(text: &str) -> Result<IpAddr, InvalidQuery> {
     address::parse(text).ok_or_else(|| invalid(text, "not an IP address"))
+}
+
+fn outside(text: &str) -> Result<Client, InvalidQuery> {
+    if let Some(ip) = address::parse(text) {
+        return Ok(Client::Outside(Some(ip), None));
+    }
+    let form = "not the address of a client, with or without its port, as in 198.51.100.7, 198.51.100.7:40000 or \
+                [2001:db8::7]:40000";
+    let client: SocketAddr = text.parse().map_err(|_| invalid(text, form))?;
+    let port = NonZeroU16::new(client.port()).ok_or_else(|| invalid(text, "no client has port 0"))?;
+    Ok(Client::Outside(Some(client.ip().to_canonical()), Some(port)))
 }
 
 fn pod(text: &str) -> Result<Client, InvalidQuery> {
@@ -156,7 +178,11 @@ mod tests {
             ("node web.default", Client::Node, web(None, None)),
             ("node default/web:http", Client::Node, web(Some("http"), None)),
             ("node web.default.svc.cluster.local:53/UDP", Client::Node, web(Some("53"), Some(Protocol::Udp))),
-            ("outside [fd00::1]:80/sctp", Client::Outside(None), at("[fd00::1]:80", Some(Protocol::Sctp))),
+            (
+                "outside [fd00::1]:80/sctp",
+                Client::Outside(None, None),
+                at("[fd00::1]:80", Some(Protocol::Sctp)),
+            ),
             (
                 "pod a/b web.default:http/tcp",
                 Client::PodName("a".into(), "b".into(), Vec::new()),
@@ -172,10 +198,32 @@ mod tests {
                 web(None, None),
             ),
             ("pod fd00::7 web.default", Client::PodAddress("fd00::7".parse().unwrap()), web(None, None)),
-            ("outside 192.0.2.1 web.default", Client::Outside("192.0.2.1".parse().ok()), web(None, None)),
+            (
+                "outside 192.0.2.1 web.default",
+                Client::Outside("192.0.2.1".parse().ok(), None),
+                web(None, None),
+            ),
+            (
+                "outside [2001:db8::7]:40000 web.default",
+                Client::Outside("2001:db8::7".parse().ok(), NonZeroU16::new(40_000)),
+                web(None, None),
+            ),
         ] {
             assert_eq!(parse(text), Ok(Query { client, destination }), "{text}");
         }
+    }
+
+    #[test]
+    fn a_client_outside_may_have_a_port() {
+        let client = |text: &str| {
+            let query = parse(text).unwrap();
+            (query.client().1, query.client_port().map(NonZeroU16::get))
+        };
+        let ip = "192.0.2.1".parse::<IpAddr>().unwrap();
+        assert_eq!(client("outside [::ffff:192.0.2.1]:7 web.default"), (vec![ip], Some(7)));
+        assert_eq!(client("outside 192.0.2.1 web.default"), (vec![ip], None));
+        assert_eq!(client("outside web.default"), (Vec::new(), None));
+        assert_eq!(client("node web.default"), (Vec::new(), None));
     }
 
     #[test]
@@ -197,7 +245,10 @@ mod tests {
             ("pod /web web.default", "\"/web\": name a pod as NAMESPACE/NAME"),
             ("pod default/ web.default", "\"default/\": name a pod as NAMESPACE/NAME"),
             ("pod a/b=c web.default", "\"c\": not an IP address"),
-            ("outside n1 web.default", "\"n1\": not an IP address"),
+            ("outside n1 web.default", "\"n1\": not the address of a client"),
+            ("outside 192.0.2.1:x web.default", "\"192.0.2.1:x\": not the address of a client"),
+            ("outside 192.0.2.1:70000 web.default", "as in 198.51.100.7, 198.51.100.7:40000"),
+            ("outside 192.0.2.1:0 web.default", "\"192.0.2.1:0\": no client has port 0"),
             ("node 10.96.0.10", "\"10.96.0.10\": a port is missing"),
             ("node [fd00::1]", "a port is missing"),
             ("node 10.96.0.10:0", "port 0"),

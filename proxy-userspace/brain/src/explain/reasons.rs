@@ -17,6 +17,7 @@ use super::{
 use crate::{
     NodeView,
     candidates::Candidate,
+    forwarding::{self, NotForwarded, forwarded_port},
     select::{Membership, Selection, Topology},
 };
 
@@ -45,6 +46,7 @@ impl Found<'_> {
             ("sources", self.sources().map(|(says, _)| says)),
             ("policy", Some(self.policy())),
             ("hints", self.hints()),
+            ("forwarding", self.forwarding()),
             ("selection", Some(self.selection())),
         ];
         rules
@@ -256,6 +258,43 @@ impl Found<'_> {
                 "those of UDP are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"
             }
         })
+    }
+
+    /// Whether packets from outside are forwarded whole, if that is requested.
+    fn forwarding(&self) -> Option<String> {
+        let (service, options) = (self.frontend.service, self.search.options);
+        if self.scope != Scope::External || !forwarding::is_requested(service, options) {
+            return None;
+        }
+        if self.frontend.kind == FrontendKind::NodePort {
+            return Some("translated by this node: node ports are not forwarded".into());
+        }
+        if service.external_policy == TrafficPolicy::Local {
+            return Some(
+                "translated by this node: under the policy Local, packets enter by a node with endpoints"
+                    .into(),
+            );
+        }
+        let index = u16::try_from(self.frontend.port).ok()?;
+        let family = Family::of(self.ip());
+        let (state, node) = (&self.frontend.state, self.node());
+        match forwarded_port(state, index, (family, node), &self.candidates, &self.selection) {
+            Ok(port) => {
+                let by = match service.load_balancing.external_forwarding {
+                    Some(_) => "the annotation kube-proxy-ebpf.io/external-forwarding",
+                    None => "--external-forwarding",
+                };
+                Some(format!(
+                    "whole, to {} with endpoints, by {by}",
+                    model::counted(port.nodes.len(), "node")
+                ))
+            }
+            Err(NotForwarded::Sctp) => Some("translated by this node: SCTP is not forwarded".into()),
+            Err(NotForwarded::NoNode(endpoint)) => {
+                Some(format!("translated by this node: the endpoint {endpoint} is on no node"))
+            }
+            Err(NotForwarded::NoAddress | NotForwarded::NoEndpoint) => None,
+        }
     }
 
     /// How one of the endpoints is selected for a connection.

@@ -5,6 +5,7 @@
 pub(crate) mod active_frontends;
 pub mod check;
 pub(crate) mod dump;
+pub(crate) mod forward_lookup;
 pub(crate) mod forwards;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod generation;

@@ -56,7 +56,7 @@ fn linked_program(pin: &Path) -> Result<Option<u32>, Error> {
 }
 
 /// The name of a program; empty if it was unloaded meanwhile.
-fn name_of(id: u32) -> String {
+pub(crate) fn name_of(id: u32) -> String {
     let found = loaded_programs().flatten().find(|it| it.id() == id);
     found.and_then(|it| it.name_as_str().map(ToOwned::to_owned)).unwrap_or_default()
 }

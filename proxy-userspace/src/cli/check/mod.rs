@@ -17,13 +17,13 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use datapath::{Checkup, Finding, Level};
 use jiff::Timestamp;
-use model::escaped;
+use model::{escaped, state::ExternalForwarding};
 use reconciler::Options;
 use serde_json::json;
 
 use super::{
     config,
-    flags::{DatapathFlags, PacketFlags, PodFlags, ReportFlags, STATUS_HINT},
+    flags::{DatapathFlags, ForwardingFlag, PacketFlags, PodFlags, ReportFlags, STATUS_HINT},
     status::origin,
 };
 
@@ -39,6 +39,9 @@ pub(super) struct Flags {
     /// Output format
     #[arg(long, short, default_value = "text")]
     output: Output,
+    // Before those with a heading.
+    #[command(flatten)]
+    forwarding: ForwardingFlag,
     #[command(flatten)]
     datapath: DatapathFlags,
     #[command(flatten)]
@@ -63,7 +66,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
     let sockets = flags.pods.of_sockets(flags.datapath.options("")?);
     let options = flags.packets.options(sockets)?;
-    let groups = examine(&options, &flags.reports);
+    let groups = examine(&options, &flags.reports, flags.forwarding.option());
     let counts = counts(&groups);
     let mut stdout = io::stdout().lock();
     match flags.output {
@@ -95,7 +98,8 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 
 /// What `check` prints.
 pub(super) fn report(options: &Options, reports: &ReportFlags) -> String {
-    let groups = examine(options, reports);
+    // Of a Service that is forwarded the kernel knows.
+    let groups = examine(options, reports, ExternalForwarding::default());
     text(&groups, counts(&groups), false)
 }
 
@@ -105,8 +109,8 @@ const MEMORY_LIMIT: &str = "MEMORY_LIMIT";
 /// Findings under their headings.
 type Groups = [(&'static str, Vec<Finding>); 4];
 
-fn examine(options: &Options, reports: &ReportFlags) -> Groups {
-    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = node::check(options);
+fn examine(options: &Options, reports: &ReportFlags, forwarding: ExternalForwarding) -> Groups {
+    let Checkup { host, installation, conflicts, is_left_to_kube_proxy } = node::check(options, forwarding);
     [
         ("Host", host),
         ("Installation", installation),

@@ -5,6 +5,7 @@
 use datapath::{Checkup, Finding, Level};
 use datapath_ebpf::check as ebpf;
 use datapath_nft::{NodeSettings, check as nft};
+use model::state::ExternalForwarding;
 use reconciler::Options;
 
 use crate::cli::kube_proxy::rules as kube_proxy;
@@ -13,9 +14,19 @@ use crate::cli::kube_proxy::rules as kube_proxy;
 const WITHOUT_SOCKETS: &str = "nftables serves everything; what takes sockets is off: node ports at loopback, counters per \
                                Service (the rates of `top`), passive health, least connections, slow start, draining";
 
-/// Checks this node.
-pub(super) fn check(options: &Options) -> Checkup {
+/// What becomes of packets from outside without the socket path, whose programs forward them.
+const UNFORWARDED: &str = "nftables alone serves: packets from outside are translated here, and what other nodes wrap for this one is lost";
+const FORWARDING_REMEDY: &str = "use --backend ebpf on every node, or --external-forwarding nat";
+
+/// Checks this node; whether packets from outside are forwarded also if none are, but Services are to be by default.
+pub(super) fn check(options: &Options, forwarding: ExternalForwarding) -> Checkup {
     let mut checkup = options.sockets.as_ref().map(ebpf::check).unwrap_or_default();
+    if let Some(sockets) = &options.sockets {
+        let found = ebpf::forwarding(sockets, forwarding == ExternalForwarding::Dsr);
+        checkup.host.extend(found.host);
+        checkup.installation.extend(found.installation);
+        checkup.conflicts.extend(found.conflicts);
+    }
     let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
     let (finding, is_left_to_kube_proxy) = kube_proxy::finding(has_run);
     checkup.conflicts.push(finding);
@@ -26,6 +37,13 @@ pub(super) fn check(options: &Options) -> Checkup {
     if let Some(packets) = &options.packets {
         if options.sockets.is_none() {
             checkup.installation.push(Finding::ok("backend", WITHOUT_SOCKETS));
+            if forwarding == ExternalForwarding::Dsr {
+                checkup.installation.push(Finding::broken(
+                    "external forwarding",
+                    UNFORWARDED,
+                    FORWARDING_REMEDY,
+                ));
+            }
         }
         // The socket path serves without it.
         let if_unavailable = if options.sockets.is_some() { Level::Degraded } else { Level::Broken };

@@ -1,5 +1,7 @@
 //! What `explain` says.
 
+use std::num::NonZeroU16;
+
 use brain::Explanation;
 use serde::Serialize;
 
@@ -12,6 +14,9 @@ pub(super) struct Answer {
     /// What the brain says of it.
     #[serde(flatten)]
     pub(super) explanation: Option<Explanation>,
+    /// The port of the client, if the question names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) client_port: Option<NonZeroU16>,
     /// Why the brain says nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unexplained: Option<String>,

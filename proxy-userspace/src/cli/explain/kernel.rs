@@ -14,6 +14,8 @@ use model::{FrontendKind, Protocol};
 use netlink::host_addresses;
 use serde::Serialize;
 
+use super::forwarding::Forwarding;
+
 /// What the kernel has for a connection.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,6 +40,8 @@ pub(super) struct Kernel {
     pub(super) ejected: Vec<Ejected>,
     /// The endpoint that the client keeps, if its network namespace is known.
     pub(super) affinity: Option<Kept>,
+    /// What becomes of packets from outside; none if they are not forwarded, or if the client is not outside.
+    pub(super) forwarding: Option<Forwarding>,
     /// What could not be read.
     pub(super) errors: Vec<String>,
 }
@@ -192,6 +196,14 @@ impl Kernel {
         });
         self.ejected = ejected.collect();
         self.affinity = affinity.map(|(endpoint, it)| Kept { endpoint, seconds: it.as_secs() });
+    }
+
+    /// Adds what becomes of packets from outside.
+    pub(super) fn add_forwarding(&mut self, found: Result<Option<Forwarding>, ebpf::Error>) {
+        match found {
+            Ok(found) => self.forwarding = found,
+            Err(error) => self.error("eBPF", error),
+        }
     }
 
     fn error(&mut self, what: &str, error: impl Into<anyhow::Error>) {

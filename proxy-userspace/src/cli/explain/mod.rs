@@ -3,21 +3,24 @@
 //! The rules come from the process that knows the cluster, or from a source; what is in the kernel is read there.
 
 mod answer;
+mod forwarding;
 mod kernel;
 mod server;
 mod text;
 
-use std::io::ErrorKind;
+use std::{io::ErrorKind, net::SocketAddr};
 
 use admin::{EjectedStatus, Listener};
 use anyhow::{Error, Result, bail};
-use brain::{Explanation, Query};
+use brain::{ClientKind, Explanation, Query};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
+use model::Protocol;
 use pipeline::Pipeline;
 
 use self::{
     answer::Answer,
+    forwarding::Forwarding,
     kernel::{Asked, Kernel},
 };
 use super::{
@@ -34,14 +37,16 @@ pub(super) use self::server::{Reasons, serve, serve_with_kernel};
 /// that serves this node is asked, and what the kernel has is compared with its answer; the exit code is 1 where they
 /// differ. With --source, only the objects there are read, and neither the process nor the kernel.
 ///
-/// FROM is `node` (a program on this node), `pod NAMESPACE/NAME`, `pod ADDRESS`, `outside` or `outside ADDRESS`. TO is
-/// ADDRESS:PORT or NAME.NAMESPACE:PORT, where PORT is a number or a name, with /tcp, /udp or /sctp behind it where that is
-/// not clear.
+/// FROM is `node` (a program on this node), `pod NAMESPACE/NAME`, `pod ADDRESS`, `outside`, `outside ADDRESS` or `outside
+/// ADDRESS:PORT`. TO is ADDRESS:PORT or NAME.NAMESPACE:PORT, where PORT is a number or a name, with /tcp, /udp or /sctp
+/// behind it where that is not clear. Where packets are forwarded whole, the client's address and port tell which node serves
+/// it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf explain node 10.96.0.10:80/tcp
   kube-proxy-ebpf explain pod default/client web.default:http
   kube-proxy-ebpf explain outside 198.51.100.7 203.0.113.7:30080
+  kube-proxy-ebpf explain outside 198.51.100.7:40000 203.0.113.1:80/tcp
   kube-proxy-ebpf explain --source file:manifests --node-name worker-1 node web.default:http")]
 pub(super) struct Flags {
     /// Who connects, and where to
@@ -75,8 +80,8 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     let query = Query::parse(&flags.words).map_err(output::wrong_usage)?;
     let answer = match &flags.source {
         Some(source) => {
-            let explanation = block_on(by_source(source, &flags.options, &query))?;
-            Answer { explanation: Some(explanation), ..Answer::default() }
+            let explanation = Some(block_on(by_source(source, &flags.options, &query))?);
+            Answer { explanation, client_port: query.client_port(), ..Answer::default() }
         }
         None => by_process(&flags, &query)?,
     };
@@ -100,20 +105,23 @@ async fn by_source(source: &SourceArg, options: &SourceOptions, query: &Query) -
 
 /// What the process and the kernel say; only the kernel if no process can be asked and the destination is an address.
 fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
-    let pin_dir = &flags.pins.pin_dir;
     match ask(flags) {
         Ok(Ok(explanation)) => {
             let protocol = explanation.protocol.parse().map_err(Error::msg)?;
             let (client, destination) = (&explanation.client, (explanation.destination, protocol));
             let asked = Asked::Client(client.kind, &client.addresses);
-            let kernel = Kernel::read(Some(pin_dir), destination, asked);
-            let explanation = kernel.correct(explanation);
-            let mut answer = Answer::default();
+            let kernel = read_kernel(flags, query, destination, asked);
+            let mut explanation = kernel.correct(explanation);
+            let mut answer = Answer { client_port: query.client_port(), ..Answer::default() };
             let ejected = add_status(&mut answer, flags);
             let of_node =
                 ejected.iter().filter(|it| it.node && Some(&it.service) == explanation.service.as_ref());
             let avoided = of_node.filter_map(|it| it.endpoint.parse().ok()).collect();
             answer.differences = kernel.differences(&explanation, &avoided);
+            if let Some(forwarding) = &kernel.forwarding {
+                answer.differences.extend(forwarding.difference());
+                explanation = forwarding.narrow(explanation);
+            }
             (answer.kernel, answer.explanation) = (Some(kernel), Some(explanation));
             Ok(answer)
         }
@@ -121,10 +129,26 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
         Err(unexplained) => {
             let Some(destination) = query.address() else { bail!("{unexplained}") };
             let (kind, addresses) = query.client();
-            let kernel = Kernel::read(Some(pin_dir), destination, Asked::Client(kind, &addresses));
+            let kernel = read_kernel(flags, query, destination, Asked::Client(kind, &addresses));
             Ok(Answer { unexplained: Some(unexplained), kernel: Some(kernel), ..Answer::default() })
         }
     }
+}
+
+/// What the kernel has for the connection that is asked about.
+fn read_kernel(
+    flags: &Flags,
+    query: &Query,
+    destination: (SocketAddr, Protocol),
+    asked: Asked<'_>,
+) -> Kernel {
+    let pin_dir = &flags.pins.pin_dir;
+    let mut kernel = Kernel::read(Some(pin_dir), destination, asked);
+    if matches!(asked, Asked::Client(ClientKind::Outside, _)) {
+        let names = flags.status.path().map(forwarding::node_names).unwrap_or_default();
+        kernel.add_forwarding(Forwarding::read(pin_dir, destination, query, &names));
+    }
+    kernel
 }
 
 /// Asks the process that serves this node; the outer error says why it cannot be asked.

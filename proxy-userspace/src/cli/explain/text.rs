@@ -1,12 +1,18 @@
 //! An answer as text: the verdict, the rules, the kernel, and a line for each endpoint.
 
-use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+};
 
 use brain::{ClientKind, Explanation, Verdict};
 use comfy_table::Table;
 
 use super::{
     answer::Answer,
+    forwarding,
     kernel::{Ejected, Kernel, Packets},
 };
 use crate::cli::output::{duration, lines};
@@ -32,7 +38,7 @@ pub(super) fn render(answer: &Answer) -> String {
         let _ = writeln!(out, "{name:WIDTH$} {says}");
     };
     if let Some(it) = &answer.explanation {
-        line("from", &client(it));
+        line("from", &client(it, answer.client_port));
         line("to", &format!("{}/{}", it.destination, it.protocol));
         it.rules.iter().for_each(|it| line(&it.rule, &it.says));
     }
@@ -41,6 +47,14 @@ pub(super) fn render(answer: &Answer) -> String {
         let says = describe(kernel, &since, answer.explanation.is_none());
         for (number, says) in says.iter().enumerate() {
             line(if number == 0 { "kernel" } else { "" }, says);
+        }
+        let unforwarded = answer.explanation.as_ref().and_then(forwarding::unforwarded);
+        let says = match &kernel.forwarding {
+            Some(it) => it.describe(),
+            None => unforwarded.filter(|_| kernel.errors.is_empty()).into_iter().map(Into::into).collect(),
+        };
+        for (number, says) in says.iter().enumerate() {
+            line(if number == 0 { "forwarded" } else { "" }, says);
         }
     }
     if let Some(it) = answer.explanation.as_ref().filter(|it| !it.endpoints.is_empty()) {
@@ -60,9 +74,13 @@ fn verdict(it: &Explanation) -> String {
     }
 }
 
-fn client(it: &Explanation) -> String {
+fn client(it: &Explanation, port: Option<NonZeroU16>) -> String {
     let client = &it.client;
-    let addresses: Vec<_> = client.addresses.iter().map(ToString::to_string).collect();
+    let address = |ip: &IpAddr| match port {
+        Some(port) => SocketAddr::new(*ip, port.get()).to_string(),
+        None => ip.to_string(),
+    };
+    let addresses: Vec<_> = client.addresses.iter().map(address).collect();
     let addresses = addresses.join(", ");
     match (client.kind, &client.pod) {
         (ClientKind::Node, _) => format!("node {}", it.node),

@@ -2,6 +2,7 @@
 
 mod conntrack;
 mod datapath;
+mod forwarding;
 mod listen;
 mod metadata;
 mod node;
@@ -16,6 +17,7 @@ mod tls;
 pub(super) use self::{
     conntrack::InitFlag,
     datapath::{DatapathFlags, PinFlags},
+    forwarding::ForwardingFlag,
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     metadata::MetadataFlags,
     node::NodeFlags,

@@ -1,8 +1,9 @@
 //! Which Services are served.
 
 use brain::DEFAULT_MAX_NAMESPACE_ENTRIES;
-use clap::{Args, ValueEnum};
-use model::state;
+use clap::Args;
+
+use super::forwarding::ForwardingFlag;
 
 /// Which Services are served.
 #[derive(Clone, Debug, Args)]
@@ -20,21 +21,8 @@ pub(in crate::cli) struct SelectionFlags {
     /// An entry is a frontend, or an endpoint at one of its ports. So no tenant takes the memory and the time of others.
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAX_NAMESPACE_ENTRIES, value_parser = clap::value_parser!(u64).range(1..))]
     max_namespace_entries: u64,
-    /// What becomes of packets from outside to external and load balancer IPs (experimental)
-    ///
-    /// nat translates them on the node that they enter by. dsr forwards those of the policy Cluster, of TCP and UDP, whole to
-    /// a node with endpoints, which keeps the client's address and answers it directly. For dsr every node of the cluster
-    /// must run this version, with the tc programs. A Service may say otherwise by the annotation
-    /// kube-proxy-ebpf.io/external-forwarding.
-    #[arg(long, value_name = "nat|dsr", default_value = "nat")]
-    external_forwarding: ExternalForwarding,
-}
-
-/// A value of `--external-forwarding`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ExternalForwarding {
-    Nat,
-    Dsr,
+    #[command(flatten)]
+    forwarding: ForwardingFlag,
 }
 
 /// kube-proxy's feature gates, as far as they are set.
@@ -99,10 +87,7 @@ impl SelectionFlags {
             // An environment variable that is set but empty counts as not set.
             service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
             max_namespace_entries: self.max_namespace_entries,
-            external_forwarding: match self.external_forwarding {
-                ExternalForwarding::Nat => state::ExternalForwarding::Nat,
-                ExternalForwarding::Dsr => state::ExternalForwarding::Dsr,
-            },
+            external_forwarding: self.forwarding.option(),
             ..brain::Options::default()
         };
         for gates in &self.feature_gates {
@@ -159,10 +144,9 @@ mod tests {
     fn check(texts: &[&str], expect: Result<bool, &str>) {
         let gates: Result<Vec<_>, _> = texts.iter().map(|it| feature_gates(it)).collect();
         let options = gates.map(|feature_gates| {
-            let external_forwarding = ExternalForwarding::Nat;
             let (service_proxy_name, max_namespace_entries) = (None, 1);
-            SelectionFlags { service_proxy_name, feature_gates, max_namespace_entries, external_forwarding }
-                .options()
+            let forwarding = ForwardingFlag::default();
+            SelectionFlags { service_proxy_name, feature_gates, max_namespace_entries, forwarding }.options()
         });
         match (options, expect) {
             (Ok(options), Ok(expect)) => assert_eq!(options.external_ips, expect, "{texts:?}"),

@@ -72,11 +72,12 @@ pub(super) fn write(seen: &mut Seen, out: &mut impl Write) -> io::Result<()> {
     let (Ok(packets) | Err(packets)) = &seen.packets;
     write!(out, r#"{{"process":"#)?;
     to_writer(&mut *out, &seen.process.status)?;
-    let fields: [(_, Value); 4] = [
+    let fields: [(_, Value); 5] = [
         ("kernel", check::kernel().says.into()),
         ("generation", seen.generation.as_ref().ok().copied().flatten().into()),
         ("programs", programs),
         ("packets", packets.as_str().into()),
+        ("forwarding", json!(seen.forwarding.as_ref().ok())),
     ];
     for (name, value) in fields {
         write!(out, r#","{name}":{value}"#)?;
@@ -115,7 +116,7 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             }
         }
         let Some((name, port)) = found else { continue };
-        let PortCounts { connections, no_backend, denied, left_to_packets } = counts.of(port);
+        let PortCounts { connections, no_backend, denied, left_to_packets, .. } = counts.of(port);
         let counters = Counters {
             connections,
             denied,

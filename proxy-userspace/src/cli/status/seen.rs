@@ -1,11 +1,12 @@
 //! The state of the kernel and of the running process.
 
-use std::{io, mem, ops::Range};
+use std::{io, mem, ops::Range, path::Path};
 
 use anyhow::Result;
 use datapath::{ActiveFrontend, AttachStatus, FrontendAddress};
 use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, Options};
 use datapath_nft as nft;
+use serde::Serialize;
 
 use super::{
     names::{NamedFrontend, Names, PortName},
@@ -20,7 +21,37 @@ pub(super) struct Seen {
     pub(super) counts: Result<Counts, String>,
     pub(super) hooks: Result<AttachStatus, String>,
     pub(super) packets: Result<String, String>,
+    /// What is forwarded of packets from outside; `None` if nothing is.
+    pub(super) forwarding: Result<Option<Forwarding>, String>,
     pub(super) process: Process,
+}
+
+/// What is forwarded of packets from outside.
+#[derive(Serialize)]
+pub(super) struct Forwarding {
+    /// How many frontends are forwarded.
+    pub(super) frontends: usize,
+    /// How many nodes own rows of these, this one included.
+    pub(super) nodes: usize,
+    /// How many more are to be forwarded, and are translated.
+    pub(super) translated: usize,
+    /// The interfaces at which the programs are attached.
+    pub(super) uplinks: Vec<String>,
+}
+
+impl Forwarding {
+    fn read(pins: &Path) -> Result<Option<Self>, ebpf::Error> {
+        let summary = match ebpf::forward_summary(pins) {
+            Err(ebpf::Error::NotInitialized(_)) => return Ok(None),
+            summary => summary?,
+        };
+        Ok(summary.is_used().then(|| Self {
+            frontends: summary.frontends,
+            nodes: summary.nodes,
+            translated: summary.translated,
+            uplinks: summary.uplinks.into_iter().collect(),
+        }))
+    }
 }
 
 /// The frontends, read one by one.
@@ -158,6 +189,7 @@ impl Seen {
             counts: ebpf::counts(pins).map_err(message),
             hooks: ebpf::query_at(options.cgroup.as_deref(), pins).map_err(message),
             packets,
+            forwarding: Forwarding::read(pins).map_err(message),
             process,
         })
     }
@@ -172,7 +204,8 @@ impl Seen {
     pub(super) fn errors(&self) -> Vec<&String> {
         let hooks = self.hooks.as_ref().err().filter(|_| !self.is_nftables_only());
         let maps = [self.generation.as_ref().err(), self.rows.error.as_ref(), self.counts.as_ref().err()];
-        maps.into_iter().chain([hooks, self.packets.as_ref().err()]).flatten().collect()
+        let packets = [self.packets.as_ref().err(), self.forwarding.as_ref().err()];
+        maps.into_iter().chain([hooks]).chain(packets).flatten().collect()
     }
 }
 

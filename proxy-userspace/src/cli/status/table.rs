@@ -9,7 +9,10 @@ use std::{
 use datapath::{ActiveFrontend, PortCounts, PortId};
 use datapath_ebpf::{Counts, check};
 
-use super::{names::PortName, seen::Seen};
+use super::{
+    names::PortName,
+    seen::{Forwarding, Seen},
+};
 
 const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
@@ -47,6 +50,11 @@ fn describe_kernel(seen: &Seen, out: &mut String) {
     let (Ok(packets) | Err(packets)) = &seen.packets;
     let _ = writeln!(out, "programs   {}", programs(seen));
     let _ = writeln!(out, "packets    {packets}");
+    let _ = match &seen.forwarding {
+        Ok(Some(it)) => writeln!(out, "forwarding {}", forwarding(it)),
+        Ok(None) => Ok(()),
+        Err(error) => writeln!(out, "forwarding cannot be read: {error}"),
+    };
     let _ = writeln!(out, "kernel     {}", check::kernel().says);
 }
 
@@ -72,6 +80,19 @@ fn programs(seen: &Seen) -> String {
         )
     } else {
         format!("NOT attached at {cgroup}: {}{unreached}", missing.join(", "))
+    }
+}
+
+/// What becomes of packets from outside, as in `2 frontends, to 3 nodes, by eth0`.
+fn forwarding(Forwarding { frontends, nodes, translated, uplinks }: &Forwarding) -> String {
+    let (frontends, nodes) = (model::counted(*frontends, "frontend"), model::counted(*nodes, "node"));
+    let translated = match translated {
+        0 => String::new(),
+        more => format!("; {more} more translated, as a node with endpoints cannot receive them"),
+    };
+    match &uplinks[..] {
+        [] => format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}"),
+        uplinks => format!("{frontends}, to {nodes}, by {}{translated}", uplinks.join(", ")),
     }
 }
 
@@ -119,4 +140,23 @@ fn cells(
     let endpoints = backends.len().to_string();
     let (service, port, named) = (service.to_owned(), port.to_string(), named.join(" "));
     [service, port, frontend.clone(), endpoints, connections, no_backend, named]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forwarded_is_told_from_what_is_not() {
+        let says = |frontends, translated, uplinks: &[&str]| {
+            let uplinks = uplinks.iter().map(|it| (*it).to_owned()).collect();
+            forwarding(&Forwarding { frontends, nodes: 3, translated, uplinks })
+        };
+        assert_eq!(says(2, 0, &["eth0", "eth1"]), "2 frontends, to 3 nodes, by eth0, eth1");
+        assert_eq!(
+            says(1, 1, &["eth0"]),
+            "1 frontend, to 3 nodes, by eth0; 1 more translated, as a node with endpoints cannot receive them"
+        );
+        assert_eq!(says(1, 0, &[]), "NOT at work, no interface has the programs: 1 frontend, to 3 nodes");
+    }
 }

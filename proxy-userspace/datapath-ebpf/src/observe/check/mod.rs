@@ -2,11 +2,13 @@
 //!
 //! Invariant: read-only. Nothing is mounted, attached or repaired, and no lock is held beyond a query.
 
+mod forwarding;
 mod host;
 mod installation;
 
 use datapath::{Checkup, Finding};
 
+pub use self::forwarding::{ForwardingFindings, forwarding};
 use crate::{
     host::capabilities::{Capabilities, kernel_release},
     maps::pins::Pins,

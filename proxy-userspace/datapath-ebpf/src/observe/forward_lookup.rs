@@ -1,0 +1,286 @@
+//! What becomes of packets from outside: the row of one flow, and a summary of everything that is forwarded.
+//!
+//! Invariant: a flow is decided on by the function that the kernel calls.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+use datapath::FrontendAddress;
+use model::Protocol;
+use proxy_common::{
+    forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, THIS_NODE, Way},
+    net::{Be16, V4, V6},
+    tables::{FrontendKey6, TCP, UDP},
+};
+
+use crate::{
+    error::Error,
+    maps::pins::Pins,
+    observe::{active_frontends::ActiveFrontends, forwards::ForwardTables},
+    programs::uplink_links,
+    tables::store::Table,
+};
+
+/// What becomes of packets from outside to a frontend that is forwarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardLookup {
+    /// How many rows the frontend has.
+    pub rows: u32,
+    /// Whether the client's address alone selects the row (session affinity).
+    pub by_client: bool,
+    /// How many rows each node owns.
+    pub shares: BTreeMap<RowNode, u32>,
+    /// The row of the flow, if the question names one.
+    pub row: Option<FlowRow>,
+    /// The names of the interfaces at which the programs are attached.
+    pub uplinks: BTreeSet<String>,
+}
+
+/// A row that a flow selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRow {
+    /// Its number among those of the frontend, from 0 on.
+    pub number: u32,
+    /// The node that serves its flows.
+    pub owner: RowNode,
+    /// The node that owned it before, if any.
+    pub second: Option<RowNode>,
+}
+
+/// A node in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RowNode {
+    /// This node, with the address at which it receives packets of other nodes.
+    This(IpAddr),
+    /// Another node, by the address at which it receives packets; unspecified if it has left the cluster.
+    Other(IpAddr),
+    /// None: this node translates its packets.
+    None,
+}
+
+/// The client of a flow; its port is known if the question names it.
+pub type FlowClient = (IpAddr, Option<u16>);
+
+/// Reads what becomes of packets from outside to a destination; `None` if they are not forwarded.
+///
+/// # Errors
+///
+/// As for [`dump`](crate::observe::dump).
+pub fn forward_lookup(
+    pin_dir: &Path,
+    destination: &FrontendAddress,
+    client: Option<FlowClient>,
+) -> Result<Option<ForwardLookup>, Error> {
+    let protocol = match destination.protocol {
+        Protocol::Tcp => TCP,
+        Protocol::Udp => UDP,
+        Protocol::Sctp => return Ok(None),
+    };
+    let (ip, port) = (destination.address.ip(), Be16::new(destination.address.port()));
+    let key = FrontendKey6 { address: V6::from(ip), port, protocol, zero: 0 };
+    let (_, tables) = ActiveFrontends::open(pin_dir)?.read(|maps| ForwardTables::read_one(maps, key))?;
+    let Some(found) = tables.lookup(key, client) else { return Ok(None) };
+    Ok(Some(ForwardLookup { uplinks: uplink_links::attached(&Pins::new(pin_dir))?, ..found }))
+}
+
+impl forward::ForwardTables for ForwardTables {
+    fn forward(&self, frontend: FrontendKey6) -> Option<Forward> {
+        self.forwards.iter().find(|(key, _)| *key == frontend).map(|(_, it)| *it)
+    }
+
+    fn row(&self, position: u32) -> Option<Row> {
+        self.rows.get(&position).copied()
+    }
+}
+
+impl ForwardTables {
+    fn lookup(&self, key: FrontendKey6, client: Option<FlowClient>) -> Option<ForwardLookup> {
+        let forward = forward::ForwardTables::forward(self, key)?;
+        let is_v4 = V4::from_mapped(key.address).is_some();
+        let by_client = forward.by_client != 0;
+        let mut shares = BTreeMap::new();
+        for row in self.rows_of(forward) {
+            *shares.entry(self.node(row.owner(), is_v4)).or_default() += 1;
+        }
+        // Without session affinity each port has a row of its own.
+        let flow = client.filter(|(ip, port)| ip.is_ipv4() == is_v4 && (by_client || port.is_some()));
+        let row = flow.map(|(ip, port)| {
+            let flow = Flow {
+                source: V6::from(ip),
+                destination: key.address,
+                source_port: Be16::new(port.unwrap_or_default()),
+                destination_port: key.port,
+                protocol: key.protocol,
+                // So that the row's second is returned, too.
+                continues: true,
+            };
+            let (owner, second) = match forward::way(self, &flow) {
+                Way::Pass => (NO_NODE, NO_NODE),
+                Way::Here { second, .. } => (THIS_NODE, second),
+                Way::To { node, second, .. } => (node, second),
+            };
+            FlowRow {
+                number: flow.hash(by_client) & forward.mask,
+                owner: self.node(owner, is_v4),
+                second: (second != NO_NODE).then(|| self.node(second, is_v4)),
+            }
+        });
+        let (rows, uplinks) = (forward.mask.saturating_add(1), BTreeSet::new());
+        Some(ForwardLookup { rows, by_client, shares, row, uplinks })
+    }
+
+    fn node(&self, number: NodeNumber, is_v4: bool) -> RowNode {
+        match number {
+            NO_NODE => RowNode::None,
+            THIS_NODE => RowNode::This(self.address(number, is_v4)),
+            number => RowNode::Other(self.address(number, is_v4)),
+        }
+    }
+}
+
+/// Everything that is forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForwardSummary {
+    /// How many frontends are forwarded.
+    pub frontends: usize,
+    /// How many more are to be, and are translated because no node owns their rows.
+    pub translated: usize,
+    /// How many nodes own rows, this one included.
+    pub nodes: usize,
+    /// The addresses at which this node receives packets of other nodes.
+    pub own_addresses: Vec<IpAddr>,
+    /// The names of the interfaces at which the programs are attached.
+    pub uplinks: BTreeSet<String>,
+}
+
+impl ForwardSummary {
+    /// Whether a Service is, or is to be, forwarded.
+    pub fn is_used(&self) -> bool {
+        self.frontends + self.translated > 0
+    }
+}
+
+/// Reads what is forwarded in the active generation, without more memory than its frontends take.
+///
+/// # Errors
+///
+/// As for [`dump`](crate::observe::dump); if a pinned link cannot be queried.
+pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
+    let (_, mut summary) = ActiveFrontends::open(pin_dir)?.read(|maps| {
+        let mut frontends = Vec::new();
+        maps.each(Table::Forwards, |_: FrontendKey6, it: Forward| frontends.push((it.first, it.mask)))?;
+        if frontends.is_empty() {
+            return Ok(ForwardSummary::default());
+        }
+        // Rows of no frontend may be left over.
+        let used: BTreeMap<_, _> = frontends.iter().copied().collect();
+        let is_used = |position: u32| {
+            let range = used.range(..=position).next_back();
+            range.is_some_and(|(first, mask)| position - first <= *mask)
+        };
+        let (mut owners, mut without_owner) = (BTreeSet::new(), BTreeSet::new());
+        maps.each(Table::ForwardRows, |position: u32, row: Row| match row.owner() {
+            _ if !is_used(position) => {}
+            NO_NODE => drop(without_owner.insert(position)),
+            owner => drop(owners.insert(owner)),
+        })?;
+        let this = maps.get(Table::ForwardNodes, &u32::from(THIS_NODE))?.unwrap_or_default();
+        let tables = ForwardTables { nodes: [(THIS_NODE.into(), this)].into(), ..ForwardTables::default() };
+        let own = [true, false].map(|is_v4| tables.address(THIS_NODE, is_v4));
+        let translated = frontends.iter().filter(|(first, _)| without_owner.contains(first)).count();
+        Ok(ForwardSummary {
+            frontends: frontends.len() - translated,
+            translated,
+            nodes: owners.len(),
+            own_addresses: own.into_iter().filter(|it| !it.is_unspecified()).collect(),
+            uplinks: BTreeSet::new(),
+        })
+    })?;
+    summary.uplinks = uplink_links::attached(&Pins::new(pin_dir))?;
+    Ok(summary)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use proxy_common::forward::ForwardNode;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn key(text: &str) -> FrontendKey6 {
+        let address: SocketAddr = text.parse().unwrap();
+        FrontendKey6 {
+            address: V6::from(address.ip()),
+            port: Be16::new(address.port()),
+            protocol: TCP,
+            zero: 0,
+        }
+    }
+
+    /// The node 1 is this one, 2 owned its rows before, and 3 has left the cluster.
+    fn tables(rows: &[Row], by_client: u32) -> ForwardTables {
+        let node = |v4: [u8; 4]| ForwardNode { v4: V4::from_raw(u32::from_ne_bytes(v4)), v6: V6::default() };
+        ForwardTables {
+            forwards: vec![(
+                key("203.0.113.1:80"),
+                Forward { first: 8, mask: rows.len() as u32 - 1, by_client, ..Forward::default() },
+            )],
+            rows: (8..).zip(rows.iter().copied()).collect(),
+            nodes: [(1, node([192, 0, 2, 1])), (2, node([192, 0, 2, 2]))].into(),
+        }
+    }
+
+    const THIS: RowNode = RowNode::This(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+    const OTHER: RowNode = RowNode::Other(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)));
+
+    #[test]
+    fn the_shares_of_all_nodes_are_counted() {
+        let rows = [Row::new(1, 2), Row::new(1, 0), Row::new(2, 0), Row::new(3, 1)];
+        let found = tables(&rows, 0).lookup(key("203.0.113.1:80"), None).unwrap();
+        let gone = RowNode::Other(ip("0.0.0.0"));
+        assert_eq!(found.shares, [(THIS, 2), (OTHER, 1), (gone, 1)].into());
+        assert_eq!((found.rows, found.by_client, found.row), (4, false, None));
+        assert_eq!(tables(&rows, 0).lookup(key("203.0.113.1:81"), None), None);
+    }
+
+    #[test]
+    fn a_flow_has_the_row_that_the_kernel_selects() {
+        let rows = [Row::new(1, 2), Row::new(2, 0), Row::new(1, 0), Row::new(2, 1)];
+        for port in 1..100 {
+            let client = (ip("198.51.100.7"), Some(port));
+            let row = tables(&rows, 0).lookup(key("203.0.113.1:80"), Some(client)).unwrap().row.unwrap();
+            let expect = [(THIS, Some(OTHER)), (OTHER, None), (THIS, None), (OTHER, Some(THIS))];
+            assert_eq!((row.owner, row.second), expect[row.number as usize], "{port}");
+        }
+    }
+
+    #[test]
+    fn a_row_is_known_without_a_port_only_with_session_affinity() {
+        let rows = [Row::new(1, 0), Row::new(2, 0)];
+        let row = |by_client, client| {
+            tables(&rows, by_client).lookup(key("203.0.113.1:80"), Some(client)).unwrap().row
+        };
+        let client = ip("198.51.100.7");
+        assert_eq!(row(0, (client, None)), None);
+        assert_eq!(row(1, (ip("2001:db8::7"), None)), None, "of another family");
+        let with_affinity = row(1, (client, None)).unwrap();
+        assert_eq!(row(1, (client, Some(40_000))), Some(with_affinity));
+    }
+
+    #[test]
+    fn a_row_without_an_owner_is_of_no_node() {
+        let tables = tables(&[Row::new(NO_NODE, NO_NODE)], 0);
+        let client = (ip("198.51.100.7"), Some(1));
+        let found = tables.lookup(key("203.0.113.1:80"), Some(client)).unwrap();
+        assert_eq!(found.shares, [(RowNode::None, 1)].into());
+        assert_eq!(found.row, Some(FlowRow { number: 0, owner: RowNode::None, second: None }));
+    }
+}

@@ -1,0 +1,120 @@
+//! Where the links to uplinks are attached, and what else runs there. Read-only.
+
+use std::{collections::BTreeSet, os::fd::AsFd as _};
+
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType};
+use datapath::ForeignProgram;
+use netlink::links::{self, Classifier, Link};
+use nix::net::if_::if_indextoname;
+
+use crate::{
+    error::Error,
+    host::raw_bpf,
+    maps::pins::{self, Pins},
+    programs::{
+        clsact,
+        hook_status::name_of,
+        links::failed,
+        uplinks::{self, XDP},
+    },
+};
+
+/// The directions in which programs see packets, each with the name of ours.
+const DIRECTIONS: [(&str, TcAttachType); 2] =
+    [("ingress", TcAttachType::Ingress), ("egress", TcAttachType::Egress)];
+
+/// A program of ours at an interface.
+struct Attached {
+    name: &'static str,
+    interface: u32,
+    /// The kernel's id of it.
+    program: u32,
+}
+
+/// An interface and what runs there besides our programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Uplink {
+    pub(crate) link: Link,
+    /// The directions in which our programs are attached.
+    pub(crate) attached: Vec<&'static str>,
+    /// What sees packets before our programs do: each with its place, as in `tcx ingress`.
+    pub(crate) before: Vec<String>,
+    /// What sees only the packets that they let pass.
+    pub(crate) after: Vec<String>,
+}
+
+/// The names of the interfaces at which our programs are attached, in order.
+pub(crate) fn attached(pins: &Pins) -> Result<BTreeSet<String>, Error> {
+    // One that has gone meanwhile has no name.
+    let names = own(pins)?.into_iter().filter_map(|it| if_indextoname(it.interface).ok());
+    Ok(names.map(|it| it.to_string_lossy().into_owned()).collect())
+}
+
+/// The programs of all pinned links whose interface exists.
+fn own(pins: &Pins) -> Result<Vec<Attached>, Error> {
+    let mut found = Vec::new();
+    let mut all = pins.all_links()?;
+    all.sort_unstable();
+    for pin in all.into_iter().filter(|it| uplinks::is_pin(it)) {
+        let file = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let names = DIRECTIONS.into_iter().map(|(name, _)| name).chain([XDP]);
+        let program = file.trim_end_matches("_new").rsplit_once('_').map_or("", |(name, _)| name);
+        let Some(name) = names.into_iter().find(|it| *it == program) else { continue };
+        // It may have been removed meanwhile.
+        let Some(link) = pins::open(&pin)? else { continue };
+        let info = raw_bpf::link_interface(link.as_fd())
+            .and_then(|interface| Ok((interface, raw_bpf::link_program(link.as_fd())?)));
+        let (interface, program) = info.map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))?;
+        if interface != 0 {
+            found.push(Attached { name, interface, program });
+        }
+    }
+    Ok(found)
+}
+
+/// An interface, if it exists.
+pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error> {
+    let what = || format!("interface {interface}");
+    let link = links::read(interface).map_err(Error::syscall("RTM_GETLINK", what()))?;
+    let Some(link) = link else { return Ok(None) };
+    let own = own(pins)?;
+    let own = own.iter().filter(|it| it.interface == interface);
+    let own: Vec<_> = own.map(|it| (it.name, it.program)).collect();
+    let describe = |place: &str, id| format!("{place}: {}", ForeignProgram { id, name: name_of(id) });
+    let mut attached: Vec<_> = own.iter().map(|(name, _)| *name).collect();
+    let others = link.xdp.iter().filter(|it| !own.contains(&(XDP, **it)));
+    let mut before: Vec<_> = others.map(|it| describe("XDP", *it)).collect();
+    let mut after = Vec::new();
+    for (name, direction) in DIRECTIONS {
+        let (_, programs) = match SchedClassifier::query_tcx(&link.name, direction) {
+            // There are no links to interfaces before Linux 6.6.
+            Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+                (0, Vec::new())
+            }
+            result => result.map_err(failed("query", name))?,
+        };
+        let programs: Vec<_> = programs.iter().map(ProgramInfo::id).collect();
+        let is_own = |id: &u32| own.contains(&(name, *id));
+        let position = programs.iter().position(is_own).unwrap_or(programs.len());
+        let place = format!("tcx {name}");
+        before.extend(programs[..position].iter().map(|it| describe(&place, *it)));
+        after.extend(programs[position..].iter().filter(|it| !is_own(it)).map(|it| describe(&place, *it)));
+    }
+    let has_filters = clsact::has_filters(pins, interface)?;
+    let mut classifiers = links::classifiers(interface).map_err(Error::syscall("RTM_GETTFILTER", what()))?;
+    if has_filters {
+        let name = |it: &Classifier| it.program.map(name_of).unwrap_or_default();
+        attached.extend(
+            DIRECTIONS
+                .map(|(it, _)| it)
+                .into_iter()
+                .filter(|own| classifiers.iter().any(|it| name(it) == *own)),
+        );
+        classifiers.retain(|it| name(it) != it.direction);
+    }
+    after.extend(classifiers.into_iter().map(|Classifier { direction, kind, program }| match program {
+        Some(id) => describe(&format!("tc {direction}"), id),
+        None => format!("tc {direction}: {kind}"),
+    }));
+    Ok(Some(Uplink { link, attached, before, after }))
+}

@@ -1,0 +1,320 @@
+//! What `explain`, `status` and `check` say of traffic from outside that is forwarded whole, on the nodes of a cluster.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tests::{
+    AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT,
+    agent::{Output, STATUS_SOCKET, run, status_socket},
+    eventually,
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
+    manifest::Service,
+    requirements::kernel_at_least,
+    skip,
+    test_cluster::TARGET,
+};
+
+const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
+const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
+const FORWARDED: &str = "packets from outside are forwarded";
+
+fn frontends() -> [SocketAddr; 2] {
+    FRONTENDS.map(|it| it.parse().unwrap())
+}
+
+/// A Service with an endpoint on the first two nodes.
+fn web(cluster: &IngressCluster) -> Service {
+    let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
+        .load_balancer_ips(&frontends().map(|it| it.ip()))
+        .port("tcp", "TCP", 80, TARGET)
+        .port("udp", "UDP", 80, TARGET);
+    cluster.nodes[..2].iter().fold(service, |service, node| {
+        service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
+    })
+}
+
+fn dsr(service: Service) -> Service {
+    service.annotation("kube-proxy-ebpf.io/external-forwarding", "dsr")
+}
+
+/// A cluster of three nodes, of which the last has no endpoint, with a proxy on each.
+fn cluster_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressCluster> {
+    if !kernel_at_least(6, 6) {
+        skip("links to interfaces need Linux 6.6");
+        return None;
+    }
+    let mut cluster = IngressCluster::or_skip(3)?;
+    cluster.write(&[service(&cluster)]);
+    for node in 0..3 {
+        cluster.start(node, &[]);
+    }
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    Some(cluster)
+}
+
+/// The same once it forwards.
+fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressCluster> {
+    let mut cluster = cluster_or_skip(service)?;
+    for node in &mut cluster.nodes {
+        let agent = node.agent.as_mut().unwrap();
+        agent.wait_until_logged(TIMEOUT, FORWARDED).unwrap();
+        agent.wait_until_applied(TIMEOUT).unwrap();
+    }
+    Some(cluster)
+}
+
+/// Runs a subcommand on a node.
+fn cli(cluster: &IngressCluster, node: usize, arguments: &[&str]) -> Output {
+    let node = &cluster.nodes[node];
+    let mut command = Command::new(Build::Product.binary());
+    command.args(arguments).arg("--pin-dir").arg(node.sandbox.pins());
+    node.netns.run(|| run(command.env(STATUS_SOCKET, status_socket(&node.sandbox))))
+}
+
+/// What `explain outside` says on a node, as JSON.
+#[track_caller]
+fn explain(cluster: &IngressCluster, node: usize, client: &str, to: &str) -> Value {
+    let Output { code, stdout, stderr } =
+        cli(cluster, node, &["explain", "--output=json", "outside", client, to]);
+    assert_eq!(code, Some(0), "{client} to {to}: {stdout}{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// The server that an explanation names, by the node of the only endpoint that it leaves, which is the owner of the row.
+#[track_caller]
+fn server(explanation: &Value) -> &str {
+    let endpoints = explanation["endpoints"].as_array().unwrap();
+    let used: Vec<_> = endpoints.iter().filter(|it| it["used"] == true).collect();
+    let [only] = used[..] else { panic!("{explanation}") };
+    assert_eq!(only["node"], explanation["kernel"]["forwarding"]["row"]["owner"]["node"], "{explanation}");
+    only["node"].as_str().unwrap()
+}
+
+/// Checks what a node does with the packets of a client, as it explains it, and what the owner of the row does.
+#[track_caller]
+fn assert_served_by(cluster: &IngressCluster, client: &str, to: &str, expect: &str) {
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        let explanation = explain(cluster, index, client, to);
+        assert_eq!(server(&explanation), expect, "on {}: {explanation}", node.name());
+        let action = if node.name() == expect { "served" } else { "wrapped" };
+        assert_eq!(explanation["kernel"]["forwarding"]["row"]["owner"]["action"], action, "{explanation}");
+    }
+}
+
+#[test]
+fn explain_names_the_node_that_serves_a_connection_from_outside() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
+        let mut servers = BTreeMap::new();
+        for _ in 0..8 {
+            let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+            let (name, _) = connection.name().split_once(' ').unwrap();
+            let client = connection.stream().local_addr().unwrap().to_string();
+            assert_served_by(&cluster, &client, &format!("{to}/tcp"), name);
+            servers.insert(name.to_owned(), client);
+        }
+        let udp = cluster.client.run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
+        udp.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        udp.send_to(b"?", frontend).unwrap();
+        let mut reply = [0; 64];
+        let length = udp.recv(&mut reply).unwrap();
+        let reply = str::from_utf8(&reply[..length]).unwrap();
+        let client = udp.local_addr().unwrap().to_string();
+        assert_served_by(&cluster, &client, &format!("{to}/udp"), reply.split_once(' ').unwrap().0);
+        // In words, on the node without an endpoint.
+        for (name, client) in servers {
+            let node = cluster.nodes.iter().find(|it| it.name() == name).unwrap();
+            let address = node.addresses()[usize::from(frontend.is_ipv6())];
+            let text = cli(&cluster, 2, &["explain", "outside", &client, &format!("{to}/tcp")]).success();
+            for expect in [
+                &format!("the only endpoint on node {name}\n") as &str,
+                &format!("from       {client}, outside the cluster, over node n3\n"),
+                "forwarding whole, to 2 nodes with endpoints, by the annotation kube-proxy-ebpf.io/external-forwarding\n",
+                "forwarded  row ",
+                &format!(" of 1024, by addresses and ports: wrapped for node {name} at {address}\n"),
+            ] {
+                assert!(text.contains(expect), "{expect:?} is not in\n{text}");
+            }
+        }
+    }
+}
+
+fn own_address(frontend: SocketAddr) -> IpAddr {
+    OUTSIDE_CLIENT[usize::from(frontend.is_ipv6())]
+}
+
+#[test]
+fn explain_says_what_the_row_of_a_client_depends_on() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let client = OUTSIDE_CLIENT[0].to_string();
+    let without_port = explain(&cluster, 0, &client, FRONTENDS[0]);
+    let forwarding = &without_port["kernel"]["forwarding"];
+    assert_eq!((&forwarding["row"], &forwarding["byClient"]), (&Value::Null, &false.into()));
+    assert_eq!(forwarding["uplinks"], serde_json::json!(["eth0"]));
+    let shares: BTreeMap<_, _> = forwarding["shares"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| {
+            (it["node"].as_str().unwrap(), (it["action"].as_str().unwrap(), it["rows"].as_u64().unwrap()))
+        })
+        .collect();
+    assert_eq!(shares, [("n1", ("served", 512)), ("n2", ("wrapped", 512))].into());
+    let text = cli(&cluster, 0, &["explain", "outside", FRONTENDS[0]]).success();
+    for expect in [
+        "forwarded  each address and port of a client has one of 1024 rows, of which\n",
+        "            50.0 % are served here (node n1 at 192.168.50.1)\n",
+        "            50.0 % are wrapped for node n2 at 192.168.50.2\n",
+    ] {
+        assert!(text.contains(expect), "{expect:?} is not in\n{text}");
+    }
+    // A client that cannot be.
+    for (client, expect) in [
+        ("192.0.2.1:70000", "\"192.0.2.1:70000\": not the address of a client, with or without its port"),
+        ("192.0.2.1:0", "\"192.0.2.1:0\": no client has port 0"),
+    ] {
+        let output = cli(&cluster, 0, &["explain", "outside", client, FRONTENDS[0]]);
+        assert!(output.code != Some(0) && output.stderr.contains(expect), "{output:?}");
+    }
+    // Without a process the kernel still knows the row, but no names.
+    let address = format!("{client}:40000");
+    let named = explain(&cluster, 0, &address, FRONTENDS[0]);
+    let mut cluster = cluster;
+    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    let output = cli(&cluster, 0, &["explain", "--output=json", "outside", &address, FRONTENDS[0]]);
+    assert_eq!(output.code, Some(1), "the reasons are unknown");
+    let unnamed: Value = serde_json::from_str(&output.stdout).unwrap();
+    let row = |it: &Value| it["kernel"]["forwarding"]["row"].clone();
+    assert_eq!(row(&unnamed)["number"], row(&named)["number"]);
+    assert_eq!(row(&unnamed)["owner"]["address"], row(&named)["owner"]["address"]);
+    assert_eq!(row(&unnamed)["owner"]["node"], Value::Null);
+}
+
+#[test]
+fn with_session_affinity_explain_needs_no_port_of_the_client() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it).affinity(3600))) else { return };
+    for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
+        let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+        let (name, _) = connection.name().split_once(' ').unwrap();
+        assert_served_by(&cluster, &own_address(frontend).to_string(), &format!("{to}/tcp"), name);
+    }
+}
+
+#[test]
+fn status_and_check_say_nothing_of_forwarding_unless_it_is_used() {
+    let Some(mut cluster) = cluster_or_skip(web) else { return };
+    cluster.nodes[0].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+    let text = cli(&cluster, 0, &["status"]).success();
+    assert!(!text.contains("forwarding"), "{text}");
+    let explained = explain(&cluster, 0, "192.0.2.1:4000", &format!("{}/tcp", FRONTENDS[0]));
+    assert_eq!(explained["kernel"]["forwarding"], Value::Null);
+    assert_eq!(findings(&cluster, &[]), []);
+    let enabled = findings(&cluster, &["--external-forwarding=dsr"]);
+    let [host, installation] = &enabled[..] else { panic!("{enabled:?}") };
+    assert_eq!((&*host.level, &*installation.level), ("ok", "ok"), "{enabled:?}");
+    assert!(installation.says.contains("enabled, and no Service has packets to forward"), "{installation:?}");
+}
+
+#[derive(Debug, PartialEq)]
+struct Finding {
+    subject: String,
+    level: String,
+    says: String,
+}
+
+/// What `check` finds about forwarding on the first node.
+#[track_caller]
+fn findings(cluster: &IngressCluster, arguments: &[&str]) -> Vec<Finding> {
+    let cgroup = cluster.nodes[0].sandbox.cgroup().display().to_string();
+    let arguments = [&["check", "--output=json", "--cgroup", &cgroup], arguments].concat();
+    let output = cli(cluster, 0, &arguments);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let text = |it: &Value| it.as_str().unwrap().to_owned();
+    let all = report["findings"].as_array().unwrap().iter().map(|it| Finding {
+        subject: text(&it["subject"]),
+        level: text(&it["level"]),
+        says: text(&it["message"]),
+    });
+    all.filter(|it| it.subject == "external forwarding" || it.subject.contains("uplink")).collect()
+}
+
+#[track_caller]
+fn assert_found(findings: &[Finding], level: &str, expect: &str) {
+    let is_found = findings.iter().any(|it| it.level == level && it.says.contains(expect));
+    assert!(is_found, "{expect:?} is not {level} in {findings:#?}");
+}
+
+#[test]
+fn status_and_check_say_what_is_forwarded_and_where() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let status = |arguments: &[&str]| cli(&cluster, 0, &[&["status"], arguments].concat()).success();
+    let text = status(&[]);
+    assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
+    let json: Value = serde_json::from_str(&status(&["--output=json"])).unwrap();
+    let expect = serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "uplinks": ["eth0"]});
+    assert_eq!(json["forwarding"], expect);
+
+    let found = findings(&cluster, &[]);
+    for expect in [
+        "can forward packets from outside whole",
+        "packets to 4 frontends are forwarded, whole, to 2 nodes",
+        "eth0 has the programs in both directions",
+        "eth0 has 1500 bytes: with the wrapping, packets of up to 1456 bytes (IPv4) and 1424 (IPv6) fit",
+        "no others are attached",
+    ] {
+        assert_found(&found, "ok", expect);
+    }
+    let node = &cluster.nodes[0];
+    node.netns.ip(&["link", "set", "eth0", "mtu", "1300"]).unwrap();
+    assert_found(&findings(&cluster, &[]), "degraded", "eth0 has 1300 bytes");
+
+    // A classifier sees what they let pass.
+    let tc = |line: &str| {
+        let mut command = Command::new("tc");
+        node.netns.run(|| command.args(line.split(' ')).status().is_ok_and(|it| it.success()))
+    };
+    if tc("qdisc add dev eth0 clsact") && tc("filter add dev eth0 ingress protocol all u32 match u32 0 0") {
+        assert_found(&findings(&cluster, &[]), "ok", "others run after ours: eth0: tc ingress: u32");
+    } else {
+        eprintln!("without tc, or without its kernel modules, no classifier is attached");
+    }
+    // Another instance of the programs runs before those that are there.
+    let other = Sandbox::new("outside-reports-other").unwrap();
+    let command = AgentCommand::run(&Build::Product.binary(), &other, &cluster.manifests(), &node.name());
+    let command = command.args(["--backend=ebpf", "--packets=off", "--metrics-bind-address=0"]);
+    let command = command.args(["--healthz-bind-address=0", "--probe-bind-address=0"]);
+    let mut other_agent = node.netns.run(|| command.start(&other).unwrap());
+    other_agent.wait_until_logged(TIMEOUT, FORWARDED).unwrap();
+    let found = findings(&cluster, &[]);
+    assert_found(&found, "degraded", "others see packets before ours do: eth0: tcx ingress: ingress (id ");
+    assert_found(&found, "degraded", "eth0: tcx egress: egress (id ");
+    drop(other_agent);
+}
+
+#[test]
+fn an_uplink_without_programs_is_reported() {
+    let Some(mut cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    let links = cluster.nodes[0].sandbox.pins().join("links");
+    let remove = |prefix: &str| {
+        let pins = fs::read_dir(&links).unwrap().map(|it| it.unwrap().path());
+        let is_wanted =
+            |it: &std::path::PathBuf| it.file_name().unwrap().to_str().unwrap().starts_with(prefix);
+        pins.filter(is_wanted).for_each(|it| fs::remove_file(it).unwrap());
+    };
+    remove("ingress_");
+    assert!(eventually(TIMEOUT, || findings(&cluster, &[])
+        .iter()
+        .any(|it| it.says.contains("has only egress"))));
+    assert_found(&findings(&cluster, &[]), "broken", "eth0 has only egress: packets are translated there");
+    remove("egress_");
+    assert_found(&findings(&cluster, &[]), "broken", "eth0 has none of the programs");
+    let text = cli(&cluster, 0, &["status"]).stdout;
+    assert!(text.contains("forwarding NOT at work, no interface has the programs: 4 frontends"), "{text}");
+}

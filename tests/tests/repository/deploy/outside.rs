@@ -1,0 +1,69 @@
+//! The component and the examples for traffic from outside.
+
+use std::{fs, os::unix::fs::symlink};
+
+use tests::deploy::{self, Renderer};
+
+use super::{containers, is_initializing, one, pod, settings, strings};
+
+#[test]
+fn with_the_component_for_traffic_from_outside_it_is_forwarded_to_nodes_that_are_known() {
+    let Some(renderer) = Renderer::or_skip() else { return };
+    let top = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
+    let mine = top.path().join("mine");
+    fs::create_dir(&mine).unwrap();
+    for overlay in ["deploy", "deploy/overlays/kubeadm"] {
+        let text = format!(
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
+             components: [../deploy/components/outside]\n"
+        );
+        fs::write(mine.join("kustomization.yaml"), text).unwrap();
+        let objects = renderer.render(&mine).unwrap();
+        let all = containers(pod(&objects));
+        let [proxy] = &all.iter().filter(|it| !is_initializing(it)).collect::<Vec<_>>()[..] else {
+            panic!("{overlay}: one container serves")
+        };
+        let settings = settings(proxy);
+        for (flag, expect) in [("--external-forwarding", "dsr"), ("--watch-all-nodes", "true")] {
+            assert_eq!(settings.get(flag).map(String::as_str), Some(expect), "{overlay}: {flag}");
+        }
+        let rules = one(&objects, "ClusterRole")["rules"].as_array().unwrap();
+        let of_nodes = rules.iter().find(|it| strings(&it["resources"]).contains(&"nodes")).unwrap();
+        assert_eq!(strings(&of_nodes["verbs"]), ["list", "watch"], "{overlay}");
+    }
+}
+
+/// MetalLB's examples announce the addresses that they give out, and the router takes these from the peer that they name.
+#[test]
+fn the_examples_of_traffic_from_outside_fit_together() {
+    let read = |name: &str| fs::read_to_string(deploy::folder().join("outside").join(name)).unwrap();
+    for (file, kinds) in [
+        ("metallb-l2.yaml", &["IPAddressPool", "L2Advertisement"][..]),
+        ("metallb-bgp.yaml", &["IPAddressPool", "BGPPeer", "BGPAdvertisement"]),
+    ] {
+        let objects = deploy::documents(&read(file)).unwrap();
+        assert_eq!(objects.iter().map(|it| it["kind"].as_str().unwrap()).collect::<Vec<_>>(), kinds);
+        let named = |kind: &str| {
+            let of_kind = objects.iter().filter(move |it| it["kind"] == kind);
+            of_kind.map(|it| it["metadata"]["name"].as_str().unwrap()).collect::<Vec<_>>()
+        };
+        for it in &objects {
+            assert!(it["apiVersion"].as_str().unwrap().starts_with("metallb.io/v1beta"), "{it}");
+            assert_eq!(it["metadata"]["namespace"], "metallb-system", "{it}");
+        }
+        let advertisement = &objects.last().unwrap()["spec"];
+        assert_eq!(strings(&advertisement["ipAddressPools"]), named("IPAddressPool"), "{file}");
+        assert_eq!(strings(&advertisement["peers"]), named("BGPPeer"), "{file}");
+    }
+    let objects = deploy::documents(&read("metallb-bgp.yaml")).unwrap();
+    let (pool, peer) = (&one(&objects, "IPAddressPool")["spec"], &one(&objects, "BGPPeer")["spec"]);
+    let router = read("frr.conf");
+    for line in [
+        format!("\nrouter bgp {}\n", peer["peerASN"]),
+        format!("\n neighbor nodes remote-as {}\n", peer["myASN"]),
+        format!("permit {} ge 32\n", strings(&pool["addresses"])[0]),
+    ] {
+        assert!(router.contains(&line), "{line:?} is not in\n{router}");
+    }
+}
