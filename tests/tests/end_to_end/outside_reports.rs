@@ -13,7 +13,7 @@ use tests::{
     AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT,
     agent::{Output, STATUS_SOCKET, run, status_socket},
     eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
     requirements::kernel_at_least,
     skip,
@@ -113,13 +113,14 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
         let mut servers = BTreeMap::new();
         for _ in 0..8 {
-            let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+            let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
             let (name, _) = connection.name().split_once(' ').unwrap();
             let client = connection.stream().local_addr().unwrap().to_string();
             assert_served_by(&cluster, &client, &format!("{to}/tcp"), name);
             servers.insert(name.to_owned(), client);
         }
-        let udp = cluster.client.run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
+        let udp =
+            cluster.clients[0].run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
         udp.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         udp.send_to(b"?", frontend).unwrap();
         let mut reply = [0; 64];
@@ -146,13 +147,13 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
 }
 
 fn own_address(frontend: SocketAddr) -> IpAddr {
-    OUTSIDE_CLIENT[usize::from(frontend.is_ipv6())]
+    OUTSIDE_CLIENTS[0][usize::from(frontend.is_ipv6())]
 }
 
 #[test]
 fn explain_says_what_the_row_of_a_client_depends_on() {
     let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
-    let client = OUTSIDE_CLIENT[0].to_string();
+    let client = OUTSIDE_CLIENTS[0][0].to_string();
     let without_port = explain(&cluster, 0, &client, FRONTENDS[0]);
     let forwarding = &without_port["kernel"]["forwarding"];
     assert_eq!((&forwarding["row"], &forwarding["byClient"]), (&Value::Null, &false.into()));
@@ -200,7 +201,7 @@ fn explain_says_what_the_row_of_a_client_depends_on() {
 fn with_session_affinity_explain_needs_no_port_of_the_client() {
     let Some(cluster) = forwarding_or_skip(|it| dsr(web(it).affinity(3600))) else { return };
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
-        let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (name, _) = connection.name().split_once(' ').unwrap();
         assert_served_by(&cluster, &own_address(frontend).to_string(), &format!("{to}/tcp"), name);
     }
