@@ -288,7 +288,8 @@ impl IngressCluster {
         let prefix = format!("forward {frontend}/TCP -> ");
         // The address, and the share of the rows, which is not exact.
         let is_wanted = |line: &String| {
-            let (address, rows) = line[prefix.len()..].split_once(" rows=").expect("a line has rows");
+            // No node owns rows while packets are translated.
+            let Some((address, rows)) = line[prefix.len()..].split_once(" rows=") else { return false };
             let (rows, all) = rows.split_once('/').expect("a line has the number of all rows");
             let [rows, all] = [rows, all].map(|it| it.parse::<f64>().expect("numbers"));
             nodes.iter().any(|(node, share)| {

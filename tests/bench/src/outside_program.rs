@@ -86,7 +86,8 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     let [random, start] = times.map(median);
     let tables = table_memory(cluster.nodes[0].agent.as_ref().context("it runs")?.pid())?;
     let memory = |name: &str| {
-        let tables = tables.iter().filter(|it| it.name == name);
+        // The name ends with the side.
+        let tables = tables.iter().filter(|it| it.name.rsplit_once('_').is_some_and(|it| it.0 == name));
         tables.map(|it| [it.bytes, it.bytes / it.entries]).reduce(|a, b| [a[0] + b[0], a[1] + b[1]])
     };
     Ok(ProgramFigures {
