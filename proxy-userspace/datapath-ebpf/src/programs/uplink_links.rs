@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, os::fd::AsFd as _};
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 use datapath::ForeignProgram;
 use netlink::links::{self, Classifier, Link};
 use nix::net::if_::if_indextoname;
@@ -81,7 +81,7 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     for (name, direction) in DIRECTIONS {
         let (_, programs) =
             SchedClassifier::query_tcx(&link.name, direction).map_err(failed("query", name))?;
-        let programs: Vec<_> = programs.iter().map(|it| it.id()).collect();
+        let programs: Vec<_> = programs.iter().map(ProgramInfo::id).collect();
         let is_own = |id: &u32| own.contains(&(name, *id));
         let position = programs.iter().position(is_own).unwrap_or(programs.len());
         let place = format!("tcx {name}");
