@@ -104,6 +104,35 @@ pub const LEFT_TO_PACKETS: CounterIndex = 3;
 /// How many counters a service port has. A power of two.
 pub const COUNTERS_PER_PORT: CounterIndex = 4;
 
+/// Packets, and then bytes, that the node sent on to the nodes that serve them: of a port whose packets are forwarded, relative to
+/// the first one of its [`ForwardCounters::arrived`]. Like those of a port, each has [`COUNTERS_PER_PORT`] counters.
+pub const SENT: CounterIndex = 0;
+/// Packets, and then bytes, that arrived from outside at the node that serves them.
+pub const SERVED: CounterIndex = 2;
+/// Packets, and then bytes, that other nodes sent, relative to the first one of [`ForwardCounters::forwarded`].
+pub const RECEIVED: CounterIndex = 0;
+/// Packets of unknown connections that went on to the second.
+pub const SECOND_CHANCES: CounterIndex = 2;
+/// Packets that were dropped, or answered with an ICMP message because they are too big.
+pub const DROPPED: CounterIndex = 3;
+
+/// The counters of a port whose packets are forwarded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct ForwardCounters {
+    /// Of packets from outside.
+    pub arrived: CounterIndex,
+    /// Of packets between nodes.
+    pub forwarded: CounterIndex,
+}
+
+impl Default for ForwardCounters {
+    fn default() -> Self {
+        Self { arrived: NO_COUNTER, forwarded: NO_COUNTER }
+    }
+}
+
 /// The chunk of a counter.
 #[inline(always)]
 pub const fn chunk_of(counter: CounterIndex) -> u32 {

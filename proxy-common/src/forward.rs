@@ -6,10 +6,14 @@
 //!
 //! A wrapped packet is the IP packet in UDP with the header of Geneve (RFC 8926), with one option: the address of the second.
 
+pub mod icmp;
+
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
+use self::icmp::ICMP;
 use crate::{
+    counters::ForwardCounters,
     net::{Be16, V4, V6},
     random,
     tables::{FrontendKey6, TCP, UDP},
@@ -20,6 +24,8 @@ use crate::{
 pub const FORWARDED: u32 = 0x4b50_0000;
 /// The bits of [`FORWARDED`].
 pub const FORWARDED_MASK: u32 = 0xffff_0000;
+/// The priority of a packet that this node has wrapped.
+pub const WRAPPED: u32 = FORWARDED | NO_NODE as u32;
 /// There is no second. Not 0, since `nft` cannot read a priority with a half of zero.
 pub const NO_SECOND: NodeNumber = THIS_NODE;
 
@@ -47,6 +53,8 @@ pub struct Forward {
     pub mask: u32,
     /// 1 if a client's flows all have the same row (session affinity), else 0.
     pub by_client: u32,
+    /// Where its packets are counted.
+    pub counters: ForwardCounters,
 }
 
 /// A row: its owner, and its second.
@@ -148,11 +156,15 @@ pub enum Way {
     Pass,
     /// This node serves it, unless its connection is unknown and `second` a node.
     Here {
+        /// Where it is counted.
+        counters: ForwardCounters,
         /// The second, or [`NO_NODE`].
         second: NodeNumber,
     },
     /// To another node.
     To {
+        /// Where it is counted.
+        counters: ForwardCounters,
         /// The owner of its row.
         node: NodeNumber,
         /// The second, or [`NO_NODE`].
@@ -169,8 +181,8 @@ pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     let second = if flow.continues { row.second() } else { NO_NODE };
     match row.owner() {
         NO_NODE => Way::Pass,
-        THIS_NODE => Way::Here { second },
-        node => Way::To { node, second },
+        THIS_NODE => Way::Here { counters: forward.counters, second },
+        node => Way::To { counters: forward.counters, node, second },
     }
 }
 
@@ -220,6 +232,10 @@ const CRITICAL: u8 = 0x40;
 const OPTION_CLASS: Be16 = Be16::new(0xff4b);
 /// With the critical bit, and the version of the wrapping.
 const OPTION_KIND: u8 = 0x81;
+/// The same of a probe.
+const PROBE_KIND: u8 = 0x82;
+/// `O`: no packet is inside.
+const CONTROL: u8 = 0x80;
 
 impl GeneveHeader {
     const fn new(protocol: u16, data_words: u8) -> Self {
@@ -232,6 +248,31 @@ impl GeneveHeader {
             kind: OPTION_KIND,
             length: data_words,
         }
+    }
+}
+
+/// A datagram that asks a node whether it unwraps packets, sent to the port of wrapped packets. A program that knows this version
+/// of the wrapping returns it unchanged.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Probe {
+    geneve: GeneveHeader,
+    /// Tells an answer from a forged one.
+    pub token: [u32; 2],
+}
+
+impl Probe {
+    /// Makes a probe.
+    pub const fn new(token: [u32; 2]) -> Self {
+        let geneve = GeneveHeader { flags: CONTROL | CRITICAL, kind: PROBE_KIND, ..GeneveHeader::new(0, 2) };
+        Self { geneve, token }
+    }
+
+    /// Whether it is a probe.
+    #[inline(always)]
+    pub fn is_probe(&self) -> bool {
+        *self == Self::new(self.token)
     }
 }
 
@@ -276,9 +317,15 @@ impl Ipv4Header {
             && matches!(self.protocol, TCP | UDP)
     }
 
+    /// Whether it has no options and is no fragment, and what it contains is ICMP.
+    #[inline(always)]
+    pub const fn is_icmp(&self) -> bool {
+        self.version_and_length == 0x45 && self.fragment.get() & FRAGMENT == 0 && self.protocol == ICMP
+    }
+
     /// With its checksum (RFC 1071).
     #[inline(always)]
-    fn checked(mut self) -> Self {
+    pub fn checked(mut self) -> Self {
         let [a, b] = [self.source, self.destination].map(|it| u32::from_be(it.raw()));
         let words = [self.length, self.id, self.fragment].map(|it| u32::from(it.get()));
         let bytes = [(self.version_and_length, self.tos), (self.ttl, self.protocol)];
@@ -470,9 +517,10 @@ impl WrapFamily for V6 {
     }
 }
 
-const _: () = assert!(size_of::<Forward>() == 12);
+const _: () = assert!(size_of::<Forward>() == 20);
 const _: () = assert!(size_of::<Row>() == 4);
 const _: () = assert!(size_of::<ForwardNode>() == 20);
+const _: () = assert!(size_of::<Probe>() == 20);
 const _: () = assert!(size_of::<Wrapping4>() == 44);
 const _: () = assert!(size_of::<Wrapping6>() == 76);
 

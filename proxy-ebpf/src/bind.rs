@@ -41,7 +41,7 @@ fn try_bind(ctx: &SockAddrContext, node_port: impl Fn(&SockAddrContext) -> Optio
     if !ctx::is_in_host_netns(ctx) {
         return Some(PASS);
     }
-    counters::not_redirected(node_port.counter + DENIED);
+    counters::increment(node_port.counter + DENIED);
     Some(ctx::fail(EADDRINUSE))
 }
 

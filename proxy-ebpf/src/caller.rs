@@ -25,10 +25,10 @@ use crate::{
     ctx,
     exclusion::is_excluded,
     health, log,
-    maps::{AFFINITY, AFFINITY_INSERTS, PACKET_PATH},
+    maps::{AFFINITY, AFFINITY_INSERTS},
     notes::Notes,
     origin::Origin,
-    senders,
+    packet_path, senders,
     side::{FamilyTables, Side},
     slot::SlotRef,
     udp_nat,
@@ -170,8 +170,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn packets_serve(&self) -> bool {
-        // SAFETY: a slot of an array is never freed; volatile, so that it is one load.
-        PACKET_PATH.get_ptr(0).is_some_and(|it| unsafe { it.read_volatile() } != 0)
+        packet_path::serves()
     }
 
     #[inline(always)]

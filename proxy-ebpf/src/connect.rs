@@ -71,7 +71,7 @@ fn apply<F: ReportingFamily>(
         }
         Verdict::Refuse { port_counter } => {
             trace::no_backends::<F>(ctx, caller, port_counter);
-            counters::not_redirected(port_counter + NO_BACKEND);
+            counters::increment(port_counter + NO_BACKEND);
             return Some(ctx::refuse_connect(ctx, loopback));
         }
         Verdict::Leave { counter } => counter,
@@ -87,7 +87,7 @@ fn apply<F: ReportingFamily>(
                 }
                 Insertion::NoRoom if !caller.packets_serve() || destination.ip.is_loopback() => {
                     trace::no_room::<F>(ctx, caller, &selection);
-                    counters::not_redirected(selection.port_counter + DENIED);
+                    counters::increment(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }
                 Insertion::NotOurs | Insertion::NoRoom => selection.port_counter + LEFT_TO_PACKETS,
@@ -95,7 +95,7 @@ fn apply<F: ReportingFamily>(
         }
     };
     trace::left_to_packets::<F>(ctx, caller, counter);
-    counters::not_redirected(counter);
+    counters::increment(counter);
     remove_nat(ctx, caller, &destination);
     Some(PASS)
 }

@@ -53,11 +53,19 @@ pub(crate) fn connection(selection: &Selection) {
     }
 }
 
-/// Counts a system call that is not redirected: `counter` is that of the service port for the reason, such as
+/// Increments a counter: of a system call that is not redirected that of the service port for the reason, such as
 /// `port_counter` + [`NO_BACKEND`](proxy_common::counters::NO_BACKEND).
 #[inline(always)]
-pub(crate) fn not_redirected(counter: CounterIndex) {
+pub(crate) fn increment(counter: CounterIndex) {
     count(row(counter, stripe()), counter);
+}
+
+/// Counts packets and their bytes, in two counters of which this is the first.
+#[inline(always)]
+pub(crate) fn packets(counter: CounterIndex, packets: u32, bytes: u32) {
+    let row = row(counter, stripe());
+    add(row, counter, packets.into());
+    add(row, counter + 1, bytes.into());
 }
 
 /// The row of a chunk in which this CPU counts.
@@ -85,9 +93,14 @@ pub(crate) fn metadata(counter: CounterIndex, number: u32) -> Option<*mut u64> {
 /// Increments a counter of a row.
 #[inline(always)]
 fn count(row: *mut u64, counter: CounterIndex) {
+    add(row, counter, 1);
+}
+
+#[inline(always)]
+fn add(row: *mut u64, counter: CounterIndex, value: u64) {
     if !row.is_null() {
         // Another CPU may share the stripe, and a program may migrate from one CPU to another.
         // SAFETY: the position is within the row, and a row is never freed while its chunk is in the outer map.
-        atomic::add(unsafe { row.add(index_in_chunk(counter)) }, 1);
+        atomic::add(unsafe { row.add(index_in_chunk(counter)) }, value);
     }
 }

@@ -2,45 +2,46 @@
 //!
 //! Attached to the uplinks. Invariant: a packet that is not forwarded goes on unchanged ([`NEXT`]).
 
-use core::mem::MaybeUninit;
-
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
-        BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
-        bpf_fib_lookup as FibLookup, bpf_redir_neigh,
+        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_SHOT, TC_ACT_UNSPEC,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_fib_lookup as FibLookup, bpf_redir_neigh,
     },
-    helpers::generated::{bpf_check_mtu, bpf_fib_lookup, bpf_redirect_neigh},
+    helpers::generated::{
+        bpf_check_mtu, bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail,
+    },
     macros::classifier,
     programs::TcContext,
 };
 use proxy_common::{
+    counters::{DROPPED, ForwardCounters, RECEIVED, SECOND_CHANCES, SENT, SERVED},
     forward::{
-        self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, Forward, ForwardNode, ForwardTables,
-        Ipv4Header, Ipv6Header, NO_NODE, NO_SECOND, NodeNumber, Row, THIS_NODE, Unwrapped, Way, Wrap,
-        WrapFamily,
+        self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, ForwardTables, NO_NODE, NO_SECOND,
+        NodeNumber, Probe, THIS_NODE, Unwrapped, WRAPPED, Way, Wrap,
     },
     net::{Be16, V4, V6},
-    tables::{Family, FrontendKey6, TCP, UDP},
+    tables::{FrontendKey6, TCP, UDP},
 };
 
 use crate::{
     config::FORWARDING_PORT,
-    maps::{FORWARD_NODES, FORWARD_NUMBERS, FORWARD_ROWS, FORWARDS},
+    counters,
+    packet_family::{ETHERNET, FOUND, PacketFamily, SYN, TCP_FLAGS, flow},
+    packet_path,
     side::{FamilyTables, Side},
+    skb::{arrival_interface, interface, is_large, priority, protocol, segments, set_priority},
 };
 
 /// The packet goes on: to the next program, and up the stack.
 const NEXT: i32 = TC_ACT_UNSPEC;
 /// The packet is dropped.
 const DROP: i32 = TC_ACT_SHOT as i32;
-/// The bytes of an Ethernet header.
-const ETHERNET: usize = 14;
+/// The bytes of a UDP header.
+const UDP_HEADER: usize = 8;
 /// The bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
-/// Bits of TCP's flags.
-const SYN: u8 = 1 << 1;
+/// A bit of TCP's flags.
 const ACK: u8 = 1 << 4;
 /// TCP's option of the maximum segment size.
 const MSS: u8 = 2;
@@ -51,15 +52,20 @@ pub(crate) fn ingress(ctx: TcContext) -> i32 {
     by_family(&ctx, arrived4, arrived6)
 }
 
-/// The packets that leave through an uplink: those whose connection is unknown here go to the second, and answers to clients
-/// leave room for the wrapping.
+/// The packets that leave through an uplink: those whose connection is unknown here go to the second, answers to clients leave room
+/// for the wrapping, and only this program wraps packets for other nodes.
 #[classifier]
 pub(crate) fn egress(ctx: TcContext) -> i32 {
-    if priority(&ctx) & FORWARDED_MASK == FORWARDED {
-        by_family(&ctx, returned4, returned6)
-    } else {
-        by_family(&ctx, answered4, answered6)
+    let priority = priority(&ctx);
+    // What begins on this node may have any priority.
+    if priority & FORWARDED_MASK != FORWARDED || arrival_interface(&ctx) == 0 {
+        return by_family(&ctx, leaves4, leaves6);
     }
+    if priority == WRAPPED {
+        set_priority(&ctx, 0);
+        return NEXT;
+    }
+    by_family(&ctx, returned4, returned6)
 }
 
 /// A function for packets of one family, with a frame of its own: the stack has 512 bytes.
@@ -72,203 +78,160 @@ macro_rules! function {
     };
 }
 
+/// The functions of a family that others call in frames of their own.
+trait Frames: PacketFamily + FamilyTables {
+    /// [`unwrap`].
+    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32;
+    /// [`error_arrived`].
+    fn error_in_frame(skb: *mut __sk_buff) -> i32;
+    /// [`too_big`].
+    fn too_big_in_frame(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32;
+}
+
+macro_rules! frames {
+    ($family:ty, $unwrap:ident, $error:ident, $too_big:ident) => {
+        function!($error, error_arrived::<$family>);
+
+        #[inline(never)]
+        fn $unwrap(skb: *mut __sk_buff, side: u32) -> i32 {
+            unwrap(&TcContext::new(skb), &Side::<$family>::of(side))
+        }
+
+        #[inline(never)]
+        fn $too_big(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32 {
+            too_big(&TcContext::new(skb), mtu, &Side::<$family>::of(side)).unwrap_or(DROP)
+        }
+
+        impl Frames for $family {
+            #[inline(always)]
+            fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
+                $unwrap(skb, side)
+            }
+
+            #[inline(always)]
+            fn error_in_frame(skb: *mut __sk_buff) -> i32 {
+                $error(skb)
+            }
+
+            #[inline(always)]
+            fn too_big_in_frame(skb: *mut __sk_buff, mtu: u32, side: u32) -> i32 {
+                $too_big(skb, mtu, side)
+            }
+        }
+    };
+}
+
+frames!(V4, unwrap4, error_arrived4, too_big4);
+frames!(V6, unwrap6, error_arrived6, too_big6);
 function!(arrived4, arrived::<V4>);
 function!(arrived6, arrived::<V6>);
 function!(returned4, returned::<V4>);
 function!(returned6, returned::<V6>);
-function!(answered4, answered::<V4>);
-function!(answered6, answered::<V6>);
+function!(leaves4, leaves::<V4>);
+function!(leaves6, leaves::<V6>);
 
 #[inline(always)]
 fn by_family(ctx: &TcContext, v4: impl Fn(*mut __sk_buff) -> i32, v6: impl Fn(*mut __sk_buff) -> i32) -> i32 {
-    let skb = ctx.skb.skb;
-    // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
-    let protocol = unsafe { (&raw const (*skb).protocol).read_volatile() };
-    match Be16::from_raw(protocol as u16).get() {
-        ETH_P_IP => v4(skb),
-        ETH_P_IPV6 => v6(skb),
+    match protocol(ctx).get() {
+        ETH_P_IP => v4(ctx.skb.skb),
+        ETH_P_IPV6 => v6(ctx.skb.skb),
         _ => NEXT,
     }
 }
 
-/// An address family: its headers, and how its packets are wrapped.
-pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
-    type Header: Copy;
-    /// How the kernel is told about a wrapping.
-    const ENCAPSULATION: u32;
-
-    /// Source, destination and protocol of a packet; `None` if it is not handled.
-    fn addresses(header: &Self::Header) -> Option<(Self, Self, u8)>;
-    /// The address of a node, `None` if it has none in this family.
-    fn of_node(node: &ForwardNode) -> Option<Self>;
-    /// A look-up of the route from one address to another.
-    fn route(source: Self, destination: Self) -> FibLookup;
-    /// The next hop that it has found.
-    fn next_hop(found: &FibLookup) -> bpf_redir_neigh;
-    /// [`unwrap`] in a frame of its own.
-    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32;
-}
-
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
-
-/// A value of a kernel structure with unions, all zeroes.
-macro_rules! zeroed {
-    ($type:ty) => {
-        // SAFETY: it consists of integers.
-        unsafe { MaybeUninit::<$type>::zeroed().assume_init() }
-    };
-}
-
-impl PacketFamily for V4 {
-    type Header = Ipv4Header;
-    const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
-
-    #[inline(always)]
-    fn addresses(header: &Ipv4Header) -> Option<(Self, Self, u8)> {
-        header.is_handled().then_some((header.source, header.destination, header.protocol))
-    }
-
-    #[inline(always)]
-    fn of_node(node: &ForwardNode) -> Option<Self> {
-        (node.v4.raw() != 0).then_some(node.v4)
-    }
-
-    #[inline(always)]
-    fn route(source: Self, destination: Self) -> FibLookup {
-        let mut lookup = zeroed!(FibLookup);
-        lookup.family = AF_INET;
-        lookup.__bindgen_anon_3.ipv4_src = source.raw();
-        lookup.__bindgen_anon_4.ipv4_dst = destination.raw();
-        lookup
-    }
-
-    #[inline(always)]
-    fn next_hop(found: &FibLookup) -> bpf_redir_neigh {
-        let mut hop = zeroed!(bpf_redir_neigh);
-        hop.nh_family = found.family.into();
-        // SAFETY: every value is an address.
-        hop.__bindgen_anon_1.ipv4_nh = unsafe { found.__bindgen_anon_4.ipv4_dst };
-        hop
-    }
-
-    #[inline(always)]
-    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
-        unwrap4(skb, side)
-    }
-}
-
-impl PacketFamily for V6 {
-    type Header = Ipv6Header;
-    const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
-
-    #[inline(always)]
-    fn addresses(header: &Ipv6Header) -> Option<(Self, Self, u8)> {
-        header.is_handled().then_some((header.source, header.destination, header.protocol))
-    }
-
-    #[inline(always)]
-    fn of_node(node: &ForwardNode) -> Option<Self> {
-        (node.v6 != Self::default()).then_some(node.v6)
-    }
-
-    #[inline(always)]
-    fn route(source: Self, destination: Self) -> FibLookup {
-        let mut lookup = zeroed!(FibLookup);
-        lookup.family = AF_INET6;
-        lookup.__bindgen_anon_3.ipv6_src = source.raw();
-        lookup.__bindgen_anon_4.ipv6_dst = destination.raw();
-        lookup
-    }
-
-    #[inline(always)]
-    fn next_hop(found: &FibLookup) -> bpf_redir_neigh {
-        let mut hop = zeroed!(bpf_redir_neigh);
-        hop.nh_family = found.family.into();
-        // SAFETY: every value is an address.
-        hop.__bindgen_anon_1.ipv6_nh = unsafe { found.__bindgen_anon_4.ipv6_dst };
-        hop
-    }
-
-    #[inline(always)]
-    fn unwrap_in_frame(skb: *mut __sk_buff, side: u32) -> i32 {
-        unwrap6(skb, side)
-    }
-}
-
-// SAFETY of every `get` below: user space never writes to the tables of a side that a program may still be reading.
-
-impl<F> ForwardTables for Side<F> {
-    #[inline(always)]
-    fn forward(&self, frontend: FrontendKey6) -> Option<Forward> {
-        // SAFETY: see above.
-        unsafe { FORWARDS.get(self.index())?.get(frontend) }.copied()
-    }
-
-    #[inline(always)]
-    fn row(&self, position: u32) -> Option<Row> {
-        FORWARD_ROWS.get(self.index())?.get(position).copied()
-    }
-}
-
-impl<F: PacketFamily> Side<F> {
-    #[inline(always)]
-    fn node(&self, number: NodeNumber) -> Option<F> {
-        if number == NO_NODE {
-            return None;
-        }
-        F::of_node(FORWARD_NODES.get(self.index())?.get(number.into())?)
-    }
-
-    #[inline(always)]
-    fn number(&self, address: F) -> Option<NodeNumber> {
-        // SAFETY: see above.
-        unsafe { FORWARD_NUMBERS.get(self.index())?.get(address.mapped()) }.map(|it| *it as NodeNumber)
-    }
-}
-
 #[inline(always)]
-fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
+fn arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
-    let (source, destination, protocol) = F::addresses(&header)?;
+    let Some((source, destination, protocol)) = F::addresses(&header) else {
+        return F::icmp(&header).map(|_| F::error_in_frame(ctx.skb.skb));
+    };
     let side = Side::<F>::active()?;
     let transport = ETHERNET + size_of::<F::Header>();
     if protocol == UDP && destination_port(ctx, transport)?.raw() == FORWARDING_PORT.load() as u16 {
         return (side.node(THIS_NODE)? == destination).then(|| F::unwrap_in_frame(ctx.skb.skb, side.index()));
     }
-    if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) {
+    if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) || !packet_path::serves()
+    {
         return None;
     }
-    let flow = flow(ctx, transport, (source, destination, protocol))?;
+    let flow = flow_at(ctx, transport, (source, destination, protocol))?;
     match forward::way(&side, &flow) {
         Way::Pass => None,
-        Way::Here { second } => {
+        Way::Here { counters, second } => {
+            counters::packets(counters.arrived + SERVED, segments(ctx), ctx.len());
             // One that has gone has no address.
             let second = side.node(second).map_or(NO_NODE, |_| second);
             set_priority(ctx, forward::priority(second));
             None
         }
-        Way::To { node, second } => {
+        Way::To { counters, node, second } => {
+            counters::packets(counters.arrived + SENT, segments(ctx), ctx.len());
             let second = side.node(second).unwrap_or_default();
-            Some(send(ctx, &side, &flow, side.node(node)?, second))
+            Some(send(ctx, &side, &flow, counters, [side.node(node)?, second]))
         }
     }
 }
 
-/// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded. Other datagrams to the
-/// port pass.
+/// An ICMP error goes where the packets of its flow go.
 #[inline(always)]
-fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> i32 {
+fn error_arrived<F: Frames>(ctx: &TcContext) -> Option<i32> {
+    let header: F::Header = ctx.load(ETHERNET).ok()?;
+    let flow = quoted_flow::<F>(ctx, ETHERNET, &header)?;
+    let side = Side::<F>::active()?;
+    match forward::way(&side, &flow) {
+        Way::To { counters, node, .. } => {
+            Some(send(ctx, &side, &flow, counters, [side.node(node)?, F::default()]))
+        }
+        _ => None,
+    }
+}
+
+/// The flow of the packet that an ICMP error at an offset is about.
+#[inline(always)]
+fn quoted_flow<F: Frames>(ctx: &TcContext, offset: usize, header: &F::Header) -> Option<Flow> {
+    /// The bytes before the packet.
+    const ICMP_HEADER: usize = 8;
+    let to = F::icmp(header)?;
+    let message = offset + size_of::<F::Header>();
+    if !F::is_error(ctx.load(message).ok()?) {
+        return None;
+    }
+    let quoted: F::Header = ctx.load(message + ICMP_HEADER).ok()?;
+    let (source, destination, protocol) = F::addresses(&quoted)?;
+    let transport = message + ICMP_HEADER + size_of::<F::Header>();
+    let [source_port, destination_port] = ctx.load::<[u16; 2]>(transport).ok()?.map(Be16::from_raw);
+    // The packet was an answer.
+    (source == to).then_some(Flow {
+        source: destination.mapped(),
+        destination: source.mapped(),
+        source_port: destination_port,
+        destination_port: source_port,
+        protocol,
+        continues: false,
+    })
+}
+
+/// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded. Answers probes; other
+/// datagrams to the port pass.
+#[inline(always)]
+fn unwrap<F: Frames>(ctx: &TcContext, side: &Side<F>) -> i32 {
     let wrapping = ctx.load(ETHERNET).ok();
     let Some(Unwrapped { source, second, .. }) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
-        return NEXT;
+        return answer(ctx, side).unwrap_or(NEXT);
     };
     let taken = || {
-        side.number(source).filter(|it| *it != THIS_NODE)?;
         let inner = ETHERNET + size_of::<F::Wrapping>();
         let header: F::Header = ctx.load(inner).ok()?;
-        let flow = flow(ctx, inner + size_of::<F::Header>(), F::addresses(&header)?)?;
-        side.forward(flow.frontend())?;
+        let flow = match F::addresses(&header) {
+            Some(addresses) => flow_at(ctx, inner + size_of::<F::Header>(), addresses)?,
+            None => quoted_flow::<F>(ctx, inner, &header)?,
+        };
+        let forward = side.forward(flow.frontend())?;
+        if side.number(source).is_none_or(|it| it == THIS_NODE) {
+            counters::increment(forward.counters.forwarded + DROPPED);
+            return None;
+        }
+        counters::packets(forward.counters.forwarded + RECEIVED, segments(ctx), ctx.len());
         let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
         ctx.adjust_room(-(size_of::<F::Wrapping>() as i32), BPF_ADJ_ROOM_MAC, flags).ok()?;
         Some(if flow.continues { side.number(second).unwrap_or(NO_NODE) } else { NO_NODE })
@@ -278,41 +241,90 @@ fn unwrap<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> i32 {
     NEXT
 }
 
-#[inline(never)]
-fn unwrap4(skb: *mut __sk_buff, side: u32) -> i32 {
-    unwrap(&TcContext::new(skb), &Side::<V4>::of(side))
+/// Returns a probe to the node that has sent it, if unwrapped packets are served here. One from the port of probes could go to and fro.
+#[inline(always)]
+fn answer<F: Frames>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
+    let header: F::Header = ctx.load(ETHERNET).ok()?;
+    let (source, ..) = F::addresses(&header)?;
+    let transport = ETHERNET + size_of::<F::Header>();
+    let [from, to] = ctx.load::<[u16; 2]>(transport).ok()?;
+    let probe: Probe = ctx.load(transport + UDP_HEADER).ok()?;
+    if !probe.is_probe() || from == to || side.number(source).is_none() || !packet_path::serves() {
+        return None;
+    }
+    let [here, there] = ctx.load::<[[u8; 6]; 2]>(0).ok()?;
+    // Every checksum stays right.
+    ctx.store(0, &[there, here], 0).ok()?;
+    ctx.store(ETHERNET, &F::returned(header), 0).ok()?;
+    ctx.store(transport, &[to, from], 0).ok()?;
+    // SAFETY: the call takes no pointers.
+    Some(unsafe { bpf_redirect(interface(ctx), 0) } as i32)
 }
 
-#[inline(never)]
-fn unwrap6(skb: *mut __sk_buff, side: u32) -> i32 {
-    unwrap(&TcContext::new(skb), &Side::<V6>::of(side))
+/// Tells the client that a packet does not fit into a wrapping.
+#[inline(always)]
+fn too_big<F: Frames>(ctx: &TcContext, mtu: u32, side: &Side<F>) -> Option<i32> {
+    let client: F = ctx.load(ETHERNET + F::SOURCE).ok()?;
+    let node = side.node(THIS_NODE)?;
+    let quoted: F::Quoted = ctx.load(ETHERNET).ok()?;
+    let [here, there] = ctx.load::<[[u8; 6]; 2]>(0).ok()?;
+    let message = F::too_big(node, client, mtu, &quoted);
+    // SAFETY: the context is valid.
+    let cut = unsafe { bpf_skb_change_tail(ctx.skb.skb, (ETHERNET + size_of::<F::Quoted>()) as u32, 0) };
+    if cut != 0 {
+        return None;
+    }
+    ctx.adjust_room(size_of::<F::TooBig>() as i32, BPF_ADJ_ROOM_MAC, 0).ok()?;
+    ctx.store(0, &[there, here], 0).ok()?;
+    ctx.store(ETHERNET, &message, 0).ok()?;
+    // SAFETY: the call takes no pointers.
+    Some(unsafe { bpf_redirect(interface(ctx), 0) } as i32)
 }
 
 /// Gives a packet to the second, whose number is in its priority. What was translated goes on, without that priority: IPv6 has not
 /// replaced it.
 #[inline(always)]
-fn returned<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
+fn returned<F: Frames>(ctx: &TcContext) -> Option<i32> {
     let second = priority(ctx) as NodeNumber;
     set_priority(ctx, 0);
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let addresses = F::addresses(&header)?;
     let side = Side::<F>::active()?;
-    let flow = flow(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
-    side.forward(flow.frontend())?;
-    // What begins on this node has no interface that it arrived at: it may have any priority.
-    if second == NO_SECOND || arrival_interface(ctx) == 0 {
+    let flow = flow_at(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
+    let forward = side.forward(flow.frontend())?;
+    if second == NO_SECOND {
         return None;
     }
     let Some(node) = side.node(second) else { return Some(DROP) };
-    Some(send(ctx, &side, &flow, node, F::default()))
+    counters::increment(forward.counters.forwarded + SECOND_CHANCES);
+    Some(send(ctx, &side, &flow, forward.counters, [node, F::default()]))
+}
+
+#[inline(always)]
+fn leaves<F: Frames>(ctx: &TcContext) -> Option<i32> {
+    let header: F::Header = ctx.load(ETHERNET).ok()?;
+    let transport = ETHERNET + size_of::<F::Header>();
+    match F::addresses(&header)? {
+        (frontend, _, TCP) => answered(ctx, transport, frontend),
+        (_, destination, _) => datagram(ctx, transport, destination),
+    }
+}
+
+/// Drops a datagram to another node's port of wrapped packets that is no probe. The address of a node is all that a wrapped packet
+/// is known by there, and neither pods, whose packets may be masqueraded, nor programs of the node may use it.
+#[inline(always)]
+fn datagram<F: Frames>(ctx: &TcContext, transport: usize, destination: F) -> Option<i32> {
+    let [port, length] = ctx.load::<[u16; 2]>(transport + 2).ok()?;
+    let is_probe = usize::from(u16::from_be(length)) == UDP_HEADER + size_of::<Probe>();
+    if port != FORWARDING_PORT.load() as u16 || is_probe {
+        return None;
+    }
+    Side::<F>::active()?.number(destination).map(|_| DROP)
 }
 
 /// Reduces the maximum segment size that an answer to a SYN allows, so that the client's packets fit into a wrapping.
 #[inline(always)]
-fn answered<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
-    let header: F::Header = ctx.load(ETHERNET).ok()?;
-    let (frontend, _, TCP) = F::addresses(&header)? else { return None };
-    let transport = ETHERNET + size_of::<F::Header>();
+fn answered<F: Frames>(ctx: &TcContext, transport: usize, frontend: F) -> Option<i32> {
     let [offset, flags] = ctx.load::<[u8; 2]>(transport + 12).ok()?;
     // Every stack has the option first.
     if flags & (SYN | ACK) != SYN | ACK || offset >> 4 < 6 {
@@ -340,9 +352,15 @@ fn answered<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     None
 }
 
-/// Sends a packet to a node.
+/// Sends a packet to a node, with the second for it.
 #[inline(always)]
-fn send<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, flow: &Flow, node: F, second: F) -> i32 {
+fn send<F: Frames>(
+    ctx: &TcContext,
+    side: &Side<F>,
+    flow: &Flow,
+    counters: ForwardCounters,
+    [node, second]: [F; 2],
+) -> i32 {
     let sent = || {
         let source = side.node(THIS_NODE)?;
         let mut lookup = F::route(source, node);
@@ -352,6 +370,16 @@ fn send<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, flow: &Flow, node: F, 
             unsafe { bpf_fib_lookup(ctx.as_ptr(), &raw mut lookup, size_of::<FibLookup>() as i32, 0) };
         if found != FOUND && found != NO_NEIGHBOR {
             return None;
+        }
+        if !is_large(ctx) {
+            let mut mtu = 0;
+            let longer = size_of::<F::Wrapping>() as i32;
+            // SAFETY: as in `answered`.
+            let fits = unsafe { bpf_check_mtu(ctx.as_ptr(), lookup.ifindex, &raw mut mtu, longer, 0) };
+            if fits == TOO_BIG {
+                counters::increment(counters.forwarded + DROPPED);
+                return Some(F::too_big_in_frame(ctx.skb.skb, mtu.wrapping_sub(longer as u32), side.index()));
+            }
         }
         let length = ctx.len().wrapping_sub(ETHERNET as u32);
         let wrapping = F::wrap(Wrap {
@@ -368,6 +396,7 @@ fn send<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, flow: &Flow, node: F, 
         let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO | encapsulation);
         ctx.adjust_room(size_of::<F::Wrapping>() as i32, BPF_ADJ_ROOM_MAC, flags).ok()?;
         ctx.store(ETHERNET, &wrapping, 0).ok()?;
+        set_priority(ctx, WRAPPED);
         let mut hop = F::next_hop(&lookup);
         // SAFETY: as above.
         let verdict = unsafe {
@@ -378,58 +407,17 @@ fn send<F: PacketFamily>(ctx: &TcContext, side: &Side<F>, flow: &Flow, node: F, 
     sent().unwrap_or(DROP)
 }
 
-/// What `bpf_fib_lookup` returns with the next hop and its interface.
-const FOUND: i64 = 0;
-/// The same, while the address of its interface is not known yet.
+/// What `bpf_check_mtu` returns of a packet that would have to be fragmented.
+const TOO_BIG: i64 = 1;
+/// What `bpf_fib_lookup` returns instead of [`FOUND`] while the address of its interface is not known yet.
 const NO_NEIGHBOR: i64 = 7;
 
 #[inline(always)]
-fn flow<F: Family>(
-    ctx: &TcContext,
-    transport: usize,
-    (source, destination, protocol): (F, F, u8),
-) -> Option<Flow> {
-    let [source_port, destination_port] = ctx.load::<[u16; 2]>(transport).ok()?.map(Be16::from_raw);
-    // The flags are in the 14th byte of the header.
-    let continues = protocol == TCP && ctx.load::<u8>(transport + 13).ok()? & SYN == 0;
-    let (source, destination) = (source.mapped(), destination.mapped());
-    Some(Flow { source, destination, source_port, destination_port, protocol, continues })
+fn flow_at<F: PacketFamily>(ctx: &TcContext, transport: usize, addresses: (F, F, u8)) -> Option<Flow> {
+    flow(addresses, ctx.load(transport).ok()?, || ctx.load(transport + TCP_FLAGS).ok())
 }
 
 #[inline(always)]
 fn destination_port(ctx: &TcContext, transport: usize) -> Option<Be16> {
     ctx.load::<u16>(transport + 2).ok().map(Be16::from_raw)
-}
-
-#[inline(always)]
-fn priority(ctx: &TcContext) -> u32 {
-    // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
-    unsafe { (&raw const (*ctx.skb.skb).priority).read_volatile() }
-}
-
-#[inline(always)]
-fn set_priority(ctx: &TcContext, priority: u32) {
-    // SAFETY: as for `priority`.
-    unsafe { (&raw mut (*ctx.skb.skb).priority).write_volatile(priority) }
-}
-
-/// The interface that the packet arrived at, or leaves by.
-#[inline(always)]
-fn interface(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `priority`.
-    unsafe { (&raw const (*ctx.skb.skb).ifindex).read_volatile() }
-}
-
-/// The interface that a packet that leaves has arrived at; 0 if it begins here.
-#[inline(always)]
-fn arrival_interface(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `priority`.
-    unsafe { (&raw const (*ctx.skb.skb).ingress_ifindex).read_volatile() }
-}
-
-/// Whether the packet is several segments in one.
-#[inline(always)]
-fn is_large(ctx: &TcContext) -> bool {
-    // SAFETY: as for `priority`.
-    unsafe { (&raw const (*ctx.skb.skb).gso_size).read_volatile() != 0 }
 }

@@ -21,9 +21,11 @@ mod connect;
 mod counters;
 mod ctx;
 mod exclusion;
+mod forward_tables;
 mod getpeername;
 mod health;
 mod ingress;
+mod ingress_xdp;
 mod kernel_sock;
 #[cfg_attr(not(feature = "log"), expect(dead_code, reason = "only `logged_side` says some of its lines"))]
 mod log;
@@ -35,6 +37,8 @@ mod maps;
 mod notes;
 mod origin;
 mod overflow;
+mod packet_family;
+mod packet_path;
 mod recvmsg;
 mod release;
 #[cfg(feature = "trace")]
@@ -42,6 +46,7 @@ mod ring;
 mod senders;
 mod sendmsg;
 mod side;
+mod skb;
 mod slot;
 mod sock_nat;
 mod sock_ops;

@@ -57,7 +57,7 @@ fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Opti
         }
         Verdict::Refuse { port_counter } => {
             trace::no_backends::<F>(ctx, &caller, port_counter);
-            counters::not_redirected(port_counter + NO_BACKEND);
+            counters::increment(port_counter + NO_BACKEND);
             return Some(ctx::fail(ECONNREFUSED));
         }
         Verdict::Leave { counter } => counter,
@@ -72,7 +72,7 @@ fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Opti
                 }
                 Insertion::NoRoom if !caller.packets_serve() || F::address(ctx).is_loopback() => {
                     trace::no_room::<F>(ctx, &caller, &selection);
-                    counters::not_redirected(selection.port_counter + DENIED);
+                    counters::increment(selection.port_counter + DENIED);
                     return Some(ctx::fail(ENOBUFS));
                 }
                 Insertion::NotOurs | Insertion::NoRoom => selection.port_counter + LEFT_TO_PACKETS,
@@ -80,7 +80,7 @@ fn try_sendmsg<F: ReportingFamily + FamilyTables>(ctx: &SockAddrContext) -> Opti
         }
     };
     trace::left_to_packets::<F>(ctx, &caller, counter);
-    counters::not_redirected(counter);
+    counters::increment(counter);
     Some(PASS)
 }
 

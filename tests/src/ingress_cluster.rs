@@ -1,36 +1,47 @@
-//! A cluster behind a router: nodes with a proxy and a pod each, and a client whose connections the router spreads over the
+//! A cluster behind a router: nodes with a proxy and pods each, and two clients whose connections the router spreads over the
 //! nodes that are its next hops.
 //!
 //! ```text
-//!   client 198.18.0.100 ── router ──┬── n1 192.168.50.1 ── p1 10.244.1.10
-//!                                   ├── n2 192.168.50.2 ── p2 10.244.2.10
+//!   client 198.18.0.100 ──┬ router ─┬── n1 192.168.50.1 ── p1 10.244.1.10
+//!   client 198.18.1.100 ──┘         ├── n2 192.168.50.2 ── p2 10.244.2.10
 //!                                   └── …
 //! ```
+//! The pods of a node share a network namespace, in which each has addresses of its own.
 //! IPv6 has the same numbers. The router hashes addresses and ports, so that another set of next hops moves connections.
 //! A method panics if the test cannot go on.
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU16, Ordering},
 };
 
 use anyhow::Result;
 
 use crate::{
-    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox,
+    Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, agent, eventually,
     manifest::{self, Service},
     requirements::requirements,
     skip::{current_test, skip},
     test_cluster::{TARGET, new_netns, pod},
 };
 
-/// The client's addresses.
-pub const OUTSIDE_CLIENT: [IpAddr; 2] = addresses([198, 18, 0, 100], [0x2001, 0x2, 0, 0, 0, 0, 0, 0x100]);
-const ROUTER: [IpAddr; 2] = addresses([198, 18, 0, 1], [0x2001, 0x2, 0, 0, 0, 0, 0, 1]);
+/// The addresses of each client.
+pub const OUTSIDE_CLIENTS: [[IpAddr; 2]; 2] = [client_network(0, 100), client_network(1, 100)];
 /// The router's addresses for the nodes.
 const GATEWAY: [IpAddr; 2] = addresses([192, 168, 50, 254], [0xfd00, 0x50, 0, 0, 0, 0, 0, 0xfe]);
 const FAMILIES: [&str; 2] = ["-4", "-6"];
+/// The address of a Service without endpoints; its port is the number of the last write.
+const LAST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 255, 255));
+/// The number of a node's first pod.
+const FIRST_POD: u8 = 10;
+
+/// An address in the network of a client, which the router has the first of.
+const fn client_network(client: u8, host: u8) -> [IpAddr; 2] {
+    addresses([198, 18, client, host], [0x2001, 0x2, 0, client as u16, 0, 0, 0, host as u16])
+}
 
 const fn addresses(v4: [u8; 4], v6: [u16; 8]) -> [IpAddr; 2] {
     [IpAddr::V4(Ipv4Addr::from_octets(v4)), IpAddr::V6(Ipv6Addr::from_segments(v6))]
@@ -39,13 +50,16 @@ const fn addresses(v4: [u8; 4], v6: [u16; 8]) -> [IpAddr; 2] {
 /// The cluster.
 #[derive(Debug)]
 pub struct IngressCluster {
-    /// The client outside.
-    pub client: NetNs,
+    /// The clients outside.
+    pub clients: [NetNs; 2],
     router: NetNs,
-    _lan: NetNs,
+    /// The bridge of the router and the nodes; its ports are named after them.
+    pub lan: NetNs,
     /// The nodes, from number 1.
     pub nodes: Vec<IngressNode>,
     manifests: Sandbox,
+    /// How often Services were written.
+    writes: AtomicU16,
 }
 
 /// A node of it.
@@ -54,16 +68,20 @@ pub struct IngressNode {
     number: u8,
     /// The node itself.
     pub netns: NetNs,
-    _pod: NetNs,
-    _servers: Vec<EchoServer>,
+    /// Its pods.
+    pub pods: NetNs,
+    /// Of each pod one for each family.
+    servers: Vec<[EchoServer; 2]>,
     /// The place of its proxy.
     pub sandbox: Sandbox,
     /// Its proxy, while it runs.
     pub agent: Option<Agent>,
+    /// The program of its proxy.
+    binary: PathBuf,
 }
 
 impl IngressNode {
-    /// Its name, and that of its pod's server, which replies with the source address of the client.
+    /// Its name, and that of its pods' servers, which reply with the source address of the client.
     #[must_use]
     pub fn name(&self) -> String {
         format!("n{}", self.number)
@@ -75,19 +93,57 @@ impl IngressNode {
         node_addresses(self.number)
     }
 
-    /// Its pod's addresses.
+    /// The addresses of its first pod.
     #[must_use]
     pub fn pod_addresses(&self) -> [IpAddr; 2] {
-        pod_addresses(self.number)
+        pod_addresses(self.number, 0)
+    }
+
+    /// The addresses of its first pods; those that do not run yet start.
+    pub fn run_pods(&mut self, count: u8) -> Vec<[IpAddr; 2]> {
+        for pod in self.servers.len() as u8..count {
+            self.add_pod(pod).expect("pods can be added");
+        }
+        (0..count).map(|it| pod_addresses(self.number, it)).collect()
+    }
+
+    fn add_pod(&mut self, pod: u8) -> Result<()> {
+        let addresses = pod_addresses(self.number, pod);
+        if pod > 0 {
+            for ((family, address), length) in FAMILIES.iter().zip(addresses).zip([32, 128]) {
+                let address = format!("{address}/{length}");
+                self.pods.add_interface_address(&address, "eth0")?;
+                self.netns.ip(&[family, "route", "add", &address, "dev", POD_INTERFACE])?;
+            }
+        }
+        let _inside = self.pods.enter()?;
+        let name = self.name();
+        let serve = |address| {
+            let reply = |name: &str, source| format!("{name} {source}");
+            EchoServer::start_with(&name, SocketAddr::new(address, TARGET), reply)
+        };
+        self.servers.push([serve(addresses[0])?, serve(addresses[1])?]);
+        Ok(())
+    }
+
+    /// The lines of `dump` that begin with a text; none while its tables change.
+    fn dump(&self, prefix: &str) -> Vec<String> {
+        let mut dump = Command::new(&self.binary);
+        let dump = agent::run(dump.arg("dump").arg("--pin-dir").arg(self.sandbox.pins()));
+        dump.stdout.lines().filter(|it| it.starts_with(prefix)).map(ToOwned::to_owned).collect()
     }
 }
+
+/// The interface of a node towards its pods.
+const POD_INTERFACE: &str = "pod";
 
 fn node_addresses(number: u8) -> [IpAddr; 2] {
     addresses([192, 168, 50, number], [0xfd00, 0x50, 0, 0, 0, 0, 0, number.into()])
 }
 
-fn pod_addresses(number: u8) -> [IpAddr; 2] {
-    addresses([10, 244, number, 10], [0xfd00, 0x244, number.into(), 0, 0, 0, 0, 0x10])
+fn pod_addresses(number: u8, pod: u8) -> [IpAddr; 2] {
+    let pod = FIRST_POD + pod;
+    addresses([10, 244, number, pod], [0xfd00, 0x244, number.into(), 0, 0, 0, 0, pod.into()])
 }
 
 impl IngressCluster {
@@ -99,11 +155,13 @@ impl IngressCluster {
             skip(&missing.join("; "));
             return None;
         }
-        Some(Self::new(nodes).expect("the machine has everything a test needs"))
+        let name: String = current_test().chars().take(40).collect();
+        Some(Self::new(&name, nodes).expect("the machine has everything a test needs"))
     }
 
-    fn new(nodes: u8) -> Result<Self> {
-        let (lan, router, client) = (new_netns()?, new_netns()?, new_netns()?);
+    /// Makes a cluster as [`Self::or_skip`] does, with a name of its own; fails if the machine lacks something.
+    pub fn new(name: &str, nodes: u8) -> Result<Self> {
+        let (lan, router, clients) = (new_netns()?, new_netns()?, [new_netns()?, new_netns()?]);
         lan.ip(&["link", "add", "br0", "type", "bridge"])?;
         lan.ip(&["link", "set", "br0", "up"])?;
         let join = |name: &str, host: &NetNs, addresses: [IpAddr; 2]| -> Result<()> {
@@ -112,15 +170,17 @@ impl IngressCluster {
             add_addresses(host, "eth0", addresses)
         };
         join("router", &router, GATEWAY)?;
-        router.connect_veth("client", &client, "eth0")?;
-        add_addresses(&router, "client", ROUTER)?;
-        add_addresses(&client, "eth0", OUTSIDE_CLIENT)?;
-        route(&client, ["default"; 2], ROUTER)?;
+        for (number, client) in (0..).zip(&clients) {
+            let interface = format!("client{number}");
+            router.connect_veth(&interface, client, "eth0")?;
+            add_addresses(&router, &interface, client_network(number, 1))?;
+            add_addresses(client, "eth0", OUTSIDE_CLIENTS[usize::from(number)])?;
+            route(client, ["default"; 2], client_network(number, 1))?;
+        }
         forward(&router)?;
         for version in ["ipv4", "ipv6"] {
             router.set_sysctl(&format!("{version}/fib_multipath_hash_policy"), "1")?;
         }
-        let name: String = current_test().chars().take(40).collect();
         let mut made = Vec::new();
         for number in 1..=nodes {
             let netns = new_netns()?;
@@ -131,20 +191,16 @@ impl IngressCluster {
                 let networks = [format!("10.244.{other}.0/24"), format!("fd00:244:{other:x}::/64")];
                 route(&netns, [&networks[0], &networks[1]], node_addresses(other))?;
             }
-            let pod = pod(&netns, "pod", pod_addresses(number))?;
-            let mut servers = Vec::new();
-            for address in pod_addresses(number) {
-                let _inside = pod.enter()?;
-                let reply = |name: &str, source| format!("{name} {source}");
-                let address = SocketAddr::new(address, TARGET);
-                servers.push(EchoServer::start_with(&format!("n{number}"), address, reply)?);
-            }
+            let pods = pod(&netns, POD_INTERFACE, pod_addresses(number, 0))?;
             let sandbox = Sandbox::new(&format!("{name}-n{number}"))?;
-            made.push(IngressNode { number, netns, _pod: pod, _servers: servers, sandbox, agent: None });
+            let (servers, agent, binary) = (Vec::new(), None, PathBuf::new());
+            let mut node = IngressNode { number, netns, pods, servers, sandbox, agent, binary };
+            node.add_pod(0)?;
+            made.push(node);
         }
-        let manifests = Sandbox::new(&name)?;
+        let manifests = Sandbox::new(name)?;
         fs::create_dir(manifests.files().join("manifests"))?;
-        Ok(Self { client, router, _lan: lan, nodes: made, manifests })
+        Ok(Self { clients, router, lan, nodes: made, manifests, writes: AtomicU16::new(0) })
     }
 
     /// The folder of manifests, which all proxies read.
@@ -155,7 +211,10 @@ impl IngressCluster {
 
     /// Writes the Services and the Nodes to one file, atomically.
     pub fn write(&self, services: &[Service]) {
-        let mut text: String = services.iter().map(ToString::to_string).collect();
+        // Shows in a dump which text has been read.
+        let port = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
+        let last = Service::new("last", &[LAST]).port("", "TCP", port, TARGET);
+        let mut text: String = services.iter().chain([&last]).map(ToString::to_string).collect();
         for node in &self.nodes {
             let n = node.number;
             let cidrs = format!("spec:\n  podCIDRs: [10.244.{n}.0/24, 'fd00:244:{n:x}::/64']\n");
@@ -166,16 +225,89 @@ impl IngressCluster {
             .expect("the folder of manifests is writable");
     }
 
-    /// Starts the proxy of a node, with more arguments, beside one that may have been killed.
+    /// Starts the proxy of a node, with more arguments, after one that may have been killed.
     pub fn start(&mut self, node: usize, arguments: &[&str]) {
-        let manifests = self.manifests();
-        let node = &mut self.nodes[node];
-        let command = AgentCommand::run(&Build::Product.binary(), &node.sandbox, &manifests, &node.name());
-        let command = command.args(["--backend=ebpf", "--packets=nft"]).args(arguments.iter().copied());
-        node.agent = Some(node.netns.run(|| command.start(&node.sandbox).expect("the proxy starts")));
+        self.start_binary(&Build::Product.binary(), node, arguments);
     }
 
-    /// Makes these nodes, by index, the next hops of a network of each family.
+    /// The same with another program.
+    pub fn start_binary(&mut self, binary: &Path, node: usize, arguments: &[&str]) {
+        self.start_with(binary, node, |it| it.args(arguments.iter().copied()));
+    }
+
+    /// The same with another command line.
+    pub fn start_with(
+        &mut self,
+        binary: &Path,
+        node: usize,
+        change: impl FnOnce(AgentCommand) -> AgentCommand,
+    ) {
+        let manifests = self.manifests();
+        let node = &mut self.nodes[node];
+        let command = AgentCommand::run(binary, &node.sandbox, &manifests, &node.name());
+        let command = change(command.args(["--backend=ebpf", "--packets=nft"]));
+        node.agent = Some(node.netns.run(|| command.start(&node.sandbox).expect("the proxy starts")));
+        binary.clone_into(&mut node.binary);
+    }
+
+    /// Pulls a node's cable out, or puts it in.
+    pub fn plug(&self, node: usize, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        self.lan.ip(&["link", "set", &self.nodes[node].name(), state]).expect("the cable is there");
+    }
+
+    /// Removes what the proxy of a node has left.
+    pub fn cleanup(&self, node: usize) {
+        let IngressNode { netns, sandbox, binary, .. } = &self.nodes[node];
+        let mut cleanup = Command::new(binary);
+        cleanup.args(["cleanup", "--pin-dir"]).arg(sandbox.pins());
+        let _ = netns.run(|| agent::run(&mut cleanup)).success();
+    }
+
+    /// The nodes whose proxies run.
+    fn running(&self) -> impl Iterator<Item = &IngressNode> {
+        self.nodes.iter().filter(|it| it.agent.is_some())
+    }
+
+    /// Waits until the tables of every node whose proxy runs say what was written last.
+    #[track_caller]
+    pub fn wait_until_applied(&self) {
+        let frontend =
+            format!("frontend {}/TCP ", SocketAddr::new(LAST, self.writes.load(Ordering::Relaxed)));
+        for node in self.running() {
+            let is_applied = eventually(TIMEOUT, || !node.dump(&frontend).is_empty());
+            assert!(is_applied, "{} has no {frontend}: {:#?}", node.name(), node.dump("frontend "));
+        }
+    }
+
+    /// Waits until every node whose proxy runs forwards a frontend to nodes, given by index, in proportion to their endpoints.
+    #[track_caller]
+    pub fn wait_until_forwarded(&self, frontend: SocketAddr, nodes: &[(usize, u32)]) {
+        let endpoints: u32 = nodes.iter().map(|it| it.1).sum();
+        let family = usize::from(frontend.is_ipv6());
+        let prefix = format!("forward {frontend}/TCP -> ");
+        // The address, and the share of the rows, which is not exact.
+        let is_wanted = |line: &String| {
+            let (address, rows) = line[prefix.len()..].split_once(" rows=").expect("a line has rows");
+            let (rows, all) = rows.split_once('/').expect("a line has the number of all rows");
+            let [rows, all] = [rows, all].map(|it| it.parse::<f64>().expect("numbers"));
+            nodes.iter().any(|(node, share)| {
+                let of_rows = rows / all * f64::from(endpoints) / f64::from(*share);
+                self.nodes[*node].addresses()[family].to_string() == address
+                    && (0.95..1.05).contains(&of_rows)
+            })
+        };
+        for node in self.running() {
+            let mut forwards = Vec::new();
+            let is_forwarded = eventually(TIMEOUT, || {
+                forwards = node.dump(&prefix);
+                forwards.len() == nodes.len() && forwards.iter().all(is_wanted)
+            });
+            assert!(is_forwarded, "{} does not forward {frontend} to {nodes:?}: {forwards:#?}", node.name());
+        }
+    }
+
+    /// Makes these nodes, by index, the next hops of a network of each family, without a moment without any.
     pub fn set_next_hops(&self, networks: [&str; 2], nodes: &[usize]) {
         for ((family, network), index) in FAMILIES.iter().zip(networks).zip([0, 1]) {
             let hops: Vec<_> =
@@ -184,8 +316,6 @@ impl IngressCluster {
             for hop in &hops {
                 words.extend(["nexthop", "via", hop]);
             }
-            // IPv6 replaces only the first next hop of several.
-            let _ = self.router.ip(&[family, "route", "del", network]);
             self.router.ip(&words).expect("the router takes the route");
         }
     }

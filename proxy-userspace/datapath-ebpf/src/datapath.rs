@@ -40,6 +40,7 @@ use crate::{
     options::Options,
     programs::{
         hook_status, hooks,
+        peer_probes::PeerProbes,
         socket_termination::SocketTerminator,
         trace::{ActiveTrace, TracedPrograms},
         trial_connects::TrialConnects,
@@ -48,6 +49,7 @@ use crate::{
     tables::{
         double_buffer::{Applied, DoubleBuffer},
         node_addresses::{NodeAddresses, node_addresses},
+        peers::PeerStates,
     },
 };
 
@@ -81,6 +83,10 @@ pub struct Datapath {
     node_addresses: NodeAddresses,
     /// Where packets from outside are forwarded.
     uplinks: Uplinks,
+    /// Whether the last attempt to set them failed.
+    are_uplinks_failing: bool,
+    /// The probes of nodes that packets are forwarded to; `None` if they are not probed.
+    probes: Option<PeerProbes>,
     /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
     nodes: Option<NodeInfos>,
     /// Whether the programs are attached to the cgroup.
@@ -125,8 +131,12 @@ impl Datapath {
         let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
         buffer.set_passive_health(options.passive_health);
-        buffer.set_node_name(options.node_name.clone());
-        match previous_rows(&options.pin_dir) {
+        buffer.set_node_name(&options.node_name);
+        let probes = options.forwarding_timeout.map(|it| PeerProbes::new(options.forwarding_port, it));
+        if probes.is_some() {
+            buffer.set_peers(PeerStates::new());
+        }
+        match previous_rows(&pins) {
             Ok(previous) => buffer.restore_forwarding(previous),
             Err(error) => tracing::warn!(
                 error = error_chain(&error),
@@ -155,7 +165,9 @@ impl Datapath {
             interfaces: BTreeSet::new(),
             left_to_host: BTreeMap::new(),
             node_addresses: NodeAddresses::default(),
-            uplinks: Uplinks::default(),
+            uplinks: Uplinks::new(options.forwarding_in_driver),
+            are_uplinks_failing: false,
+            probes,
             nodes: None,
             is_attached: false,
             is_applied: false,
@@ -329,9 +341,36 @@ impl Datapath {
             }
         };
         // Sockets do not depend on it; the next state, or change of addresses, tries again.
-        if let Err(error) = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted, is_forwarding) {
-            tracing::error!(error = error_chain(&error), "packets from outside are not forwarded");
+        let result = self.uplinks.set(&mut self.ebpf, &self.pins, &wanted, is_forwarding);
+        // It is tried again every few seconds.
+        let was_failing = std::mem::replace(&mut self.are_uplinks_failing, result.is_err());
+        if let Err(error) = result.map_err(|it| error_chain(&it)) {
+            if was_failing {
+                tracing::debug!(error, "packets from outside are still not forwarded");
+            } else {
+                tracing::error!(error, "packets from outside are not forwarded");
+            }
         }
+    }
+
+    /// Whether there are nodes that [`Datapath::probe_peers`] has not probed yet.
+    pub fn has_new_peers(&self) -> bool {
+        self.probes.is_some() && self.buffer.has_new_peers()
+    }
+
+    /// Probes the nodes that packets from outside are forwarded to. Returns whether the state has to be applied again, because
+    /// one does not answer any more, or answers now; and when to call again.
+    pub fn probe_peers(&mut self) -> (bool, Duration) {
+        let Some(probes) = &mut self.probes else { return (false, REPORT_TIME) };
+        if let Some((own, wanted)) = self.buffer.take_peers() {
+            probes.set(&own, &wanted);
+        }
+        let (states, due) = probes.step();
+        let is_changed = states.is_some();
+        if let Some(states) = states {
+            self.buffer.set_peers(states);
+        }
+        (is_changed, due)
     }
 
     /// Queries which programs are attached; `None` before ours are.

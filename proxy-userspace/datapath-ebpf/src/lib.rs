@@ -33,6 +33,7 @@ pub use observe::forward_lookup::{
 pub use observe::lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use programs::hook_status::query_at;
+pub use programs::peer_probes::MIN_TIMEOUT as MIN_FORWARDING_TIMEOUT;
 pub use programs::probe;
 pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{
@@ -42,3 +43,4 @@ pub use proxy_common::forward::DEFAULT_PORT as DEFAULT_FORWARDING_PORT;
 pub use tables::allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };
+pub use tables::maglev::owners as row_owners;

@@ -1,6 +1,6 @@
 //! How the datapath is configured.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use datapath::{NodePortAddresses, PassiveHealthOptions};
 
@@ -34,6 +34,10 @@ pub struct Options {
     pub protect_node_ports: bool,
     /// The UDP port at which packets from outside are received that other nodes forward.
     pub forwarding_port: u16,
+    /// Whether packets are forwarded in the driver of an interface, if it has native XDP.
+    pub forwarding_in_driver: bool,
+    /// How long a node may leave probes unanswered before packets from outside go to others; `None` if nodes are not probed.
+    pub forwarding_timeout: Option<Duration>,
     /// When endpoints that fail are ejected, unless their Service says otherwise.
     pub passive_health: PassiveHealthOptions,
 }

@@ -20,7 +20,8 @@ pub use node_port_addresses::NodePortAddresses;
 pub use passive_health_options::PassiveHealthOptions;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
-    ApplyReport, AvoidedEndpoint, AvoidedEndpoints, EjectedEndpoint, Ejections, OverflowStats,
-    PacketAffinity, PortCounts, PortId, RefusedNamespace, TableFill, TableStats, TerminationReport,
+    ApplyReport, AvoidedEndpoint, AvoidedEndpoints, EjectedEndpoint, Ejections, ForwardCounts, OverflowStats,
+    PacketAffinity, PacketCount, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
+    TerminationReport,
 };
 pub use sorted_lines::SortedLines;

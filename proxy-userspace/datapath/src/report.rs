@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::SocketAddr,
+    ops::AddAssign,
 };
 
 use model::{Rejected, ServiceName};
@@ -53,6 +54,60 @@ pub struct PortCounts {
     pub denied: u64,
     /// Calls that were left to the packet path.
     pub left_to_packets: u64,
+    /// Packets from outside that are forwarded whole.
+    pub forwarding: ForwardCounts,
+}
+
+impl AddAssign for PortCounts {
+    fn add_assign(&mut self, it: Self) {
+        self.connections += it.connections;
+        self.no_backend += it.no_backend;
+        self.denied += it.denied;
+        self.left_to_packets += it.left_to_packets;
+        self.forwarding += it.forwarding;
+    }
+}
+
+/// Packets from outside that are forwarded whole, of a service port. Of those that belong together, the kernel may have joined
+/// several: each counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardCounts {
+    /// Packets that were sent on to the node that serves them.
+    pub sent: PacketCount,
+    /// Packets that this node received from outside and served.
+    pub served: PacketCount,
+    /// Packets that another node sent on to this one.
+    pub received: PacketCount,
+    /// Packets of unknown connections that went on to the node that served their row before.
+    pub second_chances: u64,
+    /// Packets that were dropped: not sent by a node, or too big for a wrapping.
+    pub dropped: u64,
+}
+
+impl AddAssign for ForwardCounts {
+    fn add_assign(&mut self, it: Self) {
+        self.sent += it.sent;
+        self.served += it.served;
+        self.received += it.received;
+        self.second_chances += it.second_chances;
+        self.dropped += it.dropped;
+    }
+}
+
+impl AddAssign for PacketCount {
+    fn add_assign(&mut self, it: Self) {
+        self.packets += it.packets;
+        self.bytes += it.bytes;
+    }
+}
+
+/// Packets, and their bytes with Ethernet headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketCount {
+    /// How many packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// Usage of the tables that clients fill.

@@ -16,7 +16,8 @@ use crate::{
     socket::{DATAGRAM_SIZE, error_code, messages, open},
     uapi::{
         IFLA_IFNAME, IFLA_MTU, IFLA_XDP, IFLA_XDP_DRV_PROG_ID, IFLA_XDP_HW_PROG_ID, IFLA_XDP_PROG_ID,
-        IFLA_XDP_SKB_PROG_ID, TC_H_CLSACT_EGRESS, TC_H_CLSACT_INGRESS, TCA_BPF_ID, TCA_KIND, TCA_OPTIONS,
+        IFLA_XDP_SKB_PROG_ID, TC_H_CLSACT, TC_H_CLSACT_EGRESS, TC_H_CLSACT_INGRESS, TC_H_CLSACT_PARENT,
+        TCA_BPF_ID, TCA_KIND, TCA_OPTIONS,
     },
 };
 
@@ -128,6 +129,19 @@ pub fn delete(name: &str) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(false),
         result => result.map(|()| true),
     }
+}
+
+/// Deletes the queueing discipline `clsact` of an interface if it has no classifiers; false if it has.
+///
+/// # Errors
+///
+/// If it does not exist, or the kernel refuses it.
+pub fn delete_empty_clsact(index: u32) -> io::Result<bool> {
+    if !classifiers(index)?.is_empty() {
+        return Ok(false);
+    }
+    let header = [0, index, TC_H_CLSACT, TC_H_CLSACT_PARENT, 0].map(u32::to_ne_bytes).concat();
+    request(libc::RTM_DELQDISC, NLM_F_ACK, &header, &[], |_| ()).map(|()| true)
 }
 
 /// Sends a request, and passes each answer to `each` until the kernel has acknowledged it, or has listed everything.

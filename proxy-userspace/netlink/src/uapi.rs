@@ -135,6 +135,9 @@ pub const IFLA_XDP: u16 = 43;
 attributes! { _ _ _ IFLA_XDP_PROG_ID IFLA_XDP_DRV_PROG_ID IFLA_XDP_SKB_PROG_ID IFLA_XDP_HW_PROG_ID }
 attributes! { TCA_KIND TCA_OPTIONS }
 attributes! { _ _ _ _ _ _ _ _ _ _ TCA_BPF_ID }
+/// The handle of the qdisc clsact, `TC_H_MAKE(TC_H_CLSACT, 0)`, and its parent.
+pub const TC_H_CLSACT: u32 = 0xffff_0000;
+pub const TC_H_CLSACT_PARENT: u32 = 0xffff_fff1;
 /// The parents of classifiers: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)` and `…EGRESS`.
 pub const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
 pub const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;

@@ -29,6 +29,8 @@ pub(crate) struct Sockets {
     applied: Option<Arc<Published>>,
     next_check: Instant,
     next_trial: Instant,
+    /// When the nodes that packets are forwarded to are probed, or answers are read.
+    next_peer_probe: Instant,
 }
 
 /// A request to the socket path.
@@ -62,6 +64,7 @@ impl Sockets {
             applied: None,
             next_check: now,
             next_trial: now,
+            next_peer_probe: now,
         }
     }
 
@@ -99,6 +102,9 @@ impl Datapath for Sockets {
     }
 
     fn repair(&mut self) -> Result<(), ebpf::Error> {
+        if self.datapath.has_new_peers() {
+            self.next_peer_probe = Instant::now();
+        }
         self.datapath.attach()
     }
 
@@ -111,12 +117,15 @@ impl Datapath for Sockets {
     }
 
     fn next_maintenance(&self) -> Instant {
-        self.next_check.min(self.next_trial)
+        self.next_check.min(self.next_trial).min(self.next_peer_probe)
     }
 
     fn maintain(&mut self) -> (Option<SocketCheck>, Next) {
         let now = Instant::now();
+        let mut next = Next::Wait;
         if self.next_trial <= now {
+            // Also notices a cgroup that was created anew.
+            next = Next::Repair;
             self.next_trial = now + TRIAL_INTERVAL;
             if let Err(error) = self.datapath.try_ejected() {
                 // `table_stats` reads the same records, and warns.
@@ -127,8 +136,17 @@ impl Datapath for Sockets {
             self.next_check = now + CHECK_INTERVAL;
             self.check()
         });
-        // Also notices a cgroup that was created anew.
-        (check, Next::Repair)
+        if check.is_some() {
+            next = Next::Repair;
+        }
+        if self.next_peer_probe <= now {
+            let (is_changed, due) = self.datapath.probe_peers();
+            self.next_peer_probe = now + due;
+            if is_changed {
+                next = Next::Apply;
+            }
+        }
+        (check, next)
     }
 
     fn serve(&mut self, request: SocketRequest) -> Next {

@@ -2,7 +2,6 @@
 //! Invariant: the real binary; it logs how long an apply took, and the kernel reports its memory.
 
 use std::{
-    collections::BTreeMap,
     fs,
     hint::black_box,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -21,7 +20,7 @@ use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use jiff::SignedDuration;
 
-use crate::{figures::Figures, kube::resident_mb};
+use crate::{figures::Figures, kube::resident_mb, map_memory::open_maps};
 
 const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many changes a 99th percentile is calculated from.
@@ -175,17 +174,7 @@ impl BenchProxy {
 
     /// The kernel memory of all maps that the agent has open, in MB.
     fn map_mb(&self) -> Result<f64> {
-        let mut maps = BTreeMap::new();
-        for entry in fs::read_dir(format!("/proc/{}/fdinfo", self.agent.pid()))? {
-            let text = fs::read_to_string(entry?.path()).unwrap_or_default();
-            let field = |name: &str| {
-                let line = text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
-                line.and_then(|it| it.trim().parse::<u64>().ok())
-            };
-            if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
-                maps.insert(id, bytes);
-            }
-        }
+        let maps = open_maps(self.agent.pid())?;
         Ok(maps.values().sum::<u64>() as f64 / 1e6)
     }
 }

@@ -2,7 +2,7 @@
 //! Invariant: what is measured, and how, is that of `bench proxies`; only the brain lies between the API server and a backend.
 
 use anyhow::Result;
-use build_tools::{build, command::status};
+use build_tools::{build, command::status, programs::find_or_install};
 use clap::Args;
 
 use crate::{figures::Figures, proxies::measure, proxy_command::Proxy, proxy_figures::SizeFigures};
@@ -24,6 +24,7 @@ pub(crate) struct BackendsArguments {
 pub(crate) fn bench(arguments: &BackendsArguments) -> Result<Figures> {
     let &BackendsArguments { services, endpoints } = arguments;
     let (own, folder) = (build::build(true)?, build::build_backends(true)?);
+    find_or_install("iptables-nft-restore", "iptables")?;
     let mut report = Figures::new("");
     for backend in Proxy::backends(&own, &folder) {
         let measured = if let Some(reason) = backend.unavailable() {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::{
     brain, connect, eject,
     figures::{Figures, Row},
-    nft,
+    nft, outside,
     plot::{Line, Plot, Scale, Unit, number},
     proxy_command::OWN,
     proxy_figures::{Pair, ProxyFigures, SizeFigures, Start},
@@ -72,6 +72,18 @@ impl Page {
                 line(it, nft::ENDPOINT, 0, |it| it),
                 line(it, nft::SERVICE, 1, |it| it),
                 line(it, nft::LOAD, 2, |it| it),
+            ],
+        })?;
+        page.plot_rows(records, "outside", |it| Plot {
+            title: "The program that packets from outside meet first".into(),
+            x_title: "frontends that are forwarded",
+            x_scale: Scale::Logarithmic,
+            y_scale: Scale::Linear,
+            y_unit: Unit::Nanoseconds,
+            lines: vec![
+                line(it, outside::PASSES, 5, |it| it),
+                line(it, outside::HOT, 0, |it| it),
+                line(it, outside::RANDOM, 2, |it| it),
             ],
         })?;
         page.plot_rows(records, "brain", |it| Plot {

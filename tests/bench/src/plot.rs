@@ -57,6 +57,7 @@ pub(crate) enum Unit {
     /// As µs, ms or s.
     Milliseconds,
     Microseconds,
+    Nanoseconds,
     Megabytes,
     Percent,
 }
@@ -78,6 +79,7 @@ impl Unit {
             Self::Milliseconds if value != 0.0 && value < 0.999 => format!("{} µs", number(value * 1e3)),
             Self::Milliseconds => format!("{} ms", number(value)),
             Self::Microseconds => format!("{} µs", number(value)),
+            Self::Nanoseconds => format!("{} ns", number(value)),
             Self::Megabytes => format!("{} MB", number(value)),
             Self::Percent => format!("{} %", number(value)),
         }

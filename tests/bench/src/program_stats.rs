@@ -68,7 +68,7 @@ impl ProgramStats {
 }
 
 /// The program that a pinned link has attached.
-fn linked_program(link: &Path) -> Result<ProgramInfo> {
+pub(crate) fn linked_program(link: &Path) -> Result<ProgramInfo> {
     let id = FdLink::from(PinnedLink::from_pin(link)?).info()?.program_id();
     let mut programs = loaded_programs().flatten();
     programs.find(|it| it.id() == id).context("it is gone")

@@ -4,7 +4,8 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
-    apply, backends, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, proxies, scale,
+    apply, backends, balance, brain, connect, eject, figures::Figures, file, fleet, kube, nft, outside,
+    proxies, scale,
 };
 
 #[derive(Clone, Debug, Subcommand)]
@@ -30,6 +31,9 @@ pub(crate) enum Subject {
     Kube,
     /// The nftables path: loads, changes and restarts at 100 to 30,000 Services (as root)
     Nft,
+    /// Packets from outside that are forwarded whole, beside the nftables path: CPU of a packet, connections, the program, rows (as
+    /// root)
+    Outside,
     /// This proxy beside kube-proxy and KPNG, if their binaries are given: time and CPU of a change, start, memory, connects, at
     /// 100 to 50,000 Services (as root)
     Proxies(proxies::ProxiesArguments),
@@ -69,6 +73,7 @@ impl Subject {
             Self::Fleet(it) => fleet::bench(it),
             Self::Kube => kube::bench(),
             Self::Nft => nft::bench(),
+            Self::Outside => outside::bench(),
             Self::Proxies(it) => proxies::bench(&it),
             Self::Scale(it) => scale::bench(&it),
         }

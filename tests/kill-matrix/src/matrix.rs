@@ -5,7 +5,7 @@
 
 use std::{
     fmt, fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -19,8 +19,14 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 use tests::{
-    Agent, AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport, agent::APPLIED, eventually,
-    fixtures::TARGET_PORT, load::ConnectSample, manifest::Service, run, scaled, test_node::expected_dump,
+    Agent, AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
+    agent::APPLIED,
+    eventually,
+    fixtures::TARGET_PORT,
+    load::ConnectSample,
+    manifest::{self, Service},
+    run, scaled,
+    test_node::{NODE, expected_dump},
 };
 
 use crate::{
@@ -40,6 +46,10 @@ const STEPS: &str = "steps";
 const DISTINCT: usize = 3;
 /// How many endpoints a state has.
 const ENDPOINTS: usize = 2;
+
+/// The node's address, and a Service's address at which packets from outside are forwarded whole.
+const NODE_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 50, 1));
+const FORWARDED: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
 
 /// How many Services there are at most beside those under load.
 const MAX_OTHERS: usize = 3_000;
@@ -127,6 +137,8 @@ impl Matrix {
             let _ = fs::write(format!("/proc/sys/net/netfilter/nf_conntrack_{timeout}"), "1");
         }
         node.serve(1..=(DISTINCT * ENDPOINTS) as u8);
+        node.netns().add_address(NODE_ADDRESS).expect("the address is free");
+        node.write_file("node.yaml", &manifest::node_with_addresses(NODE, &[NODE_ADDRESS]));
         Self { node, state: 0, others: 0, loads: Vec::new(), running: None, orders: 0, connects: 0 }
     }
 
@@ -228,7 +240,7 @@ impl Matrix {
             _ => {}
         }
         let before = if scenario == Scenario::Downgrade { Build::NextLayout } else { Build::Product };
-        let layout = if before == Build::NextLayout { "v1009" } else { "v9" };
+        let layout = if before == Build::NextLayout { "v1010" } else { "v10" };
         if self.node.layouts() != [layout] {
             self.write();
             self.start_and_wait(self.command(before), before)?.kill9()?;
@@ -317,12 +329,17 @@ impl Matrix {
 
     /// Whether the sockets' tables and the packets' have this state.
     fn is_state(&self, dump: &[String]) -> bool {
-        let expected = expected_dump(&self.services());
+        let mut expected = expected_dump(&self.services());
         let (packets, sockets): (Vec<_>, Vec<_>) = dump.iter().partition(|it| it.starts_with("packets "));
-        let packets = packets.into_iter().filter_map(|it| it.strip_prefix("packets endpoint "));
-        let packets: Vec<_> = packets.map(|it| it.replace(" internal -> ", " -> ")).collect();
-        let backends = expected.iter().filter_map(|it| it.strip_prefix("backend "));
-        sockets.into_iter().eq(&expected) && backends.eq(&packets)
+        let endpoints = packets.iter().filter_map(|it| it.strip_prefix("packets endpoint "));
+        // A Service that is forwarded serves clients inside and outside with the same set.
+        let endpoints = endpoints.map(|it| it.replace(" internal -> ", " -> ").replace(" any -> ", " -> "));
+        let is_packets = endpoints.eq(expected.iter().filter_map(|it| it.strip_prefix("backend ")));
+        let forwarded = packets.iter().filter(|it| it.starts_with("packets forwarded ")).count();
+        let line = |it| format!("forward {FORWARDED}:80/{it} -> {NODE_ADDRESS} rows=1024/1024");
+        expected.extend(["TCP", "UDP"].map(line));
+        expected.sort_unstable();
+        is_packets && forwarded == 2 && sockets.into_iter().eq(&expected)
     }
 
     /// Checks the connects since the last check.
@@ -384,7 +401,10 @@ impl Matrix {
                 .port("", "TCP", 80, TARGET_PORT)
                 .endpoints([1])
         };
-        [service("a", a), service("b", b)].into_iter().chain((0..self.others).map(other)).collect()
+        let forwarded = service("a", a)
+            .load_balancer_ips(&[FORWARDED])
+            .annotation("kube-proxy-ebpf.io/external-forwarding", "dsr");
+        [forwarded, service("b", b)].into_iter().chain((0..self.others).map(other)).collect()
     }
 
     fn command(&self, build: Build) -> AgentCommand {

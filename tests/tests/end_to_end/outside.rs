@@ -9,7 +9,7 @@ use std::{
 
 use tests::{
     EchoConnection, NetNs, TIMEOUT, Transport, eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
     requirements::kernel_at_least,
     skip,
@@ -17,16 +17,16 @@ use tests::{
 };
 
 /// The network of the Service's addresses, and its addresses.
-const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
+pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
 const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
 const CONNECTIONS: usize = 100;
 
-fn frontends() -> [SocketAddr; 2] {
+pub(crate) fn frontends() -> [SocketAddr; 2] {
     FRONTENDS.map(|it| it.parse().unwrap())
 }
 
 /// A Service with endpoints on these nodes, by index.
-fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
+pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
         .load_balancer_ips(&frontends().map(|it| it.ip()))
         .port("tcp", "TCP", 80, TARGET)
@@ -37,30 +37,37 @@ fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     })
 }
 
-/// A cluster of four nodes with endpoints on the first three, all proxies running.
+/// A cluster of four nodes with endpoints on the first three, which forward.
 fn cluster_or_skip() -> Option<IngressCluster> {
+    let cluster = running_cluster_or_skip(4, |it| web(it, &[0, 1, 2]))?;
+    for frontend in frontends() {
+        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1), (2, 1)]);
+    }
+    Some(cluster)
+}
+
+/// A cluster with a Service, all proxies running.
+pub(crate) fn running_cluster_or_skip(
+    nodes: u8,
+    service: impl FnOnce(&IngressCluster) -> Service,
+) -> Option<IngressCluster> {
     if !kernel_at_least(6, 6) {
         skip("links to interfaces need Linux 6.6");
         return None;
     }
-    let mut cluster = IngressCluster::or_skip(4)?;
-    cluster.write(&[web(&cluster, &[0, 1, 2])]);
-    for node in 0..4 {
+    let mut cluster = IngressCluster::or_skip(nodes)?;
+    cluster.write(&[service(&cluster)]);
+    for node in 0..cluster.nodes.len() {
         cluster.start(node, &[]);
     }
     for node in &mut cluster.nodes {
-        node.agent
-            .as_mut()
-            .unwrap()
-            .wait_until_logged(TIMEOUT, "packets from outside are forwarded")
-            .unwrap();
         node.agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
     }
     Some(cluster)
 }
 
 fn connect(cluster: &IngressCluster, count: usize) -> Vec<EchoConnection> {
-    let _outside = cluster.client.enter().unwrap();
+    let _outside = cluster.clients[0].enter().unwrap();
     (0..count).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect()
 }
 
@@ -79,15 +86,18 @@ fn every_server_sees_the_clients_own_address() {
         let mut servers = Vec::new();
         for it in connect(&cluster, 40) {
             let (name, source) = it.name().split_once(' ').unwrap();
-            assert!(OUTSIDE_CLIENT.contains(&source.parse().unwrap()), "{source}");
+            assert!(OUTSIDE_CLIENTS[0].contains(&source.parse().unwrap()), "{source}");
             servers.push(name.to_owned());
         }
         servers.sort_unstable();
         servers.dedup();
         assert_eq!(servers, ["n1", "n2", "n3"], "by {hops:?}");
         for frontend in frontends() {
-            let reply = cluster.client.run(|| tests::request(Transport::Udp, frontend)).unwrap();
-            assert!(OUTSIDE_CLIENT.contains(&reply.split_once(' ').unwrap().1.parse().unwrap()), "{reply}");
+            let reply = cluster.clients[0].run(|| tests::request(Transport::Udp, frontend)).unwrap();
+            assert!(
+                OUTSIDE_CLIENTS[0].contains(&reply.split_once(' ').unwrap().1.parse().unwrap()),
+                "{reply}"
+            );
         }
     }
 }
@@ -163,23 +173,21 @@ fn what_no_node_has_wrapped_is_not_taken() {
     };
     // A datagram from the client, wrapped by another host.
     let is_answered = |wrapped_by: &NetNs| {
-        let client = cluster.client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        let client = cluster.clients[0].run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         send(wrapped_by, &wrapped_datagram(client.local_addr().unwrap().port()));
         client.recv(&mut [0; 64]).is_ok()
     };
-    assert!(is_answered(&cluster.nodes[3].netns), "of a node it is taken");
-    assert!(!is_answered(&cluster.client), "the client is no node");
+    assert!(!is_answered(&cluster.clients[0]), "the client is no node");
     for length in [0, 8, 16, 24, 60, 1_000] {
-        send(&cluster.client, &vec![0x45; length]);
-        send(&cluster.nodes[3].netns, &vec![0x45; length]);
+        send(&cluster.clients[0], &vec![0x45; length]);
     }
     assert_alive(&mut connect(&cluster, 20), "forged packets");
 }
 
 /// What the header of UDP is followed by in a wrapped datagram from a port of the client to the IPv4 frontend.
-fn wrapped_datagram(source_port: u16) -> Vec<u8> {
-    let IpAddr::V4(client) = OUTSIDE_CLIENT[0] else { panic!("IPv4 comes first") };
+pub(crate) fn wrapped_datagram(source_port: u16) -> Vec<u8> {
+    let IpAddr::V4(client) = OUTSIDE_CLIENTS[0][0] else { panic!("IPv4 comes first") };
     let mut ip =
         [&[0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0][..], &client.octets(), &[203, 0, 113, 1]].concat();
     let sum: u32 = ip.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1])).sum();

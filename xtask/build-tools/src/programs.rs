@@ -15,10 +15,11 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 16] = [
+const TEST_PROGRAMS: [(&str, &str); 18] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("conntrack", "conntrack"),
+    ("ethtool", "ethtool"),
     ("ip", "iproute2"),
     ("ip6tables-legacy-restore", "iptables"),
     ("ip6tables-legacy-save", "iptables"),
@@ -28,6 +29,7 @@ const TEST_PROGRAMS: [(&str, &str); 16] = [
     ("iptables-legacy-save", "iptables"),
     ("iptables-nft-restore", "iptables"),
     ("iptables-nft-save", "iptables"),
+    ("iperf3", "iperf3"),
     ("ipvsadm", "ipvsadm"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),

@@ -10,27 +10,47 @@ use model::state::Services;
 use super::writer::help;
 use crate::state::counters::Reading;
 
-/// A counter: its name, and its value.
-type Counter = (&'static str, fn(&PortCounts) -> u64);
+/// A value of a counter, with its label `way`; empty if the counter has no such label.
+type Value = (&'static str, fn(&PortCounts) -> u64);
 
-const COUNTERS: [Counter; 4] = [
-    ("kube_proxy_ebpf_connections_total", |it| it.connections),
-    ("kube_proxy_ebpf_no_backend_total", |it| it.no_backend),
-    ("kube_proxy_ebpf_denied_total", |it| it.denied),
-    ("kube_proxy_ebpf_left_to_packets_total", |it| it.left_to_packets),
+/// The counters: their names and values.
+const COUNTERS: [(&str, &[Value]); 6] = [
+    ("kube_proxy_ebpf_connections_total", &[("", |it| it.connections)]),
+    ("kube_proxy_ebpf_no_backend_total", &[("", |it| it.no_backend)]),
+    ("kube_proxy_ebpf_denied_total", &[("", |it| it.denied)]),
+    ("kube_proxy_ebpf_left_to_packets_total", &[("", |it| it.left_to_packets)]),
+    (
+        "kube_proxy_ebpf_external_packets_total",
+        &[
+            ("sent", |it| it.forwarding.sent.packets),
+            ("served", |it| it.forwarding.served.packets),
+            ("received", |it| it.forwarding.received.packets),
+            ("second", |it| it.forwarding.second_chances),
+            ("dropped", |it| it.forwarding.dropped),
+        ],
+    ),
+    (
+        "kube_proxy_ebpf_external_bytes_total",
+        &[
+            ("sent", |it| it.forwarding.sent.bytes),
+            ("served", |it| it.forwarding.served.bytes),
+            ("received", |it| it.forwarding.received.bytes),
+        ],
+    ),
 ];
 
 /// The headers of each counter, and the samples of each Service.
 pub(super) fn parts(services: Services, reading: Arc<Reading>) -> impl Iterator<Item = String> + Send {
-    COUNTERS.into_iter().flat_map(move |(name, value)| {
+    COUNTERS.into_iter().flat_map(move |(name, values)| {
         let header = format!("# HELP {name} {}\n# TYPE {name} counter\n", help(name));
         let reading = Arc::clone(&reading);
         let samples = services.clone().into_values().map(move |it| {
             let mut lines = String::new();
             reading.each_port(&it, |port, counts| {
-                let value = value(&counts);
+                let values = values.iter().map(|(way, value)| (*way, value(&counts)));
                 // Most nodes use few Services.
-                if value != 0 {
+                for (way, value) in values.filter(|(_, value)| *value != 0) {
+                    let way = if way.is_empty() { String::new() } else { format!(",way=\"{way}\"") };
                     // Neither names nor protocols have characters that would need an escape.
                     let (namespace, service) = (&port.service.namespace, &port.service.name);
                     let (port, protocol) = (port.port, port.protocol);
@@ -38,7 +58,7 @@ pub(super) fn parts(services: Services, reading: Arc<Reading>) -> impl Iterator<
                     let _ = writeln!(
                         lines,
                         "{name}{{namespace=\"{namespace}\",service=\"{service}\",port=\"{port}\",\
-                         protocol=\"{protocol}\"}} {value}"
+                         protocol=\"{protocol}\"{way}}} {value}"
                     );
                 }
             });

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use datapath::{EjectedEndpoint, HookBehavior, PortCounts, ProbeResult, RefusedNamespace, TableStats};
+use datapath::{
+    EjectedEndpoint, ForwardCounts, HookBehavior, PacketCount, PortCounts, ProbeResult, RefusedNamespace,
+    TableStats,
+};
 use model::{Family, Rejected, ServiceName};
 use pipeline::{ApiRequest, Observer as _, SyncStatus};
 use publish::Publisher;
@@ -49,7 +52,16 @@ fn busy(role: Role) -> Admin {
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
     admin.set_counter_source(|| {
-        Some(Box::new(PortCounts { connections: 7, no_backend: 2, denied: 1, left_to_packets: 3 }))
+        let count = |packets| PacketCount { packets, bytes: 100 * packets };
+        let forwarding = ForwardCounts {
+            sent: count(11),
+            served: count(12),
+            received: count(13),
+            second_chances: 14,
+            dropped: 15,
+        };
+        let (connections, no_backend, denied, left_to_packets) = (7, 2, 1, 3);
+        Some(Box::new(PortCounts { connections, no_backend, denied, left_to_packets, forwarding }))
     });
     admin
 }

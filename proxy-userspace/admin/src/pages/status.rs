@@ -83,7 +83,7 @@ pub struct CountersStatus {
 
 impl From<PortCounts> for CountersStatus {
     fn from(it: PortCounts) -> Self {
-        let PortCounts { connections, no_backend, denied, left_to_packets } = it;
+        let PortCounts { connections, no_backend, denied, left_to_packets, .. } = it;
         Self { connections, no_backend, denied, left_to_packets }
     }
 }

@@ -67,12 +67,7 @@ impl Reading {
         self.0.lock().as_ref()?;
         let mut sum = PortCounts::default();
         for it in services {
-            self.each_port(it, |_, it| {
-                sum.connections += it.connections;
-                sum.no_backend += it.no_backend;
-                sum.denied += it.denied;
-                sum.left_to_packets += it.left_to_packets;
-            });
+            self.each_port(it, |_, it| sum += it);
         }
         Some(sum)
     }

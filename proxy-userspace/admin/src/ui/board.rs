@@ -111,7 +111,8 @@ impl Board {
                 row.rates.add(now, before, seconds);
                 // What was reset counts for nothing.
                 if now.connections >= before.connections {
-                    (total, total_before) = (plus(total, now), plus(total_before, before));
+                    total += now;
+                    total_before += before;
                 }
             }
         }
@@ -190,16 +191,9 @@ impl Board {
 fn sum(state: &ServiceState, counters: &PortCountLookup) -> PortCounts {
     let service = &state.service;
     let ports = service.ports.iter().filter_map(|it| counters.port(&service.name, &it.name, it.protocol));
-    ports.fold(PortCounts::default(), plus)
-}
-
-fn plus(a: PortCounts, b: PortCounts) -> PortCounts {
-    PortCounts {
-        connections: a.connections + b.connections,
-        no_backend: a.no_backend + b.no_backend,
-        denied: a.denied + b.denied,
-        left_to_packets: a.left_to_packets + b.left_to_packets,
-    }
+    let mut sum = PortCounts::default();
+    ports.for_each(|it| sum += it);
+    sum
 }
 
 /// What a search looks at, in lower case: name, addresses and ports.

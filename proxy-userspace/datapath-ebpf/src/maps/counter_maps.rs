@@ -15,12 +15,12 @@ use aya::{
     util::nr_cpus,
 };
 use aya_obj::generated::bpf_map_type;
-use datapath::{PortCounts, PortId};
+use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
     AGE_ROW, BASE_ROW, BackendAge, CONNECTIONS, COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex,
-    CounterStripe, DENIED, LEFT_TO_PACKETS, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND, OPEN_ROW,
-    chunk_of, index_in_chunk,
+    CounterStripe, DENIED, DROPPED, LEFT_TO_PACKETS, MAX_CHUNKS, MAX_STRIPES, METADATA_ROWS, NO_BACKEND,
+    OPEN_ROW, RECEIVED, SECOND_CHANCES, SENT, SERVED, chunk_of, index_in_chunk,
 };
 
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
     },
     tables::{
         compile::{is_translated, port_id},
-        counter_alloc::CounterOwner,
+        counter_alloc::{CounterOwner, ForwardPart},
     },
 };
 
@@ -247,11 +247,14 @@ impl CounterChunks {
 /// The counters of service ports and their backends at one moment: of the backends only those that have any connection.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Of each service port the first counter and the values, in the order of their owners.
-    ports: Vec<(CounterOwner, CounterIndex, PortCounts)>,
+    /// Of each block the first counter and the values, in the order of their owners.
+    blocks: Vec<(CounterOwner, CounterIndex, Block)>,
     /// In the order of their owners.
     backends: Vec<(CounterOwner, u64)>,
 }
+
+/// The values of the counters of a service port, or of a part of its packets that are forwarded.
+type Block = [u64; COUNTERS_PER_PORT as usize];
 
 /// Reads all counters; there are none if no instance ever ran.
 ///
@@ -280,15 +283,11 @@ impl Counts {
         let blocks = owners.chunks(size).zip(values.chunks(size));
         for ((owners, values), first) in blocks.zip((first..).step_by(size)) {
             // A block of one owner is that of a service port, as in the allocator.
-            if owners[0] != 0 && owners.iter().all(|it| *it == owners[0]) {
-                let value = |offset: CounterIndex| values[offset as usize];
-                let counts = PortCounts {
-                    connections: value(CONNECTIONS),
-                    no_backend: value(NO_BACKEND),
-                    denied: value(DENIED),
-                    left_to_packets: value(LEFT_TO_PACKETS),
-                };
-                self.ports.push((CounterOwner(owners[0]), first, counts));
+            if owners[0] != 0
+                && owners.iter().all(|it| *it == owners[0])
+                && let Ok(values) = values.try_into()
+            {
+                self.blocks.push((CounterOwner(owners[0]), first, values));
                 continue;
             }
             let used = owners.iter().zip(values).filter(|(owner, value)| **owner != 0 && **value != 0);
@@ -297,7 +296,7 @@ impl Counts {
     }
 
     fn sort(&mut self) {
-        self.ports.sort_by_key(|(owner, ..)| *owner);
+        self.blocks.sort_by_key(|(owner, ..)| *owner);
         self.backends.sort_by_key(|(owner, _)| *owner);
     }
 
@@ -313,7 +312,7 @@ impl Counts {
         port: &str,
         protocol: Protocol,
     ) -> Option<CounterIndex> {
-        self.find(PortId(port_id(service, port, protocol))).map(|(_, first, _)| *first)
+        self.find(CounterOwner::port(port_id(service, port, protocol))).map(|(_, first, _)| *first)
     }
 
     /// How many connections of a service port, by its names, were redirected to one of its backends.
@@ -329,7 +328,16 @@ impl Counts {
 
     /// The counters of a service port; zero if it has none.
     pub fn of(&self, port: PortId) -> PortCounts {
-        self.find(port).map_or_else(PortCounts::default, |(_, _, counts)| *counts)
+        let block = |owner| self.find(owner).map(|(_, _, values)| *values).unwrap_or_default();
+        let port_values = block(CounterOwner::port(port.0));
+        let value = |offset: CounterIndex| port_values[offset as usize];
+        PortCounts {
+            connections: value(CONNECTIONS),
+            no_backend: value(NO_BACKEND),
+            denied: value(DENIED),
+            left_to_packets: value(LEFT_TO_PACKETS),
+            forwarding: forward_counts(|part| block(CounterOwner::forwarded(port.0, part))),
+        }
     }
 
     /// How many connections of a service port were redirected to one of its backends.
@@ -339,9 +347,23 @@ impl Counts {
         found.map_or(0, |it| self.backends[it].1)
     }
 
-    fn find(&self, port: PortId) -> Option<&(CounterOwner, CounterIndex, PortCounts)> {
-        let owner = CounterOwner::port(port.0);
-        self.ports.binary_search_by_key(&owner, |(owner, ..)| *owner).ok().map(|it| &self.ports[it])
+    fn find(&self, owner: CounterOwner) -> Option<&(CounterOwner, CounterIndex, Block)> {
+        self.blocks.binary_search_by_key(&owner, |(owner, ..)| *owner).ok().map(|it| &self.blocks[it])
+    }
+}
+
+fn forward_counts(of: impl Fn(ForwardPart) -> Block) -> ForwardCounts {
+    let (arrived, forwarded) = (of(ForwardPart::Arrived), of(ForwardPart::Forwarded));
+    let count = |values: Block, first: CounterIndex| {
+        let first = first as usize;
+        PacketCount { packets: values[first], bytes: values[first + 1] }
+    };
+    ForwardCounts {
+        sent: count(arrived, SENT),
+        served: count(arrived, SERVED),
+        received: count(forwarded, RECEIVED),
+        second_chances: forwarded[SECOND_CHANCES as usize],
+        dropped: forwarded[DROPPED as usize],
     }
 }
 

@@ -6,9 +6,9 @@
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters2/{chunks,chunk0,…}   counters; COUNTERS_VERSION
 //! PIN_DIR/health2/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
-//! PIN_DIR/v9/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
-//! PIN_DIR/v9/side0/frontends4 …         inner maps
-//! PIN_DIR/v9/programs/connect4 …        programs
+//! PIN_DIR/v10/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
+//! PIN_DIR/v10/side0/frontends4 …         inner maps
+//! PIN_DIR/v10/programs/connect4 …        programs
 //! ```
 //!
 //! Invariant: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.
@@ -49,6 +49,8 @@ const VERSIONED: [&str; 6] = ["v", "sock_nat", "sockets", "affinity", "counters"
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
     dir: PathBuf,
+    /// The folder of the tables of a version.
+    layout: String,
 }
 
 /// Holds the lock on the pins: no other instance uses them while this is alive. It ends with the file, which needs no call that
@@ -60,7 +62,12 @@ pub(crate) struct PinLock {
 
 impl Pins {
     pub(crate) fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf() }
+        Self { dir: dir.to_path_buf(), layout: format!("v{LAYOUT_VERSION}") }
+    }
+
+    /// The same of another version's tables, see [`Pins::other_layouts`].
+    pub(crate) fn of_layout(&self, layout: String) -> Self {
+        Self { dir: self.dir.clone(), layout }
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -153,7 +160,7 @@ impl Pins {
     }
 
     fn layout(&self) -> PathBuf {
-        self.dir.join(format!("v{LAYOUT_VERSION}"))
+        self.dir.join(&self.layout)
     }
 
     /// The folders of what outlasts an upgrade to another layout.

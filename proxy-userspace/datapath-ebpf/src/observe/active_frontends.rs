@@ -80,7 +80,11 @@ impl ActiveFrontends {
     ///
     /// If no generation was ever active, or a map has another layout or cannot be opened.
     pub fn open(pin_dir: &Path) -> Result<Self, Error> {
-        let pins = initialized(pin_dir)?;
+        Self::of(initialized(pin_dir)?)
+    }
+
+    /// Opens the maps of a version that has had an active generation.
+    pub(crate) fn of(pins: Pins) -> Result<Self, Error> {
         let active = map_spec::open(&pins.active())?;
         Ok(Self { pins, active, maps: Default::default(), generation: None })
     }

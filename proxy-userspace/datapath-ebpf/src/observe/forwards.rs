@@ -1,23 +1,25 @@
-//! The frontends whose packets are forwarded, as text: a line for each node that owns rows.
+//! The frontends whose packets are forwarded, as text: a line for each node that owns rows, or one that says that they are
+//! translated.
 //!
 //! Seconds are left out, since they depend on the history.
 
 use std::{
     collections::BTreeMap,
+    iter,
     net::{IpAddr, SocketAddr},
-    path::Path,
 };
 
 use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
-    forward::{Forward, ForwardNode, NodeNumber, Row},
+    forward::{Forward, ForwardNode, NO_NODE, NodeNumber, Row},
     net::V4,
     tables::{FrontendKey6, UDP},
 };
 
 use crate::{
     error::Error,
+    maps::{bpf_maps, pins::Pins},
     observe::active_frontends::{ActiveFrontends, Maps},
     tables::{layout::forwarding::PreviousRows, store::Table},
 };
@@ -32,13 +34,15 @@ pub(crate) struct ForwardTables {
     pub(crate) nodes: BTreeMap<u32, ForwardNode>,
 }
 
-/// The rows that are active below a folder of pins; none if no state is.
-pub(crate) fn previous_rows(pin_dir: &Path) -> Result<PreviousRows, Error> {
-    let mut active = match ActiveFrontends::open(pin_dir) {
-        Err(Error::NotInitialized(_)) => return Ok(PreviousRows::default()),
-        active => active?,
-    };
-    active.read(ForwardTables::read).map(|(_, tables)| tables.into())
+/// The rows that are active below a folder of pins, or were those of another version; none if no state is.
+pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
+    let others = pins.other_layouts()?.into_iter().map(|it| pins.of_layout(it));
+    for pins in iter::once(pins.clone()).chain(others) {
+        if bpf_maps::is_initialized(&pins)? {
+            return ActiveFrontends::of(pins)?.read(ForwardTables::read).map(|(_, tables)| tables.into());
+        }
+    }
+    Ok(PreviousRows::default())
 }
 
 impl From<ForwardTables> for PreviousRows {
@@ -94,16 +98,18 @@ impl ForwardTables {
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         self.forwards.iter().flat_map(|(key, forward)| {
             let address = SocketAddr::new(key.address.into(), key.port.get());
-            let mut owners: BTreeMap<IpAddr, u32> = BTreeMap::new();
+            let mut owners: BTreeMap<Option<IpAddr>, u32> = BTreeMap::new();
             for row in self.rows_of(*forward) {
-                *owners.entry(self.address(row.owner(), address.is_ipv4())).or_default() += 1;
+                let owner = (row.owner() != NO_NODE).then(|| self.address(row.owner(), address.is_ipv4()));
+                *owners.entry(owner).or_default() += 1;
             }
             let protocol = if key.protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
             let name = FrontendAddress { address, protocol };
             let all = forward.mask.saturating_add(1);
-            owners
-                .into_iter()
-                .map(move |(owner, rows)| format!("forward {name} -> {owner} rows={rows}/{all}"))
+            owners.into_iter().map(move |(owner, rows)| match owner {
+                Some(owner) => format!("forward {name} -> {owner} rows={rows}/{all}"),
+                None => format!("forward {name} -> translated"),
+            })
         })
     }
 

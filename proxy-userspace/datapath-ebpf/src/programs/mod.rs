@@ -2,9 +2,11 @@
 //!
 //! May know: [`maps`](crate::maps) and below.
 
+pub(crate) mod clsact;
 pub(crate) mod hook_status;
 pub(crate) mod hooks;
 pub(crate) mod links;
+pub(crate) mod peer_probes;
 pub mod probe;
 pub(crate) mod socket_termination;
 pub(crate) mod trace;

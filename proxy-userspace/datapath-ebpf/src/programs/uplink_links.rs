@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, os::fd::AsFd as _};
 
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType};
 use datapath::ForeignProgram;
 use netlink::links::{self, Classifier, Link};
 use nix::net::if_::if_indextoname;
@@ -11,7 +11,12 @@ use crate::{
     error::Error,
     host::raw_bpf,
     maps::pins::{self, Pins},
-    programs::{hook_status::name_of, links::failed, uplinks},
+    programs::{
+        clsact,
+        hook_status::name_of,
+        links::failed,
+        uplinks::{self, XDP},
+    },
 };
 
 /// The directions in which programs see packets, each with the name of ours.
@@ -52,9 +57,9 @@ fn own(pins: &Pins) -> Result<Vec<Attached>, Error> {
     all.sort_unstable();
     for pin in all.into_iter().filter(|it| uplinks::is_pin(it)) {
         let file = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let Some((name, _)) = DIRECTIONS.into_iter().find(|(name, _)| file.starts_with(name)) else {
-            continue;
-        };
+        let names = DIRECTIONS.into_iter().map(|(name, _)| name).chain([XDP]);
+        let program = file.trim_end_matches("_new").rsplit_once('_').map_or("", |(name, _)| name);
+        let Some(name) = names.into_iter().find(|it| *it == program) else { continue };
         // It may have been removed meanwhile.
         let Some(link) = pins::open(&pin)? else { continue };
         let info = raw_bpf::link_interface(link.as_fd())
@@ -76,11 +81,18 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     let own = own.iter().filter(|it| it.interface == interface);
     let own: Vec<_> = own.map(|it| (it.name, it.program)).collect();
     let describe = |place: &str, id| format!("{place}: {}", ForeignProgram { id, name: name_of(id) });
-    let mut before: Vec<_> = link.xdp.iter().map(|it| describe("XDP", *it)).collect();
+    let mut attached: Vec<_> = own.iter().map(|(name, _)| *name).collect();
+    let others = link.xdp.iter().filter(|it| !own.contains(&(XDP, **it)));
+    let mut before: Vec<_> = others.map(|it| describe("XDP", *it)).collect();
     let mut after = Vec::new();
     for (name, direction) in DIRECTIONS {
-        let (_, programs) =
-            SchedClassifier::query_tcx(&link.name, direction).map_err(failed("query", name))?;
+        let (_, programs) = match SchedClassifier::query_tcx(&link.name, direction) {
+            // There are no links to interfaces before Linux 6.6.
+            Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+                (0, Vec::new())
+            }
+            result => result.map_err(failed("query", name))?,
+        };
         let programs: Vec<_> = programs.iter().map(ProgramInfo::id).collect();
         let is_own = |id: &u32| own.contains(&(name, *id));
         let position = programs.iter().position(is_own).unwrap_or(programs.len());
@@ -88,10 +100,21 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
         before.extend(programs[..position].iter().map(|it| describe(&place, *it)));
         after.extend(programs[position..].iter().filter(|it| !is_own(it)).map(|it| describe(&place, *it)));
     }
-    let classifiers = links::classifiers(interface).map_err(Error::syscall("RTM_GETTFILTER", what()))?;
+    let has_filters = clsact::has_filters(pins, interface)?;
+    let mut classifiers = links::classifiers(interface).map_err(Error::syscall("RTM_GETTFILTER", what()))?;
+    if has_filters {
+        let name = |it: &Classifier| it.program.map(name_of).unwrap_or_default();
+        attached.extend(
+            DIRECTIONS
+                .map(|(it, _)| it)
+                .into_iter()
+                .filter(|own| classifiers.iter().any(|it| name(it) == *own)),
+        );
+        classifiers.retain(|it| name(it) != it.direction);
+    }
     after.extend(classifiers.into_iter().map(|Classifier { direction, kind, program }| match program {
         Some(id) => describe(&format!("tc {direction}"), id),
         None => format!("tc {direction}: {kind}"),
     }));
-    Ok(Some(Uplink { link, attached: own.into_iter().map(|(name, _)| name).collect(), before, after }))
+    Ok(Some(Uplink { link, attached, before, after }))
 }

@@ -1,39 +1,53 @@
 //! Attaches the programs of packets from outside to the uplinks of the node.
 //!
 //! Invariant: the links are pinned and outlast this process; the program of one is replaced without a moment without any.
+//! So do filters, where the kernel has no links to interfaces.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    os::fd::AsFd as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf,
-    programs::{LinkOrder, Program, SchedClassifier, TcAttachType, links::FdLink, tc::TcAttachOptions},
+    programs::{
+        LinkOrder, Program, ProgramError, ProgramFd, SchedClassifier, TcAttachType, XdpMode, links::FdLink,
+        tc::TcAttachOptions,
+    },
 };
+use model::error_chain;
 use nix::net::if_::if_indextoname;
 
 use crate::{
     error::{ATTACH, Error},
-    host::raw_bpf,
+    host::{failpoint, raw_bpf},
     maps::pins::{self, Pins},
-    programs::links::{detach_link, failed},
+    programs::{
+        clsact,
+        links::{detach_link, failed},
+    },
 };
 
 /// The programs, by the directions in which they see packets.
 const PROGRAMS: [(&str, TcAttachType); 2] =
     [("egress", TcAttachType::Egress), ("ingress", TcAttachType::Ingress)];
 
-/// The uplinks, by the index of their interface, and where the links of each are pinned.
-#[derive(Debug, Default)]
+/// The program in the driver. It has a link, or none.
+pub(crate) const XDP: &str = "ingress_xdp";
+
+/// The uplinks, by the index of their interface.
+#[derive(Debug)]
 pub(crate) struct Uplinks {
+    /// Whether packets are forwarded in the driver, where it can.
+    in_driver: bool,
     /// Whether packets were forwarded when the links were set last; `None` if they have to be set.
     current: Option<bool>,
-    attached: BTreeMap<u32, [PathBuf; 2]>,
+    /// Where the programs of this process are attached.
+    attached: BTreeSet<u32>,
 }
 
 impl Uplinks {
+    pub(crate) fn new(in_driver: bool) -> Self {
+        Self { in_driver, current: None, attached: BTreeSet::new() }
+    }
+
     /// Has the links set again: the addresses of the node or its interfaces have changed.
     pub(crate) fn expire(&mut self) {
         self.current = None;
@@ -56,60 +70,104 @@ impl Uplinks {
         wanted: &BTreeSet<u32>,
         is_forwarding: bool,
     ) -> Result<(), Error> {
-        let is_unwanted = |(interface, _): &(u32, PathBuf)| !wanted.contains(interface);
-        for (_, pin) in all_pins(pins)?.into_iter().filter(is_unwanted) {
-            detach_link(&pin)?;
-        }
-        self.attached.retain(|it, _| wanted.contains(it));
-        for interface in wanted {
-            // An interface that has gone took its links along; the pins stay.
-            let is_attached = |pins: &[PathBuf; 2]| pins.iter().all(|it| is_attached(it));
-            if self.attached.get(interface).is_some_and(is_attached) {
-                continue;
+        for pin in pins.all_links()? {
+            if interface_of(&pin).is_some_and(|it| !wanted.contains(&it)) {
+                detach_pin(&pin)?;
             }
-            for (name, _) in PROGRAMS {
-                let program = classifier(ebpf, name)?;
-                if program.fd().is_err() {
-                    program.load().map_err(failed("load", name))?;
+        }
+        self.attached.retain(|it| wanted.contains(it));
+        for interface in wanted {
+            let Ok(name) = if_indextoname(*interface) else { continue };
+            let is_new = !self.attached.contains(interface);
+            for (program, direction) in PROGRAMS {
+                let classifier = classifier(ebpf, program)?;
+                if classifier.fd().is_err() {
+                    classifier.load().map_err(failed("load", program))?;
+                }
+                let pin = pins.links().join(format!("{program}_{interface}"));
+                // An interface that has gone took its links along; the pins stay.
+                if is_new || !is_attached(&pin) {
+                    let name = name.to_string_lossy();
+                    attach(classifier, (program, direction), (*interface, &name), pins, &pin)?;
                 }
             }
-            let Ok(name) = if_indextoname(*interface) else { continue };
-            let name = name.to_string_lossy();
-            let mut attached = Vec::new();
-            for (program, direction) in PROGRAMS {
-                let pin = pins.links().join(format!("{program}_{interface}"));
-                attach(classifier(ebpf, program)?, program, direction, &name, &pin)?;
-                attached.push(pin);
-            }
-            tracing::info!(interface = %name, "packets from outside are forwarded");
-            if let Ok(pins) = attached.try_into() {
-                self.attached.insert(*interface, pins);
+            self.set_driver(ebpf, pins, (*interface, &name.to_string_lossy()), is_new)?;
+            if is_new {
+                tracing::info!(interface = %name.to_string_lossy(), "packets from outside are forwarded");
+                self.attached.insert(*interface);
             }
         }
         self.current = Some(is_forwarding);
         Ok(())
     }
+
+    /// Attaches the program in the driver if it is wanted, or detaches it. Without it the others serve.
+    fn set_driver(
+        &self,
+        ebpf: &mut Ebpf,
+        pins: &Pins,
+        (interface, name): (u32, &str),
+        is_new: bool,
+    ) -> Result<(), Error> {
+        let pin = pins.links().join(format!("{XDP}_{interface}"));
+        if !self.in_driver {
+            return if pin.exists() { detach_link(&pin) } else { Ok(()) };
+        }
+        if !is_new {
+            return Ok(());
+        }
+        match attach_in_driver(ebpf, interface, &pin) {
+            Ok(()) => tracing::info!(interface = name, "packets from outside are forwarded in the driver"),
+            Err(error) => tracing::warn!(
+                interface = name,
+                error = error_chain(&error),
+                "packets from outside are not forwarded in the driver, but after it: it has no XDP, another program is attached, or \
+                 Linux is older than 5.18"
+            ),
+        }
+        Ok(())
+    }
+}
+
+fn attach_in_driver(ebpf: &mut Ebpf, interface: u32, pin: &Path) -> Result<(), Error> {
+    let Some(Program::Xdp(program)) = ebpf.program_mut(XDP) else {
+        return Err(Error::Incomplete(format!("program {XDP}")));
+    };
+    if program.fd().is_err() {
+        program.load().map_err(failed("load", XDP))?;
+    }
+    if is_attached(pin) {
+        return update(pin, program.fd().map_err(failed("open", XDP))?);
+    }
+    let id = program.attach_to_if_index(interface, XdpMode::Driver).map_err(failed(ATTACH, XDP))?;
+    let link = program.take_link(id).map_err(failed("take the link", XDP))?;
+    let link = FdLink::try_from(link).map_err(failed("take the link", XDP))?;
+    pins::replace(pin, |path| link.pin(path).map(drop).map_err(Error::pin(path)))
 }
 
 /// Detaches the programs from all interfaces.
 pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
-    all_pins(pins)?.into_iter().try_for_each(|(_, pin)| detach_link(&pin))
+    pins.all_links()?.iter().filter(|it| is_pin(it)).try_for_each(|it| detach_pin(it))
 }
 
-/// Whether a pin is that of a link to an uplink.
+/// Whether a pin is that of a link to an uplink, or stands for filters of one.
 pub(crate) fn is_pin(pin: &Path) -> bool {
     interface_of(pin).is_some()
 }
 
-/// Every such pin, with the index of the interface.
-fn all_pins(pins: &Pins) -> Result<Vec<(u32, PathBuf)>, Error> {
-    Ok(pins.all_links()?.into_iter().filter_map(|it| Some((interface_of(&it)?, it))).collect())
+fn detach_pin(pin: &Path) -> Result<(), Error> {
+    match clsact::interface_of(pin) {
+        Some(_) => clsact::detach(pin, PROGRAMS.map(|(_, direction)| direction)),
+        None => detach_link(pin),
+    }
 }
 
 fn interface_of(pin: &Path) -> Option<u32> {
-    let (program, interface) = pin.file_name()?.to_str()?.split_once('_')?;
-    let interface = interface.trim_end_matches("_new");
-    PROGRAMS.iter().any(|(it, _)| *it == program).then(|| interface.parse().ok())?
+    if let Some((interface, _)) = clsact::interface_of(pin) {
+        return Some(interface);
+    }
+    let (program, interface) = pin.file_name()?.to_str()?.trim_end_matches("_new").rsplit_once('_')?;
+    PROGRAMS.iter().any(|(it, _)| *it == program || program == XDP).then(|| interface.parse().ok())?
 }
 
 /// Whether the interface of a pinned link is still there.
@@ -117,25 +175,40 @@ fn is_attached(pin: &Path) -> bool {
     raw_bpf::obj_get(pin).and_then(|it| raw_bpf::link_interface(it.as_fd())).is_ok_and(|it| it != 0)
 }
 
-/// Updates the pinned link, or creates one before those of other programs, and pins it.
+/// Updates the pinned link, or creates one before those of other programs, and pins it. Without links to interfaces, before
+/// Linux 6.6, the program becomes a filter.
 fn attach(
     program: &mut SchedClassifier,
-    name: &'static str,
-    direction: TcAttachType,
-    interface: &str,
+    (name, direction): (&'static str, TcAttachType),
+    interface: (u32, &str),
+    pins: &Pins,
     pin: &Path,
 ) -> Result<(), Error> {
     if is_attached(pin) {
-        let link = raw_bpf::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
-        let fd = program.fd().map_err(failed("open", name))?;
-        return raw_bpf::link_update(link.as_fd(), fd.as_fd())
-            .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
+        return update(pin, program.fd().map_err(failed("open", name))?);
+    }
+    if failpoint::is_enabled("no-links-to-interfaces") {
+        return clsact::attach(program, name, direction, interface, pins);
     }
     let order = TcAttachOptions::TcxOrder(LinkOrder::first());
-    let id = program.attach_with_options(interface, direction, order).map_err(failed(ATTACH, name))?;
+    let id = match program.attach_with_options(interface.1, direction, order) {
+        Ok(id) => id,
+        // An unknown type of link.
+        Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+            return clsact::attach(program, name, direction, interface, pins);
+        }
+        Err(error) => return Err(failed(ATTACH, name)(error)),
+    };
     let link = program.take_link(id).map_err(failed("take the link", name))?;
     let link = FdLink::try_from(link).map_err(failed("take the link", name))?;
     pins::replace(pin, |path| link.pin(path).map(drop).map_err(Error::pin(path)))
+}
+
+/// Puts a program under a pinned link.
+fn update(pin: &Path, program: &ProgramFd) -> Result<(), Error> {
+    let link = raw_bpf::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
+    raw_bpf::link_update(link.as_fd(), program.as_fd())
+        .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))
 }
 
 fn classifier<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, Error> {

@@ -19,10 +19,24 @@ pub(crate) struct CounterOwner(pub(crate) u64);
 
 impl IsEnabled for CounterOwner {}
 
+/// The parts of [`ForwardCounters`](proxy_common::counters::ForwardCounters).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ForwardPart {
+    Arrived,
+    Forwarded,
+}
+
 impl CounterOwner {
     /// The service port of this id ([`proxy_common::tables::Frontend::service_port`]).
     pub(crate) fn port(port_id: u64) -> Self {
         Self(port_id.max(1))
+    }
+
+    /// The packets of a service port that are forwarded: its first or its second part.
+    pub(crate) fn forwarded(port_id: u64, part: ForwardPart) -> Self {
+        let mut hash = XxHash64::with_seed(port_id);
+        hash.write_u8(part as u8);
+        Self(hash.finish().max(1))
     }
 
     /// A backend of a service port.

@@ -27,7 +27,7 @@ use proxy_common::{
 
 use self::{
     entry_points::EntryPoints,
-    forwarding::{Forwarding, PreviousRows},
+    forwarding::Forwarding,
     ranges::RangeAllocator,
     rows::{
         backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
@@ -67,8 +67,6 @@ pub(crate) struct Layout {
     /// How many frontends each network has.
     networks: PerFamily<BTreeMap<Network, usize>>,
     node_addresses: NodeAddresses,
-    /// The name of this node.
-    node_name: String,
     /// The frontends whose packets from outside are forwarded.
     forwarding: Forwarding,
     /// The addresses of the host's interfaces, and the Services that they affect and that are not compiled again yet.
@@ -106,13 +104,18 @@ impl Layout {
     }
 
     /// Sets the name of this node, before the first [`Layout::update`].
-    pub(crate) fn set_node_name(&mut self, name: String) {
-        self.node_name = name;
+    pub(crate) fn set_node_name(&mut self, name: &str) {
+        self.forwarding.set_own(name);
     }
 
-    /// Takes over the rows of an earlier process, before the first [`Layout::update`].
-    pub(crate) fn restore_forwarding(&mut self, previous: PreviousRows) {
-        self.forwarding.restore(previous);
+    /// What is forwarded.
+    pub(crate) fn forwarding(&mut self) -> &mut Forwarding {
+        &mut self.forwarding
+    }
+
+    /// Whether packets are forwarded to other nodes than before.
+    pub(crate) fn has_new_peers(&self) -> bool {
+        self.forwarding.has_new_peers()
     }
 
     /// Whether packets from outside are forwarded.
@@ -233,7 +236,7 @@ impl Layout {
             self.node_addresses.clone_from(node_addresses);
         }
         let mut updates = writer.updates;
-        self.forwarding.update(&before, state, &self.node_name, &mut updates);
+        self.forwarding.update(&before, state, &mut self.counters, &mut updates);
         for table in Table::FORWARDING {
             self.rows[table.index()] = self.forwarding.entries(table);
         }

@@ -21,7 +21,7 @@ pub(crate) fn size(nodes: usize) -> u32 {
 }
 
 /// The position in `nodes` of the owner of each row; no rows for no nodes. The nodes are in ascending order, each once.
-pub(crate) fn owners(nodes: &[NodeShare]) -> Vec<u16> {
+pub fn owners(nodes: &[NodeShare]) -> Vec<u16> {
     /// No owner yet.
     const FREE: u16 = u16::MAX;
     let Some(most) = nodes.iter().map(|it| u64::from(it.endpoints)).max() else { return Vec::new() };

@@ -10,5 +10,6 @@ pub(crate) mod layout;
 pub(crate) mod maglev;
 pub(crate) mod map_updates;
 pub(crate) mod node_addresses;
+pub(crate) mod peers;
 pub(crate) mod store;
 pub(crate) mod table_family;

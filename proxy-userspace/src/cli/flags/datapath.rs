@@ -3,6 +3,7 @@
 use std::{
     net::IpAddr,
     path::{Component, Path, PathBuf},
+    time::Duration,
 };
 
 use admin::{Admin, HealthChecks, Servers};
@@ -10,6 +11,7 @@ use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_pars
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
+use jiff::SignedDuration;
 use nix::sys::sysinfo::sysinfo;
 
 use super::passive_health::PassiveHealthFlags;
@@ -85,6 +87,19 @@ pub(in crate::cli) struct DatapathFlags {
     /// UDP port at which nodes send each other the packets from outside that they forward; the same on every node
     #[arg(long, value_name = "PORT", default_value_t = ebpf::DEFAULT_FORWARDING_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     external_forwarding_port: u16,
+    /// How long a node with endpoints may leave probes unanswered before packets from outside are forwarded to others; 0 to
+    /// forward without probes
+    ///
+    /// A probe is one datagram per second and node, which the eBPF program answers. Packets are forwarded to no node that has
+    /// never answered.
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = peer_timeout)]
+    external_forwarding_peer_timeout: Duration,
+    /// Forward packets from outside in the driver of the network card (XDP), where it can
+    ///
+    /// Needs Linux 5.18 and native XDP. Where another XDP program is attached, that one stays, and packets are forwarded after
+    /// the driver.
+    #[arg(long, value_name = "true|false", default_value_t = false, action = ArgAction::Set)]
+    external_forwarding_xdp: bool,
     #[command(flatten)]
     passive_health: PassiveHealthFlags,
 }
@@ -160,6 +175,8 @@ impl DatapathFlags {
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,
             forwarding_port: self.external_forwarding_port,
+            forwarding_in_driver: self.external_forwarding_xdp,
+            forwarding_timeout: Some(self.external_forwarding_peer_timeout).filter(|it| !it.is_zero()),
             passive_health: self.passive_health.options()?,
         })
     }
@@ -189,6 +206,16 @@ fn node_port_address(text: &str) -> Result<NodePortAddress, String> {
 
 fn ip(text: &str) -> Result<IpAddr, String> {
     model::address::parse(text).ok_or_else(|| "not an IP address such as 192.0.2.1".into())
+}
+
+fn peer_timeout(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let timeout = text.parse().ok().and_then(|it: SignedDuration| Duration::try_from(it).ok());
+    timeout
+        .filter(|it| *it >= ebpf::MIN_FORWARDING_TIMEOUT)
+        .ok_or_else(|| "use 2s or more, since one probe may be lost; or 0 to forward without probes".into())
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {

@@ -116,7 +116,7 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             }
         }
         let Some((name, port)) = found else { continue };
-        let PortCounts { connections, no_backend, denied, left_to_packets } = counts.of(port);
+        let PortCounts { connections, no_backend, denied, left_to_packets, .. } = counts.of(port);
         let counters = Counters {
             connections,
             denied,

@@ -17,8 +17,8 @@ use crate::{
 
 const SUBJECT: &str = "external forwarding";
 const UPLINK: &str = "uplink";
-/// The first kernel with links of programs to interfaces (tcx).
-const HAS_TCX: (u32, u32) = (6, 6);
+/// The first kernel with all that the programs call (`bpf_check_mtu`).
+const CAN_FORWARD: (u32, u32) = (5, 12);
 /// What every IPv6 path lets through (RFC 8200).
 const MIN_IPV6_MTU: u32 = 1_280;
 
@@ -65,15 +65,16 @@ pub fn forwarding(options: &Options, is_enabled: bool) -> ForwardingFindings {
 
 fn kernel(release: &str) -> Finding {
     match kernel_version(release) {
-        Some(version) if version >= HAS_TCX => {
+        Some(version) if version >= CAN_FORWARD => {
             Finding::ok(SUBJECT, format!("Linux {release} can forward packets from outside whole"))
         }
         _ => Finding::broken(
             SUBJECT,
             format!(
-                "Linux {release} attaches no programs to uplinks: what other nodes wrap for this one is lost"
+                "Linux {release} cannot forward packets from outside whole: they are translated here and, if this node has \
+                 endpoints, by all nodes"
             ),
-            "use Linux 6.6 or later on every node, or translate (--external-forwarding nat, and no annotation that says dsr)",
+            "use Linux 5.12 or later, or translate (--external-forwarding nat, and no annotation that says dsr)",
         ),
     }
 }
@@ -126,7 +127,9 @@ fn attached(Uplink { link, attached, .. }: &Uplink) -> Finding {
         return Finding::broken(UPLINK, says, "give the node's address to an interface of Ethernet");
     }
     match &attached[..] {
-        [_, _, ..] => Finding::ok(UPLINK, format!("{name} has the programs in both directions")),
+        all if ["ingress", "egress"].iter().all(|it| all.contains(it)) => {
+            Finding::ok(UPLINK, format!("{name} has the programs in both directions"))
+        }
         some => {
             let has = if some.is_empty() {
                 "none of the programs".into()
@@ -148,7 +151,7 @@ fn mtu(Link { name, mtu, .. }: &Link) -> Finding {
     let [v4, v6] = [size_of::<Wrapping4>(), size_of::<Wrapping6>()].map(|it| it as u32);
     let says = format!(
         "{name} has {mtu} bytes: with the wrapping, packets of up to {} bytes (IPv4) and {} (IPv6) fit, which TCP asks \
-         for; larger datagrams are dropped",
+         for; larger datagrams are answered with an ICMP message",
         mtu.saturating_sub(v4),
         mtu.saturating_sub(v6)
     );
@@ -200,11 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_tcx_cannot_forward() {
+    fn an_old_kernel_cannot_forward() {
         let level = |release| kernel(release).level;
-        assert_eq!((level("6.6.0"), level("6.18.44-cloud")), (Level::Ok, Level::Ok));
+        assert_eq!((level("5.12.0"), level("6.18.44-cloud")), (Level::Ok, Level::Ok));
         assert_eq!(
-            (level("6.5.13"), level("5.10.0"), level("?")),
+            (level("5.11.9"), level("5.10.0"), level("?")),
             (Level::Broken, Level::Broken, Level::Broken)
         );
     }

@@ -1,26 +1,41 @@
 //! Lays out the frontends whose packets from outside are forwarded: their rows, and the numbers of nodes.
 //!
 //! Invariant: a row that gets another owner has the one before as its second, until its next change.
-//! Services with the same nodes and the same history share their rows.
+//! A port whose packets are to be forwarded is a frontend here from the beginning, so that this node takes what others forward;
+//! while nodes with its endpoints have never answered, its only row has no owner, and this node translates.
+
+mod nodes;
+mod rows;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
 };
 
 use model::{
     Family, Protocol, ServiceName,
-    state::{ForwardedPort, NodeInfo, NodeInfos, NodeShare, NodeState, ServiceState},
+    state::{ForwardedPort, NodeShare, NodeState, Service, ServicePort, ServiceState},
 };
 use proxy_common::{
-    forward::{Forward, ForwardNode, NO_NODE, NodeNumber, Row, THIS_NODE},
-    net::{Be16, V4, V6},
+    counters::ForwardCounters,
+    forward::{Forward, NO_NODE, Row},
+    net::{Be16, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
 
-use super::ranges::{Range, RangeAllocator};
-use crate::tables::{maglev, map_updates::MapUpdates, store::Table};
+use self::{
+    nodes::ForwardNodes,
+    rows::{RowSets, RowsId},
+};
+use super::ranges::Range;
+use crate::tables::{
+    compile::port_id,
+    counter_alloc::{CounterAllocator, CounterOwner, ForwardPart},
+    map_updates::MapUpdates,
+    peers::{PeerState, PeerStates},
+    store::Table,
+};
 
 /// The rows that an earlier process has left, with the addresses of nodes.
 #[derive(Debug, Default)]
@@ -33,57 +48,60 @@ pub(crate) struct PreviousRows {
 
 /// What is forwarded.
 #[derive(Debug, Default)]
-pub(super) struct Forwarding {
+pub(crate) struct Forwarding {
     previous: PreviousRows,
     /// What became of those rows, by the position of the first.
     restored: HashMap<u32, RowsId>,
-    nodes: NodeInfos,
-    /// The numbers of nodes; one stays while the process runs, as rows may have the node as their second.
-    numbers: BTreeMap<Arc<str>, NodeNumber>,
-    /// What the tables say of each node.
-    addresses: BTreeMap<NodeNumber, ForwardNode>,
+    nodes: ForwardNodes,
     /// What is placed of each Service with ports that are to be forwarded: maybe nothing yet.
     services: HashMap<ServiceName, Vec<PlacedPort>>,
     frontends: HashMap<FrontendKey6, Forward>,
-    rows: HashMap<RowsId, Rows>,
-    next_id: RowsId,
-    /// Rows of these nodes, whatever came before.
-    by_nodes: HashMap<Arc<[NodeShare]>, RowsId>,
-    /// What follows rows when their nodes become others.
-    successors: HashMap<(RowsId, Arc<[NodeShare]>), RowsId>,
-    ranges: RangeAllocator,
-}
-
-/// Identifies rows; never used twice.
-type RowsId = u64;
-
-/// The rows of some frontends.
-#[derive(Debug)]
-struct Rows {
-    nodes: Arc<[NodeShare]>,
-    rows: Vec<Row>,
-    range: Range,
-    /// How many ports use them.
-    users: usize,
+    rows: RowSets,
 }
 
 /// A port of a Service in one family.
 #[derive(Debug)]
 struct PlacedPort {
-    /// Its position in the Service, and its family.
-    port: (u16, Family),
+    /// Its position in the Service.
+    index: u16,
+    family: Family,
+    /// The nodes with endpoints.
+    nodes: Arc<[NodeShare]>,
     frontends: Vec<FrontendKey6>,
     rows: RowsId,
     by_client: bool,
+    counters: ForwardCounters,
+    /// Who owns them.
+    port_id: u64,
 }
 
 impl Forwarding {
+    /// Sets the name of this node, before the first [`Forwarding::update`].
+    pub(super) fn set_own(&mut self, name: &str) {
+        self.nodes.set_own(name.into());
+    }
+
     /// Takes over the seconds of the rows of an earlier process, at the first [`Forwarding::update`].
-    pub(super) fn restore(&mut self, previous: PreviousRows) {
+    pub(crate) fn restore(&mut self, previous: PreviousRows) {
         self.previous = previous;
     }
 
-    /// Whether anything is forwarded.
+    /// Sets which nodes answer probes, for the next [`Forwarding::update`]. If it is never called, nodes are taken to answer.
+    pub(crate) fn set_peers(&mut self, states: PeerStates) {
+        self.nodes.set_peers(states);
+    }
+
+    /// Whether [`Forwarding::take_peers`] returns something.
+    pub(super) fn has_new_peers(&self) -> bool {
+        self.nodes.has_new_peers()
+    }
+
+    /// This node's addresses, and those of the nodes that packets are forwarded to, if they have changed since the last call.
+    pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
+        self.nodes.take_peers()
+    }
+
+    /// Whether anything is to be forwarded.
     pub(super) fn is_used(&self) -> bool {
         !self.frontends.is_empty()
     }
@@ -97,19 +115,13 @@ impl Forwarding {
     pub(super) fn full_table(&self, table: Table, updates: &mut MapUpdates) {
         match table {
             Table::Forwards => self.frontends.iter().for_each(|(key, it)| updates.set(table, key, Some(it))),
-            Table::ForwardRows => {
-                for Rows { rows, range, .. } in self.rows.values() {
-                    (range.first..)
-                        .zip(rows)
-                        .for_each(|(position, it)| updates.set(table, &position, Some(it)));
-                }
-            }
+            Table::ForwardRows => self.rows.full_table(updates),
             Table::ForwardNodes => {
-                let entries = self.addresses.iter().map(|(number, it)| (u32::from(*number), it));
+                let entries = self.nodes.addresses().iter().map(|(number, it)| (u32::from(*number), it));
                 entries.for_each(|(number, it)| updates.set(table, &number, Some(it)));
             }
             Table::ForwardNumbers => {
-                let entries = by_address(&self.addresses);
+                let entries = self.nodes.numbers();
                 entries.iter().for_each(|(address, it)| updates.set(table, address, Some(it)));
             }
             _ => {}
@@ -120,9 +132,9 @@ impl Forwarding {
     pub(super) fn entries(&self, table: Table) -> u32 {
         let entries = match table {
             Table::Forwards => self.frontends.len(),
-            Table::ForwardRows => self.rows.values().map(|it| it.rows.len()).sum(),
-            Table::ForwardNodes => self.addresses.len(),
-            Table::ForwardNumbers => by_address(&self.addresses).len(),
+            Table::ForwardRows => self.rows.len(),
+            Table::ForwardNodes => self.nodes.addresses().len(),
+            Table::ForwardNumbers => self.nodes.numbers().len(),
             _ => 0,
         };
         u32::try_from(entries).unwrap_or(u32::MAX)
@@ -131,18 +143,20 @@ impl Forwarding {
     /// The capacity that one of its tables needs.
     pub(super) fn required_capacity(&self, table: Table) -> u32 {
         match table {
-            Table::ForwardRows => self.ranges.end(),
-            Table::ForwardNodes => self.addresses.last_key_value().map_or(0, |(it, _)| u32::from(*it) + 1),
+            Table::ForwardRows => self.rows.end(),
+            Table::ForwardNodes => {
+                self.nodes.addresses().last_key_value().map_or(0, |(it, _)| u32::from(*it) + 1)
+            }
             _ => self.entries(table),
         }
     }
 
-    /// Replaces the state `before` by another one; `own` is the name of this node.
+    /// Replaces the state `before` by another one.
     pub(super) fn update(
         &mut self,
         before: &NodeState,
         state: &NodeState,
-        own: &str,
+        counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) {
         let has_ports = |it: &Option<&Arc<ServiceState>>| it.is_some_and(|it| !it.forwarded.is_empty());
@@ -151,11 +165,17 @@ impl Forwarding {
         if self.services.is_empty() && changed.is_empty() {
             return;
         }
-        if !state.nodes.ptr_eq(&self.nodes) {
-            self.nodes = state.nodes.clone();
+        if self.nodes.set_infos(&state.nodes) {
             let all = state.services.iter().map(|(name, it)| (name, Some(it)));
             changed.extend(all.filter(|(_, it)| has_ports(it)));
-        } else if changed.is_empty() {
+        }
+        let peers = self.nodes.take_changed();
+        if !peers.is_empty() {
+            let concerned = self.services.iter().filter(|(_, ports)| ports.iter().any(|it| it.is_on(&peers)));
+            let states = concerned.filter_map(|(name, _)| state.services.get(name));
+            changed.extend(states.map(|it| (&it.service.name, Some(it))));
+        }
+        if changed.is_empty() {
             return;
         }
         // A frontend may move from a Service to another.
@@ -165,7 +185,7 @@ impl Forwarding {
             let old = self.services.remove(name).unwrap_or_default();
             let ports = now.into_iter().flat_map(|state| state.forwarded.iter().map(move |it| (state, it)));
             let new: Vec<_> =
-                ports.filter_map(|(state, it)| self.place(state, it, own, &old, updates)).collect();
+                ports.filter_map(|(state, it)| self.place(state, it, &old, counters, updates)).collect();
             new.iter().for_each(|it| self.write(it, updates));
             taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
             if has_ports(&now) {
@@ -179,218 +199,133 @@ impl Forwarding {
                     updates.set(Table::Forwards, key, None::<&Forward>);
                 }
             }
-            self.release(old.rows);
+            self.nodes.remove_targets(&old.nodes, old.family);
+            for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
+                counters.release(CounterOwner::forwarded(old.port_id, part));
+            }
+            self.rows.release(old.rows);
         }
-        self.write_nodes(own, updates);
+        self.nodes.write(!self.frontends.is_empty(), updates);
         self.previous = PreviousRows::default();
         for (_, id) in self.restored.drain() {
-            self.rows.remove(&id);
+            self.rows.remove_restored(id);
         }
     }
 
     /// The rows that an earlier process has left for a frontend.
-    fn restored(&mut self, frontend: &FrontendKey6, own: &str) -> Option<RowsId> {
+    fn restored(&mut self, frontend: &FrontendKey6) -> Option<RowsId> {
         let first = *self.previous.frontends.get(frontend)?;
         if let Some(id) = self.restored.get(&first) {
             return Some(*id);
         }
         let previous = self.previous.rows.remove(&first)?;
-        let names: HashMap<IpAddr, Arc<str>> = self
-            .nodes
-            .iter()
-            .flat_map(|(name, node)| {
-                node.addresses.iter().map(move |it| (it.to_canonical(), Arc::clone(name)))
-            })
-            .collect();
-        let mut number = |it: &IpAddr| names.get(it).map_or(NO_NODE, |name| self.number(name, own));
+        let names = self.nodes.names();
+        let mut number = |it: &IpAddr| names.get(it).map_or(NO_NODE, |name| self.nodes.number(name));
         let rows = previous.iter().map(|[owner, second]| Row::new(number(owner), number(second))).collect();
-        let id = self.next_id;
-        self.next_id += 1;
-        self.rows.insert(id, Rows { nodes: [].into(), rows, range: Range::default(), users: 0 });
+        let id = self.rows.add_restored(rows);
         self.restored.insert(first, id);
         Some(id)
     }
 
-    /// Places a port; `None` if it has no frontend, or a node that cannot receive its packets.
+    /// Places a port; `None` if it has no frontend, or this node no address to forward from.
     fn place(
         &mut self,
         state: &ServiceState,
         port: &ForwardedPort,
-        own: &str,
         old: &[PlacedPort],
+        counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) -> Option<PlacedPort> {
         let service = &state.service;
         let it = service.ports.get(usize::from(port.index))?;
-        let protocol = match it.protocol {
-            Protocol::Tcp => TCP,
-            Protocol::Udp => UDP,
-            Protocol::Sctp => return None,
-        };
-        let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
-        let ips = ips.filter(|ip| Family::of(**ip) == port.family && !it.conflicting_addresses.contains(ip));
-        let key = |ip: &IpAddr| {
-            let port = Be16::new(it.port.get());
-            FrontendKey6 { address: V6::from(*ip), port, protocol, zero: 0 }
-        };
-        let frontends: HashSet<_> = ips.map(key).collect();
-        let can_receive = |name: &str| {
-            let node = self.nodes.get(name);
-            node.is_some_and(|it| address(it, port.family).is_some())
-        };
-        if frontends.is_empty()
-            || port.nodes.is_empty()
-            || !can_receive(own)
-            || !port.nodes.iter().all(|it| can_receive(&it.node))
-        {
+        let frontends = frontends(service, it, port.family);
+        if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
             return None;
         }
-        let mut frontends: Vec<_> = frontends.into_iter().collect();
-        frontends.sort_unstable();
-        let before = old.iter().find(|it| it.port == (port.index, port.family)).map(|it| it.rows);
-        let before = before.or_else(|| frontends.iter().find_map(|it| self.restored(it, own)));
-        let rows = self.acquire(before, &port.nodes, own, updates);
+        let before =
+            old.iter().find(|it| (it.index, it.family) == (port.index, port.family)).map(|it| it.rows);
+        let before = before.or_else(|| frontends.iter().find_map(|it| self.restored(it)));
+        let serving = self.serving(port, before);
+        let before = before.filter(|_| !serving.is_empty());
+        self.nodes.add_targets(&port.nodes, port.family);
+        let port_id = port_id(&service.name, &it.name, it.protocol);
+        let mut counter = |part| counters.acquire_port(CounterOwner::forwarded(port_id, part));
+        let counters = ForwardCounters {
+            arrived: counter(ForwardPart::Arrived),
+            forwarded: counter(ForwardPart::Forwarded),
+        };
         Some(PlacedPort {
-            port: (port.index, port.family),
+            index: port.index,
+            family: port.family,
+            nodes: Arc::clone(&port.nodes),
             frontends,
-            rows,
+            rows: self.rows.acquire(before, &serving, &mut self.nodes, updates),
             by_client: service.affinity.is_some(),
+            counters,
+            port_id,
         })
     }
 
-    /// The rows of these nodes that follow those before.
-    fn acquire(
-        &mut self,
-        before: Option<RowsId>,
-        nodes: &Arc<[NodeShare]>,
-        own: &str,
-        updates: &mut MapUpdates,
-    ) -> RowsId {
-        let is_same = |it: &RowsId| self.rows.get(it).is_some_and(|it| it.nodes == *nodes);
-        let known = match before.filter(|it| self.rows.contains_key(it)) {
-            Some(before) if is_same(&before) => Some(before),
-            Some(before) => self.successors.get(&(before, Arc::clone(nodes))).copied(),
-            None => self.by_nodes.get(nodes).copied(),
+    /// The nodes that get rows; none if the packets are translated. Forwarding begins when all nodes have answered once, and does
+    /// not end because one does not: then others serve.
+    fn serving(&self, port: &ForwardedPort, before: Option<RowsId>) -> Arc<[NodeShare]> {
+        let state = |it: &NodeShare| self.nodes.state(&it.node, port.family);
+        let had = before.and_then(|it| self.rows.owners(it)).filter(|it| !it.is_empty());
+        let has_answered = |it: &NodeShare| matches!(state(it), PeerState::Answers | PeerState::Silent);
+        if had.is_none() && !port.nodes.iter().all(has_answered) {
+            return [].into();
+        }
+        let had_rows = |it: &NodeShare| {
+            self.nodes.known_number(&it.node).is_some_and(|it| had.is_some_and(|had| had.contains(&it)))
         };
-        if let Some(id) = known
-            && let Some(rows) = self.rows.get_mut(&id)
-        {
-            rows.users += 1;
-            return id;
-        }
-        let numbers: Vec<_> = nodes.iter().map(|it| self.number(&it.node, own)).collect();
-        let owners = maglev::owners(nodes).into_iter().map(|it| numbers[usize::from(it)]);
-        let old = before.and_then(|it| self.rows.get(&it)).map(|it| &*it.rows).unwrap_or_default();
-        let row = |(owner, old): (NodeNumber, Option<&Row>)| match old {
-            Some(old) if old.owner() != owner && old.owner() != NO_NODE => Row::new(owner, old.owner()),
-            Some(old) if old.owner() != owner => Row::new(owner, NO_NODE),
-            Some(old) => *old,
-            None => Row::new(owner, NO_NODE),
+        let serves = |it: &NodeShare| match state(it) {
+            PeerState::Answers => true,
+            PeerState::Untried => had_rows(it),
+            PeerState::Silent | PeerState::Mute => false,
         };
-        let rows: Vec<_> =
-            owners.zip(old.iter().map(Some).cycle().chain([None].into_iter().cycle())).map(row).collect();
-        let range = self.ranges.allocate(rows.len() as u32);
-        for (position, it) in (range.first..).zip(&rows) {
-            updates.set(Table::ForwardRows, &position, Some(it));
+        let those = |is_wanted: &dyn Fn(&NodeShare) -> bool| -> Arc<[NodeShare]> {
+            port.nodes.iter().filter(|it| is_wanted(it)).cloned().collect()
+        };
+        if port.nodes.iter().all(serves) {
+            return Arc::clone(&port.nodes);
         }
-        let id = self.next_id;
-        self.next_id += 1;
-        self.by_nodes.insert(Arc::clone(nodes), id);
-        if let Some(before) = before {
-            self.successors.insert((before, Arc::clone(nodes)), id);
-        }
-        self.rows.insert(id, Rows { nodes: Arc::clone(nodes), rows, range, users: 1 });
-        id
-    }
-
-    /// Gives rows up; without users they are gone.
-    fn release(&mut self, id: RowsId) {
-        let Some(rows) = self.rows.get_mut(&id) else { return };
-        rows.users -= 1;
-        if rows.users > 0 {
-            return;
-        }
-        if let Some(Rows { nodes, range, .. }) = self.rows.remove(&id) {
-            self.ranges.release(range);
-            if self.by_nodes.get(&nodes) == Some(&id) {
-                self.by_nodes.remove(&nodes);
-            }
-        }
-        let rows = &self.rows;
-        self.successors.retain(|(before, _), it| rows.contains_key(before) && rows.contains_key(it));
-    }
-
-    /// The number of a node, which may be new.
-    fn number(&mut self, name: &Arc<str>, own: &str) -> NodeNumber {
-        if &**name == own {
-            return THIS_NODE;
-        }
-        if let Some(known) = self.numbers.get(name) {
-            return *known;
-        }
-        let next = self.numbers.values().max().map_or(THIS_NODE + 1, |it| it.saturating_add(1));
-        self.numbers.insert(Arc::clone(name), next);
-        next
+        let serving = those(&serves);
+        if serving.is_empty() { those(&|it| state(it) != PeerState::Mute) } else { serving }
     }
 
     /// Writes the frontends of a port that differ.
     fn write(&mut self, port: &PlacedPort, updates: &mut MapUpdates) {
-        let Some(rows) = self.rows.get(&port.rows) else { return };
-        let Range { first, size } = rows.range;
-        let forward = Forward { first, mask: size - 1, by_client: port.by_client.into() };
+        let Some(Range { first, size }) = self.rows.range(port.rows) else { return };
+        let (by_client, counters) = (port.by_client.into(), port.counters);
+        let forward = Forward { first, mask: size - 1, by_client, counters };
         for key in &port.frontends {
             if self.frontends.insert(*key, forward) != Some(forward) {
                 updates.set(Table::Forwards, key, Some(&forward));
             }
         }
     }
+}
 
-    /// Writes the nodes that differ; all are gone if nothing is forwarded.
-    fn write_nodes(&mut self, own: &str, updates: &mut MapUpdates) {
-        let mut wanted = BTreeMap::new();
-        if self.is_used() {
-            // Packets are taken from any node, also from one without endpoints.
-            let names: Vec<_> = self.nodes.keys().filter(|it| &***it != own).cloned().collect();
-            for it in &names {
-                self.number(it, own);
-            }
-            let numbers = self.numbers.iter().map(|(name, it)| (&**name, *it));
-            for (name, number) in numbers.chain([(own, THIS_NODE)]) {
-                let node = self.nodes.get(name).cloned().unwrap_or_default();
-                let of = |family| address(&node, family).map(V6::from).unwrap_or_default();
-                let v4 = V4::from_mapped(of(Family::V4)).unwrap_or_default();
-                wanted.insert(number, ForwardNode { v4, v6: of(Family::V6) });
-            }
-        }
-        let before = std::mem::replace(&mut self.addresses, wanted);
-        for number in before.keys().filter(|it| !self.addresses.contains_key(it)) {
-            updates.set(Table::ForwardNodes, &u32::from(*number), Some(&ForwardNode::default()));
-        }
-        for (number, it) in self.addresses.iter().filter(|(number, it)| before.get(number) != Some(it)) {
-            updates.set(Table::ForwardNodes, &u32::from(*number), Some(it));
-        }
-        // An address may have moved to another node.
-        let numbers = by_address(&self.addresses);
-        let old = by_address(&before);
-        for address in old.keys().filter(|it| !numbers.contains_key(it)) {
-            updates.set(Table::ForwardNumbers, address, None::<&u32>);
-        }
-        for (address, number) in numbers.iter().filter(|(address, it)| old.get(address) != Some(it)) {
-            updates.set(Table::ForwardNumbers, address, Some(number));
-        }
+impl PlacedPort {
+    /// Whether one of these nodes has endpoints of it.
+    fn is_on(&self, nodes: &BTreeSet<(Arc<str>, Family)>) -> bool {
+        let has = |name: &Arc<str>| self.nodes.binary_search_by(|it| it.node.cmp(name)).is_ok();
+        nodes.iter().any(|(name, family)| *family == self.family && has(name))
     }
 }
 
-/// The number of each address; of an address of several nodes the lowest.
-fn by_address(nodes: &BTreeMap<NodeNumber, ForwardNode>) -> BTreeMap<V6, u32> {
-    let addresses = nodes.iter().rev().flat_map(|(number, it)| [(it.v4.mapped(), *number), (it.v6, *number)]);
-    let is_set = |address: &V6| *address != V6::default() && *address != V4::default().mapped();
-    addresses.filter(|(it, _)| is_set(it)).map(|(it, number)| (it, number.into())).collect()
-}
-
-/// The first address of a node in a family, which is its primary one.
-fn address(node: &NodeInfo, family: Family) -> Option<IpAddr> {
-    node.addresses.iter().copied().map(|it| it.to_canonical()).find(|it| Family::of(*it) == family)
+/// The frontends of a port in a family, in ascending order; none if its protocol is not forwarded.
+fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<FrontendKey6> {
+    let protocol = match port.protocol {
+        Protocol::Tcp => TCP,
+        Protocol::Udp => UDP,
+        Protocol::Sctp => return Vec::new(),
+    };
+    let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
+    let ips = ips.filter(|ip| Family::of(**ip) == family && !port.conflicting_addresses.contains(ip));
+    let port = Be16::new(port.port.get());
+    let key = |ip: &IpAddr| FrontendKey6 { address: V6::from(*ip), port, protocol, zero: 0 };
+    ips.map(key).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 #[cfg(test)]

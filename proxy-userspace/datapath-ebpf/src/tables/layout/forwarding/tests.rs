@@ -1,7 +1,8 @@
 //! Rows and their seconds, across changes and processes.
 
-use model::state::{Service, ServicePort};
+use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
+use proxy_common::forward::{ForwardNode, NodeNumber};
 
 use super::*;
 
@@ -34,20 +35,48 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
 }
 
 /// The layout, and what was written.
-#[derive(Default)]
 struct Written {
     forwarding: Forwarding,
+    counters: CounterAllocator,
     state: NodeState,
     tables: HashMap<Table, BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
+impl Default for Written {
+    fn default() -> Self {
+        let mut forwarding = Forwarding::default();
+        forwarding.set_own(OWN);
+        let counters = CounterAllocator::default();
+        Self { forwarding, counters, state: NodeState::default(), tables: HashMap::new() }
+    }
+}
+
 impl Written {
+    /// One whose nodes are probed, and none has answered.
+    fn probing() -> Self {
+        let mut it = Self::default();
+        it.forwarding.set_peers(PeerStates::new());
+        it
+    }
+
+    /// Probes say this of nodes, and nothing of others.
+    fn probed(&mut self, states: &[(u8, PeerState)]) {
+        let address = |n: u8| IpAddr::from([192, 0, 2, n + 1]);
+        self.forwarding.set_peers(states.iter().map(|(n, it)| (address(*n), *it)).collect());
+        self.update(self.state.clone());
+    }
+
+    /// The owners of rows; `None` stands for translated packets.
+    fn owners(&self, ip: u8) -> BTreeSet<Option<u8>> {
+        self.rows(ip).iter().map(|it| it[0]).collect()
+    }
+
     fn update(&mut self, mut state: NodeState) {
         if self.state.nodes == state.nodes {
             state.nodes = self.state.nodes.clone();
         }
         let mut updates = MapUpdates::default();
-        self.forwarding.update(&self.state, &state, OWN, &mut updates);
+        self.forwarding.update(&self.state, &state, &mut self.counters, &mut updates);
         self.apply(&updates);
         self.state = state;
     }
@@ -70,6 +99,17 @@ impl Written {
         let address = V6::from(IpAddr::from([203, 0, 113, ip]));
         let key = FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 };
         self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key)).map(|it| bytemuck::pod_read_unaligned(it))
+    }
+
+    /// What another process finds of frontends with the same rows.
+    fn previous(&self, ips: &[u8]) -> PreviousRows {
+        let address = |it: Option<u8>| IpAddr::from(it.map_or([0; 4], |it| [192, 0, 2, it + 1]));
+        let key = |ip: &u8| {
+            let address = IpAddr::from([203, 0, 113, *ip]);
+            *self.forwarding.frontends.keys().find(|it| IpAddr::from(it.address) == address).unwrap()
+        };
+        let rows = self.rows(ips[0]).into_iter().map(|it| it.map(address)).collect();
+        PreviousRows { frontends: ips.iter().map(|it| (key(it), 7)).collect(), rows: [(7, rows)].into() }
     }
 
     /// The owner and the second of each row, as the last byte of their addresses minus one; `None` for none.
@@ -133,19 +173,7 @@ fn the_seconds_outlive_the_process() {
     let (three, two) = ([(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1)]);
     first.update(state([service("a", 1, &three), service("b", 2, &three)]));
     first.update(state([service("a", 1, &two), service("b", 2, &two)]));
-    let previous = || {
-        let address = |it: Option<u8>| IpAddr::from(it.map_or([0; 4], |it| [192, 0, 2, it + 1]));
-        let key = |ip: u8| {
-            *first
-                .forwarding
-                .frontends
-                .keys()
-                .find(|it| IpAddr::from(it.address) == IpAddr::from([203, 0, 113, ip]))
-                .unwrap()
-        };
-        let rows = first.rows(1).into_iter().map(|it| it.map(address)).collect();
-        PreviousRows { frontends: [(key(1), 7), (key(2), 7)].into(), rows: [(7, rows)].into() }
-    };
+    let previous = || first.previous(&[1, 2]);
     let mut second = Written::default();
     second.forwarding.restore(previous());
     second.update(state([service("a", 1, &two), service("b", 2, &two)]));
@@ -173,20 +201,109 @@ fn an_address_may_move_to_another_service() {
 }
 
 #[test]
-fn what_cannot_be_received_is_not_forwarded() {
+fn what_cannot_be_received_is_translated() {
     let mut written = Written::default();
     written.update(state([service("a", 1, &[(0, 1), (9, 1)])]));
-    assert_eq!(written.forward(1), None, "n9 has no address");
+    assert_eq!(written.rows(1), [[None, None]], "n9 has no address");
     let mut with_it = state([service("a", 1, &[(0, 1), (9, 1)])]);
     with_it
         .nodes
         .insert("n9".into(), NodeInfo { addresses: vec![[192, 0, 2, 10].into()], ..NodeInfo::default() });
     written.update(with_it);
-    assert!(written.rows(1).iter().any(|it| it[0] == Some(9)));
+    assert_eq!(written.owners(1), [Some(0), Some(9)].into());
     written.update(state([service("a", 1, &[])]));
     assert_eq!(written.forward(1), None);
     assert!(!written.forwarding.is_used());
     assert!(written.tables[&Table::ForwardNumbers].is_empty());
+}
+
+#[test]
+fn a_node_that_goes_before_its_endpoints_keeps_its_rows() {
+    let mut written = Written::default();
+    let nodes = [(0, 1), (1, 1), (2, 1)];
+    written.update(state([service("a", 1, &nodes)]));
+    let before = written.rows(1);
+    let mut without = state([service("a", 1, &nodes)]);
+    without.nodes.remove("n1");
+    without.nodes.insert("n2".into(), NodeInfo::default());
+    written.update(without.clone());
+    assert_eq!(written.rows(1), before);
+    without.services = state([service("a", 1, &[(0, 1)])]).services;
+    written.update(without);
+    assert!(written.rows(1).iter().all(|it| *it == [Some(0), None]), "what has gone is nobody's second");
+}
+
+use PeerState::{Answers, Mute, Silent, Untried};
+
+#[test]
+fn forwarding_begins_when_every_node_has_answered() {
+    let mut written = Written::probing();
+    written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)]), service("b", 2, &[(0, 1)])]));
+    let (own, wanted) = written.forwarding.take_peers().unwrap();
+    assert_eq!(own, [[192, 0, 2, 1].into()].into());
+    assert_eq!(wanted, [[192, 0, 2, 2].into(), [192, 0, 2, 3].into()].into());
+    assert_eq!(written.forwarding.take_peers(), None);
+    assert_eq!(written.owners(2), [Some(0)].into(), "this node need not be asked");
+    for states in [[(1, Untried), (2, Untried)], [(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
+        written.probed(&states);
+        assert_eq!(written.rows(1), [[None, None]], "{states:?}");
+    }
+    written.probed(&[(1, Answers), (2, Answers)]);
+    assert_eq!(written.owners(1), [Some(0), Some(1), Some(2)].into());
+    assert!(written.rows(1).iter().all(|it| it[1].is_none()));
+}
+
+#[test]
+fn the_rows_of_a_silent_node_go_to_others_and_return() {
+    let mut written = Written::probing();
+    written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)])]));
+    written.probed(&[(1, Answers), (2, Answers)]);
+    let before = written.rows(1);
+    written.probed(&[(1, Answers), (2, Silent)]);
+    assert_eq!(written.owners(1), [Some(0), Some(1)].into());
+    for ([owner, _], now) in before.iter().zip(written.rows(1)) {
+        assert!(*owner != Some(2) || now[1] == Some(2), "it may know connections yet");
+    }
+    written.probed(&[(1, Answers), (2, Answers)]);
+    for ([owner, _], now) in before.iter().zip(written.rows(1)) {
+        assert_eq!(*owner, now[0]);
+    }
+    // All that is left if nobody else serves.
+    written.update(state([service("a", 1, &[(1, 1), (2, 1)])]));
+    written.probed(&[(1, Silent), (2, Silent)]);
+    assert_eq!(written.owners(1), [Some(1), Some(2)].into());
+}
+
+#[test]
+fn a_node_gets_rows_when_it_answers_and_the_others_go_on() {
+    let mut written = Written::probing();
+    written.update(state([service("a", 1, &[(0, 1), (1, 1)])]));
+    written.probed(&[(1, Answers)]);
+    written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)])]));
+    assert!(written.forwarding.take_peers().is_some());
+    for states in [[(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
+        written.probed(&states);
+        assert_eq!(written.owners(1), [Some(0), Some(1)].into(), "{states:?}");
+    }
+    written.probed(&[(1, Answers), (2, Answers)]);
+    assert_eq!(written.owners(1), [Some(0), Some(1), Some(2)].into());
+}
+
+#[test]
+fn after_a_restart_rows_stay_until_nodes_prove_silent() {
+    let services = || state([service("a", 1, &[(0, 1), (1, 1), (2, 1)])]);
+    let mut first = Written::default();
+    first.update(services());
+    let mut second = Written::probing();
+    second.forwarding.restore(first.previous(&[1]));
+    second.update(services());
+    assert_eq!(second.rows(1), first.rows(1));
+    second.probed(&[(1, Untried), (2, Answers)]);
+    assert_eq!(second.rows(1), first.rows(1));
+    second.probed(&[(1, Mute), (2, Answers)]);
+    assert_eq!(second.owners(1), [Some(0), Some(2)].into());
+    second.probed(&[(1, Answers), (2, Answers)]);
+    assert_eq!(second.owners(1), [Some(0), Some(1), Some(2)].into());
 }
 
 fn any_nodes() -> impl Strategy<Value = Vec<(u8, u32)>> {

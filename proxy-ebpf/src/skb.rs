@@ -1,0 +1,53 @@
+//! Fields of socket buffers.
+
+use aya_ebpf::programs::TcContext;
+use proxy_common::net::Be16;
+
+/// The EtherType.
+#[inline(always)]
+pub(crate) fn protocol(ctx: &TcContext) -> Be16 {
+    // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
+    Be16::from_raw(unsafe { (&raw const (*ctx.skb.skb).protocol).read_volatile() } as u16)
+}
+
+/// What scheduling, and others, know the packet by.
+#[inline(always)]
+pub(crate) fn priority(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw const (*ctx.skb.skb).priority).read_volatile() }
+}
+
+#[inline(always)]
+pub(crate) fn set_priority(ctx: &TcContext, priority: u32) {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw mut (*ctx.skb.skb).priority).write_volatile(priority) }
+}
+
+/// The interface that the packet arrived at, or leaves by.
+#[inline(always)]
+pub(crate) fn interface(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw const (*ctx.skb.skb).ifindex).read_volatile() }
+}
+
+/// The interface that a packet that leaves has arrived at; 0 if it begins here.
+#[inline(always)]
+pub(crate) fn arrival_interface(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw const (*ctx.skb.skb).ingress_ifindex).read_volatile() }
+}
+
+/// Whether the packet is several segments in one.
+#[inline(always)]
+pub(crate) fn is_large(ctx: &TcContext) -> bool {
+    // SAFETY: as for `protocol`.
+    unsafe { (&raw const (*ctx.skb.skb).gso_size).read_volatile() != 0 }
+}
+
+/// How many packets it is, before they were joined or after they will be split.
+#[inline(always)]
+pub(crate) fn segments(ctx: &TcContext) -> u32 {
+    // SAFETY: as for `protocol`.
+    let segments = unsafe { (&raw const (*ctx.skb.skb).gso_segs).read_volatile() };
+    if segments == 0 { 1 } else { segments }
+}

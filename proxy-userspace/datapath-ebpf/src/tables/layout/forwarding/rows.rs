@@ -1,0 +1,166 @@
+//! The rows of frontends, shared by those with the same nodes and the same history.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use model::state::NodeShare;
+use proxy_common::forward::{NO_NODE, NodeNumber, Row};
+
+use super::nodes::ForwardNodes;
+use crate::tables::{
+    layout::ranges::{Range, RangeAllocator},
+    maglev,
+    map_updates::MapUpdates,
+    store::Table,
+};
+
+/// Identifies rows; never used twice.
+pub(super) type RowsId = u64;
+
+/// All rows.
+#[derive(Debug, Default)]
+pub(super) struct RowSets {
+    sets: HashMap<RowsId, Rows>,
+    next_id: RowsId,
+    /// Rows of these nodes, whatever came before.
+    by_nodes: HashMap<Arc<[NodeShare]>, RowsId>,
+    /// What follows rows when their nodes become others.
+    successors: HashMap<(RowsId, Arc<[NodeShare]>), RowsId>,
+    ranges: RangeAllocator,
+    /// How many rows have a position.
+    placed: usize,
+}
+
+/// The rows of some frontends.
+#[derive(Debug)]
+struct Rows {
+    /// None if the packets are translated.
+    nodes: Arc<[NodeShare]>,
+    rows: Vec<Row>,
+    owners: HashSet<NodeNumber>,
+    range: Range,
+    /// How many ports use them.
+    users: usize,
+}
+
+impl RowSets {
+    /// Adds the rows of an earlier process, which have no position and no users.
+    pub(super) fn add_restored(&mut self, rows: Vec<Row>) -> RowsId {
+        self.add(Rows { nodes: [].into(), owners: owners(&rows), rows, range: Range::default(), users: 0 })
+    }
+
+    /// Removes them.
+    pub(super) fn remove_restored(&mut self, id: RowsId) {
+        self.sets.remove(&id);
+    }
+
+    /// The rows of these nodes that follow those before; for no nodes, one without an owner.
+    pub(super) fn acquire(
+        &mut self,
+        before: Option<RowsId>,
+        serving: &Arc<[NodeShare]>,
+        nodes: &mut ForwardNodes,
+        updates: &mut MapUpdates,
+    ) -> RowsId {
+        let is_same = |it: &Rows| it.nodes == *serving && it.range != Range::default();
+        let known = match before.and_then(|it| Some((it, self.sets.get(&it)?))) {
+            Some((before, rows)) if is_same(rows) => Some(before),
+            Some((before, _)) => self.successors.get(&(before, Arc::clone(serving))).copied(),
+            None => self.by_nodes.get(serving).copied(),
+        };
+        if let Some(id) = known
+            && let Some(rows) = self.sets.get_mut(&id)
+        {
+            rows.users += 1;
+            return id;
+        }
+        let numbers: Vec<_> = serving.iter().map(|it| nodes.number(&it.node)).collect();
+        let old = before.and_then(|it| self.sets.get(&it)).map(|it| &*it.rows).unwrap_or_default();
+        let rows = follow(old, &numbers, serving);
+        let range = self.ranges.allocate(rows.len() as u32);
+        for (position, it) in (range.first..).zip(&rows) {
+            updates.set(Table::ForwardRows, &position, Some(it));
+        }
+        self.placed += rows.len();
+        let id = self.add(Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 });
+        self.by_nodes.insert(Arc::clone(serving), id);
+        if let Some(before) = before {
+            self.successors.insert((before, Arc::clone(serving)), id);
+        }
+        id
+    }
+
+    fn add(&mut self, rows: Rows) -> RowsId {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.sets.insert(id, rows);
+        id
+    }
+
+    /// Gives rows up; without users they are gone.
+    pub(super) fn release(&mut self, id: RowsId) {
+        let Some(rows) = self.sets.get_mut(&id) else { return };
+        rows.users -= 1;
+        if rows.users > 0 {
+            return;
+        }
+        if let Some(Rows { nodes, rows, range, .. }) = self.sets.remove(&id) {
+            self.placed -= rows.len();
+            self.ranges.release(range);
+            if self.by_nodes.get(&nodes) == Some(&id) {
+                self.by_nodes.remove(&nodes);
+            }
+        }
+        let sets = &self.sets;
+        self.successors.retain(|(before, _), it| sets.contains_key(before) && sets.contains_key(it));
+    }
+
+    /// The owners of rows; none if the packets are translated.
+    pub(super) fn owners(&self, id: RowsId) -> Option<&HashSet<NodeNumber>> {
+        self.sets.get(&id).map(|it| &it.owners)
+    }
+
+    /// Where rows are.
+    pub(super) fn range(&self, id: RowsId) -> Option<Range> {
+        self.sets.get(&id).map(|it| it.range)
+    }
+
+    /// How many rows there are.
+    pub(super) fn len(&self) -> usize {
+        self.placed
+    }
+
+    /// One more than the highest position.
+    pub(super) fn end(&self) -> u32 {
+        self.ranges.end()
+    }
+
+    /// Every row.
+    pub(super) fn full_table(&self, updates: &mut MapUpdates) {
+        for Rows { rows, range, .. } in self.sets.values() {
+            let rows = (range.first..).zip(rows);
+            rows.for_each(|(position, it)| updates.set(Table::ForwardRows, &position, Some(it)));
+        }
+    }
+}
+
+/// The rows of these nodes; one with another owner than before has that one as its second.
+fn follow(old: &[Row], numbers: &[NodeNumber], serving: &[NodeShare]) -> Vec<Row> {
+    if serving.is_empty() {
+        return vec![Row::default()];
+    }
+    let row = |(owner, old): (NodeNumber, Option<&Row>)| match old {
+        Some(old) if old.owner() == owner => *old,
+        Some(old) if old.owner() != NO_NODE => Row::new(owner, old.owner()),
+        _ => Row::new(owner, NO_NODE),
+    };
+    let owners = maglev::owners(serving).into_iter().map(|it| numbers[usize::from(it)]);
+    let old = old.iter().map(Some).cycle().chain(std::iter::repeat(None));
+    owners.zip(old).map(row).collect()
+}
+
+fn owners(rows: &[Row]) -> HashSet<NodeNumber> {
+    rows.iter().map(|it| it.owner()).filter(|it| *it != NO_NODE).collect()
+}

@@ -1,0 +1,202 @@
+//! `cargo xtask bench outside`: what it costs to forward packets from outside whole, beside the nftables path.
+//! Invariant: what is compared takes turns, and is measured on one core.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    time::Instant,
+};
+
+use ::tests::{client::reset_on_close, ingress_cluster::IngressCluster, manifest::Service};
+use anyhow::{Context as _, Result, ensure};
+use build_tools::{build, command::status};
+use serde::Deserialize;
+
+use crate::{
+    example,
+    figures::{Figures, median},
+    outside_packets::{self, pin_to_core},
+    outside_program,
+};
+
+/// How many nodes have endpoints of the Service that is connected to.
+pub(crate) const SERVING: usize = 3;
+/// The port of its listeners.
+const PORT: u16 = 9_090;
+const CONNECTS: usize = 5_000;
+/// The networks of the Services' addresses.
+pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
+/// Numbers of nodes with endpoints.
+const NODES: [u32; 5] = [3, 10, 50, 200, 1_000];
+
+/// The names of series, in nanoseconds by the number of frontends.
+pub(crate) const PASSES: &str = "a packet of something else";
+pub(crate) const HOT: &str = "always the same frontend";
+pub(crate) const RANDOM: &str = "a random frontend";
+
+/// The rows of a number of nodes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RowFigures {
+    rows: u32,
+    build_ms: f64,
+    uneven: f64,
+    moved_most: f64,
+    moved_mean: f64,
+}
+
+/// Measures the figures.
+pub(crate) fn bench() -> Result<Figures> {
+    let binary = build::build(true)?;
+    example::build(&[("datapath-ebpf", "bench_rows")])?;
+    pin_to_core()?;
+
+    let programs = outside_program::measure(&binary)?;
+    let forwarding = BenchCluster::start(&binary, "dsr")?;
+    let translating = BenchCluster::start(&binary, "nat")?;
+    status("Measuring", "packets by the paths that they take");
+    let packets = outside_packets::measure(&forwarding, &translating)?;
+    status("Measuring", "connections from outside");
+    let [direct, forwarded, translated] = connects(&forwarding, &translating)?;
+    drop((forwarding, translating));
+    let mut rows = Vec::new();
+    for nodes in NODES {
+        status("Measuring", &format!("the rows of {nodes} nodes"));
+        rows.push((nodes, example::measure::<RowFigures>("bench_rows", &[nodes])?));
+    }
+    let rows_of_most = rows.last().context("they were measured")?.1.rows;
+
+    let mut report = Figures::new("CASE");
+    let ratio = packets.forwarded / packets.translated;
+    report.row("node that a packet enters by: CPU, of that of the nftables path", 0.7, ratio, "x", 2);
+    report.figure("  forwarded", packets.forwarded, "ns", 0);
+    report.figure("  by the nftables path", packets.translated, "ns", 0);
+    let ratio = packets.unwrapped / packets.served;
+    report.row(
+        "node that serves a packet: CPU, of that of a packet that was not wrapped",
+        1.05,
+        ratio,
+        "x",
+        2,
+    );
+    report.figure("  wrapped", packets.unwrapped, "ns", 0);
+    report.figure("  not wrapped", packets.served, "ns", 0);
+    let large = programs.last().context("they were measured")?;
+    report.row("10k frontends: the decision for one frontend, in the program", 100.0, large.hot, "ns", 0);
+    report.row("10k frontends: for a random frontend, in the program", 250.0, large.random, "ns", 0);
+    report.row("10k frontends: for a packet of something else, in the program", 15.0, large.passes, "ns", 0);
+    report.row("  that leaves, in the program for those", 15.0, large.leaves, "ns", 0);
+    report.row(
+        "a TCP connection from outside: time, of that by the nftables path",
+        1.0 / 1.5,
+        forwarded / translated,
+        "x",
+        2,
+    );
+    report.figure("  connections per second, forwarded", 1e9 / forwarded, "", 0);
+    report.figure("  connections per second, by the nftables path", 1e9 / translated, "", 0);
+    report.figure("  connections per second, straight to an endpoint", 1e9 / direct, "", 0);
+    let memory = (large.memory + large.row_memory * f64::from(rows_of_most)) / 1e6;
+    report.row("10k frontends with the same 1,000 nodes: kernel memory", 5.0, memory, "MB", 1);
+    for (nodes, it) in &rows {
+        report.row(&format!("{nodes} nodes: time to compute the rows"), 5.0, it.build_ms, "ms", 3);
+        report.figure("  rows", it.rows.into(), "", 0);
+        report.row("  a node that goes moves, of its share", 1.3, it.moved_mean, "x", 2);
+        report.figure("  at most", it.moved_most, "x", 2);
+        report.row("  shares differ by at most", 2.0, it.uneven * 100.0, "%", 1);
+    }
+    for (name, figure) in [
+        (PASSES, (|it| it.passes) as fn(&outside_program::ProgramFigures) -> f64),
+        (HOT, |it| it.hot),
+        (RANDOM, |it| it.random),
+    ] {
+        report.series(name, programs.iter().map(|it| (it.frontends as f64, figure(it))).collect());
+    }
+    Ok(report.method(
+        "IPv4, policy Cluster; client, router, bridge and nodes are network namespaces of one machine. Packets: UDP in frames of 60 \
+         bytes, 1,000 flows, one direction. Their CPU time is that of the thread that sends them, and of the kernel's for what it \
+         defers on that core, less that of packets which are dropped where they arrive at the node: what remains is the node's work \
+         and one transmission. A connection: connect() and close() of one client, over a router that spreads them over three nodes \
+         with an endpoint each. The program alone: BPF_PROG_TEST_RUN, packets that the node serves itself; random frontends in runs \
+         of one packet, less what it takes to start such a run. Memory: of the tables of 10,000 frontends, and of as many rows as \
+         1,000 nodes have, both generations. Rows: one endpoint per node; nodes that go one at a time.",
+    ))
+}
+
+/// Nodes with proxies, and one without, which drops the packets that are measured.
+pub(crate) struct BenchCluster {
+    pub(crate) cluster: IngressCluster,
+    listeners: Vec<TcpListener>,
+    address: SocketAddr,
+    /// Where datagrams go that are to be lost.
+    pub(crate) sink: SocketAddr,
+}
+
+impl BenchCluster {
+    fn start(binary: &Path, forwarding: &str) -> Result<Self> {
+        status("Starting", &format!("a cluster with external-forwarding: {forwarding}"));
+        let mut cluster = IngressCluster::new(&format!("bench-{forwarding}"), SERVING as u8 + 1)?;
+        let service = |name: &str, number: u8| {
+            let cluster_ip = IpAddr::from([10, 96, 0, number]);
+            Service::new(name, &[cluster_ip])
+                .load_balancer_ips(&[IpAddr::from([203, 0, 113, number])])
+                .annotation("kube-proxy-ebpf.io/external-forwarding", forwarding)
+        };
+        let mut web = service("web", 1).port("", "TCP", 80, PORT);
+        for node in &cluster.nodes[..SERVING] {
+            web = web.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &[node.pod_addresses()[0]]);
+        }
+        let serving = &cluster.nodes[1];
+        let lost = outside_packets::add_lost_address(serving)?;
+        let sink = service("sink", 2).port("", "UDP", 9, 9).endpoint_on(&serving.name(), "sink", &[lost]);
+        cluster.write(&[web, sink]);
+        for node in 0..SERVING {
+            cluster.start_binary(binary, node, &[]);
+        }
+        cluster.wait_until_applied();
+        let address = SocketAddr::from(([203, 0, 113, 1], 80));
+        let sink = SocketAddr::from(([203, 0, 113, 2], 9));
+        if forwarding == "dsr" {
+            cluster.wait_until_forwarded(address, &[(0, 1), (1, 1), (2, 1)]);
+        }
+        let listen = |node: &::tests::ingress_cluster::IngressNode| {
+            let listener = node.pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
+            listener.set_nonblocking(true)?;
+            anyhow::Ok(listener)
+        };
+        let listeners = cluster.nodes[..SERVING].iter().map(listen).collect::<Result<_>>()?;
+        Ok(Self { cluster, listeners, address, sink })
+    }
+
+    /// The time of a connect and a close, in nanoseconds.
+    fn connect_and_close(&self, address: SocketAddr) -> Result<f64> {
+        let begin = Instant::now();
+        let stream = TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
+        let mut took = begin.elapsed();
+        // Without TIME_WAIT, which would exhaust the ports.
+        reset_on_close(&stream)?;
+        let begin = Instant::now();
+        drop(stream);
+        took += begin.elapsed();
+        let accepted = self.listeners.iter().map(|it| std::iter::from_fn(|| it.accept().ok()).count());
+        ensure!(accepted.sum::<usize>() == 1, "no endpoint has accepted the connection");
+        Ok(took.as_nanos() as f64)
+    }
+}
+
+/// The median times of connections: straight to an endpoint, forwarded, and by the nftables path.
+fn connects(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<[f64; 3]> {
+    forwarding.cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    translating.cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    forwarding.cluster.set_next_hops(["10.244.2.0/24", "fd00:244:2::/64"], &[1]);
+    let endpoint = SocketAddr::new(forwarding.cluster.nodes[1].pod_addresses()[0], PORT);
+    let ways = [(forwarding, endpoint), (forwarding, forwarding.address), (translating, translating.address)];
+    let mut times = [const { Vec::new() }; 3];
+    for round in 0..CONNECTS {
+        for which in (0..3).map(|it| (it + round) % 3) {
+            let (bench, address) = ways[which];
+            times[which].push(bench.cluster.clients[0].run(|| bench.connect_and_close(address))?);
+        }
+    }
+    Ok(times.map(median))
+}

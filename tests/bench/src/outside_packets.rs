@@ -1,0 +1,191 @@
+//! The CPU time of packets from outside, by the path that they take. One core does all the work for a packet, from the client's
+//! system call on.
+//! Invariant: a figure is a difference of times of the same packets, one of which are dropped earlier.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use ::tests::{NetNs, ingress_cluster::IngressNode};
+use anyhow::{Context as _, Result, ensure};
+use build_tools::{command::output, programs::find_or_install};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    time::{ClockId, clock_gettime},
+    unistd::Pid,
+};
+
+use crate::{
+    figures::median,
+    outside::{BenchCluster, NETWORKS, SERVING},
+};
+
+const FLOWS: usize = 1_000;
+/// How many datagrams of each flow are measured at a time.
+const PER_FLOW: usize = 20;
+const ROUNDS: usize = 25;
+/// An Ethernet frame of 60 bytes.
+const PAYLOAD: [u8; 18] = [0; 18];
+/// The core that does the work.
+const CORE: usize = 1;
+
+/// CPU times of a packet in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PacketFigures {
+    /// The node that it enters by, which forwards it.
+    pub(crate) forwarded: f64,
+    /// The same by the nftables path.
+    pub(crate) translated: f64,
+    /// The node that serves it, of a packet that it unwraps.
+    pub(crate) unwrapped: f64,
+    /// The same of a packet that came to this node.
+    pub(crate) served: f64,
+}
+
+/// Keeps this thread on one core.
+pub(crate) fn pin_to_core() -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(CORE)?;
+    sched_setaffinity(Pid::from_raw(0), &cores).with_context(|| format!("there is no core {CORE}"))
+}
+
+/// An address that a node sends to its pods, of which none has it: packets to it end there.
+pub(crate) fn add_lost_address(node: &IngressNode) -> Result<IpAddr> {
+    let IpAddr::V4(pod) = node.pod_addresses()[0] else { anyhow::bail!("IPv4 comes first") };
+    let [a, b, c, _] = pod.octets();
+    let lost = IpAddr::from([a, b, c, 200]);
+    node.netns.ip(&["route", "add", &lost.to_string(), "via", &pod.to_string()])?;
+    node.pods.set_sysctl("ipv4/ip_forward", "0")?;
+    Ok(lost)
+}
+
+/// A rule that drops what arrives at an interface, until it is dropped.
+struct Drops<'a>(&'a NetNs);
+
+impl<'a> Drops<'a> {
+    fn at(netns: &'a NetNs, interface: &str) -> Result<Self> {
+        let chain = format!("type filter hook ingress device {interface} priority 0;");
+        nft(netns, &format!("table netdev bench {{ chain drops {{ {chain} meta l4proto udp drop; }}; }}"))?;
+        Ok(Self(netns))
+    }
+}
+
+impl Drop for Drops<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = nft(self.0, "delete table netdev bench") {
+            eprintln!("warning: packets stay dropped: {error:#}");
+        }
+    }
+}
+
+fn nft(netns: &NetNs, command: &str) -> Result<()> {
+    netns.run(|| output(Command::new(find_or_install("nft", "nftables")?).arg(command)).map(drop))
+}
+
+/// Measures packets that take the paths in turns.
+pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<PacketFigures> {
+    let [by, by_nft] = [Sender::new(forwarding)?, Sender::new(translating)?];
+    let mut times = [const { Vec::new() }; 6];
+    for _ in 0..ROUNDS {
+        let [dropping, at_bridge, forwarded, served, unwrapped, translated] = &mut times;
+        {
+            let _arrives = Drops::at(&forwarding.cluster.nodes[SERVING].netns, "eth0")?;
+            dropping.push(by.send(SERVING)?);
+        }
+        {
+            let _before = Drops::at(&forwarding.cluster.lan, "router")?;
+            at_bridge.push(by.send(SERVING)?);
+        }
+        {
+            let _leaves = Drops::at(&forwarding.cluster.lan, "n1")?;
+            forwarded.push(by.send(0)?);
+        }
+        served.push(by.send_counted(1)?);
+        unwrapped.push(by.send_counted(0)?);
+        {
+            let _leaves = Drops::at(&translating.cluster.lan, "n1")?;
+            translated.push(by_nft.send(0)?);
+        }
+    }
+    let [dropping, at_bridge, forwarded, served, unwrapped, translated] = times.map(median);
+    Ok(PacketFigures {
+        forwarded: forwarded - dropping,
+        translated: translated - dropping,
+        // From the bridge on, where forwarded packets were dropped.
+        unwrapped: unwrapped - forwarded - (dropping - at_bridge),
+        served: served - dropping,
+    })
+}
+
+/// Sockets of a client, one for each flow.
+struct Sender<'a> {
+    bench: &'a BenchCluster,
+    sockets: Vec<UdpSocket>,
+}
+
+impl<'a> Sender<'a> {
+    fn new(bench: &'a BenchCluster) -> Result<Self> {
+        let connect = || {
+            let socket = UdpSocket::bind(SocketAddr::from(([0; 4], 0)))?;
+            socket.connect(bench.sink)?;
+            anyhow::Ok(socket)
+        };
+        let _outside = bench.cluster.clients[0].enter()?;
+        let sockets = (0..FLOWS).map(|_| connect()).collect::<Result<_>>()?;
+        let sender = Self { bench, sockets };
+        // Connections that conntrack has seen once, and neighbors.
+        for node in 0..SERVING {
+            sender.send(node)?;
+        }
+        Ok(sender)
+    }
+
+    /// Sends datagrams by a node: the CPU time of one in nanoseconds.
+    fn send(&self, node: usize) -> Result<f64> {
+        self.bench.cluster.set_next_hops(NETWORKS, &[node]);
+        let before = cpu_time()?;
+        for _ in 0..PER_FLOW {
+            for it in &self.sockets {
+                it.send(&PAYLOAD)?;
+            }
+        }
+        Ok((cpu_time()? - before).as_nanos() as f64 / (FLOWS * PER_FLOW) as f64)
+    }
+
+    /// The same, of datagrams that arrive.
+    fn send_counted(&self, node: usize) -> Result<f64> {
+        let pods = &self.bench.cluster.nodes[1].pods;
+        let before = received(pods)?;
+        let time = self.send(node)?;
+        let arrived = received(pods)? - before;
+        ensure!(arrived >= FLOWS * PER_FLOW * 99 / 100, "only {arrived} datagrams have arrived");
+        Ok(time)
+    }
+}
+
+/// The CPU time of this thread, which the kernel's work for its packets counts to, and of the thread that does what is deferred.
+fn cpu_time() -> Result<Duration> {
+    let deferred = fs::read_to_string(deferred_work()?)?;
+    let deferred = deferred.split(' ').next().and_then(|it| it.parse().ok()).context("no time")?;
+    let own = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+    Ok(Duration::from(own) + Duration::from_nanos(deferred))
+}
+
+/// The times of the kernel's thread for deferred work on the core.
+fn deferred_work() -> Result<String> {
+    let name = format!("ksoftirqd/{CORE}\n");
+    let processes = fs::read_dir("/proc")?.flatten().map(|it| it.path());
+    let is_it = |it: &std::path::PathBuf| fs::read_to_string(it.join("comm")).is_ok_and(|it| it == name);
+    let found = processes.into_iter().find(is_it).context("there is no ksoftirqd")?;
+    Ok(found.join("schedstat").display().to_string())
+}
+
+/// How many packets have arrived in a namespace.
+fn received(netns: &NetNs) -> Result<usize> {
+    let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/dev"))?;
+    let counters = text.lines().find_map(|it| it.trim().strip_prefix("eth0:")).context("no eth0")?;
+    Ok(counters.split_whitespace().nth(1).context("no packets")?.parse()?)
+}

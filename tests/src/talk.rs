@@ -1,0 +1,89 @@
+//! Long-lived connections that talk all the time, so that whatever happens meets packets of theirs.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{EchoConnection, TIMEOUT, eventually};
+
+/// The pause between two rounds, which leaves the processor to others.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A thread that pings each of its connections, one after the other, until it is dropped.
+#[derive(Debug)]
+pub struct Talk {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// How often every connection has been pinged.
+    rounds: AtomicUsize,
+    /// The servers and the errors of connections that broke.
+    broken: Mutex<Vec<String>>,
+}
+
+impl Talk {
+    /// Begins to talk.
+    #[must_use]
+    pub fn start(connections: Vec<EchoConnection>) -> Self {
+        let shared = Arc::<Shared>::default();
+        let thread = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || talk(&shared, connections)
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// Waits until every connection has sent and received something that was sent after this call.
+    ///
+    /// # Panics
+    ///
+    /// If one broke; with `after` in the message.
+    #[track_caller]
+    pub fn assert_alive(&self, after: &str) {
+        let rounds = || self.shared.rounds.load(Ordering::Relaxed);
+        let broken = || self.shared.broken.lock().clone();
+        let before = rounds();
+        // The round that ends first may have begun before.
+        let has_talked = eventually(TIMEOUT, || rounds() > before + 1 || !broken().is_empty());
+        assert!(broken().is_empty(), "{after}: connections broke: {:#?}", broken());
+        assert!(has_talked, "{after}: connections take too long");
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, no round has ended since.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn talk(shared: &Shared, mut connections: Vec<EchoConnection>) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        connections.retain_mut(|it| {
+            if shared.stop.load(Ordering::Relaxed) {
+                return true;
+            }
+            let result = it.ping();
+            if let Err(error) = &result {
+                shared.broken.lock().push(format!("{:?} to {}: {error}", it.stream(), it.name()));
+            }
+            result.is_ok()
+        });
+        shared.rounds.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,104 @@
+//! iperf3 from outside, wrapped: large segments stay whole on their way, and datagrams of the full size that fits pass.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    net::IpAddr,
+    process::{Child, Command, Stdio},
+};
+
+use build_tools::programs::find;
+use serde_json::Value;
+use tests::{
+    NetNs, TIMEOUT, agent, eventually,
+    ingress_cluster::{IngressCluster, IngressNode},
+    skip,
+};
+
+use crate::outside::{NETWORKS, frontends, running_cluster_or_skip, web};
+
+const PORT: u16 = 5_201;
+/// The payload that fits into 1,500 bytes with the wrapping, in each family.
+const DATAGRAMS: [usize; 2] = [1_500 - 44 - 20 - 8, 1_500 - 76 - 40 - 8];
+
+/// A server, until it is dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(node: &IngressNode, address: IpAddr) -> Self {
+        let log = node.sandbox.files().join(format!("iperf3-{}.log", address.is_ipv6()));
+        let mut command = Command::new("iperf3");
+        command.args(["--server", "--forceflush", "--bind", &address.to_string()]);
+        command.stdin(Stdio::null()).stdout(File::create(&log).unwrap());
+        let server = Self(node.pods.run(|| command.spawn()).unwrap());
+        let listens = || fs::read_to_string(&log).is_ok_and(|it| it.contains("listening"));
+        assert!(eventually(TIMEOUT, listens), "iperf3 does not listen at {address}");
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a client has measured.
+fn send(from: &NetNs, to: IpAddr, arguments: &[&str]) -> Value {
+    let mut command = Command::new("iperf3");
+    command.args(["--json", "--client", &to.to_string()]).args(arguments);
+    serde_json::from_str(&from.run(|| agent::run(&mut command)).success()).unwrap()
+}
+
+/// How many bytes and packets have arrived at the uplink of a node.
+fn arrived(node: &IngressNode) -> [u64; 2] {
+    let mut text = String::new();
+    node.netns.run(|| File::open("/proc/thread-self/net/dev").unwrap().read_to_string(&mut text)).unwrap();
+    let counters = text.lines().find_map(|it| it.trim().strip_prefix("eth0:")).unwrap();
+    let mut counters = counters.split_whitespace().map(|it| it.parse().unwrap());
+    [counters.next().unwrap(), counters.next().unwrap()]
+}
+
+#[test]
+fn large_segments_stay_whole_and_full_datagrams_pass() {
+    if find("iperf3").is_none() {
+        skip("iperf3 is not installed");
+        return;
+    }
+    // It uses several connections, which must reach one server.
+    let service = |it: &IngressCluster| {
+        web(it, &[0]).port("iperf-tcp", "TCP", PORT, PORT).port("iperf-udp", "UDP", PORT, PORT)
+    };
+    let Some(cluster) = running_cluster_or_skip(2, service) else { return };
+    for it in frontends() {
+        cluster.wait_until_forwarded((it.ip(), PORT).into(), &[(0, 1)]);
+    }
+    // By the node without an endpoint: all is wrapped.
+    cluster.set_next_hops(NETWORKS, &[1]);
+    let (server, client) = (&cluster.nodes[0], &cluster.clients[0]);
+    for ((frontend, address), datagram) in frontends().iter().zip(server.pod_addresses()).zip(DATAGRAMS) {
+        let _server = Server::start(server, address);
+        let before = arrived(server);
+        let tcp = send(client, frontend.ip(), &["--bytes", "100M"]);
+        let after = arrived(server);
+        let received = tcp["end"]["sum_received"]["bytes"].as_u64().unwrap();
+        assert!(received > 50 << 20, "{received} bytes of 100 MiB");
+        let [bytes, packets] = [0, 1].map(|it| after[it] - before[it]);
+        eprintln!("{frontend}: {received} bytes, {} bytes per packet", bytes / packets);
+        assert!(bytes >= received, "what arrives at the node is wrapped");
+        assert!(bytes / packets > 2 * 1_500, "{bytes} bytes in {packets} packets");
+
+        let length = datagram.to_string();
+        let udp = send(
+            client,
+            frontend.ip(),
+            &["--udp", "--bitrate", "100M", "--bytes", "10M", "--length", &length],
+        );
+        let [sent, lost] = ["packets", "lost_packets"].map(|it| udp["end"]["sum"][it].as_u64().unwrap());
+        eprintln!("{frontend}: {sent} datagrams of {length} bytes, {lost} lost");
+        // A server that does not run loses some.
+        assert!(sent > 0 && lost < sent / 2, "{lost} of {sent} datagrams are lost");
+    }
+}

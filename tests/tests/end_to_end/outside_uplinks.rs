@@ -1,0 +1,124 @@
+//! How the programs of packets from outside are attached to interfaces, beside those of others.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use tests::{
+    AgentCommand, Build, EchoConnection, NetNs, TIMEOUT, ingress_cluster::IngressCluster,
+    requirements::kernel_at_least, run, skip,
+};
+
+use crate::{
+    outside::{NETWORKS, frontends},
+    outside_peers::{cluster_or_skip, servers, wait_for},
+};
+
+/// As on a kernel without links to interfaces.
+fn with_filters(command: AgentCommand) -> AgentCommand {
+    command.env("KUBE_PROXY_EBPF_FAULT", "no-links-to-interfaces")
+}
+
+fn tc(netns: &NetNs, arguments: &str) -> String {
+    netns.run(|| run(Command::new("tc").args(arguments.split(' ')))).success()
+}
+
+#[test]
+fn filters_forward_packets_and_leave_those_of_others() {
+    let Some(mut cluster) = cluster_or_skip() else { return };
+    // The second node has the qdisc already, with a filter.
+    for it in ["qdisc add dev eth0 clsact", "filter add dev eth0 ingress prio 7 matchall action pass"] {
+        tc(&cluster.nodes[1].netns, it);
+    }
+    for node in 0..3 {
+        cluster.start_with(&Build::Failpoints.binary(), node, with_filters);
+    }
+    cluster.set_next_hops(NETWORKS, &[0, 1]);
+    wait_for(&cluster, &["n1", "n2", "n3"], true);
+    let mut connections = {
+        let _outside = cluster.clients[0].enter().unwrap();
+        (0..20).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect::<Vec<_>>()
+    };
+    let filters = |it: &IngressCluster, node: usize, side: &str| {
+        tc(&it.nodes[node].netns, &format!("filter show dev eth0 {side}"))
+    };
+    assert!(
+        filters(&cluster, 0, "ingress").contains("ingress direct-action"),
+        "{}",
+        filters(&cluster, 0, "ingress")
+    );
+    // Filters outlive the proxy, and another one takes them over.
+    cluster.set_next_hops(NETWORKS, &[2]);
+    for node in 0..3 {
+        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+    }
+    connections.iter_mut().for_each(|it| it.ping().unwrap());
+    for node in 0..3 {
+        cluster.start_with(&Build::Failpoints.binary(), node, with_filters);
+        cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+    }
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
+    connections.iter_mut().for_each(|it| it.ping().unwrap());
+    wait_for(&cluster, &["n1", "n2", "n3"], true);
+    for (node, side) in [(0, "ingress"), (0, "egress"), (1, "egress")] {
+        assert_eq!(
+            filters(&cluster, node, side).matches("direct-action").count(),
+            1,
+            "of node {node}, {side}"
+        );
+    }
+    for node in 0..3 {
+        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+        cluster.cleanup(node);
+    }
+    assert!(!tc(&cluster.nodes[0].netns, "qdisc show dev eth0").contains("clsact"), "it was ours");
+    assert!(tc(&cluster.nodes[1].netns, "qdisc show dev eth0").contains("clsact"), "it was not ours");
+    let left = filters(&cluster, 1, "ingress");
+    assert!(left.contains("matchall") && !left.contains("direct-action"), "{left}");
+    assert_eq!(filters(&cluster, 1, "egress"), "");
+}
+
+/// Detaches the program that is not in the driver.
+fn detach_ingress(cluster: &IngressCluster, node: usize) {
+    let pins = fs::read_dir(cluster.nodes[node].sandbox.pins().join("links")).unwrap();
+    let is_ingress = |it: &PathBuf| {
+        let name = it.file_name().unwrap().to_str().unwrap();
+        name.strip_prefix("ingress_").is_some_and(|it| it.parse::<u32>().is_ok())
+    };
+    let pins: Vec<_> = pins.map(|it| it.unwrap().path()).filter(is_ingress).collect();
+    assert_eq!(pins.len(), 1, "{pins:?}");
+    fs::remove_file(&pins[0]).unwrap();
+}
+
+#[test]
+fn the_driver_forwards_packets() {
+    if !kernel_at_least(6, 6) {
+        skip("the test takes links to interfaces away, which need Linux 6.6");
+        return;
+    }
+    let Some(mut cluster) = cluster_or_skip() else { return };
+    // What a driver does: no sender leaves checksums to it, and it takes frames back.
+    let ethtool = |netns: &NetNs, words: &str| {
+        let _ = netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
+    };
+    ethtool(&cluster.clients[0], "-K eth0 tx off");
+    ethtool(&cluster.lan, "-K n1 gro on");
+    cluster.set_next_hops(NETWORKS, &[0]);
+    cluster.start(0, &["--external-forwarding-xdp=true"]);
+    cluster.start(1, &[]);
+    cluster.start(2, &[]);
+    wait_for(&cluster, &["n1", "n2", "n3"], true);
+    let agent = cluster.nodes[0].agent.as_mut().unwrap();
+    agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver").unwrap();
+    // Without the other program, only the one in the driver can forward.
+    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    detach_ingress(&cluster, 0);
+    let of_others = |it: &IngressCluster| {
+        servers(it)
+            .into_iter()
+            .filter(|(name, is_own)| name != "n1" && *is_own)
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of_others(&cluster), ["n2", "n3"]);
+    cluster.cleanup(0);
+    assert_eq!(of_others(&cluster), [""; 0]);
+}
