@@ -119,8 +119,8 @@ impl ForwardTables {
             };
             let (owner, second) = match forward::way(self, &flow) {
                 Way::Pass => (NO_NODE, NO_NODE),
-                Way::Here { second } => (THIS_NODE, second),
-                Way::To { node, second } => (node, second),
+                Way::Here { second, .. } => (THIS_NODE, second),
+                Way::To { node, second, .. } => (node, second),
             };
             FlowRow {
                 number: flow.hash(by_client) & forward.mask,
@@ -231,7 +231,7 @@ mod tests {
         ForwardTables {
             forwards: vec![(
                 key("203.0.113.1:80"),
-                Forward { first: 8, mask: rows.len() as u32 - 1, by_client },
+                Forward { first: 8, mask: rows.len() as u32 - 1, by_client, ..Forward::default() },
             )],
             rows: (8..).zip(rows.iter().copied()).collect(),
             nodes: [(1, node([192, 0, 2, 1])), (2, node([192, 0, 2, 2]))].into(),
