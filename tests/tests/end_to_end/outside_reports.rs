@@ -13,7 +13,7 @@ use tests::{
     AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT,
     agent::{Output, STATUS_SOCKET, run, status_socket},
     eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENT},
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
     requirements::kernel_at_least,
     skip,
@@ -66,6 +66,9 @@ fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<Ingress
         agent.wait_until_logged(TIMEOUT, FORWARDED).unwrap();
         agent.wait_until_applied(TIMEOUT).unwrap();
     }
+    for frontend in frontends() {
+        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1)]);
+    }
     Some(cluster)
 }
 
@@ -113,13 +116,14 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
         let mut servers = BTreeMap::new();
         for _ in 0..8 {
-            let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+            let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
             let (name, _) = connection.name().split_once(' ').unwrap();
             let client = connection.stream().local_addr().unwrap().to_string();
             assert_served_by(&cluster, &client, &format!("{to}/tcp"), name);
             servers.insert(name.to_owned(), client);
         }
-        let udp = cluster.client.run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
+        let udp =
+            cluster.clients[0].run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
         udp.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         udp.send_to(b"?", frontend).unwrap();
         let mut reply = [0; 64];
@@ -146,13 +150,13 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
 }
 
 fn own_address(frontend: SocketAddr) -> IpAddr {
-    OUTSIDE_CLIENT[usize::from(frontend.is_ipv6())]
+    OUTSIDE_CLIENTS[0][usize::from(frontend.is_ipv6())]
 }
 
 #[test]
 fn explain_says_what_the_row_of_a_client_depends_on() {
     let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
-    let client = OUTSIDE_CLIENT[0].to_string();
+    let client = OUTSIDE_CLIENTS[0][0].to_string();
     let without_port = explain(&cluster, 0, &client, FRONTENDS[0]);
     let forwarding = &without_port["kernel"]["forwarding"];
     assert_eq!((&forwarding["row"], &forwarding["byClient"]), (&Value::Null, &false.into()));
@@ -200,7 +204,7 @@ fn explain_says_what_the_row_of_a_client_depends_on() {
 fn with_session_affinity_explain_needs_no_port_of_the_client() {
     let Some(cluster) = forwarding_or_skip(|it| dsr(web(it).affinity(3600))) else { return };
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
-        let connection = cluster.client.run(|| EchoConnection::connect(frontend)).unwrap();
+        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (name, _) = connection.name().split_once(' ').unwrap();
         assert_served_by(&cluster, &own_address(frontend).to_string(), &format!("{to}/tcp"), name);
     }
@@ -210,7 +214,7 @@ fn with_session_affinity_explain_needs_no_port_of_the_client() {
 fn explain_names_the_second_of_a_row_that_has_changed() {
     let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
     let row = |port: u16| {
-        let client = format!("{}:{port}", OUTSIDE_CLIENT[0]);
+        let client = format!("{}:{port}", OUTSIDE_CLIENTS[0][0]);
         let mut explanation = explain(&cluster, 2, &client, FRONTENDS[0]);
         explanation["kernel"]["forwarding"]["row"].take()
     };
@@ -221,7 +225,7 @@ fn explain_names_the_second_of_a_row_that_has_changed() {
     let more = dsr(web(&cluster)).endpoint_on(&third.name(), "pod-n3", &third.pod_addresses());
     cluster.write(&[more]);
     let has_rows = || {
-        let shares = &explain(&cluster, 2, &OUTSIDE_CLIENT[0].to_string(), FRONTENDS[0])["kernel"];
+        let shares = &explain(&cluster, 2, &OUTSIDE_CLIENTS[0][0].to_string(), FRONTENDS[0])["kernel"];
         shares["forwarding"]["shares"].as_array().is_some_and(|it| it.len() == 3)
     };
     assert!(eventually(TIMEOUT, has_rows));
