@@ -66,7 +66,9 @@ fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<Ingress
         agent.wait_until_logged(TIMEOUT, FORWARDED).unwrap();
         agent.wait_until_applied(TIMEOUT).unwrap();
     }
-    frontends().into_iter().for_each(|it| cluster.wait_until_forwarded(it, &[(0, 1), (1, 1)]));
+    for frontend in frontends() {
+        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1)]);
+    }
     Some(cluster)
 }
 
@@ -205,6 +207,53 @@ fn with_session_affinity_explain_needs_no_port_of_the_client() {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (name, _) = connection.name().split_once(' ').unwrap();
         assert_served_by(&cluster, &own_address(frontend).to_string(), &format!("{to}/tcp"), name);
+    }
+}
+
+#[test]
+fn explain_names_the_second_of_a_row_that_has_changed() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let row = |port: u16| {
+        let client = format!("{}:{port}", OUTSIDE_CLIENTS[0][0]);
+        let mut explanation = explain(&cluster, 2, &client, FRONTENDS[0]);
+        explanation["kernel"]["forwarding"]["row"].take()
+    };
+    let before: Vec<_> = (40_000..40_020).map(row).collect();
+    assert!(before.iter().all(|it| it["second"] == Value::Null), "{before:?}");
+    // The third node takes rows of the others.
+    let third = &cluster.nodes[2];
+    let more = dsr(web(&cluster)).endpoint_on(&third.name(), "pod-n3", &third.pod_addresses());
+    cluster.write(&[more]);
+    let has_rows = || {
+        let shares = &explain(&cluster, 2, &OUTSIDE_CLIENTS[0][0].to_string(), FRONTENDS[0])["kernel"];
+        shares["forwarding"]["shares"].as_array().is_some_and(|it| it.len() == 3)
+    };
+    assert!(eventually(TIMEOUT, has_rows));
+    let mut moved = 0;
+    for (port, before) in (40_000..).zip(before) {
+        let now = row(port);
+        if now["owner"]["node"] == before["owner"]["node"] {
+            assert_eq!(now["second"], Value::Null, "{now}");
+            continue;
+        }
+        moved += 1;
+        assert_eq!(now["owner"]["action"], "served", "{now}");
+        assert_eq!(now["second"]["node"], before["owner"]["node"], "{now}");
+    }
+    assert!(moved > 0, "of 20 flows a third moves");
+}
+
+#[test]
+fn explain_says_why_a_service_is_translated_that_is_to_be_forwarded() {
+    // No Node object has this name.
+    let service =
+        |cluster: &IngressCluster| dsr(web(cluster)).endpoint_on("n9", "pod-n9", &[[10, 244, 9, 10].into()]);
+    let Some(mut cluster) = cluster_or_skip(service) else { return };
+    cluster.nodes[0].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+    let to = format!("{}/tcp", FRONTENDS[0]);
+    let text = cli(&cluster, 0, &["explain", "outside", "198.18.0.100:40000", &to]).success();
+    for expect in ["forwarding whole, to 3 nodes with endpoints", "\nforwarded  ", "translate", "address"] {
+        assert!(text.contains(expect), "{expect:?} is not in\n{text}");
     }
 }
 

@@ -190,7 +190,7 @@ fn connections_survive_all_that_happens_to_a_cluster() {
     story.connect(100);
     story.scale(&[(0, 1), (1, 1), (2, 1)]);
     story.change_services();
-    story.replace_proxies(Build::Failpoints);
+    story.replace_proxies(Build::NextLayout);
     story.end();
 }
 

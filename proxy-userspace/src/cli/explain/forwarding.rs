@@ -130,7 +130,9 @@ impl Forwarding {
     /// Where this node does not do what its tables say.
     pub(super) fn difference(&self) -> Option<String> {
         let says = "eBPF forwards nothing: no interface has the programs, so packets are translated here";
-        self.uplinks.is_empty().then(|| says.to_owned())
+        // What no node owns is translated anyhow.
+        let is_owned = self.shares.iter().any(|it| it.node.action != Action::Translated);
+        (is_owned && self.uplinks.is_empty()).then(|| says.to_owned())
     }
 
     /// The explanation for the row of the client: only endpoints of its owner serve it.
