@@ -132,8 +132,7 @@ fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     if protocol == UDP && destination_port(ctx, transport)?.raw() == FORWARDING_PORT.load() as u16 {
         return (side.node(THIS_NODE)? == destination).then_some(UNWRAP);
     }
-    if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) || !packet_path::serves()
-    {
+    if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) {
         return None;
     }
     let flow = flow_at(ctx, transport, (source, destination, protocol))?;

@@ -28,7 +28,6 @@ use crate::{
     config::FORWARDING_PORT,
     counters,
     packet_family::{ETHERNET, FOUND, PacketFamily, TCP_FLAGS, flow},
-    packet_path,
     side::{FamilyTables, Side},
 };
 
@@ -60,8 +59,7 @@ fn forwarded<F: PacketFamily + FamilyTables>(ctx: &XdpContext) -> Option<u32> {
     let header: F::Header = load(ctx, ETHERNET)?;
     let addresses = F::addresses(&header)?;
     let side = Side::<F>::active()?;
-    if !addresses.1.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) || !packet_path::serves()
-    {
+    if !addresses.1.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) {
         return None;
     }
     let transport = ETHERNET + size_of::<F::Header>();

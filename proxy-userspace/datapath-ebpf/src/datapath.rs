@@ -482,7 +482,8 @@ impl Datapath {
         let avoiders = self.failures.read()?;
         let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
-        Ok(TableStats { ejected, ejections, ..self.stats.read(self.cgroup.path())? })
+        let peers = self.probes.as_ref().map(PeerProbes::counts).unwrap_or_default();
+        Ok(TableStats { ejected, ejections, peers, ..self.stats.read(self.cgroup.path())? })
     }
 }
 

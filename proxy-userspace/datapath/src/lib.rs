@@ -21,7 +21,7 @@ pub use passive_health_options::PassiveHealthOptions;
 pub use probe_result::{HookBehavior, ProbeResult};
 pub use report::{
     ApplyReport, AvoidedEndpoint, AvoidedEndpoints, EjectedEndpoint, Ejections, ForwardCounts, OverflowStats,
-    PacketAffinity, PacketCount, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
+    PacketAffinity, PacketCount, PeerCounts, PortCounts, PortId, RefusedNamespace, TableFill, TableStats,
     TerminationReport,
 };
 pub use sorted_lines::SortedLines;

@@ -125,6 +125,19 @@ pub struct TableStats {
     pub ejected: Vec<EjectedEndpoint>,
     /// How often endpoints were ever ejected.
     pub ejections: Ejections,
+    /// The nodes that packets from outside are forwarded to.
+    pub peers: PeerCounts,
+}
+
+/// How many addresses of nodes that packets from outside are forwarded to answer probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// They answer.
+    pub answering: usize,
+    /// They do not answer any more.
+    pub silent: usize,
+    /// They have never answered.
+    pub mute: usize,
 }
 
 /// An endpoint that clients avoid because their connections to it failed.

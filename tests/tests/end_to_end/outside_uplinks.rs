@@ -2,6 +2,11 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
+use aya::programs::{
+    Xdp, XdpAttachType, XdpMode,
+    links::{FdLink, PinnedLink},
+    loaded_programs,
+};
 use tests::{
     AgentCommand, Build, EchoConnection, NetNs, TIMEOUT, ingress_cluster::IngressCluster,
     requirements::kernel_at_least, run, skip,
@@ -25,7 +30,9 @@ fn tc(netns: &NetNs, arguments: &str) -> String {
 fn filters_forward_packets_and_leave_those_of_others() {
     let Some(mut cluster) = cluster_or_skip() else { return };
     // The second node has the qdisc already, with a filter.
-    for it in ["qdisc add dev eth0 clsact", "filter add dev eth0 ingress prio 7 matchall action pass"] {
+    for it in
+        ["qdisc add dev eth0 clsact", "filter add dev eth0 ingress prio 7 protocol all u32 match u32 0 0"]
+    {
         tc(&cluster.nodes[1].netns, it);
     }
     for node in 0..3 {
@@ -72,7 +79,7 @@ fn filters_forward_packets_and_leave_those_of_others() {
     assert!(!tc(&cluster.nodes[0].netns, "qdisc show dev eth0").contains("clsact"), "it was ours");
     assert!(tc(&cluster.nodes[1].netns, "qdisc show dev eth0").contains("clsact"), "it was not ours");
     let left = filters(&cluster, 1, "ingress");
-    assert!(left.contains("matchall") && !left.contains("direct-action"), "{left}");
+    assert!(left.contains("u32") && !left.contains("direct-action"), "{left}");
     assert_eq!(filters(&cluster, 1, "egress"), "");
 }
 
@@ -88,6 +95,19 @@ fn detach_ingress(cluster: &IngressCluster, node: usize) {
     fs::remove_file(&pins[0]).unwrap();
 }
 
+/// Attaches the program in the driver at the other end of the first node's cable, where it passes everything: the driver veth
+/// sends frames back only to an interface with a program.
+fn at_the_other_end(cluster: &IngressCluster) -> Xdp {
+    let links = fs::read_dir(cluster.nodes[0].sandbox.pins().join("links")).unwrap();
+    let is_xdp = |it: &PathBuf| it.file_name().unwrap().to_str().unwrap().starts_with("ingress_xdp_");
+    let pin = links.map(|it| it.unwrap().path()).find(is_xdp).unwrap();
+    let id = FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().program_id();
+    let info = loaded_programs().flatten().find(|it| it.id() == id).unwrap();
+    let mut program = Xdp::from_program_info(info, "ingress_xdp".into(), XdpAttachType::Interface).unwrap();
+    cluster.lan.run(|| program.attach("n1", XdpMode::Driver)).unwrap();
+    program
+}
+
 #[test]
 fn the_driver_forwards_packets() {
     if !kernel_at_least(6, 6) {
@@ -95,19 +115,19 @@ fn the_driver_forwards_packets() {
         return;
     }
     let Some(mut cluster) = cluster_or_skip() else { return };
-    // What a driver does: no sender leaves checksums to it, and it takes frames back.
+    // No sender leaves checksums to this driver.
     let ethtool = |netns: &NetNs, words: &str| {
         let _ = netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
     };
     ethtool(&cluster.clients[0], "-K eth0 tx off");
-    ethtool(&cluster.lan, "-K n1 gro on");
     cluster.set_next_hops(NETWORKS, &[0]);
     cluster.start(0, &["--external-forwarding-xdp=true"]);
     cluster.start(1, &[]);
     cluster.start(2, &[]);
-    wait_for(&cluster, &["n1", "n2", "n3"], true);
     let agent = cluster.nodes[0].agent.as_mut().unwrap();
     agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver").unwrap();
+    let _peer = at_the_other_end(&cluster);
+    wait_for(&cluster, &["n1", "n2", "n3"], true);
     // Without the other program, only the one in the driver can forward.
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
     detach_ingress(&cluster, 0);

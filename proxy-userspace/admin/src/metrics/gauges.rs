@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, TableStats};
+use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PeerCounts, TableStats};
 use grpc_server::ClientStats;
 use model::{Family, Rejections};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
@@ -128,8 +128,15 @@ fn datapath(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
 }
 
 fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let TableStats { overflow, refused: culprits, affinity_inserts, affinity_capacity, ejected, ejections } =
-        stats;
+    let TableStats {
+        overflow,
+        refused: culprits,
+        affinity_inserts,
+        affinity_capacity,
+        ejected,
+        ejections,
+        peers,
+    } = stats;
     let OverflowStats { entries, capacity, sockets, refused } = *overflow;
     out.gauge("socket_overflow_entries", entries as f64)?;
     out.gauge("socket_overflow_capacity", capacity.into())?;
@@ -151,7 +158,10 @@ fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Resul
     });
     out.series("endpoint_ejected", by_port)?;
     let Ejections { timeouts, refusals } = *ejections;
-    out.counters("ejections", "reason", [("timeout", timeouts), ("refused", refusals)])
+    out.counters("ejections", "reason", [("timeout", timeouts), ("refused", refusals)])?;
+    let PeerCounts { answering, silent, mute } = *peers;
+    let peers = [("answering", answering), ("silent", silent), ("mute", mute)];
+    out.gauges("external_peers", "state", peers.map(|(state, count)| (state, count as f64)))
 }
 
 /// The metrics of the packet path.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytemuck::bytes_of;
+use datapath::PeerCounts;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use proxy_common::forward::Probe;
 
@@ -93,6 +94,16 @@ impl PeerProbes {
         });
         let rest = self.next_round.saturating_duration_since(now);
         (changed, if self.peers.has_untried() { rest.min(FIRST_LOOK) } else { rest })
+    }
+
+    /// How many answer.
+    pub(crate) fn counts(&self) -> PeerCounts {
+        let of = |state: PeerState| self.states.values().filter(|it| **it == state).count();
+        PeerCounts {
+            answering: of(PeerState::Answers),
+            silent: of(PeerState::Silent),
+            mute: of(PeerState::Mute),
+        }
     }
 
     fn read_answers(&mut self) {
