@@ -52,7 +52,8 @@ const fn addresses(v4: [u8; 4], v6: [u16; 8]) -> [IpAddr; 2] {
 pub struct IngressCluster {
     /// The clients outside.
     pub clients: [NetNs; 2],
-    router: NetNs,
+    /// The router; its interfaces are `router`, and `client0` and so on.
+    pub router: NetNs,
     /// The bridge of the router and the nodes; its ports are named after them.
     pub lan: NetNs,
     /// The nodes, from number 1.

@@ -38,7 +38,7 @@ pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
 }
 
 /// A cluster of four nodes with endpoints on the first three, which forward.
-fn cluster_or_skip() -> Option<IngressCluster> {
+pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
     let cluster = running_cluster_or_skip(4, |it| web(it, &[0, 1, 2]))?;
     for frontend in frontends() {
         cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1), (2, 1)]);

@@ -3,10 +3,11 @@
 use std::{fs, path::PathBuf, process::Command};
 
 use aya::programs::{
-    Xdp, XdpAttachType, XdpMode,
+    Xdp, XdpMode,
     links::{FdLink, PinnedLink},
     loaded_programs,
 };
+use aya_obj::programs::XdpAttachType;
 use tests::{
     AgentCommand, Build, EchoConnection, NetNs, TIMEOUT, ingress_cluster::IngressCluster,
     requirements::kernel_at_least, run, skip,

@@ -48,6 +48,11 @@ pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
 impl From<ForwardTables> for PreviousRows {
     fn from(tables: ForwardTables) -> Self {
         let mut previous = Self::default();
+        for (number, ForwardNode { v4, v6 }) in &tables.nodes {
+            let addresses = [v4.mapped().into(), (*v6).into()].map(|it: IpAddr| it.to_canonical());
+            let known = addresses.into_iter().filter(|it| !it.is_unspecified());
+            previous.numbers.extend(known.map(|it| (it, *number as NodeNumber)));
+        }
         for (key, forward) in &tables.forwards {
             previous.frontends.insert(*key, forward.first);
             let is_v4 = V4::from_mapped(key.address).is_some();

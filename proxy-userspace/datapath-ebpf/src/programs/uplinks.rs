@@ -76,14 +76,18 @@ impl Uplinks {
             }
         }
         self.attached.retain(|it| wanted.contains(it));
+        // All are loaded first, so that programs of two versions see packets together as shortly as possible.
+        for (name, _) in PROGRAMS.iter().filter(|_| !wanted.is_empty()) {
+            let classifier = classifier(ebpf, name)?;
+            if classifier.fd().is_err() {
+                classifier.load().map_err(failed("load", name))?;
+            }
+        }
         for interface in wanted {
             let Ok(name) = if_indextoname(*interface) else { continue };
             let is_new = !self.attached.contains(interface);
             for (program, direction) in PROGRAMS {
                 let classifier = classifier(ebpf, program)?;
-                if classifier.fd().is_err() {
-                    classifier.load().map_err(failed("load", program))?;
-                }
                 let pin = pins.links().join(format!("{program}_{interface}"));
                 // An interface that has gone took its links along; the pins stay.
                 if is_new || !is_attached(&pin) {

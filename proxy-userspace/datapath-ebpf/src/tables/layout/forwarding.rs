@@ -9,6 +9,7 @@ mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
     net::IpAddr,
     sync::Arc,
 };
@@ -19,7 +20,7 @@ use model::{
 };
 use proxy_common::{
     counters::ForwardCounters,
-    forward::{Forward, NO_NODE, Row},
+    forward::{Forward, NO_NODE, NodeNumber, Row},
     net::{Be16, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
@@ -44,6 +45,8 @@ pub(crate) struct PreviousRows {
     pub(crate) frontends: HashMap<FrontendKey6, u32>,
     /// Owner and second of each row, by the position of the first; an unspecified address for none.
     pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
+    /// The number of each node's addresses.
+    pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
 }
 
 /// What is forwarded.
@@ -82,7 +85,8 @@ impl Forwarding {
     }
 
     /// Takes over the seconds of the rows of an earlier process, at the first [`Forwarding::update`].
-    pub(crate) fn restore(&mut self, previous: PreviousRows) {
+    pub(crate) fn restore(&mut self, mut previous: PreviousRows) {
+        self.nodes.restore(mem::take(&mut previous.numbers));
         self.previous = previous;
     }
 

@@ -31,6 +31,11 @@ pub(super) struct ForwardNodes {
     gone: BTreeMap<Arc<str>, NodeInfo>,
     /// The numbers of other nodes; one stays while the process runs, as rows may have the node as their second.
     numbers: HashMap<Arc<str>, NodeNumber>,
+    /// The numbers that an earlier process gave to addresses. They stay: while its programs are replaced, one may read a number that
+    /// another has written.
+    previous: HashMap<IpAddr, NodeNumber>,
+    /// The highest number so far.
+    highest: NodeNumber,
     /// What the tables say of each number.
     addresses: BTreeMap<NodeNumber, ForwardNode>,
     /// How many ports have endpoints on a node.
@@ -49,6 +54,13 @@ impl ForwardNodes {
     /// Sets the name of this node.
     pub(super) fn set_own(&mut self, own: Arc<str>) {
         self.own = own;
+    }
+
+    /// Takes over the numbers of an earlier process, before the first one is given.
+    pub(super) fn restore(&mut self, numbers: HashMap<IpAddr, NodeNumber>) {
+        self.previous = numbers;
+        self.previous.retain(|_, it| *it > THIS_NODE);
+        self.highest = self.previous.values().copied().max().unwrap_or_default();
     }
 
     /// Replaces the nodes; returns whether they were others.
@@ -152,8 +164,17 @@ impl ForwardNodes {
         if *name == self.own {
             return THIS_NODE;
         }
-        let next = NodeNumber::try_from(self.numbers.len() + usize::from(THIS_NODE) + 1).unwrap_or(NO_NODE);
-        *self.numbers.entry(Arc::clone(name)).or_insert(next)
+        if let Some(known) = self.numbers.get(name) {
+            return *known;
+        }
+        let addresses = FAMILIES.into_iter().filter_map(|it| self.address(name, it));
+        let previous = addresses.filter_map(|it| self.previous.get(&it).copied()).next();
+        // An address that has come to another node gives that one no number twice.
+        self.previous.retain(|_, it| previous != Some(*it));
+        let number = previous.or_else(|| self.highest.max(THIS_NODE).checked_add(1)).unwrap_or(NO_NODE);
+        self.highest = self.highest.max(number);
+        self.numbers.insert(Arc::clone(name), number);
+        number
     }
 
     /// The number of a node if it has one.

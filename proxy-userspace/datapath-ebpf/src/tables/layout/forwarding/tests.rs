@@ -101,6 +101,12 @@ impl Written {
         self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key)).map(|it| bytemuck::pod_read_unaligned(it))
     }
 
+    /// The number of each address.
+    fn numbers(&self) -> HashMap<IpAddr, NodeNumber> {
+        let numbers = self.forwarding.nodes.numbers();
+        numbers.into_iter().map(|(address, it)| (address.into(), it as NodeNumber)).collect()
+    }
+
     /// What another process finds of frontends with the same rows.
     fn previous(&self, ips: &[u8]) -> PreviousRows {
         let address = |it: Option<u8>| IpAddr::from(it.map_or([0; 4], |it| [192, 0, 2, it + 1]));
@@ -109,7 +115,8 @@ impl Written {
             *self.forwarding.frontends.keys().find(|it| IpAddr::from(it.address) == address).unwrap()
         };
         let rows = self.rows(ips[0]).into_iter().map(|it| it.map(address)).collect();
-        PreviousRows { frontends: ips.iter().map(|it| (key(it), 7)).collect(), rows: [(7, rows)].into() }
+        let frontends = ips.iter().map(|it| (key(it), 7)).collect();
+        PreviousRows { frontends, rows: [(7, rows)].into(), numbers: self.numbers() }
     }
 
     /// The owner and the second of each row, as the last byte of their addresses minus one; `None` for none.
@@ -185,6 +192,28 @@ fn the_seconds_outlive_the_process() {
     third.update(state([service("a", 1, &three)]));
     first.update(state([service("a", 1, &three)]));
     assert_eq!(third.rows(1), first.rows(1));
+}
+
+#[test]
+fn the_numbers_of_nodes_outlive_the_process() {
+    let mut first = Written::default();
+    // In another order than that of names.
+    first.update(state([service("a", 1, &[(7, 1)])]));
+    first.update(state([service("a", 1, &[(3, 1), (5, 1)])]));
+    let mut second = Written::default();
+    second.forwarding.restore(first.previous(&[1]));
+    let mut without = state([service("a", 1, &[(3, 1), (5, 1)])]);
+    without.nodes.remove("n1");
+    without
+        .nodes
+        .insert("new".into(), NodeInfo { addresses: vec![[192, 0, 2, 99].into()], ..NodeInfo::default() });
+    second.update(without);
+    let (before, now) = (first.numbers(), second.numbers());
+    for (address, number) in &now {
+        let is_new = *address == IpAddr::from([192, 0, 2, 99]);
+        assert_eq!(before.get(address), Some(number).filter(|_| !is_new), "{address}");
+        assert!(!is_new || !before.values().any(|it| it == number), "a number is given twice");
+    }
 }
 
 #[test]

@@ -1,0 +1,53 @@
+//! Packets from outside that do not fit, and ICMP errors about answers.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::UdpSocket,
+    process::Command,
+};
+
+use tests::{EchoConnection, TIMEOUT, eventually, run};
+
+use crate::outside::{NETWORKS, cluster_or_skip, frontends};
+
+/// What a wrapping leaves of the MTU, and what it leaves behind the router.
+const ROOM: [u32; 2] = [1_456, 1_424];
+const NARROW: &str = "1400";
+
+#[test]
+fn a_client_is_told_how_long_its_packets_may_be() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    // By the node without an endpoint: all is wrapped.
+    cluster.set_next_hops(NETWORKS, &[3]);
+    let client = &cluster.clients[0];
+    for ((frontend, room), headers) in frontends().into_iter().zip(ROOM).zip([28, 48]) {
+        let _inside = client.enter().unwrap();
+        let any = if frontend.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(any).unwrap();
+        socket.connect(frontend).unwrap();
+        // One that fits is answered by a server.
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket.send(&vec![b'x'; room as usize - headers]).unwrap();
+        socket.recv(&mut [0; 2_000]).unwrap();
+        socket.send(&vec![b'x'; room as usize - headers + 1]).unwrap();
+        let address = frontend.ip().to_string();
+        let route = || run(Command::new("ip").args(["route", "get", &address])).success();
+        assert!(eventually(TIMEOUT, || route().contains(&format!(" mtu {room}"))), "{}", route());
+    }
+}
+
+#[test]
+fn a_server_is_told_how_long_its_answers_may_be() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[3]);
+    cluster.router.ip(&["link", "set", "client0", "mtu", NARROW]).unwrap();
+    for frontend in frontends() {
+        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
+        let mut stream = connection.stream();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let (sent, mut received) = (vec![7; 1 << 16], vec![0; 1 << 16]);
+        stream.write_all(&sent).unwrap();
+        stream.read_exact(&mut received).unwrap_or_else(|error| panic!("{connection:?}: {error}"));
+        assert!(sent == received, "{connection:?}");
+    }
+}
