@@ -247,9 +247,15 @@ fn answer<F: PacketFamily + FamilyTables>(ctx: &TcContext, side: &Side<F>) -> Op
     Some(unsafe { bpf_redirect(interface(ctx), 0) } as i32)
 }
 
-/// Tells the client that a packet does not fit into a wrapping.
+/// Answers a packet that does not fit into a wrapping, or drops it.
 #[inline(always)]
 fn too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+    Some(answer_too_big::<F>(ctx).unwrap_or(DROP))
+}
+
+/// Tells the client how long its packets may be.
+#[inline(always)]
+fn answer_too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let client: F = ctx.load(ETHERNET + F::SOURCE).ok()?;
     let node = Side::<F>::active()?.node(THIS_NODE)?;
     let mtu = scratch(ctx).wrapping_sub(size_of::<F::Wrapping>() as u32);

@@ -68,7 +68,7 @@ impl PeerProbes {
             match open(*address) {
                 Ok(socket) => drop(self.sockets.insert(*address, socket)),
                 Err(error) => {
-                    tracing::error!(%address, %error, "nodes cannot be asked whether they unwrap packets")
+                    tracing::error!(%address, %error, "nodes cannot be asked whether they unwrap packets");
                 }
             }
         }

@@ -152,7 +152,7 @@ impl ForwardNodes {
 
     /// The names of nodes by their addresses.
     pub(super) fn names(&self) -> HashMap<IpAddr, Arc<str>> {
-        let addresses = |it: &NodeInfo| it.addresses.iter().map(|ip| ip.to_canonical()).collect::<Vec<_>>();
+        let addresses = |it: &NodeInfo| it.addresses.iter().map(IpAddr::to_canonical).collect::<Vec<_>>();
         self.infos
             .iter()
             .flat_map(|(name, it)| addresses(it).into_iter().map(move |ip| (ip, Arc::clone(name))))
