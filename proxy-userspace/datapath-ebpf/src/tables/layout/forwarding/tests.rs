@@ -95,10 +95,12 @@ impl Written {
         }
     }
 
+    /// A frontend's entry, but for its counters.
     fn forward(&self, ip: u8) -> Option<Forward> {
         let address = V6::from(IpAddr::from([203, 0, 113, ip]));
         let key = FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 };
-        self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key)).map(|it| bytemuck::pod_read_unaligned(it))
+        let entry = self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key))?;
+        Some(Forward { counters: ForwardCounters::default(), ..bytemuck::pod_read_unaligned(entry) })
     }
 
     /// The number of each address.
