@@ -11,7 +11,6 @@ pub mod icmp;
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use self::icmp::ICMP;
 use crate::{
     counters::ForwardCounters,
     net::{Be16, V4, V6},
@@ -302,6 +301,11 @@ pub struct Ipv4Header {
     /// The destination address.
     pub destination: V4,
 }
+
+/// ICMP, as a protocol.
+pub const ICMP: u8 = 1;
+/// ICMPv6, as a protocol.
+pub const ICMPV6: u8 = 58;
 
 /// More fragments, or not the first one.
 const FRAGMENT: u16 = 0x3fff;

@@ -7,8 +7,8 @@ use aya_ebpf::bindings::{
 };
 use proxy_common::{
     forward::{
-        ETH_P_IP, ETH_P_IPV6, Flow, ForwardNode, Ipv4Header, Ipv6Header, WrapFamily,
-        icmp::{ICMPV6, Quoted4, Quoted6, TooBig4, TooBig6, is_icmp_error, is_icmpv6_error},
+        ETH_P_IP, ETH_P_IPV6, Flow, ForwardNode, ICMPV6, Ipv4Header, Ipv6Header, WrapFamily,
+        icmp::{Quoted4, Quoted6, TooBig4, TooBig6, is_icmp_error, is_icmpv6_error},
     },
     net::{Be16, V4, V6},
     tables::{Family, TCP},

@@ -4,13 +4,8 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use super::{DO_NOT_FRAGMENT, HOP_LIMIT, Ipv4Header, Ipv6Header};
+use super::{DO_NOT_FRAGMENT, HOP_LIMIT, ICMP, ICMPV6, Ipv4Header, Ipv6Header};
 use crate::net::{Be16, V4, V6};
-
-/// ICMP, as a protocol.
-pub const ICMP: u8 = 1;
-/// ICMPv6, as a protocol.
-pub const ICMPV6: u8 = 58;
 
 /// Whether an ICMP message quotes a packet (RFC 792): destination unreachable, time exceeded, parameter problem.
 #[inline(always)]
