@@ -16,6 +16,7 @@ mod map_memory;
 mod nft;
 mod objects;
 mod outside;
+mod outside_cluster;
 mod outside_packets;
 mod outside_program;
 mod page;

@@ -1,31 +1,21 @@
 //! `cargo xtask bench outside`: what it costs to forward packets from outside whole, beside the nftables path.
 //! Invariant: what is compared takes turns, and is measured on one core.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    time::Instant,
-};
+use std::net::SocketAddr;
 
-use ::tests::{client::reset_on_close, ingress_cluster::IngressCluster, manifest::Service};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use serde::Deserialize;
 
 use crate::{
     example,
     figures::{Figures, median},
+    outside_cluster::{BenchCluster, NETWORKS, PORT},
     outside_packets::{self, pin_to_core},
     outside_program,
 };
 
-/// How many nodes have endpoints of the Service that is connected to.
-pub(crate) const SERVING: usize = 3;
-/// The port of its listeners.
-const PORT: u16 = 9_090;
 const CONNECTS: usize = 5_000;
-/// The networks of the Services' addresses.
-pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
 /// Numbers of nodes with endpoints.
 const NODES: [u32; 5] = [3, 10, 50, 200, 1_000];
 
@@ -121,67 +111,6 @@ pub(crate) fn bench() -> Result<Figures> {
          of one packet, less what it takes to start such a run. Memory: of the tables of 10,000 frontends, and of as many rows as \
          1,000 nodes have, both generations. Rows: one endpoint per node; nodes that go one at a time.",
     ))
-}
-
-/// Nodes with proxies, and one without, which drops the packets that are measured.
-pub(crate) struct BenchCluster {
-    pub(crate) cluster: IngressCluster,
-    listeners: Vec<TcpListener>,
-    address: SocketAddr,
-    /// Where datagrams go that are to be lost.
-    pub(crate) sink: SocketAddr,
-}
-
-impl BenchCluster {
-    fn start(binary: &Path, forwarding: &str) -> Result<Self> {
-        status("Starting", &format!("a cluster with external-forwarding: {forwarding}"));
-        let mut cluster = IngressCluster::new(&format!("bench-{forwarding}"), SERVING as u8 + 1)?;
-        let service = |name: &str, number: u8| {
-            let cluster_ip = IpAddr::from([10, 96, 0, number]);
-            Service::new(name, &[cluster_ip])
-                .load_balancer_ips(&[IpAddr::from([203, 0, 113, number])])
-                .annotation("kube-proxy-ebpf.io/external-forwarding", forwarding)
-        };
-        let mut web = service("web", 1).port("", "TCP", 80, PORT);
-        for node in &cluster.nodes[..SERVING] {
-            web = web.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &[node.pod_addresses()[0]]);
-        }
-        let serving = &cluster.nodes[1];
-        let lost = outside_packets::add_lost_address(serving)?;
-        let sink = service("sink", 2).port("", "UDP", 9, 9).endpoint_on(&serving.name(), "sink", &[lost]);
-        cluster.write(&[web, sink]);
-        for node in 0..SERVING {
-            cluster.start_binary(binary, node, &[]);
-        }
-        cluster.wait_until_applied();
-        let address = SocketAddr::from(([203, 0, 113, 1], 80));
-        let sink = SocketAddr::from(([203, 0, 113, 2], 9));
-        if forwarding == "dsr" {
-            cluster.wait_until_forwarded(address, &[(0, 1), (1, 1), (2, 1)]);
-        }
-        let listen = |node: &::tests::ingress_cluster::IngressNode| {
-            let listener = node.pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
-            listener.set_nonblocking(true)?;
-            anyhow::Ok(listener)
-        };
-        let listeners = cluster.nodes[..SERVING].iter().map(listen).collect::<Result<_>>()?;
-        Ok(Self { cluster, listeners, address, sink })
-    }
-
-    /// The time of a connect and a close, in nanoseconds.
-    fn connect_and_close(&self, address: SocketAddr) -> Result<f64> {
-        let begin = Instant::now();
-        let stream = TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
-        let mut took = begin.elapsed();
-        // Without TIME_WAIT, which would exhaust the ports.
-        reset_on_close(&stream)?;
-        let begin = Instant::now();
-        drop(stream);
-        took += begin.elapsed();
-        let accepted = self.listeners.iter().map(|it| std::iter::from_fn(|| it.accept().ok()).count());
-        ensure!(accepted.sum::<usize>() == 1, "no endpoint has accepted the connection");
-        Ok(took.as_nanos() as f64)
-    }
 }
 
 /// The median times of connections: straight to an endpoint, forwarded, and by the nftables path.

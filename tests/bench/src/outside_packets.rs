@@ -4,12 +4,12 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     process::Command,
     time::Duration,
 };
 
-use ::tests::{NetNs, ingress_cluster::IngressNode};
+use ::tests::NetNs;
 use anyhow::{Context as _, Result, ensure};
 use build_tools::{command::output, programs::find_or_install};
 use nix::{
@@ -20,7 +20,7 @@ use nix::{
 
 use crate::{
     figures::median,
-    outside::{BenchCluster, NETWORKS, SERVING},
+    outside_cluster::{BenchCluster, NETWORKS, SERVING},
 };
 
 const FLOWS: usize = 1_000;
@@ -50,16 +50,6 @@ pub(crate) fn pin_to_core() -> Result<()> {
     let mut cores = CpuSet::new();
     cores.set(CORE)?;
     sched_setaffinity(Pid::from_raw(0), &cores).with_context(|| format!("there is no core {CORE}"))
-}
-
-/// An address that a node sends to its pods, of which none has it: packets to it end there.
-pub(crate) fn add_lost_address(node: &IngressNode) -> Result<IpAddr> {
-    let IpAddr::V4(pod) = node.pod_addresses()[0] else { anyhow::bail!("IPv4 comes first") };
-    let [a, b, c, _] = pod.octets();
-    let lost = IpAddr::from([a, b, c, 200]);
-    node.netns.ip(&["route", "add", &lost.to_string(), "via", &pod.to_string()])?;
-    node.pods.set_sysctl("ipv4/ip_forward", "0")?;
-    Ok(lost)
 }
 
 /// A rule that drops what arrives at an interface, until it is dropped.

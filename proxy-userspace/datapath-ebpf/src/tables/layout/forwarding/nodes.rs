@@ -184,6 +184,8 @@ impl ForwardNodes {
 
     /// Writes the nodes that differ; all are gone if nothing is forwarded.
     pub(super) fn write(&mut self, is_used: bool, updates: &mut MapUpdates) {
+        let is_target = |name: &Arc<str>, family| self.targets.contains_key(&(Arc::clone(name), family));
+        self.gone.retain(|name, _| FAMILIES.into_iter().any(|it| is_target(name, it)));
         let mut wanted = BTreeMap::new();
         if is_used {
             // Packets are taken from any node, also from one without endpoints.
