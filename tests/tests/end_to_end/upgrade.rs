@@ -117,7 +117,7 @@ fn upgrade_keeps_sockets() {
     node.kill();
     node.start_inactive(&node.command(Build::NextLayout).env("KUBE_PROXY_EBPF_FAULT", "half-attached"));
     node.agent_mut().wait(TIMEOUT).unwrap();
-    assert_eq!(node.layouts(), ["v1010", "v10"]);
+    assert_eq!(node.layouts(), ["v10", "v1010"]);
     flows.iter_mut().for_each(|it| it.exchange("between two layouts"));
     start(&mut node, Build::Failpoints, &services);
     assert_eq!(node.layouts(), ["v10"]);
