@@ -231,7 +231,7 @@ const CRITICAL: u8 = 0x40;
 const OPTION_CLASS: Be16 = Be16::new(0xff4b);
 /// With the critical bit, and the version of the wrapping.
 const OPTION_KIND: u8 = 0x81;
-/// The same of a probe.
+/// The type of a probe's option: critical, and the version of the wrapping that it asks for.
 const PROBE_KIND: u8 = 0x82;
 /// `O`: no packet is inside.
 const CONTROL: u8 = 0x80;

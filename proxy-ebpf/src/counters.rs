@@ -61,6 +61,7 @@ pub(crate) fn increment(counter: CounterIndex) {
 }
 
 /// Counts packets and their bytes, in two counters of which this is the first.
+#[cfg(not(feature = "trace"))]
 #[inline(always)]
 pub(crate) fn packets(counter: CounterIndex, packets: u32, bytes: u32) {
     let row = row(counter, stripe());

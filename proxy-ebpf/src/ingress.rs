@@ -42,9 +42,9 @@ const NEXT: i32 = TC_ACT_UNSPEC;
 const DROP: i32 = TC_ACT_SHOT as i32;
 /// Stands for a verdict: the packet is one for the port of wrapped packets.
 const UNWRAP: i32 = i32::MIN;
-/// The same: it is an ICMP message.
+/// Stands for a verdict: the packet is an ICMP message.
 const ICMP: i32 = i32::MIN + 1;
-/// The same: it is too big, and the [`scratch`] says for how many bytes there is room.
+/// Stands for a verdict: the packet is too big for a wrapping, and the [`scratch`] says for how many bytes there is room.
 const TOO_BIG: i32 = i32::MIN + 2;
 /// The bytes of a UDP header.
 const UDP_HEADER: usize = 8;

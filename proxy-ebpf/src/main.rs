@@ -2,6 +2,7 @@
 //!
 //! Invariant: if anything fails inside a program, the system call proceeds unchanged ([`ctx::PASS`]).
 //! The decision logic is in `proxy_common`; here is only the kernel around it.
+//! The object of a trace lacks the programs of packets: it replaces those of sockets only.
 
 #![no_std]
 #![no_main]
@@ -21,10 +22,13 @@ mod connect;
 mod counters;
 mod ctx;
 mod exclusion;
+#[cfg(not(feature = "trace"))]
 mod forward_tables;
 mod getpeername;
 mod health;
+#[cfg(not(feature = "trace"))]
 mod ingress;
+#[cfg(not(feature = "trace"))]
 mod ingress_xdp;
 mod kernel_sock;
 #[cfg_attr(not(feature = "log"), expect(dead_code, reason = "only `logged_side` says some of its lines"))]
@@ -37,6 +41,7 @@ mod maps;
 mod notes;
 mod origin;
 mod overflow;
+#[cfg(not(feature = "trace"))]
 mod packet_family;
 mod packet_path;
 mod recvmsg;
@@ -46,6 +51,7 @@ mod ring;
 mod senders;
 mod sendmsg;
 mod side;
+#[cfg(not(feature = "trace"))]
 mod skb;
 mod slot;
 mod sock_nat;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, os::fd::AsFd as _};
 
-use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
 use datapath::ForeignProgram;
 use netlink::links::{self, Classifier, Link};
 use nix::net::if_::if_indextoname;
@@ -15,13 +15,9 @@ use crate::{
         clsact,
         hook_status::name_of,
         links::failed,
-        uplinks::{self, XDP},
+        uplinks::{self, PROGRAMS, XDP},
     },
 };
-
-/// The directions in which programs see packets, each with the name of ours.
-const DIRECTIONS: [(&str, TcAttachType); 2] =
-    [("ingress", TcAttachType::Ingress), ("egress", TcAttachType::Egress)];
 
 /// A program of ours at an interface.
 struct Attached {
@@ -57,7 +53,7 @@ fn own(pins: &Pins) -> Result<Vec<Attached>, Error> {
     all.sort_unstable();
     for pin in all.into_iter().filter(|it| uplinks::is_pin(it)) {
         let file = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let names = DIRECTIONS.into_iter().map(|(name, _)| name).chain([XDP]);
+        let names = PROGRAMS.into_iter().map(|(name, _)| name).chain([XDP]);
         let program = file.trim_end_matches("_new").rsplit_once('_').map_or("", |(name, _)| name);
         let Some(name) = names.into_iter().find(|it| *it == program) else { continue };
         // It may have been removed meanwhile.
@@ -85,7 +81,7 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     let others = link.xdp.iter().filter(|it| !own.contains(&(XDP, **it)));
     let mut before: Vec<_> = others.map(|it| describe("XDP", *it)).collect();
     let mut after = Vec::new();
-    for (name, direction) in DIRECTIONS {
+    for (name, direction) in PROGRAMS.into_iter().rev() {
         let (_, programs) = match SchedClassifier::query_tcx(&link.name, direction) {
             // There are no links to interfaces before Linux 6.6.
             Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
@@ -104,12 +100,8 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     let mut classifiers = links::classifiers(interface).map_err(Error::syscall("RTM_GETTFILTER", what()))?;
     if has_filters {
         let name = |it: &Classifier| it.program.map(name_of).unwrap_or_default();
-        attached.extend(
-            DIRECTIONS
-                .map(|(it, _)| it)
-                .into_iter()
-                .filter(|own| classifiers.iter().any(|it| name(it) == *own)),
-        );
+        let names = PROGRAMS.into_iter().map(|(own, _)| own);
+        attached.extend(names.filter(|own| classifiers.iter().any(|it| name(it) == *own)));
         classifiers.retain(|it| name(it) != it.direction);
     }
     after.extend(classifiers.into_iter().map(|Classifier { direction, kind, program }| match program {

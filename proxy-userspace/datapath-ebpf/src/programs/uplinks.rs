@@ -8,7 +8,8 @@ use std::{collections::BTreeSet, os::fd::AsFd as _, path::Path};
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, Program, ProgramError, ProgramFd, SchedClassifier, TcAttachType, XdpMode, links::FdLink,
+        LinkOrder, Program, ProgramError, ProgramFd, SchedClassifier, TcAttachType, XdpMode,
+        links::{FdLink, LinkError},
         tc::TcAttachOptions,
     },
 };
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// The programs, by the directions in which they see packets.
-const PROGRAMS: [(&str, TcAttachType); 2] =
+pub(crate) const PROGRAMS: [(&str, TcAttachType); 2] =
     [("egress", TcAttachType::Egress), ("ingress", TcAttachType::Ingress)];
 
 /// The program in the driver. It has a link, or none.
@@ -144,9 +145,7 @@ fn attach_in_driver(ebpf: &mut Ebpf, interface: u32, pin: &Path) -> Result<(), E
         return update(pin, program.fd().map_err(failed("open", XDP))?);
     }
     let id = program.attach_to_if_index(interface, XdpMode::Driver).map_err(failed(ATTACH, XDP))?;
-    let link = program.take_link(id).map_err(failed("take the link", XDP))?;
-    let link = FdLink::try_from(link).map_err(failed("take the link", XDP))?;
-    pins::replace(pin, |path| link.pin(path).map(drop).map_err(Error::pin(path)))
+    pin_link(program.take_link(id).map_err(failed("take the link", XDP))?, XDP, pin)
 }
 
 /// Detaches the programs from all interfaces.
@@ -203,8 +202,16 @@ fn attach(
         }
         Err(error) => return Err(failed(ATTACH, name)(error)),
     };
-    let link = program.take_link(id).map_err(failed("take the link", name))?;
-    let link = FdLink::try_from(link).map_err(failed("take the link", name))?;
+    pin_link(program.take_link(id).map_err(failed("take the link", name))?, name, pin)
+}
+
+/// Pins a link that was created.
+fn pin_link(
+    link: impl TryInto<FdLink, Error = LinkError>,
+    name: &'static str,
+    pin: &Path,
+) -> Result<(), Error> {
+    let link = link.try_into().map_err(failed("take the link", name))?;
     pins::replace(pin, |path| link.pin(path).map(drop).map_err(Error::pin(path)))
 }
 
