@@ -1,18 +1,18 @@
 //! The cluster of `bench outside`: nodes behind a router, with a Service and a place where datagrams are lost.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
-    time::Instant,
 };
 
 use ::tests::{
-    client::reset_on_close,
     ingress_cluster::{IngressCluster, IngressNode},
     manifest::Service,
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use build_tools::command::status;
+
+use crate::connect::timed_connect;
 
 /// How many nodes have endpoints of the Service that is connected to.
 pub(crate) const SERVING: usize = 3;
@@ -68,17 +68,10 @@ impl BenchCluster {
 
     /// The time of a connect and a close, in nanoseconds.
     pub(crate) fn connect_and_close(&self, address: SocketAddr) -> Result<f64> {
-        let begin = Instant::now();
-        let stream = TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
-        let mut took = begin.elapsed();
-        // Without TIME_WAIT, which would exhaust the ports.
-        reset_on_close(&stream)?;
-        let begin = Instant::now();
-        drop(stream);
-        took += begin.elapsed();
+        let took = timed_connect(address)?;
         let accepted = self.listeners.iter().map(|it| std::iter::from_fn(|| it.accept().ok()).count());
         ensure!(accepted.sum::<usize>() == 1, "no endpoint has accepted the connection");
-        Ok(took.as_nanos() as f64)
+        Ok(took)
     }
 }
 

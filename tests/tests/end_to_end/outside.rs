@@ -18,7 +18,7 @@ use tests::{
 
 /// The network of the Service's addresses, and its addresses.
 pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
-const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
+pub(crate) const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
 const CONNECTIONS: usize = 100;
 
 pub(crate) fn frontends() -> [SocketAddr; 2] {

@@ -20,13 +20,9 @@ use tests::{
     test_cluster::TARGET,
 };
 
-const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
-const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
-const FORWARDED: &str = "packets from outside are forwarded";
+use crate::outside::{FRONTENDS, NETWORKS, frontends};
 
-fn frontends() -> [SocketAddr; 2] {
-    FRONTENDS.map(|it| it.parse().unwrap())
-}
+const FORWARDED: &str = "packets from outside are forwarded";
 
 /// A Service with an endpoint on the first two nodes.
 fn web(cluster: &IngressCluster) -> Service {
