@@ -23,7 +23,7 @@ use anyhow::Result;
 use crate::{
     Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, agent, eventually,
     manifest::{self, Service},
-    requirements::requirements,
+    requirements::{kernel_at_least, requirements},
     skip::{current_test, skip},
     test_cluster::{TARGET, new_netns, pod},
 };
@@ -154,6 +154,10 @@ impl IngressCluster {
     pub fn or_skip(nodes: u8) -> Option<Self> {
         if let Err(missing) = requirements() {
             skip(&missing.join("; "));
+            return None;
+        }
+        if !kernel_at_least(5, 12) {
+            skip("forwarding needs Linux 5.12");
             return None;
         }
         let name: String = current_test().chars().take(40).collect();

@@ -11,8 +11,6 @@ use tests::{
     EchoConnection, NetNs, TIMEOUT, Transport, eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
-    requirements::kernel_at_least,
-    skip,
     test_cluster::TARGET,
 };
 
@@ -51,10 +49,6 @@ pub(crate) fn running_cluster_or_skip(
     nodes: u8,
     service: impl FnOnce(&IngressCluster) -> Service,
 ) -> Option<IngressCluster> {
-    if !kernel_at_least(6, 6) {
-        skip("links to interfaces need Linux 6.6");
-        return None;
-    }
     let mut cluster = IngressCluster::or_skip(nodes)?;
     cluster.write(&[service(&cluster)]);
     for node in 0..cluster.nodes.len() {

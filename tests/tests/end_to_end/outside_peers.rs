@@ -9,18 +9,12 @@ use std::{
 use tests::{
     EchoConnection, NetNs, TIMEOUT, eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    requirements::kernel_at_least,
-    skip,
 };
 
 use crate::outside::{NETWORKS, frontends, web, wrapped_datagram};
 
 /// A cluster of three nodes with endpoints on each; no proxy runs.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
-    if !kernel_at_least(5, 12) {
-        skip("forwarding needs Linux 5.12");
-        return None;
-    }
     let cluster = IngressCluster::or_skip(3)?;
     cluster.write(&[web(&cluster, &[0, 1, 2])]);
     Some(cluster)
