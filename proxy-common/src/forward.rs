@@ -50,10 +50,31 @@ pub struct Forward {
     pub first: u32,
     /// The number of its rows minus one; the number is a power of two.
     pub mask: u32,
-    /// 1 if a client's flows all have the same row (session affinity), else 0.
-    pub by_client: u32,
+    /// [`BY_CLIENT`] and its neighbors.
+    pub flags: u32,
     /// Where its packets are counted.
     pub counters: ForwardCounters,
+}
+
+/// A client's flows all have the same row (session affinity).
+pub const BY_CLIENT: u32 = 1;
+/// Connections are looked for at the node that they enter by before they go to the owner of their row: some were translated there.
+pub const KNOWN_FIRST: u32 = 1 << 1;
+/// Only connections that exist are forwarded; new ones are translated.
+pub const ESTABLISHED_ONLY: u32 = 1 << 2;
+
+impl Forward {
+    /// Whether a client's flows all have the same row.
+    #[inline(always)]
+    pub const fn is_by_client(&self) -> bool {
+        self.flags & BY_CLIENT != 0
+    }
+
+    /// Whether new connections are translated.
+    #[inline(always)]
+    pub const fn has_ended(&self) -> bool {
+        self.flags & ESTABLISHED_ONLY != 0
+    }
 }
 
 /// A row: its owner, and its second.
@@ -175,14 +196,39 @@ pub enum Way {
 #[inline(always)]
 pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     let Some(forward) = tables.forward(flow.frontend()) else { return Way::Pass };
-    let position = forward.first + (flow.hash(forward.by_client != 0) & forward.mask);
-    let Some(row) = tables.row(position) else { return Way::Pass };
+    if forward.has_ended() && !flow.continues {
+        return Way::Pass;
+    }
+    let Some(row) = row(tables, &forward, flow) else { return Way::Pass };
     let second = if flow.continues { row.second() } else { NO_NODE };
+    let counters = forward.counters;
     match row.owner() {
         NO_NODE => Way::Pass,
-        THIS_NODE => Way::Here { counters: forward.counters, second },
-        node => Way::To { counters: forward.counters, node, second },
+        THIS_NODE => Way::Here { counters, second },
+        node if flow.continues && forward.flags & KNOWN_FIRST != 0 => Way::Here { counters, second: node },
+        node => Way::To { counters, node, second },
     }
+}
+
+/// The second of a packet in the middle of a connection that this node does not know, and that goes on to `node`: if that is the
+/// owner of its row, it does not know it perhaps, either.
+#[inline(always)]
+pub fn second_after(
+    tables: &impl ForwardTables,
+    forward: &Forward,
+    flow: &Flow,
+    node: NodeNumber,
+) -> NodeNumber {
+    match row(tables, forward, flow) {
+        Some(row) if row.owner() == node => row.second(),
+        _ => NO_NODE,
+    }
+}
+
+/// The row of a flow.
+#[inline(always)]
+pub fn row(tables: &impl ForwardTables, forward: &Forward, flow: &Flow) -> Option<Row> {
+    tables.row(forward.first + (flow.hash(forward.is_by_client()) & forward.mask))
 }
 
 /// The UDP port of wrapped packets unless set otherwise.

@@ -31,7 +31,7 @@ use crate::{
     packet_path,
     side::{FamilyTables, Side},
     skb::{
-        arrival_interface, interface, is_large, priority, protocol, scratch, segments, set_priority,
+        arrival_interface, byte, interface, is_large, priority, protocol, scratch, segments, set_priority,
         set_scratch,
     },
 };
@@ -290,11 +290,17 @@ fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     }
     let Some(node) = side.node(second) else { return Some(DROP) };
     counters::increment(forward.counters.forwarded + SECOND_CHANCES);
-    Some(send(ctx, &side, &flow, forward.counters, [node, F::default()]))
+    let after = side.node(forward::second_after(&side, &forward, &flow, second)).unwrap_or_default();
+    Some(send(ctx, &side, &flow, forward.counters, [node, after]))
 }
 
 #[inline(always)]
 fn leaves<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+    // Nearly every packet is in the middle of a TCP connection: two bytes tell, where they are.
+    let flags = byte(ctx, ETHERNET + size_of::<F::Header>() + TCP_FLAGS);
+    if byte(ctx, ETHERNET + F::PROTOCOL) == Some(TCP) && flags.is_some_and(|it| it & (SYN | ACK) != SYN | ACK) {
+        return None;
+    }
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let transport = ETHERNET + size_of::<F::Header>();
     match F::addresses(&header)? {

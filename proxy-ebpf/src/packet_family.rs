@@ -49,6 +49,8 @@ pub(crate) trait PacketFamily: Family + WrapFamily {
     const ETHERTYPE: Be16;
     /// Where the source address is in the header.
     const SOURCE: usize;
+    /// Where the IP protocol number is in the header.
+    const PROTOCOL: usize;
 
     /// Source, destination and protocol of a packet; `None` if it is not handled.
     fn addresses(header: &Self::Header) -> Option<(Self, Self, u8)>;
@@ -86,6 +88,7 @@ impl PacketFamily for V4 {
     const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
     const ETHERTYPE: Be16 = Be16::new(ETH_P_IP);
     const SOURCE: usize = offset_of!(Ipv4Header, source);
+    const PROTOCOL: usize = offset_of!(Ipv4Header, protocol);
 
     #[inline(always)]
     fn too_big(node: Self, client: Self, mtu: u32, quoted: &Quoted4) -> TooBig4 {
@@ -143,6 +146,7 @@ impl PacketFamily for V6 {
     const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
     const ETHERTYPE: Be16 = Be16::new(ETH_P_IPV6);
     const SOURCE: usize = offset_of!(Ipv6Header, source);
+    const PROTOCOL: usize = offset_of!(Ipv6Header, protocol);
 
     #[inline(always)]
     fn too_big(node: Self, client: Self, mtu: u32, quoted: &Quoted6) -> TooBig6 {

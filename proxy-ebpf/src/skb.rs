@@ -52,6 +52,14 @@ pub(crate) fn segments(ctx: &TcContext) -> u32 {
     if segments == 0 { 1 } else { segments }
 }
 
+/// A byte of the packet, `None` if it is not in the part that the kernel has in one piece.
+#[inline(always)]
+pub(crate) fn byte(ctx: &TcContext, offset: usize) -> Option<u8> {
+    let at = ctx.data() + offset;
+    // SAFETY: the byte lies before the end, as the verifier checks, too.
+    (at < ctx.data_end()).then(|| unsafe { *(at as *const u8) })
+}
+
 /// A word that programs may use while they have the packet.
 #[inline(always)]
 pub(crate) fn scratch(ctx: &TcContext) -> u32 {

@@ -296,7 +296,8 @@ impl IngressCluster {
             // No node owns rows while packets are translated.
             let Some((address, rows)) = line[prefix.len()..].split_once(" rows=") else { return false };
             let (rows, all) = rows.split_once('/').expect("a line has the number of all rows");
-            let [rows, all] = [rows, all].map(|it| it.parse::<f64>().expect("numbers"));
+            // New connections may be translated.
+            let [Ok(rows), Ok(all)] = [rows, all].map(str::parse::<f64>) else { return false };
             nodes.iter().any(|(node, share)| {
                 let of_rows = rows / all * f64::from(endpoints) / f64::from(*share);
                 self.nodes[*node].addresses()[family].to_string() == address

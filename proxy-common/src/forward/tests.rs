@@ -40,8 +40,8 @@ fn flow(source: V6, source_port: u16, protocol: u8, continues: bool) -> Flow {
     Flow { source, destination, source_port, destination_port, protocol, continues }
 }
 
-fn fixed(rows: Vec<Row>, by_client: u32) -> Fixed {
-    let forward = Forward { first: 1, mask: rows.len() as u32 - 2, by_client, counters: COUNTERS };
+fn fixed(rows: Vec<Row>, flags: u32) -> Fixed {
+    let forward = Forward { first: 1, mask: rows.len() as u32 - 2, flags, counters: COUNTERS };
     let key = (v4("203.0.113.1").mapped(), Be16::new(80), TCP);
     Fixed { forwards: [(key, forward)].into(), rows }
 }
@@ -62,6 +62,30 @@ fn a_row_says_where_a_packet_goes() {
         assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?}");
         assert_eq!(way(&tables, &flow(client, 40_000, UDP, false)), Way::Pass, "no such frontend");
     }
+}
+
+#[test]
+fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner() {
+    let client = v4("198.51.100.7").mapped();
+    let own = |second| Way::Here { counters: COUNTERS, second };
+    let to = |node| Way::To { counters: COUNTERS, node, second: NO_NODE };
+    for (row, flags, continues, expect) in [
+        (Row::new(2, 3), KNOWN_FIRST, true, own(2)),
+        (Row::new(2, 3), KNOWN_FIRST, false, to(2)),
+        (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, own(3)),
+        (Row::new(NO_NODE, 3), KNOWN_FIRST, true, Way::Pass),
+        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, own(2)),
+        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
+        (Row::new(THIS_NODE, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
+    ] {
+        let tables = fixed(vec![Row::new(9, 9), row], flags);
+        assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?} {flags:#b}");
+    }
+    // The owner may have it from its second; what goes to a second goes no further.
+    let tables = fixed(vec![Row::new(9, 9), Row::new(2, 3)], KNOWN_FIRST);
+    let flow = flow(client, 40_000, TCP, true);
+    let forward = tables.forward(flow.frontend()).expect("it is forwarded");
+    assert_eq!([2, 3].map(|it| second_after(&tables, &forward, &flow, it)), [3, NO_NODE]);
 }
 
 #[test]

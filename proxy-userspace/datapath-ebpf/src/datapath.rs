@@ -1,8 +1,8 @@
 //! The eBPF datapath of this node: applies states to the maps, and attaches the programs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
 };
@@ -13,7 +13,7 @@ use aya::{
 };
 use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
 use model::{
-    ServiceName,
+    Family, ServiceName,
     diff::pairs,
     error_chain,
     state::{NodeInfos, NodeState, Pods},
@@ -48,6 +48,7 @@ use crate::{
     },
     tables::{
         double_buffer::{Applied, DoubleBuffer},
+        layout::forwarding::PacketPath,
         node_addresses::{NodeAddresses, node_addresses},
         peers::PeerStates,
     },
@@ -134,10 +135,10 @@ impl Datapath {
         buffer.set_node_name(&options.node_name);
         let probes = options.forwarding_timeout.map(|it| PeerProbes::new(options.forwarding_port, it));
         if probes.is_some() {
-            buffer.set_peers(PeerStates::new());
+            buffer.forwarding().set_peers(PeerStates::new());
         }
         match previous_rows(&pins) {
-            Ok(previous) => buffer.restore_forwarding(previous),
+            Ok(previous) => buffer.forwarding().restore(previous),
             Err(error) => tracing::warn!(
                 error = error_chain(&error),
                 "rows of an earlier process cannot be read: connections lose their second chance"
@@ -353,22 +354,42 @@ impl Datapath {
         }
     }
 
+    /// The families in which an earlier process has forwarded packets from outside.
+    pub fn forwarded_families(&mut self) -> Vec<Family> {
+        self.buffer.forwarding().previous_families()
+    }
+
+    /// Sets what the packet path has, as packets that are forwarded follow it. Returns whether the state has to be applied again.
+    pub fn set_packet_path(&mut self, now: PacketPath) -> bool {
+        self.buffer.forwarding().set_packet_path(now)
+    }
+
+    /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated.
+    pub fn forwarding_begun(&mut self) -> BTreeSet<SocketAddr> {
+        self.buffer.forwarding().begun().collect()
+    }
+
+    /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.
+    pub fn set_forwarding_settled(&mut self, frontends: &HashSet<SocketAddr>) -> bool {
+        self.buffer.forwarding().set_settled(frontends)
+    }
+
     /// Whether there are nodes that [`Datapath::probe_peers`] has not probed yet.
-    pub fn has_new_peers(&self) -> bool {
-        self.probes.is_some() && self.buffer.has_new_peers()
+    pub fn has_new_peers(&mut self) -> bool {
+        self.probes.is_some() && self.buffer.forwarding().has_new_peers()
     }
 
     /// Probes the nodes that packets from outside are forwarded to. Returns whether the state has to be applied again, because
     /// one does not answer any more, or answers now; and when to call again.
     pub fn probe_peers(&mut self) -> (bool, Duration) {
         let Some(probes) = &mut self.probes else { return (false, REPORT_TIME) };
-        if let Some((own, wanted)) = self.buffer.take_peers() {
+        if let Some((own, wanted)) = self.buffer.forwarding().take_peers() {
             probes.set(&own, &wanted);
         }
         let (states, due) = probes.step();
         let is_changed = states.is_some();
         if let Some(states) = states {
-            self.buffer.set_peers(states);
+            self.buffer.forwarding().set_peers(states);
         }
         (is_changed, due)
     }

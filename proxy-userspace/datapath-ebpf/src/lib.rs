@@ -43,4 +43,5 @@ pub use proxy_common::forward::DEFAULT_PORT as DEFAULT_FORWARDING_PORT;
 pub use tables::allowed_backends::{
     AllowedBackends, BackendPair, as_node_port, frontends, pairs, udp_differs, udp_lost,
 };
+pub use tables::layout::forwarding::PacketPath;
 pub use tables::maglev::owners as row_owners;

@@ -63,6 +63,8 @@ pub struct Options {
     pub conntrack: ConntrackSettings,
     /// Whether the socket path serves, too: then sockets of pods are connected to endpoints.
     pub is_beside_sockets: bool,
+    /// The families in which an earlier process has forwarded packets from outside.
+    pub forwarded_families: Vec<Family>,
     /// Is called for each pass over the conntrack entries of a family.
     pub on_flow_pass: FlowPassObserver,
 }
@@ -95,6 +97,8 @@ pub struct Datapath {
     removed_udp: RemovedUdp,
     /// The families in which packets can be given to a second node; `None` before that is asked for.
     second_chance: Option<Vec<Family>>,
+    /// Those in which a Service is, or was, forwarded.
+    forwarded_families: BTreeSet<Family>,
     /// What was applied last; `None` if the contents of the tables are not known.
     applied: Option<AppliedConfig>,
     /// Whether the newest state is not applied yet.
@@ -153,6 +157,7 @@ impl Datapath {
             host: Host::default(),
             removed_udp: RemovedUdp::default(),
             second_chance: None,
+            forwarded_families: options.forwarded_families.iter().copied().collect(),
             applied: None,
             is_pending: true,
             was_active: false,

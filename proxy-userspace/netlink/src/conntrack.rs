@@ -32,29 +32,41 @@ pub(crate) struct Flow {
     pub(crate) reply_source: SocketAddr,
 }
 
+/// Tells destination and client of each TCP connection that the kernel tracks.
+///
+/// # Errors
+///
+/// If the kernel refuses to list entries.
+pub fn tcp_connections(mut each: impl FnMut(SocketAddr, SocketAddr)) -> Result<(), Errno> {
+    let mut netfilter = open()?;
+    for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
+        list(&mut netfilter, IPPROTO_TCP, family, |attributes, flow| {
+            let original = find(attributes, CTA_TUPLE_ORIG);
+            if let Some(client) =
+                original.and_then(|it| end_of(it, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT))
+            {
+                each(flow.destination, client);
+            }
+        })?;
+    }
+    Ok(())
+}
+
 /// Deletes the entries of a family and of some protocols that are stale; returns how many.
 pub(crate) fn delete_stale(
     is_ipv6: bool,
     protocols: &BTreeSet<u8>,
     mut is_stale: impl FnMut(&Flow) -> bool,
 ) -> Result<usize, Errno> {
-    let mut netfilter =
-        Netfilter::open().map_err(|it| Errno::from_raw(it.raw_os_error().unwrap_or_default()))?;
+    let mut netfilter = open()?;
     let mut stale = Vec::new();
     let family = if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
     for &protocol in protocols {
-        match netfilter.dump(&list_request(protocol, family), |attributes| {
-            if let Some(flow) = flow(attributes)
-                && flow.protocol == protocol
-                && is_stale(&flow)
-            {
+        list(&mut netfilter, protocol, family, |attributes, flow| {
+            if is_stale(&flow) {
                 stale.extend(delete_request(attributes, flow));
             }
-        }) {
-            // The table changed while it was listed; the entries that were listed are valid.
-            Ok(()) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
+        })?;
     }
     let mut deleted = 0;
     for some in stale.chunks(1000) {
@@ -66,6 +78,28 @@ pub(crate) fn delete_stale(
         }
     }
     Ok(deleted)
+}
+
+fn open() -> Result<Netfilter, Errno> {
+    Netfilter::open().map_err(|it| Errno::from_raw(it.raw_os_error().unwrap_or_default()))
+}
+
+/// Lists the entries of a protocol and a family.
+fn list(
+    netfilter: &mut Netfilter,
+    protocol: u8,
+    family: u8,
+    mut each: impl FnMut(&[u8], Flow),
+) -> Result<(), Errno> {
+    let result = netfilter.dump(&list_request(protocol, family), |attributes| {
+        if let Some(flow) = flow(attributes)
+            && flow.protocol == protocol
+        {
+            each(attributes, flow);
+        }
+    });
+    // The table changed while it was listed; the entries that were listed are valid.
+    result.or_else(|it| if it == Errno::EINTR { Ok(()) } else { Err(it) })
 }
 
 /// Requests the entries of a protocol and a family; a kernel before 5.9 ignores the filter and lists all.

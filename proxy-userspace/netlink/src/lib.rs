@@ -1,13 +1,13 @@
 //! What is asked of the kernel over netlink: nf_tables and conntrack, sockets, host addresses; and network namespaces.
 
 mod attribute;
-mod conntrack;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod multicast;
 mod netfilter;
 mod socket;
 
+pub mod conntrack;
 pub mod flow_cleanup;
 pub mod host_addresses;
 pub mod links;

@@ -66,9 +66,13 @@ impl Datapath {
     ///
     /// What served before continues to serve.
     pub fn start(options: &Options) -> Result<Self, Error> {
-        let sockets = options.sockets.as_ref().map(ebpf::Datapath::start).transpose()?;
+        let mut sockets = options.sockets.as_ref().map(ebpf::Datapath::start).transpose()?;
         let connected = sockets.as_ref().map(ebpf::Datapath::connected_backends).transpose()?;
-        let packets = options.packets.as_ref().map(|it| Packets::start(it, connected)).transpose()?;
+        let mut packets = options.packets.clone();
+        if let (Some(packets), Some(sockets)) = (&mut packets, &mut sockets) {
+            packets.forwarded_families = sockets.forwarded_families();
+        }
+        let packets = packets.as_ref().map(|it| Packets::start(it, connected)).transpose()?;
         let stale_pin_dir = options.stale_pin_dir.clone().filter(|_| sockets.is_none());
         let stale = StaleDatapath::new(stale_pin_dir, options.packets.is_none());
         Ok(Self { sockets, packets, stale })

@@ -16,6 +16,7 @@ mod sockets;
 mod stale_datapath;
 mod state_log;
 mod trace;
+mod translated_connections;
 mod worker;
 
 pub use self::{

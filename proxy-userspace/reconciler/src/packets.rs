@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, future::pending, mem, net::SocketAddr, time::Du
 use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
 use datapath_ebpf::ConnectedBackends;
 use datapath_nft as nft;
-use model::{Rejected, error_chain};
+use model::{Family, Rejected, error_chain};
 use tokio::time::Instant;
 
 use crate::worker::{Datapath, Desired, Next};
@@ -60,6 +60,8 @@ pub(crate) struct PacketCondition {
     pub(crate) unavailable: Option<Rejected>,
     /// Tables, and whether each is intact.
     pub(crate) tables: Vec<(&'static str, bool)>,
+    /// The families in which connections that it does not know get a second chance.
+    pub(crate) second_chance: Vec<Family>,
 }
 
 impl Packets {
@@ -245,6 +247,7 @@ impl Datapath for Packets {
         PacketCondition {
             unavailable: self.unavailable().cloned(),
             tables: self.datapath.as_ref().map(nft::Datapath::tables).unwrap_or_default(),
+            second_chance: self.datapath.as_ref().map(nft::Datapath::second_chance).unwrap_or_default(),
         }
     }
 }
@@ -311,13 +314,13 @@ mod tests {
             let report = packets.apply(&desired).unwrap();
             packets.repair().unwrap();
             assert_eq!(report.rejected, std::slice::from_ref(&reason));
-            let PacketCondition { unavailable, tables } = packets.condition();
+            let PacketCondition { unavailable, tables, .. } = packets.condition();
             assert_eq!((unavailable, tables), (Some(reason), Vec::new()));
             assert_eq!(packets.recover(), Next::Apply);
             let report = packets.apply(&desired).unwrap();
             packets.repair().unwrap();
             assert_eq!(report.rejected, []);
-            let PacketCondition { unavailable, tables } = packets.condition();
+            let PacketCondition { unavailable, tables, .. } = packets.condition();
             assert_eq!(unavailable, None);
             assert!(tables.len() == 2 && tables.iter().all(|(_, is_there)| *is_there));
         });

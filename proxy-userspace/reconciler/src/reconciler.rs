@@ -102,7 +102,7 @@ impl<'a> Halves<'a> {
                     None
                 }
             };
-            Worker::start(Sockets::new(datapath, termination))
+            Worker::start(Sockets::new(datapath, termination, packets.is_some()))
         });
         if let Some(packets) = &packets {
             reports.packet_path(packets.unavailable());
@@ -212,9 +212,14 @@ impl<'a> Halves<'a> {
                 self.reports.begun(&published);
             }
             Event::Begun { .. } => {}
-            Event::Attempted { applied, failures, condition: PacketCondition { unavailable, tables } } => {
+            Event::Attempted { applied, failures, condition } => {
+                let PacketCondition { unavailable, tables, second_chance } = condition;
                 let serve = !tables.is_empty() && tables.iter().all(|(_, is_intact)| *is_intact);
                 self.set_packets_serve(serve).await;
+                if let (Some(sockets), Some(applied), true) = (&self.sockets, &applied, serve) {
+                    let published = Arc::clone(&applied.desired.published);
+                    sockets.request(SocketRequest::PacketsHave(published, second_chance));
+                }
                 self.tables = tables;
                 let failure = failures.last().filter(|_| is_beside_sockets);
                 let behind = failure.map(|it| {

@@ -3,13 +3,14 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use datapath::{ApplyReport, AttachStatus, TableStats};
-use datapath_ebpf::{self as ebpf, CgroupEvents, TracedPrograms};
-use model::error_chain;
+use datapath_ebpf::{self as ebpf, CgroupEvents, PacketPath, TracedPrograms};
+use model::{Family, error_chain};
 use publish::Published;
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     socket_termination::SocketTermination,
+    translated_connections::TranslatedConnections,
     worker::{Datapath, Desired, Next},
 };
 
@@ -31,12 +32,15 @@ pub(crate) struct Sockets {
     next_trial: Instant,
     /// When the nodes that packets are forwarded to are probed, or answers are read.
     next_peer_probe: Instant,
+    translated: TranslatedConnections,
 }
 
 /// A request to the socket path.
 pub(crate) enum SocketRequest {
     /// Whether the packet path translates what sockets leave to it; the sender tells whether that is in effect.
     PacketsServe(bool, oneshot::Sender<bool>),
+    /// The packet path has another state.
+    PacketsHave(Arc<Published>, Vec<Family>),
     /// Attach the programs of a trace instead of the product's; the sender tells why that failed.
     BeginTrace(Box<TracedPrograms>, oneshot::Sender<Result<(), String>>),
     /// Attach the product's programs again.
@@ -53,8 +57,15 @@ pub(crate) struct SocketCheck {
 }
 
 impl Sockets {
-    /// Must be called within a tokio runtime.
-    pub(crate) fn new(datapath: ebpf::Datapath, termination: Option<SocketTermination>) -> Self {
+    /// Must be called within a tokio runtime. What is forwarded follows the packet path, if there is one.
+    pub(crate) fn new(
+        mut datapath: ebpf::Datapath,
+        termination: Option<SocketTermination>,
+        has_packets: bool,
+    ) -> Self {
+        if has_packets {
+            datapath.set_packet_path(PacketPath::Starting);
+        }
         let now = Instant::now();
         Self {
             cgroups: datapath.cgroup_events(),
@@ -65,6 +76,7 @@ impl Sockets {
             next_check: now,
             next_trial: now,
             next_peer_probe: now,
+            translated: TranslatedConnections::default(),
         }
     }
 
@@ -146,6 +158,10 @@ impl Datapath for Sockets {
                 next = Next::Apply;
             }
         }
+        let ended = self.translated.ended(&self.datapath.forwarding_begun(), now.into_std());
+        if self.datapath.set_forwarding_settled(&ended) {
+            next = Next::Apply;
+        }
         (check, next)
     }
 
@@ -161,6 +177,12 @@ impl Datapath for Sockets {
                 }
                 // The requester may be gone.
                 let _ = done.send(result.is_ok());
+            }
+            SocketRequest::PacketsHave(published, second_chance) => {
+                let state = published.state.clone();
+                if self.datapath.set_packet_path(PacketPath::Has { state, second_chance }) {
+                    return Next::Apply;
+                }
             }
             SocketRequest::BeginTrace(programs, begun) => {
                 // If the requester is gone, the trace ends at once.

@@ -29,6 +29,8 @@ const NEXT: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProgramFigures {
     pub(crate) frontends: usize,
+    /// A frame that is not IP: what a run costs.
+    pub(crate) other: f64,
     /// A packet to an address that is no frontend.
     pub(crate) passes: f64,
     /// Packets to the same frontend.
@@ -74,6 +76,9 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     let (arrives, leaves) = (program(&links, "ingress")?, program(&links, "egress")?);
 
     let elsewhere = packet(SocketAddrV4::new(Ipv4Addr::new(10, 244, 1, 99), TARGET), 1);
+    let mut arp = elsewhere.clone();
+    arp[12..14].copy_from_slice(&[8, 6]);
+    let other = repeated(&arrives, &arp)?;
     let passes = repeated(&arrives, &elsewhere)?;
     let hot = repeated(&arrives, &packet(frontend(0), 1))?;
     let mut rng = Rng::with_seed(1);
@@ -92,6 +97,7 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     };
     Ok(ProgramFigures {
         frontends,
+        other,
         passes,
         hot,
         random: random - (start - passes),

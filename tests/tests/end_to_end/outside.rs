@@ -23,13 +23,17 @@ pub(crate) fn frontends() -> [SocketAddr; 2] {
     FRONTENDS.map(|it| it.parse().unwrap())
 }
 
-/// A Service with endpoints on these nodes, by index.
+/// A Service with endpoints on these nodes, by index, that is forwarded.
 pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
+    translated_web(cluster, endpoints).annotation("kube-proxy-ebpf.io/external-forwarding", "dsr")
+}
+
+/// The same Service, which is translated.
+fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
         .load_balancer_ips(&frontends().map(|it| it.ip()))
         .port("tcp", "TCP", 80, TARGET)
-        .port("udp", "UDP", 80, TARGET)
-        .annotation("kube-proxy-ebpf.io/external-forwarding", "dsr");
+        .port("udp", "UDP", 80, TARGET);
     endpoints.iter().map(|it| &cluster.nodes[*it]).fold(service, |service, node| {
         service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
     })
@@ -38,9 +42,7 @@ pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
 /// A cluster of four nodes with endpoints on the first three, which forward.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
     let cluster = running_cluster_or_skip(4, |it| web(it, &[0, 1, 2]))?;
-    for frontend in frontends() {
-        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1), (2, 1)]);
-    }
+    wait_until_forwarded(&cluster);
     Some(cluster)
 }
 
@@ -136,6 +138,64 @@ fn connections_survive_proxies_that_die_and_return() {
         cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
         assert_alive(&mut connections, &format!("n{} is back", node + 1));
     }
+}
+
+#[test]
+fn connections_survive_the_beginning_and_the_end_of_forwarding() {
+    let Some(mut cluster) = running_cluster_or_skip(4, |it| translated_web(it, &[0, 1, 2])) else { return };
+    cluster.set_next_hops(NETWORKS, &[0, 1, 2, 3]);
+    let mut connections = connect(&cluster, CONNECTIONS);
+    assert!(!has_own_address(&connections[0]), "{:?} is translated", connections[0]);
+    cluster.write(&[web(&cluster, &[0, 1, 2])]);
+    wait_until_forwarded(&cluster);
+    assert_alive(&mut connections, "forwarding has begun");
+    let forwarded = connect(&cluster, CONNECTIONS);
+    assert!(forwarded.iter().all(has_own_address));
+    connections.extend(forwarded);
+    cluster.write(&[translated_web(&cluster, &[0, 1, 2])]);
+    wait_until_translated(&cluster);
+    assert_alive(&mut connections, "forwarding has ended");
+    connections.extend(connect(&cluster, CONNECTIONS));
+    cluster.write(&[web(&cluster, &[0, 1, 2])]);
+    wait_until_forwarded(&cluster);
+    assert_alive(&mut connections, "forwarding has begun again");
+    // As an upgrade with other flags does.
+    cluster.write(&[translated_web(&cluster, &[0, 1, 2])]);
+    wait_until_translated(&cluster);
+    for flag in ["dsr", "nat"] {
+        for node in 0..4 {
+            cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+            cluster.start(node, &["--external-forwarding", flag]);
+            cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+            assert_alive(&mut connections, &format!("n{} has the flag {flag}", node + 1));
+        }
+        if flag == "dsr" {
+            wait_until_forwarded(&cluster);
+        } else {
+            wait_until_translated(&cluster);
+        }
+        assert_alive(&mut connections, flag);
+        connections.extend(connect(&cluster, 20));
+    }
+}
+
+/// Whether its server sees the client's own address.
+fn has_own_address(connection: &EchoConnection) -> bool {
+    let source = connection.name().split_once(' ').unwrap().1;
+    OUTSIDE_CLIENTS[0].contains(&source.parse().unwrap())
+}
+
+#[track_caller]
+fn wait_until_forwarded(cluster: &IngressCluster) {
+    for frontend in frontends() {
+        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1), (2, 1)]);
+    }
+}
+
+#[track_caller]
+fn wait_until_translated(cluster: &IngressCluster) {
+    let is_translated = || connect(cluster, 40).iter().all(|it| !has_own_address(it));
+    assert!(eventually(TIMEOUT, is_translated), "new connections are still forwarded");
 }
 
 #[test]

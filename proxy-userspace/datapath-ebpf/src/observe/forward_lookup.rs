@@ -11,7 +11,7 @@ use std::{
 use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
-    forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, THIS_NODE, Way},
+    forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, THIS_NODE},
     net::{Be16, V4, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
@@ -31,6 +31,8 @@ pub struct ForwardLookup {
     pub rows: u32,
     /// Whether the client's address alone selects the row (session affinity).
     pub by_client: bool,
+    /// Whether forwarding has ended, and only connections that exist are forwarded.
+    pub has_ended: bool,
     /// How many rows each node owns.
     pub shares: BTreeMap<RowNode, u32>,
     /// The row of the flow, if the question names one.
@@ -100,7 +102,7 @@ impl ForwardTables {
     fn lookup(&self, key: FrontendKey6, client: Option<FlowClient>) -> Option<ForwardLookup> {
         let forward = forward::ForwardTables::forward(self, key)?;
         let is_v4 = V4::from_mapped(key.address).is_some();
-        let by_client = forward.by_client != 0;
+        let by_client = forward.is_by_client();
         let mut shares = BTreeMap::new();
         for row in self.rows_of(forward) {
             *shares.entry(self.node(row.owner(), is_v4)).or_default() += 1;
@@ -114,22 +116,17 @@ impl ForwardTables {
                 source_port: Be16::new(port.unwrap_or_default()),
                 destination_port: key.port,
                 protocol: key.protocol,
-                // So that the row's second is returned, too.
                 continues: true,
             };
-            let (owner, second) = match forward::way(self, &flow) {
-                Way::Pass => (NO_NODE, NO_NODE),
-                Way::Here { second, .. } => (THIS_NODE, second),
-                Way::To { node, second, .. } => (node, second),
-            };
+            let row = forward::row(self, &forward, &flow).unwrap_or_default();
             FlowRow {
                 number: flow.hash(by_client) & forward.mask,
-                owner: self.node(owner, is_v4),
-                second: (second != NO_NODE).then(|| self.node(second, is_v4)),
+                owner: self.node(row.owner(), is_v4),
+                second: (row.second() != NO_NODE).then(|| self.node(row.second(), is_v4)),
             }
         });
         let (rows, uplinks) = (forward.mask.saturating_add(1), BTreeSet::new());
-        Some(ForwardLookup { rows, by_client, shares, row, uplinks })
+        Some(ForwardLookup { rows, by_client, has_ended: forward.has_ended(), shares, row, uplinks })
     }
 
     fn node(&self, number: NodeNumber, is_v4: bool) -> RowNode {
@@ -148,6 +145,8 @@ pub struct ForwardSummary {
     pub frontends: usize,
     /// How many more are to be, and are translated because no node owns their rows.
     pub translated: usize,
+    /// How many more are forwarded no longer, but for connections that exist.
+    pub ended: usize,
     /// How many nodes own rows, this one included.
     pub nodes: usize,
     /// The addresses at which this node receives packets of other nodes.
@@ -157,9 +156,9 @@ pub struct ForwardSummary {
 }
 
 impl ForwardSummary {
-    /// Whether a Service is, or is to be, forwarded.
+    /// Whether a Service is, was, or is to be, forwarded.
     pub fn is_used(&self) -> bool {
-        self.frontends + self.translated > 0
+        self.frontends + self.translated + self.ended > 0
     }
 }
 
@@ -170,8 +169,11 @@ impl ForwardSummary {
 /// As for [`dump`](crate::observe::dump); if a pinned link cannot be queried.
 pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
     let (_, mut summary) = ActiveFrontends::open(pin_dir)?.read(|maps| {
-        let mut frontends = Vec::new();
-        maps.each(Table::Forwards, |_: FrontendKey6, it: Forward| frontends.push((it.first, it.mask)))?;
+        let (mut frontends, mut ended) = (Vec::new(), 0);
+        maps.each(Table::Forwards, |_: FrontendKey6, it: Forward| {
+            frontends.push((it.first, it.mask));
+            ended += usize::from(it.has_ended());
+        })?;
         if frontends.is_empty() {
             return Ok(ForwardSummary::default());
         }
@@ -192,8 +194,9 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
         let own = [true, false].map(|is_v4| tables.address(THIS_NODE, is_v4));
         let translated = frontends.iter().filter(|(first, _)| without_owner.contains(first)).count();
         Ok(ForwardSummary {
-            frontends: frontends.len() - translated,
+            frontends: frontends.len() - translated - ended,
             translated,
+            ended,
             nodes: owners.len(),
             own_addresses: own.into_iter().filter(|it| !it.is_unspecified()).collect(),
             uplinks: BTreeSet::new(),
@@ -226,12 +229,12 @@ mod tests {
     }
 
     /// The node 1 is this one, 2 owned its rows before, and 3 has left the cluster.
-    fn tables(rows: &[Row], by_client: u32) -> ForwardTables {
+    fn tables(rows: &[Row], flags: u32) -> ForwardTables {
         let node = |v4: [u8; 4]| ForwardNode { v4: V4::from_raw(u32::from_ne_bytes(v4)), v6: V6::default() };
         ForwardTables {
             forwards: vec![(
                 key("203.0.113.1:80"),
-                Forward { first: 8, mask: rows.len() as u32 - 1, by_client, ..Forward::default() },
+                Forward { first: 8, mask: rows.len() as u32 - 1, flags, ..Forward::default() },
             )],
             rows: (8..).zip(rows.iter().copied()).collect(),
             nodes: [(1, node([192, 0, 2, 1])), (2, node([192, 0, 2, 2]))].into(),

@@ -54,7 +54,7 @@ impl From<ForwardTables> for PreviousRows {
             previous.numbers.extend(known.map(|it| (it, *number as NodeNumber)));
         }
         for (key, forward) in &tables.forwards {
-            previous.frontends.insert(*key, forward.first);
+            previous.frontends.insert(*key, *forward);
             let is_v4 = V4::from_mapped(key.address).is_some();
             previous.rows.entry(forward.first).or_insert_with(|| {
                 let rows = tables.rows_of(*forward);
@@ -111,8 +111,9 @@ impl ForwardTables {
             let protocol = if key.protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
             let name = FrontendAddress { address, protocol };
             let all = forward.mask.saturating_add(1);
+            let only = if forward.has_ended() { " established" } else { "" };
             owners.into_iter().map(move |(owner, rows)| match owner {
-                Some(owner) => format!("forward {name} -> {owner} rows={rows}/{all}"),
+                Some(owner) => format!("forward {name} -> {owner} rows={rows}/{all}{only}"),
                 None => format!("forward {name} -> translated"),
             })
         })

@@ -18,10 +18,9 @@ use crate::{
     host::failpoint,
     tables::{
         counter_alloc::CounterAllocator,
-        layout::{EjectingClients, Layout, LayoutDiff, forwarding::PreviousRows},
+        layout::{EjectingClients, Layout, LayoutDiff, forwarding::Forwarding},
         map_updates::MapUpdates,
         node_addresses::NodeAddresses,
-        peers::PeerStates,
         store::{MapStore, Side, Table},
     },
 };
@@ -100,29 +99,14 @@ impl<S: MapStore> DoubleBuffer<S> {
         self.layout.set_node_name(name);
     }
 
-    /// Takes over the rows of an earlier process, before the first [`DoubleBuffer::apply`].
-    pub(crate) fn restore_forwarding(&mut self, previous: PreviousRows) {
-        self.layout.forwarding().restore(previous);
+    /// What is forwarded.
+    pub(crate) fn forwarding(&mut self) -> &mut Forwarding {
+        self.layout.forwarding()
     }
 
     /// Whether packets from outside are forwarded.
     pub(crate) fn is_forwarding(&self) -> bool {
         self.layout.is_forwarding()
-    }
-
-    /// Sets which nodes answer probes, for the next [`DoubleBuffer::apply`].
-    pub(crate) fn set_peers(&mut self, states: PeerStates) {
-        self.layout.forwarding().set_peers(states);
-    }
-
-    /// Whether [`DoubleBuffer::take_peers`] returns something.
-    pub(crate) fn has_new_peers(&self) -> bool {
-        self.layout.has_new_peers()
-    }
-
-    /// This node's addresses, and those of the nodes that packets are forwarded to, if they have changed since the last call.
-    pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
-        self.layout.forwarding().take_peers()
     }
 
     /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.

@@ -113,11 +113,6 @@ impl Layout {
         &mut self.forwarding
     }
 
-    /// Whether packets are forwarded to other nodes than before.
-    pub(crate) fn has_new_peers(&self) -> bool {
-        self.forwarding.has_new_peers()
-    }
-
     /// Whether packets from outside are forwarded.
     pub(crate) fn is_forwarding(&self) -> bool {
         self.forwarding.is_used()
@@ -236,7 +231,7 @@ impl Layout {
             self.node_addresses.clone_from(node_addresses);
         }
         let mut updates = writer.updates;
-        self.forwarding.update(&before, state, &mut self.counters, &mut updates);
+        self.forwarding.update(state, &mut self.counters, &mut updates);
         for table in Table::FORWARDING {
             self.rows[table.index()] = self.forwarding.entries(table);
         }

@@ -10,9 +10,18 @@ use crate::{
 };
 
 impl Datapath {
-    /// The elements that packets need which other nodes forward: none while no Service is forwarded.
+    /// The families in which connections that the packet path does not know get a second chance.
+    pub fn second_chance(&self) -> Vec<Family> {
+        let capable = self.second_chance.iter().flatten();
+        capable.copied().filter(|it| self.forwarded_families.contains(it)).collect()
+    }
+
+    /// The elements that packets need which other nodes forward: none until a Service is forwarded. They stay, for connections that
+    /// outlast its forwarding.
     pub(super) fn forwarding_elements(&mut self) -> Elements {
-        let families: Vec<_> = FAMILIES.into_iter().filter(|it| self.layout.is_forwarded(*it)).collect();
+        let forwarded = FAMILIES.into_iter().filter(|it| self.layout.is_forwarded(*it));
+        self.forwarded_families.extend(forwarded);
+        let families = self.forwarded_families.clone();
         if families.is_empty() {
             return Elements::new();
         }

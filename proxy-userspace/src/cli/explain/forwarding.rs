@@ -22,6 +22,8 @@ pub(super) struct Forwarding {
     rows: u32,
     /// Whether the client's address alone selects the row (session affinity).
     by_client: bool,
+    /// Whether forwarding has ended, and only connections that exist are forwarded.
+    has_ended: bool,
     /// How many rows each node owns.
     shares: Vec<Share>,
     /// The row of the client; none if it depends on a port that the question does not name.
@@ -112,11 +114,12 @@ impl Forwarding {
     }
 
     fn new(found: ForwardLookup, names: &NodeNames) -> Self {
-        let ForwardLookup { rows, by_client, shares, row, uplinks } = found;
+        let ForwardLookup { rows, by_client, has_ended, shares, row, uplinks } = found;
         let node = |it| Node::new(it, names);
         Self {
             rows,
             by_client,
+            has_ended,
             shares: shares.into_iter().map(|(it, rows)| Share { node: node(it), rows }).collect(),
             row: row.map(|FlowRow { number, owner, second }| ClientRow {
                 number,
@@ -137,7 +140,7 @@ impl Forwarding {
 
     /// The explanation for the row of the client: only endpoints of its owner serve it.
     pub(super) fn narrow(&self, explanation: Explanation) -> Explanation {
-        let row = self.row.as_ref().filter(|_| !self.uplinks.is_empty());
+        let row = self.row.as_ref().filter(|_| !self.uplinks.is_empty() && !self.has_ended);
         let owner = row.and_then(|it| it.owner.node.as_ref());
         let Some(owner) = owner.filter(|_| explanation.verdict == Verdict::Redirected) else {
             return explanation;
@@ -160,7 +163,9 @@ impl Forwarding {
 
     /// What is said of it, in lines.
     pub(super) fn describe(&self) -> Vec<String> {
-        let Self { rows, by_client, shares, row, .. } = self;
+        let Self { rows, by_client, has_ended, shares, row, .. } = self;
+        let ended = "forwarding has ended: new connections are translated; those that exist, and this node does not know, go by";
+        let ended = has_ended.then(|| ended.to_owned());
         let by =
             if *by_client { "by the client's address (session affinity)" } else { "by addresses and ports" };
         let Some(ClientRow { number, owner, second }) = row else {
@@ -168,13 +173,13 @@ impl Forwarding {
             let first = format!("each {each} has one of {rows} rows, of which");
             let share =
                 |it: &Share| format!("{:>5.1} % are {}", share_of(it.rows, *rows), it.node.action(true));
-            return [first].into_iter().chain(shares.iter().map(share)).collect();
+            return ended.into_iter().chain([first]).chain(shares.iter().map(share)).collect();
         };
         let first = format!("row {number} of {rows}, {by}: {}", owner.action(false));
         let second = second.as_ref().map(|it| {
             format!("the second is {}, for TCP connections that the owner does not know", it.describe())
         });
-        [first].into_iter().chain(second).collect()
+        ended.into_iter().chain([first]).chain(second).collect()
     }
 }
 
@@ -249,7 +254,7 @@ mod tests {
         let shares =
             [(THIS(), 512), (OTHER(), 256), (RowNode::Other(ip(3)), 128), (gone, 127), (RowNode::None, 1)];
         let uplinks = ["eth0".to_owned()].into();
-        let found = ForwardLookup { rows: 1024, by_client, shares: shares.into(), row, uplinks };
+        let found = ForwardLookup { rows: 1024, by_client, has_ended: false, shares: shares.into(), row, uplinks };
         Forwarding::new(found, &names())
     }
 

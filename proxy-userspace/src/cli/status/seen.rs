@@ -35,6 +35,8 @@ pub(super) struct Forwarding {
     pub(super) nodes: usize,
     /// How many more are to be forwarded, and are translated.
     pub(super) translated: usize,
+    /// How many more are forwarded no longer, but for connections that exist.
+    pub(super) ended: usize,
     /// The interfaces at which the programs are attached.
     pub(super) uplinks: Vec<String>,
 }
@@ -49,6 +51,7 @@ impl Forwarding {
             frontends: summary.frontends,
             nodes: summary.nodes,
             translated: summary.translated,
+            ended: summary.ended,
             uplinks: summary.uplinks.into_iter().collect(),
         }))
     }

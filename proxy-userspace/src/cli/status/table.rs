@@ -84,15 +84,17 @@ fn programs(seen: &Seen) -> String {
 }
 
 /// What becomes of packets from outside, as in `2 frontends, to 3 nodes, by eth0`.
-fn forwarding(Forwarding { frontends, nodes, translated, uplinks }: &Forwarding) -> String {
+fn forwarding(Forwarding { frontends, nodes, translated, ended, uplinks }: &Forwarding) -> String {
     let (frontends, nodes) = (model::counted(*frontends, "frontend"), model::counted(*nodes, "node"));
-    let translated = match translated {
+    let more = |count: usize, says: &str| match count {
         0 => String::new(),
-        more => format!("; {more} more translated, as a node with endpoints cannot receive them"),
+        count => format!("; {count} more {says}"),
     };
+    let translated = more(*translated, "translated, as a node with endpoints cannot receive them");
+    let ended = more(*ended, "for connections that exist, as forwarding has ended");
     match &uplinks[..] {
-        [] => format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}"),
-        uplinks => format!("{frontends}, to {nodes}, by {}{translated}", uplinks.join(", ")),
+        [] => format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}{ended}"),
+        uplinks => format!("{frontends}, to {nodes}, by {}{translated}{ended}", uplinks.join(", ")),
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
     fn what_is_forwarded_is_told_from_what_is_not() {
         let says = |frontends, translated, uplinks: &[&str]| {
             let uplinks = uplinks.iter().map(|it| (*it).to_owned()).collect();
-            forwarding(&Forwarding { frontends, nodes: 3, translated, uplinks })
+            forwarding(&Forwarding { frontends, nodes: 3, translated, ended: 0, uplinks })
         };
         assert_eq!(says(2, 0, &["eth0", "eth1"]), "2 frontends, to 3 nodes, by eth0, eth1");
         assert_eq!(
@@ -158,5 +160,10 @@ mod tests {
             "1 frontend, to 3 nodes, by eth0; 1 more translated, as a node with endpoints cannot receive them"
         );
         assert_eq!(says(1, 0, &[]), "NOT at work, no interface has the programs: 1 frontend, to 3 nodes");
+        let uplinks = vec!["eth0".to_owned()];
+        assert_eq!(
+            forwarding(&Forwarding { frontends: 0, nodes: 3, translated: 0, ended: 2, uplinks }),
+            "0 frontends, to 3 nodes, by eth0; 2 more for connections that exist, as forwarding has ended"
+        );
     }
 }

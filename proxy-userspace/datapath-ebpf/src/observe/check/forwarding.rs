@@ -81,15 +81,18 @@ fn kernel(release: &str) -> Finding {
 
 /// What is forwarded, and what is not though it is to be.
 fn forwarded(summary: &ForwardSummary) -> Finding {
-    let ForwardSummary { frontends, translated, nodes, .. } = *summary;
+    let ForwardSummary { frontends, translated, ended, nodes, .. } = *summary;
     if !summary.is_used() {
         return Finding::ok(SUBJECT, "it is enabled, and no Service has packets to forward");
     }
-    let says = format!(
+    let mut says = format!(
         "packets to {} are forwarded, whole, to {}",
         model::counted(frontends, "frontend"),
         model::counted(nodes, "node")
     );
+    if ended > 0 {
+        says += &format!("; for {ended} more, forwarding has ended but for connections that exist");
+    }
     if translated == 0 {
         return Finding::ok(SUBJECT, says);
     }
@@ -226,6 +229,9 @@ mod tests {
         assert_eq!(some.level, Level::Degraded);
         assert!(some.says.contains("those to 2 more are translated"), "{}", some.says);
         assert_eq!(finding(0, 0).level, Level::Ok, "it is enabled");
+        let ended = forwarded(&ForwardSummary { ended: 2, nodes: 2, ..ForwardSummary::default() });
+        assert_eq!(ended.level, Level::Ok);
+        assert!(ended.says.ends_with("for 2 more, forwarding has ended but for connections that exist"));
     }
 
     #[test]

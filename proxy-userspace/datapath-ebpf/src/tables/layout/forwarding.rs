@@ -6,11 +6,12 @@
 
 mod nodes;
 mod rows;
+mod stage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     mem,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -20,14 +21,16 @@ use model::{
 };
 use proxy_common::{
     counters::ForwardCounters,
-    forward::{Forward, NO_NODE, NodeNumber, Row},
+    forward::{BY_CLIENT, Forward, NO_NODE, NodeNumber, Row},
     net::{Be16, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
 
+pub use self::stage::PacketPath;
 use self::{
     nodes::ForwardNodes,
     rows::{RowSets, RowsId},
+    stage::Stage,
 };
 use super::ranges::Range;
 use crate::tables::{
@@ -41,17 +44,24 @@ use crate::tables::{
 /// The rows that an earlier process has left, with the addresses of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct PreviousRows {
-    /// The first position of each frontend's rows.
-    pub(crate) frontends: HashMap<FrontendKey6, u32>,
+    /// The frontends.
+    pub(crate) frontends: HashMap<FrontendKey6, Forward>,
     /// Owner and second of each row, by the position of the first; an unspecified address for none.
     pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
     /// The number of each node's addresses.
     pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
 }
 
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
 /// What is forwarded.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarding {
+    /// The state that was placed.
+    state: NodeState,
+    packet_path: PacketPath,
+    /// Services to be placed again, though they are the same.
+    outdated: BTreeSet<ServiceName>,
     previous: PreviousRows,
     /// What became of those rows, by the position of the first.
     restored: HashMap<u32, RowsId>,
@@ -65,13 +75,12 @@ pub(crate) struct Forwarding {
 /// A port of a Service in one family.
 #[derive(Debug)]
 struct PlacedPort {
-    /// Its position in the Service.
-    index: u16,
     family: Family,
     /// The nodes with endpoints.
     nodes: Arc<[NodeShare]>,
     frontends: Vec<FrontendKey6>,
     rows: RowsId,
+    stage: Stage,
     by_client: bool,
     counters: ForwardCounters,
     /// Who owns them.
@@ -90,13 +99,56 @@ impl Forwarding {
         self.previous = previous;
     }
 
+    /// The families of what an earlier process has left.
+    pub(crate) fn previous_families(&self) -> Vec<Family> {
+        let family = |it: &FrontendKey6| Family::of(IpAddr::from(it.address).to_canonical());
+        let found: HashSet<_> = self.previous.frontends.keys().map(family).collect();
+        FAMILIES.into_iter().filter(|it| found.contains(it)).collect()
+    }
+
+    /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
+    pub(crate) fn set_packet_path(&mut self, now: PacketPath) -> bool {
+        let (is_first, is_different) = match (&self.packet_path, &now) {
+            (PacketPath::Has { .. }, PacketPath::Has { state, .. }) => {
+                let mut changed = state.diff(&self.state);
+                let has_changed = changed.any(|(_, before, now)| has_ports(before) || has_ports(now));
+                (false, has_changed || self.is_used() && !state.nodes.ptr_eq(&self.state.nodes))
+            }
+            _ => (true, !self.services.is_empty()),
+        };
+        if is_first {
+            self.outdated.extend(self.services.keys().cloned());
+        }
+        self.packet_path = now;
+        is_different
+    }
+
+    /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated.
+    pub(crate) fn begun(&self) -> impl Iterator<Item = SocketAddr> {
+        let ports = self.services.values().flatten().filter(|it| it.stage == Stage::Begun);
+        ports.flat_map(PlacedPort::addresses)
+    }
+
+    /// This node knows no translated connections of these frontends any more. Returns whether that makes a difference to the next
+    /// [`Forwarding::update`].
+    pub(crate) fn set_settled(&mut self, frontends: &HashSet<SocketAddr>) -> bool {
+        for (name, ports) in &mut self.services {
+            let begun = ports.iter_mut().filter(|it| it.stage == Stage::Begun);
+            for it in begun.filter(|it| it.addresses().all(|it| frontends.contains(&it))) {
+                it.stage = Stage::Forwarded;
+                self.outdated.insert(name.clone());
+            }
+        }
+        !self.outdated.is_empty()
+    }
+
     /// Sets which nodes answer probes, for the next [`Forwarding::update`]. If it is never called, nodes are taken to answer.
     pub(crate) fn set_peers(&mut self, states: PeerStates) {
         self.nodes.set_peers(states);
     }
 
     /// Whether [`Forwarding::take_peers`] returns something.
-    pub(super) fn has_new_peers(&self) -> bool {
+    pub(crate) fn has_new_peers(&self) -> bool {
         self.nodes.has_new_peers()
     }
 
@@ -155,54 +207,78 @@ impl Forwarding {
         }
     }
 
-    /// Replaces the state `before` by another one.
+    /// Replaces the state by the one that the packet path has, or by `newest` as long as it has none.
     pub(super) fn update(
         &mut self,
-        before: &NodeState,
-        state: &NodeState,
+        newest: &NodeState,
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) {
-        let has_ports = |it: &Option<&Arc<ServiceState>>| it.is_some_and(|it| !it.forwarded.is_empty());
-        let changed = state.diff(before).filter(|(_, before, now)| has_ports(before) || has_ports(now));
+        let state = match &self.packet_path {
+            PacketPath::Has { state, .. } => state.clone(),
+            PacketPath::Off | PacketPath::Starting => newest.clone(),
+        };
+        let before = mem::replace(&mut self.state, state.clone());
+        let has_left = !self.previous.frontends.is_empty();
+        let changed = state.diff(&before).filter(|(name, before, now)| {
+            has_ports(*before) || has_ports(*now) || has_left || self.services.contains_key(*name)
+        });
         let mut changed: BTreeMap<_, _> = changed.map(|(name, _, now)| (name, now)).collect();
         if self.services.is_empty() && changed.is_empty() {
             return;
         }
         if self.nodes.set_infos(&state.nodes) {
             let all = state.services.iter().map(|(name, it)| (name, Some(it)));
-            changed.extend(all.filter(|(_, it)| has_ports(it)));
+            changed.extend(all.filter(|(_, it)| has_ports(*it)));
         }
+        let mut outdated = mem::take(&mut self.outdated);
         let peers = self.nodes.take_changed();
         if !peers.is_empty() {
             let concerned = self.services.iter().filter(|(_, ports)| ports.iter().any(|it| it.is_on(&peers)));
-            let states = concerned.filter_map(|(name, _)| state.services.get(name));
-            changed.extend(states.map(|it| (&it.service.name, Some(it))));
+            outdated.extend(concerned.map(|(name, _)| name.clone()));
         }
+        let outdated = outdated.iter().filter_map(|it| state.services.get(it));
+        changed.extend(outdated.map(|it| (&it.service.name, Some(it))));
         if changed.is_empty() {
             return;
         }
+        let (mut given_up, mut left) = (Vec::new(), Vec::new());
         // A frontend may move from a Service to another.
-        let mut given_up = Vec::new();
         let mut taken = HashSet::new();
         for (name, now) in changed {
             let old = self.services.remove(name).unwrap_or_default();
-            let ports = now.into_iter().flat_map(|state| state.forwarded.iter().map(move |it| (state, it)));
-            let new: Vec<_> =
-                ports.filter_map(|(state, it)| self.place(state, it, &old, counters, updates)).collect();
-            new.iter().for_each(|it| self.write(it, updates));
-            taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
-            if has_ports(&now) {
-                self.services.insert(name.clone(), new);
+            left.extend(old.iter().flat_map(|it| it.frontends.iter().copied()));
+            let mut new = Vec::new();
+            if let Some(state) = now {
+                let placed = state.forwarded.iter().map(|it| self.place(state, it, &old, counters, updates));
+                new.extend(placed.collect::<Vec<_>>().into_iter().flatten());
             }
-            given_up.extend(old);
-        }
-        for old in given_up {
-            for key in old.frontends.iter().filter(|it| !taken.contains(it)) {
-                if self.frontends.remove(key).is_some() {
-                    updates.set(Table::Forwards, key, None::<&Forward>);
+            for port in old {
+                let is_replaced = new.iter().any(|it: &PlacedPort| it.id() == port.id());
+                match now.filter(|_| !is_replaced) {
+                    Some(state) => match self.ended(state, port) {
+                        Ok(port) => new.push(port),
+                        Err(port) => given_up.push(port),
+                    },
+                    None => given_up.push(port),
                 }
             }
+            if let Some(state) = now {
+                let ended = self.restore_ended(state, &new, counters, updates);
+                new.extend(ended);
+            }
+            new.iter().for_each(|it| self.write(it, updates));
+            taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
+            if has_ports(now) || !new.is_empty() {
+                self.services.insert(name.clone(), new);
+            }
+        }
+        for key in left.iter().filter(|it| !taken.contains(it)) {
+            if self.frontends.remove(key).is_some() {
+                updates.set(Table::Forwards, key, None::<&Forward>);
+            }
+        }
+        for old in given_up {
             self.nodes.remove_targets(&old.nodes, old.family);
             for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
                 counters.release(CounterOwner::forwarded(old.port_id, part));
@@ -216,9 +292,16 @@ impl Forwarding {
         }
     }
 
-    /// The rows that an earlier process has left for a frontend.
-    fn restored(&mut self, frontend: &FrontendKey6) -> Option<RowsId> {
-        let first = *self.previous.frontends.get(frontend)?;
+    /// The rows that an earlier process has left for a frontend, and how far its forwarding was.
+    fn restored(&mut self, frontend: &FrontendKey6) -> Option<(RowsId, Stage)> {
+        let Forward { first, flags, .. } = *self.previous.frontends.get(frontend)?;
+        let id = self.restored_rows(first)?;
+        let has_owners = self.rows.owners(id).is_some_and(|it| !it.is_empty());
+        Some((id, Stage::of(flags, has_owners)))
+    }
+
+    /// The rows that began at a position.
+    fn restored_rows(&mut self, first: u32) -> Option<RowsId> {
         if let Some(id) = self.restored.get(&first) {
             return Some(*id);
         }
@@ -246,28 +329,84 @@ impl Forwarding {
         if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
             return None;
         }
-        let before =
-            old.iter().find(|it| (it.index, it.family) == (port.index, port.family)).map(|it| it.rows);
+        let id = (port_id(&service.name, &it.name, it.protocol), port.family);
+        let before = old.iter().find(|it| it.id() == id).map(|it| (it.rows, it.stage));
         let before = before.or_else(|| frontends.iter().find_map(|it| self.restored(it)));
+        let (before, stage) = before.unzip();
         let serving = self.serving(port, before);
         let before = before.filter(|_| !serving.is_empty());
-        self.nodes.add_targets(&port.nodes, port.family);
-        let port_id = port_id(&service.name, &it.name, it.protocol);
-        let mut counter = |part| counters.acquire_port(CounterOwner::forwarded(port_id, part));
-        let counters = ForwardCounters {
-            arrived: counter(ForwardPart::Arrived),
-            forwarded: counter(ForwardPart::Forwarded),
+        let stage = match stage.unwrap_or(Stage::Translated) {
+            _ if serving.is_empty() => Stage::Translated,
+            stage => stage.forwarded(self.can_keep(it.protocol, port.family)),
         };
+        self.nodes.add_targets(&port.nodes, port.family);
         Some(PlacedPort {
-            index: port.index,
             family: port.family,
             nodes: Arc::clone(&port.nodes),
             frontends,
             rows: self.rows.acquire(before, &serving, &mut self.nodes, updates),
+            stage,
             by_client: service.affinity.is_some(),
-            counters,
-            port_id,
+            counters: acquire_counters(counters, id.0),
+            port_id: id.0,
         })
+    }
+
+    /// Whether connections to a port go on the way they began when forwarding begins or ends.
+    fn can_keep(&self, protocol: Protocol, family: Family) -> bool {
+        protocol == Protocol::Tcp && self.packet_path.knows_connections(family) && self.nodes.can_send(family)
+    }
+
+    /// A port that is forwarded no longer, but for its connections; the port itself if none of its frontends is left.
+    fn ended(&self, state: &ServiceState, port: PlacedPort) -> Result<PlacedPort, PlacedPort> {
+        let service = &state.service;
+        let is_it = |it: &&ServicePort| port_id(&service.name, &it.name, it.protocol) == port.port_id;
+        let Some(it) = service.ports.iter().find(is_it) else { return Err(port) };
+        let mut left = frontends(service, it, port.family);
+        left.retain(|it| port.frontends.contains(it));
+        if left.is_empty() || port.stage == Stage::Translated || !self.can_keep(it.protocol, port.family) {
+            return Err(port);
+        }
+        Ok(PlacedPort { frontends: left, stage: Stage::Ended, ..port })
+    }
+
+    /// The ports, except those that are placed, that an earlier process forwarded.
+    fn restore_ended(
+        &mut self,
+        state: &ServiceState,
+        placed: &[PlacedPort],
+        counters: &mut CounterAllocator,
+        updates: &mut MapUpdates,
+    ) -> Vec<PlacedPort> {
+        let mut ended = Vec::new();
+        if self.previous.frontends.is_empty() {
+            return ended;
+        }
+        let service = &state.service;
+        for (it, family) in service.ports.iter().flat_map(|it| FAMILIES.map(|family| (it, family))) {
+            let id = (port_id(&service.name, &it.name, it.protocol), family);
+            let mut frontends = frontends(service, it, family);
+            frontends.retain(|it| self.previous.frontends.contains_key(it));
+            let is_placed = placed.iter().any(|it| it.id() == id);
+            if is_placed || frontends.is_empty() || !self.can_keep(it.protocol, family) {
+                continue;
+            }
+            let Some((rows, stage)) = self.restored(&frontends[0]) else { continue };
+            if stage != Stage::Translated {
+                self.rows.keep_restored(rows, updates);
+                ended.push(PlacedPort {
+                    family,
+                    nodes: [].into(),
+                    frontends,
+                    rows,
+                    stage: Stage::Ended,
+                    by_client: service.affinity.is_some(),
+                    counters: acquire_counters(counters, id.0),
+                    port_id: id.0,
+                });
+            }
+        }
+        ended
     }
 
     /// The nodes that get rows; none if the packets are translated. Forwarding begins when all nodes have answered once, and does
@@ -276,7 +415,8 @@ impl Forwarding {
         let state = |it: &NodeShare| self.nodes.state(&it.node, port.family);
         let had = before.and_then(|it| self.rows.owners(it)).filter(|it| !it.is_empty());
         let has_answered = |it: &NodeShare| matches!(state(it), PeerState::Answers | PeerState::Silent);
-        if had.is_none() && !port.nodes.iter().all(has_answered) {
+        let is_starting = matches!(self.packet_path, PacketPath::Starting);
+        if had.is_none() && (is_starting || !port.nodes.iter().all(has_answered)) {
             return [].into();
         }
         let had_rows = |it: &NodeShare| {
@@ -300,8 +440,8 @@ impl Forwarding {
     /// Writes the frontends of a port that differ.
     fn write(&mut self, port: &PlacedPort, updates: &mut MapUpdates) {
         let Some(Range { first, size }) = self.rows.range(port.rows) else { return };
-        let (by_client, counters) = (port.by_client.into(), port.counters);
-        let forward = Forward { first, mask: size - 1, by_client, counters };
+        let flags = port.stage.flags() | if port.by_client { BY_CLIENT } else { 0 };
+        let forward = Forward { first, mask: size - 1, flags, counters: port.counters };
         for key in &port.frontends {
             if self.frontends.insert(*key, forward) != Some(forward) {
                 updates.set(Table::Forwards, key, Some(&forward));
@@ -311,11 +451,31 @@ impl Forwarding {
 }
 
 impl PlacedPort {
+    /// What it is known by.
+    fn id(&self) -> (u64, Family) {
+        (self.port_id, self.family)
+    }
+
+    /// The addresses of its frontends.
+    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let address = |it: &FrontendKey6| SocketAddr::new(IpAddr::from(it.address).to_canonical(), it.port.get());
+        self.frontends.iter().map(address)
+    }
+
     /// Whether one of these nodes has endpoints of it.
     fn is_on(&self, nodes: &BTreeSet<(Arc<str>, Family)>) -> bool {
         let has = |name: &Arc<str>| self.nodes.binary_search_by(|it| it.node.cmp(name)).is_ok();
         nodes.iter().any(|(name, family)| *family == self.family && has(name))
     }
+}
+
+fn has_ports(state: Option<&Arc<ServiceState>>) -> bool {
+    state.is_some_and(|it| !it.forwarded.is_empty())
+}
+
+fn acquire_counters(counters: &mut CounterAllocator, port_id: u64) -> ForwardCounters {
+    let mut counter = |part| counters.acquire_port(CounterOwner::forwarded(port_id, part));
+    ForwardCounters { arrived: counter(ForwardPart::Arrived), forwarded: counter(ForwardPart::Forwarded) }
 }
 
 /// The frontends of a port in a family, in ascending order; none if its protocol is not forwarded.

@@ -298,6 +298,9 @@ fn forwarded_connections_are_served_here_and_keep_their_source() {
         set_priority(0x0001_0001);
         assert_eq!(it.served_by(), everywhere, "the packets are not forwarded ones");
         it.apply(None, &[]);
+        assert!(it.lists().contains("chain second-chance-prerouting"), "connections may outlast it");
+        it.datapath = Network::start();
+        it.apply(None, &[]);
         assert_eq!(it.lists(), before, "other packets do not pay for it");
     });
 }

@@ -15,6 +15,7 @@ use proxy_common::{
     net::{V4, V6},
 };
 
+use super::FAMILIES;
 use crate::tables::{
     map_updates::MapUpdates,
     peers::{PeerState, PeerStates},
@@ -47,8 +48,6 @@ pub(super) struct ForwardNodes {
     /// Whose state has changed.
     changed_peers: BTreeSet<IpAddr>,
 }
-
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl ForwardNodes {
     /// Sets the name of this node.

@@ -51,9 +51,20 @@ impl RowSets {
         self.add(Rows { nodes: [].into(), owners: owners(&rows), rows, range: Range::default(), users: 0 })
     }
 
-    /// Removes them.
+    /// Removes them, unless they are kept.
     pub(super) fn remove_restored(&mut self, id: RowsId) {
-        self.sets.remove(&id);
+        self.sets.retain(|it, rows| *it != id || rows.users > 0);
+    }
+
+    /// Keeps rows of an earlier process as they are.
+    pub(super) fn keep_restored(&mut self, id: RowsId, updates: &mut MapUpdates) {
+        let Some(rows) = self.sets.get_mut(&id) else { return };
+        rows.users += 1;
+        if rows.users == 1 {
+            rows.range = self.ranges.allocate(rows.rows.len() as u32);
+            rows.write(updates);
+            self.placed += rows.rows.len();
+        }
     }
 
     /// The rows of these nodes that follow those before; for no nodes, one without an owner.
@@ -80,11 +91,10 @@ impl RowSets {
         let old = before.and_then(|it| self.sets.get(&it)).map(|it| &*it.rows).unwrap_or_default();
         let rows = follow(old, &numbers, serving);
         let range = self.ranges.allocate(rows.len() as u32);
-        for (position, it) in (range.first..).zip(&rows) {
-            updates.set(Table::ForwardRows, &position, Some(it));
-        }
         self.placed += rows.len();
-        let id = self.add(Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 });
+        let rows = Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 };
+        rows.write(updates);
+        let id = self.add(rows);
         self.by_nodes.insert(Arc::clone(serving), id);
         if let Some(before) = before {
             self.successors.insert((before, Arc::clone(serving)), id);
@@ -139,10 +149,14 @@ impl RowSets {
 
     /// Every row.
     pub(super) fn full_table(&self, updates: &mut MapUpdates) {
-        for Rows { rows, range, .. } in self.sets.values() {
-            let rows = (range.first..).zip(rows);
-            rows.for_each(|(position, it)| updates.set(Table::ForwardRows, &position, Some(it)));
-        }
+        self.sets.values().for_each(|it| it.write(updates));
+    }
+}
+
+impl Rows {
+    fn write(&self, updates: &mut MapUpdates) {
+        let rows = (self.range.first..).zip(&self.rows);
+        rows.for_each(|(position, it)| updates.set(Table::ForwardRows, &position, Some(it)));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
-use proxy_common::forward::{ForwardNode, NodeNumber};
+use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, KNOWN_FIRST, NodeNumber};
 
 use super::*;
 
@@ -76,7 +76,7 @@ impl Written {
             state.nodes = self.state.nodes.clone();
         }
         let mut updates = MapUpdates::default();
-        self.forwarding.update(&self.state, &state, &mut self.counters, &mut updates);
+        self.forwarding.update(&state, &mut self.counters, &mut updates);
         self.apply(&updates);
         self.state = state;
     }
@@ -117,7 +117,8 @@ impl Written {
             *self.forwarding.frontends.keys().find(|it| IpAddr::from(it.address) == address).unwrap()
         };
         let rows = self.rows(ips[0]).into_iter().map(|it| it.map(address)).collect();
-        let frontends = ips.iter().map(|it| (key(it), 7)).collect();
+        let forward = |ip: &u8| Forward { first: 7, ..self.forward(*ip).unwrap() };
+        let frontends = ips.iter().map(|it| (key(it), forward(it))).collect();
         PreviousRows { frontends, rows: [(7, rows)].into(), numbers: self.numbers() }
     }
 
@@ -368,4 +369,114 @@ proptest! {
             prop_assert_eq!(long.rows(ip).is_empty(), nodes.is_empty());
         }
     }
+}
+
+impl Written {
+    /// One beside a packet path, which has no state yet.
+    fn beside_packets() -> Self {
+        let mut it = Self::default();
+        it.forwarding.set_packet_path(PacketPath::Starting);
+        it
+    }
+
+    /// The packet path has this state, with a second chance for IPv4; then the state is applied again. Returns whether that was due.
+    fn packets_have(&mut self, state: &NodeState) -> bool {
+        let second_chance = vec![Family::V4];
+        let is_due = self.forwarding.set_packet_path(PacketPath::Has { state: state.clone(), second_chance });
+        self.update(state.clone());
+        is_due
+    }
+
+    /// Both have this state.
+    fn both(&mut self, state: &NodeState) {
+        self.update(state.clone());
+        self.packets_have(state);
+    }
+
+    /// The flags of a frontend; `None` if it is not in the tables, or translated.
+    fn flags(&self, ip: u8) -> Option<u32> {
+        let forward = self.forward(ip)?;
+        (self.owners(ip) != [None].into()).then_some(forward.flags)
+    }
+}
+
+const ENDED: u32 = KNOWN_FIRST | ESTABLISHED_ONLY;
+
+/// The state with a Service that is forwarded to these nodes, or is translated.
+fn web(nodes: &[(u8, u32)]) -> NodeState {
+    state([service("web", 1, nodes)])
+}
+
+#[test]
+fn rows_follow_the_packet_path() {
+    let mut it = Written::beside_packets();
+    it.update(web(&[(0, 1), (1, 1)]));
+    assert_eq!(it.flags(1), None, "packets of other nodes would not be served as whole ones");
+    assert!(it.packets_have(&web(&[(0, 1), (1, 1)])));
+    assert_eq!(it.owners(1), [Some(0), Some(1)].into());
+    it.update(web(&[(1, 1), (2, 1)]));
+    assert_eq!(it.owners(1), [Some(0), Some(1)].into());
+    assert!(it.packets_have(&web(&[(1, 1), (2, 1)])));
+    assert_eq!(it.owners(1), [Some(1), Some(2)].into());
+    assert!(!it.packets_have(&web(&[(1, 1), (2, 1)])), "nothing has changed");
+}
+
+#[test]
+fn connections_known_here_come_first_until_none_is_left() {
+    let mut it = Written::beside_packets();
+    it.both(&web(&[]));
+    it.both(&web(&[(0, 1), (1, 1)]));
+    assert_eq!(it.flags(1), Some(KNOWN_FIRST));
+    let frontend: SocketAddr = "203.0.113.1:80".parse().unwrap();
+    assert_eq!(it.forwarding.begun().collect::<Vec<_>>(), [frontend]);
+    assert!(!it.forwarding.set_settled(&HashSet::new()));
+    assert!(it.forwarding.set_settled(&[frontend].into()));
+    it.update(it.state.clone());
+    assert_eq!((it.flags(1), it.forwarding.begun().count()), (Some(0), 0));
+    it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
+    assert_eq!(it.flags(1), Some(0), "it does not begin again");
+}
+
+#[test]
+fn connections_outlast_their_ports_forwarding_but_not_its_frontend() {
+    let mut it = Written::beside_packets();
+    it.both(&web(&[(0, 1), (1, 1)]));
+    let rows = it.rows(1);
+    it.both(&web(&[]));
+    assert_eq!((it.flags(1), it.rows(1)), (Some(ENDED), rows));
+    it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
+    assert_eq!(it.flags(1), Some(KNOWN_FIRST), "new ones were translated meanwhile");
+    assert!(it.rows(1).iter().any(|it| it[1].is_some()), "what moves has a second");
+    it.both(&web(&[]));
+    it.both(&state([service("web", 2, &[])]));
+    assert_eq!(it.forward(1), None);
+    assert!(it.tables[&Table::Forwards].is_empty() && it.forwarding.entries(Table::ForwardRows) == 0);
+}
+
+#[test]
+fn connections_outlast_processes_and_the_end_of_forwarding() {
+    let mut before = Written::beside_packets();
+    before.both(&state([service("web", 1, &[(0, 1), (1, 1)]), service("other", 2, &[(0, 1), (1, 1)])]));
+    for forwarded in [&[][..], &[(0, 1), (1, 1)]] {
+        let mut it = Written::beside_packets();
+        it.forwarding.restore(before.previous(&[1, 2]));
+        assert_eq!(it.forwarding.previous_families(), [Family::V4]);
+        let state = state([service("web", 1, forwarded), service("other", 2, &[])]);
+        it.update(state.clone());
+        // The packet path has no state yet.
+        let expect = if forwarded.is_empty() { ENDED } else { KNOWN_FIRST };
+        assert_eq!([1, 2].map(|ip| it.flags(ip)), [Some(expect), Some(ENDED)]);
+        it.packets_have(&state);
+        assert_eq!([1, 2].map(|ip| it.flags(ip)), [Some(expect), Some(ENDED)]);
+        assert_eq!([1, 2].map(|ip| it.rows(ip)), [1, 2].map(|ip| before.rows(ip)));
+    }
+}
+
+#[test]
+fn without_a_second_chance_forwarding_begins_and_ends_at_once() {
+    let mut it = Written::default();
+    it.update(web(&[(0, 1), (1, 1)]));
+    assert_eq!(it.flags(1), Some(0));
+    it.update(web(&[]));
+    assert_eq!(it.forward(1), None);
 }
