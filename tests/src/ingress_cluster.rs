@@ -296,8 +296,11 @@ impl IngressCluster {
             // No node owns rows while packets are translated.
             let Some((address, rows)) = line[prefix.len()..].split_once(" rows=") else { return false };
             let (rows, all) = rows.split_once('/').expect("a line has the number of all rows");
-            // New connections may be translated.
-            let [Ok(rows), Ok(all)] = [rows, all].map(str::parse::<f64>) else { return false };
+            let (all, stage) = all.split_once(' ').unwrap_or((all, ""));
+            let [rows, all] = [rows, all].map(|it| it.parse::<f64>().expect("numbers"));
+            if stage == "established-only" {
+                return false;
+            }
             nodes.iter().any(|(node, share)| {
                 let of_rows = rows / all * f64::from(endpoints) / f64::from(*share);
                 self.nodes[*node].addresses()[family].to_string() == address
@@ -311,6 +314,16 @@ impl IngressCluster {
                 forwards.len() == nodes.len() && forwards.iter().all(is_wanted)
             });
             assert!(is_forwarded, "{} does not forward {frontend} to {nodes:?}: {forwards:#?}", node.name());
+        }
+    }
+
+    /// Waits until no node whose proxy runs looks for connections that it has translated before packets are forwarded.
+    #[track_caller]
+    pub fn wait_until_settled(&self) {
+        for node in self.running() {
+            let is_settled =
+                eventually(TIMEOUT, || !node.dump("forward ").iter().any(|it| it.ends_with(" known-first")));
+            assert!(is_settled, "{} may still know connections", node.name());
         }
     }
 

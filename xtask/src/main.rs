@@ -147,7 +147,6 @@ enum Task {
     ///
     /// What their languages need is fetched: from PyPI, and as root from Debian or Ubuntu. Arguments are those of
     /// `backend-conformance`, such as --filter. A language that this machine cannot have is skipped with the reason.
-    #[command(disable_help_flag = true)]
     Interop(Forwarded),
     /// Check the package of the contract: its .proto files with buf, `cargo package`, and its documentation.
     ///

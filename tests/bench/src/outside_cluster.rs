@@ -56,6 +56,7 @@ impl BenchCluster {
         let sink = SocketAddr::from(([203, 0, 113, 2], 9));
         if forwarding == "dsr" {
             cluster.wait_until_forwarded(address, &[(0, 1), (1, 1), (2, 1)]);
+            cluster.wait_until_settled();
         }
         let listen = |node: &IngressNode| {
             let listener = node.pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;

@@ -72,6 +72,7 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     cluster.start_binary(binary, 0, &["--max-namespace-entries=1000000"]);
     cluster.wait_until_applied();
     cluster.wait_until_forwarded(SocketAddr::V4(frontend(frontends - 1)), &[(0, 1)]);
+    cluster.wait_until_settled();
     let links = cluster.nodes[0].sandbox.pins().join("links");
     let (arrives, leaves) = (program(&links, "ingress")?, program(&links, "egress")?);
 

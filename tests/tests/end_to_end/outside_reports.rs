@@ -304,7 +304,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     let text = status(&[]);
     assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
     let json: Value = serde_json::from_str(&status(&["--output=json"])).unwrap();
-    let expect = serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "uplinks": ["eth0"]});
+    let expect = serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "ended": 0, "uplinks": ["eth0"]});
     assert_eq!(json["forwarding"], expect);
 
     let found = findings(&cluster, &[]);

@@ -75,6 +75,7 @@ fn large_segments_stay_whole_and_full_datagrams_pass() {
     for it in frontends() {
         cluster.wait_until_forwarded((it.ip(), PORT).into(), &[(0, 1)]);
     }
+    cluster.wait_until_settled();
     // By the node without an endpoint: all is wrapped.
     cluster.set_next_hops(NETWORKS, &[1]);
     let (server, client) = (&cluster.nodes[0], &cluster.clients[0]);

@@ -129,6 +129,7 @@ fn the_driver_forwards_packets() {
     agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver").unwrap();
     let _peer = at_the_other_end(&cluster);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
+    cluster.wait_until_settled();
     // Without the other program, only the one in the driver can forward.
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
     detach_ingress(&cluster, 0);

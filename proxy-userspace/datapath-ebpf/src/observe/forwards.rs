@@ -12,7 +12,7 @@ use std::{
 use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
-    forward::{Forward, ForwardNode, NO_NODE, NodeNumber, Row},
+    forward::{ESTABLISHED_ONLY, Forward, ForwardNode, KNOWN_FIRST, NO_NODE, NodeNumber, Row},
     net::V4,
     tables::{FrontendKey6, UDP},
 };
@@ -111,9 +111,13 @@ impl ForwardTables {
             let protocol = if key.protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
             let name = FrontendAddress { address, protocol };
             let all = forward.mask.saturating_add(1);
-            let only = if forward.has_ended() { " established" } else { "" };
+            let stage = match forward.flags {
+                flags if flags & ESTABLISHED_ONLY != 0 => " established-only",
+                flags if flags & KNOWN_FIRST != 0 => " known-first",
+                _ => "",
+            };
             owners.into_iter().map(move |(owner, rows)| match owner {
-                Some(owner) => format!("forward {name} -> {owner} rows={rows}/{all}{only}"),
+                Some(owner) => format!("forward {name} -> {owner} rows={rows}/{all}{stage}"),
                 None => format!("forward {name} -> translated"),
             })
         })

@@ -35,6 +35,8 @@ pub(crate) struct PeerProbes {
     port: u16,
     peers: Peers,
     states: PeerStates,
+    /// Whether nobody answered the last time.
+    was_cut_off: bool,
     /// By the address of this node that probes are sent from.
     sockets: BTreeMap<IpAddr, UdpSocket>,
     /// The tokens of the last rounds. Others are not answered any more.
@@ -51,6 +53,7 @@ impl PeerProbes {
             port,
             peers: Peers::new(patience),
             states: PeerStates::new(),
+            was_cut_off: false,
             sockets: BTreeMap::new(),
             tokens: [[0; 2]; 3],
             next_round: Instant::now(),
@@ -87,13 +90,20 @@ impl PeerProbes {
             self.next_round = now + INTERVAL;
             self.ask(now);
         }
-        let before = std::mem::replace(&mut self.states, self.peers.states());
-        let changed = (before != self.states).then(|| {
-            report(&before, &self.states);
-            self.states.clone()
-        });
+        let mut states = self.peers.states();
+        report(&self.states, &states);
+        let is_cut_off = self.peers.are_all_silent();
+        // Others have given this node's rows away meanwhile. It does so, too, and takes them back at the next step: so it knows
+        // who has served them.
+        let has_returned = std::mem::replace(&mut self.was_cut_off, is_cut_off) && !is_cut_off;
+        if has_returned {
+            states.extend(self.sockets.keys().map(|own| (*own, PeerState::Silent)));
+        }
+        let changed = (self.states != states).then(|| states.clone());
+        self.states = states;
         let rest = self.next_round.saturating_duration_since(now);
-        (changed, if self.peers.has_untried() { rest.min(FIRST_LOOK) } else { rest })
+        let is_soon = has_returned || self.peers.has_untried();
+        (changed, if is_soon { rest.min(FIRST_LOOK) } else { rest })
     }
 
     /// How many answer.
@@ -149,6 +159,9 @@ fn open(address: IpAddr) -> io::Result<UdpSocket> {
 
 /// Logs who has become silent, and who answers again.
 fn report(before: &PeerStates, now: &PeerStates) {
+    if before == now {
+        return;
+    }
     let became = |state: PeerState| -> Vec<_> {
         let became = now.iter().filter(|(address, it)| **it == state && before.get(*address) != Some(&state));
         became.map(|(address, _)| address).collect()

@@ -84,10 +84,15 @@ impl Peers {
         self.peers.values().any(|it| it.state == PeerState::Untried)
     }
 
+    /// Whether nobody of several answers, so that others hear nothing of this node, either.
+    pub(crate) fn are_all_silent(&self) -> bool {
+        let answers = |it: &Peer| !matches!(it.state, PeerState::Silent | PeerState::Mute);
+        self.peers.len() > 1 && !self.peers.values().any(answers)
+    }
+
     /// The state of each.
     pub(crate) fn states(&self) -> PeerStates {
-        let answers = |it: &Peer| !matches!(it.state, PeerState::Silent | PeerState::Mute);
-        let is_cut_off = self.peers.len() > 1 && !self.peers.values().any(answers);
+        let is_cut_off = self.are_all_silent();
         let state = |peer: &Peer| match peer.state {
             PeerState::Silent if is_cut_off => PeerState::Answers,
             state => state,

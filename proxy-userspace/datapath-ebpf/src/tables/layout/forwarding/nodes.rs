@@ -139,8 +139,10 @@ impl ForwardNodes {
         match (self.address(name, family), &self.peers) {
             (None, _) => PeerState::Mute,
             (Some(_), None) => PeerState::Answers,
-            (Some(_), Some(_)) if *name == *self.own => PeerState::Answers,
-            (Some(address), Some(peers)) => peers.get(&address).copied().unwrap_or(PeerState::Untried),
+            (Some(address), Some(peers)) => {
+                let unasked = if *name == *self.own { PeerState::Answers } else { PeerState::Untried };
+                peers.get(&address).copied().unwrap_or(unasked)
+            }
         }
     }
 

@@ -1,8 +1,10 @@
 //! Rows and their seconds, across changes and processes.
 
+mod histories;
+
 use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
-use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, KNOWN_FIRST, NodeNumber};
+use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NodeNumber};
 
 use super::*;
 
@@ -414,11 +416,12 @@ fn rows_follow_the_packet_path() {
     assert_eq!(it.flags(1), None, "packets of other nodes would not be served as whole ones");
     assert!(it.packets_have(&web(&[(0, 1), (1, 1)])));
     assert_eq!(it.owners(1), [Some(0), Some(1)].into());
-    it.update(web(&[(1, 1), (2, 1)]));
+    let now = web(&[(1, 1), (2, 1)]);
+    it.update(now.clone());
     assert_eq!(it.owners(1), [Some(0), Some(1)].into());
-    assert!(it.packets_have(&web(&[(1, 1), (2, 1)])));
+    assert!(it.packets_have(&now));
     assert_eq!(it.owners(1), [Some(1), Some(2)].into());
-    assert!(!it.packets_have(&web(&[(1, 1), (2, 1)])), "nothing has changed");
+    assert!(!it.packets_have(&now), "nothing has changed");
 }
 
 #[test]
