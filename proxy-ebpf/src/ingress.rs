@@ -298,7 +298,8 @@ fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
 fn leaves<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     // Nearly every packet is in the middle of a TCP connection: two bytes tell, where they are.
     let flags = byte(ctx, ETHERNET + size_of::<F::Header>() + TCP_FLAGS);
-    if byte(ctx, ETHERNET + F::PROTOCOL) == Some(TCP) && flags.is_some_and(|it| it & (SYN | ACK) != SYN | ACK) {
+    if byte(ctx, ETHERNET + F::PROTOCOL) == Some(TCP) && flags.is_some_and(|it| it & (SYN | ACK) != SYN | ACK)
+    {
         return None;
     }
     let header: F::Header = ctx.load(ETHERNET).ok()?;

@@ -1,7 +1,7 @@
 //! What of each Service is served: which fit into their namespaces, and which Service owns which frontend.
 //!
-//! A namespace may have a number of *entries*: the frontends of its Services, and for each slice its endpoints times its
-//! different target ports. Of a namespace with more the older Services are served (then the first by name), each if it fits
+//! A namespace may have a number of *entries*: the frontends of its Services, for each slice its endpoints times its different
+//! target ports, and what the rows take of those that are forwarded. Of a namespace with more the older Services are served (then the first by name), each if it fits
 //! beside those before it. So nothing that one tenant writes takes the place of another one's Services.
 
 use std::{
@@ -10,12 +10,13 @@ use std::{
 };
 
 use model::{
-    Rejected, ServiceName, Timestamp,
+    Family, Rejected, ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice, Service},
     conflicts::{FrontendKey, FrontendOwners},
+    state::forwarding_rows,
 };
 
-use crate::{Options, frontends::claim};
+use crate::{Options, forwarding::is_forwarded, frontends::claim};
 
 /// What of each Service is served; kept up to date as Services and slices change.
 #[derive(Debug, Default)]
@@ -43,11 +44,16 @@ struct Entries {
     created: Option<Timestamp>,
     frontends: u64,
     endpoints: u64,
+    /// For the rows of packets that are forwarded.
+    rows: u64,
 }
+
+/// How many rows take as much memory as an endpoint.
+const ROWS_PER_ENTRY: u64 = 64;
 
 impl Entries {
     fn all(&self) -> u64 {
-        self.frontends + self.endpoints
+        self.frontends + self.endpoints + self.rows
     }
 }
 
@@ -109,12 +115,13 @@ impl Admission {
                 Some(claim) => claim.as_ref().map(|claim| Entries {
                     created: cluster.service(name).and_then(|it| it.created),
                     frontends: claim.len() as u64,
-                    endpoints: 0,
+                    ..Entries::default()
                 }),
                 None => before,
             };
             let endpoints = || cluster.slices_of(name).map(|it| entries(it)).sum();
-            let now = own.map(|it| Entries { endpoints: endpoints(), ..it });
+            let now =
+                own.map(|it| Entries { endpoints: endpoints(), rows: rows(cluster, options, name), ..it });
             // A namespace without Services was added above, and is removed below unless it gets one.
             if now != before || namespace.services.is_empty() {
                 touched.insert(Arc::clone(&name.namespace));
@@ -159,8 +166,9 @@ impl Admission {
         let Some(entries) = namespace.and_then(|it| it.services.get(name)) else {
             return self.owners.rejected_of(name);
         };
+        let rows = if entries.rows > 0 { ", rows of forwarding" } else { "" };
         let reason = format!(
-            "its {} entries (frontends, endpoints times ports) do not fit beside those of the older Services of \
+            "its {} entries (frontends, endpoints times ports{rows}) do not fit beside those of the older Services of \
              namespace {}, which may have {max} (--max-namespace-entries)",
             entries.all(),
             name.namespace
@@ -202,6 +210,17 @@ impl Namespace {
         });
         services.into_iter().map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// What the rows of a Service take, if it is forwarded: each port in each family of its addresses may have rows of its own.
+fn rows(cluster: &ClusterState, options: &Options, name: &ServiceName) -> u64 {
+    let Some(service) = cluster.service(name).filter(|it| is_forwarded(it, options)) else { return 0 };
+    let endpoints = cluster.slices_of(name).flat_map(|it| &it.endpoints);
+    let nodes: BTreeSet<_> = endpoints.filter_map(|it| it.node.as_deref()).collect();
+    let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
+    let families: BTreeSet<_> = ips.map(|it| Family::of(*it)).collect();
+    let ports = (service.ports.len() * families.len()) as u64;
+    ports * u64::from(forwarding_rows(nodes.len())) / ROWS_PER_ENTRY
 }
 
 fn entries(slice: &EndpointSlice) -> u64 {

@@ -77,7 +77,12 @@ pub(crate) fn bench() -> Result<Figures> {
     let [passes, leaves] = [large.passes, large.leaves].map(|it| it - large.other);
     report.row("10k frontends: for a packet of something else, in the program", 15.0, passes, "ns", 0);
     report.row("  that leaves, in the program for those", 15.0, leaves, "ns", 0);
-    report.figure("  for a frame that is not IP: what a run costs, and the two rows above leave out", large.other, "ns", 0);
+    report.figure(
+        "  for a frame that is not IP: what a run costs, and the two rows above leave out",
+        large.other,
+        "ns",
+        0,
+    );
     report.row(
         "a TCP connection from outside: time, of that by the nftables path",
         0.67,

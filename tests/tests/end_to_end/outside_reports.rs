@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 use tests::{
-    AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT,
+    AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT, Trace,
     agent::{Output, STATUS_SOCKET, run, status_socket},
     eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
@@ -304,7 +304,8 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     let text = status(&[]);
     assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
     let json: Value = serde_json::from_str(&status(&["--output=json"])).unwrap();
-    let expect = serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "ended": 0, "uplinks": ["eth0"]});
+    let expect =
+        serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "ended": 0, "uplinks": ["eth0"]});
     assert_eq!(json["forwarding"], expect);
 
     let found = findings(&cluster, &[]);
@@ -368,4 +369,37 @@ fn an_uplink_without_programs_is_reported() {
     assert_found(&findings(&cluster, &[]), "broken", "eth0 has none of the programs");
     let text = cli(&cluster, 0, &["status"]).stdout;
     assert!(text.contains("forwarding NOT at work, no interface has the programs: 4 frontends"), "{text}");
+}
+
+#[test]
+fn the_node_that_serves_a_forwarded_connection_traces_it() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    // By the node without an endpoint: all is wrapped.
+    cluster.set_next_hops(NETWORKS, &[2]);
+    let traces = [0, 1].map(|node| {
+        let node = &cluster.nodes[node];
+        let mut trace = Command::new(Build::Product.binary());
+        trace.args(["trace", "--service", "default/web"]).env(STATUS_SOCKET, status_socket(&node.sandbox));
+        node.netns.run(|| Trace::start(&mut trace))
+    });
+    for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
+        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
+        let (server, _) = connection.name().split_once(' ').unwrap();
+        let node = (0..2).find(|it| cluster.nodes[*it].name() == server).unwrap();
+        let endpoint = SocketAddr::new(cluster.nodes[node].pod_addresses()[family], TARGET);
+        let client =
+            SocketAddr::new(OUTSIDE_CLIENTS[0][family], connection.stream().local_addr().unwrap().port());
+        let line = traces[node].next();
+        for (field, expect) in [
+            ("event", "packet".to_owned()),
+            ("source", client.to_string()),
+            ("destination", frontend.to_string()),
+            ("verdict", "redirected".to_owned()),
+            ("endpoint", endpoint.to_string()),
+            ("service", "default/web".to_owned()),
+        ] {
+            assert_eq!(line[field], *expect, "{field} of {line}");
+        }
+        assert!(line["masqueraded"].is_null(), "{line}");
+    }
 }

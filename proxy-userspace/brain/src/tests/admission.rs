@@ -1,6 +1,9 @@
 //! Namespaces with more entries than they may have.
 
-use model::{Effect, Timestamp};
+use model::{
+    Effect, Timestamp,
+    state::{ExternalForwarding, ServiceKind},
+};
 
 use super::*;
 use crate::{Brain, Query, explain};
@@ -106,4 +109,21 @@ fn what_does_not_fit_claims_no_frontend() {
     let query = Query::parse(&["node", "x.a:80"]).unwrap();
     let error = explain(brain.cluster_state(), &options, "n1", &query).unwrap_err();
     assert!(error.to_string().contains("Service a/x does not fit into its namespace"), "{error}");
+}
+
+#[test]
+fn the_rows_of_forwarded_services_count() {
+    let mut service = named("a", "x", 1);
+    service.kind = Some(ServiceKind::LoadBalancer);
+    service.load_balancer_ips = vec!["203.0.113.1".parse().unwrap()];
+    let entries = |it: &Service| brain(1_000, &[(it, 4)]).most_namespace_entries();
+    let translated = entries(&service);
+    service.load_balancing.external_forwarding = Some(ExternalForwarding::Dsr);
+    assert_eq!(entries(&service), translated + 1_024 / 64);
+    let refused = brain(translated, &[(&service, 4)]);
+    let reasons: Vec<_> = refused.rejections().iter().map(ToString::to_string).collect();
+    assert!(
+        reasons[0].contains("(frontends, endpoints times ports, rows of forwarding) do not fit"),
+        "{reasons:?}"
+    );
 }

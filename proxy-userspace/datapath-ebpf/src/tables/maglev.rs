@@ -6,26 +6,15 @@
 //! repeats a smaller one: the owner before of row r is that of row r modulo the size before. A node visits all rows because its
 //! step is odd.
 
-use model::state::NodeShare;
+use model::state::{NodeShare, forwarding_rows};
 use twox_hash::XxHash64;
-
-/// How many nodes may have endpoints, and how many rows there are then: at least a hundred per node, so that shares differ by
-/// two percent at most; and for the usual numbers of nodes more, as what a change moves beside its own share grows with the square
-/// of their number. Few steps, since a table of another size has nearly all owners changed.
-const SIZES: [(usize, u32); 5] =
-    [(8, 1 << 10), (20, 1 << 13), (50, 1 << 16), (1_300, 1 << 17), (usize::MAX, 1 << 20)];
-
-/// The number of rows for so many nodes: a power of two.
-pub(crate) fn size(nodes: usize) -> u32 {
-    SIZES.iter().find(|(most, _)| nodes <= *most).map_or(0, |(_, rows)| *rows)
-}
 
 /// The position in `nodes` of the owner of each row; no rows for no nodes. The nodes are in ascending order, each once.
 pub fn owners(nodes: &[NodeShare]) -> Vec<u16> {
     /// No owner yet.
     const FREE: u16 = u16::MAX;
     let Some(most) = nodes.iter().map(|it| u64::from(it.endpoints)).max() else { return Vec::new() };
-    let size = size(nodes.len());
+    let size = forwarding_rows(nodes.len());
     let mask = size - 1;
     let mut candidates: Vec<_> = nodes.iter().map(Candidate::new).collect();
     let mut owners = vec![FREE; size as usize];
@@ -102,7 +91,7 @@ mod tests {
             let nodes = shares(&endpoints);
             let all: u32 = endpoints.iter().sum();
             for (rows, endpoints) in rows(&nodes).into_iter().zip(&endpoints) {
-                let share = f64::from(size(nodes.len())) * f64::from(*endpoints) / f64::from(all);
+                let share = f64::from(forwarding_rows(nodes.len())) * f64::from(*endpoints) / f64::from(all);
                 // A round more or less.
                 prop_assert!((rows as f64 - share).abs() <= 1.0 + share * 0.02, "{rows} rows of {share}");
             }
@@ -113,7 +102,7 @@ mod tests {
             let nodes = shares(&vec![1; count]);
             let gone = which.index(count);
             let left: Vec<_> = nodes.iter().enumerate().filter(|(n, _)| *n != gone).map(|(_, it)| it.clone()).collect();
-            prop_assume!(size(nodes.len()) == size(left.len()));
+            prop_assume!(forwarding_rows(nodes.len()) == forwarding_rows(left.len()));
             let (before, now) = (owners(&nodes), owners(&left));
             let name = |nodes: &[NodeShare], it: u16| nodes[usize::from(it)].node.clone();
             let moved = before.iter().zip(&now).filter(|(a, b)| name(&nodes, **a) != name(&left, **b)).count();

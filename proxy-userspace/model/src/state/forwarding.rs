@@ -36,3 +36,14 @@ pub struct NodeShare {
     /// How many endpoints it has; never 0.
     pub endpoints: u32,
 }
+
+/// How many nodes may have endpoints, and how many rows there are then: at least a hundred per node, so that shares differ by
+/// two percent at most; and for the usual numbers of nodes more, as what a change moves beside its own share grows with the square
+/// of their number. Few steps, since a table of another size has nearly all owners changed.
+const ROWS: [(usize, u32); 5] =
+    [(8, 1 << 10), (20, 1 << 13), (50, 1 << 16), (1_300, 1 << 17), (usize::MAX, 1 << 20)];
+
+/// The number of rows of a port with endpoints on so many nodes: a power of two.
+pub fn forwarding_rows(nodes: usize) -> u32 {
+    ROWS.iter().find(|(most, _)| nodes <= *most).map_or(0, |(_, rows)| *rows)
+}

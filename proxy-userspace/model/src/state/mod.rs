@@ -14,7 +14,7 @@ mod service;
 
 pub use crate::PerFamily;
 pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scopes};
-pub use forwarding::{ExternalForwarding, ForwardedPort, NodeShare};
+pub use forwarding::{ExternalForwarding, ForwardedPort, NodeShare, forwarding_rows};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
 pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs, Services};

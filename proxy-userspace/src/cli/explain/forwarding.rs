@@ -254,7 +254,8 @@ mod tests {
         let shares =
             [(THIS(), 512), (OTHER(), 256), (RowNode::Other(ip(3)), 128), (gone, 127), (RowNode::None, 1)];
         let uplinks = ["eth0".to_owned()].into();
-        let found = ForwardLookup { rows: 1024, by_client, has_ended: false, shares: shares.into(), row, uplinks };
+        let found =
+            ForwardLookup { rows: 1024, by_client, has_ended: false, shares: shares.into(), row, uplinks };
         Forwarding::new(found, &names())
     }
 

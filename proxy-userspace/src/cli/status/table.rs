@@ -93,7 +93,9 @@ fn forwarding(Forwarding { frontends, nodes, translated, ended, uplinks }: &Forw
     let translated = more(*translated, "translated, as a node with endpoints cannot receive them");
     let ended = more(*ended, "for connections that exist, as forwarding has ended");
     match &uplinks[..] {
-        [] => format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}{ended}"),
+        [] => {
+            format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}{ended}")
+        }
         uplinks => format!("{frontends}, to {nodes}, by {}{translated}{ended}", uplinks.join(", ")),
     }
 }

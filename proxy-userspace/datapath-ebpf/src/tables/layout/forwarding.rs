@@ -72,6 +72,15 @@ pub(crate) struct Forwarding {
     rows: RowSets,
 }
 
+/// What Services had before a change.
+#[derive(Default)]
+struct Left {
+    ports: Vec<PlacedPort>,
+    frontends: Vec<FrontendKey6>,
+    /// The frontends that they have now: one may move from a Service to another.
+    taken: HashSet<FrontendKey6>,
+}
+
 /// A port of a Service in one family.
 #[derive(Debug)]
 struct PlacedPort {
@@ -242,53 +251,64 @@ impl Forwarding {
         if changed.is_empty() {
             return;
         }
-        let (mut given_up, mut left) = (Vec::new(), Vec::new());
-        // A frontend may move from a Service to another.
-        let mut taken = HashSet::new();
+        let mut left = Left::default();
         for (name, now) in changed {
-            let old = self.services.remove(name).unwrap_or_default();
-            left.extend(old.iter().flat_map(|it| it.frontends.iter().copied()));
-            let mut new = Vec::new();
-            if let Some(state) = now {
-                let placed = state.forwarded.iter().map(|it| self.place(state, it, &old, counters, updates));
-                new.extend(placed.collect::<Vec<_>>().into_iter().flatten());
-            }
-            for port in old {
-                let is_replaced = new.iter().any(|it: &PlacedPort| it.id() == port.id());
-                match now.filter(|_| !is_replaced) {
-                    Some(state) => match self.ended(state, port) {
-                        Ok(port) => new.push(port),
-                        Err(port) => given_up.push(port),
-                    },
-                    None => given_up.push(port),
-                }
-            }
-            if let Some(state) = now {
-                let ended = self.restore_ended(state, &new, counters, updates);
-                new.extend(ended);
-            }
-            new.iter().for_each(|it| self.write(it, updates));
-            taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
-            if has_ports(now) || !new.is_empty() {
-                self.services.insert(name.clone(), new);
-            }
+            self.replace(name, now, &mut left, counters, updates);
         }
-        for key in left.iter().filter(|it| !taken.contains(it)) {
-            if self.frontends.remove(key).is_some() {
-                updates.set(Table::Forwards, key, None::<&Forward>);
-            }
-        }
-        for old in given_up {
-            self.nodes.remove_targets(&old.nodes, old.family);
-            for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
-                counters.release(CounterOwner::forwarded(old.port_id, part));
-            }
-            self.rows.release(old.rows);
-        }
+        self.give_up(left, counters, updates);
         self.nodes.write(!self.frontends.is_empty(), updates);
         self.previous = PreviousRows::default();
         for (_, id) in self.restored.drain() {
             self.rows.remove_restored(id);
+        }
+    }
+
+    /// Replaces the ports of a Service.
+    fn replace(
+        &mut self,
+        name: &ServiceName,
+        now: Option<&Arc<ServiceState>>,
+        left: &mut Left,
+        counters: &mut CounterAllocator,
+        updates: &mut MapUpdates,
+    ) {
+        let old = self.services.remove(name).unwrap_or_default();
+        left.frontends.extend(old.iter().flat_map(|it| it.frontends.iter().copied()));
+        let Some(state) = now else {
+            left.ports.extend(old);
+            return;
+        };
+        let placed = state.forwarded.iter().map(|it| self.place(state, it, &old, counters, updates));
+        let mut new: Vec<_> = placed.collect::<Vec<_>>().into_iter().flatten().collect();
+        for port in old {
+            let is_replaced = new.iter().any(|it| it.id() == port.id());
+            match if is_replaced { Err(port) } else { self.ended(state, port) } {
+                Ok(port) => new.push(port),
+                Err(port) => left.ports.push(port),
+            }
+        }
+        let ended = self.restore_ended(state, &new, counters, updates);
+        new.extend(ended);
+        new.iter().for_each(|it| self.write(it, updates));
+        left.taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
+        if has_ports(now) || !new.is_empty() {
+            self.services.insert(name.clone(), new);
+        }
+    }
+
+    /// Gives up what no port has any more.
+    fn give_up(&mut self, left: Left, counters: &mut CounterAllocator, updates: &mut MapUpdates) {
+        for key in left.frontends.iter().filter(|it| !left.taken.contains(it)) {
+            if self.frontends.remove(key).is_some() {
+                updates.set(Table::Forwards, key, None::<&Forward>);
+            }
+        }
+        for port in left.ports {
+            self.nodes.remove_targets(&port.nodes, port.family);
+            for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
+                counters.release(CounterOwner::forwarded(port.port_id, part));
+            }
+            self.rows.release(port.rows);
         }
     }
 
@@ -458,7 +478,8 @@ impl PlacedPort {
 
     /// The addresses of its frontends.
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let address = |it: &FrontendKey6| SocketAddr::new(IpAddr::from(it.address).to_canonical(), it.port.get());
+        let address =
+            |it: &FrontendKey6| SocketAddr::new(IpAddr::from(it.address).to_canonical(), it.port.get());
         self.frontends.iter().map(address)
     }
 
