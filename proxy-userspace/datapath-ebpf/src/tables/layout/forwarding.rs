@@ -378,7 +378,7 @@ impl Forwarding {
     }
 
     /// A port that is forwarded no longer, but for its connections; the port itself if none of its frontends is left.
-    fn ended(&self, state: &ServiceState, port: PlacedPort) -> Result<PlacedPort, PlacedPort> {
+    fn ended(&mut self, state: &ServiceState, port: PlacedPort) -> Result<PlacedPort, PlacedPort> {
         let service = &state.service;
         let is_it = |it: &&ServicePort| port_id(&service.name, &it.name, it.protocol) == port.port_id;
         let Some(it) = service.ports.iter().find(is_it) else { return Err(port) };
@@ -387,7 +387,9 @@ impl Forwarding {
         if left.is_empty() || port.stage == Stage::Translated || !self.can_keep(it.protocol, port.family) {
             return Err(port);
         }
-        Ok(PlacedPort { frontends: left, stage: Stage::Ended, ..port })
+        // Nobody needs to answer for rows that do not change any more.
+        self.nodes.remove_targets(&port.nodes, port.family);
+        Ok(PlacedPort { nodes: [].into(), frontends: left, stage: Stage::Ended, ..port })
     }
 
     /// The ports, except those that are placed, that an earlier process forwarded.

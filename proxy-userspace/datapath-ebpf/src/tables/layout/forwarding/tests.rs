@@ -447,6 +447,7 @@ fn connections_outlast_their_ports_forwarding_but_not_its_frontend() {
     let rows = it.rows(1);
     it.both(&web(&[]));
     assert_eq!((it.flags(1), it.rows(1)), (Some(ENDED), rows));
+    assert_eq!(it.forwarding.take_peers().unwrap().1, [].into(), "nobody is probed");
     it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
     assert_eq!(it.flags(1), Some(KNOWN_FIRST), "new ones were translated meanwhile");
     assert!(it.rows(1).iter().any(|it| it[1].is_some()), "what moves has a second");
