@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink};
 
 use tests::deploy::{self, Renderer};
 
-use super::{containers, is_initializing, one, pod, settings, strings};
+use super::{configuration::settings, containers, is_initializing, one, pod, strings};
 
 #[test]
 fn with_the_component_for_traffic_from_outside_it_is_forwarded_to_nodes_that_are_known() {
