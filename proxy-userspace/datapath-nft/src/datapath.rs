@@ -2,25 +2,26 @@
 //!
 //! Invariant: what was written is remembered, and listed again only when others have changed it.
 
+mod flows;
 mod forwarding;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
-use datapath::{ApplyReport, AvoidedEndpoints, FrontendAddress, PacketAffinity};
-use model::{Family, Protocol, Rejected, error_chain, state::NodeState};
+use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
+use model::{Family, Rejected, error_chain, state::NodeState};
 use netlink::{
     Batch, ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
-    flow_cleanup::{FlowPass, FlowRules, delete_stale_flows},
+    flow_cleanup::FlowRules,
     uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFTA_TABLE_NAME},
 };
 use nix::sys::socket::SockProtocol;
 
+pub use self::flows::FlowPassObserver;
 use crate::{
     apply::{
         affinity_usage::count_clients,
@@ -32,15 +33,14 @@ use crate::{
     },
     encode::{
         elements::{Changes, Element, Elements, Value},
-        schema::{Bytes, Map, number},
+        schema::{Bytes, Map},
         tables::{FAMILIES, TABLE, delete_table, generation},
     },
     error::Error,
     observe::{kube_proxy, trace},
     plan::{
-        compile::PortImage,
         config::{Config, Host},
-        layout::{Changed, Layout, PreviousSlots, Update},
+        layout::{Layout, PreviousSlots, Update},
         removed_udp::RemovedUdp,
         rules::TableConfig,
         watch::Watch,
@@ -67,22 +67,6 @@ pub struct Options {
     pub forwarded_families: Vec<Family>,
     /// Is called for each pass over the conntrack entries of a family.
     pub on_flow_pass: FlowPassObserver,
-}
-
-/// Receives the passes over conntrack: the family, how long it took, how many entries were deleted.
-#[derive(Clone)]
-pub struct FlowPassObserver(pub Arc<dyn Fn(Family, Duration, usize) + Send + Sync>);
-
-impl Default for FlowPassObserver {
-    fn default() -> Self {
-        Self(Arc::new(|_, _, _| {}))
-    }
-}
-
-impl fmt::Debug for FlowPassObserver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FlowPassObserver")
-    }
 }
 
 /// The packet path of this node. It continues to serve when this value is dropped.
@@ -283,49 +267,6 @@ impl Datapath {
                 entries = corrected,
                 "the tables were changed externally; restored"
             );
-        }
-        Ok(())
-    }
-
-    /// Deletes the conntrack entries that have become stale since the last call; returns whether a second pass is due in a
-    /// moment.
-    ///
-    /// # Errors
-    ///
-    /// Entries that remain expire, or are deleted by the next call.
-    pub fn finish_generation(&mut self) -> Result<bool, Error> {
-        if !self.has_new_flow_rules {
-            return Ok(false);
-        }
-        self.delete_stale_flows()?;
-        self.has_new_flow_rules = false;
-        Ok(true)
-    }
-
-    /// Deletes the entries that the pass before could not see: of packets that were on their way through the old rules, and
-    /// are listed only once they have left.
-    ///
-    /// # Errors
-    ///
-    /// Entries that remain expire, or are deleted by the next call.
-    pub fn finish_generation_again(&mut self) -> Result<(), Error> {
-        self.delete_stale_flows()?;
-        // Rules that came since have a second pass of their own.
-        if !self.has_new_flow_rules {
-            self.flow_rules = FlowRules::default();
-        }
-        Ok(())
-    }
-
-    fn delete_stale_flows(&self) -> Result<(), Error> {
-        let own = self.host.node_port_addresses(&self.config.node_port_addresses);
-        let passes = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
-        for FlowPass { is_ipv6, took, deleted } in passes {
-            (self.on_flow_pass.0)(if is_ipv6 { Family::V6 } else { Family::V4 }, took, deleted);
-        }
-        let deleted: usize = passes.iter().map(|it| it.deleted).sum();
-        if deleted > 0 {
-            tracing::info!(deleted, "stale conntrack entries deleted");
         }
         Ok(())
     }
@@ -560,47 +501,6 @@ impl Datapath {
             Err(Error::Incapable(Box::new(both)))
         } else {
             Ok(applied)
-        }
-    }
-
-    /// Records where flows to these frontends may lead, whether they have changed or not.
-    fn record_all_flow_rules(&mut self, is_affected: impl Fn(&FrontendAddress) -> bool) {
-        for port in self.layout.ports().filter(|it| it.identity.protocol != Protocol::Tcp) {
-            for it in port.frontends.iter().map(|it| it.address).filter(&is_affected) {
-                self.flow_rules.allow(number(it.protocol), it.address, port.allowed());
-                self.has_new_flow_rules = true;
-            }
-        }
-    }
-
-    /// Records where flows to changed frontends may lead from now on.
-    fn record_flow_rules(&mut self, update: &Update) {
-        // A cleanup lists all flows of the host, so unchanged ports are skipped; but rules that exist already must be updated.
-        let is_fresh = self.flow_rules.is_empty();
-        let keeps_flows = |port: &PortImage, Changed { before, after }: &Changed| {
-            let same = |it: &&PortImage| it.identity == port.identity;
-            let [before, after] = [before, after].map(|image| image.ports.iter().find(same));
-            before.zip(after).is_some_and(|(before, after)| after.keeps_flows_of(before))
-        };
-        let is_affected = |port: &&PortImage, changed: &Changed| {
-            port.identity.protocol != Protocol::Tcp && !(is_fresh && keeps_flows(port, changed))
-        };
-        // An address that moves from one Service to another is withdrawn first.
-        for changed in &update.services {
-            for port in changed.before.ports.iter().filter(|it| is_affected(it, changed)) {
-                for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
-                    self.flow_rules.withdraw(number(protocol), address);
-                    self.has_new_flow_rules = true;
-                }
-            }
-        }
-        for changed in &update.services {
-            for port in changed.after.ports.iter().filter(|it| is_affected(it, changed)) {
-                for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
-                    self.flow_rules.allow(number(protocol), address, port.allowed());
-                    self.has_new_flow_rules = true;
-                }
-            }
         }
     }
 }

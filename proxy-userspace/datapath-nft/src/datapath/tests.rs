@@ -14,7 +14,7 @@ use crate::{
     in_netns::in_netns,
 };
 use model::{
-    ServiceName,
+    Protocol, ServiceName,
     state::{Endpoint, EndpointKey, EndpointPort, Scopes, Service, ServicePort, ServiceState},
 };
 

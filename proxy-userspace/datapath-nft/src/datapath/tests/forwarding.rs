@@ -6,8 +6,10 @@ use std::{
     process::{Command, Stdio},
     sync::mpsc,
     thread,
+    time::Duration,
 };
 
+use datapath::FrontendAddress;
 use model::state::{ForwardedPort, ServiceKind};
 use nix::{
     sched::{CloneFlags, unshare},
