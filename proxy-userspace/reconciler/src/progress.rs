@@ -94,10 +94,7 @@ impl Half {
     /// Replaces the state; what an unreported one did counts for the new one.
     fn set(&mut self, mut applied: Applied) {
         if let Self::On(Some(before)) = self {
-            applied.report.changed_services += before.report.changed_services;
-            applied.report.entries += before.report.entries;
-            applied.report.flipped |= before.report.flipped;
-            applied.report.is_full |= before.report.is_full;
+            applied.add(&before.report);
         }
         *self = Self::On(Some(applied));
     }

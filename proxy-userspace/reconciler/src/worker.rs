@@ -103,6 +103,17 @@ pub(crate) struct Applied {
     pub(crate) report: ApplyReport,
 }
 
+impl Applied {
+    /// Adds what was done for a state that was not reported.
+    pub(crate) fn add(&mut self, before: &ApplyReport) {
+        let report = &mut self.report;
+        report.changed_services += before.changed_services;
+        report.entries += before.entries;
+        report.flipped |= before.flipped;
+        report.is_full |= before.is_full;
+    }
+}
+
 /// A step that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -282,7 +293,11 @@ impl<D: Datapath> Loop<D> {
             self.send(Event::Begun { published: Arc::clone(&desired.published), is_retry: self.is_retry });
             match self.datapath.apply(&desired) {
                 Ok(report) => {
-                    self.applied = Some(Applied { desired, report });
+                    let mut applied = Applied { desired, report };
+                    if let Some(before) = &self.applied {
+                        applied.add(&before.report);
+                    }
+                    self.applied = Some(applied);
                     self.is_pending = false;
                 }
                 Err(error) => failures.push(self.failure(Step::Apply, &error)),
@@ -375,7 +390,7 @@ mod tests {
 
         fn apply(&mut self, desired: &Desired) -> Result<ApplyReport, Refused> {
             self.step(Step::Apply, format!("apply {}", desired.turn))?;
-            Ok(ApplyReport::default())
+            Ok(ApplyReport { entries: 1, ..ApplyReport::default() })
         }
 
         fn repair(&mut self) -> Result<(), Refused> {
@@ -499,6 +514,23 @@ mod tests {
             let (active, failed, calls) = worker.attempt().await;
             assert_eq!((active, failed), (Some(1), vec![]));
             assert_eq!(calls, ["apply 1", "repair", "repair", "repair"]);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_done_before_a_repair_failed_is_reported_with_the_next_state() {
+        with_worker(Fake::default(), async |worker| {
+            worker.request(vec![Step::Attach]);
+            worker.apply(desired(1));
+            assert_eq!(worker.attempt().await.0, None);
+            worker.apply(desired(2));
+            let applied = loop {
+                if let Event::Attempted { applied, .. } = worker.next().await {
+                    break applied.unwrap();
+                }
+            };
+            assert_eq!((applied.desired.turn, applied.report.entries), (2, 2));
         })
         .await;
     }
