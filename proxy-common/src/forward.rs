@@ -23,15 +23,27 @@ use crate::{
 pub const FORWARDED: u32 = 0x4b50_0000;
 /// The bits of [`FORWARDED`].
 pub const FORWARDED_MASK: u32 = 0xffff_0000;
+/// In the priority: the second is the owner of the row, which has a second of its own.
+const OWNER: NodeNumber = 1 << 15;
+/// The highest number of a node.
+pub const MAX_NODE: NodeNumber = OWNER - 1;
 /// The priority of a packet that this node has wrapped.
 pub const WRAPPED: u32 = FORWARDED | NO_NODE as u32;
 /// There is no second. Not 0, since `nft` cannot read a priority with a half of zero.
 pub const NO_SECOND: NodeNumber = THIS_NODE;
 
-/// The priority of a packet that this node serves itself.
+/// The priority of a packet that this node serves itself; `is_owner` tells whether the second is the owner of its row.
 #[inline(always)]
-pub const fn priority(second: NodeNumber) -> u32 {
-    FORWARDED | if second == NO_NODE { NO_SECOND } else { second } as u32
+pub const fn priority(second: NodeNumber, is_owner: bool) -> u32 {
+    let flag = if is_owner { OWNER } else { 0 };
+    FORWARDED | flag as u32 | if second == NO_NODE { NO_SECOND } else { second } as u32
+}
+
+/// The second in a priority, and whether it is the owner of the row.
+#[inline(always)]
+pub const fn second_of(priority: u32) -> (NodeNumber, bool) {
+    let number = priority as NodeNumber;
+    (number & MAX_NODE, number & OWNER != 0)
 }
 
 /// The number of a node; the same only within one generation of one node.
@@ -180,6 +192,8 @@ pub enum Way {
         counters: ForwardCounters,
         /// The second, or [`NO_NODE`].
         second: NodeNumber,
+        /// Whether the second is the owner of the row.
+        is_owner: bool,
     },
     /// To another node.
     To {
@@ -204,23 +218,24 @@ pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     let counters = forward.counters;
     match row.owner() {
         NO_NODE => Way::Pass,
-        THIS_NODE => Way::Here { counters, second },
-        node if flow.continues && forward.flags & KNOWN_FIRST != 0 => Way::Here { counters, second: node },
+        THIS_NODE => Way::Here { counters, second, is_owner: false },
+        node if flow.continues && forward.flags & KNOWN_FIRST != 0 => {
+            Way::Here { counters, second: node, is_owner: true }
+        }
         node => Way::To { counters, node, second },
     }
 }
 
-/// The second of a packet in the middle of a connection that this node does not know, and that goes on to `node`: if that is the
-/// owner of its row, it does not know it perhaps, either.
+/// The second of a packet that goes on to `owner`, because this node does not know its connection.
 #[inline(always)]
 pub fn second_after(
     tables: &impl ForwardTables,
     forward: &Forward,
     flow: &Flow,
-    node: NodeNumber,
+    owner: NodeNumber,
 ) -> NodeNumber {
     match row(tables, forward, flow) {
-        Some(row) if row.owner() == node => row.second(),
+        Some(row) if row.owner() == owner && row.second() != THIS_NODE => row.second(),
         _ => NO_NODE,
     }
 }

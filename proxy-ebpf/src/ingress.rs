@@ -46,6 +46,9 @@ const UNWRAP: i32 = i32::MIN;
 const ICMP: i32 = i32::MIN + 1;
 /// Stands for a verdict: the packet is too big for a wrapping, and the [`scratch`] says for how many bytes there is room.
 const TOO_BIG: i32 = i32::MIN + 2;
+/// Stands for a verdict: the packet goes on to the node whose number is in the lower half of the [`scratch`]; the upper one has the
+/// number of its second.
+const ONWARD: i32 = i32::MIN + 3;
 /// The bytes of a UDP header.
 const UDP_HEADER: usize = 8;
 /// The bytes of a TCP header without options.
@@ -79,7 +82,11 @@ pub(crate) fn egress(ctx: TcContext) -> i32 {
         set_priority(&ctx, 0);
         return NEXT;
     }
-    answered_if_too_big(&ctx, by_family(&ctx, returned4, returned6))
+    let verdict = match by_family(&ctx, returned4, returned6) {
+        ONWARD => by_family(&ctx, onward4, onward6),
+        verdict => verdict,
+    };
+    answered_if_too_big(&ctx, verdict)
 }
 
 /// Answers a packet that was to be sent, and is too big.
@@ -109,6 +116,8 @@ function!(arrived4, arrived::<V4>);
 function!(arrived6, arrived::<V6>);
 function!(returned4, returned::<V4>);
 function!(returned6, returned::<V6>);
+function!(onward4, onward::<V4>);
+function!(onward6, onward::<V6>);
 function!(leaves4, leaves::<V4>);
 function!(leaves6, leaves::<V6>);
 
@@ -138,11 +147,11 @@ fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let flow = flow_at(ctx, transport, (source, destination, protocol))?;
     match forward::way(&side, &flow) {
         Way::Pass => None,
-        Way::Here { counters, second } => {
+        Way::Here { counters, second, is_owner } => {
             counters::packets(counters.arrived + SERVED, segments(ctx), ctx.len());
             // One that has gone has no address.
             let second = side.node(second).map_or(NO_NODE, |_| second);
-            set_priority(ctx, forward::priority(second));
+            set_priority(ctx, forward::priority(second, is_owner));
             None
         }
         Way::To { counters, node, second } => {
@@ -223,7 +232,7 @@ fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
         Some(if flow.continues { side.number(second).unwrap_or(NO_NODE) } else { NO_NODE })
     };
     let Some(second) = taken() else { return Some(DROP) };
-    set_priority(ctx, forward::priority(second));
+    set_priority(ctx, forward::priority(second, false));
     None
 }
 
@@ -278,7 +287,7 @@ fn answer_too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32
 /// replaced it.
 #[inline(always)]
 fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
-    let second = priority(ctx) as NodeNumber;
+    let (second, is_owner) = forward::second_of(priority(ctx));
     set_priority(ctx, 0);
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let addresses = F::addresses(&header)?;
@@ -288,10 +297,24 @@ fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     if second == NO_SECOND {
         return None;
     }
-    let Some(node) = side.node(second) else { return Some(DROP) };
     counters::increment(forward.counters.forwarded + SECOND_CHANCES);
-    let after = side.node(forward::second_after(&side, &forward, &flow, second)).unwrap_or_default();
-    Some(send(ctx, &side, &flow, forward.counters, [node, after]))
+    let after = if is_owner { forward::second_after(&side, &forward, &flow, second) } else { NO_NODE };
+    set_scratch(ctx, u32::from(after) << 16 | u32::from(second));
+    Some(ONWARD)
+}
+
+/// Sends a packet on.
+#[inline(always)]
+fn onward<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+    let numbers = scratch(ctx);
+    let header: F::Header = ctx.load(ETHERNET).ok()?;
+    let addresses = F::addresses(&header)?;
+    let side = Side::<F>::active()?;
+    let flow = flow_at(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
+    let counters = side.forward(flow.frontend())?.counters;
+    let Some(node) = side.node(numbers as NodeNumber) else { return Some(DROP) };
+    let second = side.node((numbers >> 16) as NodeNumber).unwrap_or_default();
+    Some(send(ctx, &side, &flow, counters, [node, second]))
 }
 
 #[inline(always)]

@@ -50,10 +50,14 @@ fn fixed(rows: Vec<Row>, flags: u32) -> Fixed {
 fn a_row_says_where_a_packet_goes() {
     let client = v4("198.51.100.7").mapped();
     for (row, continues, expect) in [
-        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { counters: COUNTERS, second: NO_NODE }),
-        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3 }),
+        (
+            Row::new(THIS_NODE, NO_NODE),
+            true,
+            Way::Here { counters: COUNTERS, second: NO_NODE, is_owner: false },
+        ),
+        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3, is_owner: false }),
         // A connection that begins belongs to the owner.
-        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE }),
+        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE, is_owner: false }),
         (Row::new(2, THIS_NODE), true, Way::To { counters: COUNTERS, node: 2, second: THIS_NODE }),
         (Row::new(2, 3), false, Way::To { counters: COUNTERS, node: 2, second: NO_NODE }),
         (Row::new(NO_NODE, 3), true, Way::Pass),
@@ -67,25 +71,35 @@ fn a_row_says_where_a_packet_goes() {
 #[test]
 fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner() {
     let client = v4("198.51.100.7").mapped();
-    let own = |second| Way::Here { counters: COUNTERS, second };
+    let here = |second, is_owner| Way::Here { counters: COUNTERS, second, is_owner };
     let to = |node| Way::To { counters: COUNTERS, node, second: NO_NODE };
     for (row, flags, continues, expect) in [
-        (Row::new(2, 3), KNOWN_FIRST, true, own(2)),
+        (Row::new(2, 3), KNOWN_FIRST, true, here(2, true)),
         (Row::new(2, 3), KNOWN_FIRST, false, to(2)),
-        (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, own(3)),
+        (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, here(3, false)),
         (Row::new(NO_NODE, 3), KNOWN_FIRST, true, Way::Pass),
-        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, own(2)),
+        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, here(2, true)),
         (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
         (Row::new(THIS_NODE, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
     ] {
         let tables = fixed(vec![Row::new(9, 9), row], flags);
         assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?} {flags:#b}");
     }
-    // The owner may have it from its second; what goes to a second goes no further.
-    let tables = fixed(vec![Row::new(9, 9), Row::new(2, 3)], KNOWN_FIRST);
     let flow = flow(client, 40_000, TCP, true);
-    let forward = tables.forward(flow.frontend()).expect("it is forwarded");
-    assert_eq!([2, 3].map(|it| second_after(&tables, &forward, &flow, it)), [3, NO_NODE]);
+    for (row, expect) in [(Row::new(2, 3), 3), (Row::new(2, THIS_NODE), NO_NODE), (Row::new(4, 3), NO_NODE)] {
+        let tables = fixed(vec![Row::new(9, 9), row], KNOWN_FIRST);
+        let forward = tables.forward(flow.frontend()).expect("it is forwarded");
+        assert_eq!(second_after(&tables, &forward, &flow, 2), expect, "{row:?}");
+    }
+}
+
+#[test]
+fn a_priority_names_the_second() {
+    for (second, is_owner) in [(3, true), (3, false), (MAX_NODE, true)] {
+        assert_eq!(second_of(priority(second, is_owner)), (second, is_owner));
+        assert_eq!(priority(second, is_owner) & FORWARDED_MASK, FORWARDED);
+    }
+    assert_eq!(second_of(priority(NO_NODE, false)), (NO_SECOND, false));
 }
 
 #[test]

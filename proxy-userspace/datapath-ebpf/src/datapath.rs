@@ -86,6 +86,8 @@ pub struct Datapath {
     uplinks: Uplinks,
     /// Whether the last attempt to set them failed.
     are_uplinks_failing: bool,
+    /// The TCP frontends whose forwarding has begun in the active generation.
+    begun: BTreeSet<SocketAddr>,
     /// The probes of nodes that packets are forwarded to; `None` if they are not probed.
     probes: Option<PeerProbes>,
     /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
@@ -168,6 +170,7 @@ impl Datapath {
             node_addresses: NodeAddresses::default(),
             uplinks: Uplinks::new(options.forwarding_in_driver),
             are_uplinks_failing: false,
+            begun: BTreeSet::new(),
             probes,
             nodes: None,
             is_attached: false,
@@ -214,6 +217,9 @@ impl Datapath {
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
         self.is_applied = true;
+        if let Some(begun) = self.buffer.forwarding().take_begun() {
+            self.begun = begun;
+        }
         self.forget_removed();
         self.report_left_to_host();
         let tables = self.buffer.fill();
@@ -364,9 +370,9 @@ impl Datapath {
         self.buffer.forwarding().set_packet_path(now)
     }
 
-    /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated.
-    pub fn forwarding_begun(&mut self) -> BTreeSet<SocketAddr> {
-        self.buffer.forwarding().begun().collect()
+    /// The TCP frontends whose forwarding has begun, and is in effect, while this node may know connections that it has translated.
+    pub fn forwarding_begun(&self) -> BTreeSet<SocketAddr> {
+        if self.are_uplinks_failing { BTreeSet::new() } else { self.begun.clone() }
     }
 
     /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.

@@ -163,6 +163,8 @@ impl Datapath for Packets {
         datapath.set_interfaces(BTreeSet::clone(&desired.interfaces));
         datapath.set_avoided(&self.avoided);
         let result = datapath.apply(&desired.published.state);
+        // For a datapath that is opened anew.
+        self.options.forwarded_families = datapath.forwarded_families();
         self.is_current = result.is_ok();
         match result {
             Err(error @ nft::Error::Incapable(_)) if self.options.is_beside_sockets => {

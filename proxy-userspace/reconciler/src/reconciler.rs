@@ -1,6 +1,7 @@
 //! Hands every published state to both halves of the datapath, and reports what becomes of it.
 //!
 //! Invariant: neither half waits for the other. A state is active once both have it.
+//! Packets that are forwarded follow the packet path, which has to expect them.
 
 use std::{collections::BTreeSet, future::pending, mem, net::IpAddr, sync::Arc};
 

@@ -13,6 +13,8 @@ use netlink::conntrack::tcp_connections;
 
 /// Interval between lists.
 const INTERVAL: Duration = Duration::from_secs(30);
+/// The same while a frontend has not been listed yet.
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// Lists take at most this part of a core.
 const SHARE: u32 = 20;
 
@@ -26,7 +28,11 @@ pub(crate) struct TranslatedConnections {
     left: Clients,
     /// The list that is being made on a thread of its own, since it takes as long as there are connections; and how long it took.
     listing: Option<JoinHandle<(Option<Clients>, Duration)>>,
-    next: Option<Instant>,
+    /// The frontends of that list, unless they have ended and begun again meanwhile.
+    listed: BTreeSet<SocketAddr>,
+    /// When the last list ended, and how long it took.
+    last: Option<(Instant, Duration)>,
+    has_failed: bool,
 }
 
 impl TranslatedConnections {
@@ -34,35 +40,41 @@ impl TranslatedConnections {
     /// in effect.
     pub(crate) fn ended(&mut self, begun: &BTreeSet<SocketAddr>, now: Instant) -> HashSet<SocketAddr> {
         self.left.retain(|it, _| begun.contains(it));
-        let mut ended = HashSet::new();
+        self.listed.retain(|it| begun.contains(it));
         if let Some(listing) = self.listing.take_if(|it| it.is_finished()) {
             // A panic is reported by its thread; the next list tries again.
             let (found, took) = listing.join().unwrap_or_default();
-            self.next = Some(now + INTERVAL.max(took * SHARE));
-            ended = found.map(|it| self.listed(it)).unwrap_or_default();
-            ended.retain(|it| begun.contains(it));
+            self.last = Some((now, took));
+            if found.is_none() && !self.has_failed {
+                tracing::warn!(
+                    "tracked connections cannot be listed: packets of forwarded connections take the longer way"
+                );
+            }
+            self.has_failed = found.is_none();
+            self.take_note(found.unwrap_or_default());
         }
-        let is_new = |it: &SocketAddr| !self.left.contains_key(it) && !ended.contains(it);
-        let is_due = begun.iter().any(is_new) || self.next.is_none_or(|it| it <= now);
-        if !begun.is_empty() && self.listing.is_none() && is_due {
-            let begun = begun.clone();
-            self.listing = Some(thread::spawn(move || (list(&begun), now.elapsed())));
+        if !begun.is_empty() && self.listing.is_none() && self.is_due(begun, now) {
+            let frontends = begun.clone();
+            let list = move || (list(&frontends), now.elapsed());
+            // Without a thread, the next call tries again.
+            self.listing = thread::Builder::new().name("conntrack".into()).spawn(list).ok();
+            self.listed.clone_from(begun);
         }
-        ended
+        self.left.iter().filter(|(_, clients)| clients.is_empty()).map(|(frontend, _)| *frontend).collect()
     }
 
-    /// Takes note of a list; returns the frontends without any of the first connections.
-    fn listed(&mut self, found: Clients) -> HashSet<SocketAddr> {
-        let mut ended = HashSet::new();
-        for (frontend, clients) in found {
+    fn is_due(&self, begun: &BTreeSet<SocketAddr>, now: Instant) -> bool {
+        let is_new = !self.has_failed && begun.iter().any(|it| !self.left.contains_key(it));
+        let interval = if is_new { FIRST_INTERVAL } else { INTERVAL };
+        self.last.is_none_or(|(end, took)| end + interval.max(took * SHARE) <= now)
+    }
+
+    /// Takes note of a list.
+    fn take_note(&mut self, found: Clients) {
+        for (frontend, clients) in found.into_iter().filter(|(it, _)| self.listed.contains(it)) {
             let left = self.left.entry(frontend).or_insert_with(|| clients.clone());
             left.retain(|it| clients.contains(it));
-            if left.is_empty() {
-                self.left.remove(&frontend);
-                ended.insert(frontend);
-            }
         }
-        ended
     }
 }
 
@@ -74,11 +86,13 @@ fn list(frontends: &BTreeSet<SocketAddr>) -> Option<Clients> {
             clients.insert(client);
         }
     });
-    if let Err(error) = listed {
-        tracing::warn!(%error, "tracked connections cannot be listed: packets of forwarded connections take the longer way");
-        return None;
+    match listed {
+        Ok(()) => Some(clients),
+        Err(error) => {
+            tracing::debug!(%error, "tracked connections cannot be listed");
+            None
+        }
     }
-    Some(clients)
 }
 
 #[cfg(test)]
@@ -89,35 +103,60 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn list_of(frontend: &str, clients: &[&str]) -> Clients {
-        [(at(frontend), clients.iter().map(|it| at(it)).collect())].into()
+    /// Takes note of a list of these frontends; returns those that have none left.
+    fn take_note(it: &mut TranslatedConnections, lists: &[(&str, &[&str])]) -> HashSet<SocketAddr> {
+        let clients =
+            lists.iter().map(|(frontend, clients)| (at(frontend), clients.iter().map(|it| at(it)).collect()));
+        it.listed = lists.iter().map(|(frontend, _)| at(frontend)).collect();
+        let begun = it.listed.clone();
+        it.take_note(clients.collect());
+        it.last = Some((Instant::now(), Duration::ZERO));
+        it.ended(&begun, Instant::now())
     }
 
     #[test]
     fn a_frontend_ends_with_the_last_connection_of_its_first_list() {
         let mut it = TranslatedConnections::default();
         let (one, two) = ("203.0.113.1:80", "203.0.113.2:80");
-        assert_eq!(it.listed(list_of(one, &["198.51.100.1:1", "198.51.100.1:2"])), [].into());
-        assert_eq!(it.listed(list_of(two, &[])), [at(two)].into(), "it has had none");
-        // A connection that was forwarded here, by another node, does not count.
-        assert_eq!(it.listed(list_of(one, &["198.51.100.1:2", "198.51.100.1:3"])), [].into());
-        assert_eq!(it.listed(list_of(one, &["198.51.100.1:3"])), [at(one)].into());
+        let [a, b, c] = ["198.51.100.1:1", "198.51.100.1:2", "198.51.100.1:3"];
+        assert_eq!(take_note(&mut it, &[(one, &[a, b]), (two, &[])]), [at(two)].into(), "it has had none");
+        // Connections that were forwarded here, by another node, do not count.
+        assert_eq!(take_note(&mut it, &[(one, &[b, c]), (two, &[c])]), [at(two)].into());
+        assert_eq!(take_note(&mut it, &[(one, &[c]), (two, &[c])]), [at(one), at(two)].into());
+        assert_eq!(it.ended(&BTreeSet::new(), Instant::now()), [].into());
         assert_eq!(it.left, Clients::new());
     }
 
     #[test]
-    fn what_begins_is_listed_at_once() {
+    fn what_begins_is_listed_soon_and_then_now_and_then() {
         let mut it = TranslatedConnections::default();
-        let now = Instant::now();
-        assert_eq!(it.ended(&BTreeSet::new(), now), [].into());
-        assert!(it.listing.is_none(), "nothing has begun");
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
         let begun = BTreeSet::from([at("203.0.113.1:80")]);
-        it.listing = Some(thread::spawn(|| (Some(Clients::new()), Duration::from_secs(3))));
-        while !it.listing.as_ref().unwrap().is_finished() {
+        assert!(it.is_due(&begun, now));
+        it.last = Some((now, second / 10));
+        assert_eq!(
+            [1, 2].map(|n| it.is_due(&begun, now + n * second)),
+            [false, true],
+            "a twentieth of a core"
+        );
+        it.left.insert(at("203.0.113.1:80"), HashSet::new());
+        assert_eq!([29, 30].map(|n| it.is_due(&begun, now + n * second)), [false, true]);
+        it.left.clear();
+        it.has_failed = true;
+        assert!(!it.is_due(&begun, now + 29 * second));
+    }
+
+    #[test]
+    fn a_list_from_before_a_frontend_began_again_says_nothing() {
+        let mut it = TranslatedConnections::default();
+        let begun = BTreeSet::from([at("203.0.113.1:80")]);
+        it.listed.clone_from(&begun);
+        let found: Clients = [(at("203.0.113.1:80"), HashSet::new())].into();
+        it.listing = Some(thread::spawn(move || (Some(found), Duration::ZERO)));
+        it.ended(&BTreeSet::new(), Instant::now());
+        while it.listing.as_ref().is_some_and(|it| !it.is_finished()) {
             thread::yield_now();
         }
-        assert_eq!(it.ended(&begun, now), [].into(), "it has begun after the list");
-        assert_eq!(it.next, Some(now + Duration::from_secs(60)));
-        assert!(it.listing.is_some());
+        assert_eq!(it.ended(&begun, Instant::now()), [].into());
     }
 }

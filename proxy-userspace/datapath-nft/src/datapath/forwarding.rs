@@ -10,6 +10,11 @@ use crate::{
 };
 
 impl Datapath {
+    /// The families in which a Service is, or was, forwarded.
+    pub fn forwarded_families(&self) -> Vec<Family> {
+        self.forwarded_families.iter().copied().collect()
+    }
+
     /// The families in which connections that the packet path does not know get a second chance.
     pub fn second_chance(&self) -> Vec<Family> {
         let capable = self.second_chance.iter().flatten();

@@ -9,7 +9,7 @@ mod rows;
 mod stage;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -28,7 +28,7 @@ use proxy_common::{
 
 pub use self::stage::PacketPath;
 use self::{
-    nodes::ForwardNodes,
+    nodes::{FAMILIES, ForwardNodes},
     rows::{RowSets, RowsId},
     stage::Stage,
 };
@@ -52,14 +52,19 @@ pub(crate) struct PreviousRows {
     pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
 }
 
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+/// With more rows than this (16 MB of the kernel's memory), none stay for connections alone.
+const MAX_ROWS_OF_ENDED: usize = 1 << 21;
 
 /// What is forwarded.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarding {
-    /// The state that was placed.
-    state: NodeState,
+    /// The newest state.
+    newest: NodeState,
+    /// That of the packet path, which rows follow; the newest one if there is none.
+    followed: NodeState,
     packet_path: PacketPath,
+    /// Whether ports were placed since [`Forwarding::take_begun`].
+    has_changed: bool,
     /// Services to be placed again, though they are the same.
     outdated: BTreeSet<ServiceName>,
     previous: PreviousRows,
@@ -79,6 +84,14 @@ struct Left {
     frontends: Vec<FrontendKey6>,
     /// The frontends that they have now: one may move from a Service to another.
     taken: HashSet<FrontendKey6>,
+}
+
+/// What a port had.
+#[derive(Clone, Copy)]
+struct Before {
+    rows: RowsId,
+    stage: Stage,
+    by_client: bool,
 }
 
 /// A port of a Service in one family.
@@ -118,10 +131,12 @@ impl Forwarding {
     /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
     pub(crate) fn set_packet_path(&mut self, now: PacketPath) -> bool {
         let (is_first, is_different) = match (&self.packet_path, &now) {
-            (PacketPath::Has { .. }, PacketPath::Has { state, .. }) => {
-                let mut changed = state.diff(&self.state);
-                let has_changed = changed.any(|(_, before, now)| has_ports(before) || has_ports(now));
-                (false, has_changed || self.is_used() && !state.nodes.ptr_eq(&self.state.nodes))
+            (PacketPath::Has { second_chance: before, .. }, PacketPath::Has { state, second_chance })
+                if before == second_chance =>
+            {
+                let mut changed = state.diff(&self.followed);
+                let is_concerned = changed.any(|(name, before, now)| self.concerns(name, before, now));
+                (false, is_concerned)
             }
             _ => (true, !self.services.is_empty()),
         };
@@ -132,10 +147,11 @@ impl Forwarding {
         is_different
     }
 
-    /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated.
-    pub(crate) fn begun(&self) -> impl Iterator<Item = SocketAddr> {
+    /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated, if they may have
+    /// changed since the last call.
+    pub(crate) fn take_begun(&mut self) -> Option<BTreeSet<SocketAddr>> {
         let ports = self.services.values().flatten().filter(|it| it.stage == Stage::Begun);
-        ports.flat_map(PlacedPort::addresses)
+        mem::take(&mut self.has_changed).then(|| ports.flat_map(PlacedPort::addresses).collect())
     }
 
     /// This node knows no translated connections of these frontends any more. Returns whether that makes a difference to the next
@@ -216,44 +232,53 @@ impl Forwarding {
         }
     }
 
-    /// Replaces the state by the one that the packet path has, or by `newest` as long as it has none.
+    /// Whether a change of a Service may be one of what is forwarded.
+    fn concerns(
+        &self,
+        name: &ServiceName,
+        before: Option<&Arc<ServiceState>>,
+        now: Option<&Arc<ServiceState>>,
+    ) -> bool {
+        let has_left = !self.previous.frontends.is_empty();
+        has_ports(before) || has_ports(now) || has_left || self.services.contains_key(name)
+    }
+
+    /// Replaces the state. Rows follow the packet path.
     pub(super) fn update(
         &mut self,
         newest: &NodeState,
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) {
-        let state = match &self.packet_path {
+        let followed = match &self.packet_path {
             PacketPath::Has { state, .. } => state.clone(),
             PacketPath::Off | PacketPath::Starting => newest.clone(),
         };
-        let before = mem::replace(&mut self.state, state.clone());
-        let has_left = !self.previous.frontends.is_empty();
-        let changed = state.diff(&before).filter(|(name, before, now)| {
-            has_ports(*before) || has_ports(*now) || has_left || self.services.contains_key(*name)
-        });
-        let mut changed: BTreeMap<_, _> = changed.map(|(name, _, now)| (name, now)).collect();
+        let mut changed = mem::take(&mut self.outdated);
+        for (before, now) in [(&self.newest, newest), (&self.followed, &followed)] {
+            let of = now.diff(before).filter(|(name, before, now)| self.concerns(name, *before, *now));
+            changed.extend(of.map(|(name, ..)| name.clone()));
+        }
+        (self.newest, self.followed) = (newest.clone(), followed.clone());
         if self.services.is_empty() && changed.is_empty() {
             return;
         }
-        if self.nodes.set_infos(&state.nodes) {
-            let all = state.services.iter().map(|(name, it)| (name, Some(it)));
-            changed.extend(all.filter(|(_, it)| has_ports(*it)));
+        if self.nodes.set_infos(&newest.nodes) {
+            changed.extend(self.services.keys().cloned());
         }
-        let mut outdated = mem::take(&mut self.outdated);
         let peers = self.nodes.take_changed();
         if !peers.is_empty() {
             let concerned = self.services.iter().filter(|(_, ports)| ports.iter().any(|it| it.is_on(&peers)));
-            outdated.extend(concerned.map(|(name, _)| name.clone()));
+            changed.extend(concerned.map(|(name, _)| name.clone()));
         }
-        let outdated = outdated.iter().filter_map(|it| state.services.get(it));
-        changed.extend(outdated.map(|it| (&it.service.name, Some(it))));
         if changed.is_empty() {
             return;
         }
+        self.has_changed = true;
         let mut left = Left::default();
-        for (name, now) in changed {
-            self.replace(name, now, &mut left, counters, updates);
+        for name in &changed {
+            let states = [followed.services.get(name), newest.services.get(name)];
+            self.replace(name, states, &mut left, counters, updates);
         }
         self.give_up(left, counters, updates);
         self.nodes.write(!self.frontends.is_empty(), updates);
@@ -263,23 +288,36 @@ impl Forwarding {
         }
     }
 
-    /// Replaces the ports of a Service.
+    /// Replaces the ports of a Service by those of the state that is followed; what only the newest one has is expected.
     fn replace(
         &mut self,
         name: &ServiceName,
-        now: Option<&Arc<ServiceState>>,
+        [followed, newest]: [Option<&Arc<ServiceState>>; 2],
         left: &mut Left,
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) {
         let old = self.services.remove(name).unwrap_or_default();
         left.frontends.extend(old.iter().flat_map(|it| it.frontends.iter().copied()));
-        let Some(state) = now else {
+        let Some(state) = followed.or(newest) else {
             left.ports.extend(old);
             return;
         };
-        let placed = state.forwarded.iter().map(|it| self.place(state, it, &old, counters, updates));
-        let mut new: Vec<_> = placed.collect::<Vec<_>>().into_iter().flatten().collect();
+        let has_rules = !matches!(self.packet_path, PacketPath::Starting);
+        let mut new: Vec<PlacedPort> = Vec::new();
+        for (state, may_begin) in [(followed, has_rules), (newest, false)] {
+            for port in state.iter().flat_map(|state| state.forwarded.iter()) {
+                let Some(id) = state.and_then(|it| id_of(it, port)) else { continue };
+                let is_forwarded =
+                    |it: &PlacedPort| it.id() == id && matches!(it.stage, Stage::Begun | Stage::Forwarded);
+                let is_ending = !may_begin && has_rules && old.iter().any(is_forwarded);
+                if is_ending || new.iter().any(|it| it.id() == id) {
+                    continue;
+                }
+                let placed = state.and_then(|it| self.place(it, port, may_begin, &old, counters, updates));
+                new.extend(placed);
+            }
+        }
         for port in old {
             let is_replaced = new.iter().any(|it| it.id() == port.id());
             match if is_replaced { Err(port) } else { self.ended(state, port) } {
@@ -291,7 +329,7 @@ impl Forwarding {
         new.extend(ended);
         new.iter().for_each(|it| self.write(it, updates));
         left.taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
-        if has_ports(now) || !new.is_empty() {
+        if has_ports(followed) || has_ports(newest) || !new.is_empty() {
             self.services.insert(name.clone(), new);
         }
     }
@@ -312,12 +350,12 @@ impl Forwarding {
         }
     }
 
-    /// The rows that an earlier process has left for a frontend, and how far its forwarding was.
-    fn restored(&mut self, frontend: &FrontendKey6) -> Option<(RowsId, Stage)> {
-        let Forward { first, flags, .. } = *self.previous.frontends.get(frontend)?;
-        let id = self.restored_rows(first)?;
-        let has_owners = self.rows.owners(id).is_some_and(|it| !it.is_empty());
-        Some((id, Stage::of(flags, has_owners)))
+    /// What an earlier process has left for a frontend.
+    fn restored(&mut self, frontend: &FrontendKey6) -> Option<Before> {
+        let forward = *self.previous.frontends.get(frontend)?;
+        let rows = self.restored_rows(forward.first)?;
+        let has_owners = self.rows.owners(rows).is_some_and(|it| !it.is_empty());
+        Some(Before { rows, stage: Stage::of(forward.flags, has_owners), by_client: forward.is_by_client() })
     }
 
     /// The rows that began at a position.
@@ -334,11 +372,13 @@ impl Forwarding {
         Some(id)
     }
 
-    /// Places a port; `None` if it has no frontend, or this node no address to forward from.
+    /// Places a port; `None` if it has no frontend, or this node no address to forward from. It begins to be forwarded only if it may,
+    /// and when all nodes have answered once.
     fn place(
         &mut self,
         state: &ServiceState,
         port: &ForwardedPort,
+        may_begin: bool,
         old: &[PlacedPort],
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
@@ -349,27 +389,47 @@ impl Forwarding {
         if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
             return None;
         }
-        let id = (port_id(&service.name, &it.name, it.protocol), port.family);
-        let before = old.iter().find(|it| it.id() == id).map(|it| (it.rows, it.stage));
+        let id = id_of(state, port)?;
+        let before = old.iter().find(|it| it.id() == id).map(PlacedPort::before);
         let before = before.or_else(|| frontends.iter().find_map(|it| self.restored(it)));
-        let (before, stage) = before.unzip();
-        let serving = self.serving(port, before);
-        let before = before.filter(|_| !serving.is_empty());
-        let stage = match stage.unwrap_or(Stage::Translated) {
-            _ if serving.is_empty() => Stage::Translated,
-            stage => stage.forwarded(self.can_keep(it.protocol, port.family)),
-        };
-        self.nodes.add_targets(&port.nodes, port.family);
-        Some(PlacedPort {
+        let stage = before.map_or(Stage::Translated, |it| it.stage);
+        let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
+        let can_keep = self.can_keep(it.protocol, port.family);
+        let mut placed = PlacedPort {
             family: port.family,
             nodes: Arc::clone(&port.nodes),
             frontends,
-            rows: self.rows.acquire(before, &serving, &mut self.nodes, updates),
+            rows: 0,
             stage,
             by_client: service.affinity.is_some(),
             counters: acquire_counters(counters, id.0),
             port_id: id.0,
-        })
+        };
+        self.nodes.add_targets(&port.nodes, port.family);
+        match before {
+            Some(before) if stage == Stage::Ended && can_keep && !may_begin => {
+                self.rows.keep(before.rows, updates);
+                (placed.rows, placed.by_client) = (before.rows, before.by_client);
+            }
+            _ => {
+                let is_forwarded = matches!(stage, Stage::Begun | Stage::Forwarded);
+                let before = before.map(|it| it.rows);
+                let serving = match is_forwarded || may_begin {
+                    true => self.serving(port, before.filter(|_| is_forwarded)),
+                    false => [].into(),
+                };
+                let before = before.filter(|_| !serving.is_empty());
+                let is_translated = serving.is_empty();
+                placed.stage = if is_translated { Stage::Translated } else { stage.forwarded(can_keep) };
+                placed.rows = self.rows.acquire(before, &serving, &mut self.nodes, updates);
+            }
+        }
+        Some(placed)
+    }
+
+    /// Whether a node with endpoints has answered once.
+    fn has_answered(&self, share: &NodeShare, family: Family) -> bool {
+        matches!(self.nodes.state(&share.node, family), PeerState::Answers | PeerState::Silent)
     }
 
     /// Whether connections to a port go on the way they began when forwarding begins or ends.
@@ -384,7 +444,8 @@ impl Forwarding {
         let Some(it) = service.ports.iter().find(is_it) else { return Err(port) };
         let mut left = frontends(service, it, port.family);
         left.retain(|it| port.frontends.contains(it));
-        if left.is_empty() || port.stage == Stage::Translated || !self.can_keep(it.protocol, port.family) {
+        let is_kept = port.stage != Stage::Translated && self.can_keep(it.protocol, port.family);
+        if left.is_empty() || !is_kept || self.rows.len() > MAX_ROWS_OF_ENDED {
             return Err(port);
         }
         // Nobody needs to answer for rows that do not change any more.
@@ -410,19 +471,20 @@ impl Forwarding {
             let mut frontends = frontends(service, it, family);
             frontends.retain(|it| self.previous.frontends.contains_key(it));
             let is_placed = placed.iter().any(|it| it.id() == id);
-            if is_placed || frontends.is_empty() || !self.can_keep(it.protocol, family) {
+            let can_keep = self.can_keep(it.protocol, family) && self.rows.len() <= MAX_ROWS_OF_ENDED;
+            if is_placed || frontends.is_empty() || !can_keep {
                 continue;
             }
-            let Some((rows, stage)) = self.restored(&frontends[0]) else { continue };
+            let Some(Before { rows, stage, by_client }) = self.restored(&frontends[0]) else { continue };
             if stage != Stage::Translated {
-                self.rows.keep_restored(rows, updates);
+                self.rows.keep(rows, updates);
                 ended.push(PlacedPort {
                     family,
                     nodes: [].into(),
                     frontends,
                     rows,
                     stage: Stage::Ended,
-                    by_client: service.affinity.is_some(),
+                    by_client,
                     counters: acquire_counters(counters, id.0),
                     port_id: id.0,
                 });
@@ -431,16 +493,11 @@ impl Forwarding {
         ended
     }
 
-    /// The nodes that get rows; none if the packets are translated. Forwarding begins when all nodes have answered once, and does
-    /// not end because one does not: then others serve.
+    /// The nodes that get rows; none if the packets are translated. Forwarding does not end because one does not answer: then others
+    /// serve.
     fn serving(&self, port: &ForwardedPort, before: Option<RowsId>) -> Arc<[NodeShare]> {
         let state = |it: &NodeShare| self.nodes.state(&it.node, port.family);
         let had = before.and_then(|it| self.rows.owners(it)).filter(|it| !it.is_empty());
-        let has_answered = |it: &NodeShare| matches!(state(it), PeerState::Answers | PeerState::Silent);
-        let is_starting = matches!(self.packet_path, PacketPath::Starting);
-        if had.is_none() && (is_starting || !port.nodes.iter().all(has_answered)) {
-            return [].into();
-        }
         let had_rows = |it: &NodeShare| {
             self.nodes.known_number(&it.node).is_some_and(|it| had.is_some_and(|had| had.contains(&it)))
         };
@@ -478,6 +535,10 @@ impl PlacedPort {
         (self.port_id, self.family)
     }
 
+    fn before(&self) -> Before {
+        Before { rows: self.rows, stage: self.stage, by_client: self.by_client }
+    }
+
     /// The addresses of its frontends.
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let address =
@@ -494,6 +555,12 @@ impl PlacedPort {
 
 fn has_ports(state: Option<&Arc<ServiceState>>) -> bool {
     state.is_some_and(|it| !it.forwarded.is_empty())
+}
+
+/// What a port is known by.
+fn id_of(state: &ServiceState, port: &ForwardedPort) -> Option<(u64, Family)> {
+    let it = state.service.ports.get(usize::from(port.index))?;
+    Some((port_id(&state.service.name, &it.name, it.protocol), port.family))
 }
 
 fn acquire_counters(counters: &mut CounterAllocator, port_id: u64) -> ForwardCounters {

@@ -11,16 +11,17 @@ use model::{
     state::{NodeInfo, NodeInfos, NodeShare},
 };
 use proxy_common::{
-    forward::{ForwardNode, NO_NODE, NodeNumber, THIS_NODE},
+    forward::{ForwardNode, MAX_NODE, NO_NODE, NodeNumber, THIS_NODE},
     net::{V4, V6},
 };
 
-use super::FAMILIES;
 use crate::tables::{
     map_updates::MapUpdates,
     peers::{PeerState, PeerStates},
     store::Table,
 };
+
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// The nodes, as far as the state knows them.
 #[derive(Debug, Default)]
@@ -58,7 +59,7 @@ impl ForwardNodes {
     /// Takes over the numbers of an earlier process, before the first one is given.
     pub(super) fn restore(&mut self, numbers: HashMap<IpAddr, NodeNumber>) {
         self.previous = numbers;
-        self.previous.retain(|_, it| *it > THIS_NODE);
+        self.previous.retain(|_, it| (THIS_NODE + 1..=MAX_NODE).contains(it));
         self.highest = self.previous.values().copied().max().unwrap_or_default();
     }
 
@@ -172,7 +173,8 @@ impl ForwardNodes {
         let previous = addresses.filter_map(|it| self.previous.get(&it).copied()).next();
         // An address that has come to another node gives that one no number twice.
         self.previous.retain(|_, it| previous != Some(*it));
-        let number = previous.or_else(|| self.highest.max(THIS_NODE).checked_add(1)).unwrap_or(NO_NODE);
+        let number = previous.unwrap_or(self.highest.max(THIS_NODE) + 1);
+        let number = if number > MAX_NODE { NO_NODE } else { number };
         self.highest = self.highest.max(number);
         self.numbers.insert(Arc::clone(name), number);
         number

@@ -56,8 +56,8 @@ impl RowSets {
         self.sets.retain(|it, rows| *it != id || rows.users > 0);
     }
 
-    /// Keeps rows of an earlier process as they are.
-    pub(super) fn keep_restored(&mut self, id: RowsId, updates: &mut MapUpdates) {
+    /// Keeps rows as they are, maybe those of an earlier process.
+    pub(super) fn keep(&mut self, id: RowsId, updates: &mut MapUpdates) {
         let Some(rows) = self.sets.get_mut(&id) else { return };
         rows.users += 1;
         if rows.users == 1 {

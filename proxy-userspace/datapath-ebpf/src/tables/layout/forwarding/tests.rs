@@ -2,6 +2,8 @@
 
 mod histories;
 
+use std::collections::BTreeMap;
+
 use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
 use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NodeNumber};
@@ -431,11 +433,12 @@ fn connections_known_here_come_first_until_none_is_left() {
     it.both(&web(&[(0, 1), (1, 1)]));
     assert_eq!(it.flags(1), Some(KNOWN_FIRST));
     let frontend: SocketAddr = "203.0.113.1:80".parse().unwrap();
-    assert_eq!(it.forwarding.begun().collect::<Vec<_>>(), [frontend]);
+    assert_eq!(it.forwarding.take_begun().unwrap(), [frontend].into());
+    assert_eq!(it.forwarding.take_begun(), None);
     assert!(!it.forwarding.set_settled(&HashSet::new()));
     assert!(it.forwarding.set_settled(&[frontend].into()));
     it.update(it.state.clone());
-    assert_eq!((it.flags(1), it.forwarding.begun().count()), (Some(0), 0));
+    assert_eq!((it.flags(1), it.forwarding.take_begun().unwrap()), (Some(0), [].into()));
     it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
     assert_eq!(it.flags(1), Some(0), "it does not begin again");
 }
@@ -483,4 +486,45 @@ fn without_a_second_chance_forwarding_begins_and_ends_at_once() {
     assert_eq!(it.flags(1), Some(0));
     it.update(web(&[]));
     assert_eq!(it.forward(1), None);
+}
+
+#[test]
+fn what_the_packet_path_does_not_have_yet_is_expected() {
+    let mut it = Written::beside_packets();
+    it.both(&web(&[]));
+    it.update(web(&[(0, 1), (1, 1)]));
+    assert_eq!(it.rows(1), [[None, None]], "other nodes may forward it already");
+    let mut more = web(&[(0, 1), (1, 1)]);
+    more.nodes
+        .insert("n9".into(), NodeInfo { addresses: vec![[192, 0, 2, 10].into()], ..NodeInfo::default() });
+    it.update(more.clone());
+    assert!(it.numbers().contains_key(&IpAddr::from([192, 0, 2, 10])), "it may send packets already");
+    it.packets_have(&more);
+    assert_eq!(it.owners(1), [Some(0), Some(1)].into());
+    // The address of a node that goes is not taken any more, though no port is forwarded.
+    it.both(&web(&[]));
+    assert!(!it.numbers().contains_key(&IpAddr::from([192, 0, 2, 10])));
+    assert_eq!(it.flags(1), Some(ENDED));
+    let gone = state([]);
+    it.update(gone.clone());
+    assert!(it.packets_have(&gone), "what is left of the Service goes");
+    assert_eq!(it.forward(1), None);
+}
+
+#[test]
+fn forwarding_that_has_ended_begins_again_when_every_node_has_answered() {
+    let mut it = Written::beside_packets();
+    it.forwarding.set_peers(PeerStates::new());
+    it.both(&web(&[(0, 1), (1, 1)]));
+    it.probed(&[(1, Answers)]);
+    assert_eq!(it.flags(1), Some(KNOWN_FIRST));
+    it.both(&web(&[]));
+    it.both(&web(&[(0, 1), (2, 1)]));
+    for states in [[(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
+        it.probed(&states);
+        assert_eq!((it.flags(1), it.owners(1)), (Some(ENDED), [Some(0), Some(1)].into()), "{states:?}");
+    }
+    it.probed(&[(1, Answers), (2, Answers)]);
+    assert_eq!((it.flags(1), it.owners(1)), (Some(KNOWN_FIRST), [Some(0), Some(2)].into()));
+    assert!(it.rows(1).iter().any(|it| it[1] == Some(1)), "it may know connections");
 }
