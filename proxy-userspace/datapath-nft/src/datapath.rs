@@ -7,9 +7,10 @@ mod forwarding;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
@@ -21,7 +22,6 @@ use netlink::{
 };
 use nix::sys::socket::SockProtocol;
 
-pub use self::flows::FlowPassObserver;
 use crate::{
     apply::{
         affinity_usage::count_clients,
@@ -67,6 +67,22 @@ pub struct Options {
     pub forwarded_families: Vec<Family>,
     /// Is called for each pass over the conntrack entries of a family.
     pub on_flow_pass: FlowPassObserver,
+}
+
+/// Receives the passes over conntrack: the family, how long it took, how many entries were deleted.
+#[derive(Clone)]
+pub struct FlowPassObserver(pub Arc<dyn Fn(Family, Duration, usize) + Send + Sync>);
+
+impl Default for FlowPassObserver {
+    fn default() -> Self {
+        Self(Arc::new(|_, _, _| {}))
+    }
+}
+
+impl fmt::Debug for FlowPassObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowPassObserver")
+    }
 }
 
 /// The packet path of this node. It continues to serve when this value is dropped.

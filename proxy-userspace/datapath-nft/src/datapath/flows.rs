@@ -1,7 +1,5 @@
 //! Stale conntrack entries: what of a change they depend on is recorded while it is applied, and they are deleted after it.
 
-use std::{fmt, sync::Arc, time::Duration};
-
 use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use netlink::flow_cleanup::{FlowPass, FlowRules, delete_stale_flows};
@@ -15,22 +13,6 @@ use crate::{
         layout::{Changed, Update},
     },
 };
-
-/// Receives the passes over conntrack: the family, how long it took, how many entries were deleted.
-#[derive(Clone)]
-pub struct FlowPassObserver(pub Arc<dyn Fn(Family, Duration, usize) + Send + Sync>);
-
-impl Default for FlowPassObserver {
-    fn default() -> Self {
-        Self(Arc::new(|_, _, _| {}))
-    }
-}
-
-impl fmt::Debug for FlowPassObserver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FlowPassObserver")
-    }
-}
 
 impl Datapath {
     /// Deletes the conntrack entries that have become stale since the last call; returns whether a second pass is due in a

@@ -6,7 +6,6 @@ use std::{
     process::{Command, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
 };
 
 use datapath::FrontendAddress;
