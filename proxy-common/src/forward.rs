@@ -35,8 +35,12 @@ pub const NO_SECOND: NodeNumber = THIS_NODE;
 /// The priority of a packet that this node serves itself; `is_owner` tells whether the second is the owner of its row.
 #[inline(always)]
 pub const fn priority(second: NodeNumber, is_owner: bool) -> u32 {
-    let flag = if is_owner { OWNER } else { 0 };
-    FORWARDED | flag as u32 | if second == NO_NODE { NO_SECOND } else { second } as u32
+    let number = match second {
+        NO_NODE => NO_SECOND,
+        second if is_owner => second | OWNER,
+        second => second,
+    };
+    FORWARDED | number as u32
 }
 
 /// The second in a priority, and whether it is the owner of the row.

@@ -294,8 +294,10 @@ fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let side = Side::<F>::active()?;
     let flow = flow_at(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
     let forward = side.forward(flow.frontend())?;
+    // The packet path does not know the frontend yet. A router would send the packet here again.
     if second == NO_SECOND {
-        return None;
+        counters::increment(forward.counters.forwarded + DROPPED);
+        return Some(DROP);
     }
     counters::increment(forward.counters.forwarded + SECOND_CHANCES);
     let after = if is_owner { forward::second_after(&side, &forward, &flow, second) } else { NO_NODE };

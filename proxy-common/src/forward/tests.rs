@@ -99,7 +99,9 @@ fn a_priority_names_the_second() {
         assert_eq!(second_of(priority(second, is_owner)), (second, is_owner));
         assert_eq!(priority(second, is_owner) & FORWARDED_MASK, FORWARDED);
     }
-    assert_eq!(second_of(priority(NO_NODE, false)), (NO_SECOND, false));
+    for is_owner in [true, false] {
+        assert_eq!(priority(NO_NODE, is_owner), FORWARDED | u32::from(NO_SECOND));
+    }
 }
 
 #[test]

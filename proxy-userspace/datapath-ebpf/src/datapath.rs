@@ -344,6 +344,7 @@ impl Datapath {
         let wanted = match wanted {
             Ok(wanted) => wanted,
             Err(error) => {
+                self.are_uplinks_failing = true;
                 return tracing::error!(%error, "the uplinks cannot be listed; they stay as they are");
             }
         };
@@ -372,7 +373,8 @@ impl Datapath {
 
     /// The TCP frontends whose forwarding has begun, and is in effect, while this node may know connections that it has translated.
     pub fn forwarding_begun(&self) -> BTreeSet<SocketAddr> {
-        if self.are_uplinks_failing { BTreeSet::new() } else { self.begun.clone() }
+        let is_in_effect = self.is_attached && !self.are_uplinks_failing;
+        if is_in_effect { self.begun.clone() } else { BTreeSet::new() }
     }
 
     /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.

@@ -99,6 +99,17 @@ fn every_server_sees_the_clients_own_address() {
 }
 
 #[test]
+fn a_node_forwards_to_another() {
+    let Some(cluster) = running_cluster_or_skip(2, |it| web(it, &[1])) else { return };
+    for frontend in frontends() {
+        cluster.wait_until_forwarded(frontend, &[(1, 1)]);
+    }
+    cluster.set_next_hops(NETWORKS, &[0]);
+    let connections = connect(&cluster, 2);
+    assert!(connections.iter().all(has_own_address), "{connections:?}");
+}
+
+#[test]
 fn connections_survive_the_nodes_that_they_enter_by() {
     let Some(cluster) = cluster_or_skip() else { return };
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);

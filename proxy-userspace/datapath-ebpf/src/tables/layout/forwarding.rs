@@ -305,17 +305,14 @@ impl Forwarding {
         };
         let has_rules = !matches!(self.packet_path, PacketPath::Starting);
         let mut new: Vec<PlacedPort> = Vec::new();
-        for (state, may_begin) in [(followed, has_rules), (newest, false)] {
-            for port in state.iter().flat_map(|state| state.forwarded.iter()) {
-                let Some(id) = state.and_then(|it| id_of(it, port)) else { continue };
-                let is_forwarded =
-                    |it: &PlacedPort| it.id() == id && matches!(it.stage, Stage::Begun | Stage::Forwarded);
-                let is_ending = !may_begin && has_rules && old.iter().any(is_forwarded);
-                if is_ending || new.iter().any(|it| it.id() == id) {
-                    continue;
-                }
-                let placed = state.and_then(|it| self.place(it, port, may_begin, &old, counters, updates));
-                new.extend(placed);
+        for port in followed.iter().flat_map(|it| it.forwarded.iter()) {
+            let frontends = frontends_of(state, port);
+            new.extend(self.place(state, port, (has_rules, frontends), &old, counters, updates));
+        }
+        if let Some(newest) = newest {
+            for port in newest.forwarded.iter() {
+                let frontends = self.expected(newest, port, &old, &new);
+                new.extend(self.place(newest, port, (false, frontends), &old, counters, updates));
             }
         }
         for port in old {
@@ -332,6 +329,28 @@ impl Forwarding {
         if has_ports(followed) || has_ports(newest) || !new.is_empty() {
             self.services.insert(name.clone(), new);
         }
+    }
+
+    /// The frontends of a port of the newest state that no other port has: none if the port is placed, or ends and may begin again. Until
+    /// the packet path moves a frontend, it stays where it is.
+    fn expected(
+        &self,
+        state: &ServiceState,
+        port: &ForwardedPort,
+        old: &[PlacedPort],
+        new: &[PlacedPort],
+    ) -> Vec<FrontendKey6> {
+        let Some(it) = state.service.ports.get(usize::from(port.index)) else { return Vec::new() };
+        let id = id_of(state, it, port.family);
+        let is_forwarded = |it: &PlacedPort| matches!(it.stage, Stage::Begun | Stage::Forwarded);
+        let ends = old.iter().any(|it| it.id() == id && is_forwarded(it));
+        if new.iter().any(|it| it.id() == id) || ends && self.can_keep(it.protocol, port.family) {
+            return Vec::new();
+        }
+        let has = |ports: &[PlacedPort], key: &_| ports.iter().any(|it| it.frontends.contains(key));
+        let mut frontends = frontends(&state.service, it, port.family);
+        frontends.retain(|it| !has(new, it) && (has(old, it) || !self.frontends.contains_key(it)));
+        frontends
     }
 
     /// Gives up what no port has any more.
@@ -372,26 +391,28 @@ impl Forwarding {
         Some(id)
     }
 
-    /// Places a port; `None` if it has no frontend, or this node no address to forward from. It begins to be forwarded only if it may,
-    /// and when all nodes have answered once.
+    /// Places a port with these frontends; `None` without one, or if this node has no address to forward from. It begins to be forwarded
+    /// only if it may, and when all nodes have answered once.
     fn place(
         &mut self,
         state: &ServiceState,
         port: &ForwardedPort,
-        may_begin: bool,
+        (may_begin, frontends): (bool, Vec<FrontendKey6>),
         old: &[PlacedPort],
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) -> Option<PlacedPort> {
         let service = &state.service;
         let it = service.ports.get(usize::from(port.index))?;
-        let frontends = frontends(service, it, port.family);
         if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
             return None;
         }
-        let id = id_of(state, port)?;
-        let before = old.iter().find(|it| it.id() == id).map(PlacedPort::before);
-        let before = before.or_else(|| frontends.iter().find_map(|it| self.restored(it)));
+        let id = id_of(state, it, port.family);
+        // The port may have another name now.
+        let has_frontend = |it: &&PlacedPort| it.frontends.iter().any(|it| frontends.contains(it));
+        let before = old.iter().find(|it| it.id() == id).or_else(|| old.iter().find(has_frontend));
+        let before =
+            before.map(PlacedPort::before).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
         let stage = before.map_or(Stage::Translated, |it| it.stage);
         let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
         let can_keep = self.can_keep(it.protocol, port.family);
@@ -467,7 +488,7 @@ impl Forwarding {
         }
         let service = &state.service;
         for (it, family) in service.ports.iter().flat_map(|it| FAMILIES.map(|family| (it, family))) {
-            let id = (port_id(&service.name, &it.name, it.protocol), family);
+            let id = id_of(state, it, family);
             let mut frontends = frontends(service, it, family);
             frontends.retain(|it| self.previous.frontends.contains_key(it));
             let is_placed = placed.iter().any(|it| it.id() == id);
@@ -557,10 +578,15 @@ fn has_ports(state: Option<&Arc<ServiceState>>) -> bool {
     state.is_some_and(|it| !it.forwarded.is_empty())
 }
 
+/// The frontends of a port in its family, in ascending order; none if its protocol is not forwarded.
+fn frontends_of(state: &ServiceState, port: &ForwardedPort) -> Vec<FrontendKey6> {
+    let it = state.service.ports.get(usize::from(port.index));
+    it.map(|it| frontends(&state.service, it, port.family)).unwrap_or_default()
+}
+
 /// What a port is known by.
-fn id_of(state: &ServiceState, port: &ForwardedPort) -> Option<(u64, Family)> {
-    let it = state.service.ports.get(usize::from(port.index))?;
-    Some((port_id(&state.service.name, &it.name, it.protocol), port.family))
+fn id_of(state: &ServiceState, port: &ServicePort, family: Family) -> (u64, Family) {
+    (port_id(&state.service.name, &port.name, port.protocol), family)
 }
 
 fn acquire_counters(counters: &mut CounterAllocator, port_id: u64) -> ForwardCounters {

@@ -528,3 +528,33 @@ fn forwarding_that_has_ended_begins_again_when_every_node_has_answered() {
     assert_eq!((it.flags(1), it.owners(1)), (Some(KNOWN_FIRST), [Some(0), Some(2)].into()));
     assert!(it.rows(1).iter().any(|it| it[1] == Some(1)), "it may know connections");
 }
+
+#[test]
+fn a_port_with_another_name_keeps_its_rows() {
+    let renamed = |nodes: &[(u8, u32)]| {
+        let mut service = service("web", 1, nodes);
+        Arc::make_mut(&mut service.service).ports[0].name = "other".into();
+        state([service])
+    };
+    let mut it = Written::beside_packets();
+    it.both(&web(&[(0, 1), (1, 1)]));
+    let rows = it.rows(1);
+    it.update(renamed(&[(0, 1), (1, 1)]));
+    assert_eq!(it.rows(1), rows, "the packet path knows it by the other name");
+    it.packets_have(&renamed(&[(0, 1), (1, 1)]));
+    assert_eq!((it.rows(1), it.flags(1)), (rows, Some(KNOWN_FIRST)));
+}
+
+#[test]
+fn an_address_stays_with_its_service_until_the_packet_path_moves_it() {
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        let [before, now] = [from, to].map(|it| state([service(it, 1, &[(0, 1), (1, 1)])]));
+        let mut it = Written::beside_packets();
+        it.both(&before);
+        let rows = it.rows(1);
+        it.update(now.clone());
+        assert_eq!(it.rows(1), rows, "from {from} to {to}");
+        it.packets_have(&now);
+        assert_eq!(it.owners(1), [Some(0), Some(1)].into(), "from {from} to {to}");
+    }
+}
