@@ -23,8 +23,8 @@ use crate::{
 pub const FORWARDED: u32 = 0x4b50_0000;
 /// The bits of [`FORWARDED`].
 pub const FORWARDED_MASK: u32 = 0xffff_0000;
-/// In the priority: the second is the owner of the row, which has a second of its own.
-const OWNER: NodeNumber = 1 << 15;
+/// Marks the number of a second: it is the owner of the row, which has a second of its own.
+pub const OWNER: NodeNumber = 1 << 15;
 /// The highest number of a node.
 pub const MAX_NODE: NodeNumber = OWNER - 1;
 /// The priority of a packet that this node has wrapped.
@@ -32,15 +32,10 @@ pub const WRAPPED: u32 = FORWARDED | NO_NODE as u32;
 /// There is no second. Not 0, since `nft` cannot read a priority with a half of zero.
 pub const NO_SECOND: NodeNumber = THIS_NODE;
 
-/// The priority of a packet that this node serves itself; `is_owner` tells whether the second is the owner of its row.
+/// The priority of a packet that this node serves itself; the second may be marked as [`OWNER`].
 #[inline(always)]
-pub const fn priority(second: NodeNumber, is_owner: bool) -> u32 {
-    let number = match second {
-        NO_NODE => NO_SECOND,
-        second if is_owner => second | OWNER,
-        second => second,
-    };
-    FORWARDED | number as u32
+pub const fn priority(second: NodeNumber) -> u32 {
+    FORWARDED | if second & MAX_NODE == NO_NODE { NO_SECOND } else { second } as u32
 }
 
 /// The second in a priority, and whether it is the owner of the row.
@@ -194,10 +189,8 @@ pub enum Way {
     Here {
         /// Where it is counted.
         counters: ForwardCounters,
-        /// The second, or [`NO_NODE`].
+        /// The second, maybe marked as [`OWNER`], or [`NO_NODE`].
         second: NodeNumber,
-        /// Whether the second is the owner of the row.
-        is_owner: bool,
     },
     /// To another node.
     To {
@@ -222,9 +215,9 @@ pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     let counters = forward.counters;
     match row.owner() {
         NO_NODE => Way::Pass,
-        THIS_NODE => Way::Here { counters, second, is_owner: false },
+        THIS_NODE => Way::Here { counters, second },
         node if flow.continues && forward.flags & KNOWN_FIRST != 0 => {
-            Way::Here { counters, second: node, is_owner: true }
+            Way::Here { counters, second: node | OWNER }
         }
         node => Way::To { counters, node, second },
     }

@@ -17,8 +17,8 @@ use aya_ebpf::{
 use proxy_common::{
     counters::{DROPPED, ForwardCounters, RECEIVED, SECOND_CHANCES, SENT, SERVED},
     forward::{
-        self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, ForwardTables, NO_NODE, NO_SECOND,
-        NodeNumber, Probe, THIS_NODE, Unwrapped, WRAPPED, Way, Wrap,
+        self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, ForwardTables, MAX_NODE, NO_NODE,
+        NO_SECOND, NodeNumber, Probe, THIS_NODE, Unwrapped, WRAPPED, Way, Wrap,
     },
     net::{Be16, V4, V6},
     tables::{FrontendKey6, TCP, UDP},
@@ -64,6 +64,7 @@ pub(crate) fn ingress(ctx: TcContext) -> i32 {
     let verdict = match by_family(&ctx, arrived4, arrived6) {
         UNWRAP => by_family(&ctx, unwrap4, unwrap6),
         ICMP => by_family(&ctx, error_arrived4, error_arrived6),
+        ONWARD => by_family(&ctx, onward4, onward6),
         verdict => verdict,
     };
     answered_if_too_big(&ctx, verdict)
@@ -147,17 +148,16 @@ fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let flow = flow_at(ctx, transport, (source, destination, protocol))?;
     match forward::way(&side, &flow) {
         Way::Pass => None,
-        Way::Here { counters, second, is_owner } => {
+        Way::Here { counters, second } => {
             counters::packets(counters.arrived + SERVED, segments(ctx), ctx.len());
             // One that has gone has no address.
-            let second = side.node(second).map_or(NO_NODE, |_| second);
-            set_priority(ctx, forward::priority(second, is_owner));
+            let second = side.node(second & MAX_NODE).map_or(NO_NODE, |_| second);
+            set_priority(ctx, forward::priority(second));
             None
         }
         Way::To { counters, node, second } => {
             counters::packets(counters.arrived + SENT, segments(ctx), ctx.len());
-            let second = side.node(second).unwrap_or_default();
-            Some(send(ctx, &side, &flow, counters, [side.node(node)?, second]))
+            Some(onward_to(ctx, node, second))
         }
     }
 }
@@ -232,7 +232,7 @@ fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
         Some(if flow.continues { side.number(second).unwrap_or(NO_NODE) } else { NO_NODE })
     };
     let Some(second) = taken() else { return Some(DROP) };
-    set_priority(ctx, forward::priority(second, false));
+    set_priority(ctx, forward::priority(second));
     None
 }
 
@@ -301,8 +301,14 @@ fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     }
     counters::increment(forward.counters.forwarded + SECOND_CHANCES);
     let after = if is_owner { forward::second_after(&side, &forward, &flow, second) } else { NO_NODE };
-    set_scratch(ctx, u32::from(after) << 16 | u32::from(second));
-    Some(ONWARD)
+    Some(onward_to(ctx, second, after))
+}
+
+/// Leaves to [`onward`] to which node a packet goes, and its second.
+#[inline(always)]
+fn onward_to(ctx: &TcContext, node: NodeNumber, second: NodeNumber) -> i32 {
+    set_scratch(ctx, u32::from(second) << 16 | u32::from(node));
+    ONWARD
 }
 
 /// Sends a packet on.

@@ -50,14 +50,10 @@ fn fixed(rows: Vec<Row>, flags: u32) -> Fixed {
 fn a_row_says_where_a_packet_goes() {
     let client = v4("198.51.100.7").mapped();
     for (row, continues, expect) in [
-        (
-            Row::new(THIS_NODE, NO_NODE),
-            true,
-            Way::Here { counters: COUNTERS, second: NO_NODE, is_owner: false },
-        ),
-        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3, is_owner: false }),
+        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { counters: COUNTERS, second: NO_NODE }),
+        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3 }),
         // A connection that begins belongs to the owner.
-        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE, is_owner: false }),
+        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE }),
         (Row::new(2, THIS_NODE), true, Way::To { counters: COUNTERS, node: 2, second: THIS_NODE }),
         (Row::new(2, 3), false, Way::To { counters: COUNTERS, node: 2, second: NO_NODE }),
         (Row::new(NO_NODE, 3), true, Way::Pass),
@@ -71,14 +67,14 @@ fn a_row_says_where_a_packet_goes() {
 #[test]
 fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner() {
     let client = v4("198.51.100.7").mapped();
-    let here = |second, is_owner| Way::Here { counters: COUNTERS, second, is_owner };
+    let here = |second| Way::Here { counters: COUNTERS, second };
     let to = |node| Way::To { counters: COUNTERS, node, second: NO_NODE };
     for (row, flags, continues, expect) in [
-        (Row::new(2, 3), KNOWN_FIRST, true, here(2, true)),
+        (Row::new(2, 3), KNOWN_FIRST, true, here(2 | OWNER)),
         (Row::new(2, 3), KNOWN_FIRST, false, to(2)),
-        (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, here(3, false)),
+        (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, here(3)),
         (Row::new(NO_NODE, 3), KNOWN_FIRST, true, Way::Pass),
-        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, here(2, true)),
+        (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, here(2 | OWNER)),
         (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
         (Row::new(THIS_NODE, 3), KNOWN_FIRST | ESTABLISHED_ONLY, false, Way::Pass),
     ] {
@@ -96,11 +92,12 @@ fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner
 #[test]
 fn a_priority_names_the_second() {
     for (second, is_owner) in [(3, true), (3, false), (MAX_NODE, true)] {
-        assert_eq!(second_of(priority(second, is_owner)), (second, is_owner));
-        assert_eq!(priority(second, is_owner) & FORWARDED_MASK, FORWARDED);
+        let marked = if is_owner { second | OWNER } else { second };
+        assert_eq!(second_of(priority(marked)), (second, is_owner));
+        assert_eq!(priority(marked) & FORWARDED_MASK, FORWARDED);
     }
-    for is_owner in [true, false] {
-        assert_eq!(priority(NO_NODE, is_owner), FORWARDED | u32::from(NO_SECOND));
+    for none in [NO_NODE, NO_NODE | OWNER] {
+        assert_eq!(priority(none), FORWARDED | u32::from(NO_SECOND));
     }
 }
 

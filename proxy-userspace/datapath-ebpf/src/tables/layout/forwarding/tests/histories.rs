@@ -268,10 +268,11 @@ impl Cluster {
         match node.way(port, true) {
             Way::Pass => Some(ingress).filter(knows),
             Way::To { node, second, .. } => wrapped(node, second),
-            Way::Here { second, is_owner, .. } => Some(ingress).filter(knows).or_else(|| {
+            Way::Here { second, .. } => Some(ingress).filter(knows).or_else(|| {
                 let flow = flow(port, true);
                 let written = &node.written;
                 let forward = ForwardTables::forward(&written, flow.frontend())?;
+                let (second, is_owner) = forward::second_of(forward::priority(second));
                 let after = forward::second_after(&written, &forward, &flow, second);
                 wrapped(second, if is_owner { after } else { NO_NODE })
             }),
