@@ -13,7 +13,7 @@ use netlink::conntrack::tcp_connections;
 
 /// Interval between lists.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The same while a frontend has not been listed yet.
+/// Interval between lists while a frontend has not been listed yet.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// Lists take at most this part of a core.
 const SHARE: u32 = 20;

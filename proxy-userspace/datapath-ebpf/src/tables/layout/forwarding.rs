@@ -60,7 +60,7 @@ const MAX_ROWS_OF_ENDED: usize = 1 << 21;
 pub(crate) struct Forwarding {
     /// The newest state.
     newest: NodeState,
-    /// That of the packet path, which rows follow; the newest one if there is none.
+    /// The state that rows follow: that of the packet path, or the newest one if there is none.
     followed: NodeState,
     packet_path: PacketPath,
     /// Whether ports were placed since [`Forwarding::take_begun`].
@@ -157,6 +157,10 @@ impl Forwarding {
     /// This node knows no translated connections of these frontends any more. Returns whether that makes a difference to the next
     /// [`Forwarding::update`].
     pub(crate) fn set_settled(&mut self, frontends: &HashSet<SocketAddr>) -> bool {
+        // It is asked every second.
+        if frontends.is_empty() {
+            return false;
+        }
         for (name, ports) in &mut self.services {
             let begun = ports.iter_mut().filter(|it| it.stage == Stage::Begun);
             for it in begun.filter(|it| it.addresses().all(|it| frontends.contains(&it))) {

@@ -19,7 +19,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// That of the rows of an earlier process.
+    /// The stage of the rows of an earlier process.
     pub(super) const fn of(flags: u32, has_owners: bool) -> Self {
         match has_owners {
             false => Self::Translated,
