@@ -86,6 +86,10 @@ impl CounterLookup for PortCounts {
     fn endpoint(&self, _: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
         0
     }
+
+    fn external_connections(&self, _: &Service, _: &ServicePort) -> u64 {
+        self.external_connections
+    }
 }
 
 /// A node without a state.

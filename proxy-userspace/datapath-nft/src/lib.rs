@@ -22,6 +22,7 @@ pub use self::{
     error::Error,
     observe::{
         check,
+        counters::ExternalConnections,
         dump::{Lookup, PacketTarget, dump, frontend_addresses, frontends_at, lookup},
         node_settings::NodeSettings,
         trace::{

@@ -54,6 +54,8 @@ pub struct PortCounts {
     pub denied: u64,
     /// Calls that were left to the packet path.
     pub left_to_packets: u64,
+    /// Connections and UDP flows to addresses that are reachable from outside, which the packet path has translated.
+    pub external_connections: u64,
     /// Packets from outside that are forwarded whole.
     pub forwarding: ForwardCounts,
 }
@@ -64,6 +66,7 @@ impl AddAssign for PortCounts {
         self.no_backend += it.no_backend;
         self.denied += it.denied;
         self.left_to_packets += it.left_to_packets;
+        self.external_connections += it.external_connections;
         self.forwarding += it.forwarding;
     }
 }

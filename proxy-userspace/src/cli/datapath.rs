@@ -1,13 +1,16 @@
 //! The datapath of `run` and `agent`.
 
-use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::pending, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ::datapath::{PortCounts, described};
 use admin::{Admin, CounterLookup, HealthChecks, Inherited};
 use anyhow::Result;
 use datapath_ebpf::ActiveFrontends;
 use datapath_nft::FlowPassObserver;
-use model::{Protocol, ServiceName};
+use model::{
+    Protocol, ServiceName,
+    state::{Service, ServicePort},
+};
 use publish::Subscription;
 use reconciler::{Datapath, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
@@ -35,13 +38,9 @@ pub(super) async fn run(
     for reason in options.remarks() {
         tracing::warn!("{reason}");
     }
-    if let Some(sockets) = &options.sockets {
-        let pin_dir = sockets.pin_dir.clone();
-        admin.set_counter_source(move || {
-            let counts = datapath_ebpf::counts(&pin_dir).ok()?;
-            Some(Box::new(KernelCounts(counts)))
-        });
-    }
+    let (pin_dir, has_packets) =
+        (options.sockets.as_ref().map(|it| it.pin_dir.clone()), options.packets.is_some());
+    admin.set_counter_source(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?)));
     let traces = trace::serve(admin, &options);
     if let Some(packets) = &mut options.packets {
         packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
@@ -105,14 +104,35 @@ fn inherited(options: &Options) -> Option<Inherited> {
 }
 
 /// The kernel's counters, for the pages.
-struct KernelCounts(datapath_ebpf::Counts);
+struct KernelCounts {
+    sockets: Option<datapath_ebpf::Counts>,
+    external: datapath_nft::ExternalConnections,
+}
+
+impl KernelCounts {
+    /// Reads those of sockets, whose maps are pinned in a directory, and those of packets; `None` if the former cannot be read.
+    fn read(pin_dir: Option<&Path>, has_packets: bool) -> Option<Self> {
+        let sockets = pin_dir.map(datapath_ebpf::counts).transpose().ok()?;
+        // Without nftables, or while it changes all the time, the others are read.
+        let external = has_packets.then(datapath_nft::ExternalConnections::read);
+        Some(Self { sockets, external: external.and_then(Result::ok).unwrap_or_default() })
+    }
+}
 
 impl CounterLookup for KernelCounts {
+    fn has_sockets(&self) -> bool {
+        self.sockets.is_some()
+    }
+
     fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
-        self.0.port(service, port, protocol)
+        self.sockets.as_ref()?.port(service, port, protocol)
     }
 
     fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64 {
-        self.0.endpoint(service, port, protocol, endpoint)
+        self.sockets.as_ref().map_or(0, |it| it.endpoint(service, port, protocol, endpoint))
+    }
+
+    fn external_connections(&self, service: &Service, port: &ServicePort) -> u64 {
+        self.external.of(service, port)
     }
 }

@@ -14,11 +14,12 @@ use crate::state::counters::Reading;
 type Value = (&'static str, fn(&PortCounts) -> u64);
 
 /// The counters: their names and values.
-const COUNTERS: [(&str, &[Value]); 6] = [
+const COUNTERS: [(&str, &[Value]); 7] = [
     ("kube_proxy_ebpf_connections_total", &[("", |it| it.connections)]),
     ("kube_proxy_ebpf_no_backend_total", &[("", |it| it.no_backend)]),
     ("kube_proxy_ebpf_denied_total", &[("", |it| it.denied)]),
     ("kube_proxy_ebpf_left_to_packets_total", &[("", |it| it.left_to_packets)]),
+    ("kube_proxy_ebpf_external_connections_total", &[("", |it| it.external_connections)]),
     (
         "kube_proxy_ebpf_external_packets_total",
         &[

@@ -60,8 +60,15 @@ fn busy(role: Role) -> Admin {
             second_chances: 14,
             dropped: 15,
         };
-        let (connections, no_backend, denied, left_to_packets) = (7, 2, 1, 3);
-        Some(Box::new(PortCounts { connections, no_backend, denied, left_to_packets, forwarding }))
+        let (connections, no_backend, denied, left_to_packets, external_connections) = (7, 2, 1, 3, 5);
+        Some(Box::new(PortCounts {
+            connections,
+            no_backend,
+            denied,
+            left_to_packets,
+            external_connections,
+            forwarding,
+        }))
     });
     admin
 }

@@ -53,18 +53,21 @@ impl Reading {
         let Some(counts) = &*counts else { return };
         let service = &state.service.name;
         for it in &state.service.ports {
-            if let Some(counts) = counts.port(service, &it.name, it.protocol) {
+            let external_connections = counts.external_connections(&state.service, it);
+            let sockets = counts.port(service, &it.name, it.protocol);
+            if sockets.is_some() || external_connections > 0 {
+                let counts = PortCounts { external_connections, ..sockets.unwrap_or_default() };
                 each(PortLabels { service, port: &it.name, protocol: it.protocol }, counts);
             }
         }
     }
 
-    /// The sums over all ports of these Services; `None` if there are no counters.
+    /// The sums over all ports of these Services; `None` if sockets are not counted.
     pub(crate) fn total<'a>(
         &self,
         services: impl Iterator<Item = &'a Arc<ServiceState>>,
     ) -> Option<PortCounts> {
-        self.0.lock().as_ref()?;
+        self.0.lock().as_ref().filter(|it| it.has_sockets())?;
         let mut sum = PortCounts::default();
         for it in services {
             self.each_port(it, |_, it| sum += it);

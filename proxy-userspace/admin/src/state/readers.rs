@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use datapath::PortCounts;
 use grpc_server::ClientStats;
-use model::{Protocol, ServiceName};
+use model::{
+    Protocol, ServiceName,
+    state::{Service, ServicePort},
+};
 use publish::followers::FollowerStats;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -61,11 +64,21 @@ pub struct Configuration {
 
 /// Looks up counters at one moment.
 pub trait CounterLookup {
-    /// The counters of a service port; `None` for one that is not programmed.
+    /// Whether connections of sockets are counted; if not, only those from outside are.
+    fn has_sockets(&self) -> bool {
+        true
+    }
+
+    /// The counters of a service port for sockets; `None` for one that is not programmed.
     fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
 
     /// How many connections of a service port were redirected to an endpoint.
     fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64;
+
+    /// How many connections and UDP flows to addresses that are reachable from outside the packet path has translated.
+    fn external_connections(&self, _: &Service, _: &ServicePort) -> u64 {
+        0
+    }
 }
 
 /// The counters of service ports.

@@ -336,6 +336,7 @@ impl Counts {
             no_backend: value(NO_BACKEND),
             denied: value(DENIED),
             left_to_packets: value(LEFT_TO_PACKETS),
+            external_connections: 0,
             forwarding: forward_counts(|part| block(CounterOwner::forwarded(port.0, part))),
         }
     }

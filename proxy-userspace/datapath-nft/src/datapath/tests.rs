@@ -1,8 +1,9 @@
 //! What a sequence of states and foreign changes does to the tables, in the kernel.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     num::NonZeroU16,
+    process::Command,
 };
 
 use super::*;
@@ -12,6 +13,7 @@ mod forwarding;
 use crate::{
     encode::tables::{in_table, new_table},
     in_netns::in_netns,
+    observe::counters::ExternalConnections,
 };
 use model::{
     Protocol, ServiceName,
@@ -219,7 +221,7 @@ fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
         cleanup().unwrap_err();
         let before = first.read().unwrap();
         // A flush of all rules by another program passes them by; where `nft` is missing, this is skipped.
-        let _ = std::process::Command::new("nft").args(["flush", "ruleset"]).status();
+        let _ = Command::new("nft").args(["flush", "ruleset"]).status();
         assert_eq!(first.read().unwrap(), before);
         let mut second = Datapath::start(&Options::default()).unwrap();
         second.apply(&state).unwrap_err();
@@ -262,5 +264,65 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         assert!(!datapath.changed.take(), "the table is not ours");
         datapath.commit_many(transaction(), UNNOTICED).unwrap();
         assert!(datapath.changed.take(), "there was no transaction where one was expected");
+    });
+}
+
+#[test]
+fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
+    in_netns(|| {
+        for arguments in ["link set lo up", "route add default dev lo"] {
+            let status = Command::new("ip").args(arguments.split(' ')).status();
+            if !status.is_ok_and(|it| it.success()) {
+                return eprintln!("skipped: `ip {arguments}` failed");
+            }
+        }
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = |it| NonZeroU16::new(it).unwrap();
+        let http = ServicePort { node_port: Some(port(30_080)), ..ServicePort::new(Protocol::Tcp, port(80)) };
+        let service = Service {
+            cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+            external_ips: vec!["203.0.113.1".parse().unwrap()],
+            load_balancer_ips: vec!["203.0.113.2".parse().unwrap()],
+            ports: vec![http.clone()],
+            ..Service::new(ServiceName::new("default", "web"))
+        };
+        let scopes = Scopes { internal: true, external: true, cluster: true };
+        let endpoint = Endpoint {
+            v4: Some(Ipv4Addr::LOCALHOST),
+            ports: [EndpointPort { index: 0, port: port(server.local_addr().unwrap().port()), scopes }]
+                .into(),
+            ..Endpoint::new(EndpointKey::Pod("pod".into()))
+        };
+        let more = [endpoint.clone(), Endpoint { v4: Some([127, 0, 0, 2].into()), ..endpoint }];
+        let state = |endpoints: &[Endpoint]| {
+            let mut state = NodeState::default();
+            state.services.insert(ServiceState::new(service.clone(), endpoints.iter().cloned()));
+            state
+        };
+        let mut datapath = Datapath::start(&Options::default()).unwrap();
+        datapath.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
+        let count = || ExternalConnections::read().unwrap().of(&service, &http);
+        assert_eq!(count(), 0, "there are no tables yet");
+        datapath.apply(&state(&more[..1])).unwrap();
+        let connect = |it: &str| drop(TcpStream::connect(it).unwrap());
+        connect("10.96.0.1:80");
+        assert_eq!(count(), 0, "cluster IPs are not counted");
+        for (address, expect) in [("203.0.113.1:80", 1), ("203.0.113.1:80", 2), ("203.0.113.2:80", 3)] {
+            connect(address);
+            assert_eq!(count(), expect, "{address}");
+        }
+        datapath.apply(&state(&more)).unwrap();
+        assert_eq!(count(), 3, "a change of endpoints keeps the counters");
+        datapath.changed.set();
+        datapath.repair().unwrap();
+        assert_eq!(count(), 3, "so does a repair");
+        drop(datapath);
+        let mut next = Datapath::start(&Options::default()).unwrap();
+        next.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
+        assert_eq!(next.apply(&state(&more)).unwrap().entries, 0);
+        assert_eq!(count(), 3, "and a restart");
+        next.apply(&state(&[])).unwrap();
+        TcpStream::connect("203.0.113.1:80").unwrap_err();
+        assert_eq!(count(), 0, "without endpoints nothing is translated, and the counters begin anew");
     });
 }

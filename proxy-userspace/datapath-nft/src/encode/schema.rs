@@ -20,6 +20,8 @@ pub(crate) enum Map {
     External,
     /// Frontend that other nodes forward packets to → policy for these packets; [`Map::External`] has their selector.
     Forwarded,
+    /// Frontends that are reachable from outside and have endpoints, each with a counter of its connections.
+    Counted,
     /// Frontend and slot → endpoint, without session affinity.
     Endpoints,
     /// Frontend and slot → number of the member, with session affinity.
@@ -30,6 +32,8 @@ pub(crate) enum Map {
     NodeInternal,
     /// [`Map::External`] of node ports.
     NodeExternal,
+    /// [`Map::Counted`] of node ports.
+    NodeCounted,
     /// [`Map::Endpoints`] of node ports.
     NodeEndpoints,
     /// [`Map::AffinityEndpoints`] of node ports.
@@ -154,16 +158,18 @@ const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 33] = [
+const MAPS: [(Map, &str, &[Field], MapData); 35] = [
     (Map::Frontends, "frontends", FRONTEND, NUMBER),
     (Map::Internal, "internal", FRONTEND, NUMBER),
     (Map::External, "external", FRONTEND, NUMBER),
     (Map::Forwarded, "forwarded", FRONTEND, NUMBER),
+    (Map::Counted, "counted", FRONTEND, MapData::None),
     (Map::Endpoints, "endpoints", SLOT, ENDPOINT),
     (Map::AffinityEndpoints, "affinity-endpoints", SLOT, NUMBER),
     (Map::NodeFrontends, "node-frontends", NODE_PORT, NUMBER),
     (Map::NodeInternal, "node-internal", NODE_PORT, NUMBER),
     (Map::NodeExternal, "node-external", NODE_PORT, NUMBER),
+    (Map::NodeCounted, "node-counted", NODE_PORT, MapData::None),
     (Map::NodeEndpoints, "node-endpoints", NODE_SLOT, ENDPOINT),
     (Map::NodeAffinityEndpoints, "node-affinity-endpoints", NODE_SLOT, NUMBER),
     (Map::Policies, "policies", &[Field::Number], MapData::Verdict),
@@ -222,6 +228,11 @@ impl Map {
     /// Whether its elements are the boundaries of ranges.
     pub(crate) fn has_ranges(self) -> bool {
         self == Self::SourceRanges
+    }
+
+    /// Whether each element counts the packets for which it was looked up.
+    pub(crate) fn has_counters(self) -> bool {
+        matches!(self, Self::Counted | Self::NodeCounted)
     }
 
     /// Whether its elements expire: it follows the traffic, not the state.

@@ -198,6 +198,9 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     attributes.push(Attribute::u32(NFTA_SET_FLAGS, flags));
     attributes.extend(map.default_timeout().map(|it| Attribute::u64(NFTA_SET_TIMEOUT, u64::from(it) * 1000)));
     attributes.push(Attribute::bytes(NFTA_SET_USERDATA, set_userdata(map)));
+    if map.has_counters() {
+        attributes.push(Attribute::nested(NFTA_SET_EXPR, [Attribute::text(NFTA_EXPR_NAME, "counter")]));
+    }
     if !description.is_empty() {
         attributes.push(Attribute::nested(NFTA_SET_DESC, description));
     }

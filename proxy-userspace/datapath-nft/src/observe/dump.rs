@@ -338,7 +338,9 @@ fn line(
         | Map::AffinityFull
         | Map::RemovedUdp
         | Map::Uplinks
-        | Map::Watches => return Some(None),
+        | Map::Watches
+        | Map::Counted
+        | Map::NodeCounted => return Some(None),
     };
     Some(Some(line))
 }

@@ -3,6 +3,7 @@
 //! May know: everything below. Changes nothing but the table of a trace.
 
 pub mod check;
+pub(crate) mod counters;
 pub(crate) mod dump;
 pub(crate) mod kube_proxy;
 pub(crate) mod node_settings;

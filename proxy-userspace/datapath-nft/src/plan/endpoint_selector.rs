@@ -65,6 +65,11 @@ impl MatchKey {
         self.or(Map::External, Map::NodeExternal)
     }
 
+    /// The set of what is counted.
+    pub(crate) fn counted(self) -> Map {
+        self.or(Map::Counted, Map::NodeCounted)
+    }
+
     pub(crate) fn endpoints(self) -> Map {
         self.or(Map::Endpoints, Map::NodeEndpoints)
     }

@@ -495,6 +495,10 @@ impl PlacedService {
                 if let Some(it) = numbers {
                     put(by.service_ports(), it.service_port);
                 }
+                if frontend.policy != FrontendPolicy::ClusterIp && matches!(frontend.external, Action::To(_))
+                {
+                    elements.insert(Element::new(family, by.counted(), key), Value::None);
+                }
             }
             if let Some(it) = numbers {
                 let key = Element::new(family, Map::AffinitySeconds, Bytes::new().number(it.service_port));

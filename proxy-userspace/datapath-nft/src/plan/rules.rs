@@ -261,19 +261,24 @@ impl TableConfig {
         rules
     }
 
+    /// Counts the connection. To look up an element counts.
+    fn count(&self, by: MatchKey) -> Rule {
+        let at = Registers::new(self.family);
+        key(self.rule("count"), by, at).if_in(by.counted(), at.key(by))
+    }
+
     fn external(&self, by: MatchKey) -> Vec<Rule> {
         vec![
+            self.count(by),
             self.mark(self.rule("may leave for another node")),
             self.internal(self.rule("to an endpoint"), by),
         ]
     }
 
     fn external_local(&self, by: MatchKey) -> Vec<Rule> {
-        let mut rules: Vec<_> = self
-            .from("from a pod: the local policy does not apply")
-            .into_iter()
-            .map(|it| self.internal(it, by))
-            .collect();
+        let mut rules = vec![self.count(by)];
+        let from_pods = self.from("from a pod: the local policy does not apply");
+        rules.extend(from_pods.into_iter().map(|it| self.internal(it, by)));
         rules.push(self.mark(self.rule("from this node").if_from_local_address()));
         rules.push(self.internal(
             self.rule("from this node: the local policy does not apply").if_from_local_address(),

@@ -34,6 +34,39 @@ fn the_packet_path_needs_one_capability() {
     assert!(eventually(TIMEOUT, || is_ready(&it)));
 }
 
+#[test]
+fn connections_from_outside_are_counted() {
+    let services = [on_both_nodes(external("web", 1)), external("empty", 2)];
+    for backend in ["ebpf", "nft"] {
+        let Some(it) = RunningCluster::or_skip(backend, &services, &[]) else { return };
+        let counted = || {
+            let page = it.n1.run(|| http::metrics("/metrics").unwrap().body);
+            let own = page.lines().filter(|it| it.starts_with("kube_proxy_ebpf_external_connections_total{"));
+            own.map(ToOwned::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(counted(), [] as [&str; 0]);
+        let frontends = external_frontends(1);
+        for frontend in &frontends {
+            server(&it.client, *frontend);
+            TestCluster::request(&it.client, Transport::Udp, *frontend).unwrap();
+        }
+        let line = |protocol: &str| {
+            let labels = format!(
+                r#"namespace="default",service="web",port="{protocol}",protocol="{}""#,
+                protocol.to_uppercase()
+            );
+            format!("kube_proxy_ebpf_external_connections_total{{{labels}}} {}", frontends.len())
+        };
+        assert_eq!(counted(), ["tcp", "udp"].map(line));
+        // Those of pods are not from outside, and those to a Service without endpoints are not translated.
+        TestCluster::request(&it.client, Transport::Tcp, external_frontends(2)[0]).unwrap_err();
+        for frontend in internal_frontends(1) {
+            server(&it.pods[0], frontend);
+        }
+        assert_eq!(counted().len(), 2, "{:?}", counted());
+    }
+}
+
 /// Sends a request from n1 in the sandbox's cgroup, so that it takes the socket path.
 pub(crate) fn request_by_socket(
     cluster: &TestCluster,
