@@ -6,7 +6,10 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use crate::{counters::CounterIndex, net::SockAddr};
+use crate::{
+    counters::CounterIndex,
+    net::{Be16, SockAddr, V6},
+};
 
 /// A decision on a connect or a send, or the end of a connection. Times are in nanoseconds of the monotonic clock.
 #[repr(C)]
@@ -45,6 +48,31 @@ pub struct Event {
     pub verdict: u8,
     /// [`CLOSED`] or one of its neighbours; 0 in an event of the beginning of a connection.
     pub end: u8,
+}
+
+/// The first packet of a connection, or a datagram, that this node sends on to another one; addresses of IPv4 are v4-mapped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct SentPacket {
+    /// The client.
+    pub source: V6,
+    /// The address of the Service.
+    pub destination: V6,
+    /// The address of the node that serves it; unspecified if that has left the cluster.
+    pub node: V6,
+    /// The client's port.
+    pub source_port: Be16,
+    /// The port of the Service.
+    pub destination_port: Be16,
+    /// The number of the interface at which it arrived.
+    pub interface: u32,
+    /// Its row among those of the frontend, from 0 on.
+    pub row: u32,
+    /// How many rows the frontend has, less one.
+    pub mask: u32,
+    /// The IP protocol number, in all four bytes.
+    pub protocol: u32,
 }
 
 /// The call was `connect(2)`.
@@ -112,9 +140,11 @@ pub const LINES_PAUSED: u32 = 1;
 
 /// The size of the ring buffer in bytes: room for 8,192 events.
 pub const RING_BYTES: usize = 1 << 20;
+/// The size of the ring buffer of [`SentPacket`]s in bytes: room for about 800.
+pub const SENT_BYTES: usize = 1 << 16;
 /// How many connections are remembered until they end; the least recently used one is forgotten first.
 pub const MAX_OPEN: u32 = 16_384;
 /// How many service ports a trace can be restricted to.
 pub const MAX_PORTS: u32 = 1024;
 
-const _: () = assert!(size_of::<Event>() == 120);
+const _: () = assert!(size_of::<Event>() == 120 && size_of::<SentPacket>() == 68);

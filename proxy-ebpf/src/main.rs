@@ -2,7 +2,7 @@
 //!
 //! Invariant: if anything fails inside a program, the system call proceeds unchanged ([`ctx::PASS`]).
 //! The decision logic is in `proxy_common`; here is only the kernel around it.
-//! The object of a trace lacks the programs of packets: it replaces those of sockets only.
+//! The object of a trace lacks the programs that forward packets: it replaces those of sockets only, and reports packets.
 
 #![no_std]
 #![no_main]
@@ -22,7 +22,10 @@ mod connect;
 mod counters;
 mod ctx;
 mod exclusion;
-#[cfg(not(feature = "trace"))]
+#[cfg_attr(
+    feature = "trace",
+    expect(dead_code, reason = "only the programs that forward packets use all of it")
+)]
 mod forward_tables;
 mod getpeername;
 mod health;
@@ -41,7 +44,10 @@ mod maps;
 mod notes;
 mod origin;
 mod overflow;
-#[cfg(not(feature = "trace"))]
+#[cfg_attr(
+    feature = "trace",
+    expect(dead_code, reason = "only the programs that forward packets use all of it")
+)]
 mod packet_family;
 mod packet_path;
 mod recvmsg;
@@ -51,7 +57,10 @@ mod ring;
 mod senders;
 mod sendmsg;
 mod side;
-#[cfg(not(feature = "trace"))]
+#[cfg_attr(
+    feature = "trace",
+    expect(dead_code, reason = "only the programs that forward packets use all of it")
+)]
 mod skb;
 mod slot;
 mod sock_nat;
@@ -59,6 +68,8 @@ mod sock_ops;
 mod sock_owner;
 #[cfg_attr(not(feature = "trace"), path = "untraced.rs")]
 mod trace;
+#[cfg(feature = "trace")]
+mod trace_ingress;
 mod udp_nat;
 
 /// Lets the programs use the helpers that the kernel reserves for GPL-compatible ones.

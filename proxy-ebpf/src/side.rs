@@ -84,7 +84,6 @@ impl<F> Side<F> {
     }
 
     /// The side's word.
-    #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub(crate) fn index(&self) -> u32 {
         self.index

@@ -35,6 +35,7 @@ pub use options::Options;
 pub use programs::hook_status::query_at;
 pub use programs::peer_probes::MIN_TIMEOUT as MIN_FORWARDING_TIMEOUT;
 pub use programs::probe;
+pub use programs::sent_packets::{SentPacket, SentPackets};
 pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{
     EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,

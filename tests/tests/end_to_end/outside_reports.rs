@@ -406,3 +406,70 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
         assert!(line["masqueraded"].is_null(), "{line}");
     }
 }
+
+#[test]
+fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
+    if !kernel_at_least(6, 6) {
+        skip("the program of a trace needs links to interfaces: Linux 6.6");
+        return;
+    }
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    cluster.set_next_hops(NETWORKS, &[2]);
+    let entry = &cluster.nodes[2];
+    let mut trace = Command::new(Build::Product.binary());
+    trace.args(["trace", "--service", "default/web"]).env(STATUS_SOCKET, status_socket(&entry.sandbox));
+    let trace = entry.netns.run(|| Trace::start(&mut trace));
+    for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
+        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
+        let (server, _) = connection.name().split_once(' ').unwrap();
+        let port = connection.stream().local_addr().unwrap().port();
+        check_sent_on(
+            &trace.next(),
+            "TCP",
+            (SocketAddr::new(OUTSIDE_CLIENTS[0][family], port), frontend),
+            server,
+        );
+    }
+    for frontend in frontends() {
+        let client =
+            cluster.clients[0].run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut reply = [0; 512];
+        // The next line is that of another flow.
+        for _ in 0..3 {
+            client.send_to(b"?", frontend).unwrap();
+            let _ = client.recv(&mut reply).unwrap();
+        }
+        let text = String::from_utf8_lossy(&reply).into_owned();
+        let (server, _) = text.split_once(' ').unwrap();
+        check_sent_on(&trace.next(), "UDP", (client.local_addr().unwrap(), frontend), server);
+    }
+    let before = findings(&cluster, &[]);
+    assert!(!before.iter().any(|it| it.says.contains("before ours do")), "the program of the trace is ours");
+    let is_traced = || {
+        let programs = aya::programs::loaded_programs().flatten();
+        programs.filter(|it| it.name_as_str() == Some("trace_ingress")).count() > 0
+    };
+    assert!(is_traced());
+    drop(trace);
+    assert!(eventually(TIMEOUT, || !is_traced()), "it ends with its reader");
+}
+
+/// Checks the line of a packet that goes on to a node.
+#[track_caller]
+fn check_sent_on(line: &Value, protocol: &str, (client, frontend): (SocketAddr, SocketAddr), server: &str) {
+    for (field, expect) in [
+        ("event", "packet".to_owned()),
+        ("protocol", protocol.to_owned()),
+        ("source", client.to_string()),
+        ("destination", frontend.to_string()),
+        ("verdict", "sentOn".to_owned()),
+        ("service", "default/web".to_owned()),
+        ("interface", "eth0".to_owned()),
+    ] {
+        assert_eq!(line[field], *expect, "{field} of {line}");
+    }
+    let sent_to = &line["sentTo"];
+    assert_eq!(sent_to["node"], server, "{line}");
+    assert!(sent_to["row"].as_u64().unwrap() < sent_to["rows"].as_u64().unwrap(), "{line}");
+}

@@ -8,6 +8,7 @@ pub(crate) mod hooks;
 pub(crate) mod links;
 pub(crate) mod peer_probes;
 pub mod probe;
+pub(crate) mod sent_packets;
 pub(crate) mod socket_termination;
 pub(crate) mod trace;
 pub(crate) mod trial_connects;

@@ -15,6 +15,7 @@ use crate::{
         clsact,
         hook_status::name_of,
         links::failed,
+        sent_packets,
         uplinks::{self, PROGRAMS, XDP},
     },
 };
@@ -93,7 +94,8 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
         let is_own = |id: &u32| own.contains(&(name, *id));
         let position = programs.iter().position(is_own).unwrap_or(programs.len());
         let place = format!("tcx {name}");
-        before.extend(programs[..position].iter().map(|it| describe(&place, *it)));
+        let others = programs[..position].iter().filter(|it| name_of(**it) != sent_packets::PROGRAM);
+        before.extend(others.map(|it| describe(&place, *it)));
         after.extend(programs[position..].iter().filter(|it| !is_own(it)).map(|it| describe(&place, *it)));
     }
     let has_filters = clsact::has_filters(pins, interface)?;

@@ -222,7 +222,10 @@ fn update(pin: &Path, program: &ProgramFd) -> Result<(), Error> {
         .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))
 }
 
-fn classifier<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, Error> {
+pub(crate) fn classifier<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut SchedClassifier, Error> {
     match ebpf.program_mut(name) {
         Some(Program::SchedClassifier(program)) => Ok(program),
         _ => Err(Error::Incomplete(format!("program {name}"))),

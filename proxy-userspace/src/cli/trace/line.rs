@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt::{self, Write as _},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use datapath_ebpf::{EndReason, TraceStep, TraceVerdict};
@@ -132,7 +132,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The first packet of a connection, as nftables has treated it.
+/// The first packet of a connection, as nftables has treated it, or sent on to another node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Packet {
@@ -152,6 +152,9 @@ pub(super) struct Packet {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) port: Option<String>,
     pub(super) verdict: PacketResult,
+    /// The node that it was sent on to, whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sent_to: Option<SentTo>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) endpoint: Option<SocketAddr>,
     /// What replaced the source.
@@ -170,12 +173,41 @@ pub(super) struct Packet {
     pub(super) steps: Vec<String>,
 }
 
+/// The node that a packet was sent on to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SentTo {
+    /// Its name, if a Node has the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) node: Option<String>,
+    /// Where it receives packets; none if it has left the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) address: Option<IpAddr>,
+    /// The row of the packet among those of the Service's address.
+    pub(super) row: u32,
+    pub(super) rows: u32,
+}
+
+impl fmt::Display for SentTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, address, row, rows } = self;
+        match (node, address) {
+            (Some(node), Some(address)) => write!(f, "sent on to node {node} at {address}")?,
+            (_, Some(address)) => write!(f, "sent on to the node at {address}")?,
+            (_, None) => f.write_str("DROPPED: its node has left the cluster")?,
+        }
+        write!(f, " (row {row} of {rows})")
+    }
+}
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum PacketResult {
     Passed,
     Redirected,
+    /// Another node serves it.
+    SentOn,
     NoEndpoints,
     NoPort,
     Dropped,
@@ -341,6 +373,9 @@ impl Packet {
         let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
         let what = match self.verdict {
             PacketResult::Redirected => return endpoint,
+            PacketResult::SentOn => {
+                return self.sent_to.as_ref().map_or_else(String::new, ToString::to_string);
+            }
             PacketResult::Passed if self.service.is_some() => "not translated".into(),
             PacketResult::Passed => "not translated: no Service has this address, port and protocol".into(),
             PacketResult::NoEndpoints => "REFUSED: the Service has no endpoints".into(),
@@ -545,6 +580,7 @@ mod tests {
     #[test]
     fn a_packet_is_a_line() {
         let packet = Packet {
+            sent_to: None,
             time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
             interface: Some("eth0".into()),
             protocol: "TCP".into(),
@@ -569,6 +605,25 @@ mod tests {
             &format!(
                 "{begin} 10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services"
             ),
+        );
+        let sent_to =
+            SentTo { node: Some("n2".into()), address: Some([192, 0, 2, 7].into()), row: 341, rows: 1024 };
+        let sent = |sent_to| {
+            Line::Packet(Packet {
+                verdict: PacketResult::SentOn,
+                sent_to: Some(sent_to),
+                endpoint: None,
+                ..packet.clone()
+            })
+        };
+        check(
+            &sent(sent_to.clone()),
+            &format!("{begin} sent on to node n2 at 192.0.2.7 (row 341 of 1024) interface=eth0"),
+        );
+        let gone = SentTo { node: None, address: None, ..sent_to };
+        check(
+            &sent(gone),
+            &format!("{begin} DROPPED: its node has left the cluster (row 341 of 1024) interface=eth0"),
         );
         let dropped = Packet {
             verdict: PacketResult::Dropped,

@@ -35,7 +35,7 @@ use super::{
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
 /// endpoint is shown. With -v, each is followed by the steps of its decision, with -vv also by those of the end of its socket. With --service or --to, and without a
 /// filter for processes, packets that nftables translates are shown, too: the first one of each connection, and which rule
-/// has dropped it. One trace runs at a time; it ends with this command, which ends with its output or its input.
+/// has dropped it; and those that are forwarded whole: which node they are sent on to. One trace runs at a time; it ends with this command, which ends with its output or its input.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf trace --service default/web

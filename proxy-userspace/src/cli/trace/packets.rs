@@ -1,7 +1,7 @@
-//! The packets of a trace: those that nftables translates, by the kernel's own reports.
+//! The packets of a trace: those that nftables translates, by the kernel's own reports, and those that go on to other nodes.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,6 +10,7 @@ use std::{
 use admin::Admin;
 use anyhow::Result;
 use datapath::{FrontendAddress, unspecified};
+use datapath_ebpf::{self as ebpf, SentPacket, SentPackets};
 use datapath_nft::{PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends};
 use jiff::Timestamp;
 use model::{Family, Protocol, ServiceName, state::NodeState};
@@ -17,12 +18,17 @@ use publish::Published;
 
 use super::{
     filters::Requested,
-    line::{Line, Packet, PacketResult},
+    line::{Line, Packet, PacketResult, SentTo},
     names::{port_label, protocol},
 };
 
 /// How often the addresses of Services are read again at most.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many flows of UDP are remembered.
+const MAX_FLOWS: usize = 4096;
+/// The IP protocol number.
+const UDP: u8 = 17;
 
 /// Packets to a Service or to an address.
 pub(super) struct Packets {
@@ -36,6 +42,50 @@ pub(super) struct Packets {
     state: Option<Arc<Published>>,
     read_at: Instant,
     trace: PacketTrace,
+    sent: Option<Sent>,
+}
+
+/// Packets from outside that this node sends on to other nodes.
+struct Sent {
+    options: ebpf::Options,
+    /// None while nothing is forwarded.
+    packets: Option<SentPackets>,
+    /// The flows of UDP of which a datagram was seen; none if each datagram is wanted.
+    flows: Option<HashSet<(SocketAddr, SocketAddr)>>,
+    /// How many were reported as lost.
+    lost: u64,
+}
+
+impl Sent {
+    /// Begins to follow packets once some are forwarded, and follows them to other interfaces.
+    fn refresh(&mut self) -> Result<()> {
+        match &mut self.packets {
+            Some(packets) => packets.follow_uplinks()?,
+            None => self.packets = SentPackets::start(&self.options)?,
+        }
+        Ok(())
+    }
+
+    /// The next packet: of UDP the first of a flow.
+    fn next(&mut self) -> Option<SentPacket> {
+        let Self { packets: Some(packets), flows, .. } = self else { return None };
+        let is_first = |it: &SentPacket| match flows {
+            Some(flows) if it.protocol == UDP => {
+                if flows.len() >= MAX_FLOWS {
+                    flows.clear();
+                }
+                flows.insert((it.source, it.destination))
+            }
+            _ => true,
+        };
+        std::iter::from_fn(|| packets.poll()).find(is_first)
+    }
+
+    fn has_lost(&mut self) -> Result<bool> {
+        let Some(packets) = &self.packets else { return Ok(false) };
+        let lost = packets.lost()?;
+        Ok(lost > std::mem::replace(&mut self.lost, lost))
+    }
 }
 
 /// Which packets.
@@ -100,6 +150,7 @@ impl Packets {
         admin: &Admin,
         requested: &Requested,
         service: Option<&ServiceName>,
+        sockets: Option<&ebpf::Options>,
     ) -> Result<Option<Self>> {
         let Requested { to, pid, cgroup, pod, netns, .. } = requested;
         let is_of_process = pid.is_some() || cgroup.is_some() || pod.is_some() || netns.is_some();
@@ -114,8 +165,16 @@ impl Packets {
         let names = state.as_ref().map(|it| wanted.names(&it.state)).unwrap_or_default();
         let trace = PacketTrace::start(&wanted.destinations(&names))?;
         let (failed_only, has_steps) = (requested.failed, requested.verbosity > 0);
+        // What is sent on does not fail here.
+        let options = sockets.filter(|_| !failed_only).cloned();
+        let flows = (!requested.all).then(HashSet::new);
+        let mut sent = options.map(|options| Sent { options, packets: None, flows, lost: 0 });
+        if let Some(Err(error)) = sent.as_mut().map(Sent::refresh) {
+            tracing::warn!(error = format!("{error:#}"), "the trace lacks packets that go on to other nodes");
+            sent = None;
+        }
         let (admin, read_at) = (admin.clone(), Instant::now());
-        Ok(Some(Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace }))
+        Ok(Some(Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace, sent }))
     }
 
     /// Follows a Service to other addresses.
@@ -128,6 +187,9 @@ impl Packets {
             return Ok(());
         }
         self.read_at = Instant::now();
+        if let Some(sent) = &mut self.sent {
+            sent.refresh()?;
+        }
         let Some(served) = self.admin.served() else { return Ok(()) };
         if self.state.as_ref().is_none_or(|it| !Arc::ptr_eq(it, &served)) {
             self.names = self.wanted.names(&served.state);
@@ -143,6 +205,15 @@ impl Packets {
     ///
     /// If the kernel ends its reports.
     pub(super) fn poll(&mut self) -> Result<Option<Line>> {
+        while let Some(it) = self.sent.as_mut().and_then(Sent::next) {
+            let line = self.sent_line(it);
+            if line.is_some() {
+                return Ok(line);
+            }
+        }
+        if let Some(true) = self.sent.as_mut().map(Sent::has_lost).transpose()? {
+            return Ok(Some(Line::PacketsLost));
+        }
         loop {
             match self.trace.poll()? {
                 None => return Ok(None),
@@ -154,8 +225,36 @@ impl Packets {
         }
     }
 
+    /// A packet that goes on to another node, if it is wanted.
+    fn sent_line(&self, packet: SentPacket) -> Option<Line> {
+        let SentPacket { interface, protocol: number, source, destination, node, row, rows } = packet;
+        let name = self.name(number, destination)?;
+        let known = self.state.as_ref().map(|it| &it.state.nodes);
+        let named = known.zip(node).and_then(|(known, address)| {
+            known.iter().find(|(_, it)| it.addresses.contains(&address)).map(|(name, _)| name.to_string())
+        });
+        let (service, port) = name;
+        Some(Line::Packet(Packet {
+            time: Timestamp::now(),
+            interface,
+            protocol: protocol(number),
+            source,
+            destination,
+            service: Some(service.to_string()),
+            port: Some(port.clone()),
+            verdict: PacketResult::SentOn,
+            sent_to: Some(SentTo { node: named, address: node, row, rows }),
+            endpoint: None,
+            masqueraded: None,
+            table: None,
+            chain: None,
+            reason: None,
+            steps: Vec::new(),
+        }))
+    }
+
     fn line(&self, packet: TracedPacket) -> Packet {
-        let name = self.name(&packet);
+        let name = self.name(packet.protocol, packet.destination);
         let reason = packet.verdict.drop_reason().map(ToOwned::to_owned);
         let (verdict, table, chain) = match packet.verdict {
             PacketVerdict::Passed if packet.endpoint.is_some() => (PacketResult::Redirected, None, None),
@@ -174,6 +273,7 @@ impl Packets {
             service: name.map(|(service, _)| service.to_string()),
             port: name.map(|(_, port)| port.clone()),
             verdict,
+            sent_to: None,
             endpoint: packet.endpoint,
             masqueraded: packet.masqueraded,
             table,
@@ -183,10 +283,10 @@ impl Packets {
         }
     }
 
-    fn name(&self, packet: &TracedPacket) -> Option<&(ServiceName, String)> {
-        let protocol: Protocol = protocol(packet.protocol).parse().ok()?;
+    fn name(&self, protocol: u8, destination: SocketAddr) -> Option<&(ServiceName, String)> {
+        let protocol: Protocol = super::names::protocol(protocol).parse().ok()?;
         let at = |address| self.names.get(&FrontendAddress { address, protocol });
-        let any = unspecified(Family::of(packet.destination.ip()));
-        at(packet.destination).or_else(|| at(SocketAddr::new(any, packet.destination.port())))
+        let any = unspecified(Family::of(destination.ip()));
+        at(destination).or_else(|| at(SocketAddr::new(any, destination.port())))
     }
 }

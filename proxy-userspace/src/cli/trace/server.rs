@@ -106,7 +106,7 @@ impl Tracer {
     fn prepare(&self, requested: Requested) -> Result<Prepared> {
         let service = requested.service.as_deref().map(|it| find_service(&self.admin, it)).transpose()?;
         let packets = match self.has_packets {
-            true => Packets::start(&self.admin, &requested, service.as_ref())?,
+            true => Packets::start(&self.admin, &requested, service.as_ref(), self.sockets.as_ref())?,
             false => None,
         };
         let sockets = match &self.sockets {
