@@ -372,9 +372,10 @@ impl Datapath {
     }
 
     /// The TCP frontends whose forwarding has begun, and is in effect, while this node may know connections that it has translated.
-    pub fn forwarding_begun(&self) -> BTreeSet<SocketAddr> {
+    pub fn forwarding_begun(&self) -> &BTreeSet<SocketAddr> {
+        static NONE: BTreeSet<SocketAddr> = BTreeSet::new();
         let is_in_effect = self.is_attached && !self.are_uplinks_failing;
-        if is_in_effect { self.begun.clone() } else { BTreeSet::new() }
+        if is_in_effect { &self.begun } else { &NONE }
     }
 
     /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.

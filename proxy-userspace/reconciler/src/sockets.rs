@@ -158,7 +158,7 @@ impl Datapath for Sockets {
                 next = Next::Apply;
             }
         }
-        let ended = self.translated.ended(&self.datapath.forwarding_begun(), now.into_std());
+        let ended = self.translated.ended(self.datapath.forwarding_begun(), now.into_std());
         if self.datapath.set_forwarding_settled(&ended) {
             next = Next::Apply;
         }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    io,
     net::SocketAddr,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -27,7 +28,7 @@ pub(crate) struct TranslatedConnections {
     /// Those of the first list that every list since has had.
     left: Clients,
     /// The list that is being made on a thread of its own, since it takes as long as there are connections; and how long it took.
-    listing: Option<JoinHandle<(Option<Clients>, Duration)>>,
+    listing: Option<JoinHandle<(io::Result<Clients>, Duration)>>,
     /// The frontends of that list, unless they have ended and begun again meanwhile.
     listed: BTreeSet<SocketAddr>,
     /// When the last list ended, and how long it took.
@@ -43,14 +44,17 @@ impl TranslatedConnections {
         self.listed.retain(|it| begun.contains(it));
         if let Some(listing) = self.listing.take_if(|it| it.is_finished()) {
             // A panic is reported by its thread; the next list tries again.
-            let (found, took) = listing.join().unwrap_or_default();
+            let (found, took) = listing.join().unwrap_or_else(|_| (Ok(Clients::new()), Duration::ZERO));
             self.last = Some((now, took));
-            if found.is_none() && !self.has_failed {
+            if let Err(error) = &found
+                && !self.has_failed
+            {
                 tracing::warn!(
+                    %error,
                     "tracked connections cannot be listed: packets of forwarded connections take the longer way"
                 );
             }
-            self.has_failed = found.is_none();
+            self.has_failed = found.is_err();
             self.take_note(found.unwrap_or_default());
         }
         if !begun.is_empty() && self.listing.is_none() && self.is_due(begun, now) {
@@ -78,21 +82,15 @@ impl TranslatedConnections {
     }
 }
 
-/// The tracked clients of each of these frontends; `None` if the kernel refuses.
-fn list(frontends: &BTreeSet<SocketAddr>) -> Option<Clients> {
+/// The tracked clients of each of these frontends.
+fn list(frontends: &BTreeSet<SocketAddr>) -> io::Result<Clients> {
     let mut clients: Clients = frontends.iter().map(|it| (*it, HashSet::new())).collect();
-    let listed = tcp_connections(|destination, client| {
+    tcp_connections(|destination, client| {
         if let Some(clients) = clients.get_mut(&destination) {
             clients.insert(client);
         }
-    });
-    match listed {
-        Ok(()) => Some(clients),
-        Err(error) => {
-            tracing::debug!(%error, "tracked connections cannot be listed");
-            None
-        }
-    }
+    })?;
+    Ok(clients)
 }
 
 #[cfg(test)]
@@ -152,7 +150,7 @@ mod tests {
         let begun = BTreeSet::from([at("203.0.113.1:80")]);
         it.listed.clone_from(&begun);
         let found: Clients = [(at("203.0.113.1:80"), HashSet::new())].into();
-        it.listing = Some(thread::spawn(move || (Some(found), Duration::ZERO)));
+        it.listing = Some(thread::spawn(move || (Ok(found), Duration::ZERO)));
         it.ended(&BTreeSet::new(), Instant::now());
         while it.listing.as_ref().is_some_and(|it| !it.is_finished()) {
             thread::yield_now();
