@@ -5,6 +5,7 @@
 //! while nodes with its endpoints have never answered, its only row has no owner, and this node translates.
 
 mod nodes;
+mod restored;
 mod rows;
 mod stage;
 
@@ -21,14 +22,15 @@ use model::{
 };
 use proxy_common::{
     counters::ForwardCounters,
-    forward::{BY_CLIENT, Forward, NO_NODE, NodeNumber, Row},
+    forward::{BY_CLIENT, Forward},
     net::{Be16, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
 
+pub(crate) use self::restored::PreviousRows;
 pub use self::stage::PacketPath;
 use self::{
-    nodes::{FAMILIES, ForwardNodes},
+    nodes::ForwardNodes,
     rows::{RowSets, RowsId},
     stage::Stage,
 };
@@ -40,17 +42,6 @@ use crate::tables::{
     peers::{PeerState, PeerStates},
     store::Table,
 };
-
-/// The rows that an earlier process has left, with the addresses of nodes.
-#[derive(Debug, Default)]
-pub(crate) struct PreviousRows {
-    /// The frontends.
-    pub(crate) frontends: HashMap<FrontendKey6, Forward>,
-    /// Owner and second of each row, by the position of the first; an unspecified address for none.
-    pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
-    /// The number of each node's addresses.
-    pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
-}
 
 /// With more rows than this (16 MB of the kernel's memory), none stay for connections alone.
 const MAX_ROWS_OF_ENDED: usize = 1 << 21;
@@ -113,19 +104,6 @@ impl Forwarding {
     /// Sets the name of this node, before the first [`Forwarding::update`].
     pub(super) fn set_own(&mut self, name: &str) {
         self.nodes.set_own(name.into());
-    }
-
-    /// Takes over the seconds of the rows of an earlier process, at the first [`Forwarding::update`].
-    pub(crate) fn restore(&mut self, mut previous: PreviousRows) {
-        self.nodes.restore(mem::take(&mut previous.numbers));
-        self.previous = previous;
-    }
-
-    /// The families of what an earlier process has left.
-    pub(crate) fn previous_families(&self) -> Vec<Family> {
-        let family = |it: &FrontendKey6| Family::of(IpAddr::from(it.address).to_canonical());
-        let found: HashSet<_> = self.previous.frontends.keys().map(family).collect();
-        FAMILIES.into_iter().filter(|it| found.contains(it)).collect()
     }
 
     /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
@@ -373,28 +351,6 @@ impl Forwarding {
         }
     }
 
-    /// What an earlier process has left for a frontend.
-    fn restored(&mut self, frontend: &FrontendKey6) -> Option<Before> {
-        let forward = *self.previous.frontends.get(frontend)?;
-        let rows = self.restored_rows(forward.first)?;
-        let has_owners = self.rows.owners(rows).is_some_and(|it| !it.is_empty());
-        Some(Before { rows, stage: Stage::of(forward.flags, has_owners), by_client: forward.is_by_client() })
-    }
-
-    /// The rows that began at a position.
-    fn restored_rows(&mut self, first: u32) -> Option<RowsId> {
-        if let Some(id) = self.restored.get(&first) {
-            return Some(*id);
-        }
-        let previous = self.previous.rows.remove(&first)?;
-        let names = self.nodes.names();
-        let mut number = |it: &IpAddr| names.get(it).map_or(NO_NODE, |name| self.nodes.number(name));
-        let rows = previous.iter().map(|[owner, second]| Row::new(number(owner), number(second))).collect();
-        let id = self.rows.add_restored(rows);
-        self.restored.insert(first, id);
-        Some(id)
-    }
-
     /// Places a port with these frontends; `None` without one, or if this node has no address to forward from. It begins to be forwarded
     /// only if it may, and when all nodes have answered once.
     fn place(
@@ -476,46 +432,6 @@ impl Forwarding {
         // Nobody needs to answer for rows that do not change any more.
         self.nodes.remove_targets(&port.nodes, port.family);
         Ok(PlacedPort { nodes: [].into(), frontends: left, stage: Stage::Ended, ..port })
-    }
-
-    /// The ports, except those that are placed, that an earlier process forwarded.
-    fn restore_ended(
-        &mut self,
-        state: &ServiceState,
-        placed: &[PlacedPort],
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
-    ) -> Vec<PlacedPort> {
-        let mut ended = Vec::new();
-        if self.previous.frontends.is_empty() {
-            return ended;
-        }
-        let service = &state.service;
-        for (it, family) in service.ports.iter().flat_map(|it| FAMILIES.map(|family| (it, family))) {
-            let id = id_of(state, it, family);
-            let mut frontends = frontends(service, it, family);
-            frontends.retain(|it| self.previous.frontends.contains_key(it));
-            let is_placed = placed.iter().any(|it| it.id() == id);
-            let can_keep = self.can_keep(it.protocol, family) && self.rows.len() <= MAX_ROWS_OF_ENDED;
-            if is_placed || frontends.is_empty() || !can_keep {
-                continue;
-            }
-            let Some(Before { rows, stage, by_client }) = self.restored(&frontends[0]) else { continue };
-            if stage != Stage::Translated {
-                self.rows.keep(rows, updates);
-                ended.push(PlacedPort {
-                    family,
-                    nodes: [].into(),
-                    frontends,
-                    rows,
-                    stage: Stage::Ended,
-                    by_client,
-                    counters: acquire_counters(counters, id.0),
-                    port_id: id.0,
-                });
-            }
-        }
-        ended
     }
 
     /// The nodes that get rows; none if the packets are translated. Forwarding does not end because one does not answer: then others
