@@ -64,10 +64,9 @@ pub(crate) fn ingress(ctx: TcContext) -> i32 {
     let verdict = match by_family(&ctx, arrived4, arrived6) {
         UNWRAP => by_family(&ctx, unwrap4, unwrap6),
         ICMP => by_family(&ctx, error_arrived4, error_arrived6),
-        ONWARD => by_family(&ctx, onward4, onward6),
         verdict => verdict,
     };
-    answered_if_too_big(&ctx, verdict)
+    carried_out(&ctx, verdict)
 }
 
 /// The packets that leave through an uplink: those whose connection is unknown here go to the second, answers to clients leave room
@@ -83,16 +82,16 @@ pub(crate) fn egress(ctx: TcContext) -> i32 {
         set_priority(&ctx, 0);
         return NEXT;
     }
-    let verdict = match by_family(&ctx, returned4, returned6) {
-        ONWARD => by_family(&ctx, onward4, onward6),
-        verdict => verdict,
-    };
-    answered_if_too_big(&ctx, verdict)
+    let verdict = by_family(&ctx, returned4, returned6);
+    carried_out(&ctx, verdict)
 }
 
-/// Answers a packet that was to be sent, and is too big.
+/// Sends a packet that goes on to another node, and answers one that is too big for that.
 #[inline(always)]
-fn answered_if_too_big(ctx: &TcContext, verdict: i32) -> i32 {
+fn carried_out(ctx: &TcContext, mut verdict: i32) -> i32 {
+    if verdict == ONWARD {
+        verdict = by_family(ctx, onward4, onward6);
+    }
     if verdict == TOO_BIG { by_family(ctx, too_big4, too_big6) } else { verdict }
 }
 
@@ -169,10 +168,22 @@ fn error_arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32>
     let flow = quoted_flow::<F>(ctx, ETHERNET, &header)?;
     let side = Side::<F>::active()?;
     match forward::way(&side, &flow) {
-        Way::To { counters, node, .. } => {
-            Some(send(ctx, &side, &flow, counters, [side.node(node)?, F::default()]))
+        Way::Pass => None,
+        Way::Here { second, .. } => {
+            set_priority(ctx, forward::priority(second));
+            None
         }
-        _ => None,
+        Way::To { node, second, .. } => Some(onward_to(ctx, node, second)),
+    }
+}
+
+/// The flow of a packet at an offset: of an ICMP error that of the packet which it is about.
+#[inline(always)]
+fn flow_of<F: PacketFamily + FamilyTables>(ctx: &TcContext, offset: usize) -> Option<Flow> {
+    let header: F::Header = ctx.load(offset).ok()?;
+    match F::addresses(&header) {
+        Some(addresses) => flow_at(ctx, offset + size_of::<F::Header>(), addresses),
+        None => quoted_flow::<F>(ctx, offset, &header),
     }
 }
 
@@ -201,7 +212,7 @@ fn quoted_flow<F: PacketFamily + FamilyTables>(
         source_port: destination_port,
         destination_port: source_port,
         protocol,
-        continues: false,
+        continues: protocol == TCP,
     })
 }
 
@@ -216,11 +227,7 @@ fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     };
     let taken = || {
         let inner = ETHERNET + size_of::<F::Wrapping>();
-        let header: F::Header = ctx.load(inner).ok()?;
-        let flow = match F::addresses(&header) {
-            Some(addresses) => flow_at(ctx, inner + size_of::<F::Header>(), addresses)?,
-            None => quoted_flow::<F>(ctx, inner, &header)?,
-        };
+        let flow = flow_of::<F>(ctx, inner)?;
         let forward = side.forward(flow.frontend())?;
         if side.number(source).is_none_or(|it| it == THIS_NODE) {
             counters::increment(forward.counters.forwarded + DROPPED);
@@ -289,10 +296,8 @@ fn answer_too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32
 fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let (second, is_owner) = forward::second_of(priority(ctx));
     set_priority(ctx, 0);
-    let header: F::Header = ctx.load(ETHERNET).ok()?;
-    let addresses = F::addresses(&header)?;
+    let flow = flow_of::<F>(ctx, ETHERNET)?;
     let side = Side::<F>::active()?;
-    let flow = flow_at(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
     let forward = side.forward(flow.frontend())?;
     // The packet path does not know the frontend yet. A router would send the packet here again.
     if second == NO_SECOND {
@@ -315,10 +320,8 @@ fn onward_to(ctx: &TcContext, node: NodeNumber, second: NodeNumber) -> i32 {
 #[inline(always)]
 fn onward<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let numbers = scratch(ctx);
-    let header: F::Header = ctx.load(ETHERNET).ok()?;
-    let addresses = F::addresses(&header)?;
+    let flow = flow_of::<F>(ctx, ETHERNET)?;
     let side = Side::<F>::active()?;
-    let flow = flow_at(ctx, ETHERNET + size_of::<F::Header>(), addresses)?;
     let counters = side.forward(flow.frontend())?.counters;
     let Some(node) = side.node(numbers as NodeNumber) else { return Some(DROP) };
     let second = side.node((numbers >> 16) as NodeNumber).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::{
 
 use tests::{EchoConnection, TIMEOUT, eventually, run};
 
-use crate::outside::{NETWORKS, cluster_or_skip, frontends};
+use crate::outside::{NETWORKS, cluster_or_skip, frontends, web};
 
 /// What a wrapping leaves of the MTU, and what it leaves behind the router.
 const ROOM: [u32; 2] = [1_456, 1_424];
@@ -42,12 +42,39 @@ fn a_server_is_told_how_long_its_answers_may_be() {
     cluster.set_next_hops(NETWORKS, &[3]);
     cluster.router.ip(&["link", "set", "client0", "mtu", NARROW]).unwrap();
     for frontend in frontends() {
-        let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
-        let mut stream = connection.stream();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let (sent, mut received) = (vec![7; 1 << 16], vec![0; 1 << 16]);
-        stream.write_all(&sent).unwrap();
-        stream.read_exact(&mut received).unwrap_or_else(|error| panic!("{connection:?}: {error}"));
-        assert!(sent == received, "{connection:?}");
+        check_long_answer(&cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap());
     }
+}
+
+/// Checks that the server can answer with more than fits behind the router.
+#[track_caller]
+fn check_long_answer(connection: &EchoConnection) {
+    let mut stream = connection.stream();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let (sent, mut received) = (vec![7; 1 << 16], vec![0; 1 << 16]);
+    stream.write_all(&sent).unwrap();
+    stream.read_exact(&mut received).unwrap_or_else(|error| panic!("{connection:?}: {error}"));
+    assert!(sent == received, "{connection:?}");
+}
+
+#[test]
+fn the_second_is_told_how_long_answers_of_its_connections_may_be() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[3]);
+    let connections: Vec<_> = frontends()
+        .into_iter()
+        .cycle()
+        .take(30)
+        .map(|it| cluster.clients[0].run(|| EchoConnection::connect(it)).unwrap())
+        .collect();
+    // Its endpoint gets no new connections, and its rows another owner.
+    cluster.write(&[web(&cluster, &[1, 2])]);
+    frontends().iter().for_each(|it| cluster.wait_until_forwarded(*it, &[(1, 1), (2, 1)]));
+    cluster.router.ip(&["link", "set", "client0", "mtu", NARROW]).unwrap();
+    let held: Vec<_> = connections
+        .iter()
+        .filter(|it| it.name().starts_with(&format!("{} ", cluster.nodes[0].name())))
+        .collect();
+    assert!(held.len() >= 2, "{} connections", held.len());
+    held.into_iter().for_each(check_long_answer);
 }

@@ -2,11 +2,11 @@
 //!
 //! Invariant: a packet without the priority of forwarded ones ([`FORWARDED`]) is served as if these chains did not exist.
 //!
-//! The second chance: a packet in the middle of a TCP connection that conntrack does not know is given to the second node of its
-//! priority, before anything of it gets into conntrack.
+//! The second chance: a packet in the middle of a TCP connection that conntrack does not know, or an ICMP error about one, is given to
+//! the second node of its priority, before anything of it gets into conntrack.
 
 use model::Family;
-use proxy_common::forward::{FORWARDED, FORWARDED_MASK, NO_SECOND};
+use proxy_common::forward::{FORWARDED, FORWARDED_MASK, ICMP, ICMPV6, NO_SECOND};
 
 use crate::{
     encode::{
@@ -29,24 +29,32 @@ pub(crate) fn services(family: Family) -> Chain {
     let rule = Rule::new(family, "forwarded to a Service address")
         .if_priority_in(FORWARDED | u32::from(NO_SECOND)..=FORWARDED | !FORWARDED_MASK);
     let rule = key(rule, MatchKey::Address, at).store_in_priority(Map::Forwarded, at.address);
-    hooked("forwarded-prerouting", Hook::PreroutingForwarded, rule.verdict(&Verdict::Goto("dispatch".into())))
+    hooked(
+        "forwarded-prerouting",
+        Hook::PreroutingForwarded,
+        [rule.verdict(&Verdict::Goto("dispatch".into()))],
+    )
 }
 
-/// Gives packets in the middle of unknown connections to the second node: the way to the client leads through an uplink, where they
-/// are wrapped for the node that their priority names.
+/// Gives packets in the middle of unknown connections to the second node, and ICMP errors about them: the way to their source
+/// leads through an uplink, where they are wrapped for the node that their priority names.
 pub(crate) fn second_chance(family: Family) -> Chain {
     let at = Registers::new(family);
-    let rule = Rule::new(family, "the second node may know the connection")
-        .if_priority_in(WITH_SECOND..=FORWARDED | !FORWARDED_MASK)
-        .if_tcp()
-        .if_tcp_flags(SYN, 0)
-        .if_unknown()
-        .source(at.address)
-        .duplicate_to(at.address)
-        .verdict(&Verdict::Drop);
-    hooked("second-chance-prerouting", Hook::PreroutingEach, rule)
+    let to_second = |comment: &str, condition: &dyn Fn(Rule) -> Rule| {
+        let rule = Rule::new(family, comment).if_priority_in(WITH_SECOND..=FORWARDED | !FORWARDED_MASK);
+        condition(rule).if_unknown().source(at.address).duplicate_to(at.address).verdict(&Verdict::Drop)
+    };
+    let icmp = match family {
+        Family::V4 => ICMP,
+        Family::V6 => ICMPV6,
+    };
+    let rules = [
+        to_second("the second node may know the connection", &|it| it.if_tcp().if_tcp_flags(SYN, 0)),
+        to_second("or that of an ICMP error", &|it| it.if_protocol_is(icmp)),
+    ];
+    hooked("second-chance-prerouting", Hook::PreroutingEach, rules)
 }
 
-fn hooked(name: &str, hook: Hook, rule: Rule) -> Chain {
-    Chain { name: name.to_owned(), hook: Some(hook), rules: vec![rule] }
+fn hooked(name: &str, hook: Hook, rules: impl Into<Vec<Rule>>) -> Chain {
+    Chain { name: name.to_owned(), hook: Some(hook), rules: rules.into() }
 }
