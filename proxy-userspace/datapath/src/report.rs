@@ -87,6 +87,13 @@ pub struct ForwardCounts {
     pub dropped: u64,
 }
 
+impl ForwardCounts {
+    /// The packets that were sent on, received, or served where they entered.
+    pub fn packets(&self) -> u64 {
+        self.sent.packets + self.served.packets + self.received.packets
+    }
+}
+
 impl AddAssign for ForwardCounts {
     fn add_assign(&mut self, it: Self) {
         self.sent += it.sent;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -453,6 +453,25 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
     assert!(is_traced());
     drop(trace);
     assert!(eventually(TIMEOUT, || !is_traced()), "it ends with its reader");
+}
+
+#[test]
+fn top_shows_how_many_packets_are_forwarded() {
+    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    cluster.set_next_hops(NETWORKS, &[2]);
+    let node = &cluster.nodes[2];
+    let mut top = Command::new(Build::Product.binary());
+    top.args(["top", "--once", "--output=json", "--filter=default/web"]);
+    top.arg("--pin-dir").arg(node.sandbox.pins()).env(STATUS_SOCKET, status_socket(&node.sandbox));
+    let mut top = node.netns.run(|| top.stdout(Stdio::piped()).spawn()).unwrap();
+    while top.try_wait().unwrap().is_none() {
+        for frontend in frontends() {
+            drop(cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap());
+        }
+    }
+    let top: Value = serde_json::from_reader(top.stdout.take().unwrap()).unwrap();
+    let rates = top["servicePorts"].as_array().unwrap().iter().map(|it| &it["forwardedPacketsPerSecond"]);
+    assert!(rates.into_iter().any(|it| it.as_f64().unwrap() > 0.0), "{top}");
 }
 
 /// Checks the line of a packet that goes on to a node.

@@ -64,6 +64,8 @@ pub struct Rates<const N: usize> {
     pub refused: f64,
     /// Of calls that were denied for another reason, in the last interval.
     pub denied: f64,
+    /// Of packets from outside that are forwarded whole, of all nodes or by this one, in the last interval.
+    pub forwarded: f64,
 }
 
 impl<const N: usize> Rates<N> {
@@ -72,6 +74,7 @@ impl<const N: usize> Rates<N> {
         self.connections.push(rate(now.connections, before.connections, seconds));
         self.refused = rate(now.no_backend, before.no_backend, seconds);
         self.denied = rate(now.denied, before.denied, seconds);
+        self.forwarded = rate(now.forwarding.packets(), before.forwarding.packets(), seconds);
     }
 }
 

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, mem, time::Instant};
 
 use admin::{Rates, rate};
 use clap::ValueEnum;
-use datapath::PortId;
+use datapath::{ForwardCounts, PortId};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::sample::{Endpoint, Endpoints, HISTORY, PortSample, Sample};
@@ -115,6 +115,11 @@ impl Board {
     /// The counters could not be read; what was read before stays.
     pub(super) fn fail(&mut self, error: String) {
         self.failure = Some(error);
+    }
+
+    /// Whether packets to a Service are, or were, forwarded whole.
+    pub(super) fn has_forwarded(&self) -> bool {
+        self.rows.iter().any(|it| it.port.counts.forwarding != ForwardCounts::default())
     }
 
     pub(super) fn failure(&self) -> Option<&str> {

@@ -18,8 +18,23 @@ use super::{
 };
 use crate::cli::output;
 
-const HEADER: [&str; 9] =
-    ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONN/S", "", "REFUSED/S", "DENIED/S", "EJECTED"];
+/// The columns. Rows have as many cells, and [`shown_in`] leaves out what a board has nothing for.
+const HEADER: [&str; 10] = [
+    "SERVICE",
+    "PORT",
+    "ADDRESS",
+    "ENDPOINTS",
+    "CONN/S",
+    "",
+    "REFUSED/S",
+    "DENIED/S",
+    "EJECTED",
+    "FORWARDED/S",
+];
+/// The column of the plot.
+const PLOTTED: usize = 5;
+/// The column of packets that are forwarded whole.
+const FORWARDED: usize = 9;
 const ENDPOINT_HEADER: [&str; 5] = ["ENDPOINT", "CONN/S", "", "CONNECTIONS", ""];
 /// The smallest screen that the board fits on.
 const MIN: (u16, u16) = (50, 5);
@@ -45,7 +60,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
             let rows = rows.into_iter().map(|it| {
                 let is_failing = it.rates.refused + it.rates.denied > 0.0 || !it.port.ejected.is_empty();
                 let style = if is_failing { Style::new().yellow() } else { Style::new() };
-                TableRow::new(cells(it).map(Cell::from)).style(style)
+                TableRow::new(shown_in(board, cells(it)).map(Cell::from)).style(style)
             });
             let widths = [
                 Constraint::Fill(3),
@@ -57,8 +72,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
                 Constraint::Length(9),
                 Constraint::Length(8),
                 Constraint::Length(7),
+                Constraint::Length(11),
             ];
-            let table = Table::new(rows, widths).header(TableRow::new(HEADER).bold());
+            let table = Table::new(rows, shown_in(board, widths));
+            let table = table.header(TableRow::new(shown_in(board, HEADER)).bold());
             let table = table.row_highlight_style(Modifier::REVERSED);
             frame.render_stateful_widget(table, middle, shown);
         }
@@ -90,10 +107,10 @@ fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, row: &Row, endpoints: &[End
 /// The board as lines, each Service with the rates of the last reading; of more than `limit` the number of the others.
 pub(super) fn lines(board: &Board, limit: usize) -> String {
     let mut table = comfy_table::Table::new();
-    table.set_header(without_plot(HEADER.map(ToOwned::to_owned)));
+    table.set_header(without_plot(board, HEADER.map(ToOwned::to_owned)));
     let rows = board.rows();
     for it in rows.iter().take(limit) {
-        table.add_row(without_plot(cells(it)));
+        table.add_row(without_plot(board, cells(it)));
     }
     let mut text = output::lines(&mut table);
     if let Some(others @ 1..) = rows.len().checked_sub(limit) {
@@ -114,17 +131,24 @@ pub(super) fn json(board: &Board, limit: usize) -> Value {
             "connectionsPerSecond": rates.connections.now(),
             "refusedPerSecond": rates.refused,
             "deniedPerSecond": rates.denied,
+            "forwardedPacketsPerSecond": rates.forwarded,
             "ejected": port.ejected,
         })
     });
     json!({ "generation": board.generation(), "servicePorts": ports.collect::<Vec<_>>(), "count": rows.len() })
 }
 
-fn without_plot(cells: [String; 9]) -> Vec<String> {
-    cells.into_iter().enumerate().filter(|(index, _)| *index != 5).map(|(_, it)| it).collect()
+/// The columns that a board shows: packets only if some are, or were, forwarded.
+fn shown_in<T>(board: &Board, columns: [T; 10]) -> impl Iterator<Item = T> {
+    let count = if board.has_forwarded() { columns.len() } else { FORWARDED };
+    columns.into_iter().take(count)
 }
 
-fn cells(Row { port, rates }: &Row) -> [String; 9] {
+fn without_plot(board: &Board, cells: [String; 10]) -> Vec<String> {
+    shown_in(board, cells).enumerate().filter(|(index, _)| *index != PLOTTED).map(|(_, it)| it).collect()
+}
+
+fn cells(Row { port, rates }: &Row) -> [String; 10] {
     let service = if port.name.service.is_empty() { "?" } else { &port.name.service };
     [
         escaped(service).to_string(),
@@ -136,6 +160,7 @@ fn cells(Row { port, rates }: &Row) -> [String; 9] {
         rate(rates.refused),
         rate(rates.denied),
         if port.ejected.is_empty() { String::new() } else { port.ejected.len().to_string() },
+        rate(rates.forwarded),
     ]
 }
 
@@ -187,4 +212,59 @@ fn plot(history: &History<HISTORY>) -> String {
         rate => PLOT[((rate / highest * 8.0).ceil() as usize).clamp(1, 8)],
     };
     history.iter().map(bar).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        time::{Duration, Instant},
+    };
+
+    use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
+
+    use super::*;
+    use crate::cli::{
+        status::PortName,
+        top::{
+            board::SortBy,
+            sample::{PortSample, Sample},
+        },
+    };
+
+    /// A second with packets of a Service: sent on, and served or received.
+    fn board(sent: u64, others: u64) -> Board {
+        let mut board = Board::new(SortBy::Name, String::new());
+        let begin = Instant::now();
+        for second in [0, 1] {
+            let count = |packets| PacketCount { packets: packets * second, bytes: 0 };
+            let forwarding = ForwardCounts {
+                sent: count(sent),
+                served: count(others),
+                received: count(others),
+                ..ForwardCounts::default()
+            };
+            let port = PortSample {
+                id: PortId(1),
+                name: PortName { service: "default/web".into(), port: "http".into() },
+                address: "203.0.113.1:80/TCP".into(),
+                endpoint_count: 1,
+                counts: PortCounts { forwarding, ..PortCounts::default() },
+                ejected: BTreeSet::new(),
+            };
+            let at = begin + Duration::from_secs(second);
+            board.update(Sample { at, generation: 1, ports: vec![port] });
+        }
+        board
+    }
+
+    #[test]
+    fn packets_have_a_column_where_some_are_forwarded() {
+        let forwarding = board(10, 5);
+        let text = lines(&forwarding, 20);
+        let [header, row] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+        assert!(header.ends_with("FORWARDED/S") && row.ends_with(" 20"), "{text}");
+        assert_eq!(json(&forwarding, 20)["servicePorts"][0]["forwardedPacketsPerSecond"], 20.0);
+        assert!(!lines(&board(0, 0), 20).contains("FORWARDED"));
+    }
 }

@@ -34,7 +34,8 @@ use super::{
 /// Show which Services are used now, and how often they fail
 ///
 /// Reads the counters of the eBPF maps every second; the running process adds the names of Services and the endpoints that are
-/// ejected, and need not run. What nftables translates is not counted. Keys: arrows select a Service, Enter shows its
+/// ejected, and need not run. What nftables translates is not shown. Where packets from outside are forwarded whole, the last
+/// column has how many of them this node sends on, receives or serves. Keys: arrows select a Service, Enter shows its
 /// endpoints, Esc goes back, c r d e n sort, / filters, q quits.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
