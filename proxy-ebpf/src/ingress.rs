@@ -429,11 +429,16 @@ fn send<F: PacketFamily + FamilyTables>(
             hash: flow.hash(false),
             port: Be16::from_raw(FORWARDING_PORT.load() as u16),
         });
+        let make_room = |encapsulation: u32| {
+            let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO | encapsulation);
+            ctx.adjust_room(size_of::<F::Wrapping>() as i32, BPF_ADJ_ROOM_MAC, flags).ok()
+        };
         // What splits a large packet must know of the wrapping. The kernel wraps no packet that it knows as wrapped, nor does it
-        // forget that when the wrapping is removed: a small one is not said to be.
-        let encapsulation = if is_large(ctx) { BPF_F_ADJ_ROOM_ENCAP_L4_UDP | F::ENCAPSULATION } else { 0 };
-        let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO | encapsulation);
-        ctx.adjust_room(size_of::<F::Wrapping>() as i32, BPF_ADJ_ROOM_MAC, flags).ok()?;
+        // forget that when the wrapping is removed, and what it knows is right again then. A small one is not said to be wrapped.
+        let is_known = is_large(ctx) && make_room(BPF_F_ADJ_ROOM_ENCAP_L4_UDP | F::ENCAPSULATION).is_some();
+        if !is_known {
+            make_room(0)?;
+        }
         ctx.store(ETHERNET, &wrapping, 0).ok()?;
         set_priority(ctx, WRAPPED);
         let mut hop = F::next_hop(&lookup);
