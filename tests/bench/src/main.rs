@@ -17,6 +17,7 @@ mod nft;
 mod objects;
 mod outside;
 mod outside_cluster;
+mod outside_driver;
 mod outside_packets;
 mod outside_program;
 mod page;

@@ -11,6 +11,7 @@ use crate::{
     example,
     figures::{Figures, median},
     outside_cluster::{BenchCluster, NETWORKS, PORT},
+    outside_driver,
     outside_packets::{self, pin_to_core},
     outside_program,
 };
@@ -42,12 +43,14 @@ pub(crate) fn bench() -> Result<Figures> {
     pin_to_core()?;
 
     let programs = outside_program::measure(&binary)?;
-    let forwarding = BenchCluster::start(&binary, "dsr")?;
+    let mut forwarding = BenchCluster::start(&binary, "dsr")?;
     let translating = BenchCluster::start(&binary, "nat")?;
     status("Measuring", "packets by the paths that they take");
     let packets = outside_packets::measure(&forwarding, &translating)?;
     status("Measuring", "connections from outside");
     let [direct, forwarded, translated] = connects(&forwarding, &translating)?;
+    status("Measuring", "packets that are forwarded in the driver");
+    let driver = outside_driver::measure(&mut forwarding, &binary)?;
     drop((forwarding, translating));
     let mut rows = Vec::new();
     for nodes in NODES {
@@ -61,6 +64,10 @@ pub(crate) fn bench() -> Result<Figures> {
     report.row("node that a packet enters by: CPU, of that of the nftables path", 0.7, ratio, "x", 2);
     report.figure("  forwarded", packets.forwarded, "ns", 0);
     report.figure("  by the nftables path", packets.translated, "ns", 0);
+    let in_driver = "the same in the driver (XDP), the program alone: of the nftables path";
+    report.row(in_driver, 0.45, driver.program / packets.translated, "x", 2);
+    report.figure("  the program", driver.program, "ns", 0);
+    report.figure("  with veth as the driver, which copies each packet", driver.veth, "ns", 0);
     let ratio = packets.unwrapped / packets.served;
     report.row(
         "node that serves a packet: CPU, of that of a packet that was not wrapped",
@@ -113,7 +120,8 @@ pub(crate) fn bench() -> Result<Figures> {
         "IPv4, policy Cluster; client, router, bridge and nodes are network namespaces of one machine. Packets: UDP in frames of 60 \
          bytes, 1,000 flows, one direction. Their CPU time is that of the thread that sends them, and of the kernel's for what it \
          defers on that core, less that of packets which are dropped where they arrive at the node: what remains is the node's work \
-         and one transmission. A connection: connect() and close() of one client, over a router that spreads them over three nodes \
+         and one transmission. In the driver: BPF_PROG_TEST_RUN with the interface of a node, runs of one packet, less what it takes to \
+         start such a run. A connection: connect() and close() of one client, over a router that spreads them over three nodes \
          with an endpoint each. The program alone: BPF_PROG_TEST_RUN, packets that the node serves itself; random frontends in runs \
          of one packet, less what it takes to start such a run. Memory: of the tables of 10,000 frontends, and of as many rows as \
          1,000 nodes have, both generations. Rows: one endpoint per node; nodes that go one at a time.",

@@ -54,17 +54,23 @@ impl BenchCluster {
         cluster.wait_until_applied();
         let address = SocketAddr::from(([203, 0, 113, 1], 80));
         let sink = SocketAddr::from(([203, 0, 113, 2], 9));
-        if forwarding == "dsr" {
-            cluster.wait_until_forwarded(address, &[(0, 1), (1, 1), (2, 1)]);
-            cluster.wait_until_settled();
-        }
         let listen = |node: &IngressNode| {
             let listener = node.pods.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
             listener.set_nonblocking(true)?;
             anyhow::Ok(listener)
         };
         let listeners = cluster.nodes[..SERVING].iter().map(listen).collect::<Result<_>>()?;
-        Ok(Self { cluster, listeners, address, sink })
+        let bench = Self { cluster, listeners, address, sink };
+        if forwarding == "dsr" {
+            bench.wait_until_forwarded();
+        }
+        Ok(bench)
+    }
+
+    /// Waits until every node forwards to those with endpoints.
+    pub(crate) fn wait_until_forwarded(&self) {
+        self.cluster.wait_until_forwarded(self.address, &[(0, 1), (1, 1), (2, 1)]);
+        self.cluster.wait_until_settled();
     }
 
     /// The time of a connect and a close, in nanoseconds.

@@ -28,7 +28,7 @@ const FLOWS: usize = 1_000;
 const PER_FLOW: usize = 20;
 const ROUNDS: usize = 25;
 /// An Ethernet frame of 60 bytes.
-const PAYLOAD: [u8; 18] = [0; 18];
+pub(crate) const PAYLOAD: [u8; 18] = [0; 18];
 /// The core that does the work.
 const CORE: usize = 1;
 
@@ -108,6 +108,23 @@ pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> 
         unwrapped: unwrapped - forwarded - (dropping - at_bridge),
         served: served - dropping,
     })
+}
+
+/// The CPU time of the node that a packet enters by, which forwards it.
+pub(crate) fn forwarded(bench: &BenchCluster) -> Result<f64> {
+    let sender = Sender::new(bench)?;
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..ROUNDS {
+        let [dropping, forwarded] = &mut times;
+        {
+            let _arrives = Drops::at(&bench.cluster.nodes[SERVING].netns, "eth0")?;
+            dropping.push(sender.send(SERVING)?);
+        }
+        let _leaves = Drops::at(&bench.cluster.lan, "n1")?;
+        forwarded.push(sender.send(0)?);
+    }
+    let [dropping, forwarded] = times.map(median);
+    Ok(forwarded - dropping)
 }
 
 /// Sockets of a client, one for each flow.
