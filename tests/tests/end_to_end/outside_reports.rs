@@ -265,6 +265,12 @@ fn status_and_check_say_nothing_of_forwarding_unless_it_is_used() {
     let [host, installation] = &enabled[..] else { panic!("{enabled:?}") };
     assert_eq!((&*host.level, &*installation.level), ("ok", "ok"), "{enabled:?}");
     assert!(installation.says.contains("enabled, and no Service has packets to forward"), "{installation:?}");
+    let without_packets = findings(&cluster, &["--external-forwarding=dsr", "--packets=off"]);
+    assert_found(
+        &without_packets,
+        "broken",
+        "the packet path is off: packets from outside are not served here",
+    );
 }
 
 #[derive(Debug, PartialEq)]
@@ -318,6 +324,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
         "eth0 has the programs in both directions",
         "eth0 has 1500 bytes: with the wrapping, packets of up to 1456 bytes (IPv4) and 1424 (IPv6) fit",
         "no others are attached",
+        "4 of 4 addresses of other nodes answer: they unwrap packets",
     ] {
         assert_found(&found, "ok", expect);
     }

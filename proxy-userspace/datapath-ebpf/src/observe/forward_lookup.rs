@@ -151,6 +151,8 @@ pub struct ForwardSummary {
     pub nodes: usize,
     /// The addresses at which this node receives packets of other nodes.
     pub own_addresses: Vec<IpAddr>,
+    /// The addresses of other nodes, with and without rows.
+    pub other_addresses: BTreeSet<IpAddr>,
     /// The names of the interfaces at which the programs are attached.
     pub uplinks: BTreeSet<String>,
 }
@@ -189,6 +191,12 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
             NO_NODE => drop(without_owner.insert(position)),
             owner => drop(owners.insert(owner)),
         })?;
+        let mut other_addresses = BTreeSet::new();
+        maps.each(Table::ForwardNumbers, |address: V6, number: u32| {
+            if number != u32::from(THIS_NODE) {
+                other_addresses.insert(address.into());
+            }
+        })?;
         let this = maps.get(Table::ForwardNodes, &u32::from(THIS_NODE))?.unwrap_or_default();
         let tables = ForwardTables { nodes: [(THIS_NODE.into(), this)].into(), ..ForwardTables::default() };
         let own = [true, false].map(|is_v4| tables.address(THIS_NODE, is_v4));
@@ -198,6 +206,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
             translated,
             ended,
             nodes: owners.len(),
+            other_addresses,
             own_addresses: own.into_iter().filter(|it| !it.is_unspecified()).collect(),
             uplinks: BTreeSet::new(),
         })

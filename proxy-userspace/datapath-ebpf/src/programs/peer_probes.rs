@@ -6,6 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -83,13 +84,7 @@ impl PeerProbes {
         if self.sockets.is_empty() && self.states.is_empty() {
             return (None, INTERVAL);
         }
-        self.read_answers();
-        let now = Instant::now();
-        self.peers.judge(now);
-        if self.next_round <= now {
-            self.next_round = now + INTERVAL;
-            self.ask(now);
-        }
+        let now = self.exchange();
         let mut states = self.peers.states();
         report(&self.states, &states);
         let is_cut_off = self.peers.are_all_silent();
@@ -104,6 +99,18 @@ impl PeerProbes {
         let rest = self.next_round.saturating_duration_since(now);
         let is_soon = has_returned || self.peers.has_untried();
         (changed, if is_soon { rest.min(FIRST_LOOK) } else { rest })
+    }
+
+    /// Reads answers, and asks again if that is due. Returns the time.
+    fn exchange(&mut self) -> Instant {
+        self.read_answers();
+        let now = Instant::now();
+        self.peers.judge(now);
+        if self.next_round <= now {
+            self.next_round = now + INTERVAL;
+            self.ask(now);
+        }
+        now
     }
 
     /// How many answer.
@@ -146,6 +153,18 @@ impl PeerProbes {
             }
         }
     }
+}
+
+/// Asks nodes until each has answered, or had time for it; those that were not asked are untried. Takes up to
+/// [`MIN_TIMEOUT`].
+pub(crate) fn ask_all(port: u16, own: &BTreeSet<IpAddr>, others: &BTreeSet<IpAddr>) -> PeerStates {
+    let mut probes = PeerProbes::new(port, MIN_TIMEOUT);
+    probes.set(own, others);
+    let end = Instant::now() + MIN_TIMEOUT;
+    while probes.exchange() < end && probes.peers.has_untried() {
+        thread::sleep(FIRST_LOOK);
+    }
+    probes.peers.states()
 }
 
 fn open(address: IpAddr) -> io::Result<UdpSocket> {

@@ -16,6 +16,10 @@ const WITHOUT_SOCKETS: &str = "nftables serves everything; what takes sockets is
 
 /// What becomes of packets from outside without the socket path, whose programs forward them.
 const UNFORWARDED: &str = "nftables alone serves: packets from outside are translated here, and what other nodes wrap for this one is lost";
+/// The same without the packet path.
+const UNPACKED: &str = "the packet path is off: packets from outside are not served here, and other nodes translate those of \
+                        Services with endpoints here";
+const UNPACKED_REMEDY: &str = "leave --packets at its default, or use --external-forwarding nat";
 const FORWARDING_REMEDY: &str = "use --backend ebpf on every node, or --external-forwarding nat";
 
 /// Checks this node; whether packets from outside are forwarded also if none are, but Services are to be by default.
@@ -26,6 +30,9 @@ pub(super) fn check(options: &Options, forwarding: ExternalForwarding) -> Checku
         checkup.host.extend(found.host);
         checkup.installation.extend(found.installation);
         checkup.conflicts.extend(found.conflicts);
+        if options.packets.is_none() && forwarding == ExternalForwarding::Dsr {
+            checkup.installation.push(Finding::broken("external forwarding", UNPACKED, UNPACKED_REMEDY));
+        }
     }
     let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
     let (finding, is_left_to_kube_proxy) = kube_proxy::finding(has_run);

@@ -12,7 +12,11 @@ use crate::{
     maps::pins::Pins,
     observe::forward_lookup::{ForwardSummary, forward_summary},
     options::Options,
-    programs::uplink_links::{self, Uplink},
+    programs::{
+        peer_probes,
+        uplink_links::{self, Uplink},
+    },
+    tables::peers::{PeerState, PeerStates},
 };
 
 const SUBJECT: &str = "external forwarding";
@@ -58,6 +62,9 @@ pub fn forwarding(options: &Options, is_enabled: bool) -> ForwardingFindings {
             }
             Err(error) => findings.installation.push(Finding::failed(UPLINK, Level::Degraded, &error)),
         }
+        let own = summary.own_addresses.iter().copied().collect();
+        let states = peer_probes::ask_all(options.forwarding_port, &own, &summary.other_addresses);
+        findings.installation.extend(answers(&states));
     }
     findings.host = Some(kernel);
     findings
@@ -104,6 +111,23 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
         "every node needs this version with the eBPF backend and an address in its Node object, and UDP at \
          --external-forwarding-port must pass between nodes; `explain outside` names the nodes",
     )
+}
+
+/// Which other nodes unwrap packets; nothing if there are none.
+fn answers(states: &PeerStates) -> Option<Finding> {
+    /// How many addresses are named.
+    const MAX_NAMED: usize = 10;
+    let silent: Vec<_> = states.iter().filter(|(_, it)| **it != PeerState::Answers).collect();
+    let (all, answering) = (states.len(), states.len() - silent.len());
+    let mut says = format!("{answering} of {all} addresses of other nodes answer: they unwrap packets");
+    if !silent.is_empty() {
+        let named: Vec<_> = silent.iter().take(MAX_NAMED).map(|(address, _)| address.to_string()).collect();
+        let more = silent.len().checked_sub(MAX_NAMED).filter(|it| *it > 0);
+        let more = more.map_or_else(String::new, |it| format!(", and {it} more"));
+        says +=
+            &format!("; Services with endpoints at the others are translated: {}{more}", named.join(", "));
+    }
+    (!states.is_empty()).then(|| Finding::ok(SUBJECT, says))
 }
 
 /// The interfaces with an address of this node.
@@ -258,6 +282,24 @@ mod tests {
         assert!(usual.says.contains("up to 1456 bytes (IPv4) and 1424 (IPv6)"), "{}", usual.says);
         assert_eq!((finding(1_356).level, finding(1_355).level), (Level::Ok, Level::Degraded));
         assert!(finding(40).says.contains("up to 0 bytes (IPv4)"));
+    }
+
+    #[test]
+    fn nodes_that_do_not_answer_are_named() {
+        use PeerState::{Answers, Mute};
+        let says = |states: &[(u8, PeerState)]| {
+            answers(&states.iter().map(|(n, it)| ([192, 0, 2, *n].into(), *it)).collect()).map(|it| it.says)
+        };
+        assert_eq!(says(&[]), None);
+        let all = says(&[(1, Answers), (2, Answers)]).unwrap();
+        assert_eq!(all, "2 of 2 addresses of other nodes answer: they unwrap packets");
+        let some = says(&[(1, Answers), (2, Mute)]).unwrap();
+        assert!(
+            some.starts_with("1 of 2 addresses") && some.ends_with("are translated: 192.0.2.2"),
+            "{some}"
+        );
+        let many: Vec<_> = (1..=12).map(|n| (n, Mute)).collect();
+        assert!(says(&many).unwrap().ends_with("192.0.2.10, and 2 more"));
     }
 
     #[test]
