@@ -98,6 +98,11 @@ impl Admin {
         self.state().readers.counters = Some(Callback(Arc::new(read)));
     }
 
+    /// Sets that this process redirects sockets.
+    pub fn set_has_sockets(&self) {
+        self.state().readers.has_sockets = true;
+    }
+
     /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
     pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) {
         self.state().readers.explainer = Some(Callback(Arc::new(answer)));

@@ -1,14 +1,14 @@
 //! The datapath of `run` and `agent`.
 
-use std::{future::pending, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{cell::OnceCell, future::pending, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ::datapath::{PortCounts, described};
 use admin::{Admin, CounterLookup, HealthChecks, Inherited};
 use anyhow::Result;
 use datapath_ebpf::ActiveFrontends;
-use datapath_nft::FlowPassObserver;
+use datapath_nft::{ExternalConnections, FlowPassObserver};
 use model::{
-    Protocol, ServiceName,
+    Protocol, ServiceName, error_chain,
     state::{Service, ServicePort},
 };
 use publish::Subscription;
@@ -37,6 +37,9 @@ pub(super) async fn run(
 ) -> Result<()> {
     for reason in options.remarks() {
         tracing::warn!("{reason}");
+    }
+    if options.sockets.is_some() {
+        admin.set_has_sockets();
     }
     let (pin_dir, has_packets) =
         (options.sockets.as_ref().map(|it| it.pin_dir.clone()), options.packets.is_some());
@@ -106,16 +109,26 @@ fn inherited(options: &Options) -> Option<Inherited> {
 /// The kernel's counters, for the pages.
 struct KernelCounts {
     sockets: Option<datapath_ebpf::Counts>,
-    external: datapath_nft::ExternalConnections,
+    has_packets: bool,
+    /// Read once a page asks for them.
+    external: OnceCell<ExternalConnections>,
 }
 
 impl KernelCounts {
-    /// Reads those of sockets, whose maps are pinned in a directory, and those of packets; `None` if the former cannot be read.
+    /// Reads those of sockets, whose maps are pinned in a directory; `None` if that fails.
     fn read(pin_dir: Option<&Path>, has_packets: bool) -> Option<Self> {
         let sockets = pin_dir.map(datapath_ebpf::counts).transpose().ok()?;
-        // Without nftables, or while it changes all the time, the others are read.
-        let external = has_packets.then(datapath_nft::ExternalConnections::read);
-        Some(Self { sockets, external: external.and_then(Result::ok).unwrap_or_default() })
+        Some(Self { sockets, has_packets, external: OnceCell::new() })
+    }
+
+    fn external(&self) -> ExternalConnections {
+        if !self.has_packets {
+            return ExternalConnections::default();
+        }
+        ExternalConnections::read().unwrap_or_else(|error| {
+            tracing::debug!(error = error_chain(&error), "connections from outside cannot be counted");
+            ExternalConnections::default()
+        })
     }
 }
 
@@ -133,6 +146,6 @@ impl CounterLookup for KernelCounts {
     }
 
     fn external_connections(&self, service: &Service, port: &ServicePort) -> u64 {
-        self.external.of(service, port)
+        self.external.get_or_init(|| self.external()).of(service, port)
     }
 }

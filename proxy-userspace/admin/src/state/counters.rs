@@ -62,15 +62,17 @@ impl Reading {
         }
     }
 
-    /// The sums over all ports of these Services; `None` if sockets are not counted.
+    /// The sums over all ports of these Services, of sockets; `None` if they are not counted.
     pub(crate) fn total<'a>(
         &self,
         services: impl Iterator<Item = &'a Arc<ServiceState>>,
     ) -> Option<PortCounts> {
-        self.0.lock().as_ref().filter(|it| it.has_sockets())?;
+        let counts = self.0.lock();
+        let counts = counts.as_ref().filter(|it| it.has_sockets())?;
         let mut sum = PortCounts::default();
-        for it in services {
-            self.each_port(it, |_, it| sum += it);
+        for it in services.map(|it| &it.service) {
+            let ports = it.ports.iter().filter_map(|port| counts.port(&it.name, &port.name, port.protocol));
+            ports.for_each(|it| sum += it);
         }
         Some(sum)
     }

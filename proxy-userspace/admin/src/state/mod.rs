@@ -139,8 +139,7 @@ impl AdminState {
 
     /// The body of `/proxyMode`: the socket path if it is on, else the packet path; kube-proxy's words where it has them.
     pub(crate) fn proxy_mode(&self) -> &'static str {
-        // Only the socket path has counters.
-        let is_packet_path_only = self.role == Role::Backend && self.readers.counters.is_none();
+        let is_packet_path_only = self.role == Role::Backend && !self.readers.has_sockets;
         if is_packet_path_only { "nftables" } else { "ebpf" }
     }
 

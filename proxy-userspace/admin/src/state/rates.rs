@@ -64,7 +64,7 @@ pub struct Rates<const N: usize> {
     pub refused: f64,
     /// Of calls that were denied for another reason, in the last interval.
     pub denied: f64,
-    /// Of packets from outside that are forwarded whole, of all nodes or by this one, in the last interval.
+    /// Of packets from outside that are forwarded whole, and that this node sends on, receives or serves, in the last interval.
     pub forwarded: f64,
 }
 

@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 pub(crate) struct Readers {
     /// What the process was started with.
     pub(crate) configuration: Configuration,
+    /// Whether this process redirects sockets.
+    pub(crate) has_sockets: bool,
     /// The newest lines of the log.
     pub(crate) log: Option<Callback<dyn Fn() -> String + Send + Sync>>,
     /// The number of watchers.

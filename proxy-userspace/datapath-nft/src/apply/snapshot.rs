@@ -166,6 +166,11 @@ impl Snapshot {
             let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
             snapshot.sets.insert(name, (length(NFTA_SET_KEY_LEN), length(NFTA_SET_DATA_LEN)));
         })?;
+        walk_counters(netfilter, family, |name, _| {
+            let key = Bytes(name.into());
+            with(Element::new(family, Map::Counters, key), Value::None);
+        })
+        .map_err(|errno| Error::Read { what: "counters", errno })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
                 walk_elements(netfilter, family, (map, 0), with)
@@ -333,11 +338,29 @@ pub(crate) fn value(element: &[u8]) -> Value {
         let chain = find(verdict, NFTA_VERDICT_CHAIN).map(text);
         Verdict::of(find(verdict, NFTA_VERDICT_CODE).and_then(u32)?, chain)
     };
+    if let Some(name) = find(element, NFTA_SET_ELEM_OBJREF) {
+        return Value::Counter(Bytes(name.strip_suffix(&[0]).unwrap_or(name).into()));
+    }
     match data() {
         Some(data) => Value::Data(Bytes(data.into())),
         None if flags & NFT_SET_ELEM_INTERVAL_END != 0 => Value::RangeEnd,
         None => verdict().map_or(Value::None, Value::Verdict),
     }
+}
+
+/// Lists the counters of a table: calls back for each, with its name and its attributes.
+pub(crate) fn walk_counters(
+    netfilter: &mut Netfilter,
+    family: Family,
+    mut with: impl FnMut(&[u8], &[u8]),
+) -> Result<(), Errno> {
+    let kind = Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
+    netfilter.dump(&message(Command::GetObject, 0, family, [kind]), |it| {
+        let is_ours = find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE);
+        if is_ours && let Some(name) = find(it, NFTA_OBJ_NAME) {
+            with(name.strip_suffix(&[0]).unwrap_or(name), it);
+        }
+    })
 }
 
 /// Lists a set: calls back for each element, with its key and its attributes.

@@ -14,10 +14,10 @@ use crate::{
         chain::Chain,
         elements::{Changes, Element, Elements, Value},
         expressions::protocol_family,
-        schema::{Map, MapData, length, list_name},
+        schema::{Bytes, Map, MapData, length, list_name},
         tables::{
-            Command, TRIAL_TABLE, begin, delete_chain, delete_list, delete_table, elements, end, in_table,
-            new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
+            Command, TRIAL_TABLE, begin, counters, delete_chain, delete_list, delete_table, elements, end,
+            in_table, new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
         },
     },
     error::Error,
@@ -34,7 +34,7 @@ use netlink::{
     Attribute, Batch, Message, Netfilter, Refused,
     uapi::{
         NF_ACCEPT, NFNL_SUBSYS_NFTABLES, NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST, NFTA_CHAIN_NAME,
-        NFTA_RULE_CHAIN, NFTA_SET_NAME,
+        NFTA_OBJ_NAME, NFTA_RULE_CHAIN, NFTA_SET_NAME,
     },
 };
 
@@ -100,13 +100,28 @@ fn create(family: Family, chains: &[Chain]) -> Vec<Message> {
     create.chain(rules).collect()
 }
 
+/// Adds elements, and first the counters among them.
 fn add(family: Family, all: &Elements) -> Vec<Message> {
-    by_map(Command::NewElements, family, all)
+    let mut messages = counters(Command::NewObject, family, counters_among(all));
+    messages.extend(by_map(Command::NewElements, family, all));
+    messages
+}
+
+/// Deletes elements, and then the counters among them.
+fn delete(family: Family, all: &Elements) -> Vec<Message> {
+    let mut messages = by_map(Command::DeleteElements, family, all);
+    messages.extend(counters(Command::DeleteObject, family, counters_among(all)));
+    messages
+}
+
+/// The names of counters.
+fn counters_among(all: &Elements) -> impl Iterator<Item = &Bytes> {
+    all.keys().filter(|it| it.map.is_counters()).map(|it| &it.key)
 }
 
 fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
     // They are sorted by map, and by list.
-    let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family).collect();
+    let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family && !it.map.is_counters()).collect();
     let by_map = own.chunk_by(|(one, _), (other, _)| (one.map, one.list) == (other.map, other.list));
     by_map
         .flat_map(|some| elements(command, family, (some[0].0.map, some[0].0.list), some.iter().copied()))
@@ -153,7 +168,7 @@ impl DesiredTable {
                 let fits = |(key, data)| match map.data() {
                     MapData::Fields(fields) => key == size(map.key()) && data == size(fields),
                     // The kernel decides about the size of a verdict.
-                    MapData::None | MapData::Verdict => key == size(map.key()),
+                    MapData::None | MapData::Verdict | MapData::Counter => key == size(map.key()),
                 };
                 existing.sets.get(map.name()).is_some_and(|it| fits(*it))
             });
@@ -230,7 +245,7 @@ impl Difference {
     pub(crate) fn messages(&self, family: Family) -> Vec<Message> {
         let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
         messages.extend(create(family, &self.new_chains));
-        messages.extend(by_map(Command::DeleteElements, family, &self.changes.delete));
+        messages.extend(delete(family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
         messages.extend(self.old_chains.iter().map(|it| delete_chain(family, it)));
         messages.extend(self.old_lists.iter().map(|it| delete_list(family, *it)));
@@ -342,6 +357,8 @@ pub(crate) fn describe(message: &Message) -> String {
         named("new elements of the set", NFTA_SET_NAME)
     } else if is(Command::DeleteElements) {
         named("to delete elements of the set", NFTA_SET_NAME)
+    } else if is(Command::NewObject) || is(Command::DeleteObject) {
+        named("the counter", NFTA_OBJ_NAME)
     } else {
         return "the transaction".to_owned();
     };

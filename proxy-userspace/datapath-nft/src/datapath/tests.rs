@@ -321,8 +321,21 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         next.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
         assert_eq!(next.apply(&state(&more)).unwrap().entries, 0);
         assert_eq!(count(), 3, "and a restart");
+        let moved = Service { external_ips: Vec::new(), ..service.clone() };
+        let mut without_one = NodeState::default();
+        without_one.services.insert(ServiceState::new(moved, more.iter().cloned()));
+        next.apply(&without_one).unwrap();
+        assert_eq!(count(), 3, "and the loss of an address");
+        next.apply(&state(&more)).unwrap();
+        connect("203.0.113.1:80");
+        assert_eq!(count(), 4);
         next.apply(&state(&[])).unwrap();
         TcpStream::connect("203.0.113.1:80").unwrap_err();
-        assert_eq!(count(), 0, "without endpoints nothing is translated, and the counters begin anew");
+        assert_eq!(count(), 0, "without endpoints nothing is translated, and the counter begins anew");
+        next.changed.set();
+        next.repair().unwrap();
+        next.apply(&NodeState::default()).unwrap();
+        let left = next.read().unwrap().into_values().flat_map(|it| it.elements.into_keys());
+        assert_eq!(left.filter(|it| it.map.is_counters()).count(), 0);
     });
 }

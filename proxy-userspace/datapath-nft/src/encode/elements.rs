@@ -30,6 +30,8 @@ pub(crate) enum Value {
     RangeEnd,
     Data(Bytes),
     Verdict(Verdict),
+    /// The name of a counter.
+    Counter(Bytes),
 }
 
 /// Elements with their data.

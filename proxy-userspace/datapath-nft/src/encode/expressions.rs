@@ -408,6 +408,15 @@ impl Rule {
         )
     }
 
+    /// Counts the packet by the counter of the key, and continues if there is one.
+    pub(crate) fn count_by(self, map: Map, key: Register) -> Self {
+        let data = vec![
+            Attribute::u32(NFTA_OBJREF_SET_SREG, key.number()),
+            Attribute::text(NFTA_OBJREF_SET_NAME, map.name()),
+        ];
+        self.push("objref", data)
+    }
+
     /// Continues if the address is in a range of the list of a number.
     pub(crate) fn if_in_list(self, number: u32, address: Register) -> Self {
         let name = list_name(number);

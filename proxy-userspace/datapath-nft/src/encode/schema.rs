@@ -20,7 +20,7 @@ pub(crate) enum Map {
     External,
     /// Frontend that other nodes forward packets to → policy for these packets; [`Map::External`] has their selector.
     Forwarded,
-    /// Frontends that are reachable from outside and have endpoints, each with a counter of its connections.
+    /// Frontend that is reachable from outside and has endpoints → counter of the connections of its service port.
     Counted,
     /// Frontend and slot → endpoint, without session affinity.
     Endpoints,
@@ -80,6 +80,8 @@ pub(crate) enum Map {
     ClusterIps,
     /// Endpoints on this node, each as source and destination: a hairpin packet must be masqueraded.
     Hairpin,
+    /// No map: the counters of the table, each known by its name.
+    Counters,
     /// The allowed sources of one list: a set per list, see [`crate::plan::source_list`].
     SourceRanges,
 }
@@ -145,6 +147,8 @@ pub(crate) enum MapData {
     None,
     Fields(&'static [Field]),
     Verdict,
+    /// The name of a counter of the table.
+    Counter,
 }
 
 const FRONTEND: &[Field] = &[Field::Address, Field::Protocol, Field::Port];
@@ -158,18 +162,18 @@ const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
 /// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 35] = [
+const MAPS: [(Map, &str, &[Field], MapData); 36] = [
     (Map::Frontends, "frontends", FRONTEND, NUMBER),
     (Map::Internal, "internal", FRONTEND, NUMBER),
     (Map::External, "external", FRONTEND, NUMBER),
     (Map::Forwarded, "forwarded", FRONTEND, NUMBER),
-    (Map::Counted, "counted", FRONTEND, MapData::None),
+    (Map::Counted, "counted", FRONTEND, MapData::Counter),
     (Map::Endpoints, "endpoints", SLOT, ENDPOINT),
     (Map::AffinityEndpoints, "affinity-endpoints", SLOT, NUMBER),
     (Map::NodeFrontends, "node-frontends", NODE_PORT, NUMBER),
     (Map::NodeInternal, "node-internal", NODE_PORT, NUMBER),
     (Map::NodeExternal, "node-external", NODE_PORT, NUMBER),
-    (Map::NodeCounted, "node-counted", NODE_PORT, MapData::None),
+    (Map::NodeCounted, "node-counted", NODE_PORT, MapData::Counter),
     (Map::NodeEndpoints, "node-endpoints", NODE_SLOT, ENDPOINT),
     (Map::NodeAffinityEndpoints, "node-affinity-endpoints", NODE_SLOT, NUMBER),
     (Map::Policies, "policies", &[Field::Number], MapData::Verdict),
@@ -193,13 +197,14 @@ const MAPS: [(Map, &str, &[Field], MapData); 35] = [
     (Map::Watches, "watches", &[Field::Number], MapData::None),
     (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
     (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),
+    (Map::Counters, "counters", &[], MapData::None),
     (Map::SourceRanges, "sources", &[Field::Address], MapData::None),
 ];
 
 impl Map {
-    /// Those of which every table has exactly one: all but [`Map::SourceRanges`].
+    /// Those of which every table has exactly one: all but [`Map::SourceRanges`] and [`Map::Counters`].
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        MAPS.into_iter().map(|(it, ..)| it).filter(|it| !it.has_ranges())
+        MAPS.into_iter().map(|(it, ..)| it).filter(|it| !it.has_ranges() && !it.is_counters())
     }
 
     /// The endpoints of the set of a number that may be kept.
@@ -230,9 +235,9 @@ impl Map {
         self == Self::SourceRanges
     }
 
-    /// Whether each element counts the packets for which it was looked up.
-    pub(crate) fn has_counters(self) -> bool {
-        matches!(self, Self::Counted | Self::NodeCounted)
+    /// Whether it stands for the counters of the table, by name.
+    pub(crate) fn is_counters(self) -> bool {
+        self == Self::Counters
     }
 
     /// Whether its elements expire: it follows the traffic, not the state.
@@ -277,6 +282,10 @@ impl Bytes {
 
     pub(crate) fn frontend(FrontendAddress { address, protocol }: FrontendAddress) -> Self {
         Self::new().address(address.ip()).protocol(protocol).port(address.port())
+    }
+
+    pub(crate) fn name(text: &str) -> Self {
+        Self(text.as_bytes().into())
     }
 
     pub(crate) fn endpoint(endpoint: SocketAddr) -> Self {

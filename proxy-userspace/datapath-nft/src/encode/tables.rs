@@ -9,7 +9,7 @@ use crate::encode::{
     chain::Hook,
     elements::{Element, Value},
     expressions::{Rule, protocol_family},
-    schema::{Field, Map, MapData, length, list_name},
+    schema::{Bytes, Field, Map, MapData, length, list_name},
 };
 use netlink::{Attribute, Message, Netfilter, uapi::*};
 
@@ -32,6 +32,9 @@ pub(crate) enum Command {
     GetElements = NFT_MSG_GETSETELEM,
     DeleteElements = NFT_MSG_DELSETELEM,
     GetGeneration = NFT_MSG_GETGEN,
+    NewObject = NFT_MSG_NEWOBJ,
+    GetObject = NFT_MSG_GETOBJ,
+    DeleteObject = NFT_MSG_DELOBJ,
 }
 
 impl Command {
@@ -186,6 +189,10 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
             attributes.push(Attribute::u32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT));
             attributes.push(Attribute::u32(NFTA_SET_DATA_LEN, 0));
         }
+        MapData::Counter => {
+            flags |= NFT_SET_OBJECT;
+            attributes.push(Attribute::u32(NFTA_SET_OBJ_TYPE, NFT_OBJECT_COUNTER));
+        }
     }
     let mut description = Vec::new();
     if map.is_dynamic() {
@@ -198,9 +205,6 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     attributes.push(Attribute::u32(NFTA_SET_FLAGS, flags));
     attributes.extend(map.default_timeout().map(|it| Attribute::u64(NFTA_SET_TIMEOUT, u64::from(it) * 1000)));
     attributes.push(Attribute::bytes(NFTA_SET_USERDATA, set_userdata(map)));
-    if map.has_counters() {
-        attributes.push(Attribute::nested(NFTA_SET_EXPR, [Attribute::text(NFTA_EXPR_NAME, "counter")]));
-    }
     if !description.is_empty() {
         attributes.push(Attribute::nested(NFTA_SET_DESC, description));
     }
@@ -258,6 +262,29 @@ fn elements_with(
     messages
 }
 
+/// Creates counters, those that do not exist, or deletes them; nothing may refer to these any more.
+pub(crate) fn counters<'a>(
+    command: Command,
+    family: Family,
+    names: impl IntoIterator<Item = &'a Bytes>,
+) -> Vec<Message> {
+    let flags = if command == Command::NewObject { NLM_F_CREATE } else { 0 };
+    let counter = |name: &Bytes| {
+        let attributes = [
+            Attribute::bytes(NFTA_OBJ_NAME, terminated(name)),
+            Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER),
+            Attribute::nested(NFTA_OBJ_DATA, []),
+        ];
+        message(command, flags, family, attributes)
+    };
+    names.into_iter().map(counter).collect()
+}
+
+/// A name with its zero byte.
+fn terminated(name: &Bytes) -> Vec<u8> {
+    [&name.0[..], &[0]].concat()
+}
+
 fn element_attribute((element, value): (&Element, &Value), command: Command) -> Attribute {
     let data = |bytes: &[u8]| [Attribute::bytes(NFTA_DATA_VALUE, bytes)];
     let mut attributes = vec![Attribute::nested(NFTA_SET_ELEM_KEY, data(&element.key.0))];
@@ -271,6 +298,7 @@ fn element_attribute((element, value): (&Element, &Value), command: Command) -> 
             let verdict = Attribute::nested(NFTA_DATA_VERDICT, it.attributes());
             attributes.push(Attribute::nested(NFTA_SET_ELEM_DATA, [verdict]));
         }
+        Value::Counter(name) => attributes.push(Attribute::bytes(NFTA_SET_ELEM_OBJREF, terminated(name))),
     }
     Attribute::nested(NFTA_LIST_ELEM, attributes)
 }
@@ -292,7 +320,7 @@ fn set_userdata(map: Map) -> Vec<u8> {
     };
     let data = match map.data() {
         MapData::Fields(fields) => Some((1, order(fields))),
-        MapData::None | MapData::Verdict => None,
+        MapData::None | MapData::Verdict | MapData::Counter => None,
     };
     let all = [(0, order(map.key()))].into_iter().chain(data).chain([(2, 0)]);
     all.flat_map(|(kind, value): (u8, u32)| [&[kind, 4][..], &value.to_ne_bytes()].concat()).collect()

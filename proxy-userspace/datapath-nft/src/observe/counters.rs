@@ -1,34 +1,23 @@
-//! The counters of connections from outside, by frontend.
+//! The counters of connections from outside, by service port.
 //!
-//! Invariant: what is replaced begins anew at zero: a table of another layout, and a frontend whose endpoints were gone.
+//! Invariant: a counter ends with its service port, and begins anew with a table that is written anew.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::collections::HashMap;
 
-use datapath::{FrontendAddress, unspecified};
-use model::{
-    Family,
-    state::{Service, ServicePort},
-};
+use model::state::{Service, ServicePort};
 
 use crate::{
-    apply::snapshot::{each_element, frontend_of, retried},
-    encode::{
-        elements::Element,
-        schema::{Bytes, Parts},
-        tables::FAMILIES,
-    },
-    error::Error,
-    plan::endpoint_selector::MatchKey,
+    apply::snapshot::walk_counters, encode::tables::FAMILIES, error::Error, plan::compile::counter_name,
 };
 use netlink::{
-    Netfilter, find,
-    uapi::{NFTA_COUNTER_PACKETS, NFTA_EXPR_DATA, NFTA_SET_ELEM_EXPR},
+    Netfilter, find, text,
+    uapi::{NFTA_COUNTER_PACKETS, NFTA_OBJ_DATA},
 };
 use nix::errno::Errno;
 
-/// How many connections and UDP flows to each frontend were translated, except zeros.
+/// How many connections and UDP flows from outside were translated, by counter; except zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExternalConnections(HashMap<FrontendAddress, u64>);
+pub struct ExternalConnections(HashMap<String, u64>);
 
 impl ExternalConnections {
     /// Reads the counters; none if there are no tables.
@@ -38,44 +27,33 @@ impl ExternalConnections {
     /// If the kernel refuses to list them.
     pub fn read() -> Result<Self, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        retried(|| {
-            let mut all = HashMap::new();
-            for (family, by) in FAMILIES.into_iter().flat_map(|it| MatchKey::ALL.map(|by| (it, by))) {
-                let map = by.counted();
-                let listed = each_element(&mut netfilter, family, (map, 0), |key, attributes| {
-                    let element = Element::new(family, map, Bytes(key.into()));
-                    let frontend = frontend_of(&element, &mut Parts::of(&element.key, family));
-                    if let Some((frontend, count @ 1..)) = frontend.zip(packets(attributes)) {
-                        all.insert(frontend, count);
-                    }
-                });
-                match listed {
-                    Ok(()) | Err(Errno::ENOENT) => {}
-                    Err(errno) => return Err(Error::Read { what: "counters", errno }),
+        let mut all: HashMap<String, u64> = HashMap::new();
+        for family in FAMILIES {
+            let listed = walk_counters(&mut netfilter, family, |name, counter| {
+                if let Some(count @ 1..) = packets(counter) {
+                    *all.entry(text(name)).or_default() += count;
                 }
+            });
+            match listed {
+                // Something else in nftables changed meanwhile; those that were listed are valid.
+                Ok(()) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Read { what: "counters", errno }),
             }
-            Ok(Self(all))
-        })
+        }
+        Ok(Self(all))
     }
 
-    /// Those of a service port, at all of its addresses that are reachable from outside.
+    /// Those of a service port.
     pub fn of(&self, service: &Service, port: &ServicePort) -> u64 {
         if self.0.is_empty() {
             return 0;
         }
-        let ips = service.external_ips.iter().chain(&service.load_balancer_ips);
-        let addresses = ips.map(|it| SocketAddr::new(*it, port.port.get()));
-        let node_ports = port
-            .node_port
-            .into_iter()
-            .flat_map(|port| Family::ALL.map(|it| SocketAddr::new(unspecified(it), port.get())));
-        let count = |address| self.0.get(&FrontendAddress { address, protocol: port.protocol });
-        addresses.chain(node_ports).filter_map(count).sum()
+        counter_name(&service.name, port).and_then(|it| self.0.get(&it)).copied().unwrap_or_default()
     }
 }
 
-/// The packets that an element has counted: the first of each connection.
-fn packets(element: &[u8]) -> Option<u64> {
-    let data = find(find(element, NFTA_SET_ELEM_EXPR)?, NFTA_EXPR_DATA)?;
-    find(data, NFTA_COUNTER_PACKETS)?.try_into().ok().map(u64::from_be_bytes)
+/// What a counter has seen: the first packet of each connection.
+fn packets(counter: &[u8]) -> Option<u64> {
+    let packets = find(find(counter, NFTA_OBJ_DATA)?, NFTA_COUNTER_PACKETS)?;
+    packets.try_into().ok().map(u64::from_be_bytes)
 }

@@ -340,7 +340,8 @@ fn line(
         | Map::Uplinks
         | Map::Watches
         | Map::Counted
-        | Map::NodeCounted => return Some(None),
+        | Map::NodeCounted
+        | Map::Counters => return Some(None),
     };
     Some(Some(line))
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use model::{
-    Family, FrontendKind, Protocol, Rejected,
+    Family, FrontendKind, Protocol, Rejected, ServiceName,
     state::{ForwardedPort, PortTarget, Scope, Service, ServicePort, ServiceState, TrafficPolicy},
 };
 
@@ -48,6 +48,21 @@ pub(crate) struct Frontend {
     pub(crate) sources: Option<Arc<SourceList>>,
 }
 
+impl Frontend {
+    /// Whether it leads from outside to an endpoint.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.policy != FrontendPolicy::ClusterIp && matches!(self.external, Action::To(_))
+    }
+}
+
+/// The name of the counter of a port's connections from outside, which `nft` can read; none if the kernel would not take it.
+pub(crate) fn counter_name(service: &ServiceName, port: &ServicePort) -> Option<String> {
+    /// The longest, with its zero byte (`NFT_OBJ_MAXNAMELEN`).
+    const MAX: usize = 256;
+    let name = format!("external/{service}/{}/{}", port.name, port.protocol);
+    (name.len() < MAX).then_some(name)
+}
+
 /// One port of a Service, in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortImage {
@@ -58,6 +73,8 @@ pub(crate) struct PortImage {
     pub(crate) identity: FrontendAddress,
     /// Whether nodes forward its packets, to this node or to others.
     pub(crate) is_forwarded: bool,
+    /// The name of the counter of its connections from outside; none if no frontend leads from there to an endpoint.
+    pub(crate) counter: Option<Arc<str>>,
     /// Its addresses, each once; the identity is the first.
     pub(crate) frontends: Vec<Frontend>,
     /// Its endpoint sets, each sorted; of equal ones only the first, unless there is session affinity.
@@ -233,6 +250,7 @@ impl<'a> Port<'a> {
             index: self.index,
             identity: at_cluster_ip,
             is_forwarded: self.forwarded().is_some(),
+            counter: None,
             frontends: Vec::new(),
             sets: Vec::new(),
             scopes: Vec::new(),
@@ -317,6 +335,9 @@ impl<'a> Port<'a> {
             }
         }
         compiled.identity = compiled.frontends.first()?.address;
+        if compiled.frontends.iter().any(Frontend::is_counted) {
+            compiled.counter = counter_name(&self.state.service.name, self.port).map(Arc::from);
+        }
         Some(compiled)
     }
 

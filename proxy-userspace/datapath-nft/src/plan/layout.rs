@@ -416,8 +416,10 @@ impl PlacedService {
     /// Whether the sets have as many endpoints, and all else is the same that decides about elements, apart from their keys.
     fn has_same_counts(&self, other: &Self) -> bool {
         let counts = |it: &Self| it.slots.iter().flatten().map(|it| it.len()).collect::<Vec<_>>();
-        let ports =
-            |it: &Self| it.image.ports.iter().map(|it| (it.affinity, it.is_forwarded)).collect::<Vec<_>>();
+        let ports = |it: &Self| {
+            let ports = it.image.ports.iter();
+            ports.map(|it| (it.affinity, it.is_forwarded, it.counter.clone())).collect::<Vec<_>>()
+        };
         (counts(self), ports(self)) == (counts(other), ports(other))
             && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
     }
@@ -495,10 +497,13 @@ impl PlacedService {
                 if let Some(it) = numbers {
                     put(by.service_ports(), it.service_port);
                 }
-                if frontend.policy != FrontendPolicy::ClusterIp && matches!(frontend.external, Action::To(_))
-                {
-                    elements.insert(Element::new(family, by.counted(), key), Value::None);
+                if let Some(counter) = port.counter.as_ref().filter(|_| frontend.is_counted()) {
+                    let element = Element::new(family, by.counted(), key);
+                    elements.insert(element, Value::Counter(Bytes::name(counter)));
                 }
+            }
+            if let Some(counter) = &port.counter {
+                elements.insert(Element::new(family, Map::Counters, Bytes::name(counter)), Value::None);
             }
             if let Some(it) = numbers {
                 let key = Element::new(family, Map::AffinitySeconds, Bytes::new().number(it.service_port));

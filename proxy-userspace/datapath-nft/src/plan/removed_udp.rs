@@ -236,6 +236,7 @@ mod tests {
         let address = (IpAddr::from([10, 96, 0, 1]), 80).into();
         let port = PortImage {
             is_forwarded: false,
+            counter: None,
             index: 0,
             identity: FrontendAddress { address, protocol },
             frontends: Vec::new(),

@@ -261,10 +261,10 @@ impl TableConfig {
         rules
     }
 
-    /// Counts the connection. To look up an element counts.
+    /// Counts the connection.
     fn count(&self, by: MatchKey) -> Rule {
         let at = Registers::new(self.family);
-        key(self.rule("count"), by, at).if_in(by.counted(), at.key(by))
+        key(self.rule("count"), by, at).count_by(by.counted(), at.key(by))
     }
 
     fn external(&self, by: MatchKey) -> Vec<Rule> {
@@ -276,15 +276,14 @@ impl TableConfig {
     }
 
     fn external_local(&self, by: MatchKey) -> Vec<Rule> {
-        let mut rules = vec![self.count(by)];
         let from_pods = self.from("from a pod: the local policy does not apply");
-        rules.extend(from_pods.into_iter().map(|it| self.internal(it, by)));
+        let mut rules: Vec<_> = from_pods.into_iter().map(|it| self.internal(it, by)).collect();
         rules.push(self.mark(self.rule("from this node").if_from_local_address()));
         rules.push(self.internal(
             self.rule("from this node: the local policy does not apply").if_from_local_address(),
             by,
         ));
-        rules.push(self.to_endpoint_here(by));
+        rules.extend([self.count(by), self.to_endpoint_here(by)]);
         rules
     }
 

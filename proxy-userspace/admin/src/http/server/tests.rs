@@ -62,7 +62,7 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     assert!(response.contains("text/plain; version=0.0.4"), "{response}");
     assert!(response.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{response}");
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nnftables"), "the socket path is off");
-    admin.set_counter_source(|| None);
+    admin.set_has_sockets();
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
     let flags = [("cluster-cidr".to_owned(), "10.0.0.0/8".to_owned())].into();

@@ -429,7 +429,7 @@ fn every_number_can_be_listed_and_loaded_by_nft() {
     for (element, value) in &elements {
         let value_fields = match element.map.data() {
             MapData::Fields(it) => it,
-            MapData::None | MapData::Verdict => &[],
+            MapData::None | MapData::Verdict | MapData::Counter => &[],
         };
         let none = Bytes::new();
         let data = if let Value::Data(it) = value { it } else { &none };
