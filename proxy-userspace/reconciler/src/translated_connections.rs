@@ -43,8 +43,9 @@ impl TranslatedConnections {
         self.left.retain(|it, _| begun.contains(it));
         self.listed.retain(|it| begun.contains(it));
         if let Some(listing) = self.listing.take_if(|it| it.is_finished()) {
-            // A panic is reported by its thread; the next list tries again.
-            let (found, took) = listing.join().unwrap_or_else(|_| (Ok(Clients::new()), Duration::ZERO));
+            // The next list tries again.
+            let panicked = || (Err(io::Error::other("the thread has panicked")), Duration::ZERO);
+            let (found, took) = listing.join().unwrap_or_else(|_| panicked());
             self.last = Some((now, took));
             if let Err(error) = &found
                 && !self.has_failed
