@@ -48,6 +48,8 @@ pub(super) struct Board {
     rows: Vec<Row>,
     /// Those of the service port whose endpoints are shown.
     endpoints: Option<Endpoints>,
+    /// Whether packets to a Service are, or were, forwarded whole.
+    has_forwarded: bool,
     /// Why the last reading failed.
     failure: Option<String>,
 }
@@ -69,6 +71,7 @@ impl Board {
             read: None,
             rows: Vec::new(),
             endpoints: None,
+            has_forwarded: false,
             failure: None,
         }
     }
@@ -89,6 +92,8 @@ impl Board {
             Row { port, rates }
         };
         self.rows = sample.ports.into_iter().map(row).collect();
+        let none = ForwardCounts::default();
+        self.has_forwarded = self.rows.iter().any(|it| it.port.counts.forwarding != none);
     }
 
     /// Takes a new reading of the endpoints of the opened service port.
@@ -117,9 +122,8 @@ impl Board {
         self.failure = Some(error);
     }
 
-    /// Whether packets to a Service are, or were, forwarded whole.
     pub(super) fn has_forwarded(&self) -> bool {
-        self.rows.iter().any(|it| it.port.counts.forwarding != ForwardCounts::default())
+        self.has_forwarded
     }
 
     pub(super) fn failure(&self) -> Option<&str> {
