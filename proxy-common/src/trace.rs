@@ -142,6 +142,8 @@ pub const LINES_PAUSED: u32 = 1;
 pub const RING_BYTES: usize = 1 << 20;
 /// The size of the ring buffer of [`SentPacket`]s in bytes: room for about 800.
 pub const SENT_BYTES: usize = 1 << 16;
+/// How many frontends a trace can follow packets to.
+pub const MAX_FRONTENDS: u32 = 4096;
 /// How many connections are remembered until they end; the least recently used one is forgotten first.
 pub const MAX_OPEN: u32 = 16_384;
 /// How many service ports a trace can be restricted to.

@@ -6,7 +6,7 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_RB_NO_WAKEUP, TC_ACT_UNSPEC},
-    btf_maps::{Array, RingBuf},
+    btf_maps::{Array, HashMap, RingBuf},
     macros::{btf_map, classifier},
     programs::TcContext,
 };
@@ -14,7 +14,8 @@ use proxy_common::{
     decide::Tables as _,
     forward::{self, ETH_P_IP, ETH_P_IPV6, ForwardTables as _, Way},
     net::{V4, V6},
-    trace::{SENT_BYTES, SentPacket},
+    tables::FrontendKey6,
+    trace::{MAX_FRONTENDS, SENT_BYTES, SentPacket},
 };
 
 use crate::{
@@ -26,6 +27,9 @@ use crate::{
 
 #[btf_map]
 static SENT_PACKETS: RingBuf<SentPacket, SENT_BYTES> = RingBuf::new();
+/// The frontends whose packets are reported.
+#[btf_map]
+static TRACED_FRONTENDS: HashMap<FrontendKey6, u32, { MAX_FRONTENDS as usize }> = HashMap::new();
 /// How many packets found no room.
 #[btf_map]
 static LOST_PACKETS: Array<u64, 1> = Array::new();
@@ -61,7 +65,7 @@ fn report<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<()> {
     }
     let transport = ETHERNET + size_of::<F::Header>();
     let flow = flow(addresses, ctx.load(transport).ok()?, || ctx.load(transport + TCP_FLAGS).ok())?;
-    if flow.continues {
+    if flow.continues || TRACED_FRONTENDS.get_ptr(flow.frontend()).is_none() {
         return None;
     }
     let Way::To { node, .. } = forward::way(&side, &flow) else { return None };

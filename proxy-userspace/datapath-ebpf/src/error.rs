@@ -120,9 +120,12 @@ pub enum Error {
     /// There are no programs that traced ones could replace.
     #[error("no programs are attached yet, as no state is active: try again when `status` shows one")]
     NotAttached,
-    /// A trace is restricted to too many service ports.
-    #[error("{0} service ports cannot be traced at a time, at most 1024: trace by another filter")]
+    /// A trace is restricted to too many service ports or addresses of them.
+    #[error("{0} service ports or addresses cannot be traced at a time: trace by another filter")]
     TooManyTracedPorts(usize),
+    /// The kernel has no links to interfaces.
+    #[error("links to interfaces need Linux 6.6")]
+    NoLinksToInterfaces,
     /// The kernel object could not be loaded.
     #[error("loading the kernel object failed{}", remedy_of_load(.0))]
     Load(#[source] Box<EbpfError>),

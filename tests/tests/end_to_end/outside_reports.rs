@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT, Trace,
@@ -430,7 +431,7 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (server, _) = connection.name().split_once(' ').unwrap();
         let port = connection.stream().local_addr().unwrap().port();
-        check_sent_on(
+        check_forwarded(
             &trace.next(),
             "TCP",
             (SocketAddr::new(OUTSIDE_CLIENTS[0][family], port), frontend),
@@ -449,13 +450,14 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
         }
         let text = String::from_utf8_lossy(&reply).into_owned();
         let (server, _) = text.split_once(' ').unwrap();
-        check_sent_on(&trace.next(), "UDP", (client.local_addr().unwrap(), frontend), server);
+        check_forwarded(&trace.next(), "UDP", (client.local_addr().unwrap(), frontend), server);
     }
     let before = findings(&cluster, &[]);
     assert!(!before.iter().any(|it| it.says.contains("before ours do")), "the program of the trace is ours");
     let is_traced = || {
-        let programs = aya::programs::loaded_programs().flatten();
-        programs.filter(|it| it.name_as_str() == Some("trace_ingress")).count() > 0
+        let programs =
+            entry.netns.run(|| SchedClassifier::query_tcx("eth0", TcAttachType::Ingress)).unwrap().1;
+        programs.iter().any(|it| it.name_as_str() == Some("trace_ingress"))
     };
     assert!(is_traced());
     drop(trace);
@@ -483,19 +485,19 @@ fn top_shows_how_many_packets_are_forwarded() {
 
 /// Checks the line of a packet that goes on to a node.
 #[track_caller]
-fn check_sent_on(line: &Value, protocol: &str, (client, frontend): (SocketAddr, SocketAddr), server: &str) {
+fn check_forwarded(line: &Value, protocol: &str, (client, frontend): (SocketAddr, SocketAddr), server: &str) {
     for (field, expect) in [
         ("event", "packet".to_owned()),
         ("protocol", protocol.to_owned()),
         ("source", client.to_string()),
         ("destination", frontend.to_string()),
-        ("verdict", "sentOn".to_owned()),
+        ("verdict", "forwarded".to_owned()),
         ("service", "default/web".to_owned()),
         ("interface", "eth0".to_owned()),
     ] {
         assert_eq!(line[field], *expect, "{field} of {line}");
     }
-    let sent_to = &line["sentTo"];
-    assert_eq!(sent_to["node"], server, "{line}");
-    assert!(sent_to["row"].as_u64().unwrap() < sent_to["rows"].as_u64().unwrap(), "{line}");
+    let to = &line["forwardedTo"];
+    assert_eq!(to["node"], server, "{line}");
+    assert!(to["row"].as_u64().unwrap() < to["rows"].as_u64().unwrap(), "{line}");
 }

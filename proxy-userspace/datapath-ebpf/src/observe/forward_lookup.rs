@@ -9,11 +9,10 @@ use std::{
 };
 
 use datapath::FrontendAddress;
-use model::Protocol;
 use proxy_common::{
     forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, THIS_NODE},
     net::{Be16, V4, V6},
-    tables::{FrontendKey6, TCP, UDP},
+    tables::FrontendKey6,
 };
 
 use crate::{
@@ -21,7 +20,7 @@ use crate::{
     maps::pins::Pins,
     observe::{active_frontends::ActiveFrontends, forwards::ForwardTables},
     programs::uplink_links,
-    tables::store::Table,
+    tables::{layout::forwarding::frontend_key, store::Table},
 };
 
 /// What becomes of packets from outside to a frontend that is forwarded.
@@ -76,16 +75,15 @@ pub fn forward_lookup(
     destination: &FrontendAddress,
     client: Option<FlowClient>,
 ) -> Result<Option<ForwardLookup>, Error> {
-    let protocol = match destination.protocol {
-        Protocol::Tcp => TCP,
-        Protocol::Udp => UDP,
-        Protocol::Sctp => return Ok(None),
-    };
-    let (ip, port) = (destination.address.ip(), Be16::new(destination.address.port()));
-    let key = FrontendKey6 { address: V6::from(ip), port, protocol, zero: 0 };
+    let Some(key) = frontend_key(destination) else { return Ok(None) };
     let (_, tables) = ActiveFrontends::open(pin_dir)?.read(|maps| ForwardTables::read_one(maps, key))?;
     let Some(found) = tables.lookup(key, client) else { return Ok(None) };
-    Ok(Some(ForwardLookup { uplinks: uplink_links::attached(&Pins::new(pin_dir))?, ..found }))
+    Ok(Some(ForwardLookup { uplinks: uplink_names(pin_dir)?, ..found }))
+}
+
+/// The names of the interfaces at which the programs are attached.
+fn uplink_names(pin_dir: &Path) -> Result<BTreeSet<String>, Error> {
+    Ok(uplink_links::attached(&Pins::new(pin_dir))?.into_values().collect())
 }
 
 impl forward::ForwardTables for ForwardTables {
@@ -211,7 +209,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
             uplinks: BTreeSet::new(),
         })
     })?;
-    summary.uplinks = uplink_links::attached(&Pins::new(pin_dir))?;
+    summary.uplinks = uplink_names(pin_dir)?;
     Ok(summary)
 }
 
@@ -219,7 +217,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
-    use proxy_common::forward::ForwardNode;
+    use proxy_common::{forward::ForwardNode, tables::TCP};
 
     use super::*;
 

@@ -4,20 +4,25 @@
 //! with the last descriptor of its link, however the process ends.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
 use aya::{
     Ebpf,
-    maps::{Array, MapData, RingBuf},
+    maps::{Array, HashMap, MapData, RingBuf},
     programs::{
-        LinkOrder, TcAttachType,
+        LinkOrder, ProgramError, TcAttachType,
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
+use datapath::FrontendAddress;
+use model::error_chain;
 use nix::net::if_::if_indextoname;
-use proxy_common::trace::SentPacket as Event;
+use proxy_common::{
+    tables::FrontendKey6,
+    trace::{MAX_FRONTENDS, SentPacket as Event},
+};
 
 use crate::{
     error::{ATTACH, Error},
@@ -29,17 +34,27 @@ use crate::{
         pins::Pins,
     },
     options::Options,
-    programs::{links::failed, uplink_links, uplinks::classifier},
+    programs::{
+        clsact,
+        links::failed,
+        uplink_links,
+        uplinks::{self, classifier},
+    },
+    tables::layout::forwarding::frontend_key,
 };
 
 /// The program at each uplink.
 pub(crate) const PROGRAM: &str = "trace_ingress";
+/// The bytes of a [`FrontendKey6`].
+type Key = [u8; size_of::<FrontendKey6>()];
+/// The map of frontends whose packets are reported.
+const FRONTENDS: &str = "TRACED_FRONTENDS";
 
 /// A packet that goes on to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentPacket {
-    /// The name of the interface at which it arrived, if that still exists.
-    pub interface: Option<String>,
+    /// The number of the interface at which it arrived.
+    interface: u32,
     /// The IP protocol number.
     pub protocol: u8,
     /// The client.
@@ -59,9 +74,12 @@ pub struct SentPackets {
     ebpf: Ebpf,
     pins: Pins,
     packets: RingBuf<MapData>,
+    frontends: HashMap<MapData, Key, u32>,
+    /// What [`Self::frontends`] contains.
+    traced: BTreeSet<FrontendAddress>,
     lost: Array<MapData, u64>,
-    /// By the name of the interface.
-    links: BTreeMap<String, SchedClassifierLink>,
+    /// By the number of the interface: one that is made anew has another.
+    links: BTreeMap<u32, SchedClassifierLink>,
 }
 
 impl SentPackets {
@@ -69,11 +87,15 @@ impl SentPackets {
     ///
     /// # Errors
     ///
-    /// If this binary has no such program, or the kernel refuses it: links to interfaces need Linux 6.6.
+    /// If this binary has no such program, or the kernel refuses it.
     pub fn start(options: &Options) -> Result<Option<Self>, Error> {
         let pins = Pins::new(&options.pin_dir);
-        if uplink_links::attached(&pins)?.is_empty() {
+        let links = pins.all_links()?;
+        if !links.iter().any(|it| uplinks::is_pin(it)) {
             return Ok(None);
+        }
+        if links.iter().any(|it| clsact::interface_of(it).is_some()) {
+            return Err(Error::NoLinksToInterfaces);
         }
         let object = embedded::traced()?;
         let mut ebpf = with_features(|features| {
@@ -87,6 +109,8 @@ impl SentPackets {
         let mut packets = Self {
             pins,
             packets: RingBuf::try_from(packets).map_err(Error::map("SENT_PACKETS"))?,
+            frontends: map_spec::take(&mut ebpf, FRONTENDS)?,
+            traced: BTreeSet::new(),
             lost: map_spec::take(&mut ebpf, "LOST_PACKETS")?,
             links: BTreeMap::new(),
             ebpf,
@@ -99,20 +123,56 @@ impl SentPackets {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If the kernel refuses; not for an interface that goes meanwhile, which the next call looks at again.
     pub fn follow_uplinks(&mut self) -> Result<(), Error> {
         let uplinks = uplink_links::attached(&self.pins)?;
-        self.links.retain(|name, _| uplinks.contains(name));
-        for name in uplinks {
-            if self.links.contains_key(&name) {
+        self.links.retain(|interface, _| uplinks.contains_key(interface));
+        for (interface, name) in uplinks {
+            if self.links.contains_key(&interface) {
                 continue;
             }
             let program = classifier(&mut self.ebpf, PROGRAM)?;
             let order = TcAttachOptions::TcxOrder(LinkOrder::first());
-            let link = program.attach_with_options(&name, TcAttachType::Ingress, order);
-            let link = link.map_err(failed(ATTACH, PROGRAM))?;
-            self.links.insert(name, program.take_link(link).map_err(failed("take the link", PROGRAM))?);
+            match program.attach_with_options(&name, TcAttachType::Ingress, order) {
+                Ok(link) => {
+                    let link = program.take_link(link).map_err(failed("take the link", PROGRAM))?;
+                    self.links.insert(interface, link);
+                }
+                // An unknown type of link.
+                Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+                    return Err(Error::NoLinksToInterfaces);
+                }
+                Err(error) => {
+                    let error = failed(ATTACH, PROGRAM)(error);
+                    tracing::debug!(
+                        interface = name,
+                        error = error_chain(&error),
+                        "no packets are traced there"
+                    );
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Sets whose packets are reported; node ports are not forwarded, and left out.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many, or the kernel refuses.
+    pub fn set_frontends(&mut self, wanted: impl IntoIterator<Item = FrontendAddress>) -> Result<(), Error> {
+        let wanted: BTreeSet<_> = wanted.into_iter().filter(|it| !it.address.ip().is_unspecified()).collect();
+        if wanted.len() > MAX_FRONTENDS as usize {
+            return Err(Error::TooManyTracedPorts(wanted.len()));
+        }
+        let key = |it: &FrontendAddress| frontend_key(it).map(|it| -> Key { bytemuck::cast(it) });
+        for it in self.traced.difference(&wanted).filter_map(key) {
+            self.frontends.remove(&it).map_err(Error::map(FRONTENDS))?;
+        }
+        for it in wanted.difference(&self.traced).filter_map(key) {
+            self.frontends.insert(it, 1, 0).map_err(Error::map(FRONTENDS))?;
+        }
+        self.traced = wanted;
         Ok(())
     }
 
@@ -132,11 +192,18 @@ impl SentPackets {
     }
 }
 
+impl SentPacket {
+    /// The name of the interface at which it arrived, if that still exists.
+    pub fn interface(&self) -> Option<String> {
+        if_indextoname(self.interface).ok().map(|it| it.to_string_lossy().into_owned())
+    }
+}
+
 impl From<Event> for SentPacket {
     fn from(it: Event) -> Self {
         let node = IpAddr::from(it.node);
         Self {
-            interface: if_indextoname(it.interface).ok().map(|it| it.to_string_lossy().into_owned()),
+            interface: it.interface,
             protocol: it.protocol as u8,
             source: SocketAddr::new(it.source.into(), it.source_port.get()),
             destination: SocketAddr::new(it.destination.into(), it.destination_port.get()),

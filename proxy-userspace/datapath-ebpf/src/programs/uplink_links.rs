@@ -1,6 +1,6 @@
 //! Where the links to uplinks are attached, and what else runs there. Read-only.
 
-use std::{collections::BTreeSet, os::fd::AsFd as _};
+use std::{collections::BTreeMap, os::fd::AsFd as _};
 
 use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
 use datapath::ForeignProgram;
@@ -40,11 +40,12 @@ pub(crate) struct Uplink {
     pub(crate) after: Vec<String>,
 }
 
-/// The names of the interfaces at which our programs are attached, in order.
-pub(crate) fn attached(pins: &Pins) -> Result<BTreeSet<String>, Error> {
+/// The names of the interfaces at which our programs are attached, by number.
+pub(crate) fn attached(pins: &Pins) -> Result<BTreeMap<u32, String>, Error> {
     // One that has gone meanwhile has no name.
-    let names = own(pins)?.into_iter().filter_map(|it| if_indextoname(it.interface).ok());
-    Ok(names.map(|it| it.to_string_lossy().into_owned()).collect())
+    let name = |it: Attached| Some((it.interface, if_indextoname(it.interface).ok()?));
+    let named = own(pins)?.into_iter().filter_map(name);
+    Ok(named.map(|(interface, name)| (interface, name.to_string_lossy().into_owned())).collect())
 }
 
 /// The programs of all pinned links whose interface exists.

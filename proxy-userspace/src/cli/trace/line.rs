@@ -3,13 +3,15 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt::{self, Write as _},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 
 use datapath_ebpf::{EndReason, TraceStep, TraceVerdict};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::packet::Packet;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase")]
@@ -45,6 +47,11 @@ pub(super) enum Line {
     Packet(Packet),
     /// Packets were lost, because their reports were not read in time.
     PacketsLost,
+    /// Packets that are forwarded to other nodes are not shown.
+    NoSentPackets {
+        /// Why not.
+        reason: String,
+    },
 }
 
 /// A decision, and the end of its connection.
@@ -130,88 +137,6 @@ impl fmt::Display for Step {
             None => write!(f, " {name}={value}"),
         })
     }
-}
-
-/// The first packet of a connection, as nftables has treated it, or sent on to another node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Packet {
-    /// When it was through.
-    pub(super) time: Timestamp,
-    /// The interface at which it arrived; none if it is from this node.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) interface: Option<String>,
-    pub(super) protocol: String,
-    pub(super) source: SocketAddr,
-    /// The destination before translation.
-    pub(super) destination: SocketAddr,
-    /// `NAMESPACE/NAME`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) service: Option<String>,
-    /// The name of the port, or its number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) port: Option<String>,
-    pub(super) verdict: PacketResult,
-    /// The node that it was sent on to, whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) sent_to: Option<SentTo>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) endpoint: Option<SocketAddr>,
-    /// What replaced the source.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) masqueraded: Option<SocketAddr>,
-    /// Whose rule dropped it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) table: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) chain: Option<String>,
-    /// Why this proxy dropped it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reason: Option<String>,
-    /// The rules that it met, if they were asked for.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) steps: Vec<String>,
-}
-
-/// The node that a packet was sent on to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct SentTo {
-    /// Its name, if a Node has the address.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) node: Option<String>,
-    /// Where it receives packets; none if it has left the cluster.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) address: Option<IpAddr>,
-    /// The row of the packet among those of the Service's address.
-    pub(super) row: u32,
-    pub(super) rows: u32,
-}
-
-impl fmt::Display for SentTo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, address, row, rows } = self;
-        match (node, address) {
-            (Some(node), Some(address)) => write!(f, "sent on to node {node} at {address}")?,
-            (_, Some(address)) => write!(f, "sent on to the node at {address}")?,
-            (_, None) => f.write_str("DROPPED: its node has left the cluster")?,
-        }
-        write!(f, " (row {row} of {rows})")
-    }
-}
-
-/// What became of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum PacketResult {
-    Passed,
-    Redirected,
-    /// Another node serves it.
-    SentOn,
-    NoEndpoints,
-    NoPort,
-    Dropped,
-    Vanished,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -315,6 +240,11 @@ impl Line {
                 let lost = model::counted(*count, "step");
                 return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
             }
+            Self::NoSentPackets { reason } => {
+                return Some(format!(
+                    "-- packets that are forwarded to other nodes are not shown: {reason} --"
+                ));
+            }
             Self::PacketsLost => return Some("-- packets were lost: use a narrower filter --".into()),
             Self::Packet(it) => return Some(it.text()),
             Self::Connect(it) => ("connect", it),
@@ -343,53 +273,6 @@ impl Line {
             let _ = write!(out, "\n    {step}");
         }
         Some(out)
-    }
-}
-
-impl Packet {
-    fn text(&self) -> String {
-        let Self { source, destination, protocol, .. } = self;
-        let mut out = self.time.strftime("%H:%M:%S%.6f").to_string();
-        // Writing to a string cannot fail.
-        let _ = write!(out, " packet({source} to {destination}/{protocol})");
-        if let (Some(service), Some(port)) = (&self.service, &self.port) {
-            let _ = write!(out, " {service}:{port}");
-        }
-        let _ = write!(out, " = {}", self.result());
-        if let Some(it) = self.masqueraded {
-            let _ = write!(out, " (masqueraded as {it})");
-        }
-        if let Some(it) = &self.interface {
-            let _ = write!(out, " interface={it}");
-        }
-        for step in &self.steps {
-            let _ = write!(out, "\n    {step}");
-        }
-        out
-    }
-
-    /// What came of it.
-    fn result(&self) -> String {
-        let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
-        let what = match self.verdict {
-            PacketResult::Redirected => return endpoint,
-            PacketResult::SentOn => {
-                return self.sent_to.as_ref().map_or_else(String::new, ToString::to_string);
-            }
-            PacketResult::Passed if self.service.is_some() => "not translated".into(),
-            PacketResult::Passed => "not translated: no Service has this address, port and protocol".into(),
-            PacketResult::NoEndpoints => "REFUSED: the Service has no endpoints".into(),
-            PacketResult::NoPort => "REFUSED: the cluster IP has no such port".into(),
-            PacketResult::Dropped => {
-                let (table, chain) = (self.table.as_deref(), self.chain.as_deref());
-                let by = format!("table {}, chain {}", table.unwrap_or("?"), chain.unwrap_or("?"));
-                format!("DROPPED: {}", self.reason.as_ref().unwrap_or(&by))
-            }
-            PacketResult::Vanished => {
-                "NOT SEEN TO LEAVE: routing, or something besides nftables, dropped it".into()
-            }
-        };
-        if endpoint.is_empty() { what } else { format!("{endpoint}, {what}") }
     }
 }
 
@@ -457,7 +340,7 @@ fn seconds(seconds: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn decision() -> Decision {
@@ -489,7 +372,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(line: &Line, expect: &str) {
+    pub(in crate::cli::trace) fn check(line: &Line, expect: &str) {
         assert_eq!(line.text().unwrap(), expect);
         // The command reads what the process has written.
         let json = serde_json::to_string(line).unwrap();
@@ -574,71 +457,6 @@ mod tests {
         check(
             &end(End::Refused, 0.0123, None),
             &format!("{call} REFUSED by the endpoint after 12.3 ms netns=7"),
-        );
-    }
-
-    #[test]
-    fn a_packet_is_a_line() {
-        let packet = Packet {
-            sent_to: None,
-            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
-            interface: Some("eth0".into()),
-            protocol: "TCP".into(),
-            source: "192.0.2.1:1234".parse().unwrap(),
-            destination: "10.96.0.10:80".parse().unwrap(),
-            service: Some("default/web".into()),
-            port: Some("http".into()),
-            verdict: PacketResult::Redirected,
-            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
-            masqueraded: None,
-            table: None,
-            chain: None,
-            reason: None,
-            steps: Vec::new(),
-        };
-        let begin = "03:04:05.123456 packet(192.0.2.1:1234 to 10.96.0.10:80/TCP) default/web:http =";
-        check(&Line::Packet(packet.clone()), &format!("{begin} 10.244.1.1:8080 interface=eth0"));
-        let masqueraded = Some("192.168.0.2:4321".parse().unwrap());
-        let steps = vec!["kube-proxy-ebpf prerouting: to services".into()];
-        check(
-            &Line::Packet(Packet { masqueraded, steps, interface: None, ..packet.clone() }),
-            &format!(
-                "{begin} 10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services"
-            ),
-        );
-        let sent_to =
-            SentTo { node: Some("n2".into()), address: Some([192, 0, 2, 7].into()), row: 341, rows: 1024 };
-        let sent = |sent_to| {
-            Line::Packet(Packet {
-                verdict: PacketResult::SentOn,
-                sent_to: Some(sent_to),
-                endpoint: None,
-                ..packet.clone()
-            })
-        };
-        check(
-            &sent(sent_to.clone()),
-            &format!("{begin} sent on to node n2 at 192.0.2.7 (row 341 of 1024) interface=eth0"),
-        );
-        let gone = SentTo { node: None, address: None, ..sent_to };
-        check(
-            &sent(gone),
-            &format!("{begin} DROPPED: its node has left the cluster (row 341 of 1024) interface=eth0"),
-        );
-        let dropped = Packet {
-            verdict: PacketResult::Dropped,
-            table: Some("filter".into()),
-            chain: Some("FORWARD".into()),
-            ..packet
-        };
-        check(
-            &Line::Packet(dropped.clone()),
-            &format!("{begin} 10.244.1.1:8080, DROPPED: table filter, chain FORWARD interface=eth0"),
-        );
-        let reason = Some("the source is not in loadBalancerSourceRanges".into());
-        check(
-            &Line::Packet(Packet { reason, endpoint: None, ..dropped }),
-            &format!("{begin} DROPPED: the source is not in loadBalancerSourceRanges interface=eth0"),
         );
     }
 

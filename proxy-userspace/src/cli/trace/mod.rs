@@ -5,6 +5,7 @@
 mod filters;
 mod line;
 mod names;
+mod packet;
 mod packets;
 mod server;
 
@@ -33,9 +34,11 @@ use super::{
 /// The process that serves this node attaches a variant of its programs that reports each decision of connect(2), and of
 /// sendto(2) of unconnected sockets, until this command ends; before and after that nothing is reported, and nothing costs
 /// time. Also shown are destinations in a network of Services that belong to no Service. Of datagrams the first one to each
-/// endpoint is shown. With -v, each is followed by the steps of its decision, with -vv also by those of the end of its socket. With --service or --to, and without a
-/// filter for processes, packets that nftables translates are shown, too: the first one of each connection, and which rule
-/// has dropped it; and those that are forwarded whole: which node they are sent on to. One trace runs at a time; it ends with this command, which ends with its output or its input.
+/// endpoint is shown. With -v, each is followed by the steps of its decision, with -vv also by those of the end of its socket.
+///
+/// With --service or --to, and without a filter for processes, the first packet of each connection by nftables is shown, too:
+/// its endpoint, or the rule that has dropped it. Where packets from outside are forwarded whole, it is shown which node they go
+/// to. One trace runs at a time; it ends with this command, which ends with its output or its input.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kube-proxy-ebpf trace --service default/web

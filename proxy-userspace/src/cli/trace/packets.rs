@@ -13,18 +13,21 @@ use datapath::{FrontendAddress, unspecified};
 use datapath_ebpf::{self as ebpf, SentPacket, SentPackets};
 use datapath_nft::{PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends};
 use jiff::Timestamp;
-use model::{Family, Protocol, ServiceName, state::NodeState};
+use model::{Family, Protocol, ServiceName, error_chain, state::NodeState};
 use publish::Published;
 
 use super::{
     filters::Requested,
-    line::{Line, Packet, PacketResult, SentTo},
+    line::Line,
     names::{port_label, protocol},
+    packet::{ForwardedTo, Packet, PacketResult},
 };
 
 /// How often the addresses of Services are read again at most.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How many packets that are sent on are read at once.
+const MAX_POLLED: usize = 1024;
 /// How many flows of UDP are remembered.
 const MAX_FLOWS: usize = 4096;
 /// The IP protocol number.
@@ -43,6 +46,8 @@ pub(super) struct Packets {
     read_at: Instant,
     trace: PacketTrace,
     sent: Option<Sent>,
+    /// What is said once.
+    notice: Option<Line>,
 }
 
 /// Packets from outside that this node sends on to other nodes.
@@ -57,16 +62,16 @@ struct Sent {
 }
 
 impl Sent {
-    /// Begins to follow packets once some are forwarded, and follows them to other interfaces.
-    fn refresh(&mut self) -> Result<()> {
+    /// Begins to follow packets to these addresses once some are forwarded, and follows them to other interfaces.
+    fn refresh(&mut self, wanted: impl Iterator<Item = FrontendAddress>) -> Result<(), ebpf::Error> {
         match &mut self.packets {
             Some(packets) => packets.follow_uplinks()?,
             None => self.packets = SentPackets::start(&self.options)?,
         }
-        Ok(())
+        self.packets.as_mut().map_or(Ok(()), |it| it.set_frontends(wanted))
     }
 
-    /// The next packet: of UDP the first of a flow.
+    /// The next packet, of UDP the first of a flow; more may follow the end.
     fn next(&mut self) -> Option<SentPacket> {
         let Self { packets: Some(packets), flows, .. } = self else { return None };
         let is_first = |it: &SentPacket| match flows {
@@ -78,10 +83,11 @@ impl Sent {
             }
             _ => true,
         };
-        std::iter::from_fn(|| packets.poll()).find(is_first)
+        // Others may send faster than this reads.
+        std::iter::from_fn(|| packets.poll()).take(MAX_POLLED).find(is_first)
     }
 
-    fn has_lost(&mut self) -> Result<bool> {
+    fn has_lost(&mut self) -> Result<bool, ebpf::Error> {
         let Some(packets) = &self.packets else { return Ok(false) };
         let lost = packets.lost()?;
         Ok(lost > std::mem::replace(&mut self.lost, lost))
@@ -165,16 +171,14 @@ impl Packets {
         let names = state.as_ref().map(|it| wanted.names(&it.state)).unwrap_or_default();
         let trace = PacketTrace::start(&wanted.destinations(&names))?;
         let (failed_only, has_steps) = (requested.failed, requested.verbosity > 0);
-        // What is sent on does not fail here.
-        let options = sockets.filter(|_| !failed_only).cloned();
         let flows = (!requested.all).then(HashSet::new);
-        let mut sent = options.map(|options| Sent { options, packets: None, flows, lost: 0 });
-        if let Some(Err(error)) = sent.as_mut().map(Sent::refresh) {
-            tracing::warn!(error = format!("{error:#}"), "the trace lacks packets that go on to other nodes");
-            sent = None;
-        }
+        let sent = sockets.map(|it| Sent { options: it.clone(), packets: None, flows, lost: 0 });
         let (admin, read_at) = (admin.clone(), Instant::now());
-        Ok(Some(Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace, sent }))
+        let notice = None;
+        let mut packets =
+            Self { admin, wanted, failed_only, has_steps, names, state, read_at, trace, sent, notice };
+        packets.refresh_sent();
+        Ok(Some(packets))
     }
 
     /// Follows a Service to other addresses.
@@ -187,16 +191,23 @@ impl Packets {
             return Ok(());
         }
         self.read_at = Instant::now();
-        if let Some(sent) = &mut self.sent {
-            sent.refresh()?;
-        }
         let Some(served) = self.admin.served() else { return Ok(()) };
         if self.state.as_ref().is_none_or(|it| !Arc::ptr_eq(it, &served)) {
             self.names = self.wanted.names(&served.state);
             self.state = Some(served);
             self.trace.set_destinations(&self.wanted.destinations(&self.names))?;
         }
+        self.refresh_sent();
         Ok(())
+    }
+
+    /// Follows packets that are sent on; if that fails, the trace goes on without them, and says so.
+    fn refresh_sent(&mut self) {
+        let Some(sent) = &mut self.sent else { return };
+        if let Err(error) = sent.refresh(self.names.keys().copied()) {
+            self.sent = None;
+            self.notice = Some(Line::NoSentPackets { reason: error_chain(&error) });
+        }
     }
 
     /// The next line; more may follow the end.
@@ -205,8 +216,11 @@ impl Packets {
     ///
     /// If the kernel ends its reports.
     pub(super) fn poll(&mut self) -> Result<Option<Line>> {
+        if let Some(notice) = self.notice.take() {
+            return Ok(Some(notice));
+        }
         while let Some(it) = self.sent.as_mut().and_then(Sent::next) {
-            let line = self.sent_line(it);
+            let line = self.sent_line(&it);
             if line.is_some() {
                 return Ok(line);
             }
@@ -226,29 +240,33 @@ impl Packets {
     }
 
     /// A packet that goes on to another node, if it is wanted.
-    fn sent_line(&self, packet: SentPacket) -> Option<Line> {
-        let SentPacket { interface, protocol: number, source, destination, node, row, rows } = packet;
-        let name = self.name(number, destination)?;
+    fn sent_line(&self, packet: &SentPacket) -> Option<Line> {
+        let SentPacket { protocol: number, source, destination, node, row, rows, .. } = *packet;
+        let (service, port) = self.name(number, destination)?;
+        if self.failed_only && node.is_some() {
+            return None;
+        }
         let known = self.state.as_ref().map(|it| &it.state.nodes);
         let named = known.zip(node).and_then(|(known, address)| {
             known.iter().find(|(_, it)| it.addresses.contains(&address)).map(|(name, _)| name.to_string())
         });
-        let (service, port) = name;
+        let forwarded_to = node.map(|address| ForwardedTo { node: named, address, row, rows });
+        let has_left = forwarded_to.is_none().then(|| format!("the node of row {row} has left the cluster"));
         Some(Line::Packet(Packet {
             time: Timestamp::now(),
-            interface,
+            interface: packet.interface(),
             protocol: protocol(number),
             source,
             destination,
             service: Some(service.to_string()),
             port: Some(port.clone()),
-            verdict: PacketResult::SentOn,
-            sent_to: Some(SentTo { node: named, address: node, row, rows }),
+            verdict: if node.is_some() { PacketResult::Forwarded } else { PacketResult::Dropped },
+            forwarded_to,
             endpoint: None,
             masqueraded: None,
             table: None,
             chain: None,
-            reason: None,
+            reason: has_left,
             steps: Vec::new(),
         }))
     }
@@ -273,7 +291,7 @@ impl Packets {
             service: name.map(|(service, _)| service.to_string()),
             port: name.map(|(_, port)| port.clone()),
             verdict,
-            sent_to: None,
+            forwarded_to: None,
             endpoint: packet.endpoint,
             masqueraded: packet.masqueraded,
             table,

@@ -16,6 +16,7 @@ use std::{
     sync::Arc,
 };
 
+use datapath::FrontendAddress;
 use model::{
     Family, Protocol, ServiceName,
     state::{ForwardedPort, NodeShare, NodeState, Service, ServicePort, ServiceState},
@@ -83,6 +84,14 @@ struct Before {
     rows: RowsId,
     stage: Stage,
     by_client: bool,
+}
+
+/// A port of a state that is forwarded in one family.
+#[derive(Clone, Copy)]
+struct PortToPlace<'a> {
+    state: &'a ServiceState,
+    port: &'a ServicePort,
+    forwarded: &'a ForwardedPort,
 }
 
 /// A port of a Service in one family.
@@ -287,15 +296,13 @@ impl Forwarding {
         };
         let has_rules = !matches!(self.packet_path, PacketPath::Starting);
         let mut new: Vec<PlacedPort> = Vec::new();
-        for port in followed.iter().flat_map(|it| it.forwarded.iter()) {
-            let frontends = frontends_of(state, port);
-            new.extend(self.place(state, port, (has_rules, frontends), &old, counters, updates));
+        for port in forwarded_ports(followed) {
+            let frontends = port.frontends();
+            new.extend(self.place(port, (has_rules, frontends), &old, counters, updates));
         }
-        if let Some(newest) = newest {
-            for port in newest.forwarded.iter() {
-                let frontends = self.expected(newest, port, &old, &new);
-                new.extend(self.place(newest, port, (false, frontends), &old, counters, updates));
-            }
+        for port in forwarded_ports(newest) {
+            let frontends = self.expected(port, &old, &new);
+            new.extend(self.place(port, (false, frontends), &old, counters, updates));
         }
         for port in old {
             let is_replaced = new.iter().any(|it| it.id() == port.id());
@@ -315,22 +322,17 @@ impl Forwarding {
 
     /// The frontends of a port of the newest state that no other port has: none if the port is placed, or ends and may begin again. Until
     /// the packet path moves a frontend, it stays where it is.
-    fn expected(
-        &self,
-        state: &ServiceState,
-        port: &ForwardedPort,
-        old: &[PlacedPort],
-        new: &[PlacedPort],
-    ) -> Vec<FrontendKey6> {
-        let Some(it) = state.service.ports.get(usize::from(port.index)) else { return Vec::new() };
-        let id = id_of(state, it, port.family);
+    fn expected(&self, port: PortToPlace<'_>, old: &[PlacedPort], new: &[PlacedPort]) -> Vec<FrontendKey6> {
+        let id = port.id();
         let is_forwarded = |it: &PlacedPort| matches!(it.stage, Stage::Begun | Stage::Forwarded);
         let ends = old.iter().any(|it| it.id() == id && is_forwarded(it));
-        if new.iter().any(|it| it.id() == id) || ends && self.can_keep(it.protocol, port.family) {
+        if new.iter().any(|it| it.id() == id)
+            || ends && self.can_keep(port.port.protocol, port.forwarded.family)
+        {
             return Vec::new();
         }
         let has = |ports: &[PlacedPort], key: &_| ports.iter().any(|it| it.frontends.contains(key));
-        let mut frontends = frontends(&state.service, it, port.family);
+        let mut frontends = port.frontends();
         frontends.retain(|it| !has(new, it) && (has(old, it) || !self.frontends.contains_key(it)));
         frontends
     }
@@ -355,19 +357,17 @@ impl Forwarding {
     /// only if it may, and when all nodes have answered once.
     fn place(
         &mut self,
-        state: &ServiceState,
-        port: &ForwardedPort,
+        to_place: PortToPlace<'_>,
         (may_begin, frontends): (bool, Vec<FrontendKey6>),
         old: &[PlacedPort],
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) -> Option<PlacedPort> {
-        let service = &state.service;
-        let it = service.ports.get(usize::from(port.index))?;
+        let port = to_place.forwarded;
         if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
             return None;
         }
-        let id = id_of(state, it, port.family);
+        let id = to_place.id();
         // The port may have another name now.
         let has_frontend = |it: &&PlacedPort| it.frontends.iter().any(|it| frontends.contains(it));
         let before = old.iter().find(|it| it.id() == id).or_else(|| old.iter().find(has_frontend));
@@ -375,14 +375,14 @@ impl Forwarding {
             before.map(PlacedPort::before).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
         let stage = before.map_or(Stage::Translated, |it| it.stage);
         let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
-        let can_keep = self.can_keep(it.protocol, port.family);
+        let can_keep = self.can_keep(to_place.port.protocol, port.family);
         let mut placed = PlacedPort {
             family: port.family,
             nodes: Arc::clone(&port.nodes),
             frontends,
             rows: 0,
             stage,
-            by_client: service.affinity.is_some(),
+            by_client: to_place.state.service.affinity.is_some(),
             counters: acquire_counters(counters, id.0),
             port_id: id.0,
         };
@@ -498,10 +498,24 @@ fn has_ports(state: Option<&Arc<ServiceState>>) -> bool {
     state.is_some_and(|it| !it.forwarded.is_empty())
 }
 
-/// The frontends of a port in its family, in ascending order; none if its protocol is not forwarded.
-fn frontends_of(state: &ServiceState, port: &ForwardedPort) -> Vec<FrontendKey6> {
-    let it = state.service.ports.get(usize::from(port.index));
-    it.map(|it| frontends(&state.service, it, port.family)).unwrap_or_default()
+/// The ports of a Service that are forwarded.
+fn forwarded_ports(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = PortToPlace<'_>> {
+    state.into_iter().flat_map(|state| {
+        state.forwarded.iter().filter_map(move |forwarded| {
+            let port = state.service.ports.get(usize::from(forwarded.index))?;
+            Some(PortToPlace { state, port, forwarded })
+        })
+    })
+}
+
+impl PortToPlace<'_> {
+    fn id(self) -> (u64, Family) {
+        id_of(self.state, self.port, self.forwarded.family)
+    }
+
+    fn frontends(self) -> Vec<FrontendKey6> {
+        frontends(&self.state.service, self.port, self.forwarded.family)
+    }
 }
 
 /// What a port is known by.
@@ -514,18 +528,30 @@ fn acquire_counters(counters: &mut CounterAllocator, port_id: u64) -> ForwardCou
     ForwardCounters { arrived: counter(ForwardPart::Arrived), forwarded: counter(ForwardPart::Forwarded) }
 }
 
-/// The frontends of a port in a family, in ascending order; none if its protocol is not forwarded.
-fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<FrontendKey6> {
-    let protocol = match port.protocol {
+/// An address of a Service in the tables; `None` if its protocol is not forwarded.
+pub(crate) fn frontend_key(it: &FrontendAddress) -> Option<FrontendKey6> {
+    let protocol = match it.protocol {
         Protocol::Tcp => TCP,
         Protocol::Udp => UDP,
-        Protocol::Sctp => return Vec::new(),
+        Protocol::Sctp => return None,
     };
+    Some(FrontendKey6 {
+        address: V6::from(it.address.ip()),
+        port: Be16::new(it.address.port()),
+        protocol,
+        zero: 0,
+    })
+}
+
+/// The frontends of a port in a family, in ascending order; none if its protocol is not forwarded.
+fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<FrontendKey6> {
     let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
     let ips = ips.filter(|ip| Family::of(**ip) == family && !port.conflicting_addresses.contains(ip));
-    let port = Be16::new(port.port.get());
-    let key = |ip: &IpAddr| FrontendKey6 { address: V6::from(*ip), port, protocol, zero: 0 };
-    ips.map(key).collect::<BTreeSet<_>>().into_iter().collect()
+    let key = |ip: &IpAddr| {
+        let address = SocketAddr::new(*ip, port.port.get());
+        frontend_key(&FrontendAddress { address, protocol: port.protocol })
+    };
+    ips.filter_map(key).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,206 @@
+//! The lines of packets.
+
+use std::{
+    fmt::{self, Write as _},
+    net::{IpAddr, SocketAddr},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The first packet of a connection, as nftables has treated it, or forwarded to another node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Packet {
+    /// When it was through.
+    pub(super) time: Timestamp,
+    /// The interface at which it arrived; none if it is from this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) interface: Option<String>,
+    pub(super) protocol: String,
+    pub(super) source: SocketAddr,
+    /// The destination before translation.
+    pub(super) destination: SocketAddr,
+    /// `NAMESPACE/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) service: Option<String>,
+    /// The name of the port, or its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<String>,
+    pub(super) verdict: PacketResult,
+    /// The node that it was forwarded to, whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) forwarded_to: Option<ForwardedTo>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) endpoint: Option<SocketAddr>,
+    /// What replaced the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) masqueraded: Option<SocketAddr>,
+    /// Whose rule dropped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) table: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chain: Option<String>,
+    /// Why this proxy dropped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    /// The rules that it met, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) steps: Vec<String>,
+}
+
+/// The node that a packet was forwarded to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ForwardedTo {
+    /// Its name, if a Node has the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) node: Option<String>,
+    /// Where it receives packets.
+    pub(super) address: IpAddr,
+    /// The row of the packet among those of the Service's address.
+    pub(super) row: u32,
+    pub(super) rows: u32,
+}
+
+impl fmt::Display for ForwardedTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, address, row, rows } = self;
+        match node {
+            Some(node) => write!(f, "forwarded to node {node} at {address}")?,
+            None => write!(f, "forwarded to the node at {address}")?,
+        }
+        write!(f, " (row {row} of {rows})")
+    }
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum PacketResult {
+    Passed,
+    Redirected,
+    /// Another node serves it.
+    Forwarded,
+    NoEndpoints,
+    NoPort,
+    Dropped,
+    Vanished,
+}
+
+impl Packet {
+    pub(super) fn text(&self) -> String {
+        let Self { source, destination, protocol, .. } = self;
+        let mut out = self.time.strftime("%H:%M:%S%.6f").to_string();
+        // Writing to a string cannot fail.
+        let _ = write!(out, " packet({source} to {destination}/{protocol})");
+        if let (Some(service), Some(port)) = (&self.service, &self.port) {
+            let _ = write!(out, " {service}:{port}");
+        }
+        let _ = write!(out, " = {}", self.result());
+        if let Some(it) = self.masqueraded {
+            let _ = write!(out, " (masqueraded as {it})");
+        }
+        if let Some(it) = &self.interface {
+            let _ = write!(out, " interface={it}");
+        }
+        for step in &self.steps {
+            let _ = write!(out, "\n    {step}");
+        }
+        out
+    }
+
+    /// What came of it.
+    fn result(&self) -> String {
+        let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
+        let what = match self.verdict {
+            PacketResult::Redirected => return endpoint,
+            PacketResult::Forwarded => {
+                return self.forwarded_to.as_ref().map_or_else(String::new, ToString::to_string);
+            }
+            PacketResult::Passed if self.service.is_some() => "not translated".into(),
+            PacketResult::Passed => "not translated: no Service has this address, port and protocol".into(),
+            PacketResult::NoEndpoints => "REFUSED: the Service has no endpoints".into(),
+            PacketResult::NoPort => "REFUSED: the cluster IP has no such port".into(),
+            PacketResult::Dropped => {
+                let (table, chain) = (self.table.as_deref(), self.chain.as_deref());
+                let by = format!("table {}, chain {}", table.unwrap_or("?"), chain.unwrap_or("?"));
+                format!("DROPPED: {}", self.reason.as_ref().unwrap_or(&by))
+            }
+            PacketResult::Vanished => {
+                "NOT SEEN TO LEAVE: routing, or something besides nftables, dropped it".into()
+            }
+        };
+        if endpoint.is_empty() { what } else { format!("{endpoint}, {what}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::trace::line::{Line, tests::check};
+
+    #[test]
+    fn a_packet_is_a_line() {
+        let packet = Packet {
+            forwarded_to: None,
+            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
+            interface: Some("eth0".into()),
+            protocol: "TCP".into(),
+            source: "192.0.2.1:1234".parse().unwrap(),
+            destination: "10.96.0.10:80".parse().unwrap(),
+            service: Some("default/web".into()),
+            port: Some("http".into()),
+            verdict: PacketResult::Redirected,
+            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
+            masqueraded: None,
+            table: None,
+            chain: None,
+            reason: None,
+            steps: Vec::new(),
+        };
+        let begin = "03:04:05.123456 packet(192.0.2.1:1234 to 10.96.0.10:80/TCP) default/web:http =";
+        check(&Line::Packet(packet.clone()), &format!("{begin} 10.244.1.1:8080 interface=eth0"));
+        let masqueraded = Some("192.168.0.2:4321".parse().unwrap());
+        let steps = vec!["kube-proxy-ebpf prerouting: to services".into()];
+        check(
+            &Line::Packet(Packet { masqueraded, steps, interface: None, ..packet.clone() }),
+            &format!(
+                "{begin} 10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services"
+            ),
+        );
+        let to =
+            ForwardedTo { node: Some("n2".into()), address: [192, 0, 2, 7].into(), row: 341, rows: 1024 };
+        let forwarded = |it| {
+            Line::Packet(Packet {
+                verdict: PacketResult::Forwarded,
+                forwarded_to: Some(it),
+                endpoint: None,
+                ..packet.clone()
+            })
+        };
+        check(
+            &forwarded(to.clone()),
+            &format!("{begin} forwarded to node n2 at 192.0.2.7 (row 341 of 1024) interface=eth0"),
+        );
+        check(
+            &forwarded(ForwardedTo { node: None, ..to }),
+            &format!("{begin} forwarded to the node at 192.0.2.7 (row 341 of 1024) interface=eth0"),
+        );
+        let dropped = Packet {
+            verdict: PacketResult::Dropped,
+            table: Some("filter".into()),
+            chain: Some("FORWARD".into()),
+            ..packet
+        };
+        check(
+            &Line::Packet(dropped.clone()),
+            &format!("{begin} 10.244.1.1:8080, DROPPED: table filter, chain FORWARD interface=eth0"),
+        );
+        let reason = Some("the source is not in loadBalancerSourceRanges".into());
+        check(
+            &Line::Packet(Packet { reason, endpoint: None, ..dropped }),
+            &format!("{begin} DROPPED: the source is not in loadBalancerSourceRanges interface=eth0"),
+        );
+    }
+}
