@@ -23,10 +23,12 @@ use crate::{
         expressions::Rule,
         schema::number,
         tables::{FAMILIES, TABLE, delete_table, in_table, new_chain, new_rule, new_table},
+        verdict::Verdict,
     },
     error::Error,
     plan::{
         compile::{Frontend, compile},
+        forwarding::WITH_SECOND,
         rules::REFUSE_CHAIN,
     },
 };
@@ -122,7 +124,6 @@ impl PacketVerdict {
                 "source-ranges" | "source-ranges-local" | "source-ranges-forwarded" => {
                     Some("the source is not in loadBalancerSourceRanges")
                 }
-                "second-chance-prerouting" => Some("it was sent on to the node that may know its connection"),
                 "unassigned-forward" | "unassigned-output" => Some("no Service has this cluster IP"),
                 _ => None,
             },
@@ -323,12 +324,21 @@ fn replace(destinations: &[TracedDestination], is_owned: bool) -> Vec<Message> {
             table.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER));
         }
         let chains = CHAINS.map(|(name, hook)| new_chain(family, name, Some(hook)));
+        // A copy of it goes to the second node, and would be traced, too.
+        let no_first =
+            Rule::new(family, "in the middle of a forwarded connection").if_priority_in(WITH_SECOND);
+        let no_first = new_rule(family, CHAINS[0].0, &no_first.verdict(&Verdict::Return));
         let own = destinations.iter().filter(move |it| Family::of(it.address) == family);
         let rules = own.flat_map(move |it| {
             let rule = it.rule(family);
             CHAINS[..2].iter().map(move |(name, _)| new_rule(family, name, &rule))
         });
-        let made = [table].into_iter().chain(chains).chain(rules).map(|it| in_table(TRACE_TABLE, it));
+        let made = [table]
+            .into_iter()
+            .chain(chains)
+            .chain([no_first])
+            .chain(rules)
+            .map(|it| in_table(TRACE_TABLE, it));
         deletion(family).into_iter().chain(made).collect::<Vec<_>>()
     };
     // The tables are deleted by their owner, or do not exist.

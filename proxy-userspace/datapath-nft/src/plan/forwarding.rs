@@ -5,6 +5,8 @@
 //! The second chance: a packet in the middle of a TCP connection that conntrack does not know, or an ICMP error about one, is given to
 //! the second node of its priority, before anything of it gets into conntrack.
 
+use std::ops::RangeInclusive;
+
 use model::Family;
 use proxy_common::forward::{FORWARDED, FORWARDED_MASK, ICMP, ICMPV6, NO_SECOND};
 
@@ -19,8 +21,9 @@ use crate::{
 };
 
 const SYN: u8 = 0x02;
-/// The lowest priority of a packet with a second node.
-const WITH_SECOND: u32 = (FORWARDED | NO_SECOND as u32) + 1;
+/// The priorities of packets with a second node: those in the middle of connections.
+pub(crate) const WITH_SECOND: RangeInclusive<u32> =
+    (FORWARDED | NO_SECOND as u32) + 1..=FORWARDED | !FORWARDED_MASK;
 
 /// Leads the first packets of forwarded connections to the policies of [`Map::Forwarded`]. What these do not translate is looked up
 /// like any other packet, in the next chain.
@@ -41,7 +44,7 @@ pub(crate) fn services(family: Family) -> Chain {
 pub(crate) fn second_chance(family: Family) -> Chain {
     let at = Registers::new(family);
     let to_second = |comment: &str, condition: &dyn Fn(Rule) -> Rule| {
-        let rule = Rule::new(family, comment).if_priority_in(WITH_SECOND..=FORWARDED | !FORWARDED_MASK);
+        let rule = Rule::new(family, comment).if_priority_in(WITH_SECOND);
         condition(rule).if_unknown().source(at.address).duplicate_to(at.address).verdict(&Verdict::Drop)
     };
     let icmp = match family {
