@@ -38,13 +38,11 @@ use crate::{
         clsact,
         links::failed,
         uplink_links,
-        uplinks::{self, classifier},
+        uplinks::{self, TRACED, classifier},
     },
     tables::layout::forwarding::frontend_key,
 };
 
-/// The program at each uplink.
-pub(crate) const PROGRAM: &str = "trace_ingress";
 /// The bytes of a [`FrontendKey6`].
 type Key = [u8; size_of::<FrontendKey6>()];
 /// The map of frontends whose packets are reported.
@@ -101,7 +99,7 @@ impl SentPackets {
         let mut ebpf = with_features(|features| {
             let variant = Variant { object, constants: &[], log_level: None };
             let mut ebpf = bpf_maps::load_object(&pins, options, features, &variant)?;
-            classifier(&mut ebpf, PROGRAM)?.load().map_err(failed("load", PROGRAM))?;
+            classifier(&mut ebpf, TRACED)?.load().map_err(failed("load", TRACED))?;
             Ok(ebpf)
         })?;
         let packets = ebpf.take_map("SENT_PACKETS");
@@ -131,11 +129,11 @@ impl SentPackets {
             if self.links.contains_key(&interface) {
                 continue;
             }
-            let program = classifier(&mut self.ebpf, PROGRAM)?;
+            let program = classifier(&mut self.ebpf, TRACED)?;
             let order = TcAttachOptions::TcxOrder(LinkOrder::first());
             match program.attach_with_options(&name, TcAttachType::Ingress, order) {
                 Ok(link) => {
-                    let link = program.take_link(link).map_err(failed("take the link", PROGRAM))?;
+                    let link = program.take_link(link).map_err(failed("take the link", TRACED))?;
                     self.links.insert(interface, link);
                 }
                 // An unknown type of link.
@@ -143,7 +141,7 @@ impl SentPackets {
                     return Err(Error::NoLinksToInterfaces);
                 }
                 Err(error) => {
-                    let error = failed(ATTACH, PROGRAM)(error);
+                    let error = failed(ATTACH, TRACED)(error);
                     tracing::debug!(
                         interface = name,
                         error = error_chain(&error),

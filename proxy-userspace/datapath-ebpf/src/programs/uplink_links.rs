@@ -15,8 +15,7 @@ use crate::{
         clsact,
         hook_status::name_of,
         links::failed,
-        sent_packets,
-        uplinks::{self, PROGRAMS, XDP},
+        uplinks::{self, PROGRAMS, TRACED, XDP},
     },
 };
 
@@ -95,7 +94,7 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
         let is_own = |id: &u32| own.contains(&(name, *id));
         let position = programs.iter().position(is_own).unwrap_or(programs.len());
         let place = format!("tcx {name}");
-        let others = programs[..position].iter().filter(|it| name_of(**it) != sent_packets::PROGRAM);
+        let others = programs[..position].iter().filter(|it| name_of(**it) != TRACED);
         before.extend(others.map(|it| describe(&place, *it)));
         after.extend(programs[position..].iter().filter(|it| !is_own(it)).map(|it| describe(&place, *it)));
     }

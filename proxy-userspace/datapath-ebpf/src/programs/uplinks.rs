@@ -33,6 +33,9 @@ pub(crate) const PROGRAMS: [(&str, TcAttachType); 2] =
 /// The program in the driver. It has a link, or none.
 pub(crate) const XDP: &str = "ingress_xdp";
 
+/// The program of a trace, before that for packets which arrive. It has a link that is not pinned.
+pub(crate) const TRACED: &str = "trace_ingress";
+
 /// The uplinks, by the index of their interface.
 #[derive(Debug)]
 pub(crate) struct Uplinks {

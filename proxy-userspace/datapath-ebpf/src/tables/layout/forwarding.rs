@@ -23,12 +23,11 @@ use model::{
 };
 use proxy_common::{
     counters::ForwardCounters,
-    forward::{BY_CLIENT, Forward},
+    forward::{BY_CLIENT, Forward, NodeNumber},
     net::{Be16, V6},
     tables::{FrontendKey6, TCP, UDP},
 };
 
-pub(crate) use self::restored::PreviousRows;
 pub use self::stage::PacketPath;
 use self::{
     nodes::ForwardNodes,
@@ -43,6 +42,17 @@ use crate::tables::{
     peers::{PeerState, PeerStates},
     store::Table,
 };
+
+/// The rows that an earlier process has left, with the addresses of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct PreviousRows {
+    /// The frontends.
+    pub(crate) frontends: HashMap<FrontendKey6, Forward>,
+    /// Owner and second of each row, by the position of the first; an unspecified address for none.
+    pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
+    /// The number of each node's addresses.
+    pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
+}
 
 /// With more rows than this (16 MB of the kernel's memory), none stay for connections alone.
 const MAX_ROWS_OF_ENDED: usize = 1 << 21;

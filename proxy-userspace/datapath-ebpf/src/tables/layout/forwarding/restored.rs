@@ -1,33 +1,18 @@
 //! What an earlier process has left: rows that ports take over, and ports that are forwarded no longer.
 
-use std::{
-    collections::{HashMap, HashSet},
-    mem,
-    net::IpAddr,
-};
+use std::{collections::HashSet, mem, net::IpAddr};
 
 use model::{Family, state::ServiceState};
 use proxy_common::{
-    forward::{Forward, NO_NODE, NodeNumber, Row},
+    forward::{NO_NODE, Row},
     tables::FrontendKey6,
 };
 
 use super::{
-    Before, Forwarding, MAX_ROWS_OF_ENDED, PlacedPort, acquire_counters, frontends, id_of, nodes::FAMILIES,
-    rows::RowsId, stage::Stage,
+    Before, Forwarding, MAX_ROWS_OF_ENDED, PlacedPort, PreviousRows, acquire_counters, frontends, id_of,
+    nodes::FAMILIES, rows::RowsId, stage::Stage,
 };
 use crate::tables::{counter_alloc::CounterAllocator, map_updates::MapUpdates};
-
-/// The rows that an earlier process has left, with the addresses of nodes.
-#[derive(Debug, Default)]
-pub(crate) struct PreviousRows {
-    /// The frontends.
-    pub(crate) frontends: HashMap<FrontendKey6, Forward>,
-    /// Owner and second of each row, by the position of the first; an unspecified address for none.
-    pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
-    /// The number of each node's addresses.
-    pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
-}
 
 impl Forwarding {
     /// Takes over the seconds of the rows of an earlier process, at the first [`Forwarding::update`].

@@ -6,9 +6,7 @@ use std::collections::BTreeMap;
 
 use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
-use proxy_common::forward::{
-    ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, NodeNumber, Row,
-};
+use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, Row};
 
 use super::*;
 
