@@ -262,7 +262,7 @@ fn status_and_check_say_nothing_of_forwarding_unless_it_is_used() {
     let explained = explain(&cluster, 0, "192.0.2.1:4000", &format!("{}/tcp", FRONTENDS[0]));
     assert_eq!(explained["kernel"]["forwarding"], Value::Null);
     assert_eq!(findings(&cluster, &[]), []);
-    let enabled = findings(&cluster, &["--external-forwarding=dsr"]);
+    let enabled = findings(&cluster, &["--external-forwarding=dsr", "--packets=nft"]);
     let [host, installation] = &enabled[..] else { panic!("{enabled:?}") };
     assert_eq!((&*host.level, &*installation.level), ("ok", "ok"), "{enabled:?}");
     assert!(installation.says.contains("enabled, and no Service has packets to forward"), "{installation:?}");

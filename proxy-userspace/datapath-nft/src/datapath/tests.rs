@@ -276,7 +276,7 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
                 return eprintln!("skipped: `ip {arguments}` failed");
             }
         }
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = |it| NonZeroU16::new(it).unwrap();
         let http = ServicePort { node_port: Some(port(30_080)), ..ServicePort::new(Protocol::Tcp, port(80)) };
         let service = Service {

@@ -19,7 +19,7 @@ const UNFORWARDED: &str = "nftables alone serves: packets from outside are trans
 /// The same without the packet path.
 const UNPACKED: &str = "the packet path is off: packets from outside are not served here, and other nodes translate those of \
                         Services with endpoints here";
-const UNPACKED_REMEDY: &str = "leave --packets at its default, or use --external-forwarding nat";
+const UNPACKED_REMEDY: &str = "use --packets nft, or --external-forwarding nat";
 const FORWARDING_REMEDY: &str = "use --backend ebpf on every node, or --external-forwarding nat";
 
 /// Checks this node; whether packets from outside are forwarded also if none are, but Services are to be by default.

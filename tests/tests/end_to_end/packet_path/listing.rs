@@ -101,6 +101,8 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
                 "10.96.0.1 . tcp . 80 : 1:1",
                 "masquerade fully-random",
                 "ct state new drop",
+                "counter external/default/plain/tcp/TCP {",
+                "counter name ip daddr . ",
             ] {
                 assert!(family == 1 || listed.contains(it), "{it}: {listed}");
             }
