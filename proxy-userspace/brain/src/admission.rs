@@ -1,11 +1,13 @@
 //! What of each Service is served: which fit into their namespaces, and which Service owns which frontend.
 //!
 //! A namespace may have a number of *entries*: the frontends of its Services, for each slice its endpoints times its different
-//! target ports, and what the rows take of those that are forwarded. Of a namespace with more the older Services are served (then the first by name), each if it fits
-//! beside those before it. So nothing that one tenant writes takes the place of another one's Services.
+//! target ports, and what the rows take of those that are forwarded. Of a namespace with more the older Services are served (then
+//! the first by name), each if it fits beside those before it; one that fits only without its rows is translated. So nothing that one
+//! tenant writes takes the place of another one's Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
     sync::Arc,
 };
 
@@ -35,7 +37,24 @@ struct Namespace {
     entries: u64,
     services: BTreeMap<ServiceName, Entries>,
     /// Those that do not fit.
+    without_room: WithoutRoom,
+}
+
+/// The Services of a namespace that do not fit.
+#[derive(Debug, Default)]
+struct WithoutRoom {
     refused: BTreeSet<ServiceName>,
+    /// Those that fit without their rows.
+    translated: BTreeSet<ServiceName>,
+}
+
+/// What of a Service is served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Admitted<'a> {
+    /// The frontends that another Service owns.
+    pub(crate) conflicting: Option<&'a BTreeSet<FrontendKey>>,
+    /// Whether it is translated, as there is no room for rows.
+    pub(crate) is_translated: bool,
 }
 
 /// How many entries a Service has.
@@ -80,14 +99,22 @@ impl Admission {
         cluster.service(name).filter(|_| !self.is_refused(name))
     }
 
-    /// The frontends of a Service that another one owns.
-    pub(crate) fn conflicting(&self, name: &ServiceName) -> Option<&BTreeSet<FrontendKey>> {
-        self.owners.conflicting(name)
+    /// What of a Service that is served is not.
+    pub(crate) fn admitted(&self, name: &ServiceName) -> Admitted<'_> {
+        let without_room = self.without_room(name);
+        Admitted {
+            conflicting: self.owners.conflicting(name),
+            is_translated: without_room.is_some_and(|it| it.translated.contains(name)),
+        }
     }
 
     /// Whether a Service does not fit into its namespace.
     pub(crate) fn is_refused(&self, name: &ServiceName) -> bool {
-        self.namespaces.get(&name.namespace).is_some_and(|it| it.refused.contains(name))
+        self.without_room(name).is_some_and(|it| it.refused.contains(name))
+    }
+
+    fn without_room(&self, name: &ServiceName) -> Option<&WithoutRoom> {
+        self.namespaces.get(&name.namespace).map(|it| &it.without_room)
     }
 
     /// The entries of the largest namespace, those that are refused included.
@@ -142,8 +169,9 @@ impl Admission {
             }
         }
         // Of those that stay refused the reason may differ.
-        let refused: Vec<_> = services.union(with_slices).filter(|it| self.is_refused(it)).cloned().collect();
-        self.changed.extend(refused);
+        let has_no_room = |it: &&ServiceName| self.is_refused(it) || self.admitted(it).is_translated;
+        let without_room: Vec<_> = services.union(with_slices).filter(has_no_room).cloned().collect();
+        self.changed.extend(without_room);
         let mut affected = BTreeSet::new();
         for (name, claim) in claims {
             let claim = claim.filter(|_| !self.is_refused(&name)).unwrap_or_default();
@@ -162,17 +190,27 @@ impl Admission {
 
     /// What of a Service is not served, and why.
     pub(crate) fn rejected_of(&self, cluster: &ClusterState, name: &ServiceName, max: u64) -> Vec<Rejected> {
-        let namespace = self.namespaces.get(&name.namespace).filter(|it| it.refused.contains(name));
+        let namespace = self.namespaces.get(&name.namespace);
         let Some(entries) = namespace.and_then(|it| it.services.get(name)) else {
             return self.owners.rejected_of(name);
         };
-        let rows = if entries.rows > 0 { ", rows of forwarding" } else { "" };
-        let reason = format!(
-            "its {} entries (frontends, endpoints times ports{rows}) do not fit beside those of the older Services of \
-             namespace {}, which may have {max} (--max-namespace-entries)",
-            entries.all(),
+        let fit = format!(
+            "do not fit beside those of the older Services of namespace {}, which may have {max} (--max-namespace-entries)",
             name.namespace
         );
+        if self.admitted(name).is_translated {
+            let reason = format!(
+                "the {} entries of its rows {fit}: it is not forwarded, but translated",
+                entries.rows
+            );
+            let translated = Rejected::served(format!("Service {name}"), reason);
+            return self.owners.rejected_of(name).into_iter().chain([translated]).collect();
+        }
+        if !self.is_refused(name) {
+            return self.owners.rejected_of(name);
+        }
+        let rows = if entries.rows > 0 { ", rows of forwarding" } else { "" };
+        let reason = format!("its {} entries (frontends, endpoints times ports{rows}) {fit}", entries.all());
         let nodes = cluster.slices_of(name).flat_map(|it| &it.endpoints).filter_map(|it| it.node.clone());
         vec![Rejected::over_limit(name, nodes.min(), reason)]
     }
@@ -189,26 +227,30 @@ impl Namespace {
         self.entries -= before.unwrap_or_default().all();
     }
 
-    /// Refuses the Services that do not fit; returns those that are refused or admitted now.
+    /// Refuses the Services that do not fit, or their rows; returns those of which other parts are served now.
     fn refuse(&mut self, max: u64) -> BTreeSet<ServiceName> {
-        let refused = if self.entries > max { self.without_room(max) } else { BTreeSet::new() };
-        let changed = refused.symmetric_difference(&self.refused).cloned().collect();
-        self.refused = refused;
-        changed
+        let now = if self.entries > max { self.find_without_room(max) } else { WithoutRoom::default() };
+        let before = mem::replace(&mut self.without_room, now);
+        let now = &self.without_room;
+        let differ = before.refused.symmetric_difference(&now.refused);
+        differ.chain(before.translated.symmetric_difference(&now.translated)).cloned().collect()
     }
 
-    fn without_room(&self, max: u64) -> BTreeSet<ServiceName> {
+    fn find_without_room(&self, max: u64) -> WithoutRoom {
         let mut services: Vec<_> = self.services.iter().collect();
         services.sort_by_key(|(_, it)| (it.created.is_none(), it.created));
-        let mut room = max;
-        services.retain(|(_, it)| match room.checked_sub(it.all()) {
-            Some(left) => {
+        let (mut room, mut without_room) = (max, WithoutRoom::default());
+        for (name, it) in services {
+            if let Some(left) = room.checked_sub(it.all()) {
                 room = left;
-                false
+            } else if let Some(left) = room.checked_sub(it.all() - it.rows).filter(|_| it.rows > 0) {
+                room = left;
+                without_room.translated.insert(name.clone());
+            } else {
+                without_room.refused.insert(name.clone());
             }
-            None => true,
-        });
-        services.into_iter().map(|(name, _)| name.clone()).collect()
+        }
+        without_room
     }
 }
 

@@ -46,13 +46,12 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
     let states = cluster.services().keys().filter_map(|name| {
         let service = admission.service(cluster, name)?;
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
-        let conflicting = admission.conflicting(name);
         Some(Arc::new(service::resolved_state(
             service,
             slices,
             node,
             options,
-            conflicting,
+            admission.admitted(name),
             PerFamily::default(),
         )?))
     });

@@ -1,16 +1,17 @@
 //! The state of one Service: its frontends and the endpoints that the node may use.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use model::{
     Family, PerFamily, Protocol, Timestamp,
     cluster::{EndpointSlice, Service},
-    conflicts::{FrontendKey, remove_conflicting},
+    conflicts::remove_conflicting,
     state::{self, PortTarget, ServiceState},
 };
 
 use crate::{
     NodeView, Options,
+    admission::Admitted,
     candidates::{Candidate, SlicesByPort, candidates, is_serving},
     endpoints::SelectedEndpoints,
     forwarding::{forwarded_port, is_forwarded},
@@ -27,7 +28,7 @@ pub fn service_state<'a>(
     node: NodeView<'_>,
     options: &Options,
 ) -> Option<ServiceState> {
-    resolved_state(service, slices, node, options, None, PerFamily::default())
+    resolved_state(service, slices, node, options, Admitted::default(), PerFamily::default())
 }
 
 /// The state of a Service without the frontends that another Service owns. `others` are the endpoints that are in none of the
@@ -37,11 +38,11 @@ pub(crate) fn resolved_state<'a>(
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: NodeView<'_>,
     options: &Options,
-    conflicting: Option<&BTreeSet<FrontendKey>>,
+    admitted: Admitted<'_>,
     others: PerFamily<Others>,
 ) -> Option<ServiceState> {
     let mut state = frontends(service, options)?;
-    if let Some(conflicting) = conflicting {
+    if let Some(conflicting) = admitted.conflicting {
         remove_conflicting(&mut state, conflicting);
     }
     let slices: Vec<_> = slices.into_iter().filter(|slice| !slice.headless).collect();
@@ -49,7 +50,8 @@ pub(crate) fn resolved_state<'a>(
     let by_port = SlicesByPort::new(&slices);
     let mut selected = SelectedEndpoints::default();
     let (mut other_serving, mut not_serving) = (Vec::new(), Vec::new());
-    let (is_forwarded, mut forwarded) = (is_forwarded(service, options), Vec::new());
+    let is_forwarded = is_forwarded(service, options) && !admitted.is_translated;
+    let mut forwarded = Vec::new();
     // TCP connections continue in any case, unless the Service drains.
     let drains = service.load_balancing.drain.is_some();
     for (index, port) in service.ports.iter().enumerate() {

@@ -13,13 +13,12 @@ use std::{
 use model::{
     Family, PerFamily, ServiceName,
     cluster::{self, ClusterState, Endpoint, EndpointSlice},
-    conflicts::FrontendKey,
     state::{self, ForwardedPort, Memo, ServiceState, TrafficPolicy},
 };
 
 use crate::{
     NodeView, Options,
-    admission::Admission,
+    admission::{Admission, Admitted},
     affected::{Affected, Replaced},
     forwarding::{self, is_forwarded},
     service::{resolved_state, trigger_time},
@@ -30,7 +29,7 @@ use crate::{
 pub(crate) struct ServiceView<'a> {
     service: Option<&'a cluster::Service>,
     slices: Vec<&'a EndpointSlice>,
-    conflicting: Option<&'a BTreeSet<FrontendKey>>,
+    admitted: Admitted<'a>,
     options: &'a Options,
     /// The nodes that an endpoint refers to, once they are collected.
     nodes: Option<HashSet<&'a str>>,
@@ -63,8 +62,8 @@ impl<'a> ServiceView<'a> {
         };
         let endpoints = slices.iter().flat_map(|it| &it.endpoints);
         let zones = endpoints.flat_map(Endpoint::zone_hints).map(AsRef::as_ref).collect();
-        let conflicting = admission.conflicting(name);
-        Self { service, slices, conflicting, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
+        let admitted = admission.admitted(name);
+        Self { service, slices, admitted, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
     }
 
     /// Collects the nodes that an endpoint refers to, for the localities of many nodes.
@@ -98,7 +97,7 @@ impl<'a> ServiceView<'a> {
     pub(crate) fn state(&self, locality: Locality<'_>) -> Option<ServiceState> {
         self.at(locality, |node| {
             let slices = self.slices.iter().copied();
-            resolved_state(self.service?, slices, node, self.options, self.conflicting, PerFamily::default())
+            resolved_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
         })
     }
 
@@ -119,14 +118,14 @@ impl<'a> ServiceView<'a> {
     ) -> Option<ServiceState> {
         let service = self.service?;
         let forwarded = match (locality.node, similar) {
-            _ if !is_forwarded(service, self.options) => Arc::default(),
+            _ if !is_forwarded(service, self.options) || self.admitted.is_translated => Arc::default(),
             (Some(node), Some(zone_state)) => self.forwarded(node, zone_state),
             // The endpoints of each node are counted again.
             _ => return None,
         };
         let state = self.at(locality, |node| {
             affected.state(service, node, before, similar, |slices, others| {
-                resolved_state(service, slices, node, self.options, self.conflicting, others)
+                resolved_state(service, slices, node, self.options, self.admitted, others)
             })
         });
         Some(ServiceState { forwarded, ..state? })

@@ -240,7 +240,7 @@ impl<'a> Search<'a> {
             return None;
         }
         let mut state = frontends(service, self.options)?;
-        if let Some(conflicting) = self.admission.conflicting(&service.name) {
+        if let Some(conflicting) = self.admission.admitted(&service.name).conflicting {
             remove_conflicting(&mut state, conflicting);
         }
         Some(state)

@@ -275,6 +275,12 @@ impl Found<'_> {
                     .into(),
             );
         }
+        if self.search.admission.admitted(&service.name).is_translated {
+            return Some(
+                "translated by this node: the rows do not fit into the namespace (--max-namespace-entries)"
+                    .into(),
+            );
+        }
         let index = u16::try_from(self.frontend.port).ok()?;
         let family = Family::of(self.ip());
         let (state, node) = (&self.frontend.state, self.node());

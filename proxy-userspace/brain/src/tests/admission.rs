@@ -120,7 +120,22 @@ fn the_rows_of_forwarded_services_count() {
     let translated = entries(&service);
     service.load_balancing.external_forwarding = Some(ExternalForwarding::Dsr);
     assert_eq!(entries(&service), translated + 1_024 / 64);
-    let refused = brain(translated, &[(&service, 4)]);
+    // Without room for its rows it is translated.
+    let without_rows = brain(translated, &[(&service, 4)]);
+    let reasons: Vec<_> = without_rows.rejections().iter().map(ToString::to_string).collect();
+    assert!(reasons[0].contains("the 16 entries of its rows do not fit"), "{reasons:?}");
+    assert!(without_rows.rejections().iter().all(model::Rejected::is_served));
+    let forwarded =
+        |it: &Brain| it.state("n1").unwrap().services.values().map(|it| it.forwarded.len()).sum::<usize>();
+    assert_eq!((served(&without_rows), forwarded(&without_rows)), (vec!["a/x".to_owned()], 0));
+    let mut brain_ = brain(translated + 16, &[(&service, 4)]);
+    assert_eq!((brain_.rejections().len(), forwarded(&brain_)), (0, 1));
+    // An older one takes the room.
+    let older = named("a", "w", 0);
+    brain_.set_service(older);
+    brain_.recompute();
+    assert_eq!((served(&brain_).len(), forwarded(&brain_)), (2, 0));
+    let refused = brain(translated - 1, &[(&service, 4)]);
     let reasons: Vec<_> = refused.rejections().iter().map(ToString::to_string).collect();
     assert!(
         reasons[0].contains("(frontends, endpoints times ports, rows of forwarding) do not fit"),
