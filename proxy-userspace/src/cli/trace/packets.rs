@@ -83,7 +83,6 @@ impl Sent {
             }
             _ => true,
         };
-        // Others may send faster than this reads.
         std::iter::from_fn(|| packets.poll()).take(MAX_POLLED).find(is_first)
     }
 
@@ -219,7 +218,9 @@ impl Packets {
         if let Some(notice) = self.notice.take() {
             return Ok(Some(notice));
         }
-        while let Some(it) = self.sent.as_mut().and_then(Sent::next) {
+        // Others may send faster than this reads.
+        for _ in 0..MAX_POLLED {
+            let Some(it) = self.sent.as_mut().and_then(Sent::next) else { break };
             let line = self.sent_line(&it);
             if line.is_some() {
                 return Ok(line);
