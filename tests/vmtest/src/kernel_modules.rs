@@ -36,6 +36,8 @@ const WANTED: &[&str] = &[
     "nft_reject_ipv4",
     "nft_reject_ipv6",
     "nft_socket",
+    "sch_ingress",
+    "cls_bpf",
     "ip_vs",
     "ip_vs_mh",
     "ip_vs_rr",
