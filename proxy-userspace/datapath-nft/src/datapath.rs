@@ -28,7 +28,8 @@ use crate::{
         conntrack_settings::ConntrackSettings,
         snapshot::Snapshot,
         transaction::{
-            DesiredTable, Difference, base_chains, can_own_tables, commit, commit_batch, transaction,
+            DesiredTable, Difference, base_chains, can_count, can_own_tables, commit, commit_batch,
+            transaction,
         },
     },
     encode::{
@@ -145,12 +146,16 @@ impl Datapath {
         Snapshot::find(&mut netfilter, Family::V4)?;
         trace::remove(&mut netfilter);
         let is_owner = can_own_tables(&mut netfilter);
+        let is_uncounted = !can_count(&mut netfilter);
+        if is_uncounted {
+            tracing::info!("connections from outside are not counted: nftables lacks nft_objref");
+        }
         let changed = Arc::new(ChangeFlag::default());
         let port = netfilter.port();
         let listener = listen(&changed, port).map_err(Error::Open)?;
         Ok(Self {
             node_name: options.node_name.clone(),
-            config: options.config.clone(),
+            config: Config { is_uncounted, ..options.config.clone() },
             is_beside_sockets: options.is_beside_sockets,
             netfilter,
             layout: Layout::default(),

@@ -32,6 +32,7 @@ const WANTED: &[&str] = &[
     "nft_masq",
     "nft_nat",
     "nft_numgen",
+    "nft_objref",
     "nft_reject_inet",
     "nft_reject_ipv4",
     "nft_reject_ipv6",

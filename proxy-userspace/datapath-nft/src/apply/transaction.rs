@@ -334,6 +334,19 @@ pub(crate) fn can_duplicate(netfilter: &mut Netfilter, family: Family) -> bool {
     refused.first().is_some_and(|it| it.message == Some(last) && it.errno == Errno::ENOENT)
 }
 
+/// Whether the kernel can count by an element: `nft_objref` was a module before Linux 6.2. Nothing is changed.
+pub(crate) fn can_count(netfilter: &mut Netfilter) -> bool {
+    let (family, trial) = (Family::V4, |it| in_table(TRIAL_TABLE, it));
+    let set = new_set(family, Map::Counted, 1);
+    let chain = create(family, &[TableConfig::counting(family)]);
+    let mut batch = transaction();
+    batch.extend([new_table(family, ""), set].into_iter().chain(chain).map(trial));
+    let last = batch.len();
+    batch.extend([trial(delete_chain(family, "does-not-exist")), end()]);
+    let refused = netfilter.transact(&mut batch).unwrap_or_default();
+    refused.first().is_some_and(|it| it.message == Some(last) && it.errno == Errno::ENOENT)
+}
+
 /// Describes a message, for errors.
 pub(crate) fn describe(message: &Message) -> String {
     let said = |desired: u16| {

@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use crate::{
     apply::{
         snapshot::Snapshot,
-        transaction::{DesiredTable, describe_refused, transaction},
+        transaction::{DesiredTable, can_count, describe_refused, transaction},
     },
     encode::tables::{Command, FAMILIES, TABLE, TRIAL_TABLE, delete_chain, end},
     error::Error,
@@ -50,6 +50,7 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
         Ok(netfilter) => netfilter,
         Err(error) => return Finding::failed(RULES, if_not, &error),
     };
+    let config = &Config { is_uncounted: !can_count(&mut netfilter), ..config.clone() };
     let errors: Vec<_> =
         FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, it).err())).collect();
     let missing: Vec<_> =

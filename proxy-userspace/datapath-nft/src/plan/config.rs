@@ -16,6 +16,8 @@ pub struct Config {
     pub detect_local: DetectLocal,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
+    /// Whether no connections are counted, as the kernel cannot (`nft_objref`).
+    pub is_uncounted: bool,
     /// The bit of the packet mark that requests masquerading between two hooks, 0 to 31.
     pub masquerade_bit: u8,
     /// The pods to which connections of the host's own programs are not tracked.

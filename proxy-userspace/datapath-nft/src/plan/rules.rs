@@ -115,6 +115,8 @@ pub(crate) struct TableConfig {
     pub(crate) mark: u32,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub(crate) masquerade_all: bool,
+    /// Whether no connections are counted.
+    pub(crate) is_uncounted: bool,
     /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
     pub(crate) pods: Option<Pods>,
     /// The pods to which connections of the host's own programs are not tracked.
@@ -129,6 +131,7 @@ impl TableConfig {
             family,
             mark: config.mark(),
             masquerade_all: config.masquerade_all,
+            is_uncounted: config.is_uncounted,
             pods: host.pods(&config.detect_local, family),
             untracked: of_family(&config.untracked, family),
             service_cidrs: of_family(&host.service_cidrs, family),
@@ -261,18 +264,25 @@ impl TableConfig {
         rules
     }
 
-    /// Counts the connection.
-    fn count(&self, by: MatchKey) -> Rule {
+    /// Counts the connection, if the kernel can.
+    fn count(&self, by: MatchKey) -> Option<Rule> {
         let at = Registers::new(self.family);
-        key(self.rule("count"), by, at).count_by(by.counted(), at.key(by))
+        let rule = || key(self.rule("count"), by, at).count_by(by.counted(), at.key(by));
+        (!self.is_uncounted).then(rule)
+    }
+
+    /// A chain that counts, to try whether the kernel can.
+    pub(crate) fn counting(family: Family) -> Chain {
+        let (config_, by) = (Self::new(family, &Config::default(), &Host::default()), MatchKey::Address);
+        Chain { name: "count".into(), hook: None, rules: config_.count(by).into_iter().collect() }
     }
 
     fn external(&self, by: MatchKey) -> Vec<Rule> {
-        vec![
-            self.count(by),
+        let to_endpoint = [
             self.mark(self.rule("may leave for another node")),
             self.internal(self.rule("to an endpoint"), by),
-        ]
+        ];
+        self.count(by).into_iter().chain(to_endpoint).collect()
     }
 
     fn external_local(&self, by: MatchKey) -> Vec<Rule> {
@@ -283,7 +293,7 @@ impl TableConfig {
             self.rule("from this node: the local policy does not apply").if_from_local_address(),
             by,
         ));
-        rules.extend([self.count(by), self.to_endpoint_here(by)]);
+        rules.extend(self.count(by).into_iter().chain([self.to_endpoint_here(by)]));
         rules
     }
 
@@ -330,5 +340,20 @@ impl TableConfig {
             it.source(Register(0)).destination(destination).if_in(Map::Hairpin, Register(0))
         }));
         rules
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_module_no_rule_counts() {
+        let counting = |is_uncounted| {
+            let config = Config { is_uncounted, ..Config::default() };
+            let chains = TableConfig::new(Family::V4, &config, &Host::default()).chains();
+            chains.iter().flat_map(|it| &it.rules).filter(|it| it.comment == "count").count()
+        };
+        assert_eq!((counting(false), counting(true)), (4, 0));
     }
 }
