@@ -146,8 +146,8 @@ impl Datapath {
         Snapshot::find(&mut netfilter, Family::V4)?;
         trace::remove(&mut netfilter);
         let is_owner = can_own_tables(&mut netfilter);
-        let is_uncounted = !can_count(&mut netfilter);
-        if is_uncounted {
+        let cannot_count = !can_count(&mut netfilter);
+        if cannot_count {
             tracing::info!("connections from outside are not counted: nftables lacks nft_objref");
         }
         let changed = Arc::new(ChangeFlag::default());
@@ -155,11 +155,11 @@ impl Datapath {
         let listener = listen(&changed, port).map_err(Error::Open)?;
         Ok(Self {
             node_name: options.node_name.clone(),
-            config: Config { is_uncounted, ..options.config.clone() },
+            config: options.config.clone(),
             is_beside_sockets: options.is_beside_sockets,
             netfilter,
             layout: Layout::default(),
-            host: Host::default(),
+            host: Host { cannot_count, ..Host::default() },
             removed_udp: RemovedUdp::default(),
             second_chance: None,
             forwarded_families: options.forwarded_families.iter().copied().collect(),

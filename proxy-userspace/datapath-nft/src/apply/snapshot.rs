@@ -167,8 +167,7 @@ impl Snapshot {
             snapshot.sets.insert(name, (length(NFTA_SET_KEY_LEN), length(NFTA_SET_DATA_LEN)));
         })?;
         walk_counters(netfilter, family, |name, _| {
-            let key = Bytes(name.into());
-            with(Element::new(family, Map::Counters, key), Value::None);
+            with(Element::new(family, Map::Counters, Bytes::name(&name)), Value::None);
         })
         .map_err(|errno| Error::Read { what: "counters", errno })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
@@ -339,7 +338,7 @@ pub(crate) fn value(element: &[u8]) -> Value {
         Verdict::of(find(verdict, NFTA_VERDICT_CODE).and_then(u32)?, chain)
     };
     if let Some(name) = find(element, NFTA_SET_ELEM_OBJREF) {
-        return Value::Counter(Bytes(name.strip_suffix(&[0]).unwrap_or(name).into()));
+        return Value::Counter(Bytes::name(&text(name)));
     }
     match data() {
         Some(data) => Value::Data(Bytes(data.into())),
@@ -352,13 +351,13 @@ pub(crate) fn value(element: &[u8]) -> Value {
 pub(crate) fn walk_counters(
     netfilter: &mut Netfilter,
     family: Family,
-    mut with: impl FnMut(&[u8], &[u8]),
+    mut with: impl FnMut(String, &[u8]),
 ) -> Result<(), Errno> {
     let kind = Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
     netfilter.dump(&message(Command::GetObject, 0, family, [kind]), |it| {
         let is_ours = find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE);
         if is_ours && let Some(name) = find(it, NFTA_OBJ_NAME) {
-            with(name.strip_suffix(&[0]).unwrap_or(name), it);
+            with(text(name), it);
         }
     })
 }

@@ -313,38 +313,47 @@ pub(crate) fn base_chains(config_: &TableConfig) -> Vec<Message> {
 
 /// Whether the kernel has tables that belong to a process and survive it: from Linux 6.9 on. Nothing is changed.
 pub(crate) fn can_own_tables(netfilter: &mut Netfilter) -> bool {
-    let trial = |it| in_table(TRIAL_TABLE, it);
-    let table = trial(new_owned_table(Family::V4, ""));
-    // It must be refused, so that nothing takes effect.
-    let mut batch = transaction();
-    batch.extend([table, trial(delete_chain(Family::V4, "does-not-exist")), end()]);
-    let refused = netfilter.transact(&mut batch).unwrap_or_default();
-    refused.first().is_some_and(|it| it.message == Some(2) && it.errno == Errno::ENOENT)
+    trial(netfilter, Family::V4, [new_owned_table(Family::V4, "")]).is_ok()
 }
 
 /// Whether the kernel can send copies of packets of a family to other hosts, see [`forwarding`]. Nothing is changed.
 pub(crate) fn can_duplicate(netfilter: &mut Netfilter, family: Family) -> bool {
-    let trial = |it| in_table(TRIAL_TABLE, it);
     let chain = Chain { hook: None, ..forwarding::second_chance(family) };
-    let mut batch = transaction();
-    batch.extend([new_table(family, "")].into_iter().chain(create(family, &[chain])).map(trial));
-    let last = batch.len();
-    batch.extend([trial(delete_chain(family, "does-not-exist")), end()]);
-    let refused = netfilter.transact(&mut batch).unwrap_or_default();
-    refused.first().is_some_and(|it| it.message == Some(last) && it.errno == Errno::ENOENT)
+    let messages = [new_table(family, "")].into_iter().chain(create(family, &[chain]));
+    trial(netfilter, family, messages).is_ok()
 }
 
 /// Whether the kernel can count by an element: `nft_objref` was a module before Linux 6.2. Nothing is changed.
 pub(crate) fn can_count(netfilter: &mut Netfilter) -> bool {
-    let (family, trial) = (Family::V4, |it| in_table(TRIAL_TABLE, it));
+    let family = Family::V4;
     let set = new_set(family, Map::Counted, 1);
     let chain = create(family, &[TableConfig::counting(family)]);
+    trial(netfilter, family, [new_table(family, ""), set].into_iter().chain(chain)).is_ok()
+}
+
+/// Tries messages that make a table, under another name, without effect: the kernel validates them all, and must refuse the last one.
+///
+/// # Errors
+///
+/// What the kernel refuses of them.
+pub(crate) fn trial(
+    netfilter: &mut Netfilter,
+    family: Family,
+    messages: impl IntoIterator<Item = Message>,
+) -> Result<(), Error> {
+    let under_its_name = |it| in_table(TRIAL_TABLE, it);
     let mut batch = transaction();
-    batch.extend([new_table(family, ""), set].into_iter().chain(chain).map(trial));
+    batch.extend(messages.into_iter().map(under_its_name));
     let last = batch.len();
-    batch.extend([trial(delete_chain(family, "does-not-exist")), end()]);
-    let refused = netfilter.transact(&mut batch).unwrap_or_default();
-    refused.first().is_some_and(|it| it.message == Some(last) && it.errno == Errno::ENOENT)
+    batch.extend([under_its_name(delete_chain(family, "does-not-exist")), end()]);
+    let failed = |what, errno| Error::Refused { what, errno };
+    let refused = netfilter.transact(&mut batch).map_err(|it| failed("the transaction".into(), it))?;
+    match refused.first() {
+        Some(it) if it.message == Some(last) && it.errno == Errno::ENOENT => Ok(()),
+        Some(it) => Err(failed(describe_refused(&batch, it), it.errno)),
+        // It accepted what it must refuse.
+        None => Err(failed("to refuse an invalid transaction".into(), Errno::UnknownErrno)),
+    }
 }
 
 /// Describes a message, for errors.

@@ -15,16 +15,15 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use model::Family;
 use netlink::{
     Attribute, Message, Netfilter,
-    uapi::{NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS, NFTA_TABLE_NAME},
+    uapi::{NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS},
 };
-use nix::errno::Errno;
 
 use crate::{
     apply::{
         snapshot::Snapshot,
-        transaction::{DesiredTable, can_count, describe_refused, transaction},
+        transaction::{DesiredTable, can_count, trial},
     },
-    encode::tables::{Command, FAMILIES, TABLE, TRIAL_TABLE, delete_chain, end},
+    encode::tables::{Command, FAMILIES, TABLE},
     error::Error,
     plan::{
         affinity,
@@ -50,9 +49,9 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
         Ok(netfilter) => netfilter,
         Err(error) => return Finding::failed(RULES, if_not, &error),
     };
-    let config = &Config { is_uncounted: !can_count(&mut netfilter), ..config.clone() };
+    let host = &trial_host(!can_count(&mut netfilter));
     let errors: Vec<_> =
-        FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, it).err())).collect();
+        FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, host, it).err())).collect();
     let missing: Vec<_> =
         errors.iter().filter_map(|(family, it)| it.as_ref().map(|it| (family, it))).collect();
     match &*missing {
@@ -184,11 +183,15 @@ pub(crate) fn is_pair(interfaces: &Path, name: &str) -> bool {
     number("iflink") != number("ifindex") && !names.any(|it| it.starts_with("lower_"))
 }
 
+/// A host with everything that a cluster may need.
+fn trial_host(cannot_count: bool) -> Host {
+    let service_cidrs = vec![DOCUMENTATION.0.into(), DOCUMENTATION.1.into()];
+    Host { service_cidrs, cannot_count, ..Host::default() }
+}
+
 /// The table of a family with everything that a cluster may need.
-fn trial_table(config: &Config, family: Family) -> DesiredTable {
-    let host =
-        Host { service_cidrs: vec![DOCUMENTATION.0.into(), DOCUMENTATION.1.into()], ..Host::default() };
-    let config_ = TableConfig::new(family, config, &host);
+fn trial_table(config: &Config, host: &Host, family: Family) -> DesiredTable {
+    let config_ = TableConfig::new(family, config, host);
     let selectors = MatchKey::ALL
         .into_iter()
         .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));
@@ -203,28 +206,13 @@ fn trial_table(config: &Config, family: Family) -> DesiredTable {
 }
 
 /// Sends the trial transaction of a family.
-fn attempt(netfilter: &mut Netfilter, config: &Config, family: Family) -> Result<(), Error> {
-    let mut batch = transaction();
-    batch.extend(trial_table(config, family).replace(iter::empty()).map(as_trial));
-    let last = batch.len();
-    batch.extend([as_trial(delete_chain(family, "does-not-exist")), end()]);
-    let failed = |what, errno| Error::Refused { what, errno };
-    let refused = netfilter.transact(&mut batch).map_err(|it| failed("the transaction".into(), it))?;
-    match refused.first() {
-        Some(it) if it.message == Some(last) && it.errno == Errno::ENOENT => Ok(()),
-        Some(it) => Err(failed(describe_refused(&batch, it), it.errno)),
-        // It accepted what it must refuse.
-        None => Err(failed("to refuse an invalid transaction".into(), Errno::UnknownErrno)),
-    }
+fn attempt(netfilter: &mut Netfilter, config: &Config, host: &Host, family: Family) -> Result<(), Error> {
+    let table = trial_table(config, host, family);
+    trial(netfilter, family, table.replace(iter::empty()).map(without_packets))
 }
 
-/// The same message for the trial table.
-fn as_trial(mut message: Message) -> Message {
-    for it in &mut message.attributes {
-        if let Attribute::Value(NFTA_TABLE_NAME, _) = it {
-            *it = Attribute::text(NFTA_TABLE_NAME, TRIAL_TABLE);
-        }
-    }
+/// The same message, which makes a table that gets no packets.
+fn without_packets(mut message: Message) -> Message {
     if message.kind == Command::NewTable.kind() {
         message.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT));
     }
@@ -234,7 +222,7 @@ fn as_trial(mut message: Message) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apply::transaction::describe;
+    use crate::apply::transaction::{describe, transaction};
 
     /// A folder like `/sys/class/net`: each interface with its number, the number it is linked to, and what it lies upon.
     fn interfaces(all: &[(&str, u32, u32, Option<&str>)]) -> tempfile::TempDir {
@@ -268,7 +256,7 @@ mod tests {
     fn the_trial_has_the_chains_of_service_cidrs() {
         for family in FAMILIES {
             let mut batch = transaction();
-            batch.extend(trial_table(&Config::default(), family).replace(iter::empty()));
+            batch.extend(trial_table(&Config::default(), &trial_host(false), family).replace(iter::empty()));
             let messages = (0..batch.len()).filter_map(|it| batch.message(it));
             let all: Vec<_> = messages.map(|it| describe(&it)).collect();
             assert_eq!(all.len(), batch.len());

@@ -10,7 +10,7 @@ use crate::{
     apply::snapshot::walk_counters, encode::tables::FAMILIES, error::Error, plan::compile::counter_name,
 };
 use netlink::{
-    Netfilter, find, text,
+    Netfilter, find,
     uapi::{NFTA_COUNTER_PACKETS, NFTA_OBJ_DATA},
 };
 use nix::errno::Errno;
@@ -31,7 +31,7 @@ impl ExternalConnections {
         for family in FAMILIES {
             let listed = walk_counters(&mut netfilter, family, |name, counter| {
                 if let Some(count @ 1..) = packets(counter) {
-                    *all.entry(text(name)).or_default() += count;
+                    *all.entry(name).or_default() += count;
                 }
             });
             match listed {
@@ -43,7 +43,7 @@ impl ExternalConnections {
         Ok(Self(all))
     }
 
-    /// Those of a service port.
+    /// How many connections and UDP flows of a service port were translated.
     pub fn of(&self, service: &Service, port: &ServicePort) -> u64 {
         if self.0.is_empty() {
             return 0;

@@ -16,8 +16,6 @@ pub struct Config {
     pub detect_local: DetectLocal,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// Whether no connections are counted, as the kernel cannot (`nft_objref`).
-    pub is_uncounted: bool,
     /// The bit of the packet mark that requests masquerading between two hooks, 0 to 31.
     pub masquerade_bit: u8,
     /// The pods to which connections of the host's own programs are not tracked.
@@ -66,6 +64,8 @@ pub(crate) struct Host {
     pub(crate) interfaces: BTreeSet<IpAddr>,
     /// The ranges of its cluster's cluster IPs.
     pub(crate) service_cidrs: Vec<IpNet>,
+    /// Whether its kernel cannot count connections (`nft_objref`).
+    pub(crate) cannot_count: bool,
 }
 
 impl Host {
@@ -116,6 +116,7 @@ mod tests {
             },
             interfaces: ["192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"].map(ip).into(),
             service_cidrs: Vec::new(),
+            cannot_count: false,
         }
     }
 

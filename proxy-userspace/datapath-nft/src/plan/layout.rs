@@ -415,12 +415,12 @@ impl PlacedService {
 
     /// Whether the sets have as many endpoints, and all else is the same that decides about elements, apart from their keys.
     fn has_same_counts(&self, other: &Self) -> bool {
+        fn of_port(it: &PortImage) -> (u32, bool, Option<&str>) {
+            (it.affinity, it.is_forwarded, it.counter.as_deref())
+        }
         let counts = |it: &Self| it.slots.iter().flatten().map(|it| it.len()).collect::<Vec<_>>();
-        let ports = |it: &Self| {
-            let ports = it.image.ports.iter();
-            ports.map(|it| (it.affinity, it.is_forwarded, it.counter.clone())).collect::<Vec<_>>()
-        };
-        (counts(self), ports(self)) == (counts(other), ports(other))
+        counts(self) == counts(other)
+            && self.image.ports.iter().map(of_port).eq(other.image.ports.iter().map(of_port))
             && (&self.image.cluster_ips, &self.image.local) == (&other.image.cluster_ips, &other.image.local)
     }
 

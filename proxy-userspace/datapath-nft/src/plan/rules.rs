@@ -116,7 +116,7 @@ pub(crate) struct TableConfig {
     /// Whether all traffic to cluster IPs is masqueraded.
     pub(crate) masquerade_all: bool,
     /// Whether no connections are counted.
-    pub(crate) is_uncounted: bool,
+    pub(crate) cannot_count: bool,
     /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
     pub(crate) pods: Option<Pods>,
     /// The pods to which connections of the host's own programs are not tracked.
@@ -131,7 +131,7 @@ impl TableConfig {
             family,
             mark: config.mark(),
             masquerade_all: config.masquerade_all,
-            is_uncounted: config.is_uncounted,
+            cannot_count: host.cannot_count,
             pods: host.pods(&config.detect_local, family),
             untracked: of_family(&config.untracked, family),
             service_cidrs: of_family(&host.service_cidrs, family),
@@ -268,7 +268,7 @@ impl TableConfig {
     fn count(&self, by: MatchKey) -> Option<Rule> {
         let at = Registers::new(self.family);
         let rule = || key(self.rule("count"), by, at).count_by(by.counted(), at.key(by));
-        (!self.is_uncounted).then(rule)
+        (!self.cannot_count).then(rule)
     }
 
     /// A chain that counts, to try whether the kernel can.
@@ -349,9 +349,9 @@ mod tests {
 
     #[test]
     fn without_the_module_no_rule_counts() {
-        let counting = |is_uncounted| {
-            let config = Config { is_uncounted, ..Config::default() };
-            let chains = TableConfig::new(Family::V4, &config, &Host::default()).chains();
+        let counting = |cannot_count| {
+            let host = Host { cannot_count, ..Host::default() };
+            let chains = TableConfig::new(Family::V4, &Config::default(), &host).chains();
             chains.iter().flat_map(|it| &it.rules).filter(|it| it.comment == "count").count()
         };
         assert_eq!((counting(false), counting(true)), (4, 0));

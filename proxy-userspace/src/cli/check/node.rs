@@ -16,7 +16,7 @@ const WITHOUT_SOCKETS: &str = "nftables serves everything; what takes sockets is
 
 /// What becomes of packets from outside without the socket path, whose programs forward them.
 const UNFORWARDED: &str = "nftables alone serves: packets from outside are translated here, and what other nodes wrap for this one is lost";
-/// The same without the packet path.
+/// What becomes of packets from outside without the packet path.
 const UNPACKED: &str = "the packet path is off: packets from outside are not served here, and other nodes translate those of \
                         Services with endpoints here";
 const UNPACKED_REMEDY: &str = "use --packets nft, or --external-forwarding nat";

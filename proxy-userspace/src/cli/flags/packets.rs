@@ -135,7 +135,6 @@ impl PacketFlags {
             node_port_addresses: sockets.node_port_addresses.clone(),
             detect_local: self.detect_local()?,
             masquerade_all: self.masquerade_all,
-            is_uncounted: false,
             masquerade_bit: self.nft_masquerade_bit,
             untracked: self.untracked()?,
         };

@@ -14,6 +14,7 @@ use datapath_ebpf::{self as ebpf, SentPacket, SentPackets};
 use datapath_nft::{PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends};
 use jiff::Timestamp;
 use model::{Family, Protocol, ServiceName, error_chain, state::NodeState};
+use netlink::uapi::IPPROTO_UDP;
 use publish::Published;
 
 use super::{
@@ -30,8 +31,6 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_POLLED: usize = 1024;
 /// How many flows of UDP are remembered.
 const MAX_FLOWS: usize = 4096;
-/// The IP protocol number.
-const UDP: u8 = 17;
 
 /// Packets to a Service or to an address.
 pub(super) struct Packets {
@@ -75,7 +74,7 @@ impl Sent {
     fn next(&mut self) -> Option<SentPacket> {
         let Self { packets: Some(packets), flows, .. } = self else { return None };
         let is_first = |it: &SentPacket| match flows {
-            Some(flows) if it.protocol == UDP => {
+            Some(flows) if it.protocol == IPPROTO_UDP => {
                 if flows.len() >= MAX_FLOWS {
                     flows.clear();
                 }
