@@ -73,10 +73,10 @@ pub struct IngressNode {
     pub pods: NetNs,
     /// Of each pod one for each family.
     servers: Vec<[EchoServer; 2]>,
+    /// Its proxy, while it runs; dropped before the sandbox, which has its log.
+    pub agent: Option<Agent>,
     /// The place of its proxy.
     pub sandbox: Sandbox,
-    /// Its proxy, while it runs.
-    pub agent: Option<Agent>,
     /// The program of its proxy.
     binary: PathBuf,
 }
@@ -321,9 +321,15 @@ impl IngressCluster {
     #[track_caller]
     pub fn wait_until_settled(&self) {
         for node in self.running() {
-            let is_settled =
-                eventually(TIMEOUT, || !node.dump("forward ").iter().any(|it| it.ends_with(" known-first")));
-            assert!(is_settled, "{} may still know connections", node.name());
+            let mut forwards = Vec::new();
+            let is_settled = eventually(TIMEOUT, || {
+                forwards = node.dump("forward ");
+                !forwards.iter().any(|it| it.ends_with(" known-first"))
+            });
+            // Where the kernel lists them as text.
+            let tracked = node.netns.run(|| fs::read_to_string("/proc/thread-self/net/nf_conntrack"));
+            let tracked = tracked.unwrap_or_default();
+            assert!(is_settled, "{} may still know connections: {forwards:#?}\n{tracked}", node.name());
         }
     }
 
