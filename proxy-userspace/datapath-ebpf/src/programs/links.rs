@@ -2,6 +2,9 @@
 
 use std::{os::fd::AsFd as _, path::Path};
 
+use aya::programs::ProgramError;
+use nix::libc;
+
 use crate::{error::Error, host::raw_bpf, maps::pins};
 
 /// Detaches a program, before the call returns, and removes the pin of its link.
@@ -11,6 +14,11 @@ pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
         let _ = raw_bpf::link_detach(link.as_fd());
     }
     pins::remove_pin(pin)
+}
+
+/// Whether a link to an interface was refused as an unknown type of link: there are none before Linux 6.6.
+pub(crate) fn has_no_links_to_interfaces(error: &ProgramError) -> bool {
+    matches!(error, ProgramError::SyscallError(it) if it.io_error.raw_os_error() == Some(libc::EINVAL))
 }
 
 /// A failed operation on a program, for `map_err`.

@@ -12,7 +12,7 @@ use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, RingBuf},
     programs::{
-        LinkOrder, ProgramError, TcAttachType,
+        LinkOrder, TcAttachType,
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
@@ -36,7 +36,7 @@ use crate::{
     options::Options,
     programs::{
         clsact,
-        links::failed,
+        links::{failed, has_no_links_to_interfaces},
         uplink_links,
         uplinks::{self, TRACED, classifier},
     },
@@ -136,8 +136,7 @@ impl SentPackets {
                     let link = program.take_link(link).map_err(failed("take the link", TRACED))?;
                     self.links.insert(interface, link);
                 }
-                // An unknown type of link.
-                Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+                Err(it) if has_no_links_to_interfaces(&it) => {
                     return Err(Error::NoLinksToInterfaces);
                 }
                 Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd as _};
 
-use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
+use aya::programs::{ProgramInfo, SchedClassifier};
 use datapath::ForeignProgram;
 use netlink::links::{self, Classifier, Link};
 use nix::net::if_::if_indextoname;
@@ -14,7 +14,7 @@ use crate::{
     programs::{
         clsact,
         hook_status::name_of,
-        links::failed,
+        links::{failed, has_no_links_to_interfaces},
         uplinks::{self, PROGRAMS, TRACED, XDP},
     },
 };
@@ -84,10 +84,7 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     let mut after = Vec::new();
     for (name, direction) in PROGRAMS.into_iter().rev() {
         let (_, programs) = match SchedClassifier::query_tcx(&link.name, direction) {
-            // There are no links to interfaces before Linux 6.6.
-            Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
-                (0, Vec::new())
-            }
+            Err(it) if has_no_links_to_interfaces(&it) => (0, Vec::new()),
             result => result.map_err(failed("query", name))?,
         };
         let programs: Vec<_> = programs.iter().map(ProgramInfo::id).collect();

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, os::fd::AsFd as _, path::Path};
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, Program, ProgramError, ProgramFd, SchedClassifier, TcAttachType, XdpMode,
+        LinkOrder, Program, ProgramFd, SchedClassifier, TcAttachType, XdpMode,
         links::{FdLink, LinkError},
         tc::TcAttachOptions,
     },
@@ -22,7 +22,7 @@ use crate::{
     maps::pins::{self, Pins},
     programs::{
         clsact,
-        links::{detach_link, failed},
+        links::{detach_link, failed, has_no_links_to_interfaces},
     },
 };
 
@@ -199,8 +199,7 @@ fn attach(
     let order = TcAttachOptions::TcxOrder(LinkOrder::first());
     let id = match program.attach_with_options(interface.1, direction, order) {
         Ok(id) => id,
-        // An unknown type of link.
-        Err(ProgramError::SyscallError(it)) if it.io_error.raw_os_error() == Some(libc::EINVAL) => {
+        Err(it) if has_no_links_to_interfaces(&it) => {
             return clsact::attach(program, name, direction, interface, pins);
         }
         Err(error) => return Err(failed(ATTACH, name)(error)),
