@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 18] = [
+const TEST_PROGRAMS: [(&str, &str); 20] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("conntrack", "conntrack"),
@@ -33,6 +33,8 @@ const TEST_PROGRAMS: [(&str, &str); 18] = [
     ("ipvsadm", "ipvsadm"),
     ("nft", "nftables"),
     ("setpriv", "util-linux"),
+    ("ss", "iproute2"),
+    ("tc", "iproute2"),
     ("unshare", "util-linux"),
 ];
 
