@@ -32,24 +32,45 @@ pub(crate) struct Flow {
     pub(crate) reply_source: SocketAddr,
 }
 
-/// Tells destination and client of each TCP connection that the kernel tracks.
+/// A TCP connection that the kernel tracks, which has not been closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpConnection {
+    /// Where the client connects to.
+    pub destination: SocketAddr,
+    /// The client.
+    pub client: SocketAddr,
+    /// Whether the destination has answered.
+    pub is_answered: bool,
+}
+
+/// Passes each TCP connection that the kernel tracks to `each`, but for those that both sides have closed.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list entries.
-pub fn tcp_connections(mut each: impl FnMut(SocketAddr, SocketAddr)) -> Result<(), Errno> {
+pub fn tcp_connections(mut each: impl FnMut(TcpConnection)) -> Result<(), Errno> {
     let mut netfilter = open()?;
     for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
         list(&mut netfilter, IPPROTO_TCP, family, |attributes, flow| {
-            let original = find(attributes, CTA_TUPLE_ORIG);
-            if let Some(client) =
-                original.and_then(|it| end_of(it, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT))
-            {
-                each(flow.destination, client);
+            if let Some(it) = tcp_connection(attributes, flow.destination) {
+                each(it);
             }
         })?;
     }
     Ok(())
+}
+
+fn tcp_connection(attributes: &[u8], destination: SocketAddr) -> Option<TcpConnection> {
+    let original = find(attributes, CTA_TUPLE_ORIG)?;
+    let client = end_of(original, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?;
+    let tcp = find(find(attributes, CTA_PROTOINFO)?, CTA_PROTOINFO_TCP)?;
+    let state = *find(tcp, CTA_PROTOINFO_TCP_STATE)?.first()?;
+    let is_closed = [TCP_CONNTRACK_TIME_WAIT, TCP_CONNTRACK_CLOSE].contains(&state);
+    (!is_closed).then_some(TcpConnection {
+        destination,
+        client,
+        is_answered: state != TCP_CONNTRACK_SYN_SENT,
+    })
 }
 
 /// Deletes the entries of a family and of some protocols that are stale; returns how many.

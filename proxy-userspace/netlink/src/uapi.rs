@@ -87,7 +87,7 @@ attributes! {
     NFTA_TRACE_TRANSPORT_HEADER NFTA_TRACE_IIF _ _ _ _ _ NFTA_TRACE_POLICY
 }
 
-attributes! { CTA_TUPLE_ORIG CTA_TUPLE_REPLY }
+attributes! { CTA_TUPLE_ORIG CTA_TUPLE_REPLY _ CTA_PROTOINFO }
 /// Linux 4.3.
 pub const CTA_ZONE: u16 = 18;
 /// Linux 5.8.
@@ -96,6 +96,12 @@ attributes! { CTA_TUPLE_IP CTA_TUPLE_PROTO }
 attributes! { CTA_IP_V4_SRC CTA_IP_V4_DST CTA_IP_V6_SRC CTA_IP_V6_DST }
 attributes! { CTA_PROTO_NUM CTA_PROTO_SRC_PORT CTA_PROTO_DST_PORT }
 attributes! { CTA_FILTER_ORIG_FLAGS }
+attributes! { CTA_PROTOINFO_TCP }
+attributes! { CTA_PROTOINFO_TCP_STATE }
+/// `enum tcp_conntrack` (`include/uapi/linux/netfilter/nf_conntrack_tcp.h`).
+pub const TCP_CONNTRACK_SYN_SENT: u8 = 1;
+pub const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
+pub const TCP_CONNTRACK_CLOSE: u8 = 8;
 pub const IPCTNL_MSG_CT_GET: u16 = 1;
 pub const IPCTNL_MSG_CT_DELETE: u16 = 2;
 /// The bit of `CTA_PROTO_NUM` in `CTA_FILTER_ORIG_FLAGS` (`CTA_FILTER_FLAG`).

@@ -1,9 +1,10 @@
 //! Finds out when this node has no translated connection of a frontend left whose forwarding has begun.
 //!
 //! Invariant: what was translated was tracked before forwarding began, so what the first list does not have does not count.
+//! A connection that is not answered by the next list hardly ever is, though its entry stays for two minutes.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
     io,
     net::SocketAddr,
     thread::{self, JoinHandle},
@@ -19,14 +20,14 @@ const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// Lists take at most this part of a core.
 const SHARE: u32 = 20;
 
-/// The clients of frontends.
-type Clients = HashMap<SocketAddr, HashSet<SocketAddr>>;
+/// The clients of frontends, and whether each is answered.
+type Clients = HashMap<SocketAddr, HashMap<SocketAddr, bool>>;
 
 /// The translated connections of frontends whose forwarding has begun.
 #[derive(Debug, Default)]
 pub(crate) struct TranslatedConnections {
     /// Those of the first list that every list since has had.
-    left: Clients,
+    left: HashMap<SocketAddr, HashSet<SocketAddr>>,
     /// The list that is being made on a thread of its own, since it takes as long as there are connections; and how long it took.
     listing: Option<JoinHandle<(io::Result<Clients>, Duration)>>,
     /// The frontends of that list, unless they have ended and begun again meanwhile.
@@ -77,18 +78,20 @@ impl TranslatedConnections {
     /// Takes note of a list.
     fn take_note(&mut self, found: Clients) {
         for (frontend, clients) in found.into_iter().filter(|(it, _)| self.listed.contains(it)) {
-            let left = self.left.entry(frontend).or_insert_with(|| clients.clone());
-            left.retain(|it| clients.contains(it));
+            match self.left.entry(frontend) {
+                Entry::Vacant(it) => drop(it.insert(clients.into_keys().collect())),
+                Entry::Occupied(mut it) => it.get_mut().retain(|it| clients.get(it) == Some(&true)),
+            }
         }
     }
 }
 
 /// The tracked clients of each of these frontends.
 fn list(frontends: &BTreeSet<SocketAddr>) -> io::Result<Clients> {
-    let mut clients: Clients = frontends.iter().map(|it| (*it, HashSet::new())).collect();
-    tcp_connections(|destination, client| {
-        if let Some(clients) = clients.get_mut(&destination) {
-            clients.insert(client);
+    let mut clients: Clients = frontends.iter().map(|it| (*it, HashMap::new())).collect();
+    tcp_connections(|it| {
+        if let Some(clients) = clients.get_mut(&it.destination) {
+            clients.insert(it.client, it.is_answered);
         }
     })?;
     Ok(clients)
@@ -102,10 +105,12 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Takes note of a list of these frontends; returns those that have none left.
+    /// Takes note of a list of these frontends, with clients of which all but 9 are answered; returns those that have none left.
     fn take_note(it: &mut TranslatedConnections, lists: &[(&str, &[&str])]) -> HashSet<SocketAddr> {
-        let clients =
-            lists.iter().map(|(frontend, clients)| (at(frontend), clients.iter().map(|it| at(it)).collect()));
+        let is_answered = |it: &str| !it.ends_with(":9");
+        let clients = lists.iter().map(|(frontend, clients)| {
+            (at(frontend), clients.iter().map(|it| (at(it), is_answered(it))).collect())
+        });
         it.listed = lists.iter().map(|(frontend, _)| at(frontend)).collect();
         let begun = it.listed.clone();
         it.take_note(clients.collect());
@@ -123,7 +128,15 @@ mod tests {
         assert_eq!(take_note(&mut it, &[(one, &[b, c]), (two, &[c])]), [at(two)].into());
         assert_eq!(take_note(&mut it, &[(one, &[c]), (two, &[c])]), [at(one), at(two)].into());
         assert_eq!(it.ended(&BTreeSet::new(), Instant::now()), [].into());
-        assert_eq!(it.left, Clients::new());
+        assert_eq!(it.left, HashMap::new());
+    }
+
+    #[test]
+    fn a_connection_that_is_not_answered_is_waited_for_until_the_next_list() {
+        let mut it = TranslatedConnections::default();
+        let (frontend, client) = ("203.0.113.1:80", "198.51.100.1:9");
+        assert_eq!(take_note(&mut it, &[(frontend, &[client])]), [].into());
+        assert_eq!(take_note(&mut it, &[(frontend, &[client])]), [at(frontend)].into());
     }
 
     #[test]
@@ -150,7 +163,7 @@ mod tests {
         let mut it = TranslatedConnections::default();
         let begun = BTreeSet::from([at("203.0.113.1:80")]);
         it.listed.clone_from(&begun);
-        let found: Clients = [(at("203.0.113.1:80"), HashSet::new())].into();
+        let found: Clients = [(at("203.0.113.1:80"), HashMap::new())].into();
         it.listing = Some(thread::spawn(move || (Ok(found), Duration::ZERO)));
         it.ended(&BTreeSet::new(), Instant::now());
         while it.listing.as_ref().is_some_and(|it| !it.is_finished()) {
