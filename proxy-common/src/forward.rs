@@ -203,6 +203,18 @@ pub enum Way {
     },
 }
 
+impl Way {
+    /// The other node that the first packet of a connection goes to.
+    #[inline(always)]
+    pub const fn onward(self) -> Option<NodeNumber> {
+        match self {
+            Self::To { node, .. } => Some(node),
+            Self::Here { second, .. } if second & OWNER != 0 => Some(second & MAX_NODE),
+            Self::Here { .. } | Self::Pass => None,
+        }
+    }
+}
+
 /// Decides where a packet from outside goes.
 #[inline(always)]
 pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
@@ -216,9 +228,9 @@ pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     match row.owner() {
         NO_NODE => Way::Pass,
         THIS_NODE => Way::Here { counters, second },
-        node if flow.continues && forward.flags & KNOWN_FIRST != 0 => {
-            Way::Here { counters, second: node | OWNER }
-        }
+        // Also a packet that begins a connection: the entry of an earlier one from the same port ends by it, which would
+        // otherwise keep the packets that follow.
+        node if forward.flags & KNOWN_FIRST != 0 => Way::Here { counters, second: node | OWNER },
         node => Way::To { counters, node, second },
     }
 }

@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use proxy_common::{
     decide::Tables as _,
-    forward::{self, ETH_P_IP, ETH_P_IPV6, ForwardTables as _, Way},
+    forward::{self, ETH_P_IP, ETH_P_IPV6, ForwardTables as _},
     net::{V4, V6},
     tables::FrontendKey6,
     trace::{MAX_FRONTENDS, SENT_BYTES, SentPacket},
@@ -68,7 +68,7 @@ fn report<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<()> {
     if flow.continues || TRACED_FRONTENDS.get_ptr(flow.frontend()).is_none() {
         return None;
     }
-    let Way::To { node, .. } = forward::way(&side, &flow) else { return None };
+    let node = forward::way(&side, &flow).onward()?;
     let forward = side.forward(flow.frontend())?;
     let Some(mut entry) = SENT_PACKETS.reserve(0) else {
         if let Some(lost) = LOST_PACKETS.get_ptr_mut(0) {

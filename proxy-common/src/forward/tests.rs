@@ -68,10 +68,9 @@ fn a_row_says_where_a_packet_goes() {
 fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner() {
     let client = v4("198.51.100.7").mapped();
     let here = |second| Way::Here { counters: COUNTERS, second };
-    let to = |node| Way::To { counters: COUNTERS, node, second: NO_NODE };
     for (row, flags, continues, expect) in [
         (Row::new(2, 3), KNOWN_FIRST, true, here(2 | OWNER)),
-        (Row::new(2, 3), KNOWN_FIRST, false, to(2)),
+        (Row::new(2, 3), KNOWN_FIRST, false, here(2 | OWNER)),
         (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, here(3)),
         (Row::new(NO_NODE, 3), KNOWN_FIRST, true, Way::Pass),
         (Row::new(2, 3), KNOWN_FIRST | ESTABLISHED_ONLY, true, here(2 | OWNER)),

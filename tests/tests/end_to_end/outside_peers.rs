@@ -2,13 +2,21 @@
 
 use std::{
     collections::BTreeSet,
-    net::{SocketAddr, UdpSocket},
+    fs,
+    io::Read as _,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    ops::RangeInclusive,
+    process::Command,
     time::Duration,
 };
 
+use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoConnection, NetNs, TIMEOUT, eventually,
+    EchoConnection, NetNs, TIMEOUT,
+    client::reset_on_close,
+    eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
+    run,
 };
 
 use crate::outside::{NETWORKS, frontends, web, wrapped_datagram};
@@ -51,8 +59,62 @@ fn packets_are_translated_until_every_node_can_unwrap_them() {
     let log = "nodes do not answer probes";
     cluster.nodes[0].agent.as_mut().unwrap().wait_until_logged(TIMEOUT, log).unwrap();
     wait_for(&cluster, &["n1", "n2", "n3"], false);
+    let translated = {
+        let _outside = cluster.clients[0].enter().unwrap();
+        let mut connection = TcpStream::connect(frontends()[0]).unwrap();
+        // What is not read would reset it.
+        assert!(connection.read(&mut [0; 256]).unwrap() > 0);
+        connection
+    };
     cluster.start(2, &[]);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
+    // The kernel tracks it for two minutes after both sides have closed it.
+    drop(translated);
+    cluster.wait_until_settled();
+}
+
+/// The ports of a client that uses them again.
+const REUSED: RangeInclusive<u16> = 20_000..=20_019;
+
+/// Connects from each of the ports, waits for the server's name, and resets the connection.
+fn connect_and_reset(cluster: &IngressCluster) {
+    let _outside = cluster.clients[0].enter().unwrap();
+    for port in REUSED {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((OUTSIDE_CLIENTS[0][0], port)).into()).unwrap();
+        socket.connect_timeout(&frontends()[0].into(), TIMEOUT).unwrap();
+        let mut stream = TcpStream::from(socket);
+        assert!(stream.read(&mut [0; 256]).unwrap() > 0);
+        reset_on_close(&stream).unwrap();
+    }
+}
+
+#[test]
+fn a_connection_from_the_port_of_a_translated_one_goes_to_its_node_while_forwarding_begins() {
+    let Some(mut cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0]);
+    // The connections of the test are known as long as it takes.
+    let keep = || fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "600");
+    cluster.nodes[0].netns.run(keep).unwrap();
+    cluster.start(0, &[]);
+    cluster.start(1, &[]);
+    wait_for(&cluster, &["n1", "n2", "n3"], false);
+    let _forwarding_begins = {
+        let _outside = cluster.clients[0].enter().unwrap();
+        EchoConnection::connect(frontends()[0]).unwrap()
+    };
+    connect_and_reset(&cluster);
+    cluster.start(2, &[]);
+    wait_for(&cluster, &["n1", "n2", "n3"], true);
+    connect_and_reset(&cluster);
+    let mut left = String::new();
+    let are_closed = eventually(TIMEOUT, || {
+        let range = format!("dport >= :{} and dport <= :{}", REUSED.start(), REUSED.end());
+        let list = || run(Command::new("ss").args(["-Htn", "state", "established", &range])).success();
+        left = cluster.nodes.iter().map(|it| it.pods.run(list)).collect();
+        left.is_empty()
+    });
+    assert!(are_closed, "servers have not seen that the client has closed these:\n{left}");
 }
 
 #[test]

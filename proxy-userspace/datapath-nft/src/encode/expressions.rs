@@ -132,14 +132,6 @@ impl Rule {
         self.if_protocol(NFT_CMP_EQ, IPPROTO_TCP)
     }
 
-    /// Continues if of some TCP flags these are set, and no others. The rule must have checked the protocol.
-    pub(crate) fn if_tcp_flags(self, of: u8, set: u8) -> Self {
-        let scratch = Register(0);
-        self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, scratch)
-            .bitwise(scratch, vec![of], vec![0])
-            .compare(scratch, NFT_CMP_EQ, [set])
-    }
-
     /// Sends a copy of the packet to a host, which conntrack does not see. The copy keeps its addresses and its priority.
     pub(crate) fn duplicate_to(self, address: Register) -> Self {
         self.push("dup", vec![Attribute::u32(NFTA_DUP_SREG_ADDR, address.number())])

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a packet without the priority of forwarded ones ([`FORWARDED`]) is served as if these chains did not exist.
 //!
-//! The second chance: a packet in the middle of a TCP connection that conntrack does not know, or an ICMP error about one, is given to
-//! the second node of its priority, before anything of it gets into conntrack.
+//! The second chance: a packet of a TCP connection that conntrack does not know, or an ICMP error about one, is given to the second
+//! node of its priority, before anything of it gets into conntrack.
 
 use std::ops::RangeInclusive;
 
@@ -20,8 +20,7 @@ use crate::{
     plan::endpoint_selector::{MatchKey, Registers, key},
 };
 
-const SYN: u8 = 0x02;
-/// The priorities of packets with a second node: those in the middle of connections.
+/// The priorities of packets with a second node: those in the middle of connections, and while forwarding begins, all.
 pub(crate) const WITH_SECOND: RangeInclusive<u32> =
     (FORWARDED | NO_SECOND as u32) + 1..=FORWARDED | !FORWARDED_MASK;
 
@@ -39,7 +38,7 @@ pub(crate) fn services(family: Family) -> Chain {
     )
 }
 
-/// Gives packets in the middle of unknown connections to the second node, and ICMP errors about them: the way to their source
+/// Gives packets of unknown connections to the second node, and ICMP errors about them: the way to their source
 /// leads through an uplink, where they are wrapped for the node that their priority names.
 pub(crate) fn second_chance(family: Family) -> Chain {
     let at = Registers::new(family);
@@ -52,7 +51,11 @@ pub(crate) fn second_chance(family: Family) -> Chain {
         Family::V6 => ICMPV6,
     };
     let rules = [
-        to_second("the second node may know the connection", &|it| it.if_tcp().if_tcp_flags(SYN, 0)),
+        Rule::new(family, "a connection that is not answered yet is known")
+            .if_priority_in(WITH_SECOND)
+            .if_passed_before()
+            .verdict(&Verdict::Return),
+        to_second("the second node may know the connection", &|it| it.if_tcp()),
         to_second("or that of an ICMP error", &|it| it.if_protocol_is(icmp)),
     ];
     hooked("second-chance-prerouting", Hook::PreroutingEach, rules)

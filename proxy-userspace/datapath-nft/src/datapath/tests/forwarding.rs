@@ -330,7 +330,8 @@ fn a_connection_that_is_not_known_gets_a_second_chance_and_no_conntrack_entry() 
         assert_eq!(tracked(), before);
         let counted = nft(&["list", "chain", "inet", "test", "postrouting"]);
         assert!(!counted.contains("packets 0 "), "they leave with their priority: {counted}");
-        // What begins a connection is served here.
+        // What begins a connection has no second.
+        set_priority(FIRST);
         let here = format!("pod {}", it.at(1, 9));
         assert_eq!(it.served_by(), [here].into());
         // It is resumed where it is known.

@@ -214,14 +214,12 @@ impl Cluster {
         let port = self.next_port;
         self.next_port += 1;
         let node = self.node(ingress);
-        let (at, is_translated) = match node.way(port, false) {
-            Way::Pass => (ingress, true),
-            Way::Here { .. } => (ingress, false),
-            Way::To { node: number, .. } => match node.written.node(number) {
-                Some(at) => (at, false),
-                None => return,
-            },
+        let way = node.way(port, false);
+        let at = match way.onward() {
+            Some(number) => node.written.node(number),
+            None => Some(ingress),
         };
+        let (Some(at), is_translated) = (at, way == Way::Pass) else { return };
         // One that gets to a silent node does not begin.
         if self.wanted.silent == Some(at) {
             return;
