@@ -113,6 +113,31 @@ impl Row {
     }
 }
 
+/// Two rows, of an even position and the one after it: the kernel rounds the entries of an array up to 8 bytes.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct RowPair(u64);
+
+impl RowPair {
+    /// Makes a pair.
+    pub const fn new(first: Row, second: Row) -> Self {
+        Self(first.0 as u64 | (second.0 as u64) << 32)
+    }
+
+    /// The number of the pair with the row of a position.
+    #[inline(always)]
+    pub const fn of(position: u32) -> u32 {
+        position / 2
+    }
+
+    /// The row of a position, which is one of the pair.
+    #[inline(always)]
+    pub const fn row(self, position: u32) -> Row {
+        Row((self.0 >> (position % 2 * 32)) as u32)
+    }
+}
+
 /// Where a node receives wrapped packets; the unspecified address if nowhere in that family.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

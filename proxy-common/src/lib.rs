@@ -29,7 +29,7 @@ pub mod udp_nat;
 /// The layout version of [`tables`]: part of the path the generation maps are pinned under.
 /// Raise it with every change of a size, a field, a meaning or a pinned name; a new binary then builds its maps beside the
 /// old ones.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1011 } else { 11 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "next-layout") { 1012 } else { 12 };
 
 /// The layout version of [`sock_nat`], [`overflow`] and [`senders`], separate from [`LAYOUT_VERSION`] because live sockets outlast an
 /// upgrade: with another version they lose their translation.

@@ -1,7 +1,7 @@
 //! What a generation says of packets that are forwarded.
 
 use proxy_common::{
-    forward::{Forward, ForwardTables, NO_NODE, NodeNumber, Row},
+    forward::{Forward, ForwardTables, NO_NODE, NodeNumber, Row, RowPair},
     tables::FrontendKey6,
 };
 
@@ -22,7 +22,7 @@ impl<F> ForwardTables for Side<F> {
 
     #[inline(always)]
     fn row(&self, position: u32) -> Option<Row> {
-        FORWARD_ROWS.get(self.index())?.get(position).copied()
+        Some(FORWARD_ROWS.get(self.index())?.get(RowPair::of(position))?.row(position))
     }
 }
 

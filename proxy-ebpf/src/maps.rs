@@ -9,7 +9,7 @@ use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::{CounterStripe, MAX_CHUNKS},
     exclusion::MAX_EXCLUDED,
-    forward::{Forward, ForwardNode, Row},
+    forward::{Forward, ForwardNode, RowPair},
     health::{FailureKey, FailureRecord, MAX_RECORDS, WORDS},
     net::{V4, V6},
     overflow::{MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, STAT_COUNT},
@@ -57,9 +57,9 @@ pub(crate) static MEMBERS6: Members<V6> = ArrayOfMaps::new();
 /// The frontends whose packets from outside are forwarded.
 #[btf_map]
 pub(crate) static FORWARDS: Table<FrontendKey6, Forward> = ArrayOfMaps::new();
-/// The rows of these frontends.
+/// The rows of these frontends, in pairs.
 #[btf_map]
-pub(crate) static FORWARD_ROWS: ArrayOfMaps<Array<Row, 1, { BPF_F_INNER_MAP as usize }>, 2> =
+pub(crate) static FORWARD_ROWS: ArrayOfMaps<Array<RowPair, 1, { BPF_F_INNER_MAP as usize }>, 2> =
     ArrayOfMaps::new();
 /// Where nodes receive wrapped packets, by number.
 #[btf_map]

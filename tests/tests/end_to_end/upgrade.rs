@@ -82,7 +82,7 @@ fn upgrade_keeps_sockets() {
     let services = [web(1..=5)];
     node.write(&services);
     start(&mut node, Build::Failpoints, &services);
-    assert_eq!(node.layouts(), ["v11"]);
+    assert_eq!(node.layouts(), ["v12"]);
 
     let mut connections = [service, service6].map(|it| (EchoConnection::connect(it).unwrap(), it));
     let mut flows: Vec<_> = [service, service6]
@@ -96,10 +96,10 @@ fn upgrade_keeps_sockets() {
         });
 
     for (build, layout) in [
-        (Build::NextLayout, "v1011"),
-        (Build::Failpoints, "v11"),
-        (Build::NextLayout, "v1011"),
-        (Build::Failpoints, "v11"),
+        (Build::NextLayout, "v1012"),
+        (Build::Failpoints, "v12"),
+        (Build::NextLayout, "v1012"),
+        (Build::Failpoints, "v12"),
     ] {
         // A reply to a request that was sent before the upgrade arrives after it.
         let mut pending = Flow::new(service, false);
@@ -117,10 +117,10 @@ fn upgrade_keeps_sockets() {
     node.kill();
     node.start_inactive(&node.command(Build::NextLayout).env("KUBE_PROXY_EBPF_FAULT", "half-attached"));
     node.agent_mut().wait(TIMEOUT).unwrap();
-    assert_eq!(node.layouts(), ["v1011", "v11"]);
+    assert_eq!(node.layouts(), ["v1012", "v12"]);
     flows.iter_mut().for_each(|it| it.exchange("between two layouts"));
     start(&mut node, Build::Failpoints, &services);
-    assert_eq!(node.layouts(), ["v11"]);
+    assert_eq!(node.layouts(), ["v12"]);
     flows.iter_mut().for_each(|it| it.exchange("at the end"));
     check(&mut connections, "at the end");
 

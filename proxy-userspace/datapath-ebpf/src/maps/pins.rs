@@ -6,9 +6,9 @@
 //! PIN_DIR/affinity2/{affinity,…}        session affinity; AFFINITY_VERSION
 //! PIN_DIR/counters2/{chunks,chunk0,…}   counters; COUNTERS_VERSION
 //! PIN_DIR/health2/{failures,health}     which endpoints fail for which clients; HEALTH_VERSION
-//! PIN_DIR/v11/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
-//! PIN_DIR/v11/side0/frontends4 …         inner maps
-//! PIN_DIR/v11/programs/connect4 …        programs
+//! PIN_DIR/v12/{active,frontends4,…}      active-side word and outer maps; LAYOUT_VERSION
+//! PIN_DIR/v12/side0/frontends4 …         inner maps
+//! PIN_DIR/v12/programs/connect4 …        programs
 //! ```
 //!
 //! Invariant: a pin is never missing while it is replaced: the new one is pinned beside it and renamed over it.

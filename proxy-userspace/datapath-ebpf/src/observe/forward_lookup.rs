@@ -10,7 +10,7 @@ use std::{
 
 use datapath::FrontendAddress;
 use proxy_common::{
-    forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, THIS_NODE},
+    forward::{self, Flow, Forward, NO_NODE, NodeNumber, Row, RowPair, THIS_NODE},
     net::{Be16, V4, V6},
     tables::FrontendKey6,
 };
@@ -18,7 +18,10 @@ use proxy_common::{
 use crate::{
     error::Error,
     maps::pins::Pins,
-    observe::{active_frontends::ActiveFrontends, forwards::ForwardTables},
+    observe::{
+        active_frontends::ActiveFrontends,
+        forwards::{ForwardTables, rows_of},
+    },
     programs::uplink_links,
     tables::{layout::forwarding::frontend_key, store::Table},
 };
@@ -184,10 +187,14 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
             range.is_some_and(|(first, mask)| position - first <= *mask)
         };
         let (mut owners, mut without_owner) = (BTreeSet::new(), BTreeSet::new());
-        maps.each(Table::ForwardRows, |position: u32, row: Row| match row.owner() {
-            _ if !is_used(position) => {}
-            NO_NODE => drop(without_owner.insert(position)),
-            owner => drop(owners.insert(owner)),
+        maps.each(Table::ForwardRows, |number: u32, pair: RowPair| {
+            for (position, row) in rows_of((number, pair)) {
+                match row.owner() {
+                    _ if !is_used(position) => {}
+                    NO_NODE => drop(without_owner.insert(position)),
+                    owner => drop(owners.insert(owner)),
+                }
+            }
         })?;
         let mut other_addresses = BTreeSet::new();
         maps.each(Table::ForwardNumbers, |address: V6, number: u32| {

@@ -12,7 +12,7 @@ use std::{
 use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
-    forward::{ESTABLISHED_ONLY, Forward, ForwardNode, KNOWN_FIRST, NO_NODE, NodeNumber, Row},
+    forward::{ESTABLISHED_ONLY, Forward, ForwardNode, KNOWN_FIRST, NO_NODE, NodeNumber, Row, RowPair},
     net::V4,
     tables::{FrontendKey6, UDP},
 };
@@ -65,13 +65,18 @@ impl From<ForwardTables> for PreviousRows {
     }
 }
 
+/// The rows of a pair, with their positions.
+pub(crate) fn rows_of((number, pair): (u32, RowPair)) -> [(u32, Row); 2] {
+    [number * 2, number * 2 + 1].map(|it| (it, pair.row(it)))
+}
+
 impl ForwardTables {
     pub(crate) fn read(maps: &mut Maps<'_>) -> Result<Self, Error> {
         let mut tables = Self::default();
         maps.each(Table::Forwards, |key, it| tables.forwards.push((key, it)))?;
         if !tables.forwards.is_empty() {
-            maps.each(Table::ForwardRows, |position: u32, it: Row| {
-                tables.rows.insert(position, it);
+            maps.each(Table::ForwardRows, |number: u32, it: RowPair| {
+                tables.rows.extend(rows_of((number, it)));
             })?;
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
                 tables.nodes.insert(number, it);
@@ -85,8 +90,10 @@ impl ForwardTables {
         let mut tables = Self::default();
         if let Some(forward) = maps.get::<_, Forward>(Table::Forwards, &frontend)? {
             tables.forwards.push((frontend, forward));
-            for position in forward.first..=forward.first.saturating_add(forward.mask) {
-                tables.rows.extend(maps.get(Table::ForwardRows, &position)?.map(|it: Row| (position, it)));
+            let last = forward.first.saturating_add(forward.mask);
+            for number in RowPair::of(forward.first)..=RowPair::of(last) {
+                let pair = maps.get(Table::ForwardRows, &number)?;
+                tables.rows.extend(pair.into_iter().flat_map(|it| rows_of((number, it))));
             }
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
                 tables.nodes.insert(number, it);

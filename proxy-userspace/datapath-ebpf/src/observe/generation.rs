@@ -7,7 +7,7 @@ use std::{
 
 use bytemuck::Zeroable as _;
 use proxy_common::{
-    forward::{ForwardNode, Row},
+    forward::{ForwardNode, RowPair},
     net::{V4, V6},
     tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey},
 };
@@ -17,7 +17,7 @@ use crate::{
     observe::{
         active_frontends::{Entries, rows},
         dump::{frontend_line, frontend_name, node_address_line},
-        forwards::ForwardTables,
+        forwards::{ForwardTables, rows_of},
     },
     tables::{store::Table, table_family::TableFamily},
 };
@@ -54,7 +54,8 @@ impl Generation {
             it.node_addresses.push((key.into(), scope));
         }
         it.forwards.forwards.extend(rows(&entries(Table::Forwards)?));
-        it.forwards.rows.extend(rows::<u32, Row>(&entries(Table::ForwardRows)?));
+        let pairs = entries(Table::ForwardRows)?;
+        it.forwards.rows.extend(rows::<u32, RowPair>(&pairs).flat_map(rows_of));
         it.forwards.nodes.extend(rows::<u32, ForwardNode>(&entries(Table::ForwardNodes)?));
         Ok(it)
     }

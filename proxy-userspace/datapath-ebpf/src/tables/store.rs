@@ -4,7 +4,7 @@ use std::fmt;
 
 use proxy_common::{
     counters::CounterIndex,
-    forward::{Forward, ForwardNode, Row},
+    forward::{Forward, ForwardNode, RowPair},
     net::V6,
     tables::{
         BackendEntry4, BackendEntry6, BackendSetMember, BackendSetMemberKey4, BackendSetMemberKey6, Frontend,
@@ -135,7 +135,7 @@ const MAPS: [(&str, &str, EntrySize); Table::COUNT] = [
     ("members4", "MEMBERS4", EntrySize::of::<BackendSetMemberKey4, BackendSetMember>()),
     ("members6", "MEMBERS6", EntrySize::of::<BackendSetMemberKey6, BackendSetMember>()),
     ("forwards", "FORWARDS", EntrySize::of::<FrontendKey6, Forward>()),
-    ("forward_rows", "FORWARD_ROWS", EntrySize::of::<u32, Row>()),
+    ("forward_rows", "FORWARD_ROWS", EntrySize::of::<u32, RowPair>()),
     ("forward_nodes", "FORWARD_NODES", EntrySize::of::<u32, ForwardNode>()),
     ("forward_numbers", "FORWARD_NUMBERS", EntrySize::of::<V6, u32>()),
 ];

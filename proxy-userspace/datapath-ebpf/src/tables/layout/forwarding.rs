@@ -34,7 +34,6 @@ use self::{
     rows::{RowSets, RowsId},
     stage::Stage,
 };
-use super::ranges::Range;
 use crate::tables::{
     compile::port_id,
     counter_alloc::{CounterAllocator, CounterOwner, ForwardPart},
@@ -54,8 +53,8 @@ pub(crate) struct PreviousRows {
     pub(crate) numbers: HashMap<IpAddr, NodeNumber>,
 }
 
-/// With more rows than this (16 MB of the kernel's memory), none stay for connections alone.
-const MAX_ROWS_OF_ENDED: usize = 1 << 21;
+/// With more pairs of rows than this (16 MB of the kernel's memory), none stay for connections alone.
+const MAX_PAIRS_OF_ENDED: usize = 1 << 21;
 
 /// What is forwarded.
 #[derive(Debug, Default)]
@@ -214,7 +213,7 @@ impl Forwarding {
     pub(super) fn entries(&self, table: Table) -> u32 {
         let entries = match table {
             Table::Forwards => self.frontends.len(),
-            Table::ForwardRows => self.rows.len(),
+            Table::ForwardRows => self.rows.pairs(),
             Table::ForwardNodes => self.nodes.addresses().len(),
             Table::ForwardNumbers => self.nodes.numbers().len(),
             _ => 0,
@@ -436,7 +435,7 @@ impl Forwarding {
         let mut left = frontends(service, it, port.family);
         left.retain(|it| port.frontends.contains(it));
         let is_kept = port.stage != Stage::Translated && self.can_keep(it.protocol, port.family);
-        if left.is_empty() || !is_kept || self.rows.len() > MAX_ROWS_OF_ENDED {
+        if left.is_empty() || !is_kept || self.rows.pairs() > MAX_PAIRS_OF_ENDED {
             return Err(port);
         }
         // Nobody needs to answer for rows that do not change any more.
@@ -469,9 +468,9 @@ impl Forwarding {
 
     /// Writes the frontends of a port that differ.
     fn write(&mut self, port: &PlacedPort, updates: &mut MapUpdates) {
-        let Some(Range { first, size }) = self.rows.range(port.rows) else { return };
+        let Some((first, mask)) = self.rows.place(port.rows) else { return };
         let flags = port.stage.flags() | if port.by_client { BY_CLIENT } else { 0 };
-        let forward = Forward { first, mask: size - 1, flags, counters: port.counters };
+        let forward = Forward { first, mask, flags, counters: port.counters };
         for key in &port.frontends {
             if self.frontends.insert(*key, forward) != Some(forward) {
                 updates.set(Table::Forwards, key, Some(&forward));

@@ -9,7 +9,7 @@ use proxy_common::{
 };
 
 use super::{
-    Before, Forwarding, MAX_ROWS_OF_ENDED, PlacedPort, PreviousRows, acquire_counters, frontends, id_of,
+    Before, Forwarding, MAX_PAIRS_OF_ENDED, PlacedPort, PreviousRows, acquire_counters, frontends, id_of,
     nodes::FAMILIES, rows::RowsId, stage::Stage,
 };
 use crate::tables::{counter_alloc::CounterAllocator, map_updates::MapUpdates};
@@ -68,7 +68,7 @@ impl Forwarding {
             let mut frontends = frontends(service, it, family);
             frontends.retain(|it| self.previous.frontends.contains_key(it));
             let is_placed = placed.iter().any(|it| it.id() == id);
-            let can_keep = self.can_keep(it.protocol, family) && self.rows.len() <= MAX_ROWS_OF_ENDED;
+            let can_keep = self.can_keep(it.protocol, family) && self.rows.pairs() <= MAX_PAIRS_OF_ENDED;
             if is_placed || frontends.is_empty() || !can_keep {
                 continue;
             }

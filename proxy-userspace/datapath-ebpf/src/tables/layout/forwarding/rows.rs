@@ -6,7 +6,7 @@ use std::{
 };
 
 use model::state::NodeShare;
-use proxy_common::forward::{NO_NODE, NodeNumber, Row};
+use proxy_common::forward::{NO_NODE, NodeNumber, Row, RowPair};
 
 use super::nodes::ForwardNodes;
 use crate::tables::{
@@ -29,7 +29,7 @@ pub(super) struct RowSets {
     /// What follows rows when their nodes become others.
     successors: HashMap<(RowsId, Arc<[NodeShare]>), RowsId>,
     ranges: RangeAllocator,
-    /// How many rows have a position.
+    /// How many pairs of rows have a position.
     placed: usize,
 }
 
@@ -40,6 +40,7 @@ struct Rows {
     nodes: Arc<[NodeShare]>,
     rows: Vec<Row>,
     owners: HashSet<NodeNumber>,
+    /// Of pairs.
     range: Range,
     /// How many ports use them.
     users: usize,
@@ -61,9 +62,9 @@ impl RowSets {
         let Some(rows) = self.sets.get_mut(&id) else { return };
         rows.users += 1;
         if rows.users == 1 {
-            rows.range = self.ranges.allocate(rows.rows.len() as u32);
+            rows.range = self.ranges.allocate(pairs(&rows.rows).len() as u32);
             rows.write(updates);
-            self.placed += rows.rows.len();
+            self.placed += pairs(&rows.rows).len();
         }
     }
 
@@ -90,8 +91,8 @@ impl RowSets {
         let numbers: Vec<_> = serving.iter().map(|it| nodes.number(&it.node)).collect();
         let old = before.and_then(|it| self.sets.get(&it)).map(|it| &*it.rows).unwrap_or_default();
         let rows = follow(old, &numbers, serving);
-        let range = self.ranges.allocate(rows.len() as u32);
-        self.placed += rows.len();
+        let range = self.ranges.allocate(pairs(&rows).len() as u32);
+        self.placed += pairs(&rows).len();
         let rows = Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 };
         rows.write(updates);
         let id = self.add(rows);
@@ -117,7 +118,7 @@ impl RowSets {
             return;
         }
         if let Some(Rows { nodes, rows, range, .. }) = self.sets.remove(&id) {
-            self.placed -= rows.len();
+            self.placed -= pairs(&rows).len();
             self.ranges.release(range);
             if self.by_nodes.get(&nodes) == Some(&id) {
                 self.by_nodes.remove(&nodes);
@@ -132,17 +133,17 @@ impl RowSets {
         self.sets.get(&id).map(|it| &it.owners)
     }
 
-    /// Where rows are.
-    pub(super) fn range(&self, id: RowsId) -> Option<Range> {
-        self.sets.get(&id).map(|it| it.range)
+    /// The position of the first of some rows, and their number minus one.
+    pub(super) fn place(&self, id: RowsId) -> Option<(u32, u32)> {
+        self.sets.get(&id).map(|it| (it.range.first * 2, it.rows.len() as u32 - 1))
     }
 
-    /// How many rows there are.
-    pub(super) fn len(&self) -> usize {
+    /// How many pairs of rows there are; a single row is a pair, too.
+    pub(super) fn pairs(&self) -> usize {
         self.placed
     }
 
-    /// One more than the highest position.
+    /// How many pairs the table must have room for.
     pub(super) fn end(&self) -> u32 {
         self.ranges.end()
     }
@@ -155,9 +156,14 @@ impl RowSets {
 
 impl Rows {
     fn write(&self, updates: &mut MapUpdates) {
-        let rows = (self.range.first..).zip(&self.rows);
-        rows.for_each(|(position, it)| updates.set(Table::ForwardRows, &position, Some(it)));
+        let pairs = (self.range.first..).zip(pairs(&self.rows));
+        pairs.for_each(|(number, it)| updates.set(Table::ForwardRows, &number, Some(&it)));
     }
+}
+
+/// The rows as the kernel has them.
+fn pairs(rows: &[Row]) -> impl ExactSizeIterator<Item = RowPair> {
+    rows.chunks(2).map(|it| RowPair::new(it[0], it.get(1).copied().unwrap_or_default()))
 }
 
 /// The rows of these nodes; one with another owner than before has that one as its second.

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use model::state::{NodeInfo, Service, ServicePort};
 use proptest::prelude::*;
-use proxy_common::forward::{ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, Row};
+use proxy_common::forward::{
+    ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, Row, RowPair,
+};
 
 use super::*;
 
@@ -99,6 +101,12 @@ impl Written {
         }
     }
 
+    /// The row at a position.
+    fn row(&self, position: u32) -> Option<Row> {
+        let pair = self.tables[&Table::ForwardRows].get(&RowPair::of(position).to_ne_bytes()[..])?;
+        Some(bytemuck::pod_read_unaligned::<RowPair>(pair).row(position))
+    }
+
     /// A frontend's entry, but for its counters.
     fn forward(&self, ip: u8) -> Option<Forward> {
         let address = V6::from(IpAddr::from([203, 0, 113, ip]));
@@ -135,8 +143,7 @@ impl Written {
             std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
         };
         let row = |position: u32| {
-            let row: Row =
-                bytemuck::pod_read_unaligned(&self.tables[&Table::ForwardRows][&position.to_ne_bytes()[..]]);
+            let row = self.row(position).unwrap();
             [node(row.owner()), node(row.second())]
         };
         (first..=first + mask).map(row).collect()

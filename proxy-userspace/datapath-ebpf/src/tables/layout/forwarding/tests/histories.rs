@@ -73,8 +73,7 @@ impl ForwardTables for &Written {
     }
 
     fn row(&self, position: u32) -> Option<Row> {
-        let row = self.tables[&Table::ForwardRows].get(&position.to_ne_bytes()[..])?;
-        Some(bytemuck::pod_read_unaligned(row))
+        Written::row(self, position)
     }
 }
 
