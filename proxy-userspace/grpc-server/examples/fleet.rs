@@ -22,6 +22,7 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
+use itertools::{EitherOrBoth, Itertools as _};
 use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
     time::{ClockId, clock_gettime},
@@ -118,12 +119,19 @@ impl Inventory {
             });
         }
         if self.pending.len() > 64 {
-            // The last one counts.
-            let mut all: HashMap<_, _> =
-                self.objects.drain(..).map(|it| ((it.0, it.1), Some(it.2))).collect();
-            all.extend(self.pending.drain(..).map(|it| ((it.0, it.1), it.2)));
-            self.objects = all.into_iter().filter_map(|((a, b), it)| Some((a, b, it?))).collect();
-            self.objects.sort_unstable();
+            // The last one of an object counts.
+            self.pending.reverse();
+            self.pending.sort_by_key(|it| (it.0, it.1));
+            self.pending.dedup_by_key(|it| (it.0, it.1));
+            let all = std::mem::take(&mut self.objects).into_iter();
+            let all = all.merge_join_by(self.pending.drain(..), |a, b| (a.0, a.1).cmp(&(b.0, b.1)));
+            self.objects = all
+                .filter_map(|it| match it {
+                    EitherOrBoth::Left(it) => Some(it),
+                    EitherOrBoth::Right((group, object, digest))
+                    | EitherOrBoth::Both(_, (group, object, digest)) => Some((group, object, digest?)),
+                })
+                .collect();
             return;
         }
         for (group, object, digest) in self.pending.drain(..) {
