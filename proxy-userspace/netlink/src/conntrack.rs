@@ -32,18 +32,29 @@ pub(crate) struct Flow {
     pub(crate) reply_source: SocketAddr,
 }
 
-/// A TCP connection that the kernel tracks, which has not been closed.
+/// A TCP connection that the kernel tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpConnection {
     /// Where the client connects to.
     pub destination: SocketAddr,
     /// The client.
     pub client: SocketAddr,
-    /// Whether the destination has answered.
-    pub is_answered: bool,
+    /// How far it is.
+    pub stage: TcpStage,
 }
 
-/// Passes each TCP connection that the kernel tracks to `each`, but for those that both sides have closed.
+/// How far a TCP connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpStage {
+    /// The destination has not answered.
+    Opening,
+    /// It is in use, or one side has closed it.
+    Open,
+    /// Both sides have closed it, or one has reset it; the kernel tracks it for a while.
+    Closed,
+}
+
+/// Passes each TCP connection that the kernel tracks to `each`.
 ///
 /// # Errors
 ///
@@ -63,14 +74,15 @@ pub fn tcp_connections(mut each: impl FnMut(TcpConnection)) -> Result<(), Errno>
 fn tcp_connection(attributes: &[u8], destination: SocketAddr) -> Option<TcpConnection> {
     let original = find(attributes, CTA_TUPLE_ORIG)?;
     let client = end_of(original, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?;
-    let tcp = find(find(attributes, CTA_PROTOINFO)?, CTA_PROTOINFO_TCP)?;
-    let state = *find(tcp, CTA_PROTOINFO_TCP_STATE)?.first()?;
-    let is_closed = [TCP_CONNTRACK_TIME_WAIT, TCP_CONNTRACK_CLOSE].contains(&state);
-    (!is_closed).then_some(TcpConnection {
-        destination,
-        client,
-        is_answered: state != TCP_CONNTRACK_SYN_SENT,
-    })
+    let tcp = find(attributes, CTA_PROTOINFO).and_then(|it| find(it, CTA_PROTOINFO_TCP));
+    let state = tcp.and_then(|it| find(it, CTA_PROTOINFO_TCP_STATE)?.first().copied());
+    let stage = match state {
+        Some(TCP_CONNTRACK_SYN_SENT) => TcpStage::Opening,
+        Some(TCP_CONNTRACK_TIME_WAIT | TCP_CONNTRACK_CLOSE) => TcpStage::Closed,
+        // The kernel does not tell the state of a connection in a flowtable, or in hardware.
+        Some(_) | None => TcpStage::Open,
+    };
+    Some(TcpConnection { destination, client, stage })
 }
 
 /// Deletes the entries of a family and of some protocols that are stale; returns how many.

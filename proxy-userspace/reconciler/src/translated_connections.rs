@@ -1,7 +1,8 @@
 //! Finds out when this node has no translated connection of a frontend left whose forwarding has begun.
 //!
 //! Invariant: what was translated was tracked before forwarding began, so what the first list does not have does not count.
-//! A connection that is not answered by the next list hardly ever is, though its entry stays for two minutes.
+//! One that is closed, or that is not answered by the next list, is not waited for, though the kernel lists it for minutes. It counts
+//! again if it is answered later, or the client uses its port again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netlink::conntrack::tcp_connections;
+use netlink::conntrack::{TcpStage, tcp_connections};
 
 /// Interval between lists.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -20,14 +21,14 @@ const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// Lists take at most this part of a core.
 const SHARE: u32 = 20;
 
-/// The clients of frontends, and whether each is answered.
-type Clients = HashMap<SocketAddr, HashMap<SocketAddr, bool>>;
+/// The clients of frontends, and how far the connection of each is.
+type Clients = HashMap<SocketAddr, HashMap<SocketAddr, TcpStage>>;
 
 /// The translated connections of frontends whose forwarding has begun.
 #[derive(Debug, Default)]
 pub(crate) struct TranslatedConnections {
-    /// Those of the first list that every list since has had.
-    left: HashMap<SocketAddr, HashSet<SocketAddr>>,
+    /// Those of the first list that every list since has had, and whether they are waited for.
+    left: HashMap<SocketAddr, HashMap<SocketAddr, bool>>,
     /// The list that is being made on a thread of its own, since it takes as long as there are connections; and how long it took.
     listing: Option<JoinHandle<(io::Result<Clients>, Duration)>>,
     /// The frontends of that list, unless they have ended and begun again meanwhile.
@@ -66,7 +67,8 @@ impl TranslatedConnections {
             self.listing = thread::Builder::new().name("conntrack".into()).spawn(list).ok();
             self.listed.clone_from(begun);
         }
-        self.left.iter().filter(|(_, clients)| clients.is_empty()).map(|(frontend, _)| *frontend).collect()
+        let ended = self.left.iter().filter(|(_, clients)| !clients.values().any(|it| *it));
+        ended.map(|(frontend, _)| *frontend).collect()
     }
 
     fn is_due(&self, begun: &BTreeSet<SocketAddr>, now: Instant) -> bool {
@@ -79,8 +81,15 @@ impl TranslatedConnections {
     fn take_note(&mut self, found: Clients) {
         for (frontend, clients) in found.into_iter().filter(|(it, _)| self.listed.contains(it)) {
             match self.left.entry(frontend) {
-                Entry::Vacant(it) => drop(it.insert(clients.into_keys().collect())),
-                Entry::Occupied(mut it) => it.get_mut().retain(|it| clients.get(it) == Some(&true)),
+                Entry::Vacant(it) => {
+                    let waited_for = clients.into_iter().map(|(it, stage)| (it, stage != TcpStage::Closed));
+                    it.insert(waited_for.collect());
+                }
+                Entry::Occupied(mut it) => it.get_mut().retain(|it, is_waited_for| {
+                    let stage = clients.get(it);
+                    *is_waited_for = stage == Some(&TcpStage::Open);
+                    stage.is_some()
+                }),
             }
         }
     }
@@ -91,7 +100,7 @@ fn list(frontends: &BTreeSet<SocketAddr>) -> io::Result<Clients> {
     let mut clients: Clients = frontends.iter().map(|it| (*it, HashMap::new())).collect();
     tcp_connections(|it| {
         if let Some(clients) = clients.get_mut(&it.destination) {
-            clients.insert(it.client, it.is_answered);
+            clients.insert(it.client, it.stage);
         }
     })?;
     Ok(clients)
@@ -105,12 +114,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Takes note of a list of these frontends, with clients of which all but 9 are answered; returns those that have none left.
+    /// Takes note of a list of these frontends, with open connections of these clients; returns those that have none left.
     fn take_note(it: &mut TranslatedConnections, lists: &[(&str, &[&str])]) -> HashSet<SocketAddr> {
-        let is_answered = |it: &str| !it.ends_with(":9");
-        let clients = lists.iter().map(|(frontend, clients)| {
-            (at(frontend), clients.iter().map(|it| (at(it), is_answered(it))).collect())
-        });
+        let open = |clients: &[&str]| clients.iter().map(|it| (at(it), TcpStage::Open)).collect();
+        let clients = lists.iter().map(|(frontend, clients)| (at(frontend), open(clients)));
         it.listed = lists.iter().map(|(frontend, _)| at(frontend)).collect();
         let begun = it.listed.clone();
         it.take_note(clients.collect());
@@ -132,11 +139,20 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_not_answered_is_waited_for_until_the_next_list() {
-        let mut it = TranslatedConnections::default();
-        let (frontend, client) = ("203.0.113.1:80", "198.51.100.1:9");
-        assert_eq!(take_note(&mut it, &[(frontend, &[client])]), [].into());
-        assert_eq!(take_note(&mut it, &[(frontend, &[client])]), [at(frontend)].into());
+    fn a_connection_that_is_closed_or_not_answered_counts_once_it_is_open() {
+        let (frontend, client) = (at("203.0.113.1:80"), at("198.51.100.1:1"));
+        let has_ended = |stages: &[TcpStage]| {
+            let mut it = TranslatedConnections { listed: [frontend].into(), ..Default::default() };
+            for stage in stages {
+                it.take_note([(frontend, [(client, *stage)].into())].into());
+            }
+            it.last = Some((Instant::now(), Duration::ZERO));
+            !it.ended(&[frontend].into(), Instant::now()).is_empty()
+        };
+        let (opening, open, closed) = (TcpStage::Opening, TcpStage::Open, TcpStage::Closed);
+        assert!(!has_ended(&[opening]), "it may be answered");
+        assert!(has_ended(&[opening, opening]) && has_ended(&[closed]) && has_ended(&[open, closed]));
+        assert!(!has_ended(&[opening, opening, open]) && !has_ended(&[closed, open]));
     }
 
     #[test]
@@ -151,7 +167,7 @@ mod tests {
             [false, true],
             "a twentieth of a core"
         );
-        it.left.insert(at("203.0.113.1:80"), HashSet::new());
+        it.left.insert(at("203.0.113.1:80"), HashMap::new());
         assert_eq!([29, 30].map(|n| it.is_due(&begun, now + n * second)), [false, true]);
         it.left.clear();
         it.has_failed = true;
