@@ -325,8 +325,7 @@ fn replace(destinations: &[TracedDestination], is_owned: bool) -> Vec<Message> {
         }
         let chains = CHAINS.map(|(name, hook)| new_chain(family, name, Some(hook)));
         // A copy of it goes to the second node, and would be traced, too.
-        let no_first =
-            Rule::new(family, "in the middle of a forwarded connection").if_priority_in(WITH_SECOND);
+        let no_first = Rule::new(family, "goes to its second unless it is known").if_priority_in(WITH_SECOND);
         let no_first = new_rule(family, CHAINS[0].0, &no_first.verdict(&Verdict::Return));
         let own = destinations.iter().filter(move |it| Family::of(it.address) == family);
         let rules = own.flat_map(move |it| {

@@ -116,7 +116,7 @@ struct Network {
     family: Family,
     client: Host,
     /// The pod and the second node, whose namespaces live as long.
-    _others: [Host; 2],
+    others: [Host; 2],
     datapath: Datapath,
 }
 
@@ -193,7 +193,7 @@ impl Network {
         second.serve(SocketAddr::new(ip(2, 9), 8080), "other");
         second.serve(SocketAddr::new(ip(203, 9), 80), "second");
         let datapath = Self::start();
-        Self { family, client, _others: [pod, second], datapath }
+        Self { family, client, others: [pod, second], datapath }
     }
 
     fn start() -> Datapath {
@@ -330,7 +330,11 @@ fn a_connection_that_is_not_known_gets_a_second_chance_and_no_conntrack_entry() 
         assert_eq!(tracked(), before);
         let counted = nft(&["list", "chain", "inet", "test", "postrouting"]);
         assert!(!counted.contains("packets 0 "), "they leave with their priority: {counted}");
-        // What begins a connection has no second.
+        // What begins a connection has a second only while forwarding begins. Nothing answers it here.
+        let frontend = it.frontend();
+        let begin = move || TcpStream::connect_timeout(&frontend, Duration::from_millis(300));
+        assert!(it.client.run(begin).is_err());
+        assert_eq!(tracked(), before);
         set_priority(FIRST);
         let here = format!("pod {}", it.at(1, 9));
         assert_eq!(it.served_by(), [here].into());
@@ -339,6 +343,37 @@ fn a_connection_that_is_not_known_gets_a_second_chance_and_no_conntrack_entry() 
         let mut answer = String::new();
         BufReader::new(&mut stream).read_line(&mut answer).unwrap();
         assert_eq!(answer.trim_end(), expected);
+    });
+}
+
+#[test]
+fn a_connection_whose_first_packet_is_sent_again_has_no_second_chance() {
+    with_networks(|mut it| {
+        let pod = it.pod();
+        it.apply(Some(&[pod]), &[]);
+        let (frontend, via) = (it.frontend(), it.at(1, 1));
+        it.client.run(move || run(&format!("ip route replace {} via {via}", frontend.ip())));
+        // The endpoints see the client by an address of this node.
+        let answers = |command: &'static str| {
+            for (host, network) in it.others.iter().zip([4, 2]) {
+                let client = it.at(network, 1);
+                host.run(move || run(&format!("ip route {command} blackhole {client}")));
+            }
+        };
+        answers("add");
+        thread::scope(|scope| {
+            let begin = move || TcpStream::connect_timeout(&frontend, Duration::from_secs(20));
+            let client = &it.client;
+            let connection = scope.spawn(move || client.run(begin));
+            thread::sleep(Duration::from_millis(300));
+            set_priority(WITH_SECOND);
+            // It is sent again after a second.
+            thread::sleep(Duration::from_millis(1_500));
+            let counted = nft(&["list", "chain", "inet", "test", "postrouting"]);
+            assert!(counted.contains("packets 0 "), "{counted}");
+            answers("del");
+            connection.join().unwrap().unwrap();
+        });
     });
 }
 
