@@ -104,7 +104,8 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
         random: random - (start - passes),
         leaves: repeated(&leaves, &elsewhere)?,
         memory: memory("forwards").context("no table of frontends")?[0],
-        row_memory: memory("forward_rows").context("no table of rows")?[1],
+        // An entry is a pair of rows.
+        row_memory: memory("forward_rows").context("no table of rows")?[1] / 2.0,
     })
 }
 
