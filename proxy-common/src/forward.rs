@@ -253,8 +253,8 @@ pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     match row.owner() {
         NO_NODE => Way::Pass,
         THIS_NODE => Way::Here { counters, second },
-        // Also a packet that begins a connection: the entry of an earlier one from the same port ends by it, which would
-        // otherwise keep the packets that follow.
+        // Also a packet that begins a connection: conntrack ends the entry of an earlier one from the same port, or goes on with
+        // it. Either way, all packets of the connection go the same way.
         node if forward.flags & KNOWN_FIRST != 0 => Way::Here { counters, second: node | OWNER },
         node => Way::To { counters, node, second },
     }

@@ -69,7 +69,7 @@ pub(crate) enum Table {
     Members6,
     /// [`FrontendKey6`], IPv4 as v4-mapped, to [`Forward`].
     Forwards,
-    /// A position to [`Row`].
+    /// The number of a pair of rows to [`RowPair`].
     ForwardRows,
     /// A [`NodeNumber`](proxy_common::forward::NodeNumber) to [`ForwardNode`].
     ForwardNodes,
