@@ -4,7 +4,7 @@
 #[cfg(feature = "user")]
 use bytemuck::{Pod, Zeroable};
 
-use super::{DO_NOT_FRAGMENT, HOP_LIMIT, ICMP, ICMPV6, Ipv4Header, Ipv6Header};
+use super::wrapping::{DO_NOT_FRAGMENT, HOP_LIMIT, ICMP, ICMPV6, Ipv4Header, Ipv6Header};
 use crate::net::{Be16, V4, V6};
 
 /// Whether an ICMP message quotes a packet (RFC 792): destination unreachable, time exceeded, parameter problem.

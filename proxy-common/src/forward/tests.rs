@@ -8,6 +8,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
+use crate::tables::{TCP, UDP};
 
 const COUNTERS: ForwardCounters = ForwardCounters { arrived: 8, forwarded: 12 };
 

@@ -1,0 +1,346 @@
+//! How a packet is wrapped: the headers, and the datagram that asks a node whether it unwraps packets.
+
+#[cfg(feature = "user")]
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    net::{Be16, V4, V6},
+    tables::{TCP, UDP},
+};
+
+/// The header of UDP.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct UdpHeader {
+    /// The source port: of the flow's hash, so that routers and network cards spread flows.
+    pub source: Be16,
+    /// The destination port.
+    pub destination: Be16,
+    /// Of header and payload, in bytes.
+    pub length: Be16,
+    /// 0: none (RFC 6935 for IPv6).
+    pub checksum: u16,
+}
+
+/// The header of Geneve with one option (RFC 8926), without the option's data.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct GeneveHeader {
+    /// Version 0 and the length of the option in words.
+    version_and_length: u8,
+    /// The option is critical: who does not know it must drop the packet.
+    flags: u8,
+    /// The EtherType of the packet inside.
+    protocol: Be16,
+    /// No virtual network.
+    network: u32,
+    /// The class of the option, one of the experimental ones.
+    class: Be16,
+    /// The type of the option: critical, and the version of the wrapping.
+    kind: u8,
+    /// Of the option's data, in words.
+    length: u8,
+}
+
+/// The bytes of a UDP header, and of a Geneve header without the option's data.
+const TUNNEL_BYTES: u16 = 20;
+/// `C`: critical options are present.
+const CRITICAL: u8 = 0x40;
+const OPTION_CLASS: Be16 = Be16::new(0xff4b);
+/// With the critical bit, and the version of the wrapping.
+const OPTION_KIND: u8 = 0x81;
+/// The type of a probe's option: critical, and the version of the wrapping that it asks for.
+const PROBE_KIND: u8 = 0x82;
+/// `O`: no packet is inside.
+const CONTROL: u8 = 0x80;
+
+impl GeneveHeader {
+    const fn new(protocol: u16, data_words: u8) -> Self {
+        Self {
+            version_and_length: 1 + data_words,
+            flags: CRITICAL,
+            protocol: Be16::new(protocol),
+            network: 0,
+            class: OPTION_CLASS,
+            kind: OPTION_KIND,
+            length: data_words,
+        }
+    }
+}
+
+/// A datagram that asks a node whether it unwraps packets, sent to the port of wrapped packets. A program that knows this version
+/// of the wrapping returns it unchanged.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Probe {
+    geneve: GeneveHeader,
+    /// Tells an answer from a forged one.
+    pub token: [u32; 2],
+}
+
+impl Probe {
+    /// Makes a probe.
+    pub const fn new(token: [u32; 2]) -> Self {
+        let geneve = GeneveHeader { flags: CONTROL | CRITICAL, kind: PROBE_KIND, ..GeneveHeader::new(0, 2) };
+        Self { geneve, token }
+    }
+
+    /// Whether it is a probe.
+    #[inline(always)]
+    pub fn is_probe(&self) -> bool {
+        *self == Self::new(self.token)
+    }
+}
+
+/// The header of IPv4 without options.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Ipv4Header {
+    /// 0x45: version 4, and five words.
+    pub version_and_length: u8,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Of header and payload, in bytes.
+    pub length: Be16,
+    /// Of fragments.
+    pub id: Be16,
+    /// Flags and offset.
+    pub fragment: Be16,
+    /// Time to live.
+    pub ttl: u8,
+    /// The IP protocol number of the payload.
+    pub protocol: u8,
+    /// Of the header.
+    pub checksum: u16,
+    /// The source address.
+    pub source: V4,
+    /// The destination address.
+    pub destination: V4,
+}
+
+/// ICMP, as a protocol.
+pub const ICMP: u8 = 1;
+/// ICMPv6, as a protocol.
+pub const ICMPV6: u8 = 58;
+
+/// More fragments, or not the first one.
+const FRAGMENT: u16 = 0x3fff;
+pub(super) const DO_NOT_FRAGMENT: Be16 = Be16::new(0x4000);
+pub(super) const HOP_LIMIT: u8 = 64;
+
+impl Ipv4Header {
+    /// Whether it has no options and is no fragment, and what it contains is handled.
+    #[inline(always)]
+    pub const fn is_handled(&self) -> bool {
+        self.version_and_length == 0x45
+            && self.fragment.get() & FRAGMENT == 0
+            && matches!(self.protocol, TCP | UDP)
+    }
+
+    /// Whether it has no options and is no fragment, and what it contains is ICMP.
+    #[inline(always)]
+    pub const fn is_icmp(&self) -> bool {
+        self.version_and_length == 0x45 && self.fragment.get() & FRAGMENT == 0 && self.protocol == ICMP
+    }
+
+    /// With its checksum (RFC 1071).
+    #[inline(always)]
+    pub fn checked(mut self) -> Self {
+        let [a, b] = [self.source, self.destination].map(|it| u32::from_be(it.raw()));
+        let words = [self.length, self.id, self.fragment].map(|it| u32::from(it.get()));
+        let bytes = [(self.version_and_length, self.tos), (self.ttl, self.protocol)];
+        let mut sum: u32 = (a >> 16) + (a & 0xffff) + (b >> 16) + (b & 0xffff);
+        sum += words[0] + words[1] + words[2];
+        for (high, low) in bytes {
+            sum += u32::from(high) << 8 | u32::from(low);
+        }
+        sum = (sum >> 16) + (sum & 0xffff);
+        sum += sum >> 16;
+        self.checksum = Be16::new(!(sum as u16)).raw();
+        self
+    }
+}
+
+/// The header of IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Ipv6Header {
+    /// Version, traffic class and flow label, in network byte order.
+    pub version_and_class: u32,
+    /// Of the payload, in bytes.
+    pub length: Be16,
+    /// The IP protocol number of the payload, or the type of an extension header.
+    pub protocol: u8,
+    /// As the time to live.
+    pub hop_limit: u8,
+    /// The source address.
+    pub source: V6,
+    /// The destination address.
+    pub destination: V6,
+}
+
+impl Ipv6Header {
+    /// Whether what it contains is handled.
+    #[inline(always)]
+    pub const fn is_handled(&self) -> bool {
+        matches!(self.protocol, TCP | UDP)
+    }
+}
+
+/// An address family, by its addresses: what wraps its packets.
+pub trait WrapFamily: Sized {
+    /// What precedes the packet.
+    type Wrapping: Copy;
+
+    /// A wrapping of a packet of `length` bytes with the class of service `tos`, from this node to another one.
+    fn wrap(to: Wrap<Self>) -> Self::Wrapping;
+    /// Source, destination and second of a wrapping, and the destination port; `None` if it is none of ours.
+    fn unwrap(wrapping: &Self::Wrapping) -> Option<Unwrapped<Self>>;
+}
+
+/// How a packet is wrapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wrap<A> {
+    /// This node.
+    pub source: A,
+    /// The node that it is sent to.
+    pub destination: A,
+    /// The second; the unspecified address if there is none.
+    pub second: A,
+    /// The length of the packet with its IP header, in bytes.
+    pub length: u32,
+    /// The hash of its flow.
+    pub hash: u32,
+    /// The port of wrapped packets.
+    pub port: Be16,
+}
+
+/// What a wrapping says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwrapped<A> {
+    /// The node that sent it.
+    pub source: A,
+    /// The node that it was sent to.
+    pub destination: A,
+    /// The second; the unspecified address if there is none.
+    pub second: A,
+}
+
+/// What precedes an IPv4 packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Wrapping4 {
+    /// The outer header.
+    pub ip: Ipv4Header,
+    /// The outer header of UDP.
+    pub udp: UdpHeader,
+    /// The header of Geneve.
+    pub geneve: GeneveHeader,
+    /// The option's data: the second.
+    pub second: V4,
+}
+
+/// What precedes an IPv6 packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+pub struct Wrapping6 {
+    /// The outer header.
+    pub ip: Ipv6Header,
+    /// The outer header of UDP.
+    pub udp: UdpHeader,
+    /// The header of Geneve.
+    pub geneve: GeneveHeader,
+    /// The option's data: the second.
+    pub second: V6,
+}
+
+/// The EtherType of IPv4.
+pub const ETH_P_IP: u16 = 0x0800;
+/// The EtherType of IPv6.
+pub const ETH_P_IPV6: u16 = 0x86dd;
+
+/// A length as headers have it. A packet of several segments may be longer than they can say; what splits it corrects them.
+#[inline(always)]
+const fn length(bytes: u32) -> Be16 {
+    Be16::new(if bytes > 0xffff { 0xffff } else { bytes as u16 })
+}
+
+#[inline(always)]
+const fn udp<A>(wrap: &Wrap<A>, data: u16) -> UdpHeader {
+    UdpHeader {
+        // A dynamic port (RFC 6335).
+        source: Be16::new(0xc000 | (wrap.hash >> 16) as u16),
+        destination: wrap.port,
+        length: length(wrap.length + (TUNNEL_BYTES + data) as u32),
+        checksum: 0,
+    }
+}
+
+impl WrapFamily for V4 {
+    type Wrapping = Wrapping4;
+
+    #[inline(always)]
+    fn wrap(to: Wrap<Self>) -> Wrapping4 {
+        let ip = Ipv4Header {
+            version_and_length: 0x45,
+            tos: 0,
+            length: length(to.length + size_of::<Wrapping4>() as u32),
+            id: Be16::new(0),
+            fragment: DO_NOT_FRAGMENT,
+            ttl: HOP_LIMIT,
+            protocol: UDP,
+            checksum: 0,
+            source: to.source,
+            destination: to.destination,
+        };
+        Wrapping4 {
+            ip: ip.checked(),
+            udp: udp(&to, 4),
+            geneve: GeneveHeader::new(ETH_P_IP, 1),
+            second: to.second,
+        }
+    }
+
+    #[inline(always)]
+    fn unwrap(wrapping: &Wrapping4) -> Option<Unwrapped<Self>> {
+        let Wrapping4 { ip, geneve, second, .. } = *wrapping;
+        let is_ours = geneve == GeneveHeader::new(ETH_P_IP, 1);
+        is_ours.then_some(Unwrapped { source: ip.source, destination: ip.destination, second })
+    }
+}
+
+impl WrapFamily for V6 {
+    type Wrapping = Wrapping6;
+
+    #[inline(always)]
+    fn wrap(to: Wrap<Self>) -> Wrapping6 {
+        let outside = size_of::<Wrapping6>() - size_of::<Ipv6Header>();
+        let ip = Ipv6Header {
+            version_and_class: 0x6000_0000_u32.to_be(),
+            length: length(to.length + outside as u32),
+            protocol: UDP,
+            hop_limit: HOP_LIMIT,
+            source: to.source,
+            destination: to.destination,
+        };
+        Wrapping6 { ip, udp: udp(&to, 16), geneve: GeneveHeader::new(ETH_P_IPV6, 4), second: to.second }
+    }
+
+    #[inline(always)]
+    fn unwrap(wrapping: &Wrapping6) -> Option<Unwrapped<Self>> {
+        let Wrapping6 { ip, geneve, second, .. } = *wrapping;
+        let is_ours = geneve == GeneveHeader::new(ETH_P_IPV6, 4);
+        is_ours.then_some(Unwrapped { source: ip.source, destination: ip.destination, second })
+    }
+}
+
+const _: () = assert!(size_of::<Probe>() == 20);
+const _: () = assert!(size_of::<Wrapping4>() == 44);
+const _: () = assert!(size_of::<Wrapping6>() == 76);
