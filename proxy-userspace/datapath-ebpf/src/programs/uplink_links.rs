@@ -41,10 +41,12 @@ pub(crate) struct Uplink {
 
 /// The names of the interfaces at which our programs are attached, by number.
 pub(crate) fn attached(pins: &Pins) -> Result<BTreeMap<u32, String>, Error> {
+    let filters = pins.all_links()?;
+    let filters = filters.iter().filter_map(|it| clsact::interface_of(it)).map(|(interface, _)| interface);
+    let interfaces = own(pins)?.into_iter().map(|it| it.interface).chain(filters);
     // One that has gone meanwhile has no name.
-    let name = |it: Attached| Some((it.interface, if_indextoname(it.interface).ok()?));
-    let named = own(pins)?.into_iter().filter_map(name);
-    Ok(named.map(|(interface, name)| (interface, name.to_string_lossy().into_owned())).collect())
+    let name = |it| Some((it, if_indextoname(it).ok()?.to_string_lossy().into_owned()));
+    Ok(interfaces.filter_map(name).collect())
 }
 
 /// The programs of all pinned links whose interface exists.
