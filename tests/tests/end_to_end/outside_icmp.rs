@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use tests::{EchoConnection, TIMEOUT, eventually, run};
+use tests::{EchoConnection, TIMEOUT, eventually, ingress_cluster::IngressCluster, run};
 
 use crate::outside::{NETWORKS, cluster_or_skip, frontends, web};
 
@@ -36,9 +36,21 @@ fn a_client_is_told_how_long_its_packets_may_be() {
     }
 }
 
+/// Has the client send what the narrow link takes, and ask for more: a virtual interface drops longer packets that arrive.
+fn send_less(cluster: &IngressCluster) {
+    let client = &cluster.clients[0];
+    for (family, advertised) in [("-4", "1460"), ("-6", "1440")] {
+        let show = || run(Command::new("ip").args([family, "route", "show", "default"])).success();
+        let route = client.run(show);
+        let change = format!("{family} route replace {} mtu {NARROW} advmss {advertised}", route.trim());
+        client.ip(&change.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+}
+
 #[test]
 fn a_server_is_told_how_long_its_answers_may_be() {
     let Some(cluster) = cluster_or_skip() else { return };
+    send_less(&cluster);
     cluster.set_next_hops(NETWORKS, &[3]);
     cluster.router.ip(&["link", "set", "client0", "mtu", NARROW]).unwrap();
     for frontend in frontends() {
@@ -60,6 +72,7 @@ fn check_long_answer(connection: &EchoConnection) {
 #[test]
 fn the_second_is_told_how_long_answers_of_its_connections_may_be() {
     let Some(cluster) = cluster_or_skip() else { return };
+    send_less(&cluster);
     cluster.set_next_hops(NETWORKS, &[3]);
     let connections: Vec<_> = frontends()
         .into_iter()

@@ -75,7 +75,7 @@ fn cli(cluster: &IngressCluster, node: usize, arguments: &[&str]) -> Output {
 
 /// What `explain outside` says on a node, as JSON.
 #[track_caller]
-fn explain(cluster: &IngressCluster, node: usize, client: &str, to: &str) -> Value {
+pub(crate) fn explain(cluster: &IngressCluster, node: usize, client: &str, to: &str) -> Value {
     let Output { code, stdout, stderr } =
         cli(cluster, node, &["explain", "--output=json", "outside", client, to]);
     assert_eq!(code, Some(0), "{client} to {to}: {stdout}{stderr}");
@@ -400,7 +400,11 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
         let endpoint = SocketAddr::new(cluster.nodes[node].pod_addresses()[family], TARGET);
         let client =
             SocketAddr::new(OUTSIDE_CLIENTS[0][family], connection.stream().local_addr().unwrap().port());
-        let line = traces[node].next();
+        let mut line = traces[node].next();
+        // On a kernel without links to interfaces.
+        if line["event"] == "noSentPackets" {
+            line = traces[node].next();
+        }
         for (field, expect) in [
             ("event", "packet".to_owned()),
             ("source", client.to_string()),

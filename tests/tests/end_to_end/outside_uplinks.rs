@@ -9,13 +9,16 @@ use aya::programs::{
 };
 use aya_obj::programs::XdpAttachType;
 use tests::{
-    AgentCommand, Build, EchoConnection, NetNs, TIMEOUT, ingress_cluster::IngressCluster,
-    requirements::kernel_at_least, run, skip,
+    AgentCommand, Build, EchoConnection, NetNs, TIMEOUT,
+    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
+    requirements::kernel_at_least,
+    run, skip,
 };
 
 use crate::{
-    outside::{NETWORKS, frontends},
+    outside::{FRONTENDS, NETWORKS, frontends},
     outside_peers::{cluster_or_skip, servers, wait_for},
+    outside_reports::explain,
 };
 
 /// As on a kernel without links to interfaces.
@@ -53,6 +56,8 @@ fn filters_forward_packets_and_leave_those_of_others() {
         "{}",
         filters(&cluster, 0, "ingress")
     );
+    let explained = explain(&cluster, 0, &OUTSIDE_CLIENTS[0][0].to_string(), FRONTENDS[0]);
+    assert_eq!(explained["kernel"]["forwarding"]["uplinks"], serde_json::json!(["eth0"]), "{explained}");
     // Filters outlive the proxy, and another one takes them over.
     cluster.set_next_hops(NETWORKS, &[2]);
     for node in 0..3 {
