@@ -39,6 +39,7 @@ const WANTED: &[&str] = &[
     "nft_socket",
     "sch_ingress",
     "cls_bpf",
+    "cls_u32",
     "ip_vs",
     "ip_vs_mh",
     "ip_vs_rr",
