@@ -65,9 +65,10 @@ impl From<ForwardTables> for PreviousRows {
     }
 }
 
-/// The rows of a pair, with their positions.
+/// The rows of a pair, with their positions. A map of others may have any number.
 pub(crate) fn rows_of((number, pair): (u32, RowPair)) -> [(u32, Row); 2] {
-    [number * 2, number * 2 + 1].map(|it| (it, pair.row(it)))
+    let first = number.wrapping_mul(2);
+    [first, first + 1].map(|it| (it, pair.row(it)))
 }
 
 impl ForwardTables {
