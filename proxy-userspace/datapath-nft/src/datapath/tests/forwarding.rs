@@ -335,14 +335,16 @@ fn a_connection_that_is_not_known_gets_a_second_chance_and_no_conntrack_entry() 
         let begin = move || TcpStream::connect_timeout(&frontend, Duration::from_millis(300));
         assert!(it.client.run(begin).is_err());
         assert_eq!(tracked(), before);
-        set_priority(FIRST);
-        let here = format!("pod {}", it.at(1, 9));
-        assert_eq!(it.served_by(), [here].into());
         // It is resumed where it is known.
         route(&it, it.at(3, 9));
         let mut answer = String::new();
         BufReader::new(&mut stream).read_line(&mut answer).unwrap();
         assert_eq!(answer.trim_end(), expected);
+        // Without a second, what begins a connection is served here.
+        route(&it, it.at(1, 1));
+        set_priority(FIRST);
+        let here = format!("pod {}", it.at(1, 9));
+        assert_eq!(it.served_by(), [here].into());
     });
 }
 
