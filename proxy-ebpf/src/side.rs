@@ -206,9 +206,10 @@ pub(crate) extern "C" fn choose6(set: u64, caller: u64, side: u64, first: u64) -
 
 /// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next
 /// write, so that only the grace period separates the two. It copies memory, as the verifier follows each iteration of a
-/// loop anew at every call.
+/// loop anew at every call. A function of its own, so that its callers stay as small as in the product: of larger ones the compiler
+/// reads results that they have not written, which Linux before 6.3 refuses (6715df8d5d24).
 #[cfg(feature = "fault-points")]
-#[inline(always)]
+#[inline(never)]
 fn delay() {
     use crate::{config::SLOW, maps::DELAY};
 
