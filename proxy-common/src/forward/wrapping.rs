@@ -17,7 +17,7 @@ pub struct UdpHeader {
     pub source: Be16,
     /// The destination port.
     pub destination: Be16,
-    /// Of header and payload, in bytes.
+    /// The length of header and payload, in bytes.
     pub length: Be16,
     /// 0: none (RFC 6935 for IPv6).
     pub checksum: u16,
@@ -40,7 +40,7 @@ pub struct GeneveHeader {
     class: Be16,
     /// The type of the option: critical, and the version of the wrapping.
     kind: u8,
-    /// Of the option's data, in words.
+    /// The length of the option's data, in words.
     length: u8,
 }
 
@@ -104,17 +104,17 @@ pub struct Ipv4Header {
     pub version_and_length: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Of header and payload, in bytes.
+    /// The length of header and payload, in bytes.
     pub length: Be16,
-    /// Of fragments.
+    /// The number that the fragments of a packet share.
     pub id: Be16,
-    /// Flags and offset.
+    /// The flags and the offset of a fragment.
     pub fragment: Be16,
     /// Time to live.
     pub ttl: u8,
     /// The IP protocol number of the payload.
     pub protocol: u8,
-    /// Of the header.
+    /// The checksum of the header.
     pub checksum: u16,
     /// The source address.
     pub source: V4,
@@ -172,11 +172,11 @@ impl Ipv4Header {
 pub struct Ipv6Header {
     /// Version, traffic class and flow label, in network byte order.
     pub version_and_class: u32,
-    /// Of the payload, in bytes.
+    /// The length of the payload, in bytes.
     pub length: Be16,
     /// The IP protocol number of the payload, or the type of an extension header.
     pub protocol: u8,
-    /// As the time to live.
+    /// What IPv4 calls the time to live.
     pub hop_limit: u8,
     /// The source address.
     pub source: V6,

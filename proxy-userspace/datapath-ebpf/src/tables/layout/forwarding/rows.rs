@@ -40,7 +40,7 @@ struct Rows {
     nodes: Arc<[NodeShare]>,
     rows: Vec<Row>,
     owners: HashSet<NodeNumber>,
-    /// Of pairs.
+    /// Where their pairs are.
     range: Range,
     /// How many ports use them.
     users: usize,
