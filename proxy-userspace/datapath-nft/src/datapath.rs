@@ -4,10 +4,11 @@
 
 mod flows;
 mod forwarding;
+mod notices;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    fmt, mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -15,13 +16,9 @@ use std::{
 
 use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
 use model::{Family, Rejected, error_chain, state::NodeState};
-use netlink::{
-    Batch, ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
-    flow_cleanup::FlowRules,
-    uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFTA_TABLE_NAME},
-};
-use nix::sys::socket::SockProtocol;
+use netlink::{Netfilter, flow_cleanup::FlowRules};
 
+use self::notices::Notices;
 use crate::{
     apply::{
         affinity_usage::count_clients,
@@ -35,7 +32,7 @@ use crate::{
     encode::{
         elements::{Changes, Element, Elements, Value},
         schema::{Bytes, Map},
-        tables::{FAMILIES, TABLE, delete_table, generation},
+        tables::{FAMILIES, TABLE, delete_table},
     },
     error::Error,
     observe::{kube_proxy, trace},
@@ -48,10 +45,9 @@ use crate::{
     },
 };
 
-/// The multicast group, as a mask.
-const NFTABLES_GROUP: u32 = 1 << (NFNLGRP_NFTABLES - 1);
-/// From so many entries on, nothing listens while a transaction is written.
-const UNNOTICED: usize = 10_000;
+/// The most bytes of a transaction of those that fill a new table. A single one would take them twice, in this process and in the
+/// kernel: 50 MB for a million endpoints.
+const FILLING: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 
 /// The options of the packet path.
 #[derive(Clone, Debug, Default)]
@@ -117,9 +113,7 @@ pub struct Datapath {
     /// Whether some of these rules are new since the last pass.
     has_new_flow_rules: bool,
     on_flow_pass: FlowPassObserver,
-    changed: Arc<ChangeFlag>,
-    /// What sets it; `None` while this process writes very much.
-    listener: Option<MulticastListener>,
+    notices: Notices,
 }
 
 /// What was applied, apart from the layout.
@@ -150,9 +144,7 @@ impl Datapath {
         if cannot_count {
             tracing::info!("connections from outside are not counted: nftables lacks nft_objref");
         }
-        let changed = Arc::new(ChangeFlag::default());
-        let port = netfilter.port();
-        let listener = listen(&changed, port).map_err(Error::Open)?;
+        let notices = Notices::start(&netfilter).map_err(Error::Open)?;
         Ok(Self {
             node_name: options.node_name.clone(),
             config: options.config.clone(),
@@ -172,8 +164,7 @@ impl Datapath {
             flow_rules: FlowRules::default(),
             has_new_flow_rules: false,
             on_flow_pass: options.on_flow_pass.clone(),
-            changed,
-            listener: Some(listener),
+            notices,
         })
     }
 
@@ -273,7 +264,7 @@ impl Datapath {
     ///
     /// The tables stay as they are; the next call retries.
     pub fn repair(&mut self) -> Result<(), Error> {
-        let changed = self.changed.take();
+        let changed = self.notices.changed.take();
         // A pending state is written by `apply`.
         if self.is_pending || (!changed && self.applied.is_some()) {
             return Ok(());
@@ -336,7 +327,7 @@ impl Datapath {
 
     /// Waits until [`Datapath::repair`] may have something to do.
     pub async fn changed_externally(&self) {
-        self.changed.wait().await;
+        self.notices.changed.wait().await;
     }
 
     /// Which of our tables are as they were written, as far as the kernel has notified; empty before the first state is active.
@@ -408,7 +399,7 @@ impl Datapath {
             }
         }
         // Until the commit succeeds, the contents are unknown.
-        self.commit_many(messages, entries)?;
+        self.notices.commit(&mut self.netfilter, messages, entries)?;
         self.removed_udp.on_committed();
         self.applied = Some(desired);
         Ok(entries)
@@ -424,15 +415,31 @@ impl Datapath {
         let mut adoptions = Vec::new();
         let mut messages = transaction();
         let mut entries = 0;
+        let mut hooks = Vec::new();
         let mut all_replaced = true;
-        for table in self.desired_tables(&desired) {
+        // What no packet meets need not change at one moment.
+        let is_unused = existing.values().all(|it| it.policies.is_empty());
+        let tables = self.desired_tables(&desired);
+        let must_replace = mem::replace(&mut self.must_replace, true);
+        let mut filled = Ok(());
+        for table in tables {
             let family = table.config_.family;
-            let existing = existing.remove(&family).filter(|_| !self.must_replace);
+            let existing = existing.remove(&family).filter(|_| !must_replace);
             let endpoints = self.layout.endpoint_elements(family);
             match existing.filter(|it| table.has_same_structure(it)) {
                 None => {
                     entries += table.elements.len();
-                    messages.extend(table.replace(endpoints.inspect(|_| entries += 1)));
+                    for it in table.fill(endpoints.inspect(|_| entries += 1)) {
+                        messages.push(&it);
+                        if is_unused && messages.size() > FILLING {
+                            let full = mem::replace(&mut messages, transaction());
+                            filled = self.notices.commit_many(&mut self.netfilter, full);
+                            if filled.is_err() {
+                                break;
+                            }
+                        }
+                    }
+                    hooks.extend(table.hooks());
                 }
                 Some(it) => {
                     let it = table.difference(it, endpoints);
@@ -442,12 +449,15 @@ impl Datapath {
                     adoptions.extend(it.adopt);
                 }
             }
+            if filled.is_err() {
+                break;
+            }
             messages.extend(self.removed_udp.messages(family, true));
         }
-        self.must_replace = true;
+        messages.extend(hooks);
         self.unsupported.clear();
-        let adopted = commit(&mut self.netfilter, adoptions);
-        match adopted.and_then(|()| self.commit_many(messages, entries)) {
+        let adopted = filled.and_then(|()| commit(&mut self.netfilter, adoptions));
+        match adopted.and_then(|()| self.notices.commit(&mut self.netfilter, messages, entries)) {
             Ok(()) => self.removed_udp.on_committed(),
             Err(error) if all_replaced && error.is_feature_missing() => {
                 entries = self.write_one_by_one(&desired, error)?;
@@ -479,28 +489,6 @@ impl Datapath {
         desired.configs.iter().map(table).collect()
     }
 
-    /// Commits a transaction. While it has very many entries, nothing listens to notifications: the kernel makes one for each
-    /// entry, which takes as long as the rest of the transaction.
-    fn commit_many(&mut self, batch: Batch, entries: usize) -> Result<(), Error> {
-        if entries < UNNOTICED {
-            return commit_batch(&mut self.netfilter, batch);
-        }
-        let before = generation(&mut self.netfilter);
-        self.listener = None;
-        let result = commit_batch(&mut self.netfilter, batch);
-        self.listener = listen(&self.changed, self.netfilter.port())
-            .inspect_err(|error| {
-                tracing::error!(table = TABLE, %error, "external changes go unnoticed until the next restart");
-            })
-            .ok();
-        // Another process that has committed something meanwhile may have changed our tables.
-        let expected = before.map(|it| it.wrapping_add(u32::from(result.is_ok())));
-        if expected.is_none() || expected != generation(&mut self.netfilter) {
-            self.changed.set();
-        }
-        result
-    }
-
     /// Writes the families one by one, for a kernel that supports only one.
     fn write_one_by_one(&mut self, desired: &AppliedConfig, both: Error) -> Result<usize, Error> {
         let mut applied = 0;
@@ -513,7 +501,9 @@ impl Datapath {
             match commit_batch(&mut self.netfilter, batch) {
                 Ok(()) => applied += entries,
                 Err(error) if error.is_feature_missing() => {
-                    self.unsupported.insert(table.config_.family, error_chain(&error));
+                    // What was filled of it serves nobody; there may be nothing.
+                    let _ = commit(&mut self.netfilter, [delete_table(family)]);
+                    self.unsupported.insert(family, error_chain(&error));
                 }
                 Err(error) => return Err(error),
             }
@@ -524,21 +514,6 @@ impl Datapath {
             Ok(applied)
         }
     }
-}
-
-/// Notices changes of our tables by others than the socket with this port.
-fn listen(changed: &Arc<ChangeFlag>, port: u32) -> io::Result<MulticastListener> {
-    MulticastListener::start(
-        SockProtocol::NetlinkNetFilter,
-        NFTABLES_GROUP,
-        Arc::clone(changed),
-        move |header, payload| {
-            let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, NFTA_TABLE_NAME));
-            header.message_type >> 8 == NFNL_SUBSYS_NFTABLES
-                && header.port_number != port
-                && name.is_some_and(|it| netlink::text(it) == TABLE)
-        },
-    )
 }
 
 impl AppliedConfig {

@@ -93,6 +93,11 @@ impl Batch {
         self.len
     }
 
+    /// Their size in bytes.
+    pub fn size(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -194,8 +194,17 @@ impl DesiredTable {
         &self,
         endpoints: impl Iterator<Item = (Element, Value)>,
     ) -> impl Iterator<Item = Message> {
+        self.fill(endpoints).chain(self.hooks())
+    }
+
+    /// The same without base chains: no packet meets it yet.
+    pub(crate) fn fill(
+        &self,
+        endpoints: impl Iterator<Item = (Element, Value)>,
+    ) -> impl Iterator<Item = Message> {
         let family = self.config_.family;
         let mut chains = self.config_.chains();
+        chains.retain(|it| it.hook.is_none());
         chains.extend(self.derived_chains());
         let comment = comment(&self.config_);
         // Deleting a table that does not exist fails, so it is created first.
@@ -209,6 +218,13 @@ impl DesiredTable {
             Some(add(family, &endpoints.by_ref().take(MAX_IN_MEMORY).collect()))
         };
         messages.into_iter().chain(iter::from_fn(next).flatten())
+    }
+
+    /// The messages that create its base chains, by which packets meet it.
+    pub(crate) fn hooks(&self) -> Vec<Message> {
+        let mut chains = self.config_.chains();
+        chains.retain(|it| it.hook.is_some());
+        create(self.config_.family, &chains)
     }
 }
 

@@ -11,7 +11,7 @@ use super::*;
 mod forwarding;
 
 use crate::{
-    encode::tables::{in_table, new_table},
+    encode::tables::{generation, in_table, new_table},
     in_netns::in_netns,
     observe::counters::ExternalConnections,
 };
@@ -36,7 +36,7 @@ fn base_chains_are_restored_first_and_then_everything() {
             let expected: BTreeSet<_> = before[&family].policies.keys().collect();
             assert_eq!(table.chains.keys().collect::<BTreeSet<_>>(), expected);
         }
-        datapath.changed.set();
+        datapath.notices.changed.set();
         datapath.repair().unwrap();
         assert_eq!(datapath.read().unwrap(), before);
     });
@@ -69,7 +69,7 @@ fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
         };
         let apply = |it: &mut Datapath| drop(it.apply(&state).unwrap());
         let repair = |it: &mut Datapath| {
-            it.changed.set();
+            it.notices.changed.set();
             it.repair().unwrap();
         };
         assert!(passes(&apply), "a new Service");
@@ -103,6 +103,44 @@ fn dns(endpoints: impl Iterator<Item = u32>) -> NodeState {
     let mut state = NodeState::default();
     state.services.insert(ServiceState::new(service, endpoints));
     state
+}
+
+#[test]
+fn a_large_first_state_is_written_in_parts_and_its_base_chains_last() {
+    in_netns(|| {
+        let start = || {
+            let mut datapath = Datapath::start(&Options::default()).unwrap();
+            // Tables that no process owns stay as they are when one dies.
+            datapath.is_owner = false;
+            datapath
+        };
+        let state = dns(1..=10_000);
+        let mut datapath = start();
+        let transactions_of = |datapath: &mut Datapath| {
+            let before = generation(&mut datapath.netfilter).unwrap();
+            datapath.apply(&state).unwrap();
+            generation(&mut datapath.netfilter).unwrap() - before
+        };
+        assert!(transactions_of(&mut datapath) > 3);
+        let whole = datapath.read().unwrap();
+        assert!(whole.values().all(|it| !it.policies.is_empty()));
+
+        // Another process died before it came to the base chains.
+        let desired = datapath.desired();
+        let [table, ..] = &datapath.desired_tables(&desired)[..] else { panic!("no tables") };
+        assert!(cleanup().unwrap());
+        commit(&mut datapath.netfilter, table.fill(std::iter::empty())).unwrap();
+        assert_eq!(datapath.read().unwrap()[&Family::V4].policies, BTreeMap::new());
+        let mut next = start();
+        assert!(transactions_of(&mut next) > 3);
+        assert_eq!(next.read().unwrap(), whole);
+
+        // What serves is replaced at one moment.
+        next.must_replace = true;
+        next.applied = None;
+        assert_eq!(transactions_of(&mut next), 1);
+        assert_eq!(next.read().unwrap(), whole);
+    });
 }
 
 #[test]
@@ -202,7 +240,7 @@ fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
         datapath.applied.as_mut().unwrap().uplinks = Some(BTreeSet::new());
         let desired = datapath.desired();
         datapath.change(Update::default(), desired).unwrap_err();
-        datapath.changed.take();
+        datapath.notices.changed.take();
         datapath.repair().unwrap();
         assert!(datapath.applied.is_some());
         assert_eq!(datapath.read().unwrap(), before);
@@ -240,30 +278,30 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         let mut datapath = Datapath::start(&Options::default()).unwrap();
         // As before Linux 6.9.
         datapath.is_owner = false;
-        let large = UNNOTICED as u32;
+        let large = notices::UNNOTICED as u32;
         datapath.apply(&dns(0..large)).unwrap();
-        assert!(!datapath.changed.take(), "nothing but this process has changed anything");
+        assert!(!datapath.notices.changed.take(), "nothing but this process has changed anything");
         datapath.apply(&dns(large..2 * large)).unwrap();
         let before = datapath.read().unwrap();
-        assert!(!datapath.changed.take());
+        assert!(!datapath.notices.changed.take());
 
         assert!(cleanup().unwrap(), "another process deletes the tables");
-        while !datapath.changed.take() {
+        while !datapath.notices.changed.take() {
             std::thread::yield_now();
         }
-        datapath.changed.set();
+        datapath.notices.changed.set();
         datapath.repair().unwrap();
         assert_eq!(datapath.read().unwrap(), before);
 
         // Nothing listens while a transaction is written: that of another process meanwhile is noticed by its number.
-        datapath.changed.take();
+        datapath.notices.changed.take();
         let mut other = Netfilter::open().unwrap();
         let generation_before = generation(&mut other).unwrap();
         commit(&mut other, vec![in_table("theirs", new_table(Family::V4, ""))]).unwrap();
         assert_eq!(generation(&mut other), Some(generation_before + 1));
-        assert!(!datapath.changed.take(), "the table is not ours");
-        datapath.commit_many(transaction(), UNNOTICED).unwrap();
-        assert!(datapath.changed.take(), "there was no transaction where one was expected");
+        assert!(!datapath.notices.changed.take(), "the table is not ours");
+        datapath.notices.commit_many(&mut datapath.netfilter, transaction()).unwrap();
+        assert!(datapath.notices.changed.take(), "there was no transaction where one was expected");
     });
 }
 
@@ -313,7 +351,7 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         }
         datapath.apply(&state(&more)).unwrap();
         assert_eq!(count(), 3, "a change of endpoints keeps the counters");
-        datapath.changed.set();
+        datapath.notices.changed.set();
         datapath.repair().unwrap();
         assert_eq!(count(), 3, "so does a repair");
         drop(datapath);
@@ -332,7 +370,7 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         next.apply(&state(&[])).unwrap();
         TcpStream::connect("203.0.113.1:80").unwrap_err();
         assert_eq!(count(), 0, "without endpoints nothing is translated, and the counter begins anew");
-        next.changed.set();
+        next.notices.changed.set();
         next.repair().unwrap();
         next.apply(&NodeState::default()).unwrap();
         let left = next.read().unwrap().into_values().flat_map(|it| it.elements.into_keys());
