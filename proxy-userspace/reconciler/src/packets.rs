@@ -147,6 +147,7 @@ impl Packets {
 }
 
 impl Datapath for Packets {
+    const NAME: &str = "packets";
     /// The endpoints that packets avoid.
     type Request = AvoidedEndpoints;
     type Finding = Upkeep;

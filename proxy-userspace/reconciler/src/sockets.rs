@@ -95,6 +95,7 @@ impl Sockets {
 }
 
 impl Datapath for Sockets {
+    const NAME: &str = "sockets";
     type Request = SocketRequest;
     type Finding = SocketCheck;
     type Condition = ();

@@ -21,6 +21,8 @@ use crate::{
 
 /// A datapath that a [`Worker`] keeps at the newest state. Its methods may block in the kernel.
 pub(crate) trait Datapath: Send + 'static {
+    /// Its name in logs.
+    const NAME: &str;
     /// A change of its settings, or of its programs.
     type Request: Send;
     /// The outcome of maintenance, for reports.
@@ -291,7 +293,8 @@ impl<D: Datapath> Loop<D> {
         let mut failures = Vec::new();
         if let Some(desired) = self.latest.clone().filter(|_| self.is_pending) {
             self.send(Event::Begun { published: Arc::clone(&desired.published), is_retry: self.is_retry });
-            match self.datapath.apply(&desired) {
+            let span = tracing::info_span!("apply", datapath = D::NAME, revision = desired.published.rev);
+            match span.in_scope(|| self.datapath.apply(&desired)) {
                 Ok(report) => {
                     let mut applied = Applied { desired, report };
                     if let Some(before) = &self.applied {

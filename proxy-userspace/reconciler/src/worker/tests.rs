@@ -40,6 +40,7 @@ impl Fake {
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(100);
 
 impl Datapath for Fake {
+    const NAME: &str = "fake";
     type Request = Vec<Step>;
     type Finding = usize;
     /// The calls since the last attempt.
