@@ -93,8 +93,9 @@ impl ForwardTables {
             tables.forwards.push((frontend, forward));
             let last = forward.first.saturating_add(forward.mask);
             for number in RowPair::of(forward.first)..=RowPair::of(last) {
-                let pair = maps.get(Table::ForwardRows, &number)?;
-                tables.rows.extend(pair.into_iter().flat_map(|it| rows_of((number, it))));
+                // A foreign map may claim rows beyond its end.
+                let Some(pair) = maps.get(Table::ForwardRows, &number)? else { break };
+                tables.rows.extend(rows_of((number, pair)));
             }
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
                 tables.nodes.insert(number, it);

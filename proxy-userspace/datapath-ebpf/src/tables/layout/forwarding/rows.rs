@@ -64,7 +64,7 @@ impl RowSets {
         if rows.users == 1 {
             rows.range = self.ranges.allocate(pairs(&rows.rows).len() as u32);
             rows.write(updates);
-            self.placed += pairs(&rows.rows).len();
+            self.placed += rows.range.size as usize;
         }
     }
 
@@ -92,7 +92,7 @@ impl RowSets {
         let old = before.and_then(|it| self.sets.get(&it)).map(|it| &*it.rows).unwrap_or_default();
         let rows = follow(old, &numbers, serving);
         let range = self.ranges.allocate(pairs(&rows).len() as u32);
-        self.placed += pairs(&rows).len();
+        self.placed += range.size as usize;
         let rows = Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 };
         rows.write(updates);
         let id = self.add(rows);
@@ -117,8 +117,8 @@ impl RowSets {
         if rows.users > 0 {
             return;
         }
-        if let Some(Rows { nodes, rows, range, .. }) = self.sets.remove(&id) {
-            self.placed -= pairs(&rows).len();
+        if let Some(Rows { nodes, range, .. }) = self.sets.remove(&id) {
+            self.placed -= range.size as usize;
             self.ranges.release(range);
             if self.by_nodes.get(&nodes) == Some(&id) {
                 self.by_nodes.remove(&nodes);
