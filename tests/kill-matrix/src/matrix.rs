@@ -240,8 +240,7 @@ impl Matrix {
             _ => {}
         }
         let before = if scenario == Scenario::Downgrade { Build::NextLayout } else { Build::Product };
-        let layout = if before == Build::NextLayout { "v1012" } else { "v12" };
-        if self.node.layouts() != [layout] {
+        if self.node.layouts() != [before.layout()] {
             self.write();
             self.start_and_wait(self.command(before), before)?.kill9()?;
         }

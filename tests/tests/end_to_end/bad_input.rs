@@ -162,7 +162,7 @@ fn a_second_instance_is_refused_and_the_first_keeps_running() {
 #[test]
 fn pins_of_an_unknown_layout_are_refused_and_not_modified() {
     let Some(mut node) = node_or_skip() else { return };
-    let layout = node.sandbox().pins().join("v12");
+    let layout = node.sandbox().pins().join(Build::Product.layout());
     fs::create_dir(&layout).unwrap();
     // An array as the one of the active side, but with values of 32 bytes: a lookup would overwrite our memory.
     let mut foreign = Array::<_, [u8; 32]>::create(1, 0).unwrap();
@@ -170,7 +170,8 @@ fn pins_of_an_unknown_layout_are_refused_and_not_modified() {
     foreign.pin(layout.join("active")).unwrap();
     node.start_inactive(&node.command(Build::Product));
     assert_eq!(node.agent_mut().wait(TIMEOUT).unwrap().code(), Some(1));
-    for it in ["v12/active", "32 bytes", "4 bytes", "cleanup"] {
+    let active = format!("{}/active", Build::Product.layout());
+    for it in [active.as_str(), "32 bytes", "4 bytes", "cleanup"] {
         assert!(node.log().contains(it), "the log does not contain {it}: {}", node.log());
     }
     let found = MapData::from_pin(layout.join("active")).unwrap();
@@ -232,10 +233,11 @@ fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
 fn cleanup_does_not_touch_foreign_objects() {
     let Some(node) = node_or_skip() else { return };
     let files = node.sandbox().files().join("precious");
-    fs::create_dir_all(files.join("v12")).unwrap();
-    fs::write(files.join("v12/active"), "data").unwrap();
+    let layout = files.join(Build::Product.layout());
+    fs::create_dir_all(&layout).unwrap();
+    fs::write(layout.join("active"), "data").unwrap();
     assert_fails(&["cleanup", "--pin-dir", text(&files)], 1, &[text(&files), "bpf file system"]);
-    assert_eq!(fs::read_to_string(files.join("v12/active")).unwrap(), "data");
+    assert_eq!(fs::read_to_string(layout.join("active")).unwrap(), "data");
 
     let foreign = node.sandbox().pins().join("foreign");
     Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();

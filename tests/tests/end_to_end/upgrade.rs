@@ -82,7 +82,7 @@ fn upgrade_keeps_sockets() {
     let services = [web(1..=5)];
     node.write(&services);
     start(&mut node, Build::Failpoints, &services);
-    assert_eq!(node.layouts(), ["v12"]);
+    assert_eq!(node.layouts(), [Build::Failpoints.layout()]);
 
     let mut connections = [service, service6].map(|it| (EchoConnection::connect(it).unwrap(), it));
     let mut flows: Vec<_> = [service, service6]
@@ -95,19 +95,15 @@ fn upgrade_keeps_sockets() {
             ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
         });
 
-    for (build, layout) in [
-        (Build::NextLayout, "v1012"),
-        (Build::Failpoints, "v12"),
-        (Build::NextLayout, "v1012"),
-        (Build::Failpoints, "v12"),
-    ] {
+    let [layout, next_layout] = [Build::Failpoints, Build::NextLayout].map(Build::layout);
+    for build in [Build::NextLayout, Build::Failpoints, Build::NextLayout, Build::Failpoints] {
         // A reply to a request that was sent before the upgrade arrives after it.
         let mut pending = Flow::new(service, false);
         pending.send();
         node.kill();
         start(&mut node, build, &services);
-        let when = format!("on layout {layout}");
-        assert_eq!(node.layouts(), [layout], "the other layout is removed");
+        let when = format!("on layout {}", build.layout());
+        assert_eq!(node.layouts(), [build.layout()], "the other layout is removed");
         pending.receive(&when);
         check(&mut connections, &when);
         flows.iter_mut().for_each(|it| it.exchange(&when));
@@ -117,10 +113,10 @@ fn upgrade_keeps_sockets() {
     node.kill();
     node.start_inactive(&node.command(Build::NextLayout).env("KUBE_PROXY_EBPF_FAULT", "half-attached"));
     node.agent_mut().wait(TIMEOUT).unwrap();
-    assert_eq!(node.layouts(), ["v1012", "v12"]);
+    assert_eq!(node.layouts(), [next_layout, layout]);
     flows.iter_mut().for_each(|it| it.exchange("between two layouts"));
     start(&mut node, Build::Failpoints, &services);
-    assert_eq!(node.layouts(), ["v12"]);
+    assert_eq!(node.layouts(), [layout]);
     flows.iter_mut().for_each(|it| it.exchange("at the end"));
     check(&mut connections, "at the end");
 

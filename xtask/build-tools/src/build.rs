@@ -55,6 +55,12 @@ impl Build {
         format!("kube-proxy-ebpf{features}.o")
     }
 
+    /// The name of the folder of its maps, among the pins: `LAYOUT_VERSION` of proxy-common.
+    #[must_use]
+    pub fn layout(self) -> &'static str {
+        if self == Self::NextLayout { "v1012" } else { "v12" }
+    }
+
     fn test_binary(self) -> PathBuf {
         let folder = match self {
             Self::Product => "product",

@@ -290,7 +290,7 @@ fn check_reports_the_state_of_the_packet_path() {
     assert!(status.contains("programs   none: nftables only\n"), "{status}");
     let _ = look("dump").success();
     // If the maps of the socket path cannot be read, that is reported, and the packet path is shown nevertheless.
-    let layout = cluster.sandbox().pins().join("v12");
+    let layout = cluster.sandbox().pins().join(Build::Product.layout());
     fs::create_dir_all(&layout).unwrap();
     Array::<_, [u8; 32]>::create(2, 0).unwrap().pin(layout.join("active")).unwrap();
     let Output { code, stdout: status, .. } = look("status");
@@ -300,7 +300,7 @@ fn check_reports_the_state_of_the_packet_path() {
     let Output { code, stdout: lines, stderr } = look("dump");
     assert_eq!(code, Some(1), "{stderr}");
     assert!(lines.contains("packets frontend 10.96.0.1:80/TCP "), "{lines}");
-    assert!(stderr.contains("v12/active"), "{stderr}");
+    assert!(stderr.contains(&layout.join("active").display().to_string()), "{stderr}");
     fs::remove_dir_all(layout).unwrap();
     // A proxy that runs without the packet path is degraded.
     agent.terminate().unwrap();
