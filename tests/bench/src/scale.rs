@@ -2,7 +2,7 @@
 //! Invariant: the Service that changes is none of those that are churned; what it waits for is their cost.
 
 use std::{
-    fmt,
+    fmt, fs,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
     str::FromStr,
@@ -134,21 +134,53 @@ fn goals(size: Size) -> Goals {
 pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
     let binary = build::build(true)?;
     let mut report = Figures::new("SERVICES x ENDPOINTS");
+    let all_packets = || {
+        ["off", "nft"].into_iter().filter(|it| arguments.packets.as_deref().is_none_or(|only| only == *it))
+    };
     for &size in &arguments.sizes {
-        for packets in ["off", "nft"] {
-            if arguments.packets.as_deref().is_none_or(|it| it == packets) {
-                status("Measuring", &format!("{size}, --packets {packets}"));
-                measure(&binary, size, packets, &mut report)?;
-            }
+        for packets in all_packets() {
+            measure(&binary, size, packets, "", &mut report)?;
+        }
+    }
+    if let (Some(&size), Some(_setting)) = (arguments.sizes.first(), Expedited::set()?) {
+        for packets in all_packets() {
+            measure(&binary, size, packets, ", rcu_expedited=1", &mut report)?;
         }
     }
     Ok(report.method(
         "One endpoint of one Service changes 10 times per second, and a client connects until it reaches the new one, while 50 of the \
-         other endpoints per second are replaced, or one, if each has thousands of ports. The API server is a part of the benchmark, on the same machine.",
+         other endpoints per second are replaced, or one, if each has thousands of ports. The API server is a part of the benchmark, on the same machine. A change waits for a grace period of the kernel after the one \
+         before; with /sys/kernel/rcu_expedited = 1 these are short.",
     ))
 }
 
-fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Result<()> {
+/// Short grace periods of the kernel, as long as this lives.
+struct Expedited;
+
+impl Expedited {
+    const FILE: &str = "/sys/kernel/rcu_expedited";
+
+    /// Sets them; `None` if they are set already, or the kernel has no such setting.
+    fn set() -> Result<Option<Self>> {
+        if fs::read_to_string(Self::FILE).is_ok_and(|it| it.trim() == "0") {
+            fs::write(Self::FILE, "1").context(Self::FILE)?;
+            return Ok(Some(Self));
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Expedited {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(Self::FILE, "0") {
+            eprintln!("{} stays 1: {error}", Self::FILE);
+        }
+    }
+}
+
+fn measure(binary: &Path, size: Size, packets: &str, setting: &str, report: &mut Figures) -> Result<()> {
+    let case = format!("{size}, --packets {packets}{setting}");
+    status("Measuring", &case);
     let node = TestNode::enter(Sandbox::new("bench-scale")?)?;
     let sandbox = node.sandbox();
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
@@ -197,7 +229,7 @@ fn measure(binary: &Path, size: Size, packets: &str, report: &mut Figures) -> Re
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
 
     let goals = goals(size);
-    report.figure(&format!("{size}, --packets {packets}: a connect sees a change, median"), at(50), "ms", 1);
+    report.figure(&format!("{case}: a connect sees a change, median"), at(50), "ms", 1);
     report.row("  99th percentile", goals.p99_ms, at(99), "ms", 1);
     report.row("  CPU, of one core", goals.cpu_percent, cpu_percent, "%", 1);
     report.row("  resident", goals.resident_mb, resident_mb(&agent)?, "MB", 0);
