@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    io,
     net::{IpAddr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
@@ -44,7 +45,7 @@ use crate::{
         socket_termination::SocketTerminator,
         trace::{ActiveTrace, TracedPrograms},
         trial_connects::TrialConnects,
-        uplinks::Uplinks,
+        uplinks::{Uplinks, too_narrow},
     },
     tables::{
         double_buffer::{Applied, DoubleBuffer},
@@ -209,6 +210,7 @@ impl Datapath {
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
             self.nodes = Some(state.nodes.clone());
             self.uplinks.expire();
+            self.set_narrow();
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
         if let Err(error) = self.set_pods(&state.pods) {
@@ -337,10 +339,7 @@ impl Datapath {
         if self.uplinks.is_current(is_forwarding) {
             return;
         }
-        let wanted = match self.nodes.as_ref().and_then(|it| it.get(&*self.node_name)) {
-            Some(node) if is_forwarding => interfaces_with(|ip| node.addresses.contains(&ip)),
-            _ => Ok(BTreeSet::new()),
-        };
+        let wanted = if is_forwarding { self.own_interfaces() } else { Ok(BTreeSet::new()) };
         let wanted = match wanted {
             Ok(wanted) => wanted,
             Err(error) => {
@@ -359,6 +358,32 @@ impl Datapath {
                 tracing::error!(error, "packets from outside are not forwarded");
             }
         }
+    }
+
+    /// The interfaces with an address of this node.
+    fn own_interfaces(&self) -> io::Result<BTreeSet<u32>> {
+        let node = self.nodes.as_ref().and_then(|it| it.get(&*self.node_name));
+        node.map_or(Ok(BTreeSet::new()), |node| interfaces_with(|ip| node.addresses.contains(&ip)))
+    }
+
+    /// Looks whether the uplinks are still as wide as before, if anything is forwarded; returns whether the state has to be applied
+    /// again.
+    pub fn check_uplinks(&mut self) -> bool {
+        self.buffer.is_forwarding() && self.set_narrow()
+    }
+
+    /// Translates the families whose wrapped packets do not fit through the uplinks; returns whether the state has to be applied.
+    fn set_narrow(&mut self) -> bool {
+        // An interface that cannot be listed is reported when the programs are attached.
+        let narrow = too_narrow(&self.own_interfaces().unwrap_or_default());
+        let is_changed = self.buffer.forwarding().set_narrow(narrow.clone());
+        if is_changed && !narrow.is_empty() {
+            tracing::warn!(
+                families = ?narrow,
+                "uplinks are too narrow for wrapped packets, which are translated: raise their MTU, as `check` says"
+            );
+        }
+        is_changed
     }
 
     /// The families in which an earlier process has forwarded packets from outside.

@@ -150,7 +150,7 @@ impl Datapath for Sockets {
             self.check()
         });
         if check.is_some() {
-            next = Next::Repair;
+            next = if self.datapath.check_uplinks() { Next::Apply } else { Next::Repair };
         }
         if self.next_peer_probe <= now {
             let (is_changed, due) = self.datapath.probe_peers();

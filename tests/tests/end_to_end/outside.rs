@@ -190,6 +190,27 @@ fn connections_survive_the_beginning_and_the_end_of_forwarding() {
     }
 }
 
+#[test]
+fn a_node_with_a_narrow_uplink_translates_and_serves_what_others_forward() {
+    let Some(cluster) = cluster_or_skip() else { return };
+    cluster.set_next_hops(NETWORKS, &[0]);
+    let mut connections = connect(&cluster, CONNECTIONS);
+    assert!(connections.iter().all(has_own_address));
+    // Too little for the wrapping of 1,280 bytes, which every IPv6 path takes whole.
+    cluster.nodes[0].netns.ip(&["link", "set", "eth0", "mtu", "1300"]).unwrap();
+    let is_ipv6_translated = || {
+        let new = connect(&cluster, 20);
+        new.iter().enumerate().all(|(number, it)| has_own_address(it) == (number % 2 == 0))
+    };
+    assert!(eventually(TIMEOUT, is_ipv6_translated));
+    assert_alive(&mut connections, "the uplink is narrow");
+    cluster.set_next_hops(NETWORKS, &[1]);
+    assert_alive(&mut connections, "by another node");
+    let by_another = connect(&cluster, 40);
+    assert!(by_another.iter().all(has_own_address), "{by_another:?}");
+    assert!(by_another.iter().any(|it| it.name().starts_with("n1 ")), "{by_another:?}");
+}
+
 /// Whether its server sees the client's own address.
 fn has_own_address(connection: &EchoConnection) -> bool {
     let source = connection.name().split_once(' ').unwrap().1;

@@ -13,8 +13,10 @@ use aya::{
         tc::TcAttachOptions,
     },
 };
-use model::error_chain;
+use model::{Family, error_chain};
+use netlink::links;
 use nix::net::if_::if_indextoname;
+use proxy_common::forward::{Wrapping4, Wrapping6};
 
 use crate::{
     error::{ATTACH, Error},
@@ -35,6 +37,23 @@ pub(crate) const XDP: &str = "ingress_xdp";
 
 /// The program of a trace, before that for packets which arrive. It has a link that is not pinned.
 pub(crate) const TRACED: &str = "trace_ingress";
+
+/// The least MTU of an uplink that packets of a family are forwarded by: senders need not divide packets of 576 bytes over IPv4
+/// (RFC 791), and of 1,280 over IPv6 (RFC 8200), and the wrapping comes to these.
+pub(crate) fn least_mtu(family: Family) -> u32 {
+    match family {
+        Family::V4 => 576 + size_of::<Wrapping4>() as u32,
+        Family::V6 => 1_280 + size_of::<Wrapping6>() as u32,
+    }
+}
+
+/// The families for whose packets one of these interfaces is too narrow.
+pub(crate) fn too_narrow(interfaces: &BTreeSet<u32>) -> BTreeSet<Family> {
+    // One that has gone, or cannot be read, tells nothing.
+    let links = interfaces.iter().filter_map(|it| links::read(*it).ok().flatten());
+    let least = links.map(|it| it.mtu).min().unwrap_or(u32::MAX);
+    Family::ALL.into_iter().filter(|it| least < least_mtu(*it)).collect()
+}
 
 /// The uplinks, by the index of their interface.
 #[derive(Debug)]

@@ -211,7 +211,8 @@ impl Node {
 
     /// What happens here to packets of its rows.
     fn action(&self, is_plural: bool) -> String {
-        let without_owner = "translated here by NAT: a node with endpoints cannot receive them (it has no address, or does not answer)";
+        let without_owner = "translated here by NAT: a node with endpoints cannot receive them (it has no address, or does not \
+             answer), or an uplink here is too narrow";
         match self.action {
             Action::Served if is_plural => format!("served here ({})", self.describe()),
             Action::Served => "served here".into(),
@@ -314,7 +315,7 @@ mod tests {
                 " 25.0 % are wrapped for node n2 at 192.0.2.2",
                 " 12.5 % are wrapped for the node at 192.0.2.3",
                 "  0.1 % are translated here by NAT: a node with endpoints cannot receive them (it has no address, or does \
-                 not answer)",
+                 not answer), or an uplink here is too narrow",
             ]
         );
         assert!(forwarding(None, true).describe()[0].starts_with("each client has one of 1024 rows"));

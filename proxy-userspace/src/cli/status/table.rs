@@ -90,7 +90,7 @@ fn forwarding(Forwarding { frontends, nodes, translated, ended, uplinks }: &Forw
         0 => String::new(),
         count => format!("; {count} more {says}"),
     };
-    let translated = more(*translated, "translated, as a node with endpoints cannot receive them");
+    let translated = more(*translated, "translated (`check` says why)");
     let ended = more(*ended, "for connections that exist, as forwarding has ended");
     match &uplinks[..] {
         [] => {
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(says(2, 0, &["eth0", "eth1"]), "2 frontends, to 3 nodes, by eth0, eth1");
         assert_eq!(
             says(1, 1, &["eth0"]),
-            "1 frontend, to 3 nodes, by eth0; 1 more translated, as a node with endpoints cannot receive them"
+            "1 frontend, to 3 nodes, by eth0; 1 more translated (`check` says why)"
         );
         assert_eq!(says(1, 0, &[]), "NOT at work, no interface has the programs: 1 frontend, to 3 nodes");
         let uplinks = vec!["eth0".to_owned()];

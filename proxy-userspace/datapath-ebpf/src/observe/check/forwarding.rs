@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use datapath::{Finding, Level};
+use model::Family;
 use netlink::{host_addresses::interfaces_with, links::Link};
 use proxy_common::forward::{Wrapping4, Wrapping6};
 
@@ -15,6 +16,7 @@ use crate::{
     programs::{
         peer_probes,
         uplink_links::{self, Uplink},
+        uplinks::least_mtu,
     },
     tables::peers::{PeerState, PeerStates},
 };
@@ -23,8 +25,6 @@ const SUBJECT: &str = "external forwarding";
 const UPLINK: &str = "uplink";
 /// The first kernel with all that the programs call (`bpf_check_mtu`).
 const CAN_FORWARD: (u32, u32) = (5, 12);
-/// What every IPv6 path lets through (RFC 8200).
-const MIN_IPV6_MTU: u32 = 1_280;
 
 /// Findings about the host, what is installed, and other programs.
 #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
     Finding::degraded(
         SUBJECT,
         format!(
-            "{says}; those to {translated} more are translated, as a node with endpoints cannot receive them"
+            "{says}; those to {translated} more are translated: a node with endpoints cannot receive them, or an uplink of this one is too narrow"
         ),
         "every node needs this version with the eBPF backend and an address in its Node object, and UDP at \
          --external-forwarding-port must pass between nodes; `explain outside` names the nodes",
@@ -182,18 +182,17 @@ fn mtu(Link { name, mtu, .. }: &Link) -> Finding {
         mtu.saturating_sub(v4),
         mtu.saturating_sub(v6)
     );
-    match mtu.checked_sub(v6) {
-        Some(room) if room >= MIN_IPV6_MTU => Finding::ok(SUBJECT, says),
-        _ => Finding::degraded(
-            SUBJECT,
-            says,
-            format!(
-                "raise it to {} bytes, so that the smallest packets fit that senders need not divide; to 1576, so that \
-                 those of clients with 1500 bytes do",
-                MIN_IPV6_MTU + v6
-            ),
+    let narrow: Vec<_> = Family::ALL.into_iter().filter(|it| *mtu < least_mtu(*it)).collect();
+    let Some(least) = narrow.iter().map(|it| least_mtu(*it)).max() else { return Finding::ok(SUBJECT, says) };
+    let narrow = narrow.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+    Finding::degraded(
+        SUBJECT,
+        format!("{says}; that is too little for {narrow}, which is translated"),
+        format!(
+            "raise it to {least} bytes, so that the smallest packets fit that senders need not divide; to 1576, so that those of \
+             clients with 1500 bytes do"
         ),
-    }
+    )
 }
 
 /// Other programs at the uplinks. They run, too.
@@ -281,6 +280,9 @@ mod tests {
         assert_eq!(usual.level, Level::Ok);
         assert!(usual.says.contains("up to 1456 bytes (IPv4) and 1424 (IPv6)"), "{}", usual.says);
         assert_eq!((finding(1_356).level, finding(1_355).level), (Level::Ok, Level::Degraded));
+        let [v6, both] = [1_355, 619].map(|it| finding(it).says);
+        assert!(v6.ends_with("too little for IPv6, which is translated"), "{v6}");
+        assert!(both.ends_with("too little for IPv4 and IPv6, which is translated"), "{both}");
         assert!(finding(40).says.contains("up to 0 bytes (IPv4)"));
     }
 

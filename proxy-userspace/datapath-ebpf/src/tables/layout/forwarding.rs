@@ -64,6 +64,8 @@ pub(crate) struct Forwarding {
     /// The state that rows follow: that of the packet path, or the newest one if there is none.
     followed: NodeState,
     packet_path: PacketPath,
+    /// The families whose packets do not fit through this node's uplinks.
+    narrow: BTreeSet<Family>,
     /// Whether ports were placed since [`Forwarding::take_begun`].
     has_changed: bool,
     /// Services to be placed again, though they are the same.
@@ -141,6 +143,17 @@ impl Forwarding {
         }
         self.packet_path = now;
         is_different
+    }
+
+    /// Sets the families whose packets do not fit through this node's uplinks: it translates them, and takes those that others
+    /// forward. Returns whether that makes a difference to the next [`Forwarding::update`].
+    pub(crate) fn set_narrow(&mut self, families: BTreeSet<Family>) -> bool {
+        if self.narrow == families {
+            return false;
+        }
+        self.narrow = families;
+        self.outdated.extend(self.services.keys().cloned());
+        !self.services.is_empty()
     }
 
     /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated, if they may have
@@ -383,7 +396,9 @@ impl Forwarding {
         let before =
             before.map(PlacedPort::before).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
         let stage = before.map_or(Stage::Translated, |it| it.stage);
-        let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
+        let is_narrow = self.narrow.contains(&port.family);
+        let may_begin =
+            may_begin && !is_narrow && port.nodes.iter().all(|it| self.has_answered(it, port.family));
         let can_keep = self.can_keep(to_place.port.protocol, port.family);
         let mut placed = PlacedPort {
             family: port.family,
@@ -397,12 +412,18 @@ impl Forwarding {
         };
         self.nodes.add_targets(&port.nodes, port.family);
         match before {
-            Some(before) if stage == Stage::Ended && can_keep && !may_begin => {
+            // Forwarding has ended, or ends, but for connections that exist.
+            Some(before)
+                if (stage == Stage::Ended || is_narrow && stage != Stage::Translated)
+                    && can_keep
+                    && !may_begin =>
+            {
                 self.rows.keep(before.rows, updates);
+                placed.stage = Stage::Ended;
                 (placed.rows, placed.by_client) = (before.rows, before.by_client);
             }
             _ => {
-                let is_forwarded = matches!(stage, Stage::Begun | Stage::Forwarded);
+                let is_forwarded = !is_narrow && matches!(stage, Stage::Begun | Stage::Forwarded);
                 let before = before.map(|it| it.rows);
                 let serving = match is_forwarded || may_begin {
                     true => self.serving(port, before.filter(|_| is_forwarded)),

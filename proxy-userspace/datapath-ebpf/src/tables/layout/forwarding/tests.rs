@@ -487,6 +487,29 @@ fn connections_outlast_processes_and_the_end_of_forwarding() {
 }
 
 #[test]
+fn where_uplinks_are_too_narrow_packets_are_translated_and_connections_stay() {
+    let narrow = |it: &mut Written, families: &[Family]| {
+        let is_due = it.forwarding.set_narrow(families.iter().copied().collect());
+        it.update(it.state.clone());
+        (is_due, it.owners(1), it.flags(1))
+    };
+    let owners = BTreeSet::from([Some(0), Some(1)]);
+    let both = web(&[(0, 1), (1, 1)]);
+    let mut it = Written::beside_packets();
+    it.both(&both);
+    assert_eq!(narrow(&mut it, &[Family::V6]), (true, owners.clone(), Some(KNOWN_FIRST)));
+    assert_eq!(narrow(&mut it, &Family::ALL), (true, owners.clone(), Some(ENDED)));
+    assert!(!narrow(&mut it, &Family::ALL).0, "nothing has changed");
+    assert_eq!(narrow(&mut it, &[]), (true, owners, Some(KNOWN_FIRST)));
+
+    // One that begins there takes what others forward.
+    let mut it = Written::beside_packets();
+    assert!(!narrow(&mut it, &[Family::V4]).0, "nothing is forwarded yet");
+    it.both(&both);
+    assert_eq!(it.owners(1), [None].into());
+}
+
+#[test]
 fn without_a_second_chance_forwarding_begins_and_ends_at_once() {
     let mut it = Written::default();
     it.update(web(&[(0, 1), (1, 1)]));
