@@ -14,6 +14,7 @@ use tests::{
     agent::VERBOSE,
     eventually,
     fixtures::WEB4,
+    is_slow_machine,
     manifest::{self, Service},
     run, scaled,
     test_node::NODE,
@@ -22,6 +23,8 @@ use tests::{
 const MB: u64 = 1 << 20;
 /// The limit of the manifests.
 const SHIPPED_LIMIT: u64 = 512 * MB;
+/// The limit that docs/install.md names for a million endpoints.
+const LIMIT_OF_A_MILLION: u64 = 1024 * MB;
 const LARGE: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 1);
 
 fn service(name: &str, address: Ipv4Addr, endpoints: &[u8]) -> Service {
@@ -47,14 +50,63 @@ fn start(
     let server = ApiServer::start(Settings::default()).unwrap();
     server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
     fill(&server);
-    let command = AgentCommand::new(&Build::Product.binary(), &["run".as_ref(), "--source=kube".as_ref()])
+    node.start_with(&follow(node, &server, &memory));
+    Some((server, memory))
+}
+
+/// A process that follows an API server within a memory cgroup.
+fn follow(node: &TestNode, server: &ApiServer, memory: &MemoryCgroup) -> AgentCommand {
+    AgentCommand::new(&Build::Product.binary(), &["run".as_ref(), "--source=kube".as_ref()])
         .arg(format!("--kube-api-server={}", server.url()))
         .env(VERBOSE, "0")
         .node(NODE)
         .kernel(node.sandbox())
-        .memory_cgroup(&memory);
-    node.start_with(&command);
-    Some((server, memory))
+        .memory_cgroup(memory)
+}
+
+/// A Service with a hundred endpoints, none of which another one has.
+fn with_a_hundred(number: u32) -> [Value; 2] {
+    let name = format!("s{number}");
+    let address = Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(10, 97, 0, 0)) + number);
+    let service = service(&name, address, &[1]);
+    let [mut service, mut slice] =
+        [service.service(), service.slices().next().expect("there is an endpoint")];
+    // A namespace may have 500,000 entries.
+    for it in [&mut service, &mut slice] {
+        it["metadata"]["namespace"] = format!("n{}", number % 4).into();
+    }
+    let first = u32::from(Ipv4Addr::new(10, 128, 0, 0)) + number * 100;
+    let endpoint = |address| {
+        json!({
+            "addresses": [Ipv4Addr::from_bits(address)],
+            "conditions": {"ready": true},
+            "nodeName": "elsewhere",
+            "targetRef": {"kind": "Pod", "namespace": "default", "name": format!("pod-{address}")},
+        })
+    };
+    slice["endpoints"] = (first..first + 100).map(endpoint).collect();
+    [service, slice]
+}
+
+#[test]
+fn a_million_endpoints_fit_into_their_limit_at_a_start_and_a_restart() {
+    let services = if is_slow_machine() { 100 } else { 10_000 };
+    let Some(mut node) = TestNode::or_skip() else { return };
+    node.serve([1]);
+    let Some(memory) = MemoryCgroup::or_skip(node.sandbox()) else { return };
+    memory.limit(LIMIT_OF_A_MILLION).unwrap();
+    let server = ApiServer::start(Settings::default()).unwrap();
+    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    (0..services).flat_map(with_a_hundred).for_each(|it| server.set(it));
+    set(&server, &service("web", WEB4, &[1]));
+    let command = follow(&node, &server, &memory).arg("--packets=nft");
+    for when in ["at the start", "at the restart"] {
+        node.start_with(&command);
+        node.wait_until(|_| is_served((WEB4, 80)));
+        node.wait_until_logged(&["state active", &format!("services={}", services + 1)]);
+        eprintln!("{when}: {} MB at most", memory.peak().unwrap() / MB);
+        node.kill();
+    }
 }
 
 /// A Service and a slice with this many ports, all with the target 8080, and endpoint 1 ready `is_ready`.
