@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use model::RequestedMetadata;
 use pipeline::{Config, Pipeline};
 use proxy_contract::{Targets, client::Client};
@@ -65,27 +65,7 @@ pub(super) struct Flags {
     watch: bool,
     /// Output format
     #[arg(long, short, default_value = "table")]
-    output: Output,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// A table
-    Table,
-    /// One object per line: the messages of the contract in proto3 JSON
-    Json,
-    /// The same messages in YAML, one document each
-    Yaml,
-}
-
-impl From<Output> for Format {
-    fn from(output: Output) -> Self {
-        match output {
-            Output::Table => Self::Table,
-            Output::Json => Self::Json,
-            Output::Yaml => Self::Yaml,
-        }
-    }
+    output: Format,
 }
 
 pub(super) fn main(flags: Flags) -> Result<()> {
@@ -145,7 +125,7 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
     let mut previous: Option<Arc<Published>> = None;
     while let Some(published) = states.next().await {
         if flags.watch {
-            output::print(&render_changes(previous.as_deref(), &published, flags.output.into())?)?;
+            output::print(&render_changes(previous.as_deref(), &published, flags.output)?)?;
             previous = Some(published);
             continue;
         }
@@ -157,9 +137,9 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
     Ok(None)
 }
 
-fn show(published: &Published, output: Output) -> Result<()> {
+fn show(published: &Published, output: Format) -> Result<()> {
     let mut out = Escaped::new(io::stdout().lock());
-    for part in parts(published, output.into()) {
+    for part in parts(published, output) {
         out.write_all(part?.as_bytes())?;
     }
     Ok(out.flush()?)

@@ -1,15 +1,16 @@
 //! The output formats.
 
+use clap::ValueEnum;
 use serde::Serialize;
 
-/// An output format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An output format. The lines of its values are help texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(in crate::cli) enum Format {
-    /// A table for people.
+    /// A table
     Table,
-    /// One JSON object per line, with the messages in their proto3 JSON form.
+    /// One object per line: the messages of the contract in proto3 JSON
     Json,
-    /// The same as YAML documents.
+    /// The same messages in YAML, one document each
     Yaml,
 }
 
