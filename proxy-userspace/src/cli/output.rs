@@ -5,9 +5,19 @@ use std::{
     io::{self, Write as _},
 };
 
-use clap::error::ErrorKind;
+use clap::{ValueEnum, error::ErrorKind};
 use comfy_table::{Table, presets};
 use model::escaped;
+
+/// The output format of a command that prints one result.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Output {
+    /// Human-readable lines
+    #[value(alias = "table")]
+    Text,
+    /// One JSON object
+    Json,
+}
 
 /// How much of a long text is kept until it is written, in bytes.
 const BUFFER: usize = 64 << 10;

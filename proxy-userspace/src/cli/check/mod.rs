@@ -14,7 +14,7 @@ use std::{
 
 use admin::{EjectedStatus, Listener, PageGroup, Status};
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use datapath::{Checkup, Finding, Level};
 use jiff::Timestamp;
 use model::{escaped, state::ExternalForwarding};
@@ -24,6 +24,7 @@ use serde_json::json;
 use super::{
     config,
     flags::{DatapathFlags, ForwardingFlag, PacketFlags, PodFlags, ReportFlags, STATUS_HINT},
+    output::Output,
     status::origin,
 };
 
@@ -50,15 +51,6 @@ pub(super) struct Flags {
     packets: PacketFlags,
     #[command(flatten)]
     reports: ReportFlags,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// Human-readable lines
-    #[value(alias = "table")]
-    Text,
-    /// One JSON object
-    Json,
 }
 
 /// Prints the findings; returns whether nothing is broken.

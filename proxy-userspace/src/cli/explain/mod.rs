@@ -13,7 +13,7 @@ use std::{io::ErrorKind, net::SocketAddr};
 use admin::{EjectedStatus, Listener};
 use anyhow::{Error, Result, bail};
 use brain::{ClientKind, Explanation, Query};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use jiff::Timestamp;
 use model::Protocol;
 use pipeline::Pipeline;
@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     flags::{PinFlags, SourceArg, SourceOptions, StatusSocketFlag, source},
-    output,
+    output::{self, Output},
     runtime::block_on,
 };
 
@@ -65,14 +65,6 @@ pub(super) struct Flags {
     /// Output format
     #[arg(long, short, default_value = "text")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// Text
-    Text,
-    /// One JSON object
-    Json,
 }
 
 /// Prints an explanation; returns whether everything is known, and the kernel has what the brain says.

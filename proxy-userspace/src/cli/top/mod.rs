@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Error, Result, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use datapath_ebpf as ebpf;
 use datapath_nft as nft;
 use ratatui::{
@@ -28,7 +28,7 @@ use self::{
 use super::{
     config,
     flags::{PinFlags, ReportFlags},
-    output,
+    output::{self, Output},
 };
 
 /// Show which Services are used now, and how often they fail
@@ -60,15 +60,6 @@ pub(super) struct Flags {
     /// Output format of --once
     #[arg(long, short, default_value = "text")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table
-    #[value(alias = "table")]
-    Text,
-    /// One JSON object
-    Json,
 }
 
 /// How many service ports the table has, unless a flag says otherwise.
