@@ -4,9 +4,7 @@
 //! A value of the file becomes the default of the corresponding flag, and so is validated by the flag's own rules. The same
 //! holds for a value that another flag implies.
 
-use std::{
-    env, error::Error as _, ffi::OsString, fmt, fs, future::pending, iter, path::PathBuf, time::Duration,
-};
+use std::{env, error::Error as _, ffi::OsString, fs, future::pending, iter, path::PathBuf, time::Duration};
 
 use anyhow::anyhow;
 use clap::{
@@ -67,27 +65,13 @@ pub(super) struct CommandLine {
 }
 
 /// Why a command line cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub(super) enum ParseError {
     /// Invalid flags, or a request for help.
-    Usage(clap::Error),
+    Usage(#[from] clap::Error),
     /// An invalid file.
     File(ConfigError),
-}
-
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(error) => error.fmt(f),
-            Self::File(error) => error.fmt(f),
-        }
-    }
-}
-
-impl From<clap::Error> for ParseError {
-    fn from(error: clap::Error) -> Self {
-        Self::Usage(error)
-    }
 }
 
 impl CommandLine {
