@@ -10,7 +10,7 @@ use std::{
 };
 
 use model::{
-    ServiceName, diff, escaped_line,
+    ServiceName, counted, diff, escaped_line,
     state::{NodeState, Scope, ServiceState},
 };
 use publish::{PRINTED_EXTENSIONS, Published};
@@ -20,7 +20,7 @@ use serde_json::{Value, to_value};
 use super::{
     format::{Format, PrintError, json, yaml},
     full::render,
-    table::{self, counted, port_name, revision, targets},
+    table::{self, port_name, revision, targets},
 };
 
 /// How many characters of a text the table shows; no name is longer.

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, iter, sync::Arc};
 
 use comfy_table::{Table, presets};
 use model::{
-    Family,
+    Family, counted,
     state::{Scope, Service, ServiceKind, ServicePort, ServiceState},
 };
 use publish::Published;
@@ -49,11 +49,6 @@ fn text_of_row(row: &Row, widths: &[usize; HEADER.len()]) -> String {
 pub(super) fn revision(published: &Published) -> String {
     let Published { node, rev, instance_id, .. } = published;
     format!("node {node}, revision {rev} of instance {instance_id:016x}")
-}
-
-/// `1 service`, `2 services`.
-pub(super) fn counted(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A table without borders.
