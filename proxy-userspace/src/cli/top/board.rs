@@ -36,9 +36,9 @@ pub(super) enum Outcome {
 
 /// The board.
 pub(super) struct Board {
-    sort: SortBy,
-    filter: String,
-    is_filtering: bool,
+    pub(super) sort: SortBy,
+    pub(super) filter: String,
+    pub(super) is_filtering: bool,
     /// The selected service port, and whether its endpoints are shown.
     selected: Option<PortId>,
     is_opened: bool,
@@ -49,9 +49,9 @@ pub(super) struct Board {
     /// Those of the service port whose endpoints are shown.
     endpoints: Option<Endpoints>,
     /// Whether packets to a Service are, or were, forwarded whole.
-    has_forwarded: bool,
-    /// Why the last reading failed.
-    failure: Option<String>,
+    pub(super) has_forwarded: bool,
+    /// Why the last reading failed; what was read before stays.
+    pub(super) failure: Option<String>,
 }
 
 /// A service port with its rates.
@@ -115,31 +115,6 @@ impl Board {
     /// Whether the endpoints of this service port were read.
     pub(super) fn has_endpoints_of(&self, port: PortId) -> bool {
         self.endpoints.as_ref().is_some_and(|it| it.of == port)
-    }
-
-    /// The counters could not be read; what was read before stays.
-    pub(super) fn fail(&mut self, error: String) {
-        self.failure = Some(error);
-    }
-
-    pub(super) fn has_forwarded(&self) -> bool {
-        self.has_forwarded
-    }
-
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.failure.as_deref()
-    }
-
-    pub(super) fn sort(&self) -> SortBy {
-        self.sort
-    }
-
-    pub(super) fn filter(&self) -> &str {
-        &self.filter
-    }
-
-    pub(super) fn is_filtering(&self) -> bool {
-        self.is_filtering
     }
 
     pub(super) fn generation(&self) -> Option<u32> {

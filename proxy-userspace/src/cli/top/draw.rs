@@ -140,7 +140,7 @@ pub(super) fn json(board: &Board, limit: usize) -> Value {
 
 /// The columns that a board shows: packets only if some are, or were, forwarded.
 fn shown_in<T>(board: &Board, columns: [T; 10]) -> impl Iterator<Item = T> {
-    let count = if board.has_forwarded() { columns.len() } else { FORWARDED };
+    let count = if board.has_forwarded { columns.len() } else { FORWARDED };
     columns.into_iter().take(count)
 }
 
@@ -171,22 +171,22 @@ fn title(board: &Board, count: usize) -> String {
         let endpoints = model::counted(board.endpoints_of(port.id).len(), "endpoint");
         return format!("{} at {}: {endpoints}", escaped(name.trim()), port.address);
     }
-    if let Some(failure) = board.failure() {
+    if let Some(failure) = &board.failure {
         return format!("cannot be read: {failure}");
     }
     let generation = board.generation().map_or_else(String::new, |it| format!(", generation {it}"));
-    let by = board.sort().to_possible_value();
+    let by = board.sort.to_possible_value();
     let by = by.as_ref().map_or("", PossibleValue::get_name);
-    let cursor = if board.is_filtering() { "_" } else { "" };
-    let filter = match board.filter() {
-        "" if !board.is_filtering() => String::new(),
+    let cursor = if board.is_filtering { "_" } else { "" };
+    let filter = match board.filter.as_str() {
+        "" if !board.is_filtering => String::new(),
         filter => format!(", with \"{filter}{cursor}\""),
     };
     format!("{} by {by}{filter}{generation}", model::counted(count, "service port"))
 }
 
 fn help(board: &Board) -> &'static str {
-    if board.is_filtering() {
+    if board.is_filtering {
         "Enter done  Esc no filter"
     } else if board.opened().is_some() {
         "Esc back  q quit"

@@ -118,7 +118,7 @@ fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: 
             // A cleanup may have removed the maps; they may return.
             match reader.read() {
                 Ok(sample) => board.update(sample),
-                Err(error) => board.fail(format!("{error:#}")),
+                Err(error) => board.failure = Some(format!("{error:#}")),
             }
         }
         if let Some(port) = board.opened().map(|it| it.port.id)
@@ -126,7 +126,7 @@ fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: 
         {
             match reader.endpoints(port) {
                 Ok(endpoints) => board.set_endpoints(endpoints),
-                Err(error) => board.fail(format!("{error:#}")),
+                Err(error) => board.failure = Some(format!("{error:#}")),
             }
         }
     }
