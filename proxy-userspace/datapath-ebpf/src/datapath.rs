@@ -134,14 +134,14 @@ impl Datapath {
         let failures = FailureRecords::take(&mut ebpf)?;
         let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
-        buffer.set_passive_health(options.passive_health);
-        buffer.set_node_name(&options.node_name);
+        buffer.layout_mut().set_passive_health(options.passive_health);
+        buffer.layout_mut().set_node_name(&options.node_name);
         let probes = options.forwarding_timeout.map(|it| PeerProbes::new(options.forwarding_port, it));
         if probes.is_some() {
-            buffer.forwarding().set_peers(PeerStates::new());
+            buffer.layout_mut().forwarding().set_peers(PeerStates::new());
         }
         match previous_rows(&pins) {
-            Ok(previous) => buffer.forwarding().restore(previous),
+            Ok(previous) => buffer.layout_mut().forwarding().restore(previous),
             Err(error) => tracing::warn!(
                 error = error_chain(&error),
                 "rows of an earlier process cannot be read: connections lose their second chance"
@@ -183,7 +183,7 @@ impl Datapath {
 
     /// Sets the addresses of the host's interfaces, for the next [`Datapath::apply`].
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.buffer.set_host_addresses(addresses.clone());
+        self.buffer.layout_mut().set_host_addresses(addresses.clone());
         self.interfaces = addresses;
         self.nodes = None;
     }
@@ -219,7 +219,7 @@ impl Datapath {
         let Applied { services, entries, flipped, is_full } =
             self.buffer.apply(state, &self.node_addresses)?;
         self.is_applied = true;
-        if let Some(begun) = self.buffer.forwarding().take_begun() {
+        if let Some(begun) = self.buffer.layout_mut().forwarding().take_begun() {
             self.begun = begun;
         }
         self.forget_removed();
@@ -229,12 +229,12 @@ impl Datapath {
             tables.map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity });
         Ok(ApplyReport {
             changed_services: services,
-            services: self.buffer.services(),
+            services: self.buffer.layout().services(),
             entries,
             flipped,
             is_full,
             tables: tables.collect(),
-            rejected: self.buffer.rejected(),
+            rejected: self.buffer.layout().rejected(),
         })
     }
 
@@ -253,7 +253,7 @@ impl Datapath {
 
     /// Logs each Service whose cluster IP has come to an interface of the host, or is served again.
     fn report_left_to_host(&mut self) {
-        let left = self.buffer.left_to_host();
+        let left = self.buffer.layout().left_to_host();
         if self.left_to_host == *left {
             return;
         }
@@ -335,7 +335,7 @@ impl Datapath {
     /// Attaches the programs that forward packets from outside to the interfaces with an address of this node, if anything is
     /// forwarded.
     fn set_uplinks(&mut self) {
-        let is_forwarding = self.buffer.is_forwarding();
+        let is_forwarding = self.buffer.layout().is_forwarding();
         if self.uplinks.is_current(is_forwarding) {
             return;
         }
@@ -369,14 +369,14 @@ impl Datapath {
     /// Looks whether the uplinks are still as wide as before, if anything is forwarded; returns whether the state has to be applied
     /// again.
     pub fn check_uplinks(&mut self) -> bool {
-        self.buffer.is_forwarding() && self.set_narrow()
+        self.buffer.layout().is_forwarding() && self.set_narrow()
     }
 
     /// Translates the families whose wrapped packets do not fit through the uplinks; returns whether the state has to be applied.
     fn set_narrow(&mut self) -> bool {
         // An interface that cannot be listed is reported when the programs are attached.
         let narrow = too_narrow(&self.own_interfaces().unwrap_or_default());
-        let is_changed = self.buffer.forwarding().set_narrow(narrow.clone());
+        let is_changed = self.buffer.layout_mut().forwarding().set_narrow(narrow.clone());
         if is_changed && !narrow.is_empty() {
             tracing::warn!(
                 families = ?narrow,
@@ -388,12 +388,12 @@ impl Datapath {
 
     /// The families in which an earlier process has forwarded packets from outside.
     pub fn forwarded_families(&mut self) -> Vec<Family> {
-        self.buffer.forwarding().previous_families()
+        self.buffer.layout_mut().forwarding().previous_families()
     }
 
     /// Sets what the packet path has, as packets that are forwarded follow it. Returns whether the state has to be applied again.
     pub fn set_packet_path(&mut self, now: PacketPath) -> bool {
-        self.buffer.forwarding().set_packet_path(now)
+        self.buffer.layout_mut().forwarding().set_packet_path(now)
     }
 
     /// The TCP frontends whose forwarding has begun, and is in effect, while this node may know connections that it has translated.
@@ -405,25 +405,25 @@ impl Datapath {
 
     /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.
     pub fn set_forwarding_settled(&mut self, frontends: &HashSet<SocketAddr>) -> bool {
-        self.buffer.forwarding().set_settled(frontends)
+        self.buffer.layout_mut().forwarding().set_settled(frontends)
     }
 
     /// Whether there are nodes that [`Datapath::probe_peers`] has not probed yet.
     pub fn has_new_peers(&mut self) -> bool {
-        self.probes.is_some() && self.buffer.forwarding().has_new_peers()
+        self.probes.is_some() && self.buffer.layout_mut().forwarding().has_new_peers()
     }
 
     /// Probes the nodes that packets from outside are forwarded to. Returns whether the state has to be applied again, because
     /// one does not answer any more, or answers now; and when to call again.
     pub fn probe_peers(&mut self) -> (bool, Duration) {
         let Some(probes) = &mut self.probes else { return (false, REPORT_TIME) };
-        if let Some((own, wanted)) = self.buffer.forwarding().take_peers() {
+        if let Some((own, wanted)) = self.buffer.layout_mut().forwarding().take_peers() {
             probes.set(&own, &wanted);
         }
         let (states, due) = probes.step();
         let is_changed = states.is_some();
         if let Some(states) = states {
-            self.buffer.forwarding().set_peers(states);
+            self.buffer.layout_mut().forwarding().set_peers(states);
         }
         (is_changed, due)
     }
@@ -518,7 +518,8 @@ impl Datapath {
     pub fn try_ejected(&mut self) -> Result<(), Error> {
         let records = self.failures.ejected()?;
         let now = clock::now()?;
-        for (key, record) in self.trials.step(now, &records, |counters| self.buffer.endpoints_of(counters)) {
+        let layout = self.buffer.layout();
+        for (key, record) in self.trials.step(now, &records, |counters| layout.endpoints_of(counters)) {
             self.failures.replace(key, &record)?;
         }
         Ok(())
@@ -535,7 +536,7 @@ impl Datapath {
             self.buffer.recount(|counted| self.recount.corrections(counted))?;
         }
         let avoiders = self.failures.read()?;
-        let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.ejected(&avoiders) };
+        let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.layout().ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
         let peers = self.probes.as_ref().map(PeerProbes::counts).unwrap_or_default();
         Ok(TableStats { ejected, ejections, peers, ..self.stats.read(self.cgroup.path())? })

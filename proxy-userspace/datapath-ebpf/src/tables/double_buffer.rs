@@ -4,13 +4,7 @@
 //! Invariant: nothing is written to a side that a program may still be reading.
 //! The process may therefore die between any two steps: no program reads what was half written.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
-};
-
-use datapath::{EjectedEndpoint, PassiveHealthOptions};
-use model::{Rejected, ServiceName, state::NodeState};
+use model::state::NodeState;
 use proxy_common::counters::CounterIndex;
 
 use crate::{
@@ -18,7 +12,7 @@ use crate::{
     host::failpoint,
     tables::{
         counter_alloc::CounterAllocator,
-        layout::{EjectingClients, Layout, LayoutDiff, forwarding::Forwarding},
+        layout::{Layout, LayoutDiff},
         map_updates::MapUpdates,
         node_addresses::NodeAddresses,
         store::{MapStore, Side, Table},
@@ -89,49 +83,19 @@ impl<S: MapStore> DoubleBuffer<S> {
         })
     }
 
-    /// Sets when endpoints are ejected, before the first [`DoubleBuffer::apply`].
-    pub(crate) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
-        self.layout.set_passive_health(options);
+    /// What the maps should contain.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    /// Sets the name of this node, before the first [`DoubleBuffer::apply`].
-    pub(crate) fn set_node_name(&mut self, name: &str) {
-        self.layout.set_node_name(name);
-    }
-
-    /// What is forwarded.
-    pub(crate) fn forwarding(&mut self) -> &mut Forwarding {
-        self.layout.forwarding()
-    }
-
-    /// Whether packets from outside are forwarded.
-    pub(crate) fn is_forwarding(&self) -> bool {
-        self.layout.is_forwarding()
-    }
-
-    /// The endpoints whose connections are counted by these counters, each with how many clients avoid it.
-    pub(crate) fn ejected(&self, avoiders: &HashMap<CounterIndex, EjectingClients>) -> Vec<EjectedEndpoint> {
-        self.layout.ejected(avoiders)
-    }
-
-    /// The endpoints whose connections are counted by these counters.
-    pub(crate) fn endpoints_of(&self, counters: &HashSet<CounterIndex>) -> HashMap<CounterIndex, SocketAddr> {
-        self.layout.endpoints_of(counters)
+    /// The same, to set what the next [`DoubleBuffer::apply`] is to follow.
+    pub(crate) fn layout_mut(&mut self) -> &mut Layout {
+        &mut self.layout
     }
 
     /// The counters of endpoints that were removed, or of which others may become the owners, since the last call.
     pub(crate) fn take_removed_counters(&mut self) -> Vec<CounterIndex> {
         self.layout.counters().take_removed()
-    }
-
-    /// Sets the addresses of the host's interfaces, for the next [`DoubleBuffer::apply`].
-    pub(crate) fn set_host_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.layout.set_host_addresses(addresses);
-    }
-
-    /// The cluster IPs that are left to the host, because it has them on an interface.
-    pub(crate) fn left_to_host(&self) -> &BTreeMap<ServiceName, Vec<IpAddr>> {
-        self.layout.left_to_host()
     }
 
     /// Makes `state` the active generation, with node ports at `node_addresses`.
@@ -251,16 +215,6 @@ impl<S: MapStore> DoubleBuffer<S> {
     #[cfg(feature = "fuzzing")]
     pub(crate) fn into_store(self) -> S {
         self.store
-    }
-
-    /// What is not served, and why.
-    pub(crate) fn rejected(&self) -> Vec<Rejected> {
-        self.layout.rejected()
-    }
-
-    /// How many Services there are.
-    pub(crate) fn services(&self) -> usize {
-        self.layout.services()
     }
 
     /// The number of entries and the capacity of each table of the active side. (An array is replaced a little earlier,

@@ -128,7 +128,7 @@ impl Layout {
     }
 
     /// Replaces the state and the node addresses, and returns how the tables change.
-    pub(crate) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
+    pub(super) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
         let before = std::mem::replace(&mut self.state, state.clone());
         let mut affected = std::mem::take(&mut self.affected);
         // Of those that are affected, nothing before counts.
@@ -275,7 +275,7 @@ impl Layout {
         updates
     }
 
-    pub(crate) fn counters(&mut self) -> &mut CounterAllocator {
+    pub(super) fn counters(&mut self) -> &mut CounterAllocator {
         &mut self.counters
     }
 

@@ -88,7 +88,7 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     assert_eq!(last, [SocketAddr::new(pod(MANY - 1).into(), 8080)]);
     apply(&mut buffer, &NodeState::default());
     assert_rows(&buffer, &[]);
-    assert_eq!(buffer.rejected(), []);
+    assert_eq!(buffer.layout.rejected(), []);
 }
 
 #[test]
@@ -117,5 +117,5 @@ fn a_service_of_20_000_ports_is_served_at_each() {
         let backends = buffer.store.backends(tcp(port)).unwrap();
         assert_eq!(backends, [SocketAddr::new(pod(0).into(), 8080)]);
     }
-    assert_eq!(buffer.rejected().len(), 2000);
+    assert_eq!(buffer.layout.rejected().len(), 2000);
 }

@@ -1,14 +1,14 @@
 //! The double buffer with maps in memory that check its invariants, over random histories with failures and restarts.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     num::{NonZeroU8, NonZeroU32},
     sync::Arc,
     time::Duration,
 };
 
-use datapath::{FrontendAddress, unspecified};
+use datapath::{FrontendAddress, PassiveHealthOptions, unspecified};
 use model::{
     Family, Protocol, ServiceMetadata,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
@@ -263,7 +263,7 @@ fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
     let state = state(numbers.clone().zip(services).map(|(n, it)| with_health(n, it)));
     let found = |options: Option<PassiveHealthOptions>| {
         let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-        options.into_iter().for_each(|it| buffer.set_passive_health(it));
+        options.into_iter().for_each(|it| buffer.layout.set_passive_health(it));
         buffer.take(&state).unwrap();
         let health = |n| {
             let address = SocketAddr::from(([10, 96, 0, n], 80));
@@ -315,19 +315,19 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
             buffer.store.backends(FrontendAddress { address, protocol: Protocol::Tcp }).is_some()
         })
     };
-    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 2])].into());
+    buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 2])].into());
     buffer.take(&state).unwrap();
     assert_eq!(serves(&buffer), [true, false]);
     // Only the Services that it concerns are compiled again.
-    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 2]), [192, 0, 2, 1].into()].into());
+    buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 2]), [192, 0, 2, 1].into()].into());
     assert_eq!(buffer.take(&state).unwrap(), Applied::default());
-    buffer.set_host_addresses([IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()].into());
+    buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()].into());
     assert_eq!(buffer.take(&state).unwrap().services, 1);
-    assert_eq!((serves(&buffer), buffer.left_to_host().len()), ([false, false], 2));
-    buffer.set_host_addresses(BTreeSet::new());
+    assert_eq!((serves(&buffer), buffer.layout.left_to_host().len()), ([false, false], 2));
+    buffer.layout.set_host_addresses(BTreeSet::new());
     assert_eq!(buffer.take(&state).unwrap().services, 2);
     assert_serves(&buffer.store, &state);
-    assert!(buffer.left_to_host().is_empty());
+    assert!(buffer.layout.left_to_host().is_empty());
     buffer.finish().unwrap();
     assert_clean(&buffer);
 }
