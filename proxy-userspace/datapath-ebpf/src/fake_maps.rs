@@ -3,18 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    marker::PhantomData,
     net::{IpAddr, SocketAddr},
 };
 
 use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use proxy_common::{
-    choice::Choice,
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, CounterIndex},
-    decide::Tables,
     net::Be16,
-    random::scale,
     tables::{
         BackendEntry4, BackendEntry6, Family as _, Frontend, HealthPolicy, NodeAddrScope, NodePortKey,
         Prefilter, TCP, UDP,
@@ -80,18 +76,24 @@ impl FakeMaps {
 
     /// The row that programs find for a frontend of the active side, and the backends they choose from.
     fn find<F: TableFamily>(&self, frontend: FrontendAddress) -> Option<(Frontend, Vec<SocketAddr>)> {
-        let side = ActiveSide(self, PhantomData::<F>);
+        let prefilter = &self.prefilters[self.active.index()];
         let ip = F::of(frontend.address.ip());
         let port = Be16::new(frontend.address.port());
         let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
-        let row = match frontend.address.ip().is_unspecified() {
-            true if side.may_be_node_port(port) => side.node_port(port, protocol)?,
-            false if side.may_be_frontend(ip) => side.frontend(ip, port, protocol)?,
+        let row: Frontend = match frontend.address.ip().is_unspecified() {
+            true if prefilter.node_ports.contains(port) => {
+                self.get(Table::NodePorts, &NodePortKey { port, protocol, ip_version: F::VERSION })?
+            }
+            false if ip.may_be_frontend(prefilter) => {
+                self.get(F::FRONTENDS, &ip.frontend_key(port, protocol))?
+            }
             _ => return None,
         };
         let positions = row.backend_offset..row.backend_offset + row.backend_count;
-        let backends = positions.map(|it| side.backend(it).expect("every position is in the array").0);
-        let mut backends: Vec<_> = backends.map(|it| F::socket_addr(F::sock_addr(it))).collect();
+        let backends =
+            positions.map(|it| self.get(F::BACKENDS, &it).expect("every position is in the array"));
+        let mut backends: Vec<_> =
+            backends.map(|it| F::socket_addr(F::sock_addr(F::backend_of(it).0))).collect();
         backends.sort_unstable();
         Some((row, backends))
     }
@@ -109,16 +111,14 @@ impl FakeMaps {
     /// Whether the set of a frontend of the active side has a member.
     pub(super) fn is_member(&self, frontend: FrontendAddress, backend: SocketAddr) -> bool {
         for_family!(frontend.family(), F => self.find::<F>(frontend).is_some_and(|(row, _)| {
-            let side = ActiveSide(self, PhantomData::<F>);
-            side.member(row.set, F::backend_at(backend.into())).is_some()
+            let key = F::member_key(row.set, F::backend_at(backend.into()));
+            self.get::<CounterIndex>(F::MEMBERS, &key).is_some()
         }))
     }
 
     /// The scope of a node address of the active side.
     pub(super) fn node_addr_scope(&self, address: IpAddr) -> Option<NodeAddrScope> {
-        for_family!(Family::of(address), F => {
-            ActiveSide(self, PhantomData::<F>).node_addr_scope(F::of(address))
-        })
+        for_family!(Family::of(address), F => self.get(Table::NodeAddrs, &F::of(address).node_addr_key()))
     }
 
     /// The keys and values of a table of the active side, as they are read from the kernel.
@@ -176,46 +176,6 @@ impl FakeMaps {
     fn get<V: bytemuck::AnyBitPattern>(&self, table: Table, key: &impl bytemuck::NoUninit) -> Option<V> {
         let (_, rows) = &self.tables[self.active.index()][table.index()];
         rows.get(bytemuck::bytes_of(key)).map(|it| bytemuck::pod_read_unaligned(it))
-    }
-}
-
-/// The active side, as a program of one address family sees it.
-struct ActiveSide<'a, F>(&'a FakeMaps, PhantomData<F>);
-
-impl<F: TableFamily> Tables for ActiveSide<'_, F> {
-    type Ip = F;
-
-    fn side(&self) -> u32 {
-        self.0.active.word()
-    }
-
-    fn prefilter(&self) -> Option<&Prefilter> {
-        Some(&self.0.prefilters[self.0.active.index()])
-    }
-
-    fn frontend(&self, ip: F, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(F::FRONTENDS, &ip.frontend_key(port, protocol))
-    }
-
-    fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.0.get(Table::NodePorts, &NodePortKey { port, protocol, ip_version: F::VERSION })
-    }
-
-    fn node_addr_scope(&self, ip: F) -> Option<NodeAddrScope> {
-        self.0.get(Table::NodeAddrs, &ip.node_addr_key())
-    }
-
-    fn backend(&self, position: u32) -> Option<(F::Backend, CounterIndex)> {
-        self.0.get(F::BACKENDS, &position).map(F::backend_of)
-    }
-
-    fn member(&self, set: u32, backend: F::Backend) -> Option<CounterIndex> {
-        self.0.get(F::MEMBERS, &F::member_key(set, backend))
-    }
-
-    /// No client has failures, and all backends have the same share.
-    fn choose(&self, choice: Choice, _: CounterIndex) -> u32 {
-        choice.offset + scale(choice.random, choice.count)
     }
 }
 
