@@ -5,7 +5,7 @@
 
 use std::{convert::Infallible, future::Future, iter::Peekable, pin::Pin, sync::Arc, time::Duration};
 
-use proxy_contract::localv1::{EmptyOp, OpItem, op_item::Op};
+use proxy_contract::localv1::{EmptyOp, Extension, OpItem, op_item::Op};
 use tokio::{
     sync::{
         Semaphore,
@@ -172,7 +172,7 @@ impl<S: ChangeSource> ChangeStream<S> {
                     }
                     continue;
                 }
-                () = sleep(HEARTBEAT_INTERVAL), if extensions.heartbeats => {
+                () = sleep(HEARTBEAT_INTERVAL), if extensions.has(Extension::Heartbeats) => {
                     self.send(Op::Heartbeat(EmptyOp::default())).await?;
                     continue;
                 }

@@ -13,7 +13,7 @@ use model::{
 use prost::Message as _;
 use proxy_contract::{
     digest::{KeptBuckets, position},
-    localv1::{OpItem, Set},
+    localv1::{Extension, OpItem, Set},
 };
 use wire::{
     Extensions,
@@ -83,9 +83,9 @@ impl ClusterDiff {
             (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
             _ => true,
         });
-        let Extensions { service_cidrs, pods, .. } = filter.extensions;
+        let [cidrs, pods] = [Extension::ServiceCidrs, Extension::Pods].map(|it| filter.extensions.has(it));
         let cidr_path = |it: &str| format!("|{it}||");
-        let service_cidrs = differing(service_cidrs, old.service_cidrs(), new.service_cidrs(), cidr_path);
+        let service_cidrs = differing(cidrs, old.service_cidrs(), new.service_cidrs(), cidr_path);
         let pod_path = |it: &str| format!("{}||", it.replace('/', "|"));
         let pods = differing(pods, old.pods(), new.pods(), pod_path);
         Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
@@ -113,7 +113,7 @@ fn service_path(ServiceName { namespace, name }: &ServiceName) -> String {
 
 impl Filter<'_> {
     fn is_sent(&self, service: &Service) -> bool {
-        is_service_sent(service, self.proxy_name, self.extensions.other_proxies)
+        is_service_sent(service, self.proxy_name, self.extensions.has(Extension::OtherProxies))
     }
 
     /// The Service, if the client receives it.
@@ -121,7 +121,7 @@ impl Filter<'_> {
         let service = state.service(name).filter(|it| self.is_sent(it))?;
         let slices = state.slices_of(name).filter(|it| !it.headless);
         let trigger_time = slices.filter_map(|it| it.trigger_time).max();
-        let trigger_time = trigger_time.filter(|_| self.extensions.trigger_times);
+        let trigger_time = trigger_time.filter(|_| self.extensions.has(Extension::TriggerTimes));
         Some(SentService { service: Arc::clone(service), trigger_time })
     }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets},
-    localv1::{OpItem, Set},
+    localv1::{Extension, OpItem, Set},
 };
 use wire::Extensions;
 
@@ -89,8 +89,12 @@ impl Encoded {
 
 /// The extensions that change the message of a Service.
 fn content(extensions: Extensions) -> Extensions {
-    let Extensions { trigger_times, other_serving, forwarding, conflicting_addresses, .. } = extensions;
-    Extensions { trigger_times, other_serving, forwarding, conflicting_addresses, ..Extensions::default() }
+    extensions.negotiate([
+        Extension::TriggerTimes,
+        Extension::OtherServing,
+        Extension::Forwarding,
+        Extension::ConflictingAddresses,
+    ])
 }
 
 /// The position and the digest of each node, in the order of their names, for the nodes that were compared last.
@@ -138,14 +142,14 @@ pub(crate) fn kept(
         }
     };
     let services: Vec<_> = state.services.values().map(service).collect();
-    let nodes = if extensions.nodes { node_digests.of(&state.nodes) } else { Arc::default() };
+    let nodes = if extensions.has(Extension::Nodes) { node_digests.of(&state.nodes) } else { Arc::default() };
     let cidr = |it: &Arc<ServiceCidr>| {
         group(Set::ServiceCidrsSet, &it.name, &wire::service_cidr(it).encode_to_vec())
     };
-    let cidrs = state.service_cidrs.values().filter(|_| extensions.service_cidrs);
+    let cidrs = state.service_cidrs.values().filter(|_| extensions.has(Extension::ServiceCidrs));
     let cidrs: Vec<_> = cidrs.map(cidr).collect();
     let pod = |it: &Arc<Pod>| group(Set::PodsSet, &it.name, &wire::pod(it).encode_to_vec());
-    let pods: Vec<_> = state.pods.values().filter(|_| extensions.pods).map(pod).collect();
+    let pods: Vec<_> = state.pods.values().filter(|_| extensions.has(Extension::Pods)).map(pod).collect();
     let mut buckets = Buckets::new(theirs.len());
     for (position, digest) in services.iter().chain(&*nodes).chain(&cidrs).chain(&pods) {
         buckets.add(*position, *digest);

@@ -3,7 +3,10 @@
 use std::{pin::Pin, sync::Arc};
 
 use model::state::ServiceState;
-use proxy_contract::localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints};
+use proxy_contract::{
+    localnetv1::{NextFilter, NextItem, ServiceEndpoints, endpoints_server::Endpoints},
+    localv1::Extension,
+};
 use publish::{NodeStates, Subscription};
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -51,6 +54,8 @@ impl Endpoints for LongPoll {
 /// Sends the next state; nothing if the client disconnects or the publisher is dropped before.
 async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<Item>) -> Result<(), End> {
     let extensions = Extensions::POLL.negotiate(filter.extensions());
+    let [nodes, service_cidrs, pods] =
+        [Extension::Nodes, Extension::ServiceCidrs, Extension::Pods].map(|it| extensions.has(it));
     let (published, rev) = loop {
         let published = tokio::select! {
             () = sender.closed() => return Ok(()),
@@ -60,7 +65,7 @@ async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<It
             }
         };
         // What the client does not receive is no change for it.
-        let rev = published.rev_for(extensions.nodes, extensions.service_cidrs, extensions.pods);
+        let rev = published.rev_for(nodes, service_cidrs, pods);
         if (published.instance_id, rev) != (filter.instance_id, filter.rev) {
             break (published, rev);
         }
@@ -69,13 +74,13 @@ async fn respond(filter: NextFilter, mut states: Subscription, sender: Sender<It
     let first = NextItem { next: Some(next), extensions: extensions.numbers(), ..NextItem::default() };
     let send = async |item| reserve_with_timeout(sender.reserve()).await.map(|room| room.send(Ok(item)));
     send(first).await?;
-    for it in published.state.service_cidrs.values().filter(|_| extensions.service_cidrs) {
+    for it in published.state.service_cidrs.values().filter(|_| service_cidrs) {
         send(NextItem { service_cidr: Some(wire::service_cidr(it)), ..NextItem::default() }).await?;
     }
-    for it in published.state.pods.values().filter(|_| extensions.pods) {
+    for it in published.state.pods.values().filter(|_| pods) {
         send(NextItem { pod: Some(wire::pod(it)), ..NextItem::default() }).await?;
     }
-    for (name, node) in published.state.nodes.iter().filter(|_| extensions.nodes) {
+    for (name, node) in published.state.nodes.iter().filter(|_| nodes) {
         send(NextItem { node: Some(wire::node(name, node)), ..NextItem::default() }).await?;
     }
     for state in published.state.services.values() {

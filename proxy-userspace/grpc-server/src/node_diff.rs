@@ -7,7 +7,7 @@ use model::{
     state::{Endpoint, EndpointKey, NodeState, Pod, ServiceCidr, ServiceState, Services},
 };
 use prost::{Message as _, bytes::Bytes};
-use proxy_contract::localv1::{OpItem, Set};
+use proxy_contract::localv1::{Extension, OpItem, Set};
 use wire::Extensions;
 
 use super::{
@@ -59,8 +59,8 @@ impl NodeDiff {
         }
         // A thousand watchers that connect at once have one each.
         services.shrink_to_fit();
-        let Extensions { service_cidrs, pods, .. } = extensions;
-        let service_cidrs = differing(service_cidrs, &old.service_cidrs, &new.service_cidrs, str::to_owned);
+        let (cidrs, pods) = (extensions.has(Extension::ServiceCidrs), extensions.has(Extension::Pods));
+        let service_cidrs = differing(cidrs, &old.service_cidrs, &new.service_cidrs, str::to_owned);
         let pods = differing(pods, &old.pods, &new.pods, str::to_owned);
         let (old, new) = (old.services.clone(), new.services.clone());
         ChangeSet::new(Self {
@@ -141,10 +141,10 @@ impl ServiceChange<'_> {
         let is_same = self.old.is_some_and(|old| {
             old.service == new.service
                 && wire::named_targets(old) == wire::named_targets(new)
-                && (!extensions.trigger_times || old.trigger_time == new.trigger_time)
-                && (!extensions.other_serving
+                && (!extensions.has(Extension::TriggerTimes) || old.trigger_time == new.trigger_time)
+                && (!extensions.has(Extension::OtherServing)
                     || old.other_serving == new.other_serving && old.not_serving == new.not_serving)
-                && (!extensions.forwarding || old.forwarded == new.forwarded)
+                && (!extensions.has(Extension::Forwarding) || old.forwarded == new.forwarded)
         });
         (!is_same).then(|| {
             let bytes = match self.shared {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use model::state::NodeState;
 use proxy_contract::{
     digest::Digest,
-    localv1::{EmptyOp, Revision, WatchReq, sets_server::Sets},
+    localv1::{EmptyOp, Extension, Revision, WatchReq, sets_server::Sets},
 };
 use publish::{
     NodeStates, Published, Subscription,
@@ -131,7 +131,7 @@ impl ChangeSource for NodeChangeSource {
             (None, Some((_, rest))) => rest,
             (None, None) => &empty,
         };
-        let node_changes = if self.extensions.nodes {
+        let node_changes = if self.extensions.has(Extension::Nodes) {
             // What is left of a client's own nodes is like no other's.
             let is_shared = is_shared && resumed.is_none();
             self.node_changes.between(&before.nodes, &published.state.nodes, is_shared)
@@ -160,7 +160,7 @@ impl ChangeSource for NodeChangeSource {
     }
 
     fn sync(&self) -> EmptyOp {
-        let sent = self.sent.as_ref().filter(|_| self.extensions.revisions);
+        let sent = self.sent.as_ref().filter(|_| self.extensions.has(Extension::Revisions));
         if let (Some(it), Some(sent)) = (&self.following, &self.sent) {
             it.sent(sent);
         }

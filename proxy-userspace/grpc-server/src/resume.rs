@@ -19,15 +19,15 @@ pub(crate) fn negotiate(
     requested: impl IntoIterator<Item = Extension>,
     have: Option<&Digests>,
 ) -> Extensions {
-    let mut extensions = supported.negotiate(requested);
+    let extensions = supported.negotiate(requested);
     // Unknown digest version: disable resume.
-    extensions.resume &= have.is_none_or(|it| it.parse() != Ok(None));
-    extensions
+    let is_unknown = have.is_some_and(|it| it.parse() == Ok(None));
+    if is_unknown { extensions.without(&[Extension::Resume]) } else { extensions }
 }
 
 /// The digests of a first request, if the stream resumes.
 pub(crate) fn parse(have: Option<Digests>, extensions: Extensions) -> Result<Option<Vec<Digest>>, Status> {
-    let Some(have) = have.filter(|_| extensions.resume) else { return Ok(None) };
+    let Some(have) = have.filter(|_| extensions.has(Extension::Resume)) else { return Ok(None) };
     Ok(have.parse().map_err(Status::invalid_argument)?.map(<[_]>::to_vec))
 }
 

@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, iter, ops::Bound, sync::Arc};
 
 use model::state::{NodeState, ServiceState};
+use proxy_contract::localv1::Extension;
 use serde::Serialize;
 use wire::Extensions;
 
 use crate::publisher::Published;
 
 /// The extensions in the messages of printed states. The trigger time is not part of a state.
-pub const PRINTED_EXTENSIONS: Extensions = Extensions { trigger_times: false, ..Extensions::LOCAL };
+pub const PRINTED_EXTENSIONS: Extensions = Extensions::LOCAL.without(&[Extension::TriggerTimes]);
 
 /// The parts of the JSON of a state, each rendered when it is asked for, and none larger than a Service or an endpoint.
 pub fn json_parts(published: &Published) -> impl Iterator<Item = serde_json::Result<String>> + Send + use<> {

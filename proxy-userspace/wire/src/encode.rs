@@ -9,7 +9,7 @@ use model::{
         TargetPort, TrafficPolicy,
     },
 };
-use proxy_contract::localv1;
+use proxy_contract::localv1::{self, Extension};
 
 use crate::{extensions::Extensions, forwarding, load_balancing};
 
@@ -69,10 +69,10 @@ pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> 
     for (index, number) in named_targets(state) {
         message.ports[index].target_port = number.map_or(0, |it| it.get().into());
     }
-    if extensions.trigger_times {
+    if extensions.has(Extension::TriggerTimes) {
         message.trigger_time = state.trigger_time.map(Timestamp::as_micros);
     }
-    if extensions.other_serving {
+    if extensions.has(Extension::OtherServing) {
         let mut list = |targets: &[PortTarget], of: fn(&mut localv1::PortMapping) -> &mut Vec<String>| {
             for it in targets {
                 if let Some(port) = message.ports.get_mut(usize::from(it.index)) {
@@ -83,10 +83,10 @@ pub fn service_with_extensions(state: &ServiceState, extensions: Extensions) -> 
         list(&state.other_serving, |it| &mut it.other_serving);
         list(&state.not_serving, |it| &mut it.not_serving);
     }
-    if extensions.forwarding {
+    if extensions.has(Extension::Forwarding) {
         forwarding::encode(&state.forwarded, &mut message.ports);
     }
-    if !extensions.conflicting_addresses {
+    if !extensions.has(Extension::ConflictingAddresses) {
         leave_out_conflicting(&mut message);
     }
     message

@@ -2,114 +2,87 @@
 //!
 //! Invariant: a server uses an extension only if the client requested it and the server knows it.
 
+use std::fmt;
+
 use proxy_contract::localv1::Extension;
 
-/// A set of [`Extension`]s.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Extensions {
-    /// The revision of the complete state, with each sync.
-    pub revisions: bool,
-    /// The time of the last change in the cluster that led to the state of a Service.
-    pub trigger_times: bool,
-    /// The nodes of the cluster.
-    pub nodes: bool,
-    /// Targets that serve a port and were not selected for this node.
-    pub other_serving: bool,
-    /// Services of other proxies.
-    pub other_proxies: bool,
-    /// The ranges of cluster IPs.
-    pub service_cidrs: bool,
-    /// The pods whose sockets are excluded.
-    pub pods: bool,
-    /// The ports that are forwarded whole.
-    pub forwarding: bool,
-    /// The addresses that a Service lost to another one, with the ports that lost them.
-    pub conflicting_addresses: bool,
-    /// Objects that the client has are not sent again.
-    pub resume: bool,
-    /// A sign of life when there is nothing else to send.
-    pub heartbeats: bool,
-}
+/// A set of [`Extension`]s: a bit for each, by its number.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Extensions(u32);
 
 impl Extensions {
     /// The extensions of a stream of one node's state.
-    pub const LOCAL: Self = Self {
-        revisions: true,
-        trigger_times: true,
-        nodes: true,
-        other_serving: true,
-        other_proxies: false,
-        service_cidrs: true,
-        pods: true,
-        forwarding: true,
-        conflicting_addresses: true,
-        resume: true,
-        heartbeats: true,
-    };
+    pub const LOCAL: Self = Self::of(&[
+        Extension::Revisions,
+        Extension::TriggerTimes,
+        Extension::Nodes,
+        Extension::OtherServing,
+        Extension::ServiceCidrs,
+        Extension::ConflictingAddresses,
+        Extension::Pods,
+        Extension::Forwarding,
+        Extension::Resume,
+        Extension::Heartbeats,
+    ]);
     /// The extensions of a long poll of one node's state.
-    pub const POLL: Self = Self { resume: false, heartbeats: false, ..Self::LOCAL };
+    pub const POLL: Self = Self::LOCAL.without(&[Extension::Resume, Extension::Heartbeats]);
     /// The extensions of a stream of the cluster state.
-    pub const GLOBAL: Self = Self {
-        revisions: false,
-        trigger_times: true,
-        nodes: false,
-        other_serving: false,
-        other_proxies: true,
-        service_cidrs: true,
-        pods: true,
-        forwarding: false,
-        conflicting_addresses: false,
-        resume: true,
-        heartbeats: true,
-    };
+    pub const GLOBAL: Self = Self::of(&[
+        Extension::TriggerTimes,
+        Extension::OtherProxies,
+        Extension::ServiceCidrs,
+        Extension::Pods,
+        Extension::Resume,
+        Extension::Heartbeats,
+    ]);
+
+    /// The set of these extensions.
+    pub const fn of(extensions: &[Extension]) -> Self {
+        let (mut set, mut index) = (0_u32, 0);
+        while index < extensions.len() {
+            set |= bit(extensions[index]);
+            index += 1;
+        }
+        Self(set)
+    }
+
+    /// The other extensions of this set.
+    #[must_use]
+    pub const fn without(self, extensions: &[Extension]) -> Self {
+        Self(self.0 & !Self::of(extensions).0)
+    }
+
+    /// Whether this set contains an extension.
+    pub const fn has(self, extension: Extension) -> bool {
+        self.0 & bit(extension) != 0
+    }
 
     /// The requested extensions that this set contains.
     #[must_use]
     pub fn negotiate(self, requested: impl IntoIterator<Item = Extension>) -> Self {
-        let mut accepted = Self::default();
-        for it in requested {
-            match it {
-                Extension::UnknownExtension => {}
-                Extension::Revisions => accepted.revisions = self.revisions,
-                Extension::TriggerTimes => accepted.trigger_times = self.trigger_times,
-                Extension::Nodes => accepted.nodes = self.nodes,
-                Extension::OtherServing => accepted.other_serving = self.other_serving,
-                Extension::ServiceCidrs => accepted.service_cidrs = self.service_cidrs,
-                Extension::Pods => accepted.pods = self.pods,
-                Extension::ConflictingAddresses => {
-                    accepted.conflicting_addresses = self.conflicting_addresses;
-                }
-                Extension::Forwarding => accepted.forwarding = self.forwarding,
-                Extension::Resume => accepted.resume = self.resume,
-                Extension::Heartbeats => accepted.heartbeats = self.heartbeats,
-                Extension::OtherProxies => accepted.other_proxies = self.other_proxies,
-            }
-        }
-        accepted
+        Self(self.0 & requested.into_iter().fold(0_u32, |set, it| set | bit(it)))
     }
 
-    /// The extensions of this set.
+    /// The extensions of this set, in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Extension> {
-        let all = [
-            (self.revisions, Extension::Revisions),
-            (self.trigger_times, Extension::TriggerTimes),
-            (self.nodes, Extension::Nodes),
-            (self.other_serving, Extension::OtherServing),
-            (self.other_proxies, Extension::OtherProxies),
-            (self.service_cidrs, Extension::ServiceCidrs),
-            (self.conflicting_addresses, Extension::ConflictingAddresses),
-            (self.pods, Extension::Pods),
-            (self.forwarding, Extension::Forwarding),
-            (self.resume, Extension::Resume),
-            (self.heartbeats, Extension::Heartbeats),
-        ];
-        all.into_iter().filter_map(|(is_in, it)| is_in.then_some(it))
+        let all = (0..u32::BITS as i32).filter_map(|it| Extension::try_from(it).ok());
+        all.filter(move |it| self.has(*it))
     }
 
     /// The extensions of this set, as the numbers of a message.
     pub fn numbers(self) -> Vec<i32> {
         self.iter().map(Into::into).collect()
     }
+}
+
+impl fmt::Debug for Extensions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+const fn bit(extension: Extension) -> u32 {
+    1 << extension as u32
 }
 
 #[cfg(test)]

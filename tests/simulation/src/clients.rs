@@ -119,8 +119,7 @@ impl Client {
 
 impl Kind {
     fn describe(&self) -> String {
-        let with =
-            |what: &str, it: &Extensions| format!("{what} with {:?}", it.iter().collect::<Vec<Extension>>());
+        let with = |what: &str, it: &Extensions| format!("{what} with {it:?}");
         match self {
             Self::Agent(_) => "an agent".to_owned(),
             Self::Kpng => "KPNG's API alone".to_owned(),
@@ -203,7 +202,7 @@ impl Incremental for Callbacks {
 
     async fn sync(&mut self) -> Result<(), Infallible> {
         // There are no callbacks for ServiceCIDRs.
-        let extensions = Extensions { service_cidrs: false, ..self.extensions };
+        let extensions = self.extensions.without(&[Extension::ServiceCidrs]);
         self.world.observe(self.name, view(extensions, self.state.clone()));
         Ok(())
     }

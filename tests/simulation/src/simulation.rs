@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api_server::{Answers, ApiServer, Fault, Resource, Settings, Verb, WatchList};
 use fastrand::{bool, u32, u64, usize};
+use proxy_contract::localv1::Extension;
 use tokio::time::{advance, sleep};
 use wire::Extensions;
 
@@ -78,7 +79,7 @@ impl Simulation {
             let kind = match usize(..6) {
                 0 => Kind::Kpng,
                 1 => Kind::Watch(extensions),
-                2 => Kind::Poll(Extensions { resume: false, heartbeats: false, ..extensions }),
+                2 => Kind::Poll(extensions.without(&[Extension::Resume, Extension::Heartbeats])),
                 3 => Kind::Incremental(extensions),
                 _ => Kind::Agent(Kernel::new(name, is_lossy)),
             };
@@ -230,7 +231,7 @@ fn fault() -> Fault {
 
 /// Any of the extensions that a client may request.
 fn random_extensions() -> Extensions {
-    let all: Vec<_> = Extensions::LOCAL.iter().filter(|_| bool()).collect();
     // The library requests revisions.
-    Extensions { revisions: true, ..Extensions::LOCAL.negotiate(all) }
+    let requested = Extensions::LOCAL.iter().filter(|it| bool() || *it == Extension::Revisions);
+    Extensions::LOCAL.negotiate(requested)
 }

@@ -13,7 +13,10 @@ use model::{
     cluster::{ClusterState, SliceName},
     state::{NodeState, ServiceCidr},
 };
-use proxy_contract::client::{ServiceEndpoints, State};
+use proxy_contract::{
+    client::{ServiceEndpoints, State},
+    localv1::Extension,
+};
 use serde_json::Value;
 use source::kube_types;
 use wire::Extensions;
@@ -216,7 +219,7 @@ impl Truth {
             Observed::View(extensions, state) => {
                 let nodes =
                     expected.iter().map(|(name, it)| (Arc::clone(name), Arc::new(wire::node(name, it))));
-                !extensions.nodes || state.nodes == nodes.collect()
+                !extensions.has(Extension::Nodes) || state.nodes == nodes.collect()
             }
         }
     }
@@ -228,7 +231,7 @@ impl Truth {
             Observed::View(extensions, state) => {
                 let all =
                     expected.values().map(|it| (Arc::clone(&it.name), Arc::new(wire::service_cidr(it))));
-                !extensions.service_cidrs || state.service_cidrs == all.collect()
+                !extensions.has(Extension::ServiceCidrs) || state.service_cidrs == all.collect()
             }
         }
     }
