@@ -11,8 +11,8 @@ impl Brain {
             Object::Service(it) => self.set_service(it),
             Object::EndpointSlice(it) => self.set_slice(it),
             Object::Node(it) => self.set_node(it),
-            Object::ServiceCidr(it) => self.set_service_cidr(it),
-            Object::Pod(it) => self.set_pod(it),
+            Object::ServiceCidr(it) => self.cluster_mut().set_service_cidr(it),
+            Object::Pod(it) => self.cluster_mut().set_pod(it),
         }
     }
 
@@ -22,8 +22,8 @@ impl Brain {
             ObjectName::Service(it) => self.delete_service(it),
             ObjectName::EndpointSlice(it) => self.delete_slice(it),
             ObjectName::Node(it) => self.delete_node(it),
-            ObjectName::ServiceCidr(it) => self.delete_service_cidr(it),
-            ObjectName::Pod(it) => self.delete_pod(it),
+            ObjectName::ServiceCidr(it) => self.cluster_mut().delete_service_cidr(it),
+            ObjectName::Pod(it) => self.cluster_mut().delete_pod(it),
         }
     }
 

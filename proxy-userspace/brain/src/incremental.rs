@@ -15,7 +15,7 @@ use model::{
     Rejections, ServiceName,
     cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName},
     object_map::Edit,
-    state::{NodeInfos, NodeState, Pod, ServiceCidr, ServiceState, Services},
+    state::{NodeInfos, NodeState, ServiceState, Services},
 };
 
 use crate::{
@@ -172,26 +172,6 @@ impl Brain {
         self.cluster_mut().delete_node(name);
     }
 
-    /// Adds a ServiceCIDR, or replaces the one of the same name.
-    pub fn set_service_cidr(&mut self, it: impl Into<Arc<ServiceCidr>>) {
-        self.cluster_mut().set_service_cidr(it);
-    }
-
-    /// Deletes a ServiceCIDR.
-    pub fn delete_service_cidr(&mut self, name: &str) {
-        self.cluster_mut().delete_service_cidr(name);
-    }
-
-    /// Adds a pod, or replaces the one of the same name.
-    pub fn set_pod(&mut self, it: impl Into<Arc<Pod>>) {
-        self.cluster_mut().set_pod(it);
-    }
-
-    /// Deletes a pod.
-    pub fn delete_pod(&mut self, name: &str) {
-        self.cluster_mut().delete_pod(name);
-    }
-
     /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         let before = mem::replace(&mut self.cluster, cluster);
@@ -315,7 +295,8 @@ impl Brain {
         }
     }
 
-    fn cluster_mut(&mut self) -> &mut ClusterState {
+    /// The cluster, to change what is the same in all states: the rest has to be marked, too.
+    pub(super) fn cluster_mut(&mut self) -> &mut ClusterState {
         Arc::make_mut(&mut self.cluster)
     }
 

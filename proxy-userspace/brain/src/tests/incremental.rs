@@ -3,7 +3,7 @@
 
 use model::{
     Timestamp,
-    cluster::Node,
+    cluster::{Node, Object, ObjectName},
     state::{EndpointKey, ExternalForwarding, Pod, ServiceCidr, Services, SocketLb, TrafficPolicy},
 };
 
@@ -239,10 +239,10 @@ fn the_services_of_a_zone_are_dropped_with_its_last_node() {
 #[test]
 fn every_node_has_the_service_cidrs_and_the_pods() {
     let mut brain = brain();
-    let cidr = |range: &str| ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
-    brain.set_service_cidr(cidr("10.96.0.0/16"));
+    let cidr = |range: &str| Arc::new(ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] });
+    brain.set(Object::ServiceCidr(cidr("10.96.0.0/16")));
     assert_eq!(brain.recompute().len(), NODES.len());
-    brain.set_service_cidr(cidr("10.96.0.0/16"));
+    brain.set(Object::ServiceCidr(cidr("10.96.0.0/16")));
     assert_eq!(brain.recompute().len(), 0);
     let mut cluster = (**brain.cluster_state()).clone();
     assert_eq!(cluster.services().len(), 2);
@@ -255,7 +255,8 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
         assert_eq!(brain.state(node).unwrap().service_cidrs["c"].cidrs, cidr("10.97.0.0/16").cidrs);
         assert_eq!(brain.state(node), Some(&crate::node_state(&cluster, node, &Options::default())));
     }
-    brain.set_pod(Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off });
+    let pod = Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off };
+    brain.set(Object::Pod(pod.into()));
     assert_eq!(brain.recompute().len(), NODES.len() + 1);
     assert_eq!(brain.recompute().len(), 0);
     brain.start_serving("n5");
@@ -264,10 +265,10 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
         assert_eq!(brain.state(node).unwrap().pods["ns/p"].socket_lb, SocketLb::Off);
     }
     brain.stop_serving("n5");
-    brain.delete_pod("ns/p");
+    brain.delete(&ObjectName::Pod("ns/p".into()));
     assert_eq!(brain.recompute().len(), NODES.len() + 1);
     assert!(brain.state("n1").unwrap().pods.is_empty());
-    brain.delete_service_cidr("c");
+    brain.delete(&ObjectName::ServiceCidr("c".into()));
     assert_eq!(brain.recompute().len(), NODES.len() + 1);
     assert!(brain.state("n1").unwrap().service_cidrs.is_empty());
 }
