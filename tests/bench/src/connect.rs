@@ -6,12 +6,15 @@ use std::{
     io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use build_tools::{build, command::status};
+use build_tools::{
+    build,
+    command::{KilledOnDrop, status},
+};
 use fastrand::Rng;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use socket2::{Domain, Socket, Type};
@@ -171,7 +174,7 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         anyhow::Ok((mean - idle).max(0.0))
     };
     let traced = |arguments: &[&str]| {
-        let _trace = RunningTrace::start(binary, &node, arguments)?;
+        let _trace = start_trace(binary, &node, arguments)?;
         run_time("connect4", &mut || address(0))
     };
     let datagram = time_datagrams(direct)?;
@@ -203,30 +206,17 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
     })
 }
 
-/// A trace whose lines are not kept, until it is dropped.
-struct RunningTrace(Child);
-
-impl RunningTrace {
-    /// Starts it, and waits until the programs are attached.
-    fn start(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<Self> {
-        let mut command = Command::new(binary);
-        command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-        let mut trace = Self(child);
-        // Behind the first lines of the log.
-        let mut lines = BufReader::new(trace.0.stderr.take().context("a pipe")?).lines();
-        let begins = lines.by_ref().map_while(Result::ok).any(|it| it.starts_with("tracing"));
-        ensure!(begins, "the trace does not begin");
-        Ok(trace)
-    }
-}
-
-impl Drop for RunningTrace {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a trace whose lines are not kept, and waits until the programs are attached.
+fn start_trace(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<KilledOnDrop> {
+    let mut command = Command::new(binary);
+    command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut trace = KilledOnDrop(child);
+    // Behind the first lines of the log.
+    let mut lines = BufReader::new(trace.0.stderr.take().context("a pipe")?).lines();
+    let begins = lines.by_ref().map_while(Result::ok).any(|it| it.starts_with("tracing"));
+    ensure!(begins, "the trace does not begin");
+    Ok(trace)
 }
 
 /// The median of what a datagram of a new socket takes longer to a Service than to an endpoint, in nanoseconds.

@@ -2,9 +2,10 @@
 
 use std::{
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
+use build_tools::command::KilledOnDrop;
 use tests::{Build, TIMEOUT, eventually};
 
 const MANIFESTS: &str = "
@@ -27,32 +28,21 @@ items:
   - {addresses: [10.1.0.2], nodeName: n2, hints: {forZones: [{name: b}]}}
 ";
 
-/// A process that is killed when dropped.
-struct Brain(Child);
-
-impl Drop for Brain {
-    fn drop(&mut self) {
-        // Both fail if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(Build::Product.binary());
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     command
 }
 
-fn brain(source: &str, socket: &Path) -> Brain {
+fn brain(source: &str, socket: &Path) -> KilledOnDrop {
     brain_with(source, socket, &[])
 }
 
-fn brain_with(source: &str, socket: &Path, flags: &[&str]) -> Brain {
+fn brain_with(source: &str, socket: &Path, flags: &[&str]) -> KilledOnDrop {
     let listen = format!("unix://{}", socket.display());
     let arguments =
         ["brain", "--source", source, "--node-name", "n1", "--serve-any-node", "--listen", &listen];
-    Brain(command(&arguments).args(flags).stdout(Stdio::null()).spawn().expect("the binary starts"))
+    KilledOnDrop(command(&arguments).args(flags).stdout(Stdio::null()).spawn().expect("the binary starts"))
 }
 
 /// What `print --once` prints for a node, without the revision.

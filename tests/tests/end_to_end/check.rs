@@ -5,9 +5,10 @@ use std::{
     net::TcpListener,
     os::unix::fs::{PermissionsExt as _, chown},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
+use build_tools::command::KilledOnDrop;
 use tests::{
     Build, TIMEOUT, TestNode, Transport,
     agent::{Output, STATUS_SOCKET, run, status_socket},
@@ -81,13 +82,6 @@ fn start(node: &mut TestNode) {
 #[track_caller]
 fn status(node: &TestNode, arguments: &[&str]) -> String {
     run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup()).args(arguments)).success()
-}
-
-/// Kills a command and waits for its end.
-fn kill(mut child: Child) {
-    // It fails if the command has ended already.
-    let _ = child.kill();
-    child.wait().unwrap();
 }
 
 #[track_caller]
@@ -170,7 +164,7 @@ fn foreign_programs_are_reported() {
         })
     });
     let report = check(&node);
-    kill(other);
+    drop(KilledOnDrop(other));
     let _ = run(product().args(["cleanup", "--pin-dir", &pins])).success();
     logged.unwrap();
     node.wait_until_logged(&["is no longer attached to our hooks"]);
@@ -412,7 +406,7 @@ fn status_watch_shows_changes() {
     node.write(&[web4([2])]);
     let after = eventually(TIMEOUT, || shows("10.244.1.2:8080") && shows("generation 2 active"));
     let is_running = watch.try_wait().unwrap().is_none();
-    kill(watch);
+    drop(KilledOnDrop(watch));
     assert!(before && after, "{}", fs::read_to_string(&shown).unwrap());
     assert!(is_running, "it watches until it is ended");
 }

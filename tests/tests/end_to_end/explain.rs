@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use build_tools::command::KilledOnDrop;
 use grpc_server::{Listener, ServedData};
 use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
 use tests::{
@@ -136,7 +137,7 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
         "10.244.1.3:8080  yes   ready; ejected for 1 client: 3 refusals ",
     ];
     assert_contains(&of_pod(&node), &expect);
-    let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());
+    let _process = KilledOnDrop(pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap()));
     let text = of_pod(&node);
     assert!(text.contains("10.244.1.3:8080  yes   ready  ") && !text.contains("ejected"), "{text}");
 
@@ -152,8 +153,6 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
         &["selection  at random; a client keeps it for 3600 s (sessionAffinity ClientIP)"],
     );
     assert!(!of_pod(&node).contains(kept));
-    process.kill().unwrap();
-    process.wait().unwrap();
 }
 
 #[test]

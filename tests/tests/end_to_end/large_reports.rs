@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use build_tools::command::KilledOnDrop;
 use tests::{Build, TIMEOUT, TestNode, agent::status_socket, eventually, http::METRICS_PORT, repetitions};
 
 /// How many endpoints each Service has.
@@ -68,14 +69,10 @@ fn read(child: &mut Child) -> (usize, u64) {
 
 /// The most memory of a process of this program that does nothing, without the pages of its binary.
 fn idle_peak() -> u64 {
-    let mut child = spawn(Command::new(Build::Product.binary()).arg("wait"));
-    let own = || memory_kb(child.id(), "RssAnon").filter(|it| *it > 0);
+    let child = KilledOnDrop(spawn(Command::new(Build::Product.binary()).arg("wait")));
     // It has started.
     std::thread::sleep(tests::scaled(Duration::from_millis(500)));
-    let idle = own().unwrap_or_default();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    idle
+    memory_kb(child.0.id(), "RssAnon").unwrap_or_default()
 }
 
 fn spawn(command: &mut Command) -> Child {

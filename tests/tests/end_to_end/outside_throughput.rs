@@ -4,10 +4,10 @@ use std::{
     fs::{self, File},
     io::Read as _,
     net::IpAddr,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
-use build_tools::programs::find;
+use build_tools::{command::KilledOnDrop, programs::find};
 use serde_json::Value;
 use tests::{
     NetNs, TIMEOUT, agent, eventually,
@@ -21,28 +21,16 @@ const PORT: u16 = 5_201;
 /// The payload that fits into 1,500 bytes with the wrapping, in each family.
 const DATAGRAMS: [usize; 2] = [1_500 - 44 - 20 - 8, 1_500 - 76 - 40 - 8];
 
-/// A server, until it is dropped.
-struct Server(Child);
-
-impl Server {
-    fn start(node: &IngressNode, address: IpAddr) -> Self {
-        let log = node.sandbox.files().join(format!("iperf3-{}.log", address.is_ipv6()));
-        let mut command = Command::new("iperf3");
-        command.args(["--server", "--forceflush", "--bind", &address.to_string()]);
-        command.stdin(Stdio::null()).stdout(File::create(&log).unwrap());
-        let server = Self(node.pods.run(|| command.spawn()).unwrap());
-        let listens = || fs::read_to_string(&log).is_ok_and(|it| it.contains("listening"));
-        assert!(eventually(TIMEOUT, listens), "iperf3 does not listen at {address}");
-        server
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a server.
+fn start_server(node: &IngressNode, address: IpAddr) -> KilledOnDrop {
+    let log = node.sandbox.files().join(format!("iperf3-{}.log", address.is_ipv6()));
+    let mut command = Command::new("iperf3");
+    command.args(["--server", "--forceflush", "--bind", &address.to_string()]);
+    command.stdin(Stdio::null()).stdout(File::create(&log).unwrap());
+    let server = KilledOnDrop(node.pods.run(|| command.spawn()).unwrap());
+    let listens = || fs::read_to_string(&log).is_ok_and(|it| it.contains("listening"));
+    assert!(eventually(TIMEOUT, listens), "iperf3 does not listen at {address}");
+    server
 }
 
 /// What a client has measured.
@@ -80,7 +68,7 @@ fn large_segments_stay_whole_and_full_datagrams_pass() {
     cluster.set_next_hops(NETWORKS, &[1]);
     let (server, client) = (&cluster.nodes[0], &cluster.clients[0]);
     for ((frontend, address), datagram) in frontends().iter().zip(server.pod_addresses()).zip(DATAGRAMS) {
-        let _server = Server::start(server, address);
+        let _server = start_server(server, address);
         let before = arrived(server);
         let tcp = send(client, frontend.ip(), &["--bytes", "100M"]);
         let after = arrived(server);

@@ -4,11 +4,12 @@
 use std::{
     io::{ErrorKind, Read as _},
     net::{IpAddr, SocketAddr, UdpSocket},
-    process::{Child, Command},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
+use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
     Build, EchoServer, NetNs, TIMEOUT, TestNode, Transport, agent,
@@ -129,17 +130,6 @@ fn connected_udp_is_terminated_if_its_endpoint_was_removed_without_a_proxy() {
     check(&mut flows);
 }
 
-/// An idle process in a network namespace.
-struct Pod(Child);
-
-impl Drop for Pod {
-    fn drop(&mut self) {
-        // Both fail if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn sockets_of_pods_are_terminated_with_cap_sys_admin() {
     let Some(mut node) = node_or_skip() else { return };
@@ -150,7 +140,7 @@ fn sockets_of_pods_are_terminated_with_cap_sys_admin() {
     let namespace = NetNs::with_local_endpoints().unwrap();
     let [frontend, ..] = web_frontends();
     let inside = namespace.enter().unwrap();
-    let _pod = Pod(Command::new("sleep").arg("600").spawn().unwrap());
+    let _pod = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
     let _servers = [1, 2]
         .map(|n| EchoServer::start(&format!("web-{n}"), SocketAddr::new(endpoint(n)[0], 8080)).unwrap());
     let mut flows: Vec<_> = [frontend; 24].map(Flow::new).into();

@@ -7,12 +7,13 @@ use std::{
     io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
-    process::{self, Child, Command, Stdio},
+    process::{self, Command, Stdio},
     thread,
     time::Duration,
 };
 
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
+use build_tools::command::KilledOnDrop;
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     libc::linger,
@@ -371,11 +372,11 @@ fn the_products_programs_return_however_the_trace_ends() {
 
 /// A trace with these streams, once it reports.
 #[track_caller]
-fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> Child {
+fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> KilledOnDrop {
     let mut command = trace(node);
-    let mut child = command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = KilledOnDrop(command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap());
     let mut first = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut first).unwrap();
     assert_eq!(first, "tracing\n");
     child
 }
@@ -383,20 +384,19 @@ fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> Child {
 #[test]
 fn a_trace_ends_when_nobody_reads_it() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
-    let ends = |mut child: Child, way: &str| {
-        let has_ended = eventually(TIMEOUT, || child.try_wait().unwrap().is_some());
-        child.kill().unwrap();
-        child.wait().unwrap();
+    let ends = |mut child: KilledOnDrop, way: &str| {
+        let has_ended = eventually(TIMEOUT, || child.0.try_wait().unwrap().is_some());
+        drop(child);
         assert!(has_ended, "{way}");
         assert!(eventually(TIMEOUT, || are_products(&node)), "{way}");
     };
     let mut child = start_with(&node, Stdio::null(), Stdio::piped());
-    drop(child.stdout.take());
+    drop(child.0.stdout.take());
     ends(child, "the output is closed");
 
     // As the runtime of a container does when the connection of `kubectl exec --stdin` is lost: it goes on reading.
     let mut child = start_with(&node, Stdio::piped(), Stdio::piped());
-    drop(child.stdin.take());
+    drop(child.0.stdin.take());
     ends(child, "the input ends");
 
     let pty = openpty(None, None).unwrap();
@@ -412,7 +412,7 @@ fn a_trace_ends_when_nobody_reads_it() {
     for _ in 0..1_000 {
         drop(EchoConnection::connect(web4_address()).unwrap());
     }
-    drop(child.stdin.take());
+    drop(child.0.stdin.take());
     ends(child, "the input ends while the output is full");
     drop(reader);
 
@@ -442,15 +442,13 @@ fn a_trace_takes_the_place_of_one_that_runs_on_request() {
 
     // One whose reader has stopped reading.
     let (_reader, writer) = io::pipe().unwrap();
-    let mut stopped = start_with(&node, Stdio::null(), writer.into());
+    let _stopped = start_with(&node, Stdio::null(), writer.into());
     for _ in 0..3_000 {
         drop(EchoConnection::connect(web4_address()).unwrap());
     }
     let trace = start(&node, &["--replace"]);
     drop(EchoConnection::connect(web4_address()).unwrap());
     assert_eq!(trace.next()["verdict"], "redirected");
-    stopped.kill().unwrap();
-    stopped.wait().unwrap();
 }
 
 #[test]
@@ -562,15 +560,13 @@ fn the_connections_of_a_pod_are_traced_by_its_name() {
     pod.add_address(client).unwrap();
     let error = refused(&node, &["--pod", "default/client"]);
     assert!(error.contains("no network namespace on this node has an address of the pod"), "{error}");
-    let mut process = pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap());
+    let _process = KilledOnDrop(pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap()));
     let trace = start(&node, &["--pod", "default/client"]);
     drop(EchoConnection::connect(web4_address()).unwrap());
     // Nothing listens in the pod's network namespace.
     pod.run(|| TcpStream::connect((OTHER4, 80)).unwrap_err());
     let line = trace.next();
     assert_eq!(line["destination"], "10.96.0.20:80", "{line}");
-    process.kill().unwrap();
-    process.wait().unwrap();
     let error = refused(&node, &["--pod", "default/none"]);
     assert!(error.contains("no endpoint is of a pod default/none"), "{error}");
 }

@@ -4,10 +4,11 @@ use std::{
     fs,
     io::{self, Write as _},
     net::SocketAddr,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use aya::maps::Array;
+use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
     AgentCommand, Build, TIMEOUT, TestCluster, Transport,
@@ -134,17 +135,6 @@ fn the_socket_path_works_without_netfilter_and_reports_it() {
     assert!(agent.log().contains("load the module nf_tables"), "{}", agent.log());
 }
 
-/// A process that is killed when dropped.
-struct KilledOnDrop(Child);
-
-impl Drop for KilledOnDrop {
-    fn drop(&mut self) {
-        // Both fail if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn the_socket_path_becomes_active_while_the_packet_path_fails() {
     if !nft_or_skip() {
@@ -156,7 +146,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
     let Some(cluster) = TestCluster::or_skip() else { return };
     let web = external("web", 1);
     cluster.write(&[web.clone().endpoint("p1", &P1)]);
-    let mut owner = KilledOnDrop(own_table(&cluster, ""));
+    let mut owner = own_table(&cluster, "");
     assert!(eventually(TIMEOUT, || nft(&cluster, &["list", "tables"]).contains("kube-proxy-ebpf")));
     let mut agent = cluster.start(&cluster.command("ebpf"));
     agent.wait_until_logged(TIMEOUT, "only the socket path is up to date").unwrap();
@@ -180,7 +170,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
         return;
     }
     // The same if another process takes the table later.
-    let mut thief = KilledOnDrop(own_table(&cluster, "delete table ip kube-proxy-ebpf; "));
+    let mut thief = own_table(&cluster, "delete table ip kube-proxy-ebpf; ");
     assert!(becomes(503), "{}", agent.log());
     assert_eq!(health(&cluster, ["/livez", "/readyz"]), [200, 200]);
     thief.0.kill().unwrap();
@@ -228,11 +218,11 @@ fn sockets_follow_every_state_while_nftables_is_busy() {
 }
 
 /// Runs commands and then makes our table with an owner: no other process can change it while that process lives.
-fn own_table(cluster: &TestCluster, first: &str) -> Child {
+fn own_table(cluster: &TestCluster, first: &str) -> KilledOnDrop {
     let mut owner = cluster.n1.run(|| Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap());
     let table = format!("{first}add table ip kube-proxy-ebpf {{ flags owner; }}\n");
     owner.stdin.as_mut().unwrap().write_all(table.as_bytes()).unwrap();
-    owner
+    KilledOnDrop(owner)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, process::Command, process::Stdio};
 
 use api_server::{ApiServer, Settings, WatchList};
-use build_tools::command::workspace;
+use build_tools::command::{KilledOnDrop, workspace};
 use rustix::thread::CapabilitySet;
 use serde_json::Value;
 use tests::{Build, TIMEOUT, deploy, deploy::Renderer, eventually};
@@ -189,22 +189,17 @@ fn the_role_allows_exactly_the_requests_that_are_made() {
         let server = ApiServer::start(Settings { watch_list, ..Settings::default() }).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = server.kubeconfig(folder.path()).unwrap();
-        let mut brain = Command::new(Build::Product.binary())
-            .args(["brain", "--source=kube", "--node-name=n1"])
-            .arg(format!("--listen=unix://{}/socket", folder.path().display()))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut brain = Command::new(Build::Product.binary());
+        brain.args(["brain", "--source=kube", "--node-name=n1"]);
+        brain.arg(format!("--listen=unix://{}/socket", folder.path().display()));
+        brain.arg("--kubeconfig").arg(kubeconfig).stderr(Stdio::null());
+        let _brain = KilledOnDrop(brain.spawn().unwrap());
         let mut now = BTreeSet::new();
         let all = eventually(TIMEOUT, || {
             now.extend(server.requests().iter().map(|it| rbac_terms(it)));
             let verb = if watch_list == WatchList::Supported { "watch" } else { "list" };
             allowed.iter().filter(|it| it[0] == verb).all(|it| now.contains(it))
         });
-        brain.kill().unwrap();
-        brain.wait().unwrap();
         assert!(all, "the requests: {now:?}");
         seen.extend(now);
     }
