@@ -155,6 +155,17 @@ impl ConnectLoad {
         std::mem::take(&mut *self.shared.samples.lock())
     }
 
+    /// Stops, and checks that none has failed of more than so many connects.
+    #[track_caller]
+    pub fn stop_without_failure(self, more_than: usize) -> LoadReport {
+        let report = LoadReport::of(&self.stop());
+        let LoadReport { connects, failed, errors, p50, p99, .. } = &report;
+        eprintln!("{connects} connects, {failed} failed, p50 {p50:?}, p99 {p99:?}");
+        assert_eq!(*failed, 0, "{errors:?}");
+        assert!(*connects > more_than, "{connects} connects");
+        report
+    }
+
     fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

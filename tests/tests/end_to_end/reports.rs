@@ -16,7 +16,6 @@ use tests::{
     http::{
         self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe,
     },
-    load::LoadReport,
     manifest::Service,
     request, scaled,
     test_node::NODE,
@@ -196,9 +195,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
     node.wait_until_active(&services);
     node.wait_until(|node| !status(node).contains("pending"));
-    let report = LoadReport::of(&load.stop());
-    assert_eq!(report.failed, 0, "{:?}", report.errors);
-    assert!(report.connects > 10);
+    load.stop_without_failure(10);
 }
 
 #[test]

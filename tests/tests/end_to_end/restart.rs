@@ -16,7 +16,6 @@ use tests::{
     fixtures::{WEB, WEB4, web, web4},
     is_slow_machine,
     kernel_objects::ObjectKind::{Link, Map, Program},
-    load::LoadReport,
     manifest::Service,
     repetitions, scaled,
     test_node::expected_dump,
@@ -242,10 +241,7 @@ fn restart_keeps_connections() {
     connections.check("at the end");
 
     for load in loads {
-        let LoadReport { connects, failed, errors, p50, p99, .. } = LoadReport::of(&load.stop());
-        eprintln!("{connects} connects, {failed} failed, p50 {p50:?}, p99 {p99:?}");
-        assert_eq!(failed, 0, "{errors:?}");
-        assert!(connects > 100);
+        load.stop_without_failure(100);
     }
     let same_pins = eventually(TIMEOUT, || node.pins() == pins);
     assert!(same_pins, "a pin is left over, or is missing: {:#?} now, {pins:#?} before", node.pins());

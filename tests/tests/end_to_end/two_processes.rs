@@ -13,7 +13,6 @@ use tests::{
     eventually,
     fixtures::{WEB4, endpoint, web4},
     http,
-    load::LoadReport,
     manifest::{self, Service},
     scaled,
     test_node::{NODE, expected_dump},
@@ -112,9 +111,7 @@ fn two_processes_behave_as_one() {
     let mut agent = start_agent(&node);
     wait_until_active(&node, &mut agent, &[2, 3]);
     connection.ping().unwrap();
-    let report = LoadReport::of(&load.stop());
-    assert_eq!(report.failed, 0, "{:?}", report.errors);
-    assert!(report.connects > 100);
+    load.stop_without_failure(100);
 
     assert!(agent.terminate().unwrap().success());
     assert!(brain.terminate().unwrap().success());

@@ -13,7 +13,6 @@ use tests::{
     agent::run,
     client::{receive, udp_socket},
     fixtures::{WEB, WEB4, web, web4},
-    load::LoadReport,
     manifest::Service,
     request, scaled,
     test_node::expected_dump,
@@ -121,10 +120,7 @@ fn upgrade_keeps_sockets() {
     check(&mut connections, "at the end");
 
     for load in loads {
-        let report = LoadReport::of(&load.stop());
-        eprintln!("{} connects, {} failed", report.connects, report.failed);
-        assert_eq!(report.failed, 0, "{:?}", report.errors);
-        assert!(report.connects > 100);
+        load.stop_without_failure(100);
     }
 }
 
@@ -165,10 +161,7 @@ fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
     node.wait_until(|_| request(Transport::Tcp, addresses[0]).is_ok_and(|it| it == "web-5"));
     check(&mut connections, "after a change");
     for load in loads {
-        let report = LoadReport::of(&load.stop());
-        eprintln!("{} connects, {} failed", report.connects, report.failed);
-        assert_eq!(report.failed, 0, "{:?}", report.errors);
-        assert!(report.connects > 100);
+        load.stop_without_failure(100);
     }
 }
 
