@@ -59,6 +59,16 @@ fn rendered() -> Option<Vec<(&'static str, Vec<Value>)>> {
     Some(SERVING.into_iter().chain(TOOLS).map(|it| (it, renderer.render(it).unwrap())).collect())
 }
 
+/// The objects of a kustomization that adds components to a folder, `deploy` or one in it.
+pub(crate) fn with_components(renderer: &Renderer, resource: &str, components: &[&str]) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    symlink(deploy::folder(), folder.path().join("deploy")).unwrap();
+    let components: Vec<_> = components.iter().map(|it| format!("deploy/components/{it}")).collect();
+    let text = format!("resources: [{resource}]\ncomponents: [{}]\n", components.join(", "));
+    fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    renderer.render(folder.path()).unwrap()
+}
+
 fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     let mut found = objects.iter().filter(|it| it["kind"] == kind);
     let one = found.next().unwrap_or_else(|| panic!("there is no {kind}"));
@@ -189,10 +199,6 @@ fn the_pod_that_cleans_up_runs_until_it_is_ended() {
 #[test]
 fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let top = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
-    let mine = top.path().join("mine");
-    fs::create_dir(&mine).unwrap();
     for (overlay, metrics) in [
         ("deploy", "metrics"),
         ("deploy/overlays/kubeadm", "metrics"),
@@ -201,12 +207,7 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
         ("deploy/overlays/kubeadm-split", "metrics-split"),
         ("deploy/overlays/kubeadm-central", "metrics-central"),
     ] {
-        let text = format!(
-            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
-             components: [../deploy/components/{metrics}, ../deploy/components/kube-prometheus]\n"
-        );
-        fs::write(mine.join("kustomization.yaml"), text).unwrap();
-        let objects = renderer.render(&mine).unwrap();
+        let objects = with_components(&renderer, overlay, &[metrics, "kube-prometheus"]);
         let spec = &one(&objects, "DaemonSet")["spec"];
         assert_eq!(spec["template"]["metadata"]["labels"]["k8s-app"], "kube-proxy", "{overlay}");
         assert!(spec["selector"]["matchLabels"].get("k8s-app").is_none(), "{overlay}");
@@ -224,22 +225,13 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
 #[test]
 fn with_the_component_for_annotations_of_pods_they_are_honored_and_may_be_read() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let top = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
-    let mine = top.path().join("mine");
-    fs::create_dir(&mine).unwrap();
     for (overlay, component) in [
         ("deploy", "pod-annotations"),
         ("deploy/overlays/kubeadm", "pod-annotations"),
         ("deploy/overlays/split", "pod-annotations-split"),
         ("deploy/overlays/central", "pod-annotations-central"),
     ] {
-        let text = format!(
-            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
-             components: [../deploy/components/{component}]\n"
-        );
-        fs::write(mine.join("kustomization.yaml"), text).unwrap();
-        let objects = renderer.render(&mine).unwrap();
+        let objects = with_components(&renderer, overlay, &[component]);
         for it in all_containers(&objects).into_iter().filter(|it| !is_initializing(it)) {
             let settings = settings(it);
             assert_eq!(

@@ -1,12 +1,12 @@
 //! The brains beside the agents, and the overlays of kubeadm.
 
-use std::{fs, os::unix::fs::symlink};
+use std::fs;
 
 use build_tools::command::workspace;
 use serde_json::Value;
-use tests::{deploy, deploy::Renderer};
+use tests::deploy::Renderer;
 
-use super::{CENTRAL, TOOLS, all_containers, containers, one, pod, pods, rendered, strings};
+use super::{CENTRAL, TOOLS, all_containers, containers, one, pod, pods, rendered, strings, with_components};
 
 #[test]
 fn the_brains_start_without_a_service_and_leave_a_drained_node() {
@@ -44,11 +44,7 @@ fn the_brains_start_without_a_service_and_leave_a_drained_node() {
 #[test]
 fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let top = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
-    let text = "resources: [deploy/overlays/central]\ncomponents: [deploy/components/cert-manager]\n";
-    fs::write(top.path().join("kustomization.yaml"), text).unwrap();
-    let objects = renderer.render(top.path()).unwrap();
+    let objects = with_components(&renderer, "deploy/overlays/central", &["cert-manager"]);
     let page = fs::read_to_string(workspace().join("docs/install.md")).unwrap();
     for (kind, own, trusted) in
         [("Deployment", "kube-proxy-ebpf-brain", "--tls-allow="), ("DaemonSet", "kube-proxy-ebpf-agent", "")]
@@ -139,14 +135,8 @@ fn brains_of_kubeadm_overlays_have_the_arguments_of_the_others() {
 #[test]
 fn a_cleanup_waits_for_kube_proxy_unless_none_follows() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let top = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
-    for (components, flag) in
-        [("[]", "--wait-for-kube-proxy"), ("[deploy/components/without-kube-proxy]", "--force")]
-    {
-        let text = format!("resources: [deploy/cleanup]\ncomponents: {components}\n");
-        fs::write(top.path().join("kustomization.yaml"), text).unwrap();
-        let objects = renderer.render(top.path()).unwrap();
+    for (components, flag) in [(&[][..], "--wait-for-kube-proxy"), (&["without-kube-proxy"], "--force")] {
+        let objects = with_components(&renderer, "deploy/cleanup", components);
         let pod = pod(&objects);
         assert_eq!(strings(&pod["initContainers"][0]["args"]), ["cleanup", flag]);
     }

@@ -1,25 +1,16 @@
 //! The component and the examples for traffic from outside.
 
-use std::{fs, os::unix::fs::symlink};
+use std::fs;
 
 use tests::deploy::{self, Renderer};
 
-use super::{configuration::settings, containers, is_initializing, one, pod, strings};
+use super::{configuration::settings, containers, is_initializing, one, pod, strings, with_components};
 
 #[test]
 fn with_the_component_for_traffic_from_outside_it_is_forwarded_to_nodes_that_are_known() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    let top = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), top.path().join("deploy")).unwrap();
-    let mine = top.path().join("mine");
-    fs::create_dir(&mine).unwrap();
     for overlay in ["deploy", "deploy/overlays/kubeadm"] {
-        let text = format!(
-            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{overlay}]\n\
-             components: [../deploy/components/outside]\n"
-        );
-        fs::write(mine.join("kustomization.yaml"), text).unwrap();
-        let objects = renderer.render(&mine).unwrap();
+        let objects = with_components(&renderer, overlay, &["outside"]);
         let all = containers(pod(&objects));
         let [proxy] = &all.iter().filter(|it| !is_initializing(it)).collect::<Vec<_>>()[..] else {
             panic!("{overlay}: one container serves")

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::unix::fs::symlink,
     process::Command,
 };
 
@@ -21,6 +20,8 @@ use tests::{
     skip,
     test_node::NODE,
 };
+
+use crate::deploy::with_components;
 
 const UNIT_TESTS: &str = include_str!("alerts.yaml");
 const DASHBOARD: &str = include_str!("../../../../deploy/observability/dashboard.json");
@@ -193,11 +194,11 @@ fn the_pod_monitors_find_the_pods_and_their_ports() {
     };
     let own = monitor("kube-proxy-ebpf");
     let brain = monitor("kube-proxy-ebpf-brain");
-    check_monitor(&renderer, ("../deploy", "metrics"), own, "proxy", "kube-proxy-ebpf");
-    let split = ("../deploy/overlays/split", "metrics-split");
+    check_monitor(&renderer, ("deploy", "metrics"), own, "proxy", "kube-proxy-ebpf");
+    let split = ("deploy/overlays/split", "metrics-split");
     check_monitor(&renderer, split, own, "agent", "kube-proxy-ebpf");
     check_monitor(&renderer, split, brain, "brain", "kube-proxy-ebpf-brain");
-    let central = ("../deploy/overlays/central", "metrics-central");
+    let central = ("deploy/overlays/central", "metrics-central");
     check_monitor(&renderer, central, own, "agent", "kube-proxy-ebpf");
     check_monitor(&renderer, central, brain, "brain", "kube-proxy-ebpf-brain");
 }
@@ -206,21 +207,12 @@ fn the_pod_monitors_find_the_pods_and_their_ports() {
 #[track_caller]
 fn check_monitor(
     renderer: &Renderer,
-    (resources, component): (&str, &str),
+    (resource, component): (&str, &str),
     monitor: &Value,
     container: &str,
     job: &str,
 ) {
-    let folder = tempfile::tempdir().unwrap();
-    symlink(deploy::folder(), folder.path().join("deploy")).unwrap();
-    let mine = folder.path().join("mine");
-    fs::create_dir(&mine).unwrap();
-    let text = format!(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{resources}]\n\
-         components: [../deploy/components/{component}]\n"
-    );
-    fs::write(mine.join("kustomization.yaml"), text).unwrap();
-    let objects = renderer.render(&mine).unwrap();
+    let objects = with_components(renderer, resource, &[component]);
     let templates = objects.iter().map(|it| &it["spec"]["template"]);
     let has_it = |pods: &Value| {
         pods["spec"]["containers"].as_array()?.iter().find(|it| it["name"] == container).cloned()
