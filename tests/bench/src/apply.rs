@@ -180,7 +180,7 @@ impl BenchProxy {
 }
 
 /// Without the ports for probes, health and metrics, so that several proxies can run.
-fn without_ports(command: AgentCommand) -> AgentCommand {
+pub(crate) fn without_ports(command: AgentCommand) -> AgentCommand {
     command.args(["--metrics-bind-address=0", "--healthz-bind-address=0", "--probe-bind-address=0"])
 }
 

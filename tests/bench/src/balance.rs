@@ -3,7 +3,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -12,12 +12,16 @@ use std::{
 use anyhow::{Result, anyhow};
 use build_tools::{build, command::status};
 use socket2::SockRef;
-use tests::{Sandbox, TestNode, agent::AgentCommand, manifest::Service, test_node::NODE};
+use tests::{
+    Sandbox, TestNode,
+    agent::AgentCommand,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    test_node::NODE,
+};
 
 use crate::figures::Figures;
 
-const PORT: u16 = 8080;
-const FRONTEND: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 const CLIENTS: usize = 24;
 /// How long each endpoint works for a connection, one at a time.
 const WORK: [Duration; 3] = [Duration::from_millis(2), Duration::from_millis(2), Duration::from_millis(20)];
@@ -54,7 +58,7 @@ pub(crate) fn bench() -> Result<Figures> {
 /// How long each connection took, from the connect to the end.
 fn load(binary: &Path, algorithm: &'static str) -> Result<Vec<Duration>> {
     let mut node = TestNode::enter(Sandbox::new("bench")?)?;
-    let service = service(3).annotation("kube-proxy-ebpf.io/load-balancing", algorithm);
+    let service = web4(1..=3).annotation("kube-proxy-ebpf.io/load-balancing", algorithm);
     let servers =
         WORK.iter().zip(1..).map(|(work, n)| Server::start(n, *work)).collect::<Result<Vec<_>>>()?;
     node.write(&[service]);
@@ -83,8 +87,7 @@ fn load(binary: &Path, algorithm: &'static str) -> Result<Vec<Duration>> {
 /// The share of an endpoint that is new, in percent, at some seconds after it was added.
 fn slow_start(binary: &Path) -> Result<Vec<(u64, f64)>> {
     let mut node = TestNode::enter(Sandbox::new("bench")?)?;
-    let with =
-        |endpoints| service(endpoints).annotation("kube-proxy-ebpf.io/slow-start", &format!("{SLOW_START}s"));
+    let with = |n: u8| web4(1..=n).annotation("kube-proxy-ebpf.io/slow-start", &format!("{SLOW_START}s"));
     let servers = (1..=3).map(|n| Server::start(n, Duration::ZERO)).collect::<Result<Vec<_>>>()?;
     node.write(&[with(2)]);
     node.start_with(&AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE));
@@ -106,15 +109,6 @@ fn slow_start(binary: &Path) -> Result<Vec<(u64, f64)>> {
     Ok(shares)
 }
 
-fn service(endpoints: u8) -> Service {
-    let service = Service::new("web", &[FRONTEND.0.into()]).port("", "TCP", FRONTEND.1, PORT);
-    (1..=endpoints).fold(service, |it, n| it.endpoint(&format!("p{n}"), &[endpoint(n)]))
-}
-
-fn endpoint(n: u8) -> IpAddr {
-    Ipv4Addr::new(10, 244, 1, n).into()
-}
-
 /// One connection: the endpoint that answered.
 fn connect() -> Result<u8> {
     let mut stream = TcpStream::connect(FRONTEND)?;
@@ -133,7 +127,7 @@ struct Server {
 
 impl Server {
     fn start(n: u8, work: Duration) -> Result<Self> {
-        let listener = TcpListener::bind((endpoint(n), PORT))?;
+        let listener = TcpListener::bind((endpoint(n)[0], TARGET_PORT))?;
         let accepting = listener.try_clone()?;
         let serve = move || {
             while let Ok((mut stream, _)) = accepting.accept() {

@@ -3,7 +3,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener},
     os::fd::AsFd as _,
     process::Command,
     thread,
@@ -20,13 +20,17 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 use socket2::{Domain, SockRef, Socket, Type};
-use tests::{NetNs, Sandbox, TestNode, agent::AgentCommand, manifest::Service, test_node::NODE};
+use tests::{
+    NetNs, Sandbox, TestNode,
+    agent::AgentCommand,
+    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    test_node::NODE,
+};
 
 use crate::figures::Figures;
 
 const ENDPOINTS: u8 = 100;
-const PORT: u16 = 8080;
-const FRONTEND: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 10), 80);
+const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 const THREADS: u32 = 8;
 /// Between two connects of a thread: 2,000 per second of all.
 const INTERVAL: Duration = Duration::from_millis(4);
@@ -106,9 +110,8 @@ fn measure(binary: &std::path::Path, case: Case) -> Result<EjectFigures> {
         ),
     );
     let mut node = TestNode::enter(Sandbox::new("bench")?)?;
-    let service = Service::new("web", &[FRONTEND.0.into()]).port("", "TCP", FRONTEND.1, PORT);
-    node.write(&[(1..=ENDPOINTS).fold(service, |it, n| it.endpoint(&format!("p{n}"), &[endpoint(n)]))]);
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+    node.write(&[web4(1..=ENDPOINTS)]);
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
     let command = AgentCommand::run(binary, node.sandbox(), &node.manifests(), NODE)
         .args(["--passive-health", passive_health]);
     node.start_with(&command);
@@ -158,17 +161,13 @@ fn measure(binary: &std::path::Path, case: Case) -> Result<EjectFigures> {
     Ok(figures)
 }
 
-fn endpoint(n: u8) -> IpAddr {
-    Ipv4Addr::new(10, 244, 1, n).into()
-}
-
 /// SYNs to the dead endpoints are not answered any more.
 fn kill_endpoints(netns: &NetNs, dead: u8) -> Result<()> {
     let rules = format!(
         "add table ip dead; add chain ip dead in {{ type filter hook input priority 0; }}; \
          add rule ip dead in ip daddr {}-{} drop",
-        endpoint(1),
-        endpoint(dead)
+        endpoint(1)[0],
+        endpoint(dead)[0]
     );
     netns.run(|| output(Command::new("nft").arg(rules))).map(drop)
 }

@@ -20,7 +20,7 @@ use build_tools::{build, command::status};
 use serde_json::{Value, json};
 
 use crate::{
-    apply::service,
+    apply::{service, without_ports},
     figures::Figures,
     kube::{cpu_seconds, resident_mb},
 };
@@ -112,11 +112,7 @@ impl FileFigures {
         manifest::write_atomically(&folder.join("node.yaml"), &manifest::node(NODE))?;
         let edited = prepare(&folder)?;
         edited.write(0)?;
-        let command = AgentCommand::run(binary, &sandbox, &folder, NODE).args([
-            "--metrics-bind-address=0",
-            "--healthz-bind-address=0",
-            "--probe-bind-address=0",
-        ]);
+        let command = without_ports(AgentCommand::run(binary, &sandbox, &folder, NODE));
         let begin = Instant::now();
         let mut agent = command.start(&sandbox)?;
         agent.wait_until_applied(START_TIMEOUT)?;

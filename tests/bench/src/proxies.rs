@@ -52,7 +52,7 @@ const MIN_CHANGES: usize = 5;
 /// Between two changes: proxies collect changes for 100 ms.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 /// Between two connects that look for a change.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// A proxy may go on loading after it has begun to serve, as ours does for packets: so changes begin once it is idle, which is
 /// at most this part of a processor for this long, or after this time.
 const IDLE_SHARE: f64 = 0.05;
@@ -190,7 +190,7 @@ impl Bench {
             server.set(objects::slice(n, all.collect()));
         }
         server.set(objects::service(0));
-        set_changing(&server, 0);
+        set_changing(&server, CHANGING, 0);
         let _brain = proxy.brain.as_deref().map(|it| start_brain(it, &sandbox, &server)).transpose()?;
         let kubeconfig = server.kubeconfig(sandbox.files())?;
 
@@ -254,7 +254,7 @@ impl Bench {
         while times.len() < changes && (times.len() < MIN_CHANGES || begin.elapsed() < CHANGES_TIME) {
             self.changes += 1;
             let changed = Instant::now();
-            let expected = set_changing(&self.server, self.changes);
+            let expected = set_changing(&self.server, CHANGING, self.changes);
             let listener = self.listener.try_clone()?;
             self.wait_until("does not show a change", POLL_INTERVAL, || {
                 reached(&listener, address).is_some_and(|it| it == expected)
@@ -399,9 +399,9 @@ fn endpoints(services: u32) -> u32 {
     ENDPOINTS[usize::from(services > 10_000)]
 }
 
-/// Sets the endpoint of the changing Service; returns its address.
-fn set_changing(server: &ApiServer, changes: u32) -> Ipv4Addr {
-    let address = CHANGING[changes as usize % 2];
+/// Sets the endpoint of the changing Service, at one of these addresses in turn; returns its address.
+pub(crate) fn set_changing(server: &ApiServer, addresses: [Ipv4Addr; 2], changes: u32) -> Ipv4Addr {
+    let address = addresses[changes as usize % 2];
     let endpoint = objects::endpoint(0, changes, &address.to_string(), 2);
     server.set(objects::slice(0, vec![endpoint]));
     address

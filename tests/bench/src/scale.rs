@@ -27,7 +27,7 @@ use crate::{
     figures::Figures,
     kube::{cpu_seconds, resident_mb},
     objects::{self, TARGET_PORT},
-    proxies::{is_served, reached, wait_until_idle},
+    proxies::{POLL_INTERVAL, is_served, reached, set_changing, wait_until_idle},
 };
 
 /// What is measured unless other sizes are given.
@@ -44,9 +44,8 @@ const SLICE: u32 = 100;
 const PODS_PER_SECOND: u32 = 50;
 /// Of a Service with many ports, whose slices are as large as many others.
 const PODS_PER_SECOND_OF_MANY_PORTS: u32 = 1;
-const CHANGES: usize = 200;
+const CHANGES: u32 = 200;
 const CHANGE_INTERVAL: Duration = Duration::from_millis(97);
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The Service that changes has one endpoint, at one of these.
@@ -211,7 +210,7 @@ fn measure(binary: &Path, size: Size, packets: &str, setting: &str, report: &mut
         (0..CHANGES)
             .map(|n| {
                 let changed = Instant::now();
-                let expected = cluster.set_changing(n);
+                let expected = set_changing(&cluster.server, CHANGING, n);
                 while reached(&listener, changing) != Some(expected) {
                     if changed.elapsed() > CHANGE_TIMEOUT {
                         bail!("a change is not served after {CHANGE_TIMEOUT:?}\n{}", agent.log());
@@ -267,21 +266,13 @@ impl Cluster {
             let ports = if n > 0 { size.ports } else { 1 };
             cluster.server.set(objects::with_ports(objects::service(n), "/spec/ports", ports));
         }
-        cluster.set_changing(1);
+        set_changing(&cluster.server, CHANGING, 1);
         for service in 1..=size.services {
             for part in 0..size.endpoints.div_ceil(SLICE) {
                 cluster.server.set(cluster.slice(service, part, None));
             }
         }
         Ok(cluster)
-    }
-
-    /// Sets the only endpoint of the Service that changes.
-    fn set_changing(&self, n: usize) -> Ipv4Addr {
-        let address = CHANGING[n % CHANGING.len()];
-        let endpoint = objects::endpoint(0, n as u32, &address.to_string(), 2);
-        self.server.set(objects::slice(0, vec![endpoint]));
-        address
     }
 
     /// A part of the endpoints of a Service; of a replaced one the edition is in its name and its address.
