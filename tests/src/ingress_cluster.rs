@@ -127,6 +127,15 @@ impl IngressNode {
         Ok(())
     }
 
+    /// The pinned links of its proxy whose names begin with a text.
+    #[must_use]
+    pub fn links(&self, prefix: &str) -> Vec<PathBuf> {
+        let links = fs::read_dir(self.sandbox.pins().join("links")).expect("the proxy has pinned links");
+        let mut links: Vec<_> = links.flatten().map(|it| it.path()).collect();
+        links.retain(|it| it.file_name().is_some_and(|it| it.to_string_lossy().starts_with(prefix)));
+        links
+    }
+
     /// The lines of `dump` that begin with a text; none while its tables change.
     fn dump(&self, prefix: &str) -> Vec<String> {
         let mut dump = Command::new(&self.binary);

@@ -2,7 +2,6 @@
 //! Invariant: the program of a proxy that runs, with its tables, at the interface of a node.
 
 use std::{
-    fs,
     net::{IpAddr, SocketAddrV4},
     path::Path,
 };
@@ -51,13 +50,9 @@ pub(crate) fn measure(bench: &mut BenchCluster, binary: &Path) -> Result<DriverF
 
 /// The program at the interface of the first node.
 fn xdp(bench: &BenchCluster) -> Result<Xdp> {
-    let mut links =
-        fs::read_dir(bench.cluster.nodes[0].sandbox.pins().join("links"))?.flatten().map(|it| it.path());
-    let is_it = |it: &std::path::PathBuf| {
-        it.file_name().is_some_and(|it| it.to_string_lossy().starts_with("ingress_xdp_"))
-    };
-    let link = links.find(is_it).context("nothing is forwarded in the driver")?;
-    Ok(Xdp::from_program_info(linked_program(&link)?, "ingress_xdp".into(), XdpAttachType::Interface)?)
+    let links = bench.cluster.nodes[0].links("ingress_xdp_");
+    let link = links.first().context("nothing is forwarded in the driver")?;
+    Ok(Xdp::from_program_info(linked_program(link)?, "ingress_xdp".into(), XdpAttachType::Interface)?)
 }
 
 /// Attaches it at the other end of the node's cable, where it passes everything: the driver veth sends frames back only to an

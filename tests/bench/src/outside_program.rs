@@ -2,12 +2,15 @@
 //! Invariant: the program of a proxy that runs, with its tables.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use ::tests::{ingress_cluster::IngressCluster, manifest::Service, test_cluster::TARGET};
+use ::tests::{
+    ingress_cluster::{IngressCluster, IngressNode},
+    manifest::Service,
+    test_cluster::TARGET,
+};
 use anyhow::{Context as _, Result, ensure};
 use aya::{TestRun as _, TestRunOptions, maps::MapInfo, programs::SchedClassifier};
 use build_tools::command::status;
@@ -73,8 +76,8 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     cluster.wait_until_applied();
     cluster.wait_until_forwarded(SocketAddr::V4(frontend(frontends - 1)), &[(0, 1)]);
     cluster.wait_until_settled();
-    let links = cluster.nodes[0].sandbox.pins().join("links");
-    let (arrives, leaves) = (program(&links, "ingress")?, program(&links, "egress")?);
+    let node = &cluster.nodes[0];
+    let (arrives, leaves) = (program(node, "ingress")?, program(node, "egress")?);
 
     let elsewhere = packet(SocketAddrV4::new(Ipv4Addr::new(10, 244, 1, 99), TARGET), 1);
     let mut arp = elsewhere.clone();
@@ -90,7 +93,7 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
         times[1].push(run(&arrives, &elsewhere, 1)?);
     }
     let [random, start] = times.map(median);
-    let tables = table_memory(cluster.nodes[0].agent.as_ref().context("it runs")?.pid())?;
+    let tables = table_memory(node.agent.as_ref().context("it runs")?.pid())?;
     let memory = |name: &str| {
         // The name ends with the side.
         let tables = tables.iter().filter(|it| it.name.rsplit_once('_').is_some_and(|it| it.0 == name));
@@ -138,11 +141,10 @@ fn table_memory(proxy: u32) -> Result<Vec<TableMemory>> {
 }
 
 /// A program that is attached to the uplink.
-fn program(links: &Path, name: &'static str) -> Result<SchedClassifier> {
-    let is_ours = |it: &PathBuf| it.file_name().is_some_and(|it| it.to_string_lossy().starts_with(name));
-    let mut links = fs::read_dir(links)?.flatten().map(|it| it.path());
-    let link = links.find(is_ours).context("no uplink has a program")?;
-    Ok(SchedClassifier::from_program_info(linked_program(&link)?, name.into())?)
+fn program(node: &IngressNode, name: &'static str) -> Result<SchedClassifier> {
+    let links = node.links(name);
+    let link = links.first().context("no uplink has a program")?;
+    Ok(SchedClassifier::from_program_info(linked_program(link)?, name.into())?)
 }
 
 /// A TCP packet of a connection that exists, in an Ethernet frame.

@@ -364,13 +364,8 @@ fn an_uplink_without_programs_is_reported() {
     }
     let Some(mut cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
-    let links = cluster.nodes[0].sandbox.pins().join("links");
-    let remove = |prefix: &str| {
-        let pins = fs::read_dir(&links).unwrap().map(|it| it.unwrap().path());
-        let is_wanted =
-            |it: &std::path::PathBuf| it.file_name().unwrap().to_str().unwrap().starts_with(prefix);
-        pins.filter(is_wanted).for_each(|it| fs::remove_file(it).unwrap());
-    };
+    let node = &cluster.nodes[0];
+    let remove = |prefix: &str| node.links(prefix).iter().for_each(|it| fs::remove_file(it).unwrap());
     remove("ingress_");
     assert!(eventually(TIMEOUT, || findings(&cluster, &[])
         .iter()

@@ -1,6 +1,6 @@
 //! How the programs of packets from outside are attached to interfaces, beside those of others.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
 use aya::programs::{
     Xdp, XdpMode,
@@ -91,12 +91,8 @@ fn filters_forward_packets_and_leave_those_of_others() {
 
 /// Detaches the program that is not in the driver.
 fn detach_ingress(cluster: &IngressCluster, node: usize) {
-    let pins = fs::read_dir(cluster.nodes[node].sandbox.pins().join("links")).unwrap();
-    let is_ingress = |it: &PathBuf| {
-        let name = it.file_name().unwrap().to_str().unwrap();
-        name.strip_prefix("ingress_").is_some_and(|it| it.parse::<u32>().is_ok())
-    };
-    let pins: Vec<_> = pins.map(|it| it.unwrap().path()).filter(is_ingress).collect();
+    let mut pins = cluster.nodes[node].links("ingress_");
+    pins.retain(|it| !it.to_str().unwrap().contains("/ingress_xdp_"));
     assert_eq!(pins.len(), 1, "{pins:?}");
     fs::remove_file(&pins[0]).unwrap();
 }
@@ -104,9 +100,7 @@ fn detach_ingress(cluster: &IngressCluster, node: usize) {
 /// Attaches the program in the driver at the other end of the first node's cable, where it passes everything: the driver veth
 /// sends frames back only to an interface with a program.
 fn at_the_other_end(cluster: &IngressCluster) -> Xdp {
-    let links = fs::read_dir(cluster.nodes[0].sandbox.pins().join("links")).unwrap();
-    let is_xdp = |it: &PathBuf| it.file_name().unwrap().to_str().unwrap().starts_with("ingress_xdp_");
-    let pin = links.map(|it| it.unwrap().path()).find(is_xdp).unwrap();
+    let pin = &cluster.nodes[0].links("ingress_xdp_")[0];
     let id = FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap().program_id();
     let info = loaded_programs().flatten().find(|it| it.id() == id).unwrap();
     let mut program = Xdp::from_program_info(info, "ingress_xdp".into(), XdpAttachType::Interface).unwrap();
