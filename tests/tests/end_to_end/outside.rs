@@ -29,7 +29,7 @@ pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
 }
 
 /// The same Service, which is translated.
-fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
+pub(crate) fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
         .load_balancer_ips(&frontends().map(|it| it.ip()))
         .port("tcp", "TCP", 80, TARGET)

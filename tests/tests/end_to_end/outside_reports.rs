@@ -21,32 +21,13 @@ use tests::{
     test_cluster::TARGET,
 };
 
-use crate::outside::{FRONTENDS, NETWORKS, frontends};
+use crate::outside::{FRONTENDS, NETWORKS, frontends, running_cluster_or_skip, translated_web, web};
 
 const FORWARDED: &str = "packets from outside are forwarded";
 
-/// A Service with an endpoint on the first two nodes.
-fn web(cluster: &IngressCluster) -> Service {
-    let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
-        .load_balancer_ips(&frontends().map(|it| it.ip()))
-        .port("tcp", "TCP", 80, TARGET)
-        .port("udp", "UDP", 80, TARGET);
-    cluster.nodes[..2].iter().fold(service, |service, node| {
-        service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
-    })
-}
-
-fn dsr(service: Service) -> Service {
-    service.annotation("kube-proxy-ebpf.io/external-forwarding", "dsr")
-}
-
 /// A cluster of three nodes, of which the last has no endpoint, with a proxy on each.
 fn cluster_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressCluster> {
-    let mut cluster = IngressCluster::or_skip(3)?;
-    cluster.write(&[service(&cluster)]);
-    for node in 0..3 {
-        cluster.start(node, &[]);
-    }
+    let cluster = running_cluster_or_skip(3, service)?;
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
     Some(cluster)
 }
@@ -55,9 +36,7 @@ fn cluster_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressClu
 fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressCluster> {
     let mut cluster = cluster_or_skip(service)?;
     for node in &mut cluster.nodes {
-        let agent = node.agent.as_mut().unwrap();
-        agent.wait_until_logged(TIMEOUT, FORWARDED).unwrap();
-        agent.wait_until_applied(TIMEOUT).unwrap();
+        node.agent.as_mut().unwrap().wait_until_logged(TIMEOUT, FORWARDED).unwrap();
     }
     for frontend in frontends() {
         cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1)]);
@@ -105,7 +84,7 @@ fn assert_served_by(cluster: &IngressCluster, client: &str, to: &str, expect: &s
 
 #[test]
 fn explain_names_the_node_that_serves_a_connection_from_outside() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
         let mut servers = BTreeMap::new();
         for _ in 0..8 {
@@ -148,7 +127,7 @@ fn own_address(frontend: SocketAddr) -> IpAddr {
 
 #[test]
 fn explain_says_what_the_row_of_a_client_depends_on() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     let client = OUTSIDE_CLIENTS[0][0].to_string();
     let without_port = explain(&cluster, 0, &client, FRONTENDS[0]);
     let forwarding = &without_port["kernel"]["forwarding"];
@@ -195,7 +174,7 @@ fn explain_says_what_the_row_of_a_client_depends_on() {
 
 #[test]
 fn with_session_affinity_explain_needs_no_port_of_the_client() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it).affinity(3600))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1]).affinity(3600)) else { return };
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (name, _) = connection.name().split_once(' ').unwrap();
@@ -205,7 +184,7 @@ fn with_session_affinity_explain_needs_no_port_of_the_client() {
 
 #[test]
 fn explain_names_the_second_of_a_row_that_has_changed() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     let row = |port: u16| {
         let client = format!("{}:{port}", OUTSIDE_CLIENTS[0][0]);
         let mut explanation = explain(&cluster, 2, &client, FRONTENDS[0]);
@@ -215,7 +194,7 @@ fn explain_names_the_second_of_a_row_that_has_changed() {
     assert!(before.iter().all(|it| it["second"] == Value::Null), "{before:?}");
     // The third node takes rows of the others.
     let third = &cluster.nodes[2];
-    let more = dsr(web(&cluster)).endpoint_on(&third.name(), "pod-n3", &third.pod_addresses());
+    let more = web(&cluster, &[0, 1]).endpoint_on(&third.name(), "pod-n3", &third.pod_addresses());
     cluster.write(&[more]);
     let client = OUTSIDE_CLIENTS[0][0].to_string();
     let has_rows = || {
@@ -243,9 +222,8 @@ fn explain_names_the_second_of_a_row_that_has_changed() {
 fn explain_says_why_a_service_is_translated_that_is_to_be_forwarded() {
     // No Node object has this name.
     let service =
-        |cluster: &IngressCluster| dsr(web(cluster)).endpoint_on("n9", "pod-n9", &[[10, 244, 9, 10].into()]);
-    let Some(mut cluster) = cluster_or_skip(service) else { return };
-    cluster.nodes[0].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+        |it: &IngressCluster| web(it, &[0, 1]).endpoint_on("n9", "pod-n9", &[[10, 244, 9, 10].into()]);
+    let Some(cluster) = cluster_or_skip(service) else { return };
     let to = format!("{}/tcp", FRONTENDS[0]);
     let text = cli(&cluster, 0, &["explain", "outside", "198.18.0.100:40000", &to]).success();
     for expect in ["forwarding whole, to 3 nodes with endpoints", "\nforwarded  ", "translate", "address"] {
@@ -255,8 +233,7 @@ fn explain_says_why_a_service_is_translated_that_is_to_be_forwarded() {
 
 #[test]
 fn status_and_check_say_nothing_of_forwarding_unless_it_is_used() {
-    let Some(mut cluster) = cluster_or_skip(web) else { return };
-    cluster.nodes[0].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+    let Some(cluster) = cluster_or_skip(|it| translated_web(it, &[0, 1])) else { return };
     let text = cli(&cluster, 0, &["status"]).success();
     assert!(!text.contains("forwarding"), "{text}");
     let explained = explain(&cluster, 0, "192.0.2.1:4000", &format!("{}/tcp", FRONTENDS[0]));
@@ -309,7 +286,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
         skip("the programs of another proxy come first by links to interfaces, which need Linux 6.6");
         return;
     }
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     let status = |arguments: &[&str]| cli(&cluster, 0, &[&["status"], arguments].concat()).success();
     let text = status(&[]);
     assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
@@ -362,7 +339,7 @@ fn an_uplink_without_programs_is_reported() {
         skip("the test takes links to interfaces away, which need Linux 6.6");
         return;
     }
-    let Some(mut cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(mut cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
     let node = &cluster.nodes[0];
     let remove = |prefix: &str| node.links(prefix).iter().for_each(|it| fs::remove_file(it).unwrap());
@@ -379,7 +356,7 @@ fn an_uplink_without_programs_is_reported() {
 
 #[test]
 fn the_node_that_serves_a_forwarded_connection_traces_it() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     // By the node without an endpoint: all is wrapped.
     cluster.set_next_hops(NETWORKS, &[2]);
     let traces = [0, 1].map(|node| {
@@ -420,7 +397,7 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
         skip("the program of a trace needs links to interfaces: Linux 6.6");
         return;
     }
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.set_next_hops(NETWORKS, &[2]);
     let entry = &cluster.nodes[2];
     let mut trace = Command::new(Build::Product.binary());
@@ -465,7 +442,7 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
 
 #[test]
 fn top_shows_how_many_packets_are_forwarded() {
-    let Some(cluster) = forwarding_or_skip(|it| dsr(web(it))) else { return };
+    let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.set_next_hops(NETWORKS, &[2]);
     let node = &cluster.nodes[2];
     let mut top = Command::new(Build::Product.binary());
