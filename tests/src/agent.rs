@@ -98,6 +98,13 @@ impl AgentCommand {
         Self::new(binary, &["run".as_ref()]).source(manifests).node(node).kernel(sandbox)
     }
 
+    /// `BINARY run` that follows the API server at a URL, for one node, in a sandbox.
+    #[must_use]
+    pub fn kube(binary: &Path, sandbox: &Sandbox, url: &str, node: &str) -> Self {
+        let command = Self::new(binary, &["run".as_ref(), "--source=kube".as_ref()]);
+        command.arg(format!("--kube-api-server={url}")).node(node).kernel(sandbox)
+    }
+
     /// `BINARY brain` with a folder of manifests as its source, for one node; [`Self::agent`] in the same sandbox uses it.
     #[must_use]
     pub fn brain(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {

@@ -47,11 +47,7 @@ pub(crate) fn bench() -> Result<Figures> {
         let mut server = ServerProcess::start([SERVICES, ENDPOINTS, NODES], flag)?;
         let sandbox = node.sandbox();
         let begin = Instant::now();
-        let command = AgentCommand::new(&binary, &["run".as_ref(), "--source=kube".as_ref()])
-            .arg(format!("--kube-api-server={}", server.url))
-            .arg(format!("--packets={packets}"))
-            .node(NODE)
-            .kernel(sandbox);
+        let command = AgentCommand::kube(&binary, sandbox, &server.url, NODE).args(["--packets", packets]);
         let mut agent = command.start(sandbox)?;
         agent.wait_until_applied(START_TIMEOUT)?;
         let first = begin.elapsed();
@@ -80,11 +76,7 @@ pub(crate) fn bench() -> Result<Figures> {
         status("Measuring", &format!("{} Nodes and their heartbeats, {name}", LARGE[2]));
         let mut server = ServerProcess::start(LARGE, "--streaming")?;
         let sandbox = Sandbox::new("bench-kube")?;
-        let command = AgentCommand::new(&binary, &["run".as_ref(), "--source=kube".as_ref()])
-            .args(flags)
-            .arg(format!("--kube-api-server={}", server.url))
-            .node(NODE)
-            .kernel(&sandbox);
+        let command = AgentCommand::kube(&binary, &sandbox, &server.url, NODE).args(flags);
         let mut agent = command.start(&sandbox)?;
         agent.wait_until_applied(START_TIMEOUT)?;
         thread::sleep(Duration::from_secs(2));

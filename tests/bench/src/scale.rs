@@ -189,12 +189,9 @@ fn measure(binary: &Path, size: Size, packets: &str, setting: &str, report: &mut
 
     let changing: SocketAddr = (objects::cluster_ip(0), 80).into();
     let begin = Instant::now();
-    let mut command = AgentCommand::new(binary, &["run".as_ref(), "--source=kube".as_ref()])
-        .arg(format!("--kube-api-server={}", cluster.server.url()))
-        .arg(format!("--packets={packets}"))
-        .env(VERBOSE, "0")
-        .node(NODE)
-        .kernel(sandbox);
+    let mut command = AgentCommand::kube(binary, sandbox, &cluster.server.url(), NODE)
+        .args(["--packets", packets])
+        .env(VERBOSE, "0");
     if let Some(memory) = &memory {
         command = command.memory_cgroup(memory);
     }

@@ -56,11 +56,8 @@ fn start(
 
 /// A process that follows an API server within a memory cgroup.
 fn follow(node: &TestNode, server: &ApiServer, memory: &MemoryCgroup) -> AgentCommand {
-    AgentCommand::new(&Build::Product.binary(), &["run".as_ref(), "--source=kube".as_ref()])
-        .arg(format!("--kube-api-server={}", server.url()))
+    AgentCommand::kube(&Build::Product.binary(), node.sandbox(), &server.url(), NODE)
         .env(VERBOSE, "0")
-        .node(NODE)
-        .kernel(node.sandbox())
         .memory_cgroup(memory)
 }
 

@@ -164,12 +164,7 @@ fn every_metric_of_alerts_dashboard_and_runbook_is_served() {
     let Some(mut node) = TestNode::or_skip() else { return };
     // Only requests to an API server are counted.
     let server = ApiServer::start(Settings::default()).unwrap();
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    let command = AgentCommand::new(&Build::Product.binary(), &[])
-        .args(["run", "--source", "kube", "--node-name", NODE, "--kubeconfig"])
-        .arg(kubeconfig)
-        .kernel(node.sandbox());
-    node.start_with(&command);
+    node.start_with(&AgentCommand::kube(&Build::Product.binary(), node.sandbox(), &server.url(), NODE));
     node.wait_until_ready();
     let page = metrics("/metrics").unwrap().body;
     let headers = page.lines().filter_map(|it| it.strip_prefix("# TYPE ")?.split(' ').next());
