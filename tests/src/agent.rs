@@ -350,6 +350,14 @@ fn count_logs(folder: &Path) -> usize {
     })
 }
 
+/// A field of `/proc/PID/status` in kB, such as `VmRSS`; fails if the process has ended, or the kernel has no such field.
+pub fn memory_kb(process: u32, field: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok());
+    value.with_context(|| format!("no {field} in /proc/PID/status"))
+}
+
 /// A running proxy; killed when dropped.
 #[derive(Debug)]
 pub struct Agent {
@@ -447,12 +455,9 @@ impl Agent {
         self.wait_until_logged(limit, APPLIED)
     }
 
-    /// A field of `/proc/PID/status` in kB, such as `VmRSS`; fails if it has ended, or the kernel has no such field.
+    /// As [`memory_kb`].
     pub fn memory_kb(&self, field: &str) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));
-        let value = value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok());
-        value.with_context(|| format!("no {field} in /proc/PID/status"))
+        memory_kb(self.pid(), field)
     }
 
     /// Leaves it running when this value is dropped.

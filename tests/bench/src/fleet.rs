@@ -20,6 +20,7 @@ use build_tools::{
 use clap::Args;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use tests::agent::memory_kb;
 
 use crate::{figures::Figures, objects};
 
@@ -326,11 +327,7 @@ impl BrainProcess {
     }
 
     fn resident_mb(&self, field: &str) -> Result<f64> {
-        let text = fs::read_to_string(format!("/proc/{}/status", self.child.0.id()))
-            .context("the brain has ended")?;
-        let line = text.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'));
-        let kb: f64 = line.context("no such field")?.trim().trim_end_matches(" kB").parse()?;
-        Ok(kb / 1024.0)
+        Ok(memory_kb(self.child.0.id(), field)? as f64 / 1024.0)
     }
 }
 

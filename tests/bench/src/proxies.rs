@@ -13,7 +13,7 @@ use std::{
 
 use ::tests::{
     Agent, NetNs, Sandbox,
-    agent::{AgentCommand, VERBOSE, brain_socket},
+    agent::{AgentCommand, VERBOSE, brain_socket, memory_kb},
     client::reset_on_close,
     netns::NetNsGuard,
     sandbox::CgroupGuard,
@@ -371,13 +371,9 @@ impl Bench {
     /// The resident memory of all its processes.
     fn resident_mb(&self) -> Result<f64> {
         let processes = fs::read_to_string(self.cgroup.join("cgroup.procs"))?;
-        let of = |process: &str| -> Option<f64> {
-            let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-            let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"))?;
-            line.trim().trim_end_matches(" kB").parse().ok()
-        };
         // A process may have ended meanwhile.
-        Ok(processes.lines().filter_map(of).sum::<f64>() / 1024.0)
+        let of = |process: &str| memory_kb(process.parse().ok()?, "VmRSS").ok();
+        Ok(processes.lines().filter_map(of).sum::<u64>() as f64 / 1024.0)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use build_tools::command::KilledOnDrop;
-use tests::{Build, TIMEOUT, TestNode, agent::status_socket, eventually, http::METRICS_PORT, repetitions};
+use tests::{Build, TIMEOUT, TestNode, agent, eventually, http::METRICS_PORT, repetitions};
 
 /// How many endpoints each Service has.
 const ENDPOINTS: usize = 10;
@@ -44,21 +44,15 @@ fn list(services: usize) -> String {
     format!(r#"{{"apiVersion":"v1","kind":"List","items":[{objects}]}}"#)
 }
 
-/// A field of the status of a process, in kB.
-fn memory_kb(pid: u32, field: &str) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let value = status.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'))?;
-    value.trim().trim_end_matches(" kB").parse().ok()
-}
-
 /// What a report has, and the most memory that the command had while its output was read, without the pages of its binary.
 fn read(child: &mut Child) -> (usize, u64) {
     let (mut size, mut peak, mut chunk) = (0, 0, vec![0; 256 << 10]);
     let mut output = child.stdout.take().unwrap();
     loop {
         let length = output.read(&mut chunk).unwrap();
-        let own = memory_kb(child.id(), "VmHWM").zip(memory_kb(child.id(), "RssFile"));
-        peak = own.map_or(0, |(peak, file)| peak.saturating_sub(file)).max(peak);
+        if let [Ok(own), Ok(file)] = ["VmHWM", "RssFile"].map(|it| agent::memory_kb(child.id(), it)) {
+            peak = own.saturating_sub(file).max(peak);
+        }
         if length == 0 {
             assert!(child.wait().unwrap().success());
             return (size, peak);
@@ -72,7 +66,7 @@ fn idle_peak() -> u64 {
     let child = KilledOnDrop(spawn(Command::new(Build::Product.binary()).arg("wait")));
     // It has started.
     std::thread::sleep(tests::scaled(Duration::from_millis(500)));
-    memory_kb(child.0.id(), "RssAnon").unwrap_or_default()
+    agent::memory_kb(child.0.id(), "RssAnon").unwrap_or_default()
 }
 
 fn spawn(command: &mut Command) -> Child {
@@ -113,7 +107,7 @@ fn commands(node: &TestNode) -> Vec<(String, usize, u64, u64)> {
 fn pages(node: &TestNode) -> Vec<(&'static str, usize, u64)> {
     let measured = ["/state", "/status", "/metrics"].map(|path| {
         let get = || {
-            let mut stream = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+            let mut stream = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
             write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
             io::copy(&mut stream, &mut io::sink()).unwrap()
         };
@@ -156,7 +150,7 @@ fn readers_that_never_read_cost_no_page() {
     let (readers, grown) = process_peak(&node, || {
         let readers: Vec<_> = (0..30)
             .map(|_| {
-                let mut reader = UnixStream::connect(status_socket(node.sandbox())).unwrap();
+                let mut reader = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
                 reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
                 let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
                 scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
