@@ -127,6 +127,22 @@ impl TestNode {
         AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
 
+    /// Starts a brain alone, and does not wait.
+    #[must_use]
+    #[track_caller]
+    pub fn start_brain(&self) -> Agent {
+        let command = AgentCommand::brain(&Build::Product.binary(), &self.sandbox, &self.manifests(), NODE);
+        command.start(&self.sandbox).expect("the binary starts")
+    }
+
+    /// Starts an agent of the brain, and does not wait.
+    #[must_use]
+    #[track_caller]
+    pub fn start_agent(&self) -> Agent {
+        let command = AgentCommand::agent(&Build::Product.binary(), &self.sandbox, NODE);
+        command.start(&self.sandbox).expect("the binary starts")
+    }
+
     /// Starts the proxy with more arguments and waits until a generation is active and the status pages are served.
     #[track_caller]
     pub fn start(&mut self, arguments: &[&str]) {

@@ -9,12 +9,12 @@ use std::{
 };
 
 use tests::{
-    Agent, AgentCommand, Build, TIMEOUT, TestNode,
+    Agent, Build, TIMEOUT, TestNode,
     agent::APPLIED,
     manifest::{self, Service},
     repetitions,
     requirements::kernel_at_least,
-    test_node::{NODE, expected_dump},
+    test_node::expected_dump,
 };
 
 /// More entries than the maps of a few Services have room for, and fewer than all Services need.
@@ -136,13 +136,6 @@ fn redirected_to(service: &Service) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Starts a brain and an agent.
-fn start(node: &TestNode) -> [Agent; 2] {
-    let (binary, sandbox) = (Build::Product.binary(), node.sandbox());
-    let brain = AgentCommand::brain(&binary, sandbox, &node.manifests(), NODE);
-    [brain, AgentCommand::agent(&binary, sandbox, NODE)].map(|it| it.start(sandbox).unwrap())
-}
-
 /// Waits until exactly these Services are active, and the valid parts of the invalid ones.
 #[track_caller]
 fn wait_until_active(
@@ -179,7 +172,7 @@ fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
     node.netns().ip(&["route", "add", "local", "11.0.0.0/8", "dev", "lo"]).unwrap();
     let few = [service(0), service(1)];
     node.write_file("all.json", &list(&few));
-    let [brain, mut agent] = start(&node);
+    let (brain, mut agent) = (node.start_brain(), node.start_agent());
     wait_until_active(&node, &mut agent, &few, NOTHING);
 
     let all: Vec<_> = (0..services).map(service).chain([large(endpoints)]).collect();
@@ -210,7 +203,7 @@ fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
     assert_eq!(redirected_to(&few[0]).unwrap(), few[0].endpoints[0].addresses[0]);
     // Maps shrink at a start: the spare side before it becomes active, the other side afterwards.
     drop((brain, agent));
-    let [_brain, mut agent] = start(&node);
+    let (_brain, mut agent) = (node.start_brain(), node.start_agent());
     wait_until_active(&node, &mut agent, &few, NOTHING);
     agent.wait_until(TIMEOUT, || capacity(&node) < MANY_ENTRIES).unwrap();
 }

@@ -186,9 +186,7 @@ fn where_the_kernel_differs_from_the_cluster_it_is_said() {
     assert_contains(&explain_failing(&node, &["node", "web.default"]), &["no process answers at "]);
     // A brain alone knows the cluster.
     node.write(&[web4([2, 3])]);
-    let listen = format!("unix://{}", node.sandbox().files().join("proxy.sock").display());
-    let brain = AgentCommand::new(&Build::Product.binary(), &[])
-        .args(["brain", "--source", &node.source(), "--node-name", NODE, "--listen", &listen])
+    let brain = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE)
         .arg("--status-socket")
         .arg(status_socket(node.sandbox()));
     node.start_inactive(&brain);
@@ -217,13 +215,7 @@ fn an_agent_asks_its_brain_and_answers_as_run_does() {
     let of_run = comparable(answers(&node));
     assert!(of_run[2].1.contains("from       pod default/web-1 (10.244.1.1) on node n1\n"), "{of_run:?}");
     node.terminate();
-    let brain = || {
-        let command = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
-        command.start(node.sandbox()).unwrap()
-    };
-    let process = brain();
-    let agent = AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE);
-    let mut agent = agent.start(node.sandbox()).unwrap();
+    let (brain, mut agent) = (node.start_brain(), node.start_agent());
     agent.wait_until_applied(TIMEOUT).unwrap();
     assert_eq!(comparable(answers(&node)), of_run);
     let wrong = run(node.cli("explain").args(["node", "wep.default"]));
@@ -231,13 +223,13 @@ fn an_agent_asks_its_brain_and_answers_as_run_does() {
     assert_contains(&wrong.stderr, &["there is no Service default/wep; nearest: default/web"]);
 
     // While the brain is away, what the kernel has is shown, and why there is nothing else.
-    process.kill9().unwrap();
+    brain.kill9().unwrap();
     let away = explain_failing(&node, &["node", FRONTEND]);
     let addresses = "10.244.1.1:8080 10.244.1.2:8080";
     assert_contains(&away, &["UNKNOWN: ", "the brain at unix:///", " gives no reasons: ", addresses]);
     assert!(!away.contains("default/web"), "{away}");
     assert_contains(&explain_failing(&node, &["node", "web.default"]), &["gives no reasons: "]);
-    let _process = brain();
+    let _brain = node.start_brain();
     let explained = || run(node.cli("explain").args(["node", FRONTEND])).code == Some(0);
     assert!(eventually(TIMEOUT, explained), "{}", agent.log());
 }
@@ -246,10 +238,7 @@ fn an_agent_asks_its_brain_and_answers_as_run_does() {
 fn with_a_brain_that_explains_nothing_the_kernel_is_shown() {
     let Some(node) = TestNode::or_skip() else { return };
     node.write(&[web4([1, 2])]);
-    let brain = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
-    let brain = brain.start(node.sandbox()).unwrap();
-    let agent = AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE);
-    let mut agent = agent.start(node.sandbox()).unwrap();
+    let (brain, mut agent) = (node.start_brain(), node.start_agent());
     agent.wait_until_applied(TIMEOUT).unwrap();
     brain.kill9().unwrap();
     // As an older brain, or KPNG's; it has no state yet, so that the agent keeps the last one.

@@ -10,7 +10,7 @@ use std::{
 
 use tests::{
     AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::{run, status_socket},
+    agent::{brain_socket, run, status_socket},
     eventually,
     fixtures::{WEB4, web4},
     http::{
@@ -201,9 +201,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
 #[test]
 fn a_brain_serves_pages_if_addresses_are_given() {
     let Some(mut node) = node_or_skip() else { return };
-    let listen = format!("unix://{}", node.sandbox().files().join("proxy.sock").display());
-    let command = AgentCommand::new(&Build::Product.binary(), &[])
-        .args(["brain", "--source", &node.source(), "--node-name", NODE, "--listen", &listen])
+    let command = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE)
         .args(["--healthz-bind-address=127.0.0.1", "--metrics-bind-address=127.0.0.1"])
         .arg("--status-socket")
         .arg(status_socket(node.sandbox()));
@@ -214,7 +212,7 @@ fn a_brain_serves_pages_if_addresses_are_given() {
     let watchers = |count| eventually(TIMEOUT, || metric("kube_proxy_ebpf_watchers") == Some(count));
     assert_eq!(metric("kube_proxy_ebpf_watchers"), Some(0.0));
     let mut watcher = Command::new(Build::Product.binary())
-        .args(["print", "--target", &listen, "--node-name", NODE])
+        .args(["print", "--target", &brain_socket(node.sandbox()), "--node-name", NODE])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tests::{
-    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
+    Agent, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
     agent::{APPLIED, brain_socket},
     eventually,
     fixtures::{WEB4, endpoint, web4},
@@ -26,15 +26,6 @@ fn frontend() -> SocketAddr {
 fn services(endpoints: &[u8]) -> Vec<Service> {
     let other = Service::new("other", &[IpAddr::from([10, 96, 0, 11])]).port("udp", "UDP", 53, 5353);
     vec![other.endpoint("o1", &endpoint(9)), web4(endpoints.iter().copied())]
-}
-
-fn start_brain(node: &TestNode) -> Agent {
-    let command = AgentCommand::brain(&Build::Product.binary(), node.sandbox(), &node.manifests(), NODE);
-    command.start(node.sandbox()).unwrap()
-}
-
-fn start_agent(node: &TestNode) -> Agent {
-    AgentCommand::agent(&Build::Product.binary(), node.sandbox(), NODE).start(node.sandbox()).unwrap()
 }
 
 /// Waits until exactly the Services with these endpoints are active; the programs are attached after the first state has
@@ -65,7 +56,7 @@ fn two_processes_behave_as_one() {
     node.terminate();
 
     // The same in two, whichever starts first; connections survive.
-    let mut agent = start_agent(&node);
+    let mut agent = node.start_agent();
     agent.wait_until_logged(TIMEOUT, "no state received yet").unwrap();
     let is_reported = |failing| {
         let metric = || http::metric("kube_proxy_ebpf_source_failing{source=\"brain\"}");
@@ -73,7 +64,7 @@ fn two_processes_behave_as_one() {
     };
     is_reported(1.0);
     assert_active(&node, &[1]);
-    let brain = start_brain(&node);
+    let brain = node.start_brain();
     node.write(&services(&[1, 2]));
     wait_until_active(&node, &mut agent, &[1, 2]);
     is_reported(0.0);
@@ -87,7 +78,7 @@ fn two_processes_behave_as_one() {
     assert_active(&node, &[1, 2]);
     connection.ping().unwrap();
     let before = agent.count_logged(APPLIED);
-    let brain = start_brain(&node);
+    let brain = node.start_brain();
     wait_until_active(&node, &mut agent, &[3]);
     is_reported(0.0);
     assert!(eventually(TIMEOUT, || agent.count_logged(APPLIED) > before));
@@ -98,7 +89,7 @@ fn two_processes_behave_as_one() {
     // A brain that comes back with the same state changes nothing: the next change is the next generation.
     let synced = agent.count_logged("in sync again");
     assert!(brain.terminate().unwrap().success());
-    let brain = start_brain(&node);
+    let brain = node.start_brain();
     assert!(eventually(TIMEOUT, || agent.count_logged("in sync again") > synced), "{}", agent.log());
     node.write(&services(&[1, 3]));
     wait_until_active(&node, &mut agent, &[1, 3]);
@@ -108,7 +99,7 @@ fn two_processes_behave_as_one() {
     // A crash of the agent, and a change before it is back.
     agent.kill9().unwrap();
     node.write(&services(&[2, 3]));
-    let mut agent = start_agent(&node);
+    let mut agent = node.start_agent();
     wait_until_active(&node, &mut agent, &[2, 3]);
     connection.ping().unwrap();
     load.stop_without_failure(100);
@@ -125,7 +116,7 @@ fn brain_and_agent_report_an_unknown_node_name() {
     node.write(&services(&[1]));
     node.write_file("node.yaml", &manifest::node("n2"));
     // Both must run until both have reported it.
-    for process in &mut [start_brain(&node), start_agent(&node)] {
+    for process in &mut [node.start_brain(), node.start_agent()] {
         process.wait_until_logged(TIMEOUT, "no Node object has this name (found n2)").unwrap();
     }
 }
@@ -134,7 +125,7 @@ fn brain_and_agent_report_an_unknown_node_name() {
 fn print_watches_a_brain_and_resumes_at_its_revision() {
     let Some(node) = TestNode::or_skip() else { return };
     node.write(&services(&[1]));
-    let _brain = start_brain(&node);
+    let _brain = node.start_brain();
     let start = |more: &[&str]| {
         let mut command = Command::new(Build::Product.binary());
         command.args([
