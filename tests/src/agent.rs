@@ -78,6 +78,17 @@ pub fn run(command: &mut Command) -> Output {
     Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
+/// A subcommand of a binary that finds the proxy of a sandbox: its status socket and, except for `trace`, its pin folder.
+#[must_use]
+pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
+    let mut command = Command::new(binary);
+    command.arg(subcommand).env(STATUS_SOCKET, status_socket(sandbox));
+    if subcommand != "trace" {
+        command.arg("--pin-dir").arg(sandbox.pins());
+    }
+    command
+}
+
 /// The command line and the environment of a proxy.
 #[derive(Clone, Debug)]
 pub struct AgentCommand {

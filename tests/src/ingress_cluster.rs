@@ -136,10 +136,15 @@ impl IngressNode {
         links
     }
 
+    /// A subcommand of its binary that finds its proxy.
+    #[must_use]
+    pub fn cli(&self, subcommand: &str) -> Command {
+        agent::cli(&self.binary, &self.sandbox, subcommand)
+    }
+
     /// The lines of `dump` that begin with a text; none while its tables change.
     fn dump(&self, prefix: &str) -> Vec<String> {
-        let mut dump = Command::new(&self.binary);
-        let dump = agent::run(dump.arg("dump").arg("--pin-dir").arg(self.sandbox.pins()));
+        let dump = agent::run(&mut self.cli("dump"));
         dump.stdout.lines().filter(|it| it.starts_with(prefix)).map(ToOwned::to_owned).collect()
     }
 }
@@ -272,10 +277,8 @@ impl IngressCluster {
 
     /// Removes what the proxy of a node has left.
     pub fn cleanup(&self, node: usize) {
-        let IngressNode { netns, sandbox, binary, .. } = &self.nodes[node];
-        let mut cleanup = Command::new(binary);
-        cleanup.args(["cleanup", "--pin-dir"]).arg(sandbox.pins());
-        let _ = netns.run(|| agent::run(&mut cleanup)).success();
+        let node = &self.nodes[node];
+        let _ = node.netns.run(|| agent::run(&mut node.cli("cleanup"))).success();
     }
 
     /// The nodes whose proxies run.

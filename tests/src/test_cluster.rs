@@ -141,13 +141,10 @@ impl TestCluster {
         AgentCommand::run(&Build::Product.binary(), &self.sandbox, &self.manifests(), "n1")
     }
 
-    /// A subcommand of the binary that is given the pin folder; to be run on n1.
+    /// A subcommand of the binary that finds the proxy; to be run on n1.
     #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
-        let mut command = Command::new(Build::Product.binary());
-        command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
-        command.env(agent::STATUS_SOCKET, agent::status_socket(&self.sandbox));
-        command
+        agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }
 
     /// Starts the proxy on n1.

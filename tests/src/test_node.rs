@@ -236,13 +236,10 @@ impl TestNode {
         self.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it == expected));
     }
 
-    /// A subcommand of the binary that is given the pin folder, and finds the proxy.
+    /// A subcommand of the binary that finds the proxy.
     #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
-        let mut command = Command::new(Build::Product.binary());
-        command.arg(subcommand).arg("--pin-dir").arg(self.sandbox.pins());
-        command.env(agent::STATUS_SOCKET, agent::status_socket(&self.sandbox));
-        command
+        agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }
 
     /// A status page of the proxy.
@@ -260,8 +257,7 @@ impl TestNode {
     ///
     /// Its standard error if it failed.
     pub fn dump(&self, build: Build) -> Result<Vec<String>> {
-        let mut command = Command::new(build.binary());
-        let output = agent::run(command.arg("dump").arg("--pin-dir").arg(self.sandbox.pins()));
+        let output = agent::run(&mut agent::cli(&build.binary(), &self.sandbox, "dump"));
         if output.code != Some(0) {
             bail!("dump failed: {}", output.stderr);
         }

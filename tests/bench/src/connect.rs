@@ -6,7 +6,7 @@ use std::{
     io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use socket2::{Domain, Socket, Type};
 use tests::{
     MemoryCgroup, Sandbox, TestNode,
-    agent::{self, AgentCommand, status_socket},
+    agent::{self, AgentCommand},
     client::reset_on_close,
     manifest::Service,
     test_node::NODE,
@@ -208,9 +208,9 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
 
 /// Starts a trace whose lines are not kept, and waits until the programs are attached.
 fn start_trace(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<KilledOnDrop> {
-    let mut command = Command::new(binary);
-    command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut command = agent::cli(binary, node.sandbox(), "trace");
+    let child =
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut trace = KilledOnDrop(child);
     // Behind the first lines of the log.
     let mut lines = BufReader::new(trace.0.stderr.take().context("a pipe")?).lines();

@@ -3,14 +3,13 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    process::Command,
     thread,
     time::Duration,
 };
 
 use tests::{
     Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::{STATUS_SOCKET, run, status_socket},
+    agent::{cli, run},
     client::{exchange, udp_socket},
     eventually,
     fixtures::{WEB, WEB4, endpoint},
@@ -49,10 +48,9 @@ struct Counters {
 
 /// The counters that `status` reports, by the name of the port.
 fn counters(node: &TestNode, build: Build) -> BTreeMap<String, Counters> {
-    let mut command = Command::new(build.binary());
-    command.env(STATUS_SOCKET, status_socket(node.sandbox()));
-    command.args(["status", "--output", "json", "--cgroup"]).arg(node.sandbox().cgroup());
-    let output = run(command.arg("--pin-dir").arg(node.sandbox().pins())).success();
+    let mut command = cli(&build.binary(), node.sandbox(), "status");
+    command.args(["--output", "json", "--cgroup"]).arg(node.sandbox().cgroup());
+    let output = run(&mut command).success();
     let status: serde_json::Value = serde_json::from_str(&output).unwrap();
     let number = |it: &serde_json::Value| it.as_u64().unwrap();
     let counters = status["counters"].as_array().unwrap().iter().map(|it| {

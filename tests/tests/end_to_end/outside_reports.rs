@@ -12,7 +12,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT, Trace,
-    agent::{Output, STATUS_SOCKET, run, status_socket},
+    agent::{Output, run},
     eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
@@ -47,9 +47,7 @@ fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<Ingress
 /// Runs a subcommand on a node.
 fn cli(cluster: &IngressCluster, node: usize, arguments: &[&str]) -> Output {
     let node = &cluster.nodes[node];
-    let mut command = Command::new(Build::Product.binary());
-    command.args(arguments).arg("--pin-dir").arg(node.sandbox.pins());
-    node.netns.run(|| run(command.env(STATUS_SOCKET, status_socket(&node.sandbox))))
+    node.netns.run(|| run(node.cli(arguments[0]).args(&arguments[1..])))
 }
 
 /// What `explain outside` says on a node, as JSON.
@@ -361,9 +359,7 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
     cluster.set_next_hops(NETWORKS, &[2]);
     let traces = [0, 1].map(|node| {
         let node = &cluster.nodes[node];
-        let mut trace = Command::new(Build::Product.binary());
-        trace.args(["trace", "--service", "default/web"]).env(STATUS_SOCKET, status_socket(&node.sandbox));
-        node.netns.run(|| Trace::start(&mut trace))
+        node.netns.run(|| Trace::start(node.cli("trace").args(["--service", "default/web"])))
     });
     for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
@@ -400,9 +396,7 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
     let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.set_next_hops(NETWORKS, &[2]);
     let entry = &cluster.nodes[2];
-    let mut trace = Command::new(Build::Product.binary());
-    trace.args(["trace", "--service", "default/web"]).env(STATUS_SOCKET, status_socket(&entry.sandbox));
-    let trace = entry.netns.run(|| Trace::start(&mut trace));
+    let trace = entry.netns.run(|| Trace::start(entry.cli("trace").args(["--service", "default/web"])));
     for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
         let (server, _) = connection.name().split_once(' ').unwrap();
@@ -445,9 +439,8 @@ fn top_shows_how_many_packets_are_forwarded() {
     let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.set_next_hops(NETWORKS, &[2]);
     let node = &cluster.nodes[2];
-    let mut top = Command::new(Build::Product.binary());
-    top.args(["top", "--once", "--output=json", "--filter=default/web"]);
-    top.arg("--pin-dir").arg(node.sandbox.pins()).env(STATUS_SOCKET, status_socket(&node.sandbox));
+    let mut top = node.cli("top");
+    top.args(["--once", "--output=json", "--filter=default/web"]);
     let mut top = node.netns.run(|| top.stdout(Stdio::piped()).spawn()).unwrap();
     while top.try_wait().unwrap().is_none() {
         for frontend in frontends() {

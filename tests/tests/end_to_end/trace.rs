@@ -22,8 +22,8 @@ use nix::{
 };
 use serde_json::Value;
 use tests::{
-    BlackHole, Build, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
-    agent::{self, Output, run, status_socket},
+    BlackHole, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
+    agent::{Output, run, status_socket},
     client::{exchange, udp_socket},
     eventually,
     fixtures::{TARGET_PORT, WEB, WEB4, endpoint, web, web4},
@@ -43,18 +43,12 @@ pub(super) const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
 
 #[track_caller]
 pub(super) fn start(node: &TestNode, arguments: &[&str]) -> Trace {
-    Trace::start(trace(node).args(arguments))
-}
-
-fn trace(node: &TestNode) -> Command {
-    let mut command = Command::new(Build::Product.binary());
-    command.arg("trace").env(agent::STATUS_SOCKET, status_socket(node.sandbox()));
-    command
+    Trace::start(node.cli("trace").args(arguments))
 }
 
 #[track_caller]
 fn refused(node: &TestNode, arguments: &[&str]) -> String {
-    let Output { code, stderr, .. } = run(trace(node).args(arguments));
+    let Output { code, stderr, .. } = run(node.cli("trace").args(arguments));
     assert_eq!(code, Some(1), "{stderr}");
     stderr
 }
@@ -231,7 +225,7 @@ fn a_filter_lets_through_what_it_names() {
         // The plugin knows the names of pods.
         let (input, mut names) = io::pipe().unwrap();
         writeln!(names, "{uid} default/client").unwrap();
-        let trace = Trace::start(trace(&node).args(&arguments).stdin(input));
+        let trace = Trace::start(node.cli("trace").args(&arguments).stdin(input));
         connect(web);
         move_to(path, process::id()).unwrap();
         connect(other);
@@ -346,7 +340,7 @@ fn session_affinity_is_traced() {
 #[test]
 fn the_products_programs_return_however_the_trace_ends() {
     let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
-    let ended_by_time = run(trace(&node).args(["--for", "100ms"]));
+    let ended_by_time = run(node.cli("trace").args(["--for", "100ms"]));
     assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
     assert!(eventually(TIMEOUT, || are_products(&node)));
     let mut killed = start(&node, &[]);
@@ -373,7 +367,7 @@ fn the_products_programs_return_however_the_trace_ends() {
 /// A trace with these streams, once it reports.
 #[track_caller]
 fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> KilledOnDrop {
-    let mut command = trace(node);
+    let mut command = node.cli("trace");
     let mut child = KilledOnDrop(command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap());
     let mut first = String::new();
     BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut first).unwrap();
@@ -418,7 +412,7 @@ fn a_trace_ends_when_nobody_reads_it() {
 
     // Input that had ended before says nothing.
     for stdin in [Stdio::null(), io::pipe().unwrap().0.into()] {
-        let mut trace = Trace::start(trace(&node).stdin(stdin));
+        let mut trace = Trace::start(node.cli("trace").stdin(stdin));
         drop(EchoConnection::connect(web4_address()).unwrap());
         assert_eq!(trace.next()["verdict"], "redirected");
         trace.kill();
@@ -428,7 +422,7 @@ fn a_trace_ends_when_nobody_reads_it() {
 #[test]
 fn a_trace_takes_the_place_of_one_that_runs_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
-    let first = trace(&node).args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
+    let first = node.cli("trace").args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
     let runs = || run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
     assert!(eventually(TIMEOUT, || runs().contains("one runs since 2")), "{}", runs());
     assert!(runs().contains("with --pid 1"), "{}", runs());
@@ -459,7 +453,7 @@ fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
     assert!(error.contains("another trace runs since 2"), "{error}");
     assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
     drop(first);
-    assert!(eventually(TIMEOUT, || run(trace(&node).args(["--for", "1ms"])).code == Some(0)));
+    assert!(eventually(TIMEOUT, || run(node.cli("trace").args(["--for", "1ms"])).code == Some(0)));
     let error = refused(&node, &["--service", "default/wep"]);
     assert!(error.contains("there is no Service default/wep; nearest: default/web"), "{error}");
     let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);

@@ -1,13 +1,10 @@
 //! `trace` on the packet path: the first packet of each connection to what is asked for, and why one fails.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 use tests::{
-    Build, TIMEOUT, TestCluster, Trace, Transport, agent, eventually,
+    TIMEOUT, TestCluster, Trace, Transport, eventually,
     test_cluster::{CLIENT, P1, P3, TARGET},
 };
 
@@ -19,9 +16,7 @@ use super::{
 #[track_caller]
 fn trace(it: &RunningCluster, arguments: &[&str]) -> Trace {
     assert!(eventually(TIMEOUT, || is_ready(it)));
-    let mut command = Command::new(Build::Product.binary());
-    command.arg("trace").args(arguments).env(agent::STATUS_SOCKET, agent::status_socket(it.sandbox()));
-    it.n1.run(|| Trace::start(&mut command))
+    it.n1.run(|| Trace::start(it.cli("trace").args(arguments)))
 }
 
 fn endpoint_of(pod: &str, address: SocketAddr) -> String {
