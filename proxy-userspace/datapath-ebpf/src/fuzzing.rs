@@ -12,7 +12,7 @@ use proxy_common::{
 
 use crate::{
     fake_maps::FakeMaps,
-    observe::{active_frontends::rows, generation::Generation},
+    observe::{active_frontends::rows, dump},
     programs::trace::TraceEvent,
     tables::{
         counter_alloc::{CounterAllocator, CounterOwner},
@@ -25,7 +25,7 @@ use crate::{
 /// How many owners get counters from what an earlier process has left.
 const OWNERS: u64 = 40;
 
-/// The contents of a generation's maps: each entry is described, and every frontend has as many backends as there are at most.
+/// The contents of a generation's maps: each entry is described, for each frontend at most once.
 ///
 /// The bytes are divided among the tables, in parts of the lengths that their first bytes say.
 pub fn generation(bytes: &[u8]) {
@@ -40,12 +40,8 @@ pub fn generation(bytes: &[u8]) {
         rest = after;
     }
     let entries: usize = Table::ALL.iter().map(|it| tables[it.index()].0.len() / it.entry().key).sum();
-    let generation = Generation::read(|it| Ok(tables[it.index()].clone())).expect("maps that can be read");
-    let lines = generation.lines();
+    let lines = dump::lines(|it| tables[it.index()].clone());
     assert!(lines.is_sorted() && lines.len() <= entries * (entries + 1), "a line per frontend and entry");
-    for (name, backends) in generation.frontends() {
-        assert!(backends <= entries && !name.is_empty());
-    }
     for (key, _) in rows::<FailureKey, FailureRecord>(&(bytes.to_vec(), bytes.to_vec())) {
         let _ = key_parts(key);
     }
@@ -115,8 +111,7 @@ fn described(state: &NodeState) -> Vec<String> {
 }
 
 fn lines(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
-    let generation = Generation::read(|it| Ok(buffer.store().entries(it)));
-    generation.expect("these maps can be read").lines()
+    dump::lines(|it| buffer.store().entries(it))
 }
 
 /// The entries of a buffer.

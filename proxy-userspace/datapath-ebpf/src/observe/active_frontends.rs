@@ -184,11 +184,69 @@ impl Maps<'_> {
         self.get(Table::NodeAddrs, &key)
     }
 
-    /// The backends of a frontend of this family.
-    pub(crate) fn backends<F: TableFamily>(
+    /// The value of one entry, if there is one.
+    pub(crate) fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
+        let name = self.pins.inner(self.side, table);
+        let map = self.map(table)?;
+        let mut value = V::zeroed();
+        raw_bpf::lookup(map.fd().as_fd(), bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))
+            .map(|is_found| is_found.then_some(value))
+            .map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", name.display()))
+    }
+
+    fn batch(&mut self, table: Table, count: u32, cursor: &mut Cursor) -> Result<raw_bpf::Batch, Error> {
+        let name = self.pins.inner(self.side, table);
+        raw_bpf::lookup_batch(self.map(table)?.fd().as_fd(), table.entry(), count, cursor)
+            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", name.display()))
+    }
+
+    fn map(&mut self, table: Table) -> Result<&MapData, Error> {
+        let map = &mut self.maps[table.index()];
+        if map.is_none() {
+            *map = Some(bpf_maps::open(&self.pins.inner(self.side, table), table.entry())?);
+        }
+        map.as_ref().ok_or_else(|| Error::Incomplete(format!("map {table}")))
+    }
+}
+
+/// Reads the tables of one side.
+pub(crate) trait ReadTables {
+    /// All entries of a table, in no order; tables can be read meanwhile.
+    fn each_batch<K: Pod, V: Pod>(
         &mut self,
-        row: &Frontend,
-    ) -> Result<Vec<(SocketAddr, CounterIndex)>, Error> {
+        table: Table,
+        each: impl FnMut(&mut Self, K, V) -> Result<(), Error>,
+    ) -> Result<(), Error>;
+
+    /// The backends of a frontend of this family.
+    fn backends<F: TableFamily>(&mut self, row: &Frontend) -> Result<Vec<(SocketAddr, CounterIndex)>, Error>;
+
+    /// All entries of a table, in no order.
+    fn each<K: Pod, V: Pod>(&mut self, table: Table, mut each: impl FnMut(K, V)) -> Result<(), Error> {
+        self.each_batch(table, |_, key, value| {
+            each(key, value);
+            Ok(())
+        })
+    }
+}
+
+impl ReadTables for Maps<'_> {
+    fn each_batch<K: Pod, V: Pod>(
+        &mut self,
+        table: Table,
+        mut each: impl FnMut(&mut Self, K, V) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut cursor = Cursor::default();
+        loop {
+            let batch = self.batch(table, BATCH, &mut cursor)?;
+            rows(&(batch.keys, batch.values)).try_for_each(|(key, value)| each(self, key, value))?;
+            if batch.is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn backends<F: TableFamily>(&mut self, row: &Frontend) -> Result<Vec<(SocketAddr, CounterIndex)>, Error> {
         let mut backends = Vec::with_capacity(row.backend_count as usize);
         // A cursor of an array is the position before the next one.
         let mut cursor = row.backend_offset.checked_sub(1).map_or_else(Cursor::default, Cursor::after);
@@ -208,57 +266,33 @@ impl Maps<'_> {
         }
         Ok(backends)
     }
+}
 
-    /// The value of one entry, if there is one.
-    pub(crate) fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
-        let name = self.pins.inner(self.side, table);
-        let map = self.map(table)?;
-        let mut value = V::zeroed();
-        raw_bpf::lookup(map.fd().as_fd(), bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))
-            .map(|is_found| is_found.then_some(value))
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", name.display()))
-    }
+/// Tables in memory, of which a function returns the entries.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) struct InMemory<R>(pub(crate) R);
 
-    /// All entries of a table, in no order; maps can be read meanwhile.
-    pub(crate) fn each_batch<K: Pod, V: Pod>(
+#[cfg(any(test, feature = "fuzzing"))]
+impl<R: Fn(Table) -> Entries> ReadTables for InMemory<R> {
+    fn each_batch<K: Pod, V: Pod>(
         &mut self,
         table: Table,
         mut each: impl FnMut(&mut Self, K, V) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut cursor = Cursor::default();
-        loop {
-            let batch = self.batch(table, BATCH, &mut cursor)?;
-            rows(&(batch.keys, batch.values)).try_for_each(|(key, value)| each(self, key, value))?;
-            if batch.is_last {
-                return Ok(());
+        let entries = (self.0)(table);
+        rows(&entries).try_for_each(|(key, value)| each(self, key, value))
+    }
+
+    fn backends<F: TableFamily>(&mut self, row: &Frontend) -> Result<Vec<(SocketAddr, CounterIndex)>, Error> {
+        let mut backends = Vec::new();
+        self.each(F::BACKENDS, |position: u32, it: F::BackendEntry| {
+            let is_own = position.checked_sub(row.backend_offset).is_some_and(|it| it < row.backend_count);
+            if is_own && it != F::BackendEntry::zeroed() {
+                let (backend, counter) = F::backend_of(it);
+                backends.push((F::socket_addr(F::sock_addr(backend)), counter));
             }
-        }
-    }
-
-    /// All entries of a table, in no order.
-    pub(crate) fn each<K: Pod, V: Pod>(
-        &mut self,
-        table: Table,
-        mut each: impl FnMut(K, V),
-    ) -> Result<(), Error> {
-        self.each_batch(table, |_, key, value| {
-            each(key, value);
-            Ok(())
-        })
-    }
-
-    fn batch(&mut self, table: Table, count: u32, cursor: &mut Cursor) -> Result<raw_bpf::Batch, Error> {
-        let name = self.pins.inner(self.side, table);
-        raw_bpf::lookup_batch(self.map(table)?.fd().as_fd(), table.entry(), count, cursor)
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", name.display()))
-    }
-
-    fn map(&mut self, table: Table) -> Result<&MapData, Error> {
-        let map = &mut self.maps[table.index()];
-        if map.is_none() {
-            *map = Some(bpf_maps::open(&self.pins.inner(self.side, table), table.entry())?);
-        }
-        map.as_ref().ok_or_else(|| Error::Incomplete(format!("map {table}")))
+        })?;
+        Ok(backends)
     }
 }
 

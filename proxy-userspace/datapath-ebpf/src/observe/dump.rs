@@ -4,6 +4,7 @@
 //! each of them; an entry that no frontend refers to is shown as an orphan, with its id or position.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::Path,
 };
@@ -16,11 +17,13 @@ use proxy_common::{
     tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
 };
 
+#[cfg(any(test, feature = "fuzzing"))]
+use crate::observe::active_frontends::{Entries, InMemory};
 use crate::{
     error::Error,
     maps::bpf_maps,
     observe::{
-        active_frontends::{ActiveFrontends, Maps, initialized},
+        active_frontends::{ActiveFrontends, ReadTables, initialized},
         forwards::ForwardTables,
     },
     tables::{store::Table, table_family::TableFamily},
@@ -52,15 +55,24 @@ pub fn dump(pin_dir: &Path, mut each: impl FnMut(&str)) -> Result<(), Error> {
     }
 }
 
+/// A line for each entry of tables in memory, in order.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn lines(read: impl Fn(Table) -> Entries) -> Vec<String> {
+    let mut lines = Vec::new();
+    list(&mut InMemory(read), &mut |it| lines.push(it)).expect("memory can be read");
+    lines.sort_unstable();
+    lines
+}
+
 /// A line for each entry, in no order.
-fn list(maps: &mut Maps<'_>, add: &mut dyn FnMut(String)) -> Result<(), Error> {
+fn list(maps: &mut impl ReadTables, add: &mut dyn FnMut(String)) -> Result<(), Error> {
     // Only UDP and session affinity have members.
     let mut members = Vec::new();
     list_members::<V4>(maps, &mut members)?;
     list_members::<V6>(maps, &mut members)?;
     members.sort_unstable();
-    list_family::<V4>(maps, &mut members, add)?;
-    list_family::<V6>(maps, &mut members, add)?;
+    list_family::<V4, _>(maps, &mut members, add)?;
+    list_family::<V6, _>(maps, &mut members, add)?;
     for Member { set, backend, .. } in members.iter().filter(|it| !it.has_frontend) {
         add(format!("orphan member set={set} {backend}"));
     }
@@ -76,7 +88,7 @@ struct Member {
     has_frontend: bool,
 }
 
-fn list_members<F: TableFamily>(maps: &mut Maps<'_>, members: &mut Vec<Member>) -> Result<(), Error> {
+fn list_members<F: TableFamily>(maps: &mut impl ReadTables, members: &mut Vec<Member>) -> Result<(), Error> {
     maps.each(F::MEMBERS, |key, _: BackendSetMember| {
         let (set, backend) = F::member_of(key);
         members.push(Member { set, backend: F::socket_addr(F::sock_addr(backend)), has_frontend: false });
@@ -84,15 +96,17 @@ fn list_members<F: TableFamily>(maps: &mut Maps<'_>, members: &mut Vec<Member>) 
 }
 
 /// The frontends and backends of a family, and the members of their sets, which are in order.
-fn list_family<F: TableFamily>(
-    maps: &mut Maps<'_>,
+fn list_family<F: TableFamily, M: ReadTables>(
+    maps: &mut M,
     members: &mut [Member],
     add: &mut dyn FnMut(String),
 ) -> Result<(), Error> {
-    let mut used = Positions::default();
-    let mut list = |maps: &mut Maps<'_>, name: String, row: Frontend| {
+    // The positions of each frontend: the first one, and how many.
+    let mut used: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut list = |maps: &mut M, name: String, row: Frontend| {
         add(frontend_line(&name, &row));
-        used.insert(row.backend_offset, row.backend_count);
+        let count = used.entry(row.backend_offset).or_default();
+        *count = row.backend_count.max(*count);
         for (backend, _) in maps.backends::<F>(&row)? {
             add(format!("backend {name} -> {backend}"));
         }
@@ -113,34 +127,15 @@ fn list_family<F: TableFamily>(
         false => Ok(()),
     })?;
     maps.each(F::BACKENDS, |position, row: F::BackendEntry| {
-        if row != F::BackendEntry::zeroed() && !used.contains(position) {
+        let is_used = || used.range(..=position).rev().any(|(first, count)| position - first < *count);
+        if row != F::BackendEntry::zeroed() && !is_used() {
             let backend = F::socket_addr(F::sock_addr(F::backend_of(row).0));
             add(format!("orphan backend position={position} -> {backend}"));
         }
     })
 }
 
-/// Positions of an array.
-#[derive(Default)]
-struct Positions(Vec<u64>);
-
-impl Positions {
-    fn insert(&mut self, first: u32, count: u32) {
-        for it in first as usize..first as usize + count as usize {
-            if it / 64 >= self.0.len() {
-                self.0.resize(it / 64 + 1, 0);
-            }
-            self.0[it / 64] |= 1 << (it % 64);
-        }
-    }
-
-    fn contains(&self, position: u32) -> bool {
-        let word = self.0.get(position as usize / 64).copied().unwrap_or_default();
-        word & (1 << (position % 64)) != 0
-    }
-}
-
-pub(crate) fn frontend_line(name: &str, row: &Frontend) -> String {
+fn frontend_line(name: &str, row: &Frontend) -> String {
     let mut line = format!("frontend {name} backends={}", row.backend_count);
     if row.affinity_timeout != 0 {
         line += &format!(" affinity={}s", row.affinity_timeout);
@@ -160,7 +155,7 @@ pub(crate) fn frontend_line(name: &str, row: &Frontend) -> String {
     line
 }
 
-pub(crate) fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
+fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {
     match scope {
         NodeAddrScope::LOCAL => format!("node-address {address} local"),
         NodeAddrScope::REMOTE => format!("node-address {address} remote"),
@@ -179,7 +174,7 @@ pub fn generation(pin_dir: &Path) -> Result<u32, Error> {
     bpf_maps::read_active(&initialized(pin_dir)?).map(|(_, flips)| flips)
 }
 
-pub(crate) fn frontend_name(address: SocketAddr, protocol: u8) -> String {
+fn frontend_name(address: SocketAddr, protocol: u8) -> String {
     match protocol {
         TCP => format!("{address}/TCP"),
         UDP => format!("{address}/UDP"),

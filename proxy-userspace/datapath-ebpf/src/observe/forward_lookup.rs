@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     maps::pins::Pins,
     observe::{
-        active_frontends::ActiveFrontends,
+        active_frontends::{ActiveFrontends, ReadTables as _},
         forwards::{ForwardTables, rows_of},
     },
     programs::uplink_links,

@@ -20,7 +20,7 @@ use proxy_common::{
 use crate::{
     error::Error,
     maps::{bpf_maps, pins::Pins},
-    observe::active_frontends::{ActiveFrontends, Maps},
+    observe::active_frontends::{ActiveFrontends, Maps, ReadTables},
     tables::{layout::forwarding::PreviousRows, store::Table},
 };
 
@@ -39,7 +39,8 @@ pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
     let others = pins.other_layouts()?.into_iter().map(|it| pins.of_layout(it));
     for pins in iter::once(pins.clone()).chain(others) {
         if bpf_maps::is_initialized(&pins)? {
-            return ActiveFrontends::of(pins)?.read(ForwardTables::read).map(|(_, tables)| tables.into());
+            let (_, tables) = ActiveFrontends::of(pins)?.read(|maps| ForwardTables::read(maps))?;
+            return Ok(tables.into());
         }
     }
     Ok(PreviousRows::default())
@@ -72,7 +73,7 @@ pub(crate) fn rows_of((number, pair): (u32, RowPair)) -> [(u32, Row); 2] {
 }
 
 impl ForwardTables {
-    pub(crate) fn read(maps: &mut Maps<'_>) -> Result<Self, Error> {
+    pub(crate) fn read(maps: &mut impl ReadTables) -> Result<Self, Error> {
         let mut tables = Self::default();
         maps.each(Table::Forwards, |key, it| tables.forwards.push((key, it)))?;
         if !tables.forwards.is_empty() {

@@ -7,7 +7,5 @@ pub mod check;
 pub(crate) mod dump;
 pub(crate) mod forward_lookup;
 pub(crate) mod forwards;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod generation;
 pub(crate) mod lookup;
 pub(crate) mod table_stats;

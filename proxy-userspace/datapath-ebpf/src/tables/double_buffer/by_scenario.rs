@@ -3,7 +3,7 @@
 use scenarios::{Scenario, Step};
 
 use super::*;
-use crate::{fake_maps::FakeMaps, observe::generation::Generation};
+use crate::{fake_maps::FakeMaps, observe::dump::lines};
 
 /// How often a change is tried with maps that fail.
 const ATTEMPTS: u32 = 20;
@@ -15,7 +15,7 @@ fn steps(scenarios: &[Scenario]) -> impl Iterator<Item = (&Scenario, &Step, Vec<
 }
 
 fn dump(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
-    Generation::read(|table| Ok(buffer.store.entries(table))).unwrap().lines()
+    lines(|table| buffer.store.entries(table))
 }
 
 #[test]
