@@ -14,6 +14,7 @@ use proxy_common::{
     net::{Be16, V4, V6},
     tables::FrontendKey6,
 };
+use serde::Serialize;
 
 use crate::{
     error::Error,
@@ -140,19 +141,21 @@ impl ForwardTables {
 }
 
 /// Everything that is forwarded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ForwardSummary {
     /// How many frontends are forwarded.
     pub frontends: usize,
+    /// How many nodes own rows, this one included.
+    pub nodes: usize,
     /// How many more are to be, and are translated because no node owns their rows.
     pub translated: usize,
     /// How many more are forwarded no longer, but for connections that exist.
     pub ended: usize,
-    /// How many nodes own rows, this one included.
-    pub nodes: usize,
     /// The addresses at which this node receives packets of other nodes.
+    #[serde(skip)]
     pub own_addresses: Vec<IpAddr>,
     /// The addresses of other nodes, with and without rows.
+    #[serde(skip)]
     pub other_addresses: BTreeSet<IpAddr>,
     /// The names of the interfaces at which the programs are attached.
     pub uplinks: BTreeSet<String>,

@@ -22,6 +22,7 @@ use proxy_common::{
     net::{SockAddr, V6},
     trace::{self as raw, Event, MAX_PORTS},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
     error::Error,
@@ -126,7 +127,8 @@ pub struct TraceEvent {
 }
 
 /// A decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum TraceVerdict {
     /// The destination is no frontend.
     Passed,
@@ -171,7 +173,8 @@ pub struct TraceEnd {
 }
 
 /// How a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum EndReason {
     /// The process closed it.
     Closed,

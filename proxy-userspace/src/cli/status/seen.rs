@@ -4,9 +4,8 @@ use std::{io, mem, ops::Range, path::Path};
 
 use anyhow::Result;
 use datapath::{ActiveFrontend, AttachStatus, FrontendAddress};
-use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, Options};
+use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, ForwardSummary, Options};
 use datapath_nft as nft;
-use serde::Serialize;
 
 use super::{
     names::{NamedFrontend, Names, PortName},
@@ -22,39 +21,8 @@ pub(super) struct Seen {
     pub(super) hooks: Result<AttachStatus, String>,
     pub(super) packets: Result<String, String>,
     /// What is forwarded of packets from outside; `None` if nothing is.
-    pub(super) forwarding: Result<Option<Forwarding>, String>,
+    pub(super) forwarding: Result<Option<ForwardSummary>, String>,
     pub(super) process: Process,
-}
-
-/// What is forwarded of packets from outside.
-#[derive(Serialize)]
-pub(super) struct Forwarding {
-    /// How many frontends are forwarded.
-    pub(super) frontends: usize,
-    /// How many nodes own rows of these, this one included.
-    pub(super) nodes: usize,
-    /// How many more are to be forwarded, and are translated.
-    pub(super) translated: usize,
-    /// How many more are forwarded no longer, but for connections that exist.
-    pub(super) ended: usize,
-    /// The interfaces at which the programs are attached.
-    pub(super) uplinks: Vec<String>,
-}
-
-impl Forwarding {
-    fn read(pins: &Path) -> Result<Option<Self>, ebpf::Error> {
-        let summary = match ebpf::forward_summary(pins) {
-            Err(ebpf::Error::NotInitialized(_)) => return Ok(None),
-            summary => summary?,
-        };
-        Ok(summary.is_used().then(|| Self {
-            frontends: summary.frontends,
-            nodes: summary.nodes,
-            translated: summary.translated,
-            ended: summary.ended,
-            uplinks: summary.uplinks.into_iter().collect(),
-        }))
-    }
 }
 
 /// The frontends, read one by one.
@@ -192,7 +160,7 @@ impl Seen {
             counts: ebpf::counts(pins).map_err(message),
             hooks: ebpf::query_at(options.cgroup.as_deref(), pins).map_err(message),
             packets,
-            forwarding: Forwarding::read(pins).map_err(message),
+            forwarding: forwarding(pins).map_err(message),
             process,
         })
     }
@@ -209,6 +177,13 @@ impl Seen {
         let maps = [self.generation.as_ref().err(), self.rows.error.as_ref(), self.counts.as_ref().err()];
         let packets = [self.packets.as_ref().err(), self.forwarding.as_ref().err()];
         maps.into_iter().chain([hooks]).chain(packets).flatten().collect()
+    }
+}
+
+fn forwarding(pins: &Path) -> Result<Option<ForwardSummary>, ebpf::Error> {
+    match ebpf::forward_summary(pins) {
+        Err(ebpf::Error::NotInitialized(_)) => Ok(None),
+        summary => Ok(Some(summary?).filter(ForwardSummary::is_used)),
     }
 }
 

@@ -7,12 +7,9 @@ use std::{
 };
 
 use datapath::{ActiveFrontend, PortCounts, PortId};
-use datapath_ebpf::{Counts, check};
+use datapath_ebpf::{Counts, ForwardSummary, check};
 
-use super::{
-    names::PortName,
-    seen::{Forwarding, Seen},
-};
+use super::{names::PortName, seen::Seen};
 
 const HEADER: [&str; 7] = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "CONNECTIONS", "REFUSED", ""];
 /// How many endpoints a row names.
@@ -84,14 +81,15 @@ fn programs(seen: &Seen) -> String {
 }
 
 /// What becomes of packets from outside, as in `2 frontends, to 3 nodes, by eth0`.
-fn forwarding(Forwarding { frontends, nodes, translated, ended, uplinks }: &Forwarding) -> String {
-    let (frontends, nodes) = (model::counted(*frontends, "frontend"), model::counted(*nodes, "node"));
+fn forwarding(it: &ForwardSummary) -> String {
+    let (frontends, nodes) = (model::counted(it.frontends, "frontend"), model::counted(it.nodes, "node"));
     let more = |count: usize, says: &str| match count {
         0 => String::new(),
         count => format!("; {count} more {says}"),
     };
-    let translated = more(*translated, "translated (`check` says why)");
-    let ended = more(*ended, "for connections that exist, as forwarding has ended");
+    let translated = more(it.translated, "translated (`check` says why)");
+    let ended = more(it.ended, "for connections that exist, as forwarding has ended");
+    let uplinks: Vec<_> = it.uplinks.iter().map(String::as_str).collect();
     match &uplinks[..] {
         [] => {
             format!("NOT at work, no interface has the programs: {frontends}, to {nodes}{translated}{ended}")
@@ -154,7 +152,13 @@ mod tests {
     fn what_is_forwarded_is_told_from_what_is_not() {
         let says = |frontends, translated, uplinks: &[&str]| {
             let uplinks = uplinks.iter().map(|it| (*it).to_owned()).collect();
-            forwarding(&Forwarding { frontends, nodes: 3, translated, ended: 0, uplinks })
+            forwarding(&ForwardSummary {
+                frontends,
+                nodes: 3,
+                translated,
+                uplinks,
+                ..ForwardSummary::default()
+            })
         };
         assert_eq!(says(2, 0, &["eth0", "eth1"]), "2 frontends, to 3 nodes, by eth0, eth1");
         assert_eq!(
@@ -162,9 +166,9 @@ mod tests {
             "1 frontend, to 3 nodes, by eth0; 1 more translated (`check` says why)"
         );
         assert_eq!(says(1, 0, &[]), "NOT at work, no interface has the programs: 1 frontend, to 3 nodes");
-        let uplinks = vec!["eth0".to_owned()];
+        let uplinks = ["eth0".to_owned()].into();
         assert_eq!(
-            forwarding(&Forwarding { frontends: 0, nodes: 3, translated: 0, ended: 2, uplinks }),
+            forwarding(&ForwardSummary { nodes: 3, ended: 2, uplinks, ..ForwardSummary::default() }),
             "0 frontends, to 3 nodes, by eth0; 2 more for connections that exist, as forwarding has ended"
         );
     }

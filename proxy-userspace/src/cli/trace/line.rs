@@ -82,7 +82,7 @@ pub(super) struct Decision {
     /// The name of the port, or its number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) port: Option<String>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TraceVerdict,
     /// Why it passed, if the destination is a cluster IP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
@@ -99,7 +99,7 @@ pub(super) struct Decision {
     #[serde(default, skip_serializing_if = "is_false")]
     pub(super) further_datagram: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) end: Option<End>,
+    pub(super) end: Option<EndReason>,
     /// How long after the decision the connection was established, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) established_seconds: Option<f64>,
@@ -144,30 +144,6 @@ fn is_false(it: &bool) -> bool {
     !it
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Verdict {
-    Passed,
-    Excluded,
-    LeftToPackets,
-    Redirected,
-    NoEndpoints,
-    NoRoom,
-}
-
-impl From<TraceVerdict> for Verdict {
-    fn from(it: TraceVerdict) -> Self {
-        match it {
-            TraceVerdict::Passed => Self::Passed,
-            TraceVerdict::Excluded => Self::Excluded,
-            TraceVerdict::LeftToPackets => Self::LeftToPackets,
-            TraceVerdict::Redirected => Self::Redirected,
-            TraceVerdict::NoEndpoints => Self::NoEndpoints,
-            TraceVerdict::NoRoom => Self::NoRoom,
-        }
-    }
-}
-
 /// What session affinity did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -186,30 +162,6 @@ pub(super) enum Ejected {
     Avoided,
     /// The endpoint was ejected and is tried, as its time is over or there is no other one.
     Tried,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum End {
-    Closed,
-    ClosedByEndpoint,
-    Reset,
-    Refused,
-    NoAnswer,
-    GivenUp,
-}
-
-impl From<EndReason> for End {
-    fn from(it: EndReason) -> Self {
-        match it {
-            EndReason::Closed => Self::Closed,
-            EndReason::ClosedByEndpoint => Self::ClosedByEndpoint,
-            EndReason::Reset => Self::Reset,
-            EndReason::Refused => Self::Refused,
-            EndReason::NoAnswer => Self::NoAnswer,
-            EndReason::GivenUp => Self::GivenUp,
-        }
-    }
 }
 
 impl Line {
@@ -282,12 +234,12 @@ impl Decision {
         let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
         if let Some(end) = self.end {
             let how = match end {
-                End::Closed => "closed",
-                End::ClosedByEndpoint => "closed by the endpoint",
-                End::Reset => "reset, or timed out",
-                End::Refused => "REFUSED by the endpoint",
-                End::NoAnswer => "NO ANSWER from the endpoint",
-                End::GivenUp => "GIVEN UP without an answer from the endpoint",
+                EndReason::Closed => "closed",
+                EndReason::ClosedByEndpoint => "closed by the endpoint",
+                EndReason::Reset => "reset, or timed out",
+                EndReason::Refused => "REFUSED by the endpoint",
+                EndReason::NoAnswer => "NO ANSWER from the endpoint",
+                EndReason::GivenUp => "GIVEN UP without an answer from the endpoint",
             };
             let after = self.seconds.map_or_else(String::new, |it| format!(" after {}", seconds(it)));
             let established = self.established_seconds.map(seconds);
@@ -295,14 +247,14 @@ impl Decision {
             return format!("{endpoint} {how}{after}{established}");
         }
         match self.verdict {
-            Verdict::Redirected => endpoint,
-            Verdict::NoEndpoints => "ECONNREFUSED: the Service has no endpoints".into(),
-            Verdict::NoRoom => "ENOBUFS: there is no room for the translation".into(),
-            Verdict::Excluded => "not translated: the process is excluded".into(),
-            Verdict::LeftToPackets => {
+            TraceVerdict::Redirected => endpoint,
+            TraceVerdict::NoEndpoints => "ECONNREFUSED: the Service has no endpoints".into(),
+            TraceVerdict::NoRoom => "ENOBUFS: there is no room for the translation".into(),
+            TraceVerdict::Excluded => "not translated: the process is excluded".into(),
+            TraceVerdict::LeftToPackets => {
                 "not translated: left to nftables, as the socket is the kernel's".into()
             }
-            Verdict::Passed => {
+            TraceVerdict::Passed => {
                 let reason = self.reason.as_deref();
                 let reason = reason.unwrap_or("no Service has this address, port and protocol");
                 format!("not translated: {reason}")
@@ -356,7 +308,7 @@ pub(super) mod tests {
             destination: "10.96.0.10:80".parse().unwrap(),
             service: Some("default/web".into()),
             port: Some("http".into()),
-            verdict: Verdict::Redirected,
+            verdict: TraceVerdict::Redirected,
             reason: None,
             endpoint: Some("10.244.1.1:8080".parse().unwrap()),
             affinity: None,
@@ -404,13 +356,13 @@ pub(super) mod tests {
             &Line::Connect(it),
             &format!("{call} default/web:http = 10.244.1.1:8080 pod=default/client netns=7"),
         );
-        let it = Decision { verdict: Verdict::NoEndpoints, endpoint: None, cgroup: None, ..decision() };
+        let it = Decision { verdict: TraceVerdict::NoEndpoints, endpoint: None, cgroup: None, ..decision() };
         check(
             &Line::Connect(it),
             &format!("{call} default/web:http = ECONNREFUSED: the Service has no endpoints netns=7"),
         );
         let it = Decision {
-            verdict: Verdict::Passed,
+            verdict: TraceVerdict::Passed,
             endpoint: None,
             service: None,
             port: None,
@@ -451,11 +403,11 @@ pub(super) mod tests {
         };
         let call = "03:04:05.123456 curl[42] close(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080";
         check(
-            &end(End::ClosedByEndpoint, 2.5, Some(0.000_25)),
+            &end(EndReason::ClosedByEndpoint, 2.5, Some(0.000_25)),
             &format!("{call} closed by the endpoint after 2.500 s, established within 250 µs netns=7"),
         );
         check(
-            &end(End::Refused, 0.0123, None),
+            &end(EndReason::Refused, 0.0123, None),
             &format!("{call} REFUSED by the endpoint after 12.3 ms netns=7"),
         );
     }
