@@ -47,7 +47,7 @@ fn cluster(bytes: &[u8]) -> ClusterState {
     let mut u = arbitrary::Unstructured::new(bytes);
     let mut cluster = ClusterState::default();
     while let (false, Ok(change)) = (u.is_empty(), change(&mut u)) {
-        change.apply(&mut cluster);
+        cluster.apply([change].into());
     }
     cluster
 }

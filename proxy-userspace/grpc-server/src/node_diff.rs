@@ -233,7 +233,7 @@ mod tests {
             while !u.is_empty() {
                 let mut cluster = ClusterState::clone(brain.cluster_state());
                 let Ok(change) = change(&mut u) else { break };
-                change.apply(&mut cluster);
+                cluster.apply([change].into());
                 brain.replace_cluster(Arc::new(cluster));
                 brain.recompute();
                 for (node, before) in NODES.iter().zip(&mut states) {

@@ -14,7 +14,7 @@ use model::{
 
 use crate::{
     invariants,
-    random_cluster::{Change, NODES, change, change_of, service_with_slices, with_other_endpoints},
+    random_cluster::{NODES, change, change_of, service_with_slices, with_other_endpoints},
     wire,
 };
 
@@ -37,7 +37,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     let mut served = BTreeSet::from(["n1"]);
     while !u.is_empty() {
         match u.int_in_range(0..=18)? {
-            kind @ 0..=11 => apply(&mut brain, change_of(kind, u)?),
+            kind @ 0..=11 => brain.apply([change_of(kind, u)?].into()),
             12 => {
                 let node = *u.choose(&NODES)?;
                 served.insert(node);
@@ -52,7 +52,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
                 // Several changes as one snapshot, as sources deliver them.
                 let mut cluster = ClusterState::clone(brain.cluster_state());
                 for _ in 0..4 {
-                    change(u)?.apply(&mut cluster);
+                    cluster.apply([change(u)?].into());
                 }
                 brain.replace_cluster(Arc::new(cluster));
             }
@@ -103,17 +103,6 @@ fn endpoint_history(u: &mut Unstructured<'_>) -> Result<()> {
         recompute(&mut brain, &served, &options);
     }
     Ok(())
-}
-
-fn apply(brain: &mut Brain, change: Change) {
-    match change {
-        Change::SetService(it) => brain.set_service(it),
-        Change::DeleteService(name) => brain.delete_service(&name),
-        Change::SetSlice(it) => brain.set_slice(it),
-        Change::DeleteSlice(name) => brain.delete_slice(&name),
-        Change::SetNode(it) => brain.set_node(it),
-        Change::DeleteNode(name) => brain.delete_node(name),
-    }
 }
 
 fn recompute(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {

@@ -31,7 +31,7 @@ fn history(u: &mut Unstructured<'_>, states: &mut Vec<NodeState>) -> Result<()> 
     }
     while !u.is_empty() && states.len() < MAX_STATES {
         for _ in 0..u.int_in_range(1..=4)? {
-            change(u)?.apply(&mut cluster);
+            cluster.apply([change(u)?].into());
         }
         states.push(state(&cluster));
     }

@@ -12,7 +12,7 @@ static STATE: LazyLock<NodeState> = LazyLock::new(|| {
     let mut rng = fastrand::Rng::with_seed(7);
     let bytes: Vec<u8> = (0..16_000).map(|_| rng.u8(..)).collect();
     let (mut u, mut cluster) = (Unstructured::new(&bytes), ClusterState::default());
-    (0..60).map_while(|_| change(&mut u).ok()).for_each(|it| it.apply(&mut cluster));
+    (0..60).map_while(|_| change(&mut u).ok()).for_each(|it| cluster.apply([it].into()));
     compile::state(&cluster)
 });
 

@@ -11,8 +11,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
-        SlicePort,
+        Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service, ServicePort,
+        SliceName, SlicePort,
     },
     state::{
         self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, PassiveHealth, ServiceKind,
@@ -27,35 +27,8 @@ const ZONES: [&str; 2] = ["a", "b"];
 const SERVICES: [&str; 3] = ["web", "web-b", "api"];
 const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
 
-/// A change of one object.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// A Service is added or replaced.
-    SetService(Service),
-    /// A Service is deleted.
-    DeleteService(ServiceName),
-    /// A slice is added or replaced.
-    SetSlice(EndpointSlice),
-    /// A slice is deleted.
-    DeleteSlice(SliceName),
-    /// A node is added or replaced.
-    SetNode(Node),
-    /// A node is deleted.
-    DeleteNode(&'static str),
-}
-
-impl Change {
-    pub fn apply(self, cluster: &mut ClusterState) {
-        match self {
-            Self::SetService(it) => drop(cluster.set_service(it)),
-            Self::DeleteService(name) => drop(cluster.delete_service(&name)),
-            Self::SetSlice(it) => drop(cluster.set_slice(it)),
-            Self::DeleteSlice(name) => drop(cluster.delete_slice(&name)),
-            Self::SetNode(it) => drop(cluster.set_node(it)),
-            Self::DeleteNode(name) => drop(cluster.delete_node(name)),
-        }
-    }
-}
+/// A change of one object: its newest version, or `None` if it was deleted.
+pub type Change = (ObjectName, Option<Object>);
 
 /// A random change.
 ///
@@ -70,13 +43,17 @@ pub fn change(u: &mut Unstructured<'_>) -> Result<Change> {
 /// A random change of a kind from 0 to 11; slices change most often.
 pub(crate) fn change_of(kind: u8, u: &mut Unstructured<'_>) -> Result<Change> {
     Ok(match kind {
-        0..=2 => Change::SetService(service(u)?),
-        3 => Change::DeleteService(service_name(u)?),
-        4..=8 => Change::SetSlice(slice(u)?),
-        9 => Change::DeleteSlice(slice_name(u)?),
-        10 => Change::SetNode(node(u)?),
-        _ => Change::DeleteNode(u.choose(&NODES)?),
+        0..=2 => set(Object::Service(service(u)?.into())),
+        3 => (ObjectName::Service(service_name(u)?), None),
+        4..=8 => set(Object::EndpointSlice(slice(u)?.into())),
+        9 => (ObjectName::EndpointSlice(slice_name(u)?), None),
+        10 => set(Object::Node(node(u)?.into())),
+        _ => (ObjectName::Node(Arc::from(*u.choose(&NODES)?)), None),
     })
+}
+
+fn set(object: Object) -> Change {
+    (object.name(), Some(object))
 }
 
 fn service_name(u: &mut Unstructured<'_>) -> Result<ServiceName> {

@@ -10,7 +10,7 @@ use arbitrary::Unstructured;
 use brain::{Options, node_state};
 use fuzz::random_cluster::{self, Change};
 use model::{
-    cluster::{ClusterState, SliceName},
+    cluster::{ClusterState, Object, ObjectName},
     state::{NodeState, ServiceCidr},
 };
 use proxy_contract::{
@@ -81,44 +81,30 @@ impl Truth {
         self.apply(server, change)
     }
 
-    fn apply(&mut self, server: &ApiServer, change: Change) -> String {
-        match change {
-            Change::SetService(it) => {
+    fn apply(&mut self, server: &ApiServer, (name, object): Change) -> String {
+        let verb = if object.is_some() { "set" } else { "delete" };
+        match object {
+            Some(Object::Service(it)) => {
                 let object = manifest::service(&it);
-                let name = it.name;
                 let converted = kube_types::service(&parse(&object)).object;
                 let converted = converted.filter(|it| it.proxy_name.is_none());
                 server.set(object);
                 self.set(SERVICES, server, |all| match converted {
                     Some(it) => drop(all.set_service(it)),
-                    None => drop(all.delete_service(&name)),
+                    None => all.delete(&name),
                 });
-                format!("set Service {name}")
             }
-            Change::DeleteService(name) => {
-                server.delete(Resource::Services, &name.to_string());
-                self.set(SERVICES, server, |all| drop(all.delete_service(&name)));
-                format!("delete Service {name}")
-            }
-            Change::SetSlice(it) => {
+            Some(Object::EndpointSlice(it)) => {
                 let object = manifest::slice(&it);
-                let name = it.name;
                 let converted = kube_types::endpoint_slice(&parse(&object)).object;
                 let converted = converted.filter(|it| !it.headless);
                 server.set(object);
                 self.set(SLICES, server, |all| match converted {
                     Some(it) => drop(all.set_slice(it)),
-                    None => drop(all.delete_slice(&name)),
+                    None => all.delete(&name),
                 });
-                format!("set EndpointSlice {name}")
             }
-            Change::DeleteSlice(name) => {
-                let SliceName { namespace, name: own } = &name;
-                server.delete(Resource::EndpointSlices, &format!("{namespace}/{own}"));
-                self.set(SLICES, server, |all| drop(all.delete_slice(&name)));
-                format!("delete EndpointSlice {name}")
-            }
-            Change::SetNode(it) => {
+            Some(Object::Node(it)) => {
                 let object = manifest::node(&it);
                 let converted = kube_types::node(&parse(&object)).object;
                 let is_watched = self.only_node.is_none_or(|only| *it.name == *only);
@@ -126,14 +112,22 @@ impl Truth {
                 self.set(NODES, server, |all| {
                     converted.filter(|_| is_watched).map(|it| all.set_node(it));
                 });
-                format!("set Node {}", it.name)
             }
-            Change::DeleteNode(name) => {
-                server.delete(Resource::Nodes, name);
-                self.set(NODES, server, |all| drop(all.delete_node(name)));
-                format!("delete Node {name}")
+            Some(Object::ServiceCidr(_) | Object::Pod(_)) => unreachable!("no random change is of this kind"),
+            None => {
+                let (kind, resource, path) = match &name {
+                    ObjectName::Service(it) => (SERVICES, Resource::Services, it.to_string()),
+                    ObjectName::EndpointSlice(it) => (SLICES, Resource::EndpointSlices, it.to_string()),
+                    ObjectName::Node(it) => (NODES, Resource::Nodes, it.to_string()),
+                    ObjectName::ServiceCidr(_) | ObjectName::Pod(_) => {
+                        unreachable!("no random change is of this kind")
+                    }
+                };
+                server.delete(resource, &path);
+                self.set(kind, server, |all| all.delete(&name));
             }
         }
+        format!("{verb} {name}")
     }
 
     fn change_service_cidr(&mut self, server: &ApiServer) -> String {

@@ -56,7 +56,7 @@ fn node_states(state: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)>
 fn change_randomly(state: &mut ClusterState, bytes: &[u8]) {
     let mut bytes = Unstructured::new(bytes);
     while let (false, Ok(change)) = (bytes.is_empty(), change(&mut bytes)) {
-        change.apply(state);
+        state.apply([change].into());
     }
 }
 
