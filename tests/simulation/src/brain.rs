@@ -3,7 +3,7 @@
 use grpc_server::Listener;
 use pipeline::{Config, Pipeline, SourceConfig};
 use proxy_contract::{Target, client::Client};
-use source::kube::{ClientConfig, Connector, WatchedPods};
+use source::kube::{ClientConfig, WatchedPods, connect_with};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -56,7 +56,7 @@ impl Brain {
             0 => SourceConfig::Kube {
                 client_config: ClientConfig {
                     server: Some("http://192.0.2.1".into()),
-                    connector: Some(Connector::new(move || network.connect(name, Server::Api))),
+                    connector: Some(connect_with(move || network.connect(name, Server::Api))),
                     ..ClientConfig::default()
                 },
                 all_nodes: self.any_node,

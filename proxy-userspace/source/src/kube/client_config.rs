@@ -33,7 +33,7 @@ use tower_http::decompression::DecompressionLayer;
 
 use super::{
     connector::Connector,
-    http_proxy::{Proxy, Route},
+    http_proxy::{Proxy, Route, route},
     renewed_credentials::RenewedCredentials,
     request_log::RequestLog,
     timing::Timing,
@@ -96,7 +96,7 @@ impl ClientConfig {
         let send = match &self.connector {
             Some(connector) => sender(connector.clone(), timing),
             None => {
-                let route = Route::new(tcp(), proxy.as_ref());
+                let route = route(tcp(), proxy.as_ref());
                 sender(https_connector(&config, route).map_err(invalid)?, timing)
             }
         };

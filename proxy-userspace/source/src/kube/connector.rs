@@ -2,12 +2,7 @@
 //!
 //! TLS is up to the connection: what it carries is HTTP as it is.
 
-use std::{
-    fmt, io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::io;
 
 use http::Uri;
 use hyper_util::{
@@ -15,7 +10,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tower::Service;
+use tower::{service_fn, util::BoxCloneSyncService};
 
 /// A connection to an API server.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {
@@ -30,42 +25,17 @@ impl Connection for Box<dyn ByteStream> {
     }
 }
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Box<dyn ByteStream>>>> + Send>>;
-
 /// Makes connections to an API server. Clones make the same ones.
-#[derive(Clone)]
-pub struct Connector(Arc<dyn Fn() -> Connecting + Send + Sync>);
+pub type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn ByteStream>>, io::Error>;
 
-impl Connector {
-    /// Connects by calling `connect`.
-    pub fn new<F, S>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = io::Result<S>> + Send + 'static,
-        S: ByteStream + 'static,
-    {
-        Self(Arc::new(move || {
-            let connecting = connect();
-            Box::pin(async { Ok(TokioIo::new(Box::new(connecting.await?) as Box<dyn ByteStream>)) })
-        }))
-    }
-}
-
-impl Service<Uri> for Connector {
-    type Response = TokioIo<Box<dyn ByteStream>>;
-    type Error = io::Error;
-    type Future = Connecting;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Connecting {
-        (self.0)()
-    }
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").finish_non_exhaustive()
-    }
+/// Connects by calling `connect`.
+pub fn connect_with<F, S>(connect: impl Fn() -> F + Clone + Send + Sync + 'static) -> Connector
+where
+    F: Future<Output = io::Result<S>> + Send + 'static,
+    S: ByteStream + 'static,
+{
+    BoxCloneSyncService::new(service_fn(move |_: Uri| {
+        let connecting = connect();
+        async { connecting.await.map(|it| TokioIo::new(Box::new(it) as Box<dyn ByteStream>)) }
+    }))
 }

@@ -1,11 +1,7 @@
 //! The proxy between this process and the API server, as client-go chooses it: `proxy-url` of the kubeconfig, or else
 //! HTTPS_PROXY and its like.
 
-use std::{
-    env,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::env;
 
 use http::Uri;
 use hyper_util::{
@@ -19,16 +15,10 @@ use hyper_util::{
     rt::TokioIo,
 };
 use tokio::net::TcpStream;
-use tower::{BoxError, Service, ServiceExt as _};
+use tower::{BoxError, Service, ServiceExt as _, util::BoxCloneSyncService};
 
 /// Connects to the API server, directly or through a proxy.
-#[derive(Clone, Debug)]
-pub(super) enum Route {
-    Direct(HttpConnector),
-    /// By an HTTP CONNECT request.
-    Tunnel(Tunnel<HttpConnector>),
-    Socks(SocksV5<HttpConnector>),
-}
+pub(super) type Route = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
 
 /// Which proxy is to be used.
 #[derive(Debug)]
@@ -91,44 +81,31 @@ impl Proxy {
     }
 }
 
-impl Route {
-    pub(super) fn new(tcp: HttpConnector, proxy: Option<&Proxy>) -> Self {
-        let Some(Proxy(proxy)) = proxy else { return Self::Direct(tcp) };
-        if proxy.uri().scheme_str() != Some("http") {
-            // Names are resolved by the proxy, as by Go.
-            let socks = SocksV5::new(with_socks_port(proxy.uri()), tcp).local_dns(false);
-            return Self::Socks(match proxy.raw_auth() {
-                Some((user, password)) => socks.with_auth(user.into(), password.into()),
-                None => socks,
-            });
-        }
-        let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
-        Self::Tunnel(match proxy.basic_auth() {
-            Some(it) => tunnel.with_auth(it.clone()),
-            None => tunnel,
-        })
+pub(super) fn route(tcp: HttpConnector, proxy: Option<&Proxy>) -> Route {
+    let Some(Proxy(proxy)) = proxy else { return boxed(tcp) };
+    if proxy.uri().scheme_str() != Some("http") {
+        // Names are resolved by the proxy, as by Go.
+        let socks = SocksV5::new(with_socks_port(proxy.uri()), tcp).local_dns(false);
+        return boxed(match proxy.raw_auth() {
+            Some((user, password)) => socks.with_auth(user.into(), password.into()),
+            None => socks,
+        });
     }
+    // By an HTTP CONNECT request.
+    let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+    boxed(match proxy.basic_auth() {
+        Some(it) => tunnel.with_auth(it.clone()),
+        None => tunnel,
+    })
 }
 
-impl Service<Uri> for Route {
-    type Response = TokioIo<TcpStream>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, server: Uri) -> Self::Future {
-        let route = self.clone();
-        Box::pin(async move {
-            Ok(match route {
-                Self::Direct(it) => it.oneshot(server).await?,
-                Self::Tunnel(it) => it.oneshot(server).await?,
-                Self::Socks(it) => it.oneshot(server).await?,
-            })
-        })
-    }
+fn boxed<S>(connector: S) -> Route
+where
+    S: Service<Uri, Response = TokioIo<TcpStream>> + Clone + Send + Sync + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+{
+    BoxCloneSyncService::new(connector.map_err(Into::<BoxError>::into))
 }
 
 /// A SOCKS proxy has port 1080 unless its URL names another (RFC 1928).

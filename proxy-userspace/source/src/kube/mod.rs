@@ -37,7 +37,7 @@ use self::{reflector::Reflector, resource::Resource, shared::Shared, shared_clie
 use crate::kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr};
 
 pub use client_config::{ClientConfig, ClientConfigError};
-pub use connector::{ByteStream, Connector};
+pub use connector::{ByteStream, Connector, connect_with};
 pub use event_recorder::{EventRecorder, ServiceEvent};
 pub use options::{Options, WatchedPods};
 pub use request_log::{ApiRequest, RequestLog};
