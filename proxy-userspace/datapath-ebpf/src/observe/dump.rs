@@ -127,7 +127,8 @@ fn list_family<F: TableFamily, M: ReadTables>(
         false => Ok(()),
     })?;
     maps.each(F::BACKENDS, |position, row: F::BackendEntry| {
-        let is_used = || used.range(..=position).rev().any(|(first, count)| position - first < *count);
+        // Those of two frontends are the same or disjoint.
+        let is_used = || used.range(..=position).next_back().is_some_and(|(first, it)| position - first < *it);
         if row != F::BackendEntry::zeroed() && !is_used() {
             let backend = F::socket_addr(F::sock_addr(F::backend_of(row).0));
             add(format!("orphan backend position={position} -> {backend}"));
