@@ -460,6 +460,12 @@ impl Datapath {
         match adopted.and_then(|()| self.notices.commit(&mut self.netfilter, messages, entries)) {
             Ok(()) => self.removed_udp.on_committed(),
             Err(error) if all_replaced && error.is_feature_missing() => {
+                if is_unused {
+                    // What was filled serves nobody; there may be nothing.
+                    for family in FAMILIES {
+                        let _ = commit(&mut self.netfilter, [delete_table(family)]);
+                    }
+                }
                 entries = self.write_one_by_one(&desired, error)?;
             }
             Err(error) => {
@@ -501,8 +507,6 @@ impl Datapath {
             match commit_batch(&mut self.netfilter, batch) {
                 Ok(()) => applied += entries,
                 Err(error) if error.is_feature_missing() => {
-                    // What was filled of it serves nobody; there may be nothing.
-                    let _ = commit(&mut self.netfilter, [delete_table(family)]);
                     self.unsupported.insert(family, error_chain(&error));
                 }
                 Err(error) => return Err(error),

@@ -140,15 +140,15 @@ fn listen(
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return report_end(errno),
         }
-        if fds[1].any() == Some(true) {
-            return;
-        }
+        let is_stopped = fds[1].any() == Some(true);
         match recv(socket.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
             Ok(length) => {
                 if messages(&datagram[..length]).any(|(header, payload)| is_relevant(&header, payload)) {
                     changed.set();
                 }
             }
+            // What has come before the end counts.
+            Err(Errno::EAGAIN) if is_stopped => return,
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(Errno::ENOBUFS) => changed.set(),
             Err(errno) => return report_end(errno),

@@ -84,16 +84,17 @@ impl Snapshot {
         })
     }
 
-    /// Counts elements of the table of a family, and keeps none; `None` if it does not exist.
+    /// Counts elements of the table of a family, and keeps none; also whether packets meet the table, by base chains. `None` if it
+    /// does not exist.
     pub(crate) fn count(
         netfilter: &mut Netfilter,
         family: Family,
         is_counted: impl Fn(&Element) -> bool,
-    ) -> Result<Option<usize>, Error> {
+    ) -> Result<Option<(usize, bool)>, Error> {
         retried(|| {
             let mut count = 0;
             let found = Self::walk(netfilter, family, &mut |it, _| count += usize::from(is_counted(&it)))?;
-            Ok(found.map(|_| count))
+            Ok(found.map(|it| (count, !it.policies.is_empty())))
         })
     }
 

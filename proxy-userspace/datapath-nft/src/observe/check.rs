@@ -77,7 +77,7 @@ pub fn tables(has_run: bool) -> Result<Finding, Error> {
     let mut netfilter = Netfilter::open().map_err(Error::Open)?;
     let counts = FAMILIES.map(|it| Snapshot::count(&mut netfilter, it, |_| true).transpose());
     let counts = counts.into_iter().flatten().collect::<Result<Vec<_>, Error>>()?;
-    let entries: usize = counts.iter().sum();
+    let entries: usize = counts.iter().map(|(entries, _)| entries).sum();
     Ok(match counts.len() {
         0 if !has_run => {
             Finding::ok(TABLES, "there is no nftables table of ours: never started here, or cleaned up")
@@ -91,6 +91,13 @@ pub fn tables(has_run: bool) -> Result<Finding, Error> {
             TABLES,
             format!("only one of our two nftables tables exists; elements in it: {entries}"),
             "see the log of `run` or `agent`",
+        ),
+        _ if counts.iter().any(|(_, is_met)| !is_met) => Finding::degraded(
+            TABLES,
+            format!(
+                "our nftables tables are not complete: packets are not translated; elements in them: {entries}"
+            ),
+            "wait until `run` or `agent` has written them; if it ends before, see its log",
         ),
         _ => Finding::ok(TABLES, format!("our nftables tables exist; elements in them: {entries}")),
     })

@@ -41,7 +41,7 @@ impl NodeSettings {
         let is_frontend = |it: &Element| MatchKey::ALL.into_iter().any(|by| by.internal() == it.map);
         let mut is_served = |family: &Family| {
             let count = netfilter.as_mut().map(|it| Snapshot::count(it, *family, is_frontend));
-            matches!(count, Some(Ok(Some(1..))))
+            matches!(count, Some(Ok(Some((1.., _)))))
         };
         let mut families: BTreeSet<_> = FAMILIES.into_iter().filter(&mut is_served).collect();
         if families.is_empty() {
