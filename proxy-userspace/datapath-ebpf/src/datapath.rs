@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    io,
     net::{IpAddr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
@@ -17,7 +16,7 @@ use model::{
     Family, ServiceName,
     diff::pairs,
     error_chain,
-    state::{NodeInfos, NodeState, Pods},
+    state::{NodeInfo, NodeInfos, NodeState, Pods},
 };
 
 use netlink::host_addresses::interfaces_with;
@@ -45,7 +44,7 @@ use crate::{
         socket_termination::SocketTerminator,
         trace::{ActiveTrace, TracedPrograms},
         trial_connects::TrialConnects,
-        uplinks::{Uplinks, too_narrow},
+        uplinks::{Uplinks, least_mtu, too_narrow},
     },
     tables::{
         double_buffer::{Applied, DoubleBuffer},
@@ -205,19 +204,25 @@ impl Datapath {
     ///
     /// The generation before stays active; the next call tries again.
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
+        let was_forwarding = self.buffer.layout().is_forwarding();
+        let mut has_new_nodes = false;
         if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
             self.node_addresses =
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
             self.nodes = Some(state.nodes.clone());
             self.uplinks.expire();
-            self.set_narrow();
+            has_new_nodes = true;
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
         if let Err(error) = self.set_pods(&state.pods) {
             tracing::warn!(%error, "pod annotations are not in effect yet; retrying");
         }
-        let Applied { services, entries, flipped, is_full } =
-            self.buffer.apply(state, &self.node_addresses)?;
+        let mut applied = self.buffer.apply(state, &self.node_addresses)?;
+        // Before packets are forwarded: programs are attached to the uplinks later.
+        if (has_new_nodes || !was_forwarding) && self.check_uplinks() {
+            applied.entries += self.buffer.apply(state, &self.node_addresses)?.entries;
+        }
+        let Applied { services, entries, flipped, is_full } = applied;
         self.is_applied = true;
         if let Some(begun) = self.buffer.layout_mut().forwarding().take_begun() {
             self.begun = begun;
@@ -339,7 +344,10 @@ impl Datapath {
         if self.uplinks.is_current(is_forwarding) {
             return;
         }
-        let wanted = if is_forwarding { self.own_interfaces() } else { Ok(BTreeSet::new()) };
+        let wanted = match self.own_node() {
+            Some(node) if is_forwarding => interfaces_with(|ip| node.addresses.contains(&ip)),
+            _ => Ok(BTreeSet::new()),
+        };
         let wanted = match wanted {
             Ok(wanted) => wanted,
             Err(error) => {
@@ -360,28 +368,41 @@ impl Datapath {
         }
     }
 
-    /// The interfaces with an address of this node.
-    fn own_interfaces(&self) -> io::Result<BTreeSet<u32>> {
-        let node = self.nodes.as_ref().and_then(|it| it.get(&*self.node_name));
-        node.map_or(Ok(BTreeSet::new()), |node| interfaces_with(|ip| node.addresses.contains(&ip)))
+    fn own_node(&self) -> Option<&NodeInfo> {
+        self.nodes.as_ref()?.get(&*self.node_name)
     }
 
-    /// Looks whether the uplinks are still as wide as before, if anything is forwarded; returns whether the state has to be applied
-    /// again.
+    /// Looks whether the uplinks are wide enough, if anything is forwarded: a family whose wrapped packets do not fit is translated.
+    /// Returns whether the state has to be applied again.
     pub fn check_uplinks(&mut self) -> bool {
-        self.buffer.layout().is_forwarding() && self.set_narrow()
-    }
-
-    /// Translates the families whose wrapped packets do not fit through the uplinks; returns whether the state has to be applied.
-    fn set_narrow(&mut self) -> bool {
-        // An interface that cannot be listed is reported when the programs are attached.
-        let narrow = too_narrow(&self.own_interfaces().unwrap_or_default());
-        let is_changed = self.buffer.layout_mut().forwarding().set_narrow(narrow.clone());
-        if is_changed && !narrow.is_empty() {
-            tracing::warn!(
-                families = ?narrow,
-                "uplinks are too narrow for wrapped packets, which are translated: raise their MTU, as `check` says"
-            );
+        if !self.buffer.layout().is_forwarding() {
+            return false;
+        }
+        let mut narrow = BTreeMap::new();
+        for family in Family::ALL {
+            let own =
+                self.own_node().and_then(|it| it.addresses.iter().find(|it| Family::of(**it) == family));
+            match own.map_or(Ok(Vec::new()), |it| too_narrow(*it)) {
+                Ok(links) if links.is_empty() => {}
+                Ok(links) => drop(narrow.insert(family, links)),
+                Err(error) => {
+                    tracing::debug!(%error, "uplinks cannot be read; what is known of them stays");
+                    return false;
+                }
+            }
+        }
+        let families = narrow.keys().copied().collect();
+        let is_changed = self.buffer.layout_mut().forwarding().set_narrow(families);
+        if is_changed {
+            for (family, links) in &narrow {
+                tracing::warn!(
+                    %family, ?links, needs = least_mtu(*family),
+                    "an uplink is too narrow for wrapped packets: those from outside are translated"
+                );
+            }
+            if narrow.is_empty() {
+                tracing::info!("uplinks are wide enough again: packets from outside are forwarded");
+            }
         }
         is_changed
     }

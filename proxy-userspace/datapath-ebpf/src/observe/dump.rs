@@ -126,9 +126,10 @@ fn list_family<F: TableFamily, M: ReadTables>(
         true => list(maps, frontend_name(SocketAddr::new(any, key.port.get()), key.protocol), row),
         false => Ok(()),
     })?;
-    maps.each(F::BACKENDS, |position, row: F::BackendEntry| {
+    maps.each(F::BACKENDS, |position: u32, row: F::BackendEntry| {
         // Those of two frontends are the same or disjoint.
-        let is_used = || used.range(..=position).next_back().is_some_and(|(first, it)| position - first < *it);
+        let is_used =
+            || used.range(..=position).next_back().is_some_and(|(first, it)| position - first < *it);
         if row != F::BackendEntry::zeroed() && !is_used() {
             let backend = F::socket_addr(F::sock_addr(F::backend_of(row).0));
             add(format!("orphan backend position={position} -> {backend}"));

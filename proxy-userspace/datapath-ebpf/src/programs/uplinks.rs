@@ -3,7 +3,7 @@
 //! Invariant: the links are pinned and outlast this process; the program of one is replaced without a moment without any.
 //! So do filters, where the kernel has no links to interfaces.
 
-use std::{collections::BTreeSet, os::fd::AsFd as _, path::Path};
+use std::{collections::BTreeSet, io, net::IpAddr, os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf,
@@ -14,7 +14,7 @@ use aya::{
     },
 };
 use model::{Family, error_chain};
-use netlink::links;
+use netlink::{host_addresses::interfaces_with, links};
 use nix::net::if_::if_indextoname;
 use proxy_common::forward::{Wrapping4, Wrapping6};
 
@@ -47,12 +47,16 @@ pub(crate) fn least_mtu(family: Family) -> u32 {
     }
 }
 
-/// The families for whose packets one of these interfaces is too narrow.
-pub(crate) fn too_narrow(interfaces: &BTreeSet<u32>) -> BTreeSet<Family> {
-    // One that has gone, or cannot be read, tells nothing.
-    let links = interfaces.iter().filter_map(|it| links::read(*it).ok().flatten());
-    let least = links.map(|it| it.mtu).min().unwrap_or(u32::MAX);
-    Family::ALL.into_iter().filter(|it| least < least_mtu(*it)).collect()
+/// The interfaces of Ethernet with the address of a node that are too narrow for the packets of its family, each with its MTU.
+pub(crate) fn too_narrow(address: IpAddr) -> io::Result<Vec<(String, u32)>> {
+    let mut narrow = Vec::new();
+    for interface in interfaces_with(|it| it == address)? {
+        // One may have gone meanwhile.
+        let link = links::read(interface)?;
+        let link = link.filter(|it| it.is_ethernet && it.mtu < least_mtu(Family::of(address)));
+        narrow.extend(link.map(|it| (it.name, it.mtu)));
+    }
+    Ok(narrow)
 }
 
 /// The uplinks, by the index of their interface.

@@ -88,7 +88,7 @@ fn forwarding(it: &ForwardSummary) -> String {
         count => format!("; {count} more {says}"),
     };
     let translated = more(it.translated, "translated (`check` says why)");
-    let ended = more(it.ended, "for connections that exist, as forwarding has ended");
+    let ended = more(it.ended, "for connections that exist alone (`check` says why)");
     let uplinks: Vec<_> = it.uplinks.iter().map(String::as_str).collect();
     match &uplinks[..] {
         [] => {
@@ -169,7 +169,7 @@ mod tests {
         let uplinks = ["eth0".to_owned()].into();
         assert_eq!(
             forwarding(&ForwardSummary { nodes: 3, ended: 2, uplinks, ..ForwardSummary::default() }),
-            "0 frontends, to 3 nodes, by eth0; 2 more for connections that exist, as forwarding has ended"
+            "0 frontends, to 3 nodes, by eth0; 2 more for connections that exist alone (`check` says why)"
         );
     }
 }

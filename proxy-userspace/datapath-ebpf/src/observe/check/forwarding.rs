@@ -98,7 +98,9 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
         model::counted(nodes, "node")
     );
     if ended > 0 {
-        says += &format!("; for {ended} more, forwarding has ended but for connections that exist");
+        says += &format!(
+            "; for {ended} more, connections that exist alone: it was turned off, or an uplink is too narrow"
+        );
     }
     if translated == 0 {
         return Finding::ok(SUBJECT, says);
@@ -108,7 +110,7 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
         format!(
             "{says}; those to {translated} more are translated: a node with endpoints cannot receive them, or an uplink of this one is too narrow"
         ),
-        "every node needs this version with the eBPF backend and an address in its Node object, and UDP at \
+        "uplinks need the MTU that is said below; every node needs this version with the eBPF backend and an address in its Node object, and UDP at \
          --external-forwarding-port must pass between nodes; `explain outside` names the nodes",
     )
 }
@@ -254,7 +256,9 @@ mod tests {
         assert_eq!(finding(0, 0).level, Level::Ok, "it is enabled");
         let ended = forwarded(&ForwardSummary { ended: 2, nodes: 2, ..ForwardSummary::default() });
         assert_eq!(ended.level, Level::Ok);
-        assert!(ended.says.ends_with("for 2 more, forwarding has ended but for connections that exist"));
+        assert!(ended.says.ends_with(
+            "for 2 more, connections that exist alone: it was turned off, or an uplink is too narrow"
+        ));
     }
 
     #[test]

@@ -146,14 +146,14 @@ impl Forwarding {
     }
 
     /// Sets the families whose packets do not fit through this node's uplinks: it translates them, and takes those that others
-    /// forward. Returns whether that makes a difference to the next [`Forwarding::update`].
+    /// forward. Returns whether they are others; the next [`Forwarding::update`] follows.
     pub(crate) fn set_narrow(&mut self, families: BTreeSet<Family>) -> bool {
         if self.narrow == families {
             return false;
         }
         self.narrow = families;
         self.outdated.extend(self.services.keys().cloned());
-        !self.services.is_empty()
+        true
     }
 
     /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated, if they may have
@@ -396,9 +396,7 @@ impl Forwarding {
         let before =
             before.map(PlacedPort::before).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
         let stage = before.map_or(Stage::Translated, |it| it.stage);
-        let is_narrow = self.narrow.contains(&port.family);
-        let may_begin =
-            may_begin && !is_narrow && port.nodes.iter().all(|it| self.has_answered(it, port.family));
+        let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
         let can_keep = self.can_keep(to_place.port.protocol, port.family);
         let mut placed = PlacedPort {
             family: port.family,
@@ -412,18 +410,12 @@ impl Forwarding {
         };
         self.nodes.add_targets(&port.nodes, port.family);
         match before {
-            // Forwarding has ended, or ends, but for connections that exist.
-            Some(before)
-                if (stage == Stage::Ended || is_narrow && stage != Stage::Translated)
-                    && can_keep
-                    && !may_begin =>
-            {
+            Some(before) if stage == Stage::Ended && can_keep && !may_begin => {
                 self.rows.keep(before.rows, updates);
-                placed.stage = Stage::Ended;
                 (placed.rows, placed.by_client) = (before.rows, before.by_client);
             }
             _ => {
-                let is_forwarded = !is_narrow && matches!(stage, Stage::Begun | Stage::Forwarded);
+                let is_forwarded = matches!(stage, Stage::Begun | Stage::Forwarded);
                 let before = before.map(|it| it.rows);
                 let serving = match is_forwarded || may_begin {
                     true => self.serving(port, before.filter(|_| is_forwarded)),
@@ -435,7 +427,19 @@ impl Forwarding {
                 placed.rows = self.rows.acquire(before, &serving, &mut self.nodes, updates);
             }
         }
+        if self.narrow.contains(&port.family) && placed.stage != Stage::Translated {
+            self.translate(&mut placed, can_keep, updates);
+        }
         Some(placed)
+    }
+
+    /// Has this node translate what others forward. Their rows stay here for connections that were forwarded, wherever they began.
+    fn translate(&mut self, placed: &mut PlacedPort, can_keep: bool, updates: &mut MapUpdates) {
+        placed.stage = if can_keep { Stage::Ended } else { Stage::Translated };
+        if !can_keep {
+            self.rows.release(placed.rows);
+            placed.rows = self.rows.acquire(None, &[].into(), &mut self.nodes, updates);
+        }
     }
 
     /// Whether a node with endpoints has answered once.

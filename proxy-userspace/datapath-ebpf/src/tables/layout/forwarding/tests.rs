@@ -500,13 +500,22 @@ fn where_uplinks_are_too_narrow_packets_are_translated_and_connections_stay() {
     assert_eq!(narrow(&mut it, &[Family::V6]), (true, owners.clone(), Some(KNOWN_FIRST)));
     assert_eq!(narrow(&mut it, &Family::ALL), (true, owners.clone(), Some(ENDED)));
     assert!(!narrow(&mut it, &Family::ALL).0, "nothing has changed");
-    assert_eq!(narrow(&mut it, &[]), (true, owners, Some(KNOWN_FIRST)));
+    assert_eq!(narrow(&mut it, &[]), (true, owners.clone(), Some(KNOWN_FIRST)));
 
     // One that begins there takes what others forward.
     let mut it = Written::beside_packets();
-    assert!(!narrow(&mut it, &[Family::V4]).0, "nothing is forwarded yet");
+    narrow(&mut it, &[Family::V4]);
     it.both(&both);
-    assert_eq!(it.owners(1), [None].into());
+    assert_eq!((it.owners(1), it.flags(1)), (owners, Some(ENDED)));
+    // Its rows follow those of others.
+    it.both(&web(&[(1, 1), (2, 1)]));
+    assert_eq!((it.owners(1), it.flags(1)), ([Some(1), Some(2)].into(), Some(ENDED)));
+
+    // Without a second chance nothing tells the connections that were forwarded from others.
+    let mut it = Written::default();
+    it.update(both.clone());
+    assert_eq!(narrow(&mut it, &[Family::V4]).1, [None].into());
+    assert_eq!(narrow(&mut it, &[]).1, [Some(0), Some(1)].into());
 }
 
 #[test]
