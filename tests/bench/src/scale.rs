@@ -132,6 +132,7 @@ fn goals(size: Size) -> Goals {
 /// Measures the figures.
 pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
     let binary = build::build(true)?;
+    Expedited::ensure_unset()?;
     let mut report = Figures::new("SERVICES x ENDPOINTS");
     let all_packets = || {
         ["off", "nft"].into_iter().filter(|it| arguments.packets.as_deref().is_none_or(|only| only == *it))
@@ -141,7 +142,7 @@ pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
             measure(&binary, size, packets, "", &mut report)?;
         }
     }
-    if let (Some(&size), Some(_setting)) = (arguments.sizes.first(), Expedited::set()?) {
+    if let (Some(&size), Some(_setting)) = (arguments.sizes.first(), Expedited::set()) {
         for packets in all_packets() {
             measure(&binary, size, packets, ", rcu_expedited=1", &mut report)?;
         }
@@ -159,13 +160,22 @@ struct Expedited;
 impl Expedited {
     const FILE: &str = "/sys/kernel/rcu_expedited";
 
-    /// Sets them; `None` if they are set already, or the kernel has no such setting.
-    fn set() -> Result<Option<Self>> {
-        if fs::read_to_string(Self::FILE).is_ok_and(|it| it.trim() == "0") {
-            fs::write(Self::FILE, "1").context(Self::FILE)?;
-            return Ok(Some(Self));
+    /// Sets them; `None` if this machine does not allow it.
+    fn set() -> Option<Self> {
+        match fs::write(Self::FILE, "1") {
+            Ok(()) => Some(Self),
+            Err(error) => {
+                eprintln!("short grace periods are not measured: {}: {error}", Self::FILE);
+                None
+            }
         }
-        Ok(None)
+    }
+
+    /// Fails if they are set, by an earlier run that was ended, or by somebody else.
+    fn ensure_unset() -> Result<()> {
+        let is_set = fs::read_to_string(Self::FILE).is_ok_and(|it| it.trim() != "0");
+        ensure!(!is_set, "{} is set: write 0 to it, as figures of other machines have it", Self::FILE);
+        Ok(())
     }
 }
 
