@@ -14,6 +14,13 @@ fn steps(scenarios: &[Scenario]) -> impl Iterator<Item = (&Scenario, &Step, Vec<
     steps.filter_map(|(scenario, step)| Some((scenario, step, step.dump()?)))
 }
 
+/// Of the node of every scenario with an expected dump.
+fn buffer(seed: u32) -> DoubleBuffer<FakeMaps> {
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(seed)).unwrap();
+    buffer.layout_mut().set_node_name("n1");
+    buffer
+}
+
 fn dump(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
     lines(|table| buffer.store.entries(table))
 }
@@ -21,7 +28,7 @@ fn dump(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
 #[test]
 fn each_leads_to_its_dump() {
     let scenarios = scenarios::all();
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    let mut buffer = buffer(1);
     for (scenario, step, expected) in steps(&scenarios) {
         buffer.apply(&scenario.node_state(step), &NodeAddresses::default()).unwrap();
         assert_eq!(dump(&buffer), expected, "{}: {}", scenario.name, step.about);
@@ -32,7 +39,7 @@ fn each_leads_to_its_dump() {
 fn while_maps_fail_the_last_dump_stays() {
     let scenarios = scenarios::all();
     for seed in 1..=ATTEMPTS {
-        let mut buffer = DoubleBuffer::new(FakeMaps::new(seed)).unwrap();
+        let mut buffer = buffer(seed);
         buffer.store.fails_one_in = 4;
         let mut last = Vec::new();
         for (scenario, step, expected) in steps(&scenarios) {
