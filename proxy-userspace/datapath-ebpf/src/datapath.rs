@@ -384,7 +384,9 @@ impl Datapath {
                 self.own_node().and_then(|it| it.addresses.iter().find(|it| Family::of(**it) == family));
             match own.map_or(Ok(Vec::new()), |it| too_narrow(*it)) {
                 Ok(links) if links.is_empty() => {}
-                Ok(links) => drop(narrow.insert(family, links)),
+                Ok(links) => {
+                    narrow.insert(family, links);
+                }
                 Err(error) => {
                     tracing::debug!(%error, "uplinks cannot be read; what is known of them stays");
                     return false;

@@ -45,8 +45,8 @@ use crate::{
     },
 };
 
-/// The most bytes of a transaction of those that fill a new table. A single one would take them twice, in this process and in the
-/// kernel: 50 MB for a million endpoints.
+/// The most bytes of a transaction of those that fill a new table. A single one would take all of them twice, in this process and in
+/// the kernel: more than 100 MB for a million endpoints.
 const FILLING: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 
 /// The options of the packet path.
