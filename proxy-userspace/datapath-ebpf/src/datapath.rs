@@ -16,7 +16,7 @@ use model::{
     Family, ServiceName,
     diff::pairs,
     error_chain,
-    state::{NodeInfo, NodeInfos, NodeState, Pods},
+    state::{NodeInfos, NodeState, Pods},
 };
 
 use netlink::host_addresses::interfaces_with;
@@ -344,7 +344,7 @@ impl Datapath {
         if self.uplinks.is_current(is_forwarding) {
             return;
         }
-        let wanted = match self.own_node() {
+        let wanted = match self.nodes.as_ref().and_then(|it| it.get(&*self.node_name)) {
             Some(node) if is_forwarding => interfaces_with(|ip| node.addresses.contains(&ip)),
             _ => Ok(BTreeSet::new()),
         };
@@ -368,24 +368,18 @@ impl Datapath {
         }
     }
 
-    fn own_node(&self) -> Option<&NodeInfo> {
-        self.nodes.as_ref()?.get(&*self.node_name)
-    }
-
-    /// Looks whether the uplinks are wide enough, if anything is forwarded: a family whose wrapped packets do not fit is translated.
-    /// Returns whether the state has to be applied again.
+    /// Looks whether the uplinks are wide enough, if anything is forwarded: a family whose wrapped packets do not fit is
+    /// translated. Returns whether the state has to be applied again.
     pub fn check_uplinks(&mut self) -> bool {
         if !self.buffer.layout().is_forwarding() {
             return false;
         }
         let mut narrow = BTreeMap::new();
-        for family in Family::ALL {
-            let own =
-                self.own_node().and_then(|it| it.addresses.iter().find(|it| Family::of(**it) == family));
-            match own.map_or(Ok(Vec::new()), |it| too_narrow(*it)) {
+        for address in self.buffer.layout_mut().forwarding().own_addresses() {
+            match too_narrow(address) {
                 Ok(links) if links.is_empty() => {}
                 Ok(links) => {
-                    narrow.insert(family, links);
+                    narrow.insert(Family::of(address), links);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "uplinks cannot be read; what is known of them stays");

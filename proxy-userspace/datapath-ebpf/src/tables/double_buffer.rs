@@ -88,7 +88,7 @@ impl<S: MapStore> DoubleBuffer<S> {
         &self.layout
     }
 
-    /// The same, to set what the next [`DoubleBuffer::apply`] is to follow.
+    /// What the maps should contain, to set what the next [`DoubleBuffer::apply`] follows.
     pub(crate) fn layout_mut(&mut self) -> &mut Layout {
         &mut self.layout
     }

@@ -108,10 +108,12 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
     Finding::degraded(
         SUBJECT,
         format!(
-            "{says}; those to {translated} more are translated: a node with endpoints cannot receive them, or an uplink of this one is too narrow"
+            "{says}; those to {translated} more are translated: a node with endpoints cannot receive them, or an uplink \
+             of this one is too narrow"
         ),
-        "uplinks need the MTU that is said below; every node needs this version with the eBPF backend and an address in its Node object, and UDP at \
-         --external-forwarding-port must pass between nodes; `explain outside` names the nodes",
+        "uplinks need the MTU that is said below; every node needs this version with the eBPF backend and an address in \
+         its Node object, and UDP at --external-forwarding-port must pass between nodes; `explain outside` names the \
+         nodes",
     )
 }
 

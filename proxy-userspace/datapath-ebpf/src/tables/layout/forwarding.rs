@@ -190,6 +190,11 @@ impl Forwarding {
         self.nodes.has_new_peers()
     }
 
+    /// The addresses at which this node receives wrapped packets, at most one of each family.
+    pub(crate) fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        self.nodes.own_addresses()
+    }
+
     /// This node's addresses, and those of the nodes that packets are forwarded to, if they have changed since the last call.
     pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
         self.nodes.take_peers()

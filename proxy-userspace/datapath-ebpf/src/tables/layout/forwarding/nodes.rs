@@ -106,10 +106,16 @@ impl ForwardNodes {
         if !std::mem::take(&mut self.has_new_peers) {
             return None;
         }
-        let own: BTreeSet<_> = FAMILIES.into_iter().filter_map(|it| self.address(&self.own, it)).collect();
+        let own = self.own_addresses();
         let others = self.targets.keys().filter(|(name, _)| *name != self.own);
         let addresses = others.filter_map(|(name, family)| self.address(name, *family));
-        Some((own.clone(), addresses.filter(|it| !own.contains(it)).collect()))
+        let others = addresses.filter(|it| !own.contains(it)).collect();
+        Some((own, others))
+    }
+
+    /// The addresses of this node, at most one of each family.
+    pub(super) fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        FAMILIES.into_iter().filter_map(|it| self.address(&self.own, it)).collect()
     }
 
     /// A port has endpoints on these nodes.
