@@ -422,7 +422,7 @@ impl Datapath {
         let tables = self.desired_tables(&desired);
         let must_replace = mem::replace(&mut self.must_replace, true);
         let mut filled = Ok(());
-        for table in tables {
+        'tables: for table in tables {
             let family = table.config_.family;
             let existing = existing.remove(&family).filter(|_| !must_replace);
             let endpoints = self.layout.endpoint_elements(family);
@@ -435,7 +435,7 @@ impl Datapath {
                             let full = mem::replace(&mut messages, transaction());
                             filled = self.notices.commit_many(&mut self.netfilter, full);
                             if filled.is_err() {
-                                break;
+                                break 'tables;
                             }
                         }
                     }
@@ -448,9 +448,6 @@ impl Datapath {
                     messages.extend(it.messages(family));
                     adoptions.extend(it.adopt);
                 }
-            }
-            if filled.is_err() {
-                break;
             }
             messages.extend(self.removed_udp.messages(family, true));
         }

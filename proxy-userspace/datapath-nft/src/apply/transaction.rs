@@ -197,7 +197,7 @@ impl DesiredTable {
         self.fill(endpoints).chain(self.hooks())
     }
 
-    /// The same without base chains: no packet meets it yet.
+    /// The messages that create or replace the table, without base chains: no packet meets it yet.
     pub(crate) fn fill(
         &self,
         endpoints: impl Iterator<Item = (Element, Value)>,

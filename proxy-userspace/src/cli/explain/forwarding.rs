@@ -164,7 +164,8 @@ impl Forwarding {
     /// What is said of it, in lines.
     pub(super) fn describe(&self) -> Vec<String> {
         let Self { rows, by_client, has_ended, shares, row, .. } = self;
-        let ended = "forwarding has ended here (it was turned off, or an uplink is too narrow): new connections are translated; those that exist, and this node does not know, go by";
+        let ended = "forwarding has ended here (it was turned off, or an uplink is too narrow): new connections are translated; \
+             those that exist, and this node does not know, go by";
         let ended = has_ended.then(|| ended.to_owned());
         let by =
             if *by_client { "by the client's address (session affinity)" } else { "by addresses and ports" };
