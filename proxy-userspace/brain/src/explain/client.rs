@@ -6,8 +6,7 @@ use model::cluster::{ClusterState, Endpoint};
 
 use super::{
     explanation::{ClientKind, ExplainedClient},
-    nearest::did_you_mean,
-    query::{Client, InvalidQuery},
+    query::{Client, InvalidQuery, did_you_mean},
 };
 use crate::NodeView;
 

@@ -14,8 +14,7 @@ use model::{
 
 use super::{
     explanation::{ClientKind, Verdict},
-    nearest::did_you_mean,
-    query::{Destination, InvalidQuery},
+    query::{Destination, InvalidQuery, did_you_mean},
 };
 use crate::{
     NodeView, Options,

@@ -6,7 +6,6 @@
 mod client;
 mod destination;
 mod explanation;
-mod nearest;
 mod query;
 mod reasons;
 

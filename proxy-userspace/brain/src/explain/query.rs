@@ -1,11 +1,12 @@
 //! The question that is explained: who connects, and where to.
 
 use std::{
+    fmt::Display,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
 
-use model::{Protocol, ServiceName, address};
+use model::{Protocol, ServiceName, address, nearest};
 
 use super::explanation::ClientKind;
 
@@ -13,6 +14,17 @@ use super::explanation::ClientKind;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidQuery(pub(super) String);
+
+/// How similar a proposed name is at least; 1 is equal.
+const MIN_SIMILARITY: f64 = 0.75;
+
+/// The end of a message about an unknown name: the most similar ones, if there are any.
+pub(super) fn did_you_mean<T: Display>(text: &str, names: impl IntoIterator<Item = T>) -> String {
+    match &nearest(text, names, MIN_SIMILARITY)[..] {
+        [] => String::new(),
+        names => format!("; nearest: {}", names.join(", ")),
+    }
+}
 
 /// Who connects, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
