@@ -1,12 +1,13 @@
 //! `localv1.Explanations/Explain`: the brain's decisions for a connection.
 //!
+//! May know: the messages, and who may ask about which node. Only the function that answers knows what a question means.
 //! Invariant: one explanation at a time is computed, whether its client still waits for it or not.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use prost::Message as _;
 use proxy_contract::localv1::{ExplainReq, Explanation, explanations_server::Explanations};
-use publish::explain::Explain;
+use publish::SubscribeError;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
@@ -15,13 +16,31 @@ use super::{authz::Peer, status};
 /// The longest answer, in bytes: about 100,000 endpoints.
 const MAX_ANSWER_SIZE: usize = 16 << 20;
 
+/// Explains a connection of a node, or of the brain's own node if the name is empty; the words of the question are those of
+/// [`ExplainReq`].
+pub type Explain = Arc<dyn Fn(String, Vec<String>) -> PendingExplanation + Send + Sync>;
+
+/// An explanation, as soon as there is a cluster state.
+pub type PendingExplanation = Pin<Box<dyn Future<Output = Result<Explanation, Unexplained>> + Send>>;
+
+/// Why a connection is not explained.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unexplained {
+    /// The question has no answer; with the reason.
+    #[error("{0}")]
+    InvalidQuestion(String),
+    /// The node's state is not available.
+    #[error(transparent)]
+    Node(#[from] SubscribeError),
+}
+
 pub(crate) struct ExplanationService {
-    explainer: Arc<dyn Explain>,
+    explainer: Explain,
     turn: Arc<Semaphore>,
 }
 
 impl ExplanationService {
-    pub(crate) fn new(explainer: Arc<dyn Explain>) -> Self {
+    pub(crate) fn new(explainer: Explain) -> Self {
         Self { explainer, turn: Arc::new(Semaphore::new(1)) }
     }
 }
@@ -34,14 +53,17 @@ impl Explanations for ExplanationService {
         peer.authorize_node(&node_name)?;
         // It is never closed.
         let turn = Arc::clone(&self.turn).acquire_owned().await;
-        let pending = self.explainer.explain(&node_name, &question);
+        let pending = (self.explainer)(node_name.clone(), question);
         // A client that goes does not let the next one begin before this answer is computed.
         let answer = tokio::spawn(async move {
             let _turn = turn;
             pending.await
         });
         let answer = answer.await.map_err(|it| Status::internal(it.to_string()))?;
-        let answer = answer.map_err(|it| status::of_explanation(&it, &node_name))?;
+        let answer = answer.map_err(|error| match error {
+            Unexplained::InvalidQuestion(error) => Status::invalid_argument(error),
+            Unexplained::Node(error) => status::of_subscription(&error, &node_name),
+        })?;
         if answer.encoded_len() > MAX_ANSWER_SIZE {
             let endpoints = answer.endpoints.len();
             let size = MAX_ANSWER_SIZE >> 20;

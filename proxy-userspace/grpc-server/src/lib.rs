@@ -40,7 +40,6 @@ use proxy_contract::{
 use publish::{
     NodeStates,
     cluster::{ClusterPublisher, ClusterSubscription},
-    explain::Explain,
     followers::Followers,
 };
 use tokio::time::timeout;
@@ -53,6 +52,7 @@ use self::{
 };
 
 pub use clients::{ClientStats, Clients};
+pub use explanations::{Explain, PendingExplanation, Unexplained};
 pub use listen::{ByteStream, ListenError, Listener};
 pub use tls::ServerTls;
 
@@ -81,7 +81,7 @@ pub struct ServedData {
     /// The followers of nodes, among which its clients are listed.
     pub followers: Followers,
     /// Explains connections; without it, the server does not offer the service `Explanations`.
-    pub explainer: Option<Arc<dyn Explain>>,
+    pub explainer: Option<Explain>,
 }
 
 impl ServedData {

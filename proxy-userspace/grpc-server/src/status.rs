@@ -1,6 +1,6 @@
 //! The gRPC status of each error.
 
-use publish::{SubscribeError, explain::Unexplained};
+use publish::SubscribeError;
 use tonic::Status;
 
 /// The status of a request for the state of `node`, which is not available.
@@ -12,13 +12,5 @@ pub(crate) fn of_subscription(error: &SubscribeError, node: &str) -> Status {
         SubscribeError::InvalidName => Status::invalid_argument(message),
         SubscribeError::TooManyUnknownNodes(_) => Status::resource_exhausted(message),
         SubscribeError::ShuttingDown => Status::unavailable(message),
-    }
-}
-
-/// The status of a question about `node` that is not answered.
-pub(crate) fn of_explanation(error: &Unexplained, node: &str) -> Status {
-    match error {
-        Unexplained::InvalidQuestion(error) => Status::invalid_argument(error),
-        Unexplained::Node(error) => of_subscription(error, node),
     }
 }

@@ -1,10 +1,12 @@
 //! Explains connections by the cluster state of a pipeline.
 
+use std::sync::Arc;
+
 use brain::{Explanation, InvalidQuery, Options, Query};
+use grpc_server::{Explain, PendingExplanation, Unexplained};
 use publish::{
     SubscribeError,
     cluster::{ClusterSnapshot, ClusterSubscription},
-    explain::{Explain, PendingExplanation, Unexplained},
 };
 use tokio::task::spawn_blocking;
 
@@ -56,30 +58,21 @@ impl Explainer {
     }
 }
 
-/// Explains connections to the clients of a brain.
-pub(crate) struct ServedExplainer {
-    pub(crate) explainer: Explainer,
-    /// The brain's own node.
-    pub(crate) node: String,
-    /// Whether other nodes are served, too.
-    pub(crate) any_node: bool,
-}
-
-impl Explain for ServedExplainer {
-    fn explain(&self, node: &str, question: &[String]) -> PendingExplanation {
-        let node = if node.is_empty() { &self.node } else { node };
-        let is_served = self.any_node || *node == self.node;
-        let (explainer, node, query) = (self.explainer.clone(), node.to_owned(), Query::parse(question));
+/// Explains connections to the clients of a brain: those of its own node, or of any.
+pub(crate) fn served(explainer: Explainer, own: String, any_node: bool) -> Explain {
+    Arc::new(move |node, words| -> PendingExplanation {
+        let (explainer, is_served) = (explainer.clone(), any_node || node.is_empty() || node == own);
+        let node = if node.is_empty() { own.clone() } else { node };
         Box::pin(async move {
             if !is_served {
                 return Err(SubscribeError::NotServed.into());
             }
-            let query = query.map_err(|it| Unexplained::InvalidQuestion(it.to_string()))?;
+            let query = Query::parse(&words).map_err(|it| Unexplained::InvalidQuestion(it.to_string()))?;
             explainer.explain(&node, &query).await.map(explanation_message::encode).map_err(|it| match it {
                 ExplainError::Invalid(it) => Unexplained::InvalidQuestion(it.to_string()),
                 ExplainError::NoClusterState => SubscribeError::NoClusterState.into(),
                 ExplainError::Stopped => SubscribeError::ShuttingDown.into(),
             })
         })
-    }
+    })
 }

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     config::{Config, Error, SourceConfig},
-    explainer::{Explainer, ServedExplainer},
+    explainer::{Explainer, served},
     node_check::NodeChecks,
     observer::{Observer, PublishSteps, Stage},
     source_events::{RunningSource, SourceEvent},
@@ -104,12 +104,11 @@ impl Pipeline {
             true => Arc::new(self.nodes.requests()),
             false => Arc::new(SingleNode::new(self.node.as_str(), self.subscribe())),
         };
-        let explainer = ServedExplainer { explainer: self.explainer(), node: self.node.clone(), any_node };
         ServedData {
             nodes,
             cluster: self.cluster.subscribe(),
             followers: Default::default(),
-            explainer: Some(Arc::new(explainer)),
+            explainer: Some(served(self.explainer(), self.node.clone(), any_node)),
         }
     }
 

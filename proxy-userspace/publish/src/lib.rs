@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
-pub mod explain;
 pub mod followers;
 pub mod node_registry;
 mod node_states;

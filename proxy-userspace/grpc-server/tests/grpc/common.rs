@@ -2,7 +2,7 @@
 
 use std::{net::Ipv4Addr, num::NonZeroU16, path::PathBuf, sync::Arc, time::Duration};
 
-use grpc_server::{Listener, ServeError, ServedData};
+use grpc_server::{Explain, Listener, ServeError, ServedData};
 use model::{
     Protocol, ServiceName,
     cluster::ClusterState,
@@ -15,7 +15,6 @@ use proxy_contract::{Target, client::Client};
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode,
     cluster::{ClusterPublisher, ClusterSnapshot},
-    explain::Explain,
     upstream::Upstream,
 };
 use tokio::{
@@ -25,7 +24,7 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
 
-use crate::explanations::Echo;
+use crate::explanations::echo;
 
 /// Only a hang takes as long.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -177,14 +176,14 @@ impl Brain {
 
 /// Serves these nodes, and an empty cluster state, until the runtime ends.
 pub(crate) fn serve(listener: Listener, nodes: impl NodeStates) {
-    serve_explained(listener, nodes, Echo);
+    serve_explained(listener, nodes, Arc::new(echo));
 }
 
 /// Serves these nodes, an empty cluster state and explanations, until the runtime ends.
-pub(crate) fn serve_explained(listener: Listener, nodes: impl NodeStates, explainer: impl Explain) {
+pub(crate) fn serve_explained(listener: Listener, nodes: impl NodeStates, explainer: Explain) {
     let cluster = ClusterPublisher::new(None);
     cluster.publish(ClusterSnapshot::State(Arc::default()));
-    let served = ServedData { explainer: Some(Arc::new(explainer)), ..ServedData::new(nodes, &cluster) };
+    let served = ServedData { explainer: Some(explainer), ..ServedData::new(nodes, &cluster) };
     tokio::spawn(async move {
         grpc_server::serve(listener, served, async {}, std::future::pending()).await.unwrap();
         drop(cluster);

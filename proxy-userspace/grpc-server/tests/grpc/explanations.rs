@@ -5,17 +5,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use grpc_server::Listener;
+use grpc_server::{Explain, Listener, PendingExplanation, Unexplained};
 use model::state::NodeState;
 use proxy_contract::{
     Target,
     client::ExplainError,
     localv1::{ExplainedEndpoint, Explanation},
 };
-use publish::{
-    Publisher, SingleNode,
-    explain::{Explain, PendingExplanation, Unexplained},
-};
+use publish::{Publisher, SingleNode};
 use tokio::{
     sync::Semaphore,
     time::{Duration, sleep},
@@ -24,28 +21,19 @@ use tokio::{
 use crate::common::{Brain, Folder, in_time, serve_explained, until};
 
 /// Repeats the question; `invalid` has no answer, and `long` one that is longer than anyone accepts.
-pub(crate) struct Echo;
-
-impl Explain for Echo {
-    fn explain(&self, node: &str, question: &[String]) -> PendingExplanation {
-        let (node_name, reason) = (node.to_owned(), question.join(" "));
-        Box::pin(async move {
-            if reason == "invalid" {
-                return Err(Unexplained::InvalidQuestion("ask something else".into()));
-            }
-            let endpoints = if reason == "long" { 1 << 18 } else { 0 };
-            let endpoint = ExplainedEndpoint { reason: "x".repeat(64), ..ExplainedEndpoint::default() };
-            Ok(Explanation {
-                node_name,
-                reason,
-                endpoints: vec![endpoint; endpoints],
-                ..Explanation::default()
-            })
-        })
-    }
+pub(crate) fn echo(node_name: String, question: Vec<String>) -> PendingExplanation {
+    let reason = question.join(" ");
+    Box::pin(async move {
+        if reason == "invalid" {
+            return Err(Unexplained::InvalidQuestion("ask something else".into()));
+        }
+        let endpoints = if reason == "long" { 1 << 18 } else { 0 };
+        let endpoint = ExplainedEndpoint { reason: "x".repeat(64), ..ExplainedEndpoint::default() };
+        Ok(Explanation { node_name, reason, endpoints: vec![endpoint; endpoints], ..Explanation::default() })
+    })
 }
 
-async fn serve(folder: &Folder, explainer: impl Explain) {
+async fn serve(folder: &Folder, explainer: Explain) {
     let publisher = Publisher::new("n1");
     publisher.publish(NodeState::default());
     let listener = Listener::bind(&Target::Unix(folder.socket())).await.unwrap();
@@ -60,7 +48,7 @@ async fn ask(folder: &Folder, question: &str) -> Result<Explanation, ExplainErro
 #[tokio::test]
 async fn a_client_asks_about_its_node_and_is_answered_or_refused() {
     let folder = Folder::new();
-    serve(&folder, Echo).await;
+    serve(&folder, Arc::new(echo)).await;
     let answer = ask(&folder, "node 10.0.0.1:80").await.unwrap();
     assert_eq!((answer.node_name.as_str(), answer.reason.as_str()), ("n1", "node 10.0.0.1:80"));
     let invalid = ask(&folder, "invalid").await.unwrap_err();
@@ -84,14 +72,11 @@ struct Slow {
     begun: Arc<AtomicUsize>,
 }
 
-impl Explain for Slow {
-    fn explain(&self, _: &str, _: &[String]) -> PendingExplanation {
-        let it = self.clone();
-        Box::pin(async move {
-            it.begun.fetch_add(1, Ordering::Relaxed);
-            it.allowed.acquire().await.unwrap().forget();
-            Ok(Explanation::default())
-        })
+impl Slow {
+    async fn answer(self) -> Result<Explanation, Unexplained> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.allowed.acquire().await.unwrap().forget();
+        Ok(Explanation::default())
     }
 }
 
@@ -99,7 +84,9 @@ impl Explain for Slow {
 async fn one_explanation_at_a_time_is_computed_even_if_its_client_has_gone() {
     let folder = Arc::new(Folder::new());
     let slow = Slow { allowed: Arc::new(Semaphore::new(0)), begun: Arc::default() };
-    serve(&folder, slow.clone()).await;
+    let explainer = slow.clone();
+    serve(&folder, Arc::new(move |_, _| -> PendingExplanation { Box::pin(explainer.clone().answer()) }))
+        .await;
     let start = || {
         let folder = Arc::clone(&folder);
         tokio::spawn(async move { ask(&folder, "node 10.0.0.1:80").await })
