@@ -27,7 +27,7 @@ pub use pages::{
     CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus, TraceStatus,
 };
 pub use state::{
-    Configuration, CounterLookup, Inherited, NoAnswer, PendingAnswer, PendingTrace, PortCountLookup, Role,
+    Configuration, CounterLookup, Inherited, PendingAnswer, PendingTrace, PortCountLookup, Role,
     TraceFilters,
     rates::{History, Rates, rate},
 };

@@ -4,10 +4,8 @@
 
 #![forbid(unsafe_code)]
 
-mod brain_explainer;
 mod config;
-mod explainer;
-mod explanation_message;
+mod explain;
 mod node_check;
 mod observer;
 mod pipeline;
@@ -16,9 +14,8 @@ mod source_events;
 
 pub use source::kube::ApiRequest;
 
-pub use brain_explainer::{BrainExplainer, NoReasons};
 pub use config::{Config, Error, SourceConfig};
-pub use explainer::{ExplainError, Explainer};
+pub use explain::{Explainer, NoReasons};
 pub use node_check::unknown_node;
 pub use observer::{Observer, PublishSteps, Stage, SyncStatus};
 pub use pipeline::Pipeline;

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     config::{Config, Error, SourceConfig},
-    explainer::{Explainer, served},
+    explain::{Explainer, served},
     node_check::NodeChecks,
     observer::{Observer, PublishSteps, Stage},
     source_events::{RunningSource, SourceEvent},
@@ -104,17 +104,19 @@ impl Pipeline {
             true => Arc::new(self.nodes.requests()),
             false => Arc::new(SingleNode::new(self.node.as_str(), self.subscribe())),
         };
+        let own_cluster = self.own_cluster.subscribe();
         ServedData {
             nodes,
             cluster: self.cluster.subscribe(),
             followers: Default::default(),
-            explainer: Some(served(self.explainer(), self.node.clone(), any_node)),
+            explainer: Some(served(own_cluster, self.options.clone(), self.node.clone(), any_node)),
         }
     }
 
-    /// Explains connections by the cluster state.
+    /// Explains connections of this node by the cluster state.
     pub fn explainer(&self) -> Explainer {
-        Explainer::new(self.own_cluster.subscribe(), self.options.clone())
+        let (cluster, options) = (self.own_cluster.subscribe(), self.options.clone());
+        Explainer::Own { cluster, options, node: self.node.clone() }
     }
 
     /// Publishes the states of this node and of the requested nodes whenever they change, until the source ends.

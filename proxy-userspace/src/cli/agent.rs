@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
-use pipeline::{BrainExplainer, Observer as _, Stage, SyncStatus};
+use pipeline::{Explainer, Observer as _, Stage, SyncStatus};
 use publish::upstream::Upstream;
 
 use super::{
@@ -59,9 +59,8 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let sockets = flags.pods.of_sockets(flags.datapath.options(&name)?);
     let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
-    let reasons = explain::Reasons::Brain(BrainExplainer::new(upstream.client().clone()));
-    explain::serve(&admin, reasons.clone());
-    explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
+    let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());
+    explain::serve_with_kernel(&admin, Explainer::Brain(upstream.client().clone()), pin_dir);
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);

@@ -69,7 +69,7 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
     drop(events::start(&admin, &pipeline, flags.listen.serve_any_node));
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let servers = Servers::start()?;
-    explain::serve(&admin, explain::Reasons::of(&pipeline));
+    explain::serve(&admin, pipeline.explainer());
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     let backend =
         private.as_ref().map(|it| BackendProcess::start(&flags.backend, &it.target(), pipeline.node()));

@@ -61,9 +61,8 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     let sockets = flags.source.options.pods.of_sockets(flags.datapath.options(pipeline.node())?);
     let options = flags.packets.options(sockets)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
-    let reasons = explain::Reasons::of(&pipeline);
-    explain::serve(&admin, reasons.clone());
-    explain::serve_with_kernel(&admin, reasons, options.sockets.as_ref().map(|it| it.pin_dir.clone()));
+    let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());
+    explain::serve_with_kernel(&admin, pipeline.explainer(), pin_dir);
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || pipeline.subscribe(), &admin);

@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use hyper::StatusCode;
+use pipeline::NoReasons;
 use tokio::time::timeout;
 
-use crate::state::{Explainer, NoAnswer};
+use crate::state::Explainer;
 
 /// How long to wait for a cluster state; shorter than the timeout of who asks, and longer than that of a question to a brain.
 const TIMEOUT: Duration = Duration::from_secs(4);
@@ -22,8 +23,8 @@ pub(crate) async fn answer(
     let words = form_urlencoded::parse(query.as_bytes()).map(|(word, _)| word.into_owned()).collect();
     match timeout(TIMEOUT, (explainer.0)(words)).await {
         Ok(answer) => answer.map_err(|error| match error {
-            NoAnswer::Invalid(error) => (StatusCode::BAD_REQUEST, error),
-            NoAnswer::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
+            NoReasons::Invalid(error) => (StatusCode::BAD_REQUEST, error),
+            error => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         }),
         Err(_) => {
             let error = "the cluster state has not been read completely yet: ask again in a moment";

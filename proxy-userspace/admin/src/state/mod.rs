@@ -25,7 +25,7 @@ use reconciler::Step;
 use tokio::time::Instant;
 
 pub use self::readers::{
-    Configuration, CounterLookup, NoAnswer, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
+    Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
 };
 pub(crate) use self::{
     datapath::DatapathState,

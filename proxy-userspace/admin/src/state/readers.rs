@@ -8,6 +8,7 @@ use model::{
     Protocol, ServiceName,
     state::{Service, ServicePort},
 };
+use pipeline::NoReasons;
 use publish::followers::FollowerStats;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -90,16 +91,7 @@ pub type PortCountLookup = Box<dyn CounterLookup + Send>;
 pub(crate) type Explainer = Callback<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
 
 /// An answer as JSON, or why there is none.
-pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoAnswer>> + Send>>;
-
-/// Why a question is not answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoAnswer {
-    /// What is wrong with the question.
-    Invalid(String),
-    /// No part of the process knows the answer now.
-    Unavailable(String),
-}
+pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoReasons>> + Send>>;
 
 /// The filters of a trace: names and values.
 pub type TraceFilters = Vec<(String, String)>;

@@ -29,7 +29,7 @@ use super::{
     runtime::block_on,
 };
 
-pub(super) use self::server::{Reasons, serve, serve_with_kernel};
+pub(super) use self::server::{serve, serve_with_kernel};
 
 /// Explain where a connection goes, and why
 ///
@@ -72,7 +72,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     let query = Query::parse(&flags.words).map_err(output::wrong_usage)?;
     let answer = match &flags.source {
         Some(source) => {
-            let explanation = Some(block_on(by_source(source, &flags.options, &query))?);
+            let explanation = Some(block_on(by_source(source, &flags.options, &flags.words))?);
             Answer { explanation, client_port: query.client_port(), ..Answer::default() }
         }
         None => by_process(&flags, &query)?,
@@ -85,12 +85,12 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 }
 
 /// Explains by the objects of a source, as soon as it has been read completely.
-async fn by_source(source: &SourceArg, options: &SourceOptions, query: &Query) -> Result<Explanation> {
+async fn by_source(source: &SourceArg, options: &SourceOptions, words: &[String]) -> Result<Explanation> {
     // The addresses of all Nodes are part of the explanation.
     let pipeline = Pipeline::start(options.config(source, true)?)?.without_node_check();
     let explainer = pipeline.explainer();
     tokio::select! {
-        explanation = explainer.explain(pipeline.node(), query) => Ok(explanation?),
+        explanation = explainer.explain(words) => Ok(explanation?),
         () = pipeline.run(&()) => bail!("the source has stopped; the log names the reason"),
     }
 }
