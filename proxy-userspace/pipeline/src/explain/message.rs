@@ -4,14 +4,24 @@ use brain::{AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explana
 use proxy_contract::localv1;
 
 /// The message of an explanation.
-pub(crate) fn encode(it: Explanation) -> localv1::Explanation {
+pub(super) fn encode(it: Explanation) -> localv1::Explanation {
     let Explanation { node, client, destination, protocol, verdict, reason, service, port, rules, endpoints } =
         it;
-    let addresses = client.addresses.iter().map(ToString::to_string).collect();
+    let kind = match client.kind {
+        ClientKind::Node => localv1::ClientKind::NodeClient,
+        ClientKind::Pod => localv1::ClientKind::PodClient,
+        ClientKind::Outside => localv1::ClientKind::OutsideClient,
+    };
+    let verdict = match verdict {
+        Verdict::Redirected => localv1::Verdict::Redirected,
+        Verdict::Refused => localv1::Verdict::Refused,
+        Verdict::Dropped => localv1::Verdict::Dropped,
+        Verdict::Untranslated => localv1::Verdict::Untranslated,
+    };
     let client = localv1::ExplainedClient {
-        kind: client_kind_number(client.kind).into(),
+        kind: kind.into(),
         pod: client.pod.unwrap_or_default(),
-        addresses,
+        addresses: client.addresses.iter().map(ToString::to_string).collect(),
     };
     let endpoint = |it: ExplainedEndpoint| localv1::ExplainedEndpoint {
         endpoint: it.endpoint.to_string(),
@@ -25,7 +35,7 @@ pub(crate) fn encode(it: Explanation) -> localv1::Explanation {
         client: Some(client),
         destination: destination.to_string(),
         protocol: localv1::Protocol::from_str_name(&protocol).unwrap_or_default().into(),
-        verdict: verdict_number(verdict).into(),
+        verdict: verdict.into(),
         reason,
         service,
         port,
@@ -38,7 +48,7 @@ pub(crate) fn encode(it: Explanation) -> localv1::Explanation {
 }
 
 /// The explanation in a message; the error names the field that cannot be understood.
-pub(crate) fn decode(it: localv1::Explanation) -> Result<Explanation, String> {
+pub(super) fn decode(it: localv1::Explanation) -> Result<Explanation, String> {
     let (protocol, verdict) = (it.protocol(), it.verdict());
     if protocol == localv1::Protocol::UnknownProtocol {
         return Err(format!("protocol {}", it.protocol));
@@ -88,23 +98,6 @@ pub(crate) fn decode(it: localv1::Explanation) -> Result<Explanation, String> {
             .collect(),
         endpoints: it.endpoints.into_iter().map(endpoint).collect::<Result<_, String>>()?,
     })
-}
-
-fn client_kind_number(kind: ClientKind) -> localv1::ClientKind {
-    match kind {
-        ClientKind::Node => localv1::ClientKind::NodeClient,
-        ClientKind::Pod => localv1::ClientKind::PodClient,
-        ClientKind::Outside => localv1::ClientKind::OutsideClient,
-    }
-}
-
-fn verdict_number(verdict: Verdict) -> localv1::Verdict {
-    match verdict {
-        Verdict::Redirected => localv1::Verdict::Redirected,
-        Verdict::Refused => localv1::Verdict::Refused,
-        Verdict::Dropped => localv1::Verdict::Dropped,
-        Verdict::Untranslated => localv1::Verdict::Untranslated,
-    }
 }
 
 #[cfg(test)]
