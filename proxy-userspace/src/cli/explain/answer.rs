@@ -1,11 +1,11 @@
-//! What `explain` says.
+//! What `explain` says: the brain's explanation beside what the kernel has.
 
-use std::num::NonZeroU16;
+use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU16};
 
 use brain::Explanation;
 use serde::Serialize;
 
-use super::kernel::Kernel;
+use super::{forwarding::Forwarding, kernel::Kernel};
 
 /// What is known of a connection.
 #[derive(Debug, Default, Serialize)]
@@ -33,6 +33,20 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Adds an explanation, as far as the kernel does not know better, and where the kernel differs from it; packets to the
+    /// Service avoid some endpoints.
+    pub(super) fn add(&mut self, explanation: Explanation, kernel: Kernel, avoided: &BTreeSet<SocketAddr>) {
+        let explanation = kernel.correct(explanation);
+        let forwarding = kernel.forwarding.as_ref();
+        self.differences = kernel.differences(&explanation, avoided);
+        self.differences.extend(forwarding.and_then(Forwarding::difference));
+        self.explanation = Some(match forwarding {
+            Some(it) => it.narrow(explanation),
+            None => explanation,
+        });
+        self.kernel = Some(kernel);
+    }
+
     /// Whether everything is known, and the kernel has what the brain says.
     pub(super) fn is_complete(&self) -> bool {
         let has_errors = self.kernel.as_ref().is_some_and(|it| !it.errors.is_empty());

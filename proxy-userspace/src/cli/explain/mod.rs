@@ -103,18 +103,12 @@ fn by_process(flags: &Flags, query: &Query) -> Result<Answer> {
             let (client, destination) = (&explanation.client, (explanation.destination, protocol));
             let asked = Asked::Client(client.kind, &client.addresses);
             let kernel = read_kernel(flags, query, destination, asked);
-            let mut explanation = kernel.correct(explanation);
             let mut answer = Answer { client_port: query.client_port(), ..Answer::default() };
             let ejected = add_status(&mut answer, flags);
             let of_node =
                 ejected.iter().filter(|it| it.node && Some(&it.service) == explanation.service.as_ref());
             let avoided = of_node.filter_map(|it| it.endpoint.parse().ok()).collect();
-            answer.differences = kernel.differences(&explanation, &avoided);
-            if let Some(forwarding) = &kernel.forwarding {
-                answer.differences.extend(forwarding.difference());
-                explanation = forwarding.narrow(explanation);
-            }
-            (answer.kernel, answer.explanation) = (Some(kernel), Some(explanation));
+            answer.add(explanation, kernel, &avoided);
             Ok(answer)
         }
         Ok(Err(error)) => bail!("{error}"),

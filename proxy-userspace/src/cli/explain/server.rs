@@ -42,28 +42,23 @@ async fn answer_with_kernel(
     words: &[String],
 ) -> Result<Answer, NoReasons> {
     let query = Query::parse(words)?;
-    let (explanation, unexplained) = match explainer.explain(words).await {
-        Ok(explanation) => (Some(explanation), None),
-        Err(error) if matches!(error, NoReasons::Invalid(_)) || query.address().is_none() => {
-            return Err(error);
-        }
-        Err(error) => (None, Some(error.to_string())),
-    };
-    let explained = explanation.as_ref().and_then(|it| Some((it.destination, it.protocol.parse().ok()?)));
-    let Some(destination): Option<(SocketAddr, Protocol)> = explained.or_else(|| query.address()) else {
-        return Err(NoReasons::Unavailable("the explanation has an unknown protocol".into()));
+    let explained = explainer.explain(words).await;
+    let destination = match (&explained, query.address()) {
+        (Ok(it), _) => (it.destination, it.protocol.parse::<Protocol>().map_err(NoReasons::Unavailable)?),
+        (Err(NoReasons::NoClusterState | NoReasons::Unavailable(_)), Some(address)) => address,
+        (Err(error), _) => return Err(error.clone()),
     };
     let read = move || Kernel::read(pin_dir.as_deref(), destination, Asked::All);
     let kernel = spawn_blocking(read).await.map_err(|it| NoReasons::Unavailable(it.to_string()))?;
-    let explanation = explanation.map(|it| kernel.correct(it));
-    let differences = explanation.as_ref().map(|it| kernel.differences(it, &avoided(admin, it)));
-    Ok(Answer {
-        explanation,
-        unexplained,
-        kernel: Some(kernel),
-        differences: differences.unwrap_or_default(),
-        ..Answer::default()
-    })
+    let mut answer = Answer::default();
+    match explained {
+        Ok(it) => {
+            let avoided = avoided(admin, &it);
+            answer.add(it, kernel, &avoided);
+            Ok(answer)
+        }
+        Err(error) => Ok(Answer { unexplained: Some(error.to_string()), kernel: Some(kernel), ..answer }),
+    }
 }
 
 /// The endpoints that packets to a Service avoid.
