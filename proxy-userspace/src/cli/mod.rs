@@ -26,7 +26,6 @@ mod reader;
 mod render;
 mod run;
 mod runtime;
-mod service_events;
 mod status;
 mod support_bundle;
 mod top;

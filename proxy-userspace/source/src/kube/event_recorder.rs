@@ -2,6 +2,7 @@
 //!
 //! Posting is best effort: nothing waits for it, and a failure is only logged. Events go over the connection of the watches, in
 //! the source's runtime: each node has one connection and one set of credentials.
+//! May know: the API. What an Event is about, and when it is due, is decided by who posts it.
 
 use std::{sync::Arc, time::Duration};
 

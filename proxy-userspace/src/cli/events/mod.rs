@@ -2,6 +2,10 @@
 //!
 //! Posted only with `--source kube`, by a task of its own; the log, the status and the metrics report the same with every
 //! source.
+//! May know: what is reported to `admin`, and the words and the rate of Events. Of the kernel it knows the reports alone; the API
+//! server is known by the recorder of `source`.
+
+mod services;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +19,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::service_events::{Problems, ServiceEvents};
+use self::services::{Problems, ServiceEvents};
 
 /// How many ports may wait to be reported; more are dropped.
 const EVENT_QUEUE_DEPTH: usize = 64;

@@ -197,8 +197,7 @@ fn event(service: ServiceName, reason: Reason, note: String) -> ServiceEvent {
 fn described(endpoints: &BTreeSet<String>) -> String {
     let named: Vec<_> = endpoints.iter().take(MAX_NAMED).map(String::as_str).collect();
     let more = if endpoints.len() > MAX_NAMED { ", …" } else { "" };
-    let plural = if endpoints.len() == 1 { "" } else { "s" };
-    format!("{} endpoint{plural}: {}{more}", endpoints.len(), named.join(", "))
+    format!("{}: {}{more}", model::counted(endpoints.len(), "endpoint"), named.join(", "))
 }
 
 #[cfg(test)]
