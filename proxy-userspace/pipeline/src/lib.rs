@@ -10,7 +10,7 @@ mod node_check;
 mod observer;
 mod pipeline;
 mod snapshot;
-mod source_events;
+mod source_updates;
 
 pub use source::kube::ApiRequest;
 

@@ -21,7 +21,7 @@ use crate::{
     explain::{Explainer, served},
     node_check::NodeChecks,
     observer::{Observer, PublishSteps, Stage},
-    source_events::{RunningSource, SourceEvent},
+    source_updates::{RunningSource, SourceUpdate},
 };
 
 /// How many nodes get their first state at a time, before the source and everything else has a turn.
@@ -124,7 +124,7 @@ impl Pipeline {
         let mut brain = Brain::new(self.options.clone());
         brain.start_serving(&self.node);
         let (mut log, mut checks) = (RejectionLog::default(), NodeChecks::default());
-        let mut events = self.source.events(observer);
+        let mut updates = self.source.updates(observer);
         // Whether the cluster state is known.
         let mut is_complete = false;
         let mut idle_check = interval(node_registry::IDLE_CHECK_INTERVAL);
@@ -132,12 +132,12 @@ impl Pipeline {
         loop {
             let (mut received, mut became_complete) = (None, false);
             tokio::select! {
-                event = events.next(observer) => {
+                update = updates.next(observer) => {
                     received = Some(Instant::now());
-                    match event {
-                        Some(SourceEvent::Cluster(cluster)) => brain.replace_cluster(cluster),
-                        Some(SourceEvent::Changes(changes)) => brain.apply(changes),
-                        Some(SourceEvent::Node(state)) => {
+                    match update {
+                        Some(SourceUpdate::Cluster(cluster)) => brain.replace_cluster(cluster),
+                        Some(SourceUpdate::Changes(changes)) => brain.apply(changes),
+                        Some(SourceUpdate::Node(state)) => {
                             is_complete = false;
                             self.publish_node(&mut brain, state, observer);
                             continue;

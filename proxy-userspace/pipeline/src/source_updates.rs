@@ -36,10 +36,10 @@ const FILE: &str = "file";
 const API: &str = "api";
 
 /// An update of a source.
-pub(crate) enum SourceEvent {
+pub(crate) enum SourceUpdate {
     /// The whole cluster state.
     Cluster(Arc<ClusterState>),
-    /// Changes since the last event; the first ones are the whole cluster state.
+    /// Changes since the last update; the first ones are the whole cluster state.
     Changes(ClusterChanges),
     /// The state of this node, computed by another brain.
     Node(NodeState),
@@ -60,8 +60,8 @@ pub(crate) enum RunningSource {
     },
 }
 
-/// Receives the events of a source.
-pub(crate) enum SourceEvents<'a> {
+/// Receives the updates of a source.
+pub(crate) enum SourceUpdates<'a> {
     File(&'a FileSource),
     Api {
         updates: watch::Receiver<Option<Update>>,
@@ -98,21 +98,21 @@ impl RunningSource {
         })
     }
 
-    /// The source's events, including the newest one that is there already.
-    pub(crate) fn events(&self, observer: &impl Observer) -> SourceEvents<'_> {
+    /// The source's updates, including the newest one that is there already.
+    pub(crate) fn updates(&self, observer: &impl Observer) -> SourceUpdates<'_> {
         match self {
             Self::File(it) => {
                 observer.source(FILE, SyncStatus::default());
-                SourceEvents::File(it)
+                SourceUpdates::File(it)
             }
             Self::Api(it) => {
                 let status = SyncStatus { address: Some(it.address().to_owned()), ..SyncStatus::default() };
                 observer.source(API, status.clone());
-                SourceEvents::Api { updates: from_now(it.updates()), outage: from_now(it.outage()), status }
+                SourceUpdates::Api { updates: from_now(it.updates()), outage: from_now(it.outage()), status }
             }
             Self::Kube { source, .. } => {
                 report(source, observer);
-                SourceEvents::Kube(source)
+                SourceUpdates::Kube(source)
             }
         }
     }
@@ -138,11 +138,11 @@ fn from_now<T>(mut receiver: watch::Receiver<T>) -> watch::Receiver<T> {
     receiver
 }
 
-impl SourceEvents<'_> {
-    /// Waits for the next event; `None` if the source has ended. Cancel-safe.
-    pub(crate) async fn next(&mut self, observer: &impl Observer) -> Option<SourceEvent> {
+impl SourceUpdates<'_> {
+    /// Waits for the next update; `None` if the source has ended. Cancel-safe.
+    pub(crate) async fn next(&mut self, observer: &impl Observer) -> Option<SourceUpdate> {
         loop {
-            let event = match self {
+            let update = match self {
                 Self::File(source) => {
                     let FileUpdate { changes, report } = source.next().await?;
                     if let Some(report) = report {
@@ -151,7 +151,7 @@ impl SourceEvents<'_> {
                         observer.source(FILE, SyncStatus { is_synced: true, error, ..SyncStatus::default() });
                         observer.rejected(Stage::Source, &report.rejected.into_iter().collect());
                     }
-                    Some(SourceEvent::Changes(changes))
+                    Some(SourceUpdate::Changes(changes))
                 }
                 Self::Api { updates, outage, status } => {
                     let update = tokio::select! {
@@ -171,8 +171,8 @@ impl SourceEvents<'_> {
                     }
                     observer.source(API, status.clone());
                     update.map(|it| match it {
-                        Update::Cluster(cluster) => SourceEvent::Cluster(cluster),
-                        Update::Node(state) => SourceEvent::Node(state),
+                        Update::Cluster(cluster) => SourceUpdate::Cluster(cluster),
+                        Update::Node(state) => SourceUpdate::Node(state),
                     })
                 }
                 Self::Kube(source) => {
@@ -181,11 +181,11 @@ impl SourceEvents<'_> {
                         () = sleep(STATUS_INTERVAL) => None,
                     };
                     report(source, observer);
-                    changes.map(SourceEvent::Changes)
+                    changes.map(SourceUpdate::Changes)
                 }
             };
-            if event.is_some() {
-                return event;
+            if update.is_some() {
+                return update;
             }
         }
     }
