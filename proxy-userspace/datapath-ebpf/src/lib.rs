@@ -27,9 +27,8 @@ pub use maps::program_log::TraceStep;
 pub use observe::active_frontends::{ActiveFrontends, FrontendRow};
 pub use observe::check;
 pub use observe::dump::{dump, generation};
-pub use observe::forward_lookup::{
-    FlowClient, FlowRow, ForwardLookup, ForwardSummary, RowNode, forward_lookup, forward_summary,
-};
+pub use observe::forwards::{ForwardSummary, forward_summary};
+pub use observe::lookup::forwarding::{FlowClient, FlowRow, ForwardLookup, RowNode, forward_lookup};
 pub use observe::lookup::{EjectedBackend, Lookup, client_namespace, lookup};
 pub use options::Options;
 pub use programs::hook_status::query_at;

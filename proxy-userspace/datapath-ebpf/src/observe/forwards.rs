@@ -1,26 +1,31 @@
-//! The frontends whose packets are forwarded, as text: a line for each node that owns rows, or one that says that they are
-//! translated.
+//! Everything that is forwarded, as a summary and as text: a line for each node that owns rows of a frontend, or one that says
+//! that its packets are translated.
 //!
-//! Seconds are left out, since they depend on the history.
+//! Seconds are left out of the text, since they depend on the history.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     iter,
     net::{IpAddr, SocketAddr},
+    path::Path,
 };
 
 use datapath::FrontendAddress;
 use model::Protocol;
 use proxy_common::{
-    forward::{ESTABLISHED_ONLY, Forward, ForwardNode, KNOWN_FIRST, NO_NODE, NodeNumber, Row, RowPair},
-    net::V4,
+    forward::{
+        ESTABLISHED_ONLY, Forward, ForwardNode, KNOWN_FIRST, NO_NODE, NodeNumber, Row, RowPair, THIS_NODE,
+    },
+    net::{V4, V6},
     tables::{FrontendKey6, UDP},
 };
+use serde::Serialize;
 
 use crate::{
     error::Error,
     maps::{bpf_maps, pins::Pins},
     observe::active_frontends::{ActiveFrontends, Maps, ReadTables},
+    programs::uplink_links,
     tables::{layout::forwarding::PreviousRows, store::Table},
 };
 
@@ -138,4 +143,92 @@ impl ForwardTables {
         let node = self.nodes.get(&number.into()).copied().unwrap_or_default();
         if is_v4 { V4::mapped(node.v4).into() } else { node.v6.into() }
     }
+}
+
+/// Everything that is forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ForwardSummary {
+    /// How many frontends are forwarded.
+    pub frontends: usize,
+    /// How many nodes own rows, this one included.
+    pub nodes: usize,
+    /// How many more are to be, and are translated because no node owns their rows.
+    pub translated: usize,
+    /// How many more are forwarded no longer, but for connections that exist.
+    pub ended: usize,
+    /// The addresses at which this node receives packets of other nodes.
+    #[serde(skip)]
+    pub own_addresses: Vec<IpAddr>,
+    /// The addresses of other nodes, with and without rows.
+    #[serde(skip)]
+    pub other_addresses: BTreeSet<IpAddr>,
+    /// The names of the interfaces at which the programs are attached.
+    pub uplinks: BTreeSet<String>,
+}
+
+impl ForwardSummary {
+    /// Whether a Service is, was, or is to be, forwarded.
+    pub fn is_used(&self) -> bool {
+        self.frontends + self.translated + self.ended > 0
+    }
+}
+
+/// Reads what is forwarded in the active generation, without more memory than its frontends take.
+///
+/// # Errors
+///
+/// As for [`dump`](crate::observe::dump); if a pinned link cannot be queried.
+pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
+    let (_, mut summary) = ActiveFrontends::open(pin_dir)?.read(|maps| {
+        let (mut frontends, mut ended) = (Vec::new(), 0);
+        maps.each(Table::Forwards, |_: FrontendKey6, it: Forward| {
+            frontends.push((it.first, it.mask));
+            ended += usize::from(it.has_ended());
+        })?;
+        if frontends.is_empty() {
+            return Ok(ForwardSummary::default());
+        }
+        // Rows of no frontend may be left over.
+        let used: BTreeMap<_, _> = frontends.iter().copied().collect();
+        let is_used = |position: u32| {
+            let range = used.range(..=position).next_back();
+            range.is_some_and(|(first, mask)| position - first <= *mask)
+        };
+        let (mut owners, mut without_owner) = (BTreeSet::new(), BTreeSet::new());
+        maps.each(Table::ForwardRows, |number: u32, pair: RowPair| {
+            for (position, row) in rows_of((number, pair)) {
+                match row.owner() {
+                    _ if !is_used(position) => {}
+                    NO_NODE => drop(without_owner.insert(position)),
+                    owner => drop(owners.insert(owner)),
+                }
+            }
+        })?;
+        let mut other_addresses = BTreeSet::new();
+        maps.each(Table::ForwardNumbers, |address: V6, number: u32| {
+            if number != u32::from(THIS_NODE) {
+                other_addresses.insert(address.into());
+            }
+        })?;
+        let this = maps.get(Table::ForwardNodes, &u32::from(THIS_NODE))?.unwrap_or_default();
+        let tables = ForwardTables { nodes: [(THIS_NODE.into(), this)].into(), ..ForwardTables::default() };
+        let own = [true, false].map(|is_v4| tables.address(THIS_NODE, is_v4));
+        let translated = frontends.iter().filter(|(first, _)| without_owner.contains(first)).count();
+        Ok(ForwardSummary {
+            frontends: frontends.len() - translated - ended,
+            translated,
+            ended,
+            nodes: owners.len(),
+            other_addresses,
+            own_addresses: own.into_iter().filter(|it| !it.is_unspecified()).collect(),
+            uplinks: BTreeSet::new(),
+        })
+    })?;
+    summary.uplinks = uplink_names(pin_dir)?;
+    Ok(summary)
+}
+
+/// The names of the interfaces at which the programs are attached.
+pub(crate) fn uplink_names(pin_dir: &Path) -> Result<BTreeSet<String>, Error> {
+    Ok(uplink_links::attached(&Pins::new(pin_dir))?.into_values().collect())
 }

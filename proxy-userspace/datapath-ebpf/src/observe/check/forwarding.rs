@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     host::capabilities::{kernel_release, kernel_version},
     maps::pins::Pins,
-    observe::forward_lookup::{ForwardSummary, forward_summary},
+    observe::forwards::{ForwardSummary, forward_summary},
     options::Options,
     programs::{
         peer_probes,

@@ -1,4 +1,8 @@
 //! What the kernel has for one destination: the active frontend, and what it has stored for one client.
+//!
+//! May know: the maps, but not what they should have, which the brain explains.
+
+pub(crate) mod forwarding;
 
 use std::{
     io,
