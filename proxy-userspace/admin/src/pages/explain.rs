@@ -1,6 +1,7 @@
 //! The page `/explain`: why a connection goes where it goes.
 //!
 //! Its query has the words of the question in order, as in `/explain?node&10.96.0.10:80/tcp`.
+//! May know: how words come and answers go. Only the function that answers knows what they say.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! Explains where a connection goes, and why: the rules in their order, and each endpoint with a reason.
 //!
+//! May know: the cluster state and the rules. Neither the kernel, nor how a question comes here (`explain` of `pipeline`).
 //! Invariant: no rule is written twice. The Service's frontends, their owners and the selection of endpoints are those of
 //! [`node_state`](crate::node_state); here they are put into words.
 

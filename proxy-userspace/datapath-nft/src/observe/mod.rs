@@ -1,4 +1,4 @@
-//! The view of an operator: dump, lookup, trace, and the checks of a node.
+//! The view of an operator: dump, lookup for `explain`, trace, and the checks of a node.
 //!
 //! May know: everything below. Changes nothing but the table of a trace.
 

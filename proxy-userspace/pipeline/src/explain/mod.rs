@@ -1,7 +1,7 @@
 //! Explains connections: by the cluster state of a pipeline, or by asking the brain that is followed.
 //!
-//! May know: the rules of the brain, where a cluster state comes from, and the messages of the contract. Neither the kernel, nor
-//! who asks: a command, a page, or a client of the brain.
+//! May know: the brain, where a cluster state comes from, and the messages of the contract. Neither the kernel, nor who asks: a
+//! command, a page, or a client over gRPC.
 
 mod message;
 

@@ -1,6 +1,7 @@
 //! `explain`: where a connection goes, and why.
 //!
 //! The rules come from the process that knows the cluster, or from a source; what is in the kernel is read there.
+//! May know: both sides, `explain` of `pipeline` and the lookups of the datapaths; only here are they compared.
 
 mod answer;
 mod forwarding;
