@@ -3,10 +3,10 @@
 use std::fmt;
 
 use listeners::{Connections, Limits, max_open_files};
+use metrics::MetricWriter;
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 use super::page_group::PageGroup;
-use crate::metrics::MetricWriter;
 
 /// The name of a group of listeners, and its limits.
 fn limits(pages: PageGroup) -> (&'static str, Limits) {

@@ -6,15 +6,12 @@ use parking_lot::Mutex;
 
 use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PeerCounts, TableStats};
 use grpc_server::ClientStats;
+use metrics::{MetricWriter, by_family, ip_family};
 use model::{Family, Rejections};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use publish::followers::FollowerStats;
 use tokio::time::Instant;
 
-use super::{
-    MetricWriter,
-    writer::{by_family, ip_family},
-};
 use crate::{
     COMMIT, VERSION,
     state::totals::Totals,

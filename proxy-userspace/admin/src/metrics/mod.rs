@@ -8,31 +8,27 @@ mod process;
 mod service_ports;
 mod slis;
 mod text;
-mod writer;
 
 use std::{fmt, iter, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
 use datapath::ApplyReport;
+use metrics::{Histograms, Label, add, by_family, histograms, ip_family, sync_durations, with_series};
 use model::Family as IpFamily;
 use pipeline::ApiRequest;
 use prometheus_client::{
     encoding,
     metrics::{
         counter::Counter,
-        family::{Family, MetricConstructor},
+        family::Family,
         histogram::{Histogram, exponential_buckets, linear_buckets},
     },
-    registry::{Metric, Registry},
+    registry::Registry,
 };
 use reconciler::Step;
 
-pub(crate) use self::writer::MetricWriter;
-use self::{
-    slis::Slis,
-    writer::{Label, by_family, help, ip_family},
-};
+use self::slis::Slis;
 use crate::{
     http::body::Parts,
     http::connections::HttpConnections,
@@ -40,9 +36,6 @@ use crate::{
     state::totals::ChangeCounts,
     state::{AdminState, Role},
 };
-
-/// A histogram for each set of labels.
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 pub(crate) struct Metrics {
     registry: Registry,
@@ -76,29 +69,12 @@ pub(crate) struct DatapathMetrics {
     pub(crate) tcp_connections_drained: Counter,
 }
 
-/// Registers a metric; `name` without `_total`.
-fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, metric: M) -> M {
-    // The library appends the full stop.
-    registry.register(name, help(name).trim_end_matches('.'), metric.clone());
-    metric
-}
-
-/// A metric with a series for each of these labels from the start, as kube-proxy has after its first sync.
-fn with_series<M: Clone, C: MetricConstructor<M>>(
-    metric: Family<Label, M, C>,
-    labels: impl IntoIterator<Item = Label>,
-) -> Family<Label, M, C> {
-    labels.into_iter().for_each(|it| drop(metric.get_or_create(&it)));
-    metric
-}
-
 impl Metrics {
     pub(crate) fn new(state: Arc<Mutex<AdminState>>, connections: HttpConnections) -> Self {
         let (mut registry, mut unserved) = (Registry::default(), Registry::default());
         registry.register_collector(Box::new(gauges::Gauges(Arc::clone(&state))));
         registry.register_collector(Box::new(connections));
         registry.register_collector(Box::new(process::Process));
-        let requests = || Histogram::new(REQUEST_BUCKETS);
         let codes = || with_series(Family::default(), [true, false].map(code));
         let is_backend = state.lock().role == Role::Backend;
         Self {
@@ -111,7 +87,7 @@ impl Metrics {
             request_duration: add(
                 &mut registry,
                 "rest_client_request_duration_seconds",
-                Family::new_with_constructor(requests as fn() -> Histogram),
+                histograms(|| Histogram::new(REQUEST_BUCKETS)),
             ),
             datapath: DatapathMetrics::new(if is_backend { &mut registry } else { &mut unserved }),
             registry,
@@ -161,25 +137,28 @@ impl Metrics {
 
 impl DatapathMetrics {
     fn new(registry: &mut Registry) -> Self {
-        let histograms = |constructor: fn() -> Histogram| {
-            with_series(Family::new_with_constructor(constructor), IpFamily::ALL.map(ip_family))
-        };
-        // 1 ms to 16 s, as in kube-proxy.
-        let sync = || histograms(|| Histogram::new(exponential_buckets(0.001, 2.0, 15)));
-        let programming = || histograms(|| Histogram::new(programming_buckets()));
+        let programming = with_series(histograms(|| Histogram::new(programming_buckets())), by_family());
         // 50 µs to 6.5 s.
         let apply = Histogram::new(exponential_buckets(0.000_05, 2.0, 18));
-        let families = || with_series(Family::default(), IpFamily::ALL.map(ip_family));
+        let families = || with_series(Family::default(), by_family());
         let steps = with_series(Family::default(), Step::ALL.map(|it| [("step", it.name())]));
         let it = registry;
         Self {
-            sync_duration: add(it, "kubeproxy_sync_proxy_rules_duration_seconds", sync()),
-            full_sync_duration: add(it, "kubeproxy_sync_full_proxy_rules_duration_seconds", sync()),
-            partial_sync_duration: add(it, "kubeproxy_sync_partial_proxy_rules_duration_seconds", sync()),
-            programming_duration: add(it, "kubeproxy_network_programming_duration_seconds", programming()),
+            sync_duration: add(it, "kubeproxy_sync_proxy_rules_duration_seconds", sync_durations()),
+            full_sync_duration: add(it, "kubeproxy_sync_full_proxy_rules_duration_seconds", sync_durations()),
+            partial_sync_duration: add(
+                it,
+                "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+                sync_durations(),
+            ),
+            programming_duration: add(it, "kubeproxy_network_programming_duration_seconds", programming),
             sync_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_sync_failures", families()),
             cleanup_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_cleanup_failures", families()),
-            flow_pass_duration: add(it, "kubeproxy_conntrack_reconciler_sync_duration_seconds", sync()),
+            flow_pass_duration: add(
+                it,
+                "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+                sync_durations(),
+            ),
             flows_deleted: add(it, "kubeproxy_conntrack_reconciler_deleted_entries", families()),
             endpoint_changes: add(it, "kubeproxy_sync_proxy_rules_endpoint_changes", Counter::default()),
             service_changes: add(it, "kubeproxy_sync_proxy_rules_service_changes", Counter::default()),

@@ -2,13 +2,12 @@
 
 use std::{fmt, fs};
 
+use metrics::MetricWriter;
 use nix::{
     sys::resource::{Resource, getrlimit},
     unistd::{SysconfVar, sysconf},
 };
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
-
-use super::MetricWriter;
 
 #[derive(Debug)]
 pub(super) struct Process;

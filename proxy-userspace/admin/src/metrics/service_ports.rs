@@ -5,9 +5,9 @@
 use std::{fmt::Write as _, iter, sync::Arc};
 
 use datapath::PortCounts;
+use metrics::help;
 use model::state::Services;
 
-use super::writer::help;
 use crate::state::counters::Reading;
 
 /// A value of a counter, with its label `way`; empty if the counter has no such label.

@@ -10,12 +10,12 @@ use datapath::{
     EjectedEndpoint, ForwardCounts, HookBehavior, PacketCount, PortCounts, ProbeResult, RefusedNamespace,
     TableStats,
 };
+use metrics::HELP;
 use model::{Family, Rejected, ServiceName};
 use pipeline::{ApiRequest, Observer as _, SyncStatus};
 use publish::Publisher;
 use reconciler::{Observer as _, Step};
 
-use super::writer::HELP;
 use crate::{
     admin::Admin,
     fixtures::{apply, attach_status, node, published, report, service},
