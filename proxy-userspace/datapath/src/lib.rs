@@ -6,6 +6,7 @@ mod active_frontends;
 mod attach_status;
 mod finding;
 mod frontend_address;
+mod metrics;
 mod node_port_addresses;
 mod passive_health_options;
 mod probe_result;

@@ -1,10 +1,10 @@
 //! Metrics that are read from the state at each scrape.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-use datapath::{Ejections, HookBehavior, OverflowStats, PacketAffinity, PeerCounts, TableStats};
+use datapath::{AttachStatus, ProbeResult, TableFill};
 use grpc_server::ClientStats;
 use metrics::{MetricWriter, by_family, ip_family};
 use model::{Family, Rejections};
@@ -33,10 +33,7 @@ impl Collector for Gauges {
             &state,
             &mut MetricWriter { prefix: "kubeproxy_sync_proxy_rules_", encoder: &mut encoder },
         )?;
-        let mut out = MetricWriter::own(&mut encoder);
-        datapath(&state, &mut out)?;
-        table_stats(&state.datapath.table_stats, &mut out)?;
-        packets(&state, &mut out)
+        datapath(&state, &mut MetricWriter::own(&mut encoder))
     }
 }
 
@@ -52,10 +49,10 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let rejected = |it: &RejectedBy| (it.name(), state.rejected.get(it).map_or(0, Rejections::len) as f64);
     out.gauges("rejected_items", "by", RejectedBy::ALL.iter().map(rejected))?;
     out.gauge("namespace_entries", state.namespace_entries as f64)?;
-    out.gauge("node_eligible", flag(state.is_node_eligible()))?;
+    out.gauge("node_eligible", state.is_node_eligible().into())?;
     let sources = || state.sources.iter().map(|(name, it)| (&**name, it));
-    out.gauges("source_synced", "source", sources().map(|(name, it)| (name, flag(it.is_synced))))?;
-    out.gauges("source_failing", "source", sources().map(|(name, it)| (name, flag(it.error.is_some()))))?;
+    out.gauges("source_synced", "source", sources().map(|(name, it)| (name, it.is_synced.into())))?;
+    out.gauges("source_failing", "source", sources().map(|(name, it)| (name, it.error.is_some().into())))?;
     let contacts = sources().filter_map(|(name, it)| Some((name, seconds(it.last_contact?))));
     out.gauges("source_last_contact_timestamp_seconds", "source", contacts)
 }
@@ -101,77 +98,19 @@ fn kube_proxy(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result
     out.series("no_local_endpoints_total", by_policy)
 }
 
-/// Of what is active in the kernel, and of its programs.
+/// Of what is active in the kernel, and of what was reported of it.
 fn datapath(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     let active = state.active.as_ref();
     out.gauge("active_revision", active.map_or(0, |it| it.published.rev) as f64)?;
     let pending = state.pending_for(Instant::now()).unwrap_or_default();
     out.gauge("pending_change_age_seconds", pending.as_secs_f64())?;
-    let tables = || active.iter().flat_map(|it| &it.tables);
-    out.gauges("map_entries", "table", tables().map(|it| (it.name, it.entries.into())))?;
-    out.gauges("map_capacity", "table", tables().map(|it| (it.name, it.capacity.into())))?;
-    let hooks = || state.datapath.attach_status.iter().flat_map(|it| &it.hooks);
-    let attached = hooks().map(|it| (it.name, it.is_attached));
-    let attached = attached.chain(state.datapath.attach_status.iter().flat_map(|it| &it.tables).copied());
-    out.gauges("program_attached", "hook", attached.map(|(name, it)| (name, flag(it))))?;
-    out.gauges("foreign_programs", "hook", hooks().map(|it| (it.name, it.foreign.len() as f64)))?;
-    let probed = state.datapath.probe_results.iter().filter_map(|it| match it.behavior {
-        HookBehavior::Ok => Some((it.hook, 1.0)),
-        HookBehavior::Fails(_) => Some((it.hook, 0.0)),
-        HookBehavior::Unknown(_) => None,
-    });
-    out.gauges("probe_success", "hook", probed)?;
-    out.gauge("probe_age_seconds", state.datapath.last_probe.map_or(0.0, |it| it.elapsed().as_secs_f64()))
-}
-
-fn table_stats(stats: &TableStats, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let TableStats {
-        overflow,
-        refused: culprits,
-        affinity_inserts,
-        affinity_capacity,
-        ejected,
-        ejections,
-        peers,
-    } = stats;
-    let OverflowStats { entries, capacity, sockets, refused } = *overflow;
-    out.gauge("socket_overflow_entries", entries as f64)?;
-    out.gauge("socket_overflow_capacity", capacity.into())?;
-    out.counter("socket_overflow_sockets", sockets as f64)?;
-    out.counter("socket_refused", refused as f64)?;
-    let mut by_cgroup = BTreeMap::<_, f64>::new();
-    for it in culprits {
-        *by_cgroup.entry(it.cgroup.as_deref().unwrap_or("removed")).or_default() += it.refused as f64;
-    }
-    out.gauges("socket_refused_by_cgroup", "cgroup", by_cgroup)?;
-    out.counter("affinity_inserts", *affinity_inserts as f64)?;
-    out.gauge("affinity_capacity", (*affinity_capacity).into())?;
-    let mut by_port = BTreeMap::<_, f64>::new();
-    for it in ejected {
-        *by_port.entry((&it.service, &*it.port)).or_default() += 1.0;
-    }
-    let by_port = by_port.into_iter().map(|((service, port), count)| {
-        ([("namespace", &*service.namespace), ("service", &*service.name), ("port", port)], count)
-    });
-    out.series("endpoint_ejected", by_port)?;
-    let Ejections { timeouts, refusals } = *ejections;
-    out.counters("ejections", "reason", [("timeout", timeouts), ("refused", refusals)])?;
-    let PeerCounts { answering, silent, mute } = *peers;
-    let peers = [("answering", answering), ("silent", silent), ("mute", mute)];
-    out.gauges("external_peers", "state", peers.map(|(state, count)| (state, count as f64)))
-}
-
-/// The metrics of the packet path.
-fn packets(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    out.gauge("packet_path_failing", flag(state.datapath.packet_path_error.is_some()))?;
-    let PacketAffinity { clients, unanswered, capacity, full_service_ports } = state.datapath.packet_affinity;
-    let entries = [("answered", clients as f64), ("unanswered", unanswered as f64)];
-    out.gauges("packet_affinity_entries", "state", entries)?;
-    out.gauge("packet_affinity_capacity", capacity.into())?;
-    out.gauge("packet_affinity_full_service_ports", full_service_ports as f64)?;
-    out.gauge("kube_proxy_rules", flag(state.datapath.has_kube_proxy_rules))
-}
-
-fn flag(is_set: bool) -> f64 {
-    u8::from(is_set).into()
+    TableFill::write(active.map(|it| &*it.tables).unwrap_or_default(), out)?;
+    let it = &state.datapath;
+    it.attach_status.as_ref().unwrap_or(&AttachStatus::default()).write(out)?;
+    ProbeResult::write(&it.probe_results, out)?;
+    out.gauge("probe_age_seconds", it.last_probe.map_or(0.0, |it| it.elapsed().as_secs_f64()))?;
+    it.table_stats.write(out)?;
+    out.gauge("packet_path_failing", it.packet_path_error.is_some().into())?;
+    it.packet_affinity.write(out)?;
+    out.gauge("kube_proxy_rules", it.has_kube_proxy_rules.into())
 }
