@@ -7,12 +7,12 @@ use parking_lot::{Mutex, MutexGuard};
 use datapath::{
     ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
 };
-use grpc_server::ClientStats;
 use jiff::Timestamp;
 use model::{Effect, Family, Rejected, Rejections, ServiceName};
 use netlink::sock_diag::Transport;
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
-use publish::{Published, Subscription, followers::FollowerStats};
+use prometheus_client::registry::Registry;
+use publish::{Published, Subscription, Watchers};
 use reconciler::{Observer, Step};
 use tokio::{
     sync::{
@@ -58,9 +58,14 @@ impl Admin {
         self.state().rejected.insert(by, rejected.into_iter().collect());
     }
 
-    /// Sets how the number of watchers is read.
-    pub fn set_watcher_count(&self, count: impl Fn() -> usize + Send + Sync + 'static) {
-        self.state().readers.watchers = Some(Callback(Arc::new(count)));
+    /// Where the parts of the process register what they measure.
+    pub fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.metrics.registry.lock()
+    }
+
+    /// Sets the watchers that the page `/status` counts.
+    pub fn set_watchers(&self, watchers: Watchers) {
+        self.state().readers.watchers = Some(watchers);
     }
 
     /// Makes a node without a Node object ineligible for load balancers.
@@ -76,16 +81,6 @@ impl Admin {
     /// Sets how the page `/log` is read.
     pub fn set_log(&self, read: impl Fn() -> String + Send + Sync + 'static) {
         self.state().readers.log = Some(Callback(Arc::new(read)));
-    }
-
-    /// Sets how the numbers of gRPC clients are read.
-    pub fn set_client_stats(&self, stats: impl Fn() -> ClientStats + Send + Sync + 'static) {
-        self.state().readers.client_stats = Some(Callback(Arc::new(stats)));
-    }
-
-    /// Sets how the numbers of clients that follow nodes are read.
-    pub fn set_follower_stats(&self, stats: impl Fn() -> FollowerStats + Send + Sync + 'static) {
-        self.state().readers.follower_stats = Some(Callback(Arc::new(stats)));
     }
 
     /// Instance and revision of the active state, whenever it changes.

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    fmt,
     net::IpAddr,
     sync::{
         Arc,
@@ -13,7 +14,9 @@ use std::{
 };
 
 use listeners::{Connections, Limits, max_open_files};
+use metrics::MetricWriter;
 use parking_lot::Mutex;
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use tokio::time::Instant;
 
 /// The limit of all clients: three times the number of nodes of the largest supported cluster.
@@ -149,6 +152,18 @@ impl Clients {
             *open.by_identity.entry(identity.clone()).or_default() += 1;
         }
         Some(Admission { table: Arc::clone(table), identity })
+    }
+}
+
+impl Collector for Clients {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let ClientStats { open, handshakes, refused_in_all, refused_of_peer, closed_handshakes } =
+            self.stats();
+        let mut out = MetricWriter::own(&mut encoder);
+        out.gauge("grpc_connections", open as f64)?;
+        out.gauge("grpc_handshakes", handshakes as f64)?;
+        let refused = [("all", refused_in_all), ("peer", refused_of_peer), ("handshakes", closed_handshakes)];
+        out.counters("grpc_connections_refused", "limit", refused)
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,7 +12,9 @@ use std::{
     time::Duration,
 };
 
+use metrics::MetricWriter;
 use parking_lot::Mutex;
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use tokio::time::Instant;
 
 use crate::publisher::{Published, Subscription};
@@ -68,19 +71,6 @@ pub struct FollowerStatus {
     pub latency: Option<Duration>,
 }
 
-/// The number of clients that follow nodes, and how far they are behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FollowerStats {
-    /// Clients that follow a node.
-    pub followers: usize,
-    /// Followers that have not acknowledged the newest state for 5 seconds.
-    pub behind: usize,
-    /// The longest time for which one has not acknowledged the newest state.
-    pub longest_behind: Duration,
-    /// The longest time that one has taken for its last acknowledgement.
-    pub longest_latency: Duration,
-}
-
 /// The entry of a client in [`Followers`], until it is dropped.
 #[derive(Debug)]
 pub struct Following {
@@ -104,18 +94,24 @@ impl Followers {
         statuses.sort_by(|a, b| a.node.cmp(&b.node));
         statuses
     }
+}
 
-    /// The number of clients, and how far they are behind.
-    pub fn stats(&self) -> FollowerStats {
-        let mut stats = FollowerStats::default();
+impl Collector for Followers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (mut followers, mut behind) = (0_u32, 0_u32);
+        let (mut longest_behind, mut longest_latency) = (Duration::ZERO, Duration::ZERO);
         for it in self.0.all.lock().values().map(FollowingClient::status) {
-            let behind = it.behind.unwrap_or_default();
-            stats.followers += 1;
-            stats.behind += usize::from(behind >= BEHIND_AFTER);
-            stats.longest_behind = stats.longest_behind.max(behind);
-            stats.longest_latency = stats.longest_latency.max(it.latency.unwrap_or_default());
+            let delay = it.behind.unwrap_or_default();
+            followers += 1;
+            behind += u32::from(delay >= BEHIND_AFTER);
+            longest_behind = longest_behind.max(delay);
+            longest_latency = longest_latency.max(it.latency.unwrap_or_default());
         }
-        stats
+        let mut out = MetricWriter::own(&mut encoder);
+        out.gauge("followers", followers.into())?;
+        out.gauge("followers_behind", behind.into())?;
+        out.gauge("followers_behind_seconds", longest_behind.as_secs_f64())?;
+        out.gauge("followers_latency_seconds", longest_latency.as_secs_f64())
     }
 }
 

@@ -14,7 +14,7 @@ mod state_json;
 pub mod upstream;
 
 pub use node_registry::NodeRegistry;
-pub use node_states::{CountedNodes, NodeStates, SingleNode, SubscribeError};
+pub use node_states::{CountedNodes, NodeStates, SingleNode, SubscribeError, Watchers};
 pub use publisher::{Published, Publisher, Subscription};
 pub use state_json::{PRINTED_EXTENSIONS, json_parts};
 

@@ -1,6 +1,12 @@
 //! Access to the states of nodes, by name.
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
+
+use metrics::MetricWriter;
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 use crate::publisher::Subscription;
 
@@ -69,11 +75,27 @@ impl CountedNodes {
         Self { nodes, counter: Arc::default() }
     }
 
-    /// Returns the current number of subscriptions whenever it is called.
-    pub fn watchers(&self) -> impl Fn() -> usize + Send + Sync + 'static {
-        let counter = Arc::downgrade(&self.counter);
-        // One clone is our own.
-        move || counter.strong_count().saturating_sub(1)
+    /// The subscriptions at any time.
+    pub fn watchers(&self) -> Watchers {
+        Watchers(Arc::downgrade(&self.counter))
+    }
+}
+
+/// The subscriptions to counted nodes.
+#[derive(Clone, Debug)]
+pub struct Watchers(Weak<()>);
+
+impl Watchers {
+    /// Their current number.
+    pub fn count(&self) -> usize {
+        // One clone is that of the nodes.
+        self.0.strong_count().saturating_sub(1)
+    }
+}
+
+impl Collector for Watchers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        MetricWriter::own(&mut encoder).gauge("watchers", self.count() as f64)
     }
 }
 

@@ -22,19 +22,19 @@ impl GrpcServer {
     pub(super) async fn start(flags: &ListenFlags, pipeline: &Pipeline, admin: &Admin) -> Result<Self> {
         let served = pipeline.served(flags.serve_any_node);
         let counted = CountedNodes::new(served.nodes);
-        admin.set_watcher_count(counted.watchers());
+        admin.set_watchers(counted.watchers());
+        admin.registry().register_collector(Box::new(counted.watchers()));
         let served = ServedData { nodes: Arc::new(counted), ..served };
+        admin.registry().register_collector(Box::new(served.followers.clone()));
         let tls = flags.tls.server()?;
-        let followers = served.followers.clone();
-        admin.set_follower_stats(move || followers.stats());
         let access = flags.access();
         let clients = Clients::default();
+        admin.registry().register_collector(Box::new(clients.clone()));
         let mut listeners = Vec::new();
         for target in &flags.listen {
             listeners
                 .push(Listener::bind_for(target, tls.clone(), access).await?.with_clients(clients.clone()));
         }
-        admin.set_client_stats(move || clients.stats());
         let stop = watch::Sender::new(false);
         let mut servers = JoinSet::new();
         for listener in listeners {

@@ -5,11 +5,9 @@ use std::{fmt, sync::Arc};
 use parking_lot::Mutex;
 
 use datapath::{AttachStatus, ProbeResult, TableFill};
-use grpc_server::ClientStats;
 use metrics::{MetricWriter, by_family, ip_family};
 use model::{Family, Rejections};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
-use publish::followers::FollowerStats;
 use tokio::time::Instant;
 
 use crate::{
@@ -25,7 +23,6 @@ impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let state = self.0.lock();
         general(&state, &mut MetricWriter::own(&mut encoder))?;
-        servers(&state, &mut MetricWriter::own(&mut encoder))?;
         if state.role == Role::Brain {
             return Ok(());
         }
@@ -55,26 +52,6 @@ fn general(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
     out.gauges("source_failing", "source", sources().map(|(name, it)| (name, it.error.is_some().into())))?;
     let contacts = sources().filter_map(|(name, it)| Some((name, seconds(it.last_contact?))));
     out.gauges("source_last_contact_timestamp_seconds", "source", contacts)
-}
-
-/// Of a process that other nodes or programs watch.
-fn servers(state: &AdminState, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
-    let Some(watchers) = &state.readers.watchers else { return Ok(()) };
-    out.gauge("watchers", (watchers.0)() as f64)?;
-    if let Some(stats) = &state.readers.follower_stats {
-        let FollowerStats { followers, behind, longest_behind, longest_latency } = (stats.0)();
-        out.gauge("followers", followers as f64)?;
-        out.gauge("followers_behind", behind as f64)?;
-        out.gauge("followers_behind_seconds", longest_behind.as_secs_f64())?;
-        out.gauge("followers_latency_seconds", longest_latency.as_secs_f64())?;
-    }
-    let Some(client_stats) = &state.readers.client_stats else { return Ok(()) };
-    let ClientStats { open, handshakes, refused_in_all, refused_of_peer, closed_handshakes } =
-        (client_stats.0)();
-    out.gauge("grpc_connections", open as f64)?;
-    out.gauge("grpc_handshakes", handshakes as f64)?;
-    let refused = [("all", refused_in_all), ("peer", refused_of_peer), ("handshakes", closed_handshakes)];
-    out.counters("grpc_connections_refused", "limit", refused)
 }
 
 /// kube-proxy's metrics, under its names.

@@ -38,7 +38,7 @@ use crate::{
 };
 
 pub(crate) struct Metrics {
-    registry: Registry,
+    pub(crate) registry: Mutex<Registry>,
     state: Arc<Mutex<AdminState>>,
     pub(crate) counters: NewestReading,
     pub(crate) slis: Slis,
@@ -90,7 +90,7 @@ impl Metrics {
                 histograms(|| Histogram::new(REQUEST_BUCKETS)),
             ),
             datapath: DatapathMetrics::new(if is_backend { &mut registry } else { &mut unserved }),
-            registry,
+            registry: Mutex::new(registry),
         }
     }
 
@@ -101,7 +101,7 @@ impl Metrics {
             (state.role, state.served())
         };
         let mut openmetrics = String::new();
-        encoding::text::encode(&mut openmetrics, &self.registry)?;
+        encoding::text::encode(&mut openmetrics, &self.registry.lock())?;
         let parts = iter::once(text::from_openmetrics(&openmetrics));
         if role == Role::Brain {
             return Ok(Box::new(parts.map(Ok)));

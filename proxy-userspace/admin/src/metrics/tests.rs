@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -10,10 +11,11 @@ use datapath::{
     EjectedEndpoint, ForwardCounts, HookBehavior, PacketCount, PortCounts, ProbeResult, RefusedNamespace,
     TableStats,
 };
+use grpc_server::Clients;
 use metrics::HELP;
 use model::{Family, Rejected, ServiceName};
 use pipeline::{ApiRequest, Observer as _, SyncStatus};
-use publish::Publisher;
+use publish::{CountedNodes, Publisher, SingleNode, followers::Followers};
 use reconciler::{Observer as _, Step};
 
 use crate::{
@@ -27,10 +29,13 @@ fn busy(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();
     admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), ..SyncStatus::default() });
-    admin.set_watcher_count(|| 2);
-    admin.set_client_stats(grpc_server::ClientStats::default);
-    admin.set_follower_stats(publish::followers::FollowerStats::default);
     let publisher = Publisher::new("n1");
+    let nodes = CountedNodes::new(Arc::new(SingleNode::new("n1", publisher.subscribe())));
+    let mut registry = admin.registry();
+    registry.register_collector(Box::new(nodes.watchers()));
+    registry.register_collector(Box::new(Followers::default()));
+    registry.register_collector(Box::new(Clients::default()));
+    drop(registry);
     apply(&admin, &publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);

@@ -4,7 +4,7 @@ use std::iter;
 
 use datapath::PortCounts;
 use jiff::Timestamp;
-use publish::Published;
+use publish::{Published, Watchers};
 use serde::{Deserialize, Serialize};
 
 use super::TraceStatus;
@@ -239,7 +239,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         tables: tables.collect(),
         ejected: ejected.collect(),
         trace: state.trace.as_ref().map(|it| it.status.clone()),
-        watchers: state.readers.watchers.as_ref().map(|it| (it.0)()),
+        watchers: state.readers.watchers.as_ref().map(Watchers::count),
         counters: None,
     }
 }

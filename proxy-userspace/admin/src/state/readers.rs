@@ -3,13 +3,12 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use datapath::PortCounts;
-use grpc_server::ClientStats;
 use model::{
     Protocol, ServiceName,
     state::{Service, ServicePort},
 };
 use pipeline::NoReasons;
-use publish::followers::FollowerStats;
+use publish::Watchers;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -23,12 +22,8 @@ pub(crate) struct Readers {
     pub(crate) has_sockets: bool,
     /// The newest lines of the log.
     pub(crate) log: Option<Callback<dyn Fn() -> String + Send + Sync>>,
-    /// The number of watchers.
-    pub(crate) watchers: Option<Callback<dyn Fn() -> usize + Send + Sync>>,
-    /// The numbers of gRPC clients.
-    pub(crate) client_stats: Option<Callback<dyn Fn() -> ClientStats + Send + Sync>>,
-    /// The numbers of clients that follow nodes.
-    pub(crate) follower_stats: Option<Callback<dyn Fn() -> FollowerStats + Send + Sync>>,
+    /// The clients that watch the states of this process.
+    pub(crate) watchers: Option<Watchers>,
     /// The kernel's counters.
     pub(crate) counters: Option<Callback<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
     /// Explains connections.
