@@ -1,15 +1,12 @@
 //! Collects the reports of every part of the process, for the pages.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use datapath::{
-    ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats, TerminationReport,
-};
+use datapath::{ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats};
 use jiff::Timestamp;
-use model::{Effect, Family, Rejected, Rejections, ServiceName};
-use netlink::sock_diag::Transport;
+use model::{Effect, Rejected, Rejections, ServiceName};
 use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
 use prometheus_client::registry::Registry;
 use publish::{Published, Subscription, Watchers};
@@ -194,12 +191,6 @@ impl Admin {
         })
     }
 
-    /// What counts passes over conntrack.
-    pub fn flow_pass_counter(&self) -> impl Fn(Family, Duration, usize) + Send + Sync + 'static {
-        let metrics = Arc::clone(&self.metrics);
-        move |family, took, deleted| metrics.datapath.on_flow_pass(family, took, deleted)
-    }
-
     /// Records the published states, until the publisher is dropped.
     pub async fn run(&self, mut states: Subscription) {
         while let Some(published) = states.next().await {
@@ -293,12 +284,9 @@ impl Observer for Admin {
 
     fn on_failed(&self, step: Step, error: &str) {
         self.state().on_failed(step, error);
-        self.metrics.datapath.on_failed(step);
     }
 
     fn on_attach_checked(&self, status: Result<&AttachStatus, &str>) {
-        let has_detached = status.is_ok_and(|it| !it.is_complete());
-        self.metrics.datapath.program_detachments.inc_by(u64::from(has_detached));
         self.state().datapath.on_attach_checked(status, Instant::now());
     }
 
@@ -316,14 +304,6 @@ impl Observer for Admin {
 
     fn on_probed(&self, results: &[ProbeResult]) {
         self.state().datapath.on_probed(results, Instant::now());
-    }
-
-    fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>) {
-        let counter = match transport {
-            Transport::Tcp => &self.metrics.datapath.tcp_connections_drained,
-            Transport::Udp => &self.metrics.datapath.udp_sockets_terminated,
-        };
-        counter.inc_by(report.as_ref().map_or(0, |it| it.sockets) as u64);
     }
 
     fn on_table_stats(&self, stats: TableStats) {

@@ -5,6 +5,7 @@
 mod datapath;
 mod draining;
 mod log_dedup;
+mod metrics;
 mod observer;
 mod packets;
 mod progress;
@@ -21,6 +22,7 @@ mod worker;
 
 pub use self::{
     datapath::{Datapath, Error, Options},
+    metrics::Metrics,
     observer::{Observer, Step},
     reconciler::Reconciler,
     trace::TraceRequest,

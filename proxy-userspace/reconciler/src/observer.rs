@@ -2,11 +2,10 @@
 //!
 //! Invariant: an observer is notified, never asked. Nothing that it does or fails to do changes what is served.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats, TerminationReport};
+use datapath::{ApplyReport, AttachStatus, PacketAffinity, ProbeResult, TableStats};
 use model::Rejected;
-use netlink::sock_diag::Transport;
 use publish::Published;
 
 /// Is notified of what the reconciler does, in the order in which it happens.
@@ -36,9 +35,6 @@ pub trait Observer {
 
     /// The hooks were probed.
     fn on_probed(&self, results: &[ProbeResult]);
-
-    /// Sockets connected to a removed endpoint were searched for and terminated.
-    fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>);
 
     /// The usage of the tables that clients fill was read.
     fn on_table_stats(&self, stats: TableStats);

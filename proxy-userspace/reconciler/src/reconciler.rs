@@ -17,6 +17,7 @@ use tokio::{
 
 use crate::{
     datapath::Datapath,
+    metrics::Metrics,
     observer::Observer,
     packets::{self, PacketCondition, Packets, Upkeep},
     progress::Progress,
@@ -40,9 +41,14 @@ pub struct Reconciler<'a> {
 }
 
 impl<'a> Reconciler<'a> {
-    /// Prepares to keep `datapath` at the newest of `states`. What happens is reported to `observer`.
-    pub fn new(datapath: Datapath, states: Subscription, observer: &'a dyn Observer) -> Self {
-        Self { datapath, states, traces: Traces::default(), reports: Reports::new(observer) }
+    /// Prepares to keep `datapath` at the newest of `states`. What happens is reported to `observer`, and counted.
+    pub fn new(
+        datapath: Datapath,
+        states: Subscription,
+        observer: &'a dyn Observer,
+        metrics: Metrics,
+    ) -> Self {
+        Self { datapath, states, traces: Traces::default(), reports: Reports::new(observer, metrics) }
     }
 
     /// Serves these requests for traces.

@@ -1,4 +1,4 @@
-//! What the reconciler tells its observer and the log.
+//! What the reconciler tells its observer and the log, and counts.
 //!
 //! Invariant: a condition that lasts is logged once, and again when it changes.
 
@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use crate::{
     log_dedup::LogDedup,
+    metrics::Metrics,
     observer::{Observer, Step},
     state_log::StateLog,
     worker::{Applied, Failure},
@@ -25,9 +26,10 @@ const MAX_LOGGED: usize = 10;
 /// A change of more entries frees enough memory that it is worth returning to the system.
 const LARGE_CHANGE: usize = 10_000;
 
-/// Reports to an observer and to the log.
+/// Reports to an observer, to the log, and to metrics.
 pub(crate) struct Reports<'a> {
     observer: &'a dyn Observer,
+    metrics: Metrics,
     /// The rejections as of the last report.
     rejected: BTreeSet<Rejected>,
     /// Whether the packet path was unavailable or behind at the last report.
@@ -37,9 +39,10 @@ pub(crate) struct Reports<'a> {
 }
 
 impl<'a> Reports<'a> {
-    pub(crate) fn new(observer: &'a dyn Observer) -> Self {
+    pub(crate) fn new(observer: &'a dyn Observer, metrics: Metrics) -> Self {
         Self {
             observer,
+            metrics,
             rejected: BTreeSet::new(),
             has_packet_problem: false,
             log: LogDedup::default(),
@@ -112,6 +115,7 @@ impl<'a> Reports<'a> {
     }
 
     fn failed(&mut self, step: Step, error: &str) {
+        self.metrics.on_failed(step);
         self.observer.on_failed(step, error);
         self.state_log.failed();
     }
@@ -145,6 +149,7 @@ impl<'a> Reports<'a> {
                 self.log.attach_checked(&status);
                 let missing: Vec<_> = status.missing().map(|it| it.name).collect();
                 if !missing.is_empty() {
+                    self.metrics.on_detached();
                     let (cgroup, missing) = (status.cgroup.display(), missing.join(", "));
                     tracing::error!(%cgroup, missing, "programs were detached; attaching them again");
                 }
@@ -187,7 +192,7 @@ impl<'a> Reports<'a> {
     /// Sockets connected to removed endpoints were terminated.
     pub(crate) fn terminated(&mut self, transport: Transport, report: &io::Result<TerminationReport>) {
         self.log.terminated(transport, report);
-        self.observer.on_terminated(transport, report);
+        self.metrics.on_terminated(transport, report);
     }
 
     /// Logs a summary of the states of the last minute, if it is due.

@@ -1,18 +1,18 @@
 //! The datapath of `run` and `agent`.
 
-use std::{cell::OnceCell, future::pending, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{cell::OnceCell, future::pending, net::SocketAddr, path::Path, time::Duration};
 
 use ::datapath::{PortCounts, described};
 use admin::{Admin, CounterLookup, HealthChecks, Inherited};
 use anyhow::Result;
 use datapath_ebpf::ActiveFrontends;
-use datapath_nft::{ExternalConnections, FlowPassObserver};
+use datapath_nft::ExternalConnections;
 use model::{
     Protocol, ServiceName, error_chain,
     state::{Service, ServicePort},
 };
 use publish::Subscription;
-use reconciler::{Datapath, Options, Reconciler};
+use reconciler::{Datapath, Metrics, Options, Reconciler};
 use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{flags, trace};
@@ -45,8 +45,9 @@ pub(super) async fn run(
         (options.sockets.as_ref().map(|it| it.pin_dir.clone()), options.packets.is_some());
     admin.set_counter_source(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?)));
     let traces = trace::serve(admin, &options);
+    let metrics = Metrics::new(&mut admin.registry());
     if let Some(packets) = &mut options.packets {
-        packets.on_flow_pass = FlowPassObserver(Arc::new(admin.flow_pass_counter()));
+        packets.on_flow_pass = metrics.flow_pass_observer();
     }
     let inherited = report_inherited(admin.clone(), options.clone());
     let datapath = spawn_blocking(move || {
@@ -56,7 +57,7 @@ pub(super) async fn run(
         Datapath::start(&options)
     });
     let datapath = datapath.await??;
-    let reconciler = Reconciler::new(datapath, subscribe(), admin).with_traces(traces);
+    let reconciler = Reconciler::new(datapath, subscribe(), admin, metrics).with_traces(traces);
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
         () = reconciler.run() => {}

@@ -1,7 +1,7 @@
 //! The page `/metrics`: kube-proxy's names, so that existing dashboards and alerts continue to work, and our own.
 //!
 //! Invariant: `docs/metrics.md` lists exactly the metrics that are served; a test compares the two.
-//! Events are counted here as they happen; gauges are read from the state at each scrape.
+//! Here is what only this crate knows; every other part of the process registers what it measures (`Admin::registry`).
 
 mod gauges;
 mod process;
@@ -26,7 +26,6 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use reconciler::Step;
 
 use self::slis::Slis;
 use crate::{
@@ -49,24 +48,16 @@ pub(crate) struct Metrics {
     pub(crate) datapath: DatapathMetrics,
 }
 
-/// What a process counts that programs the kernel.
+/// What a process that programs the kernel counts of its states.
 pub(crate) struct DatapathMetrics {
     sync_duration: Histograms<Label>,
     full_sync_duration: Histograms<Label>,
     partial_sync_duration: Histograms<Label>,
     programming_duration: Histograms<Label>,
-    sync_failures: Family<Label, Counter>,
-    cleanup_failures: Family<Label, Counter>,
-    flow_pass_duration: Histograms<Label>,
-    flows_deleted: Family<Label, Counter>,
     endpoint_changes: Counter,
     service_changes: Counter,
     apply_duration: Histogram,
-    failures: Family<Label, Counter>,
     pub(crate) apply_retries: Counter,
-    pub(crate) program_detachments: Counter,
-    pub(crate) udp_sockets_terminated: Counter,
-    pub(crate) tcp_connections_drained: Counter,
 }
 
 impl Metrics {
@@ -140,8 +131,6 @@ impl DatapathMetrics {
         let programming = with_series(histograms(|| Histogram::new(programming_buckets())), by_family());
         // 50 µs to 6.5 s.
         let apply = Histogram::new(exponential_buckets(0.000_05, 2.0, 18));
-        let families = || with_series(Family::default(), by_family());
-        let steps = with_series(Family::default(), Step::ALL.map(|it| [("step", it.name())]));
         let it = registry;
         Self {
             sync_duration: add(it, "kubeproxy_sync_proxy_rules_duration_seconds", sync_durations()),
@@ -152,22 +141,10 @@ impl DatapathMetrics {
                 sync_durations(),
             ),
             programming_duration: add(it, "kubeproxy_network_programming_duration_seconds", programming),
-            sync_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_sync_failures", families()),
-            cleanup_failures: add(it, "kubeproxy_sync_proxy_rules_nftables_cleanup_failures", families()),
-            flow_pass_duration: add(
-                it,
-                "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-                sync_durations(),
-            ),
-            flows_deleted: add(it, "kubeproxy_conntrack_reconciler_deleted_entries", families()),
             endpoint_changes: add(it, "kubeproxy_sync_proxy_rules_endpoint_changes", Counter::default()),
             service_changes: add(it, "kubeproxy_sync_proxy_rules_service_changes", Counter::default()),
             apply_duration: add(it, "kube_proxy_ebpf_apply_duration_seconds", apply),
-            failures: add(it, "kube_proxy_ebpf_failures", steps),
             apply_retries: add(it, "kube_proxy_ebpf_apply_retries", Counter::default()),
-            program_detachments: add(it, "kube_proxy_ebpf_program_detachments", Counter::default()),
-            udp_sockets_terminated: add(it, "kube_proxy_ebpf_udp_sockets_terminated", Counter::default()),
-            tcp_connections_drained: add(it, "kube_proxy_ebpf_tcp_connections_drained", Counter::default()),
         }
     }
 
@@ -188,24 +165,6 @@ impl DatapathMetrics {
         for (family, delay) in delays {
             self.programming_duration.get_or_create(&ip_family(*family)).observe(delay.as_secs_f64());
         }
-    }
-
-    pub(crate) fn on_failed(&self, step: Step) {
-        self.failures.get_or_create(&[("step", step.name())]).inc();
-        let failures = match step {
-            Step::Apply => &self.sync_failures,
-            Step::Finish => &self.cleanup_failures,
-            Step::Attach => return,
-        };
-        for it in by_family() {
-            failures.get_or_create(&it).inc();
-        }
-    }
-
-    /// A pass over the conntrack entries of a family.
-    pub(crate) fn on_flow_pass(&self, family: IpFamily, took: Duration, deleted: usize) {
-        self.flow_pass_duration.get_or_create(&ip_family(family)).observe(took.as_secs_f64());
-        self.flows_deleted.get_or_create(&ip_family(family)).inc_by(deleted as u64);
     }
 }
 
