@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use datapath::{ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats};
 use jiff::Timestamp;
 use model::{Effect, Rejected, Rejections, ServiceName};
-use pipeline::{ApiRequest, PublishSteps, Stage, SyncStatus};
+use pipeline::{PublishSteps, Stage, SyncStatus};
 use prometheus_client::registry::Registry;
 use publish::{Published, Subscription, Watchers};
 use reconciler::{Observer, Step};
@@ -233,10 +233,6 @@ impl pipeline::Observer for Admin {
     /// Readiness requires every source that was ever reported.
     fn source(&self, name: &str, status: SyncStatus) {
         self.state().sources.insert(name.to_owned(), status);
-    }
-
-    fn request(&self, request: &ApiRequest) {
-        self.metrics.on_request(request);
     }
 
     fn rejected(&self, stage: Stage, rejections: &Rejections) {

@@ -12,8 +12,6 @@ mod pipeline;
 mod snapshot;
 mod source_updates;
 
-pub use source::kube::ApiRequest;
-
 pub use config::{Config, Error, SourceConfig};
 pub use explain::{Explainer, NoReasons};
 pub use node_check::unknown_node;

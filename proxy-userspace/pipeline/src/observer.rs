@@ -3,16 +3,12 @@
 use std::time::SystemTime;
 
 use model::Rejections;
-use source::kube::ApiRequest;
 use tokio::time::Instant;
 
 /// Receives reports of a running pipeline. `()` discards them.
 pub trait Observer {
     /// The status of a source has changed, or has been checked again.
     fn source(&self, name: &str, status: SyncStatus);
-
-    /// A request to the API server has been answered, or has failed.
-    fn request(&self, request: &ApiRequest);
 
     /// What a stage rejects now, which replaces what was reported before. They have been logged.
     fn rejected(&self, stage: Stage, rejections: &Rejections);
@@ -41,7 +37,6 @@ pub struct PublishSteps {
 
 impl Observer for () {
     fn source(&self, _: &str, _: SyncStatus) {}
-    fn request(&self, _: &ApiRequest) {}
     fn rejected(&self, _: Stage, _: &Rejections) {}
     fn namespace_entries(&self, _: u64) {}
     fn published(&self, _: &PublishSteps) {}

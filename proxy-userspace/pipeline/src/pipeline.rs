@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, mem, sync::Arc};
 use brain::Brain;
 use grpc_server::ServedData;
 use model::state::NodeState;
+use prometheus_client::registry::Registry;
 use publish::{
     NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
@@ -85,6 +86,13 @@ impl Pipeline {
     /// The name of this node.
     pub fn node(&self) -> &str {
         &self.node
+    }
+
+    /// Registers what the source measures.
+    pub fn register(&self, registry: &mut Registry) {
+        if let RunningSource::Kube { source, .. } = &self.source {
+            source.requests().register(registry);
+        }
     }
 
     /// Posts Events of this node; `None` if the source is no API server.
@@ -287,8 +295,6 @@ mod tests {
         fn source(&self, name: &str, status: SyncStatus) {
             self.sources.lock().unwrap().push((name.into(), status));
         }
-
-        fn request(&self, _: &source::kube::ApiRequest) {}
 
         fn rejected(&self, _: Stage, rejections: &model::Rejections) {
             self.rejected.lock().unwrap().extend(rejections.iter().map(ToString::to_string));

@@ -120,7 +120,6 @@ impl RunningSource {
 
 /// Reports how the watches of an API server are doing, by resource, and what is rejected.
 fn report(source: &KubeSource, observer: &impl Observer) {
-    source.take_requests().iter().for_each(|it| observer.request(it));
     if let Some(rejected) = source.take_rejected() {
         observer.rejected(Stage::Source, &rejected);
     }

@@ -62,6 +62,7 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
         pipeline = pipeline.without_node_check();
     }
     let admin = Admin::new(pipeline.node(), Role::Brain);
+    pipeline.register(&mut admin.registry());
     if pipeline.requires_node() {
         admin.require_node();
     }

@@ -50,6 +50,7 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
     let admin = Admin::new(pipeline.node(), Role::Backend);
+    pipeline.register(&mut admin.registry());
     if pipeline.requires_node() {
         admin.require_node();
     }

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use datapath::ApplyReport;
 use metrics::{Histograms, Label, add, by_family, histograms, ip_family, sync_durations, with_series};
 use model::Family as IpFamily;
-use pipeline::ApiRequest;
 use prometheus_client::{
     encoding,
     metrics::{
@@ -43,8 +42,6 @@ pub(crate) struct Metrics {
     pub(crate) slis: Slis,
     healthz: Family<Label, Counter>,
     livez: Family<Label, Counter>,
-    requests: Family<[(&'static str, String); 3], Counter>,
-    request_duration: Histograms<[(&'static str, String); 2]>,
     pub(crate) datapath: DatapathMetrics,
 }
 
@@ -74,12 +71,6 @@ impl Metrics {
             slis: Slis::new(),
             healthz: add(&mut registry, "kubeproxy_proxy_healthz", codes()),
             livez: add(&mut registry, "kubeproxy_proxy_livez", codes()),
-            requests: add(&mut registry, "rest_client_requests", Family::default()),
-            request_duration: add(
-                &mut registry,
-                "rest_client_request_duration_seconds",
-                histograms(|| Histogram::new(REQUEST_BUCKETS)),
-            ),
             datapath: DatapathMetrics::new(if is_backend { &mut registry } else { &mut unserved }),
             registry: Mutex::new(registry),
         }
@@ -106,15 +97,6 @@ impl Metrics {
     #[cfg(test)]
     pub(crate) fn text(&self) -> Result<String, String> {
         self.parts().map_err(|it| it.to_string())?.collect()
-    }
-
-    /// A request to the API server.
-    pub(crate) fn on_request(&self, ApiRequest { method, host, code, took }: &ApiRequest) {
-        let code = code.map_or_else(|| "<error>".to_owned(), |it| it.to_string());
-        let labels = [("code", code), ("host", host.clone()), ("method", method.clone())];
-        self.requests.get_or_create(&labels).inc();
-        let labels = [("host", host.clone()), ("verb", method.clone())];
-        self.request_duration.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
     pub(crate) fn on_healthz(&self, ok: bool) {
@@ -171,9 +153,6 @@ impl DatapathMetrics {
 fn code(ok: bool) -> Label {
     [("code", if ok { "200" } else { "503" })]
 }
-
-/// client-go's.
-const REQUEST_BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
 /// kube-proxy's: 0, 0.25 s, 0.5 s; steps of 1 s to a minute, of 5 s to two minutes, of 30 s to five.
 fn programming_buckets() -> impl Iterator<Item = f64> {

@@ -12,11 +12,13 @@ use datapath::{
     TableStats,
 };
 use grpc_server::Clients;
+use hyper::Request;
 use metrics::HELP;
 use model::{Rejected, ServiceName};
-use pipeline::{ApiRequest, Observer as _, SyncStatus};
+use pipeline::{Observer as _, SyncStatus};
 use publish::{CountedNodes, Publisher, SingleNode, followers::Followers};
 use reconciler::{Observer as _, Step};
+use source::kube::RequestMetrics;
 
 use crate::{
     admin::Admin,
@@ -35,6 +37,9 @@ fn busy(role: Role) -> Admin {
     registry.register_collector(Box::new(nodes.watchers()));
     registry.register_collector(Box::new(Followers::default()));
     registry.register_collector(Box::new(Clients::default()));
+    let requests = RequestMetrics::default();
+    requests.begin(&Request::new(()))(None);
+    requests.register(&mut registry);
     if role == Role::Backend {
         reconciler::Metrics::new(&mut registry);
     }
@@ -44,12 +49,6 @@ fn busy(role: Role) -> Admin {
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
     let refused =
         ["/pod", "/pod"].map(|it| RefusedNamespace { netns: 1, cgroup: Some(it.into()), refused: 4 });
-    admin.request(&ApiRequest {
-        method: "GET".into(),
-        host: "192.0.2.1:6443".into(),
-        code: Some(200),
-        took: Duration::from_millis(7),
-    });
     let ejected = vec![EjectedEndpoint {
         service: ServiceName::new("default", "b"),
         port: String::new(),
@@ -179,16 +178,12 @@ fn the_page_names_every_metric_of_kube_proxy_that_is_not_served_alike() {
 }
 
 #[test]
-fn updates_are_counted_by_family_and_requests_by_answer() {
+fn updates_are_counted_by_family() {
     let admin = busy(Role::Backend);
     for family in ["IPv4", "IPv6"] {
         let sample = format!("kubeproxy_sync_proxy_rules_duration_seconds_count{{ip_family=\"{family}\"}}");
         assert_eq!(value(&admin, &sample), 1.0);
     }
-    assert_eq!(
-        value(&admin, "rest_client_requests_total{code=\"200\",host=\"192.0.2.1:6443\",method=\"GET\"}"),
-        1.0
-    );
 }
 
 #[test]

@@ -35,7 +35,7 @@ use super::{
     connector::Connector,
     http_proxy::{Proxy, Route, route},
     renewed_credentials::RenewedCredentials,
-    request_log::RequestLog,
+    request_metrics::RequestMetrics,
     timing::Timing,
 };
 
@@ -54,7 +54,7 @@ pub struct ClientConfig {
     pub server: Option<String>,
     /// How to connect to it; by default over TCP, with TLS if its URL says so.
     pub connector: Option<Connector>,
-    pub requests: RequestLog,
+    pub requests: RequestMetrics,
 }
 
 /// Why a client configuration is unusable: what is wrong with which file or value, and the remedy.
@@ -118,9 +118,9 @@ impl ClientConfig {
                         Some(it) => it.add_to(request).await?,
                         None => request,
                     };
-                    let pending = requests.begin(&request);
+                    let count = requests.begin(&request);
                     let answer = send(request).await;
-                    pending.end(answer.as_ref().ok().map(http::Response::status));
+                    count(answer.as_ref().ok().map(http::Response::status));
                     answer.map_err(BoxError::from)
                 }
             }));

@@ -17,7 +17,7 @@ mod options;
 mod outage;
 mod reflector;
 mod renewed_credentials;
-mod request_log;
+mod request_metrics;
 mod resource;
 mod server_check;
 mod shared;
@@ -40,7 +40,7 @@ pub use client_config::{ClientConfig, ClientConfigError};
 pub use connector::{ByteStream, Connector, connect_with};
 pub use event_recorder::{EventRecorder, ServiceEvent};
 pub use options::{Options, WatchedPods};
-pub use request_log::{ApiRequest, RequestLog};
+pub use request_metrics::RequestMetrics;
 pub use shared::Health;
 pub use status::ResourceStatus;
 pub use timing::Timing;
@@ -51,7 +51,7 @@ pub struct KubeSource {
     shared: Arc<Shared>,
     client: Arc<SharedClient>,
     runtime: Handle,
-    requests: RequestLog,
+    requests: RequestMetrics,
     _tasks: JoinSet<()>,
 }
 
@@ -90,9 +90,9 @@ impl KubeSource {
         EventRecorder::new(Arc::clone(&self.client), self.runtime.clone(), node)
     }
 
-    /// The requests to the API server since the last call; of very many, the first ones.
-    pub fn take_requests(&self) -> Vec<ApiRequest> {
-        self.requests.take()
+    /// The requests to the API server.
+    pub fn requests(&self) -> &RequestMetrics {
+        &self.requests
     }
 
     /// The rejected parts of all objects, if they have changed since the last call.
