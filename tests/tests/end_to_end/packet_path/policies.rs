@@ -1,17 +1,10 @@
 //! The rules of Services: traffic policies, refusals and source ranges.
 
-use std::{
-    io::Read as _,
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    NetNs, TIMEOUT,
-    manifest::Service,
     repetitions,
-    test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
+    test_cluster::{CLIENT, N1, N2, P1, P2, P3},
 };
 
 use super::{
@@ -181,46 +174,6 @@ fn a_pod_reaches_itself_through_its_own_service() {
     RunningCluster::each(&[external("web", 1).endpoint("p1", &P1)], &[], |it| {
         for frontend in internal_frontends(1) {
             assert_eq!(server(&it.pods[0], frontend), "p1");
-        }
-    });
-}
-
-/// CRC32c, bit by bit (RFC 9260, appendix A).
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc: u32, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |it, _| if it & 1 == 1 { it >> 1 ^ 0x82f6_3b78 } else { it >> 1 })
-    })
-}
-
-/// The first packet of an SCTP association, without an IP header.
-fn sctp_init(from: u16, to: u16) -> Vec<u8> {
-    let ports = [from.to_be_bytes(), to.to_be_bytes()].concat();
-    // Type, flags and length of the INIT chunk; tag, window, outbound and inbound streams, initial TSN.
-    let chunk = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
-    let mut packet = [&ports[..], &[0; 8], &chunk].concat();
-    let crc = crc32c(&packet).to_le_bytes();
-    packet[8..12].copy_from_slice(&crc);
-    packet
-}
-
-#[test]
-fn sctp_is_translated() {
-    let web = Service::new("web", &cluster_ips(1)).port("sctp", "SCTP", 80, TARGET).node_port(NODE_PORT + 1);
-    RunningCluster::each(&[web.endpoint("p1", &P1)], &[], |it| {
-        // Raw sockets send and receive SCTP packets without support in the kernel.
-        let raw = |from: &NetNs| {
-            from.run(|| Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(132))).unwrap())
-        };
-        let (client, pod) = (raw(&it.client), raw(&it.pods[0]));
-        pod.set_read_timeout(Some(TIMEOUT)).unwrap();
-        for (from, to) in [(4_000, internal_frontends(1)[0]), (4_001, at(N1[0], NODE_PORT + 1))] {
-            let packet = sctp_init(from, to.port());
-            client.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).unwrap();
-            let mut received = [0; 256];
-            let length = (&pod).read(&mut received).unwrap();
-            // The destination port, after an IP header of 20 bytes.
-            let port = u16::from_be_bytes([received[22], received[23]]);
-            assert!(length > 24 && port == TARGET, "{to}: {:?}", &received[..length]);
         }
     });
 }
