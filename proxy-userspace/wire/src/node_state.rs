@@ -9,9 +9,9 @@ use std::{
 };
 
 use model::{
-    NameForm, Rejected, RequestedMetadata, ServiceName,
+    NameForm, Rejections, RequestedMetadata, ServiceName,
     conflicts::{Claim, FrontendOwners, remove_conflicting},
-    state::{NodeState, ServiceState},
+    state::{NodeInfo, NodeState, ServiceState},
 };
 use proxy_contract::{
     client::{NodeChange, ServiceEndpoints, State},
@@ -23,7 +23,7 @@ use crate::{
     node::{decode_service_cidr, node_info},
     path::service_path,
     pod::decode_pod,
-    reader::{Decoded, Reader},
+    reader::{Decoded, Reader, apply_kind},
 };
 
 /// Decodes messages to a state. Copies of the state are cheap, and so are diffs between them.
@@ -31,26 +31,11 @@ use crate::{
 pub struct NodeStateDecoder {
     requested: RequestedMetadata,
     state: NodeState,
-    /// The Services by their paths, also those that are not served.
-    services: BTreeMap<Arc<str>, DecodedService>,
+    /// The Services by their paths, before conflicts are resolved; none if it is not served.
+    services: BTreeMap<Arc<str>, Option<Arc<ServiceState>>>,
     owners: FrontendOwners,
-    /// The rejected parts of each node.
-    nodes: BTreeMap<Arc<str>, Vec<Rejected>>,
-    /// The rejected parts of each ServiceCIDR.
-    service_cidrs: BTreeMap<Arc<str>, Vec<Rejected>>,
-    /// The rejected parts of each pod.
-    pods: BTreeMap<Arc<str>, Vec<Rejected>>,
-}
-
-/// A Service as its message describes it.
-#[derive(Debug, Default)]
-struct DecodedService {
-    /// Before conflicts are resolved; none if it is not served.
-    state: Option<Arc<ServiceState>>,
-    /// The rejected parts of its message.
-    rejected: Vec<Rejected>,
-    /// The frontends that it lost to other Services.
-    conflicts: Vec<Rejected>,
+    /// The rejected parts of the messages, and the frontends that Services lost to others.
+    rejections: Rejections,
 }
 
 impl NodeStateDecoder {
@@ -63,33 +48,21 @@ impl NodeStateDecoder {
     ///
     /// The cost is proportional to the change.
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
-        self.apply_nodes(&change.nodes);
-        let state = &mut self.state;
+        let before = self.rejections.clone();
+        let (state, rejections) = (&mut self.state, &mut self.rejections);
+        apply_kind(&change.nodes, "node", rejections, decode_node, |name, it| match it {
+            Some(it) if state.nodes.get(name) == Some(&it) => {}
+            Some(it) => drop(state.nodes.insert(Arc::clone(name), it)),
+            None => drop(state.nodes.remove(name)),
+        });
         let cidrs = &change.service_cidrs;
-        apply_shared(cidrs, &mut state.service_cidrs, &mut self.service_cidrs, decode_service_cidr);
-        apply_shared(&change.pods, &mut state.pods, &mut self.pods, decode_pod);
-        let mut affected = BTreeSet::new();
-        for (path, message) in &change.services {
-            let before = self.services.remove(path).unwrap_or_default();
-            let mut after = DecodedService { conflicts: before.conflicts, ..DecodedService::default() };
-            if let Some(message) = message {
-                let Decoded { value, rejected } = decode(path, message, &self.requested);
-                log_new(&rejected, &before.rejected);
-                let state = value.map(Arc::new);
-                after.state = if state == before.state { before.state.clone() } else { state };
-                after.rejected = rejected;
-            }
-            if let Some(it) = after.state.as_ref().or(before.state.as_ref()) {
-                let name = &it.service.name;
-                let claim = after.state.as_ref().map(|it| Claim::new(&it.service, None)).unwrap_or_default();
-                self.owners.set(name, claim);
-                affected.insert(name.clone());
-            }
-            if message.is_some() {
-                self.services.insert(Arc::clone(path), after);
-            }
-        }
-        affected.extend(self.owners.take_changed());
+        apply_kind(cidrs, "ServiceCIDR", rejections, decode_service_cidr, |name, it| {
+            replace(&mut state.service_cidrs, name, it);
+        });
+        apply_kind(&change.pods, "pod", rejections, decode_pod, |name, it| {
+            replace(&mut state.pods, name, it);
+        });
+        let affected = self.apply_services(&change.services);
         let is_first = self.state.services.is_empty();
         let mut served = Vec::new();
         for name in affected {
@@ -106,6 +79,9 @@ impl NodeStateDecoder {
                 self.state.services.insert(state);
             }
         }
+        for it in self.rejections.new_since(&before) {
+            tracing::warn!(item = it.item, error = it.reason, "ignored in the state of the peer");
+        }
         self.state.clone()
     }
 
@@ -120,39 +96,41 @@ impl NodeStateDecoder {
         })
     }
 
-    /// A Service without the frontends that another one owns; none if it is not served. Logs what it loses.
+    /// Decodes what was sent of Services; returns the names of those for which something else is to be served.
+    fn apply_services(
+        &mut self,
+        changes: &BTreeMap<Arc<str>, Option<Arc<ServiceEndpoints>>>,
+    ) -> BTreeSet<ServiceName> {
+        let mut affected = BTreeSet::new();
+        for (path, message) in changes {
+            let decoded = message.as_ref().map(|it| decode(path, it, &self.requested));
+            let Decoded { value, rejected } = decoded.unwrap_or_default();
+            self.rejections.set(&format!("service {path}"), rejected);
+            let before = self.services.remove(path).flatten();
+            let state = value.map(Arc::new);
+            let after = if state == before { before.clone() } else { state };
+            if let Some(it) = after.as_ref().or(before.as_ref()) {
+                let name = &it.service.name;
+                let claim = after.as_ref().map(|it| Claim::new(&it.service, None)).unwrap_or_default();
+                self.owners.set(name, claim);
+                affected.insert(name.clone());
+            }
+            if message.is_some() {
+                self.services.insert(Arc::clone(path), after);
+            }
+        }
+        affected.extend(self.owners.take_changed());
+        affected
+    }
+
+    /// A Service without the frontends that another one owns; none if it is not served.
     fn resolve(&mut self, name: &ServiceName) -> Option<Arc<ServiceState>> {
-        let decoded = self.services.get_mut(service_path(name).as_str())?;
-        let conflicts = self.owners.rejected_of(name);
-        log_new(&conflicts, &decoded.conflicts);
-        decoded.conflicts = conflicts;
-        let mut state = Arc::clone(decoded.state.as_ref()?);
+        self.rejections.set(&format!("conflicts of {name}"), self.owners.rejected_of(name));
+        let mut state = self.services.get(service_path(name).as_str())?.clone()?;
         if let Some(conflicting) = self.owners.conflicting(name) {
             remove_conflicting(Arc::make_mut(&mut Arc::make_mut(&mut state).service), conflicting);
         }
         Some(state)
-    }
-
-    fn apply_nodes(&mut self, nodes: &BTreeMap<Arc<str>, Option<Arc<localv1::Node>>>) {
-        for (name, message) in nodes {
-            let before = self.nodes.remove(name).unwrap_or_default();
-            let Some(message) = message else {
-                self.state.nodes.remove(name);
-                continue;
-            };
-            let mut reader = Reader::new(&format!("node {name}"));
-            let is_named = reader.accepts("name", name, NameForm::DnsSubdomain);
-            let info =
-                node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
-            let Decoded { value: info, rejected } = reader.finish(info);
-            log_new(&rejected, &before);
-            if !rejected.is_empty() {
-                self.nodes.insert(Arc::clone(name), rejected);
-            }
-            if is_named && self.state.nodes.get(name) != Some(&info) {
-                self.state.nodes.insert(Arc::clone(name), info);
-            }
-        }
     }
 }
 
@@ -165,29 +143,20 @@ fn replacement<'a, T>(
     gone.chain(after.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it))))).collect()
 }
 
-/// Applies changes to objects that the states of all nodes share, and to what was rejected of each.
-fn apply_shared<M, T>(
-    changes: &BTreeMap<Arc<str>, Option<Arc<M>>>,
-    all: &mut Arc<BTreeMap<Arc<str>, Arc<T>>>,
-    rejections: &mut BTreeMap<Arc<str>, Vec<Rejected>>,
-    decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
-) {
-    for (name, message) in changes {
-        let before = rejections.remove(name).unwrap_or_default();
-        let value = message.as_ref().and_then(|message| {
-            let Decoded { value, rejected } = decode(name, message);
-            log_new(&rejected, &before);
-            if !rejected.is_empty() {
-                rejections.insert(Arc::clone(name), rejected);
-            }
-            value
-        });
-        let all = Arc::make_mut(all);
-        match value {
-            Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
-            None => drop(all.remove(name)),
-        }
+/// Adds, replaces or removes an object that the states of all nodes share.
+fn replace<T>(all: &mut Arc<BTreeMap<Arc<str>, Arc<T>>>, name: &Arc<str>, value: Option<T>) {
+    let all = Arc::make_mut(all);
+    match value {
+        Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
+        None => drop(all.remove(name)),
     }
+}
+
+fn decode_node(name: &Arc<str>, message: &localv1::Node) -> Decoded<Option<NodeInfo>> {
+    let mut reader = Reader::new(&format!("node {name}"));
+    let is_named = reader.accepts("name", name, NameForm::DnsSubdomain);
+    let info = node_info(&mut reader, &message.addresses, &message.pod_cidrs, message.is_being_deleted);
+    reader.finish(is_named.then_some(info))
 }
 
 /// The state of a Service; none if its path is not its own.
@@ -211,18 +180,11 @@ fn decode(
     Decoded { value, rejected }
 }
 
-/// Logs rejections that are new.
-fn log_new(rejected: &[Rejected], before: &[Rejected]) {
-    for it in rejected.iter().filter(|it| !before.contains(it)) {
-        tracing::warn!(item = it.item, error = it.reason, "ignored in the state of the peer");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{io, sync::Mutex};
 
-    use model::state::{NodeInfo, ServiceCidr};
+    use model::state::ServiceCidr;
 
     use super::*;
 
@@ -313,7 +275,7 @@ mod tests {
             ("b/x", Some(message("a", "x", "10.96.0.2"))),
         ]));
         assert_eq!(names(&state), ["a/x"]);
-        assert_eq!(decoder.services["b/x"].rejected.len(), 1);
+        assert_eq!(decoder.rejections.len(), 1);
         let service = &state.services[&ServiceName::new("a", "x")].service;
         assert_eq!(service.cluster_ips[0].to_string(), "10.96.0.1");
         assert_eq!(names(&decoder.apply(&change(&[("b/x", None)]))), ["a/x"]);
@@ -354,11 +316,11 @@ mod tests {
         assert_eq!(frontends(&state, "y"), (0, true));
         let state = decoder.apply(&change(&[("a/x", with_port("x"))]));
         assert_eq!((frontends(&state, "x"), frontends(&state, "y")), ((0, true), (1, false)));
-        assert_eq!(decoder.services["a/y"].conflicts.len(), 2);
-        assert_eq!(decoder.services["a/x"].conflicts, []);
+        let lost: Vec<_> = decoder.rejections.iter().map(|it| it.item.split(':').next().unwrap()).collect();
+        assert_eq!(lost, ["Service a/y"; 2]);
         let state = decoder.apply(&change(&[("a/x", None)]));
         assert_eq!(frontends(&state, "y"), (0, true));
-        assert_eq!(decoder.services["a/y"].conflicts, []);
+        assert!(decoder.rejections.is_empty());
     }
 
     #[test]
@@ -393,7 +355,7 @@ mod tests {
         };
         let first = (node(&["nowhere"], "10.1.0.0/24"), service_cidr(&["nowhere"]), service("nowhere"));
         let all =
-            ["node n: addresses", "ServiceCIDR c: cidrs", "pod a/p: socket_lb", "service a/x: external_ips"];
+            ["ServiceCIDR c: cidrs", "node n: addresses", "pod a/p: socket_lb", "service a/x: external_ips"];
         // A value of a later version.
         assert_eq!(change(first.0.clone(), first.1.clone(), pod(99), first.2.clone()), all);
         let same =

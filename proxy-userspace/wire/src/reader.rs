@@ -1,13 +1,15 @@
 //! Parses single fields of messages and collects what is rejected.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
     str::FromStr,
+    sync::Arc,
 };
 
 use model::{
-    Effect, NameForm, Protocol, Rejected, RejectedParts,
+    Effect, NameForm, Protocol, Rejected, RejectedParts, Rejections,
     address::{self, AddressUse},
 };
 use proxy_contract::localv1;
@@ -18,11 +20,27 @@ const MAX_SHOWN_TEXT: usize = 80;
 const MAX_SHOWN_OBJECT: usize = 160;
 
 /// A decoded value, and the parts of the messages that were rejected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decoded<T> {
     pub value: T,
     /// The parts that were rejected.
     pub rejected: Vec<Rejected>,
+}
+
+/// Applies the changes of the objects of one kind, and of what is rejected of them.
+pub(crate) fn apply_kind<M, T>(
+    changes: &BTreeMap<Arc<str>, Option<Arc<M>>>,
+    kind: &str,
+    rejections: &mut Rejections,
+    decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
+    mut change: impl FnMut(&Arc<str>, Option<T>),
+) {
+    for (name, message) in changes {
+        let decoded = message.as_ref().map(|it| decode(name, it));
+        let Decoded { value, rejected } = decoded.unwrap_or_default();
+        rejections.set(&format!("{kind} {name}"), rejected);
+        change(name, value);
+    }
 }
 
 /// Parses the fields of one object.

@@ -21,7 +21,7 @@ use crate::{
     decode,
     encode::look_up_name,
     node, pod,
-    reader::{Decoded, Reader},
+    reader::{Decoded, Reader, apply_kind},
 };
 
 /// Decodes successive states of a cluster.
@@ -70,10 +70,8 @@ impl ClusterDecoder {
         // A slice that moves to another Service is deleted before it is set.
         let (gone, set): (Vec<_>, Vec<_>) = change.services.iter().partition(|(_, it)| it.is_none());
         for (path, message) in gone.into_iter().chain(set) {
-            let Decoded { value, rejected } = match message {
-                Some(it) => service_with_slices(it, &self.requested),
-                None => Decoded { value: None, rejected: Vec::new() },
-            };
+            let decoded = message.as_ref().map(|it| service_with_slices(it, &self.requested));
+            let Decoded { value, rejected } = decoded.unwrap_or_default();
             self.rejections.set(&format!("service {path}"), rejected);
             let (service, slices) = value.unzip();
             let slices: Vec<EndpointSlice> = slices.unwrap_or_default();
@@ -123,24 +121,6 @@ impl ClusterDecoder {
         {
             cluster.set_service(service);
         }
-    }
-}
-
-/// Applies the changes of the objects of one kind, and of what is rejected of them.
-fn apply_kind<M, T>(
-    changes: &BTreeMap<Arc<str>, Option<Arc<M>>>,
-    kind: &str,
-    rejections: &mut Rejections,
-    decode: impl Fn(&Arc<str>, &M) -> Decoded<Option<T>>,
-    mut change: impl FnMut(&Arc<str>, Option<T>),
-) {
-    for (name, message) in changes {
-        let Decoded { value, rejected } = match message {
-            Some(it) => decode(name, it),
-            None => Decoded { value: None, rejected: Vec::new() },
-        };
-        rejections.set(&format!("{kind} {name}"), rejected);
-        change(name, value);
     }
 }
 
