@@ -9,7 +9,8 @@ use std::{
 
 use model::{
     Family, Protocol,
-    cluster::{Conditions, Endpoint, EndpointSlice, ServicePort},
+    cluster::{Conditions, Endpoint, EndpointSlice},
+    state::ServicePort,
 };
 
 use crate::NodeView;

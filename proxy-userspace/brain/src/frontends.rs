@@ -37,7 +37,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
         external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
         source_ranges,
         load_balancer_ips,
-        ports: service.ports.iter().map(Into::into).collect(),
+        ports: service.ports.clone(),
         internal_policy: service.internal_policy,
         external_policy: service.external_policy,
         affinity: service.affinity,

@@ -14,8 +14,8 @@ use crate::{
     Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
     object_map::{Keyed, ObjectMap},
     state::{
-        self, ClientIpAffinity, LoadBalancing, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind, TargetPort,
-        TrafficPolicy,
+        self, ClientIpAffinity, LoadBalancing, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind,
+        ServicePort, TrafficPolicy,
     },
 };
 
@@ -242,7 +242,7 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none), of any family.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ports in the order of the manifest; (port, protocol) is unique.
+    /// Its ports in the order of the manifest, without conflicts and endpoints; (port, protocol) is unique.
     pub ports: Vec<ServicePort>,
     /// The policy for traffic to a cluster IP.
     pub internal_policy: TrafficPolicy,
@@ -258,21 +258,6 @@ pub struct Service {
     pub health_check_node_port: Option<NonZeroU16>,
     /// Its labels and annotations that are requested, if it has any of them.
     pub metadata: Option<Arc<ServiceMetadata>>,
-}
-
-/// One port of a [`Service`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServicePort {
-    /// Its name, often empty.
-    pub name: String,
-    /// Its protocol.
-    pub protocol: Protocol,
-    /// The port at the Service's addresses.
-    pub port: NonZeroU16,
-    /// The port at the nodes' addresses.
-    pub node_port: Option<NonZeroU16>,
-    /// `targetPort`.
-    pub target_port: TargetPort,
 }
 
 impl Service {
@@ -294,18 +279,6 @@ impl Service {
             source_ranges: Vec::new(),
             health_check_node_port: None,
             metadata: None,
-        }
-    }
-}
-
-impl From<&ServicePort> for state::ServicePort {
-    /// The port without conflicts and endpoints.
-    fn from(port: &ServicePort) -> Self {
-        Self {
-            name: port.name.clone(),
-            node_port: port.node_port,
-            target_port: port.target_port.clone(),
-            ..Self::new(port.protocol, port.port)
         }
     }
 }
@@ -508,25 +481,6 @@ mod tests {
         assert_eq!((before.slice(&changed.name), before.slices().count()), (None, 1_000));
         cluster.delete_slice(&changed.name);
         assert_eq!(cluster, before);
-    }
-
-    #[test]
-    fn a_port_keeps_what_the_cluster_says_of_it() {
-        let [number, node_port] = [80, 30_080].map(|it| NonZeroU16::new(it).unwrap());
-        let port = ServicePort {
-            name: "http".into(),
-            protocol: Protocol::Sctp,
-            port: number,
-            node_port: Some(node_port),
-            target_port: TargetPort::Name("web".into()),
-        };
-        let expect = state::ServicePort {
-            name: "http".into(),
-            node_port: Some(node_port),
-            target_port: TargetPort::Name("web".into()),
-            ..state::ServicePort::new(Protocol::Sctp, number)
-        };
-        assert_eq!(state::ServicePort::from(&port), expect);
     }
 
     #[test]

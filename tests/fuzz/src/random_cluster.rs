@@ -11,12 +11,11 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
     cluster::{
-        Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service, ServicePort,
-        SliceName, SlicePort,
+        Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service, SliceName, SlicePort,
     },
     state::{
         self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, PassiveHealth, ServiceKind,
-        TargetPort, TrafficPolicy,
+        ServicePort, TargetPort, TrafficPolicy,
     },
 };
 
@@ -118,16 +117,16 @@ pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
     cluster_ips.dedup_by_key(|it| Family::of(*it));
     let mut ports: Vec<ServicePort> = Vec::new();
     for _ in 0..u.int_in_range(0..=3)? {
+        let (name, protocol, port) = (u.choose(&PORT_NAMES)?, protocol(u)?, number(u, &[53, 80])?);
         let port = ServicePort {
-            name: (*u.choose(&PORT_NAMES)?).to_owned(),
-            protocol: protocol(u)?,
-            port: number(u, &[53, 80])?,
+            name: (*name).to_owned(),
             node_port: if u.ratio(1, 3)? { Some(number(u, &[30_000, 30_001])?) } else { None },
             target_port: if u.arbitrary()? {
                 TargetPort::Number(number(u, &[8080, 8081])?)
             } else {
                 TargetPort::Name("web".to_owned())
             },
+            ..ServicePort::new(protocol, port)
         };
         if !ports.iter().any(|it| (it.port, it.protocol) == (port.port, port.protocol)) {
             ports.push(port);
@@ -238,10 +237,7 @@ pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, 
     let ports = [(PORT_NAMES[1], Protocol::Tcp), (PORT_NAMES[2], Protocol::Udp)];
     let service_port = |(name, protocol): (&str, Protocol)| ServicePort {
         name: name.to_owned(),
-        protocol,
-        port: target,
-        node_port: None,
-        target_port: TargetPort::Number(target),
+        ..ServicePort::new(protocol, target)
     };
     let service = Service {
         cluster_ips: vec![

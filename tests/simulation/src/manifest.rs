@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use model::{
     Family, Protocol, Timestamp,
-    cluster::{Endpoint, EndpointSlice, Node, Service, ServicePort},
-    state::{Algorithm, LoadBalancing, ServiceCidr, ServiceKind, TargetPort, TrafficPolicy},
+    cluster::{Endpoint, EndpointSlice, Node, Service},
+    state::{Algorithm, LoadBalancing, ServiceCidr, ServiceKind, ServicePort, TargetPort, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 

@@ -6,8 +6,8 @@ use std::{net::Ipv4Addr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use model::{
     Family, Protocol, ServiceName,
-    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, ServicePort, SliceName, SlicePort},
-    state::TargetPort,
+    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName, SlicePort},
+    state::{ServicePort, TargetPort},
 };
 use nix::time::{ClockId, clock_gettime};
 
@@ -86,10 +86,8 @@ fn service(index: u32) -> Service {
         cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + index).into()],
         ports: vec![ServicePort {
             name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: HTTP,
-            node_port: None,
             target_port: TargetPort::Number(TARGET),
+            ..ServicePort::new(Protocol::Tcp, HTTP)
         }],
         ..Service::new(service_name(index))
     }

@@ -9,8 +9,8 @@ use std::{num::NonZeroU16, sync::Arc};
 
 use model::{
     Family, Protocol, ServiceName,
-    cluster::{Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName, SlicePort},
-    state::{self, Scope, ServiceState, TargetPort},
+    cluster::{Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort},
+    state::{self, Scope, ServicePort, ServiceState},
 };
 
 use crate::{NodeView, Options};
@@ -29,8 +29,7 @@ fn service() -> Service {
 }
 
 fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
-    let target_port = TargetPort::Number(number(port));
-    ServicePort { name: name.into(), protocol, port: number(port), node_port: None, target_port }
+    ServicePort { name: name.into(), ..ServicePort::new(protocol, number(port)) }
 }
 
 fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> EndpointSlice {

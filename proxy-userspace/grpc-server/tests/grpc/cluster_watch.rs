@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    cluster::{ClusterState, Endpoint, EndpointSlice, Service, ServicePort, SliceName, SlicePort},
-    state::TargetPort,
+    cluster::{ClusterState, Endpoint, EndpointSlice, Service, SliceName, SlicePort},
+    state::{ServicePort, TargetPort},
 };
 use proxy_contract::{
     client::Refused,
@@ -25,10 +25,8 @@ pub(crate) fn service(name: &str) -> Service {
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
         ports: vec![ServicePort {
             name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: number(80),
-            node_port: None,
             target_port: TargetPort::Number(number(8080)),
+            ..ServicePort::new(Protocol::Tcp, number(80))
         }],
         ..Service::new(ServiceName::new("ns", name))
     }

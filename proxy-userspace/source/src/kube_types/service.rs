@@ -11,8 +11,8 @@ use k8s_openapi::{api::core::v1::LoadBalancerIngress, apimachinery::pkg::util::i
 use model::{
     Family, NameForm, ServiceName,
     address::AddressUse,
-    cluster::{self, ServicePort},
-    state::{ClientIpAffinity, ServiceKind, TargetPort, TrafficPolicy},
+    cluster,
+    state::{ClientIpAffinity, ServiceKind, ServicePort, TargetPort, TrafficPolicy},
 };
 
 use super::{
@@ -216,10 +216,9 @@ fn ports(spec: &ServiceSpec, validator: &mut Validator) -> Vec<ServicePort> {
         }
         found.push(ServicePort {
             name: name.to_owned(),
-            protocol,
-            port,
             node_port: node_port(&format!("{field}.nodePort"), it.node_port, validator),
             target_port: target_port(&field, port, it.target_port.as_ref(), validator),
+            ..ServicePort::new(protocol, port)
         });
     }
     found.shrink_to_fit();

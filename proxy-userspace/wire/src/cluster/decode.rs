@@ -5,10 +5,9 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 use model::{
     Family, NameForm, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
-        SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort,
     },
-    state::TargetPort,
+    state::{ServicePort, TargetPort},
 };
 use proxy_contract::{
     client::{ClusterChange, ClusterService},
@@ -165,12 +164,12 @@ fn service(
         return None;
     }
     let (service, _) = decode::service(reader, body, requested)?;
+    // Each brain decides conflicts and endpoints itself.
     let ports = service.ports.into_iter().map(|it| ServicePort {
         name: it.name,
-        protocol: it.protocol,
-        port: it.port,
         node_port: it.node_port,
         target_port: it.target_port,
+        ..ServicePort::new(it.protocol, it.port)
     });
     Some(Service {
         name: service.name,

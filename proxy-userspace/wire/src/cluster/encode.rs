@@ -51,7 +51,7 @@ pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option
         cluster_ips: object.cluster_ips.clone(),
         external_ips: object.external_ips.clone(),
         load_balancer_ips: object.load_balancer_ips.clone(),
-        ports: object.ports.iter().map(Into::into).collect(),
+        ports: object.ports.clone(),
         internal_policy: object.internal_policy,
         external_policy: object.external_policy,
         affinity: object.affinity,

@@ -10,12 +10,11 @@ use brain::{Options, node_state};
 use model::{
     Family, RequestedMetadata, ServiceMetadata, ServiceName, Timestamp,
     cluster::{
-        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, ServicePort, SliceName,
-        SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort,
     },
     state::{
         Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Pod, Scope, ServiceCidr, ServiceKind,
-        SocketLb, TargetPort, TrafficPolicy,
+        ServicePort, SocketLb, TargetPort, TrafficPolicy,
     },
 };
 use proxy_contract::{
@@ -302,10 +301,9 @@ fn full_cluster() -> ClusterState {
         load_balancer_ips: vec!["192.0.2.2".parse().unwrap()],
         ports: vec![ServicePort {
             name: "http".into(),
-            protocol: model::Protocol::Sctp,
-            port: number(80),
             node_port: Some(number(30_080)),
             target_port: TargetPort::Name("web".into()),
+            ..ServicePort::new(model::Protocol::Sctp, number(80))
         }],
         internal_policy: TrafficPolicy::Local,
         external_policy: TrafficPolicy::Local,
