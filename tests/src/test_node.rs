@@ -54,6 +54,21 @@ impl TestNode {
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
+    /// The same with echo servers at these endpoints and a proxy that serves these Services.
+    #[must_use]
+    #[track_caller]
+    pub fn running_or_skip(
+        endpoints: impl IntoIterator<Item = u8>,
+        services: &[Service],
+        arguments: &[&str],
+    ) -> Option<Self> {
+        let mut node = Self::or_skip()?;
+        node.serve(endpoints);
+        node.write(services);
+        node.start(arguments);
+        Some(node)
+    }
+
     /// Enters a new node in a sandbox.
     ///
     /// # Errors

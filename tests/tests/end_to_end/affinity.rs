@@ -22,11 +22,7 @@ use tests::{
 
 /// A node with `web` at ten endpoints.
 fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve(1..=10);
-    node.write(&[web(1..=10).affinity(affinity_seconds)]);
-    node.start(arguments);
-    Some(node)
+    TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(affinity_seconds)], arguments)
 }
 
 fn frontend() -> SocketAddr {

@@ -26,10 +26,7 @@ fn bounding_set(process: u32) -> u64 {
 /// Every other end-to-end test starts the proxy in the same way.
 #[test]
 fn the_capabilities_of_the_manifest_suffice() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
-    node.write(&[web([1])]);
-    node.start(&[]);
+    let Some(mut node) = TestNode::running_or_skip([1], &[web([1])], &[]) else { return };
     assert_eq!(bounding_set(node.agent().pid()), deploy::capabilities().unwrap().bits());
 
     node.wait_until_active(&[web([1])]);

@@ -29,11 +29,7 @@ const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-hea
 
 /// A node that serves `web` at the endpoints 1 and 2.
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1, 2]);
-    node.write(&[web4([1, 2])]);
-    node.start(arguments);
-    Some(node)
+    TestNode::running_or_skip([1, 2], &[web4([1, 2])], arguments)
 }
 
 fn target(n: u8) -> SocketAddr {

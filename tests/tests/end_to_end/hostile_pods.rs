@@ -105,9 +105,7 @@ fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
 
 #[test]
 fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web([1])]);
-    node.start(&["--socket-slots", "2048"]);
+    let Some(node) = TestNode::running_or_skip([], &[web([1])], &["--socket-slots", "2048"]) else { return };
     let before = node.used_socket_slots();
     let attack = Attack::connect_tcp(4000, FRONTEND.into());
     let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
@@ -148,9 +146,7 @@ fn a_pod_is_one_client_whatever_addresses_it_binds() {
 
 #[test]
 fn two_pods_with_one_address_are_two_clients() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web(1..=10).affinity(3600)]);
-    node.start(&[]);
+    let Some(node) = TestNode::running_or_skip([], &[web(1..=10).affinity(3600)], &[]) else { return };
     for expected in 1..=3 {
         let (netns, _servers) = innocent(10);
         netns.run(|| {

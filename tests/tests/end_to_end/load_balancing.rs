@@ -23,11 +23,7 @@ fn slow_start(endpoints: impl IntoIterator<Item = u8>, time: &str) -> Service {
 
 /// A node with servers at some endpoints, and a Service.
 fn node_or_skip(servers: impl IntoIterator<Item = u8>, service: Service) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve(servers);
-    node.write(&[service]);
-    node.start(&[]);
-    Some(node)
+    TestNode::running_or_skip(servers, &[service], &[])
 }
 
 fn hold(connections: usize) -> Vec<EchoConnection> {

@@ -81,9 +81,7 @@ fn an_unread_log_delays_nothing_and_its_lost_lines_are_counted() {
 
 #[test]
 fn the_first_line_says_version_commit_and_flags() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web4([])]);
-    node.start(&["--affinity-clients=1024"]);
+    let Some(node) = TestNode::running_or_skip([], &[web4([])], &["--affinity-clients=1024"]) else { return };
     let log = node.log();
     let first = log.lines().next().unwrap();
     for it in [

@@ -186,9 +186,7 @@ fn an_endpoint_that_stays_dead_is_tried_by_the_proxy_and_not_by_clients() {
 
 #[test]
 fn where_all_endpoints_fail_all_are_used() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web4(1..=3)]);
-    node.start(&FOR_EVER);
+    let Some(mut node) = TestNode::running_or_skip([], &[web4(1..=3)], &FOR_EVER) else { return };
     assert_eq!(outcomes(60), BTreeMap::from([(Refused, 60)]));
     // Each of them, so that one is used at once when it serves.
     node.serve([2]);

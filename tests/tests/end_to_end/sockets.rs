@@ -32,11 +32,7 @@ fn empty() -> Service {
 
 /// A node that serves `web`, with servers at its endpoints, and `empty`.
 fn node_or_skip(endpoints: u8) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve(1..=endpoints);
-    node.write(&[web(1..=endpoints), empty()]);
-    node.start(&[]);
-    Some(node)
+    TestNode::running_or_skip(1..=endpoints, &[web(1..=endpoints), empty()], &[])
 }
 
 /// Sends to `service` on an unconnected socket: the name in the reply, which must come from the Service's address.

@@ -52,9 +52,7 @@ fn bundle(node: &TestNode, arguments: &[&str]) -> BTreeMap<String, String> {
 
 #[test]
 fn a_bundle_has_what_can_be_read_with_and_without_a_process() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web([1, 2])]);
-    node.start(&[]);
+    let Some(mut node) = TestNode::running_or_skip([], &[web([1, 2])], &[]) else { return };
     node.wait_until_ready();
     let running = bundle(&node, &[]);
     for (file, text) in [

@@ -55,11 +55,7 @@ fn refused(node: &TestNode, arguments: &[&str]) -> String {
 
 /// A node with these Services, and servers at the endpoints 1 and 2.
 pub(super) fn node_or_skip(services: &[Service]) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1, 2]);
-    node.write(services);
-    node.start(&[]);
-    Some(node)
+    TestNode::running_or_skip([1, 2], services, &[])
 }
 
 /// The Service `other` with IPv4 and TCP only.

@@ -381,9 +381,7 @@ fn replies_bear_the_services_address_while_the_programs_are_removed() {
         },
     ];
     for remove in removals {
-        let Some(mut node) = TestNode::or_skip() else { return };
-        node.write(&services(1, &[1]));
-        node.start(&[]);
+        let Some(mut node) = TestNode::running_or_skip([], &services(1, &[1]), &[]) else { return };
         let server = UdpSocket::bind((endpoint(1)[0], 9000)).unwrap();
         server.set_nonblocking(true).unwrap();
         let address = Notation::V4.address(0);
