@@ -96,6 +96,20 @@ impl Rule {
         )
     }
 
+    fn set_meta(self, key: u32, from: Register) -> Self {
+        let data = vec![Attribute::u32(NFTA_META_KEY, key), Attribute::u32(NFTA_META_SREG, from.number())];
+        self.push("meta", data)
+    }
+
+    fn load(self, to: Register, value: impl Into<Vec<u8>>) -> Self {
+        self.immediate(to.number(), Attribute::bytes(NFTA_DATA_VALUE, value))
+    }
+
+    fn immediate(self, to: u32, value: Attribute) -> Self {
+        let value = Attribute::nested(NFTA_IMMEDIATE_DATA, [value]);
+        self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, to), value])
+    }
+
     fn compare(self, register: Register, operation: u32, value: impl Into<Vec<u8>>) -> Self {
         let data = vec![
             Attribute::u32(NFTA_CMP_SREG, register.number()),
@@ -187,12 +201,7 @@ impl Rule {
 
     /// Has the kernel report each rule that the packet matches from here on (`nft monitor trace`).
     pub(crate) fn trace(self) -> Self {
-        let value = Attribute::nested(NFTA_IMMEDIATE_DATA, [Attribute::bytes(NFTA_DATA_VALUE, [1])]);
-        let register = Register(0).number();
-        self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, register), value]).push(
-            "meta",
-            vec![Attribute::u32(NFTA_META_KEY, NFT_META_NFTRACE), Attribute::u32(NFTA_META_SREG, register)],
-        )
+        self.load(Register(0), [1]).set_meta(NFT_META_NFTRACE, Register(0))
     }
 
     /// Continues if the packet is for a socket of this host that has an address of its own: it is connected, or listens at
@@ -284,21 +293,11 @@ impl Rule {
 
     fn change_mark(self, mask: Vec<u8>, xor: Vec<u8>) -> Self {
         let scratch = Register(0);
-        let set = vec![
-            Attribute::u32(NFTA_META_KEY, NFT_META_MARK),
-            Attribute::u32(NFTA_META_SREG, scratch.number()),
-        ];
-        self.meta(NFT_META_MARK, scratch).bitwise(scratch, mask, xor).push("meta", set)
+        self.meta(NFT_META_MARK, scratch).bitwise(scratch, mask, xor).set_meta(NFT_META_MARK, scratch)
     }
 
     fn set_priority(self, from: Register) -> Self {
-        self.push(
-            "meta",
-            vec![
-                Attribute::u32(NFTA_META_KEY, NFT_META_PRIORITY),
-                Attribute::u32(NFTA_META_SREG, from.number()),
-            ],
-        )
+        self.set_meta(NFT_META_PRIORITY, from)
     }
 
     /// Looks up the key, stores its data in the packet's priority, and continues if the key exists.
@@ -308,10 +307,7 @@ impl Rule {
 
     /// Stores a number in the packet's priority.
     pub(crate) fn store_number_in_priority(self, number: u32) -> Self {
-        let value =
-            Attribute::nested(NFTA_IMMEDIATE_DATA, [Attribute::bytes(NFTA_DATA_VALUE, number.to_ne_bytes())]);
-        self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, Register(0).number()), value])
-            .set_priority(Register(0))
+        self.load(Register(0), number.to_ne_bytes()).set_priority(Register(0))
     }
 
     /// Stores a random number between `offset` and `offset + count` in the packet's priority.
@@ -391,13 +387,7 @@ impl Rule {
 
     /// Continues if the key is an element of the set.
     pub(crate) fn if_in(self, map: Map, key: Register) -> Self {
-        self.push(
-            "lookup",
-            vec![
-                Attribute::text(NFTA_LOOKUP_SET, map.name()),
-                Attribute::u32(NFTA_LOOKUP_SREG, key.number()),
-            ],
-        )
+        self.find(map.name(), key, None)
     }
 
     /// Counts the packet by the counter of the key, and continues if there is one.
@@ -411,11 +401,7 @@ impl Rule {
 
     /// Continues if the address is in a range of the list of a number.
     pub(crate) fn if_in_list(self, number: u32, address: Register) -> Self {
-        let name = list_name(number);
-        self.push(
-            "lookup",
-            vec![Attribute::text(NFTA_LOOKUP_SET, &name), Attribute::u32(NFTA_LOOKUP_SREG, address.number())],
-        )
+        self.find(&list_name(number), address, None)
     }
 
     /// Continues if the packet's priority is this number.
@@ -429,60 +415,45 @@ impl Rule {
     }
 
     fn look_up_into(self, map: Map, key: Register, to: u32) -> Self {
-        let data = vec![
-            Attribute::text(NFTA_LOOKUP_SET, map.name()),
-            Attribute::u32(NFTA_LOOKUP_SREG, key.number()),
-            Attribute::u32(NFTA_LOOKUP_DREG, to),
-        ];
-        self.push("lookup", data)
+        self.find(map.name(), key, Some(Attribute::u32(NFTA_LOOKUP_DREG, to)))
     }
 
     /// Continues if the key is not an element of the set.
     pub(crate) fn if_not_in(self, map: Map, key: Register) -> Self {
-        let data = vec![
-            Attribute::text(NFTA_LOOKUP_SET, map.name()),
-            Attribute::u32(NFTA_LOOKUP_SREG, key.number()),
-            Attribute::u32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV),
-        ];
+        self.find(map.name(), key, Some(Attribute::u32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV)))
+    }
+
+    fn find(self, set: &str, key: Register, how: Option<Attribute>) -> Self {
+        let mut data =
+            vec![Attribute::text(NFTA_LOOKUP_SET, set), Attribute::u32(NFTA_LOOKUP_SREG, key.number())];
+        data.extend(how);
         self.push("lookup", data)
     }
 
     /// Inserts the key with a value and a timeout, or refreshes the timeout if the key exists; continues unless the set is
     /// full.
     pub(crate) fn insert(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
-        self.write(
-            map,
-            NFT_DYNSET_OP_UPDATE,
-            key,
-            value,
-            vec![Attribute::u64(NFTA_DYNSET_TIMEOUT, u64::from(seconds) * 1000)],
-        )
+        self.write(map, NFT_DYNSET_OP_UPDATE, key, value, Some(seconds))
     }
 
     /// Inserts the key with a value and a timeout if it does not exist; continues unless the set is full.
     pub(crate) fn insert_new(self, map: Map, key: Register, value: Register, seconds: u32) -> Self {
-        self.write(
-            map,
-            NFT_DYNSET_OP_ADD,
-            key,
-            value,
-            vec![Attribute::u64(NFTA_DYNSET_TIMEOUT, u64::from(seconds) * 1000)],
-        )
+        self.write(map, NFT_DYNSET_OP_ADD, key, value, Some(seconds))
     }
 
     /// Deletes a key. The kernel requires a value but ignores it.
     pub(crate) fn remove(self, map: Map, key: Register, value: Register) -> Self {
-        self.write(map, NFT_DYNSET_OP_DELETE, key, value, Vec::new())
+        self.write(map, NFT_DYNSET_OP_DELETE, key, value, None)
     }
 
-    fn write(self, map: Map, operation: u32, key: Register, value: Register, others: Vec<Attribute>) -> Self {
+    fn write(self, map: Map, operation: u32, key: Register, value: Register, seconds: Option<u32>) -> Self {
         let mut data = vec![
             Attribute::text(NFTA_DYNSET_SET_NAME, map.name()),
             Attribute::u32(NFTA_DYNSET_OP, operation),
             Attribute::u32(NFTA_DYNSET_SREG_KEY, key.number()),
             Attribute::u32(NFTA_DYNSET_SREG_DATA, value.number()),
         ];
-        data.extend(others);
+        data.extend(seconds.map(|it| Attribute::u64(NFTA_DYNSET_TIMEOUT, u64::from(it) * 1000)));
         self.push("dynset", data)
     }
 
@@ -505,7 +476,7 @@ impl Rule {
     /// The same with source ports in a range. The rule must have checked the protocol: `nft` asks for that.
     pub(crate) fn masquerade_from_ports(self, ports: RangeInclusive<u16>) -> Self {
         let [min, max] = [Register(0), Register(1)];
-        self.immediate_port(min, *ports.start()).immediate_port(max, *ports.end()).push(
+        self.load(min, ports.start().to_be_bytes()).load(max, ports.end().to_be_bytes()).push(
             "masq",
             vec![
                 Attribute::u32(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY),
@@ -515,21 +486,9 @@ impl Rule {
         )
     }
 
-    fn immediate_port(self, to: Register, port: u16) -> Self {
-        let value =
-            Attribute::nested(NFTA_IMMEDIATE_DATA, [Attribute::bytes(NFTA_DATA_VALUE, port.to_be_bytes())]);
-        self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, to.number()), value])
-    }
-
     /// Rejects with a TCP reset.
     pub(crate) fn reset(self) -> Self {
-        self.push(
-            "reject",
-            vec![
-                Attribute::u32(NFTA_REJECT_TYPE, NFT_REJECT_TCP_RST),
-                Attribute::u8(NFTA_REJECT_ICMP_CODE, 0),
-            ],
-        )
+        self.reject(NFT_REJECT_TCP_RST, 0)
     }
 
     /// Rejects with ICMP port unreachable.
@@ -538,23 +497,17 @@ impl Rule {
             Family::V4 => 3,
             Family::V6 => 4,
         };
-        self.push(
-            "reject",
-            vec![
-                Attribute::u32(NFTA_REJECT_TYPE, NFT_REJECT_ICMP_UNREACH),
-                Attribute::u8(NFTA_REJECT_ICMP_CODE, code),
-            ],
-        )
+        self.reject(NFT_REJECT_ICMP_UNREACH, code)
+    }
+
+    fn reject(self, kind: u32, code: u8) -> Self {
+        let data = vec![Attribute::u32(NFTA_REJECT_TYPE, kind), Attribute::u8(NFTA_REJECT_ICMP_CODE, code)];
+        self.push("reject", data)
     }
 
     /// Ends the rule with a verdict.
     pub(crate) fn verdict(self, verdict: &Verdict) -> Self {
-        let verdict = Attribute::nested(NFTA_DATA_VERDICT, verdict.attributes());
-        let data = vec![
-            Attribute::u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT),
-            Attribute::nested(NFTA_IMMEDIATE_DATA, [verdict]),
-        ];
-        self.push("immediate", data)
+        self.immediate(NFT_REG_VERDICT, Attribute::nested(NFTA_DATA_VERDICT, verdict.attributes()))
     }
 }
 

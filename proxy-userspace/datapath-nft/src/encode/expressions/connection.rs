@@ -49,11 +49,11 @@ impl Rule {
     /// Reads bits of a key of the connection.
     fn bits_of(self, key: u32, bits: u32) -> Self {
         let scratch = Register(0);
-        self.push(
-            "ct",
-            vec![Attribute::u32(NFTA_CT_DREG, scratch.number()), Attribute::u32(NFTA_CT_KEY, key)],
-        )
-        .bitwise(scratch, bits.to_ne_bytes().into(), vec![0; 4])
+        self.conntrack(key, scratch).bitwise(scratch, bits.to_ne_bytes().into(), vec![0; 4])
+    }
+
+    fn conntrack(self, key: u32, to: Register) -> Self {
+        self.push("ct", vec![Attribute::u32(NFTA_CT_DREG, to.number()), Attribute::u32(NFTA_CT_KEY, key)])
     }
 
     /// Reads something of the direction from the client.
@@ -93,13 +93,6 @@ impl Rule {
     /// Continues if the packet is from the client of its connection.
     pub(crate) fn if_from_client(self) -> Self {
         let scratch = Register(0);
-        self.push(
-            "ct",
-            vec![
-                Attribute::u32(NFTA_CT_DREG, scratch.number()),
-                Attribute::u32(NFTA_CT_KEY, NFT_CT_DIRECTION),
-            ],
-        )
-        .compare(scratch, NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
+        self.conntrack(NFT_CT_DIRECTION, scratch).compare(scratch, NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
     }
 }
