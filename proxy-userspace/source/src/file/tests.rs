@@ -150,21 +150,25 @@ impl TestSource {
     }
 }
 
-/// A source that follows a folder with these files.
-async fn follow(files: &[(&str, &str)]) -> (TempDir, TestSource) {
+fn folder_with(files: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (name, text) in files {
         fs::write(folder.path().join(name), text).unwrap();
     }
+    folder
+}
+
+/// A source that follows a folder with these files.
+async fn follow(files: &[(&str, &str)]) -> (TempDir, TestSource) {
+    let folder = folder_with(files);
     let follower = TestSource::new(folder.path()).await;
     (folder, follower)
 }
 
 /// The same for the single file `a.yaml`, with the Service `a`.
 async fn follow_file() -> (TempDir, PathBuf, TestSource) {
-    let folder = TempDir::new().unwrap();
+    let folder = folder_with(&[("a.yaml", &service("a", 80))]);
     let file = folder.path().join("a.yaml");
-    fs::write(&file, service("a", 80)).unwrap();
     let follower = TestSource::new(&file).await;
     (folder, file, follower)
 }
@@ -177,14 +181,10 @@ fn replace(path: &Path, text: &str) {
 
 #[test]
 fn a_rejected_item_names_the_file() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("web.yaml");
-    fs::write(
-        &file,
-        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 70000}]}\n",
-    )
-    .unwrap();
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 70000}]}\n";
+    let folder = folder_with(&[("web.yaml", text)]);
     let expect = "Service default/web: spec.ports[0].port: 70000 is not a port; use a number from 1 to 65535";
+    let file = folder.path().join("web.yaml");
     assert_eq!(Snapshot::of(folder.path()).rejected(), [format!("{}: {expect}", file.display())]);
 }
 
@@ -206,17 +206,13 @@ async fn an_edit_takes_effect_at_once() {
 #[tokio::test]
 async fn an_edit_hands_over_what_it_changes_and_nothing_else() {
     let names: Vec<_> = (0..50).map(|it| format!("s{it}")).collect();
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("all.yaml");
     let all = |port| {
         names.iter().map(|it| service(it, if it == "s7" { port } else { 80 }) + "---\n").collect::<String>()
     };
-    fs::write(&file, all(80)).unwrap();
-    fs::write(folder.path().join("other.yaml"), service("other", 80)).unwrap();
-    let follower = TestSource::new(folder.path()).await;
+    let (folder, follower) = follow(&[("all.yaml", &all(80)), ("other.yaml", &service("other", 80))]).await;
     assert_eq!(follower.update(GRACE_PERIOD * 2).await.map(|it| it.changes.len()), None);
     // Neither a comment nor the order of files or documents is a change.
-    replace(&file, &format!("# a comment\n{}", all(81)));
+    replace(&folder.path().join("all.yaml"), &format!("# a comment\n{}", all(81)));
     let FileUpdate { changes, report } = follower.update(TIMEOUT).await.unwrap();
     let changed: Vec<_> = changes.keys().map(ToString::to_string).collect();
     assert_eq!((changed, report), (vec!["Service default/s7".to_owned()], None));
@@ -312,9 +308,8 @@ async fn an_empty_folder_is_an_empty_state_and_is_reported() {
 
 #[test]
 fn an_empty_file_is_reported_and_others_are_served() {
-    let folder = TempDir::new().unwrap();
+    let folder = folder_with(&[("b.yaml", &service("b", 80))]);
     let file = folder.path().join("a.yaml");
-    fs::write(folder.path().join("b.yaml"), service("b", 80)).unwrap();
     for empty in ["", "\n\n", "# nothing yet\n---\n"] {
         fs::write(&file, empty).unwrap();
         let snapshot = Snapshot::of(folder.path());
@@ -495,10 +490,9 @@ async fn a_deleted_folder_keeps_its_objects_until_it_exists_again() {
 
 #[test]
 fn hidden_and_temporary_files_are_not_read() {
-    let folder = TempDir::new().unwrap();
-    for name in [".a.yaml", "a.yaml~", "#a.yaml#", "a.yaml.swp", "a.txt", ".a.yaml.swp"] {
-        fs::write(folder.path().join(name), service("a", 80)).unwrap();
-    }
+    let text = service("a", 80);
+    let names = [".a.yaml", "a.yaml~", "#a.yaml#", "a.yaml.swp", "a.txt", ".a.yaml.swp"];
+    let folder = folder_with(&names.map(|it| (it, &*text)));
     fs::create_dir(folder.path().join("sub.yaml")).unwrap();
     fs::write(folder.path().join("sub.yaml/b.yaml"), service("b", 80)).unwrap();
     let snapshot = Snapshot::of(folder.path());
@@ -583,9 +577,8 @@ async fn requested_labels_are_followed_and_others_are_no_change() {
         format!("# YAML\n--- {OBJECT}\n"),
     ];
     for text in forms {
-        let folder = TempDir::new().unwrap();
+        let folder = folder_with(&[("a.yaml", &text)]);
         let path = folder.path().join("a.yaml");
-        fs::write(&path, &text).unwrap();
         let requested = RequestedMetadata::new(vec!["app".parse().unwrap()], Vec::new());
         let mut test = TestSource::with_metadata(folder.path(), requested).await;
         let label = |it: &Snapshot| {
