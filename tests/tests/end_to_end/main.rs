@@ -47,6 +47,7 @@ mod sockets;
 mod support_bundle;
 mod top;
 mod trace;
+mod trace_ends;
 mod trace_steps;
 mod two_processes;
 mod unconnected_udp;

@@ -1,5 +1,4 @@
-//! `trace` on a node: each connect of a load is a line and nothing else is, each filter lets through what it names, and when
-//! the reader is gone, however it ended, the programs are the product's.
+//! `trace` on a node: each connect of a load is a line and nothing else is, and each filter lets through what it names.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +6,7 @@ use std::{
     io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
-    process::{self, Command, Stdio},
+    process::{self, Command},
     thread,
     time::Duration,
 };
@@ -15,9 +14,7 @@ use std::{
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
 use build_tools::command::KilledOnDrop;
 use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
     libc::linger,
-    pty::openpty,
     sys::socket::{setsockopt, sockopt},
 };
 use serde_json::Value;
@@ -47,7 +44,7 @@ pub(super) fn start(node: &TestNode, arguments: &[&str]) -> Trace {
 }
 
 #[track_caller]
-fn refused(node: &TestNode, arguments: &[&str]) -> String {
+pub(super) fn refused(node: &TestNode, arguments: &[&str]) -> String {
     let Output { code, stderr, .. } = run(node.cli("trace").args(arguments));
     assert_eq!(code, Some(1), "{stderr}");
     stderr
@@ -331,138 +328,6 @@ fn session_affinity_is_traced() {
     assert_eq!(new["endpoint"], kept["endpoint"]);
     // It has ended by itself.
     assert!(eventually(TIMEOUT, || are_products(&node)));
-}
-
-#[test]
-fn the_products_programs_return_however_the_trace_ends() {
-    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
-    let ended_by_time = run(node.cli("trace").args(["--for", "100ms"]));
-    assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
-    assert!(eventually(TIMEOUT, || are_products(&node)));
-    let mut killed = start(&node, &[]);
-    assert!(!are_products(&node));
-    killed.kill();
-    assert!(eventually(TIMEOUT, || are_products(&node)));
-    // Of an agent that ends.
-    let traced = start(&node, &[]);
-    node.terminate();
-    assert!(are_products(&node));
-    drop(traced);
-    node.start(&[]);
-    // Of an agent that is killed, the next start.
-    let traced = start(&node, &[]);
-    node.kill();
-    assert!(!are_products(&node));
-    drop(traced);
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
-    node.start(&[]);
-    assert!(are_products(&node));
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
-}
-
-/// A trace with these streams, once it reports.
-#[track_caller]
-fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> KilledOnDrop {
-    let mut command = node.cli("trace");
-    let mut child = KilledOnDrop(command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap());
-    let mut first = String::new();
-    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut first).unwrap();
-    assert_eq!(first, "tracing\n");
-    child
-}
-
-#[test]
-fn a_trace_ends_when_nobody_reads_it() {
-    let Some(node) = node_or_skip(&[web4([1])]) else { return };
-    let ends = |mut child: KilledOnDrop, way: &str| {
-        let has_ended = eventually(TIMEOUT, || child.0.try_wait().unwrap().is_some());
-        drop(child);
-        assert!(has_ended, "{way}");
-        assert!(eventually(TIMEOUT, || are_products(&node)), "{way}");
-    };
-    let mut child = start_with(&node, Stdio::null(), Stdio::piped());
-    drop(child.0.stdout.take());
-    ends(child, "the output is closed");
-
-    // As the runtime of a container does when the connection of `kubectl exec --stdin` is lost: it goes on reading.
-    let mut child = start_with(&node, Stdio::piped(), Stdio::piped());
-    drop(child.0.stdin.take());
-    ends(child, "the input ends");
-
-    let pty = openpty(None, None).unwrap();
-    // The command must not have the other side.
-    fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
-    let child = start_with(&node, pty.slave.try_clone().unwrap().into(), pty.slave.into());
-    drop(pty.master);
-    ends(child, "the terminal is closed");
-
-    // A reader that has stopped reading, and is gone.
-    let (reader, writer) = io::pipe().unwrap();
-    let mut child = start_with(&node, Stdio::piped(), writer.into());
-    for _ in 0..1_000 {
-        drop(EchoConnection::connect(web4_address()).unwrap());
-    }
-    drop(child.0.stdin.take());
-    ends(child, "the input ends while the output is full");
-    drop(reader);
-
-    // Input that had ended before says nothing.
-    for stdin in [Stdio::null(), io::pipe().unwrap().0.into()] {
-        let mut trace = Trace::start(node.cli("trace").stdin(stdin));
-        drop(EchoConnection::connect(web4_address()).unwrap());
-        assert_eq!(trace.next()["verdict"], "redirected");
-        trace.kill();
-    }
-}
-
-#[test]
-fn a_trace_takes_the_place_of_one_that_runs_on_request() {
-    let Some(node) = node_or_skip(&[web4([1])]) else { return };
-    let first = node.cli("trace").args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
-    let runs = || run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
-    assert!(eventually(TIMEOUT, || runs().contains("one runs since 2")), "{}", runs());
-    assert!(runs().contains("with --pid 1"), "{}", runs());
-    drop(start(&node, &["--replace"]));
-    let first = first.wait_with_output().unwrap();
-    let error = String::from_utf8(first.stderr).unwrap();
-    assert_eq!(first.status.code(), Some(1));
-    assert!(error.contains("the process has ended the trace; its log names the reason"), "{error}");
-    assert!(node.log().contains("the trace has ended: another one has replaced it"), "{}", node.log());
-    assert!(!runs().contains("one runs since"), "{}", runs());
-
-    // One whose reader has stopped reading.
-    let (_reader, writer) = io::pipe().unwrap();
-    let _stopped = start_with(&node, Stdio::null(), writer.into());
-    for _ in 0..3_000 {
-        drop(EchoConnection::connect(web4_address()).unwrap());
-    }
-    let trace = start(&node, &["--replace"]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
-    assert_eq!(trace.next()["verdict"], "redirected");
-}
-
-#[test]
-fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
-    let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
-    let first = start(&node, &["--service", "default/web"]);
-    let error = refused(&node, &[]);
-    assert!(error.contains("another trace runs since 2"), "{error}");
-    assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
-    drop(first);
-    assert!(eventually(TIMEOUT, || run(node.cli("trace").args(["--for", "1ms"])).code == Some(0)));
-    let error = refused(&node, &["--service", "default/wep"]);
-    assert!(error.contains("there is no Service default/wep; nearest: default/web"), "{error}");
-    let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);
-    assert!(error.contains("/none-such does not exist"), "{error}");
-    let error = refused(&node, &["--pod", "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a"]);
-    assert!(
-        error.contains("no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"),
-        "{error}"
-    );
-    assert!(are_products(&node));
-    node.terminate();
-    let error = refused(&node, &[]);
-    assert!(error.contains("no process answers at "), "{error}");
 }
 
 /// Begins a trace, and sends this many datagrams while its lines are not read; returns what reads the next line.
