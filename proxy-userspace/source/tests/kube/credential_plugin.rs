@@ -61,8 +61,7 @@ async fn nothing_waits_for_a_plugin_that_renews_credentials() {
     test.wait_for(|_| plugin.runs() == 2).await;
     // All watches begin anew while it runs.
     server.disconnect_all();
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
 
     server.configure(|it| it.token = Some("second".into()));
     plugin.allow();

@@ -6,8 +6,7 @@ use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource};
 
 use super::source_test::{
-    ALWAYS, SourceTest, at, fail, has_error, has_service, options, server, service, status, synced,
-    with_kubeconfig,
+    ALWAYS, SourceTest, at, fail, has_error, options, server, status, synced, with_kubeconfig,
 };
 
 /// Follows a server with a fault, waits for the error, and for the cluster state once the fault is cleared.
@@ -58,8 +57,7 @@ async fn an_error_after_the_first_list_removes_nothing() {
     test.wait_for(has_error(0, &["403"])).await;
     assert!(test.service("web").is_some());
     server.clear_faults();
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
 }
 
 #[tokio::test]
@@ -73,8 +71,7 @@ async fn an_expired_token_is_read_again() {
     server.disconnect_all();
     test.wait_for(has_error(0, &["401 Unauthorized", "token"])).await;
     fs::write(folder.path().join("token"), "second\n").unwrap();
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
 }
 
 #[tokio::test]

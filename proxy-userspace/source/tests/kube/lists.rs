@@ -69,8 +69,7 @@ async fn requests_are_counted_by_their_answers() {
 async fn lists_are_paged_if_the_server_cannot_stream() {
     let server = server(Settings { has_cache: false, ..paging() });
     fill(&server, 1200);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let test = SourceTest::synced(&server).await;
     assert_eq!(test.cluster.services().len(), 1201);
     let lists = service_lists(&server);
     assert_eq!(lists.len(), 3, "{lists:?}");
@@ -98,8 +97,7 @@ fn service_lists(server: &ApiServer) -> Vec<String> {
 async fn lists_are_answered_from_the_servers_cache() {
     let server = server(paging());
     fill(&server, 1200);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let mut test = SourceTest::synced(&server).await;
     assert_eq!(test.cluster.services().len(), 1201);
     let lists = service_lists(&server);
     assert_eq!(lists.len(), 1, "{lists:?}");
@@ -133,8 +131,7 @@ async fn a_long_list_is_compressed_and_survives_an_interruption() {
     let server = server(paging());
     fill(&server, 1200);
     let before = server.sent();
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let mut test = SourceTest::synced(&server).await;
     assert_eq!(test.cluster.services().len(), 1201);
     // 1,201 Services are more than 300 KB.
     let sent = server.sent() - before;
@@ -160,8 +157,7 @@ async fn a_streaming_list_that_never_ends_is_followed_by_one_in_pages() {
     let (server, mut test) = synced(ignoring).await;
     assert!(test.service("web").is_some());
     assert!(server.requests().iter().any(|it| it.contains("limit=500")));
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
 }
 
 #[tokio::test]
@@ -178,8 +174,7 @@ async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again
     for (times, fault) in failures {
         let server = server(Settings::default());
         server.inject_fault(Resource::Services, Verb::Watch, times, fault.clone());
-        let mut test = SourceTest::follow(&server);
-        test.next().await;
+        let mut test = SourceTest::synced(&server).await;
         let requests = service_requests(&server);
         let streaming = |it: &str| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents");
         let (failed, others) = requests.split_at(times);
@@ -204,8 +199,7 @@ async fn an_expired_page_restarts_the_list() {
     let gone = status(410, "too old");
     server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
     server.inject_fault(Resource::Services, Verb::List, 1, gone);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let test = SourceTest::synced(&server).await;
     assert_eq!(test.cluster.services().len(), 601);
 }
 
@@ -216,8 +210,7 @@ async fn an_interrupted_list_hands_over_nothing() {
         let server = server(settings);
         server.set(service("other", "10.96.0.11"));
         server.inject_fault(Resource::Services, verb, 2, Fault::DisconnectAfter(900));
-        let mut test = SourceTest::follow(&server);
-        test.next().await;
+        let test = SourceTest::synced(&server).await;
         assert_eq!(test.cluster.services().len(), 2);
     }
 }
@@ -258,8 +251,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
 
     // Adding the label removes the Service, and removing it adds the Service.
     let mut web = service("web", "10.96.0.10");
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
     web["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
     server.set(web);
     test.until(|it| !has_service("web")(it)).await;
@@ -269,8 +261,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
 async fn a_fragmented_body_is_reassembled() {
     let server = server(Settings::default());
     server.inject_fault(Resource::EndpointSlices, Verb::Watch, 1, Fault::Fragments(3));
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let mut test = SourceTest::synced(&server).await;
     server.set(slice("web-1", "web", &["10.244.0.1", "10.244.0.2"]));
     test.until(|it| it.slices().any(|it| it.endpoints.len() == 2)).await;
 }
@@ -281,8 +272,7 @@ async fn an_object_that_cannot_be_decoded_is_rejected_alone() {
     let mut broken = service("broken", "10.96.0.11");
     broken["spec"]["ports"] = "none".into();
     server.set(broken.clone());
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let mut test = SourceTest::synced(&server).await;
     assert_eq!(test.cluster.services().len(), 1);
     assert_eq!(test.source.take_rejected().unwrap().len(), 1);
 

@@ -80,8 +80,7 @@ async fn service_cidrs_are_in_the_first_state_and_followed() {
     for watch_list in [WatchList::Supported, WatchList::Rejected] {
         let server = server(Settings { watch_list, ..Settings::default() });
         server.set(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
-        let mut test = SourceTest::follow(&server);
-        test.next().await;
+        let mut test = SourceTest::synced(&server).await;
         assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16, fd00:96::/112]"]);
         server.set(service_cidr("more", &["10.97.0.0/16", "nowhere"]));
         test.until(|it| cidrs(it).len() == 2).await;
@@ -105,8 +104,7 @@ async fn a_server_without_an_optional_resource_or_the_permission_is_followed() {
         test.next().await;
         assert!(test.service("web").is_some());
         assert_eq!(known(&test.cluster), if resource == no_cidrs { (0, 1) } else { (1, 0) });
-        server.set(service("other", "10.96.0.11"));
-        test.until(has_service("other")).await;
+        test.receives_other(&server).await;
         assert!(test.health.is_synced());
         assert!(test.health.resources().iter().all(|it| it.error.is_none()), "it is no outage");
         // The server was upgraded, or the role was given.
@@ -126,8 +124,7 @@ async fn a_server_without_an_optional_resource_or_the_permission_is_followed() {
 async fn a_server_that_does_not_answer_for_service_cidrs_delays_the_first_state_for_a_moment_only() {
     let server = server(Settings::default());
     server.inject_fault(Resource::ServiceCidrs, Verb::Watch, ALWAYS, Fault::NoResponse);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let test = SourceTest::synced(&server).await;
     assert!(test.service("web").is_some() && test.health.is_synced());
 }
 
@@ -150,8 +147,7 @@ async fn the_first_state_has_the_service_cidrs_whose_first_requests_failed() {
         let server = server(Settings { watch_list, ..Settings::default() });
         server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
         fail(&server, Resource::ServiceCidrs, 2, &status(500, "starting"));
-        let mut test = SourceTest::follow(&server);
-        test.next().await;
+        let test = SourceTest::synced(&server).await;
         assert!(test.service("web").is_some());
         assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16]"]);
     }

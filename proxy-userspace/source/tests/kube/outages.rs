@@ -97,8 +97,7 @@ async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
         server.hang();
         test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
         server.go_on();
-        server.set(service("other", "10.96.0.11"));
-        test.until(has_service("other")).await;
+        test.receives_other(&server).await;
         test.wait_for(|it| it.resources().iter().all(|it| it.error.is_none())).await;
     }
 }
@@ -185,8 +184,7 @@ async fn removing_the_api_servers_own_endpoints_is_held_down() {
     let server = server(Settings::default());
     server.set(service("kubernetes", "10.96.0.1"));
     server.set(slice("kubernetes", "kubernetes", &["192.0.2.1"]));
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let mut test = SourceTest::synced(&server).await;
     let endpoints = test.slice("kubernetes").unwrap();
 
     // The slice is emptied and deleted, and the Service with it: none of that takes effect.

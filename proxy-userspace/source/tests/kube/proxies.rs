@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::source_test::{SourceTest, has_service, options, server, service, with_kubeconfig};
+use super::source_test::{SourceTest, options, server, with_kubeconfig};
 
 /// How a proxy is spoken to.
 #[derive(Clone, Copy, Debug)]
@@ -90,8 +90,7 @@ async fn an_api_server_is_followed_through_the_proxy_of_its_kubeconfig() {
         // The connections of a watch are lost and made again through it.
         let before = made.load(Ordering::Relaxed);
         server.disconnect_all();
-        server.set(service("other", "10.96.0.11"));
-        test.until(has_service("other")).await;
+        test.receives_other(&server).await;
         assert!(made.load(Ordering::Relaxed) > before, "{kind:?}");
     }
 }

@@ -68,8 +68,7 @@ pub(crate) fn server(settings: Settings) -> ApiServer {
 /// Such a server, and a source that has taken its first list over.
 pub(crate) async fn synced(settings: Settings) -> (ApiServer, SourceTest) {
     let server = server(settings);
-    let mut test = SourceTest::follow(&server);
-    test.next().await;
+    let test = SourceTest::synced(&server).await;
     (server, test)
 }
 
@@ -118,6 +117,13 @@ impl SourceTest {
         Self::start(&options(at(server)))
     }
 
+    /// A source that has taken its first list over.
+    pub(crate) async fn synced(server: &ApiServer) -> Self {
+        let mut test = Self::follow(server);
+        test.next().await;
+        test
+    }
+
     pub(crate) fn start(options: &Options) -> Self {
         let source = KubeSource::start(options).unwrap();
         let health = source.health();
@@ -136,6 +142,12 @@ impl SourceTest {
         while !condition(&self.cluster) {
             self.next().await;
         }
+    }
+
+    /// Adds the Service `other`, and waits for it.
+    pub(crate) async fn receives_other(&mut self, server: &ApiServer) {
+        server.set(service("other", "10.96.0.11"));
+        self.until(has_service("other")).await;
     }
 
     /// Applies changes until the health of the source fulfils a condition.

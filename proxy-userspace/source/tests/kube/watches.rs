@@ -14,8 +14,7 @@ use super::source_test::{
 #[tokio::test]
 async fn added_changed_and_deleted_objects_are_followed() {
     let (server, mut test) = synced(Settings::default()).await;
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
     server.set(service("other", "10.96.0.12"));
     test.until(|it| it.services().values().any(|it| it.cluster_ips[0].to_string() == "10.96.0.12")).await;
     server.delete(Resource::Services, "default/other");
@@ -111,8 +110,7 @@ async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted() {
     for settings in [Settings::default(), paging()] {
         let mut server = server(settings);
         server.set(service("other", "10.96.0.11"));
-        let mut test = SourceTest::follow(&server);
-        test.next().await;
+        let mut test = SourceTest::synced(&server).await;
         let web = test.service("web").unwrap();
         server.stop();
         server.delete(Resource::Services, "default/other");
@@ -132,8 +130,7 @@ async fn an_error_event_for_an_expired_version_lists_again() {
     server.inject_fault(Resource::Services, Verb::Watch, 1, gone);
     let _ = server.requests();
     server.disconnect_all();
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
     let requests = server.requests();
     let lists = requests
         .iter()
@@ -148,8 +145,7 @@ async fn other_error_events_do_not_list_again() {
     server.inject_fault(Resource::Services, Verb::Watch, 2, failure);
     let _ = server.requests();
     server.disconnect_all();
-    server.set(service("other", "10.96.0.11"));
-    test.until(has_service("other")).await;
+    test.receives_other(&server).await;
     assert!(server.requests().iter().all(|it| !it.contains("sendInitialEvents")));
 }
 
