@@ -28,7 +28,7 @@ use proxy_contract::localv1;
 use super::{Decoded, Extensions, endpoint, endpoint_key, service, service_with_extensions};
 
 /// The state of a Service with all its labels and annotations.
-fn service_state<'a>(
+pub(crate) fn service_state<'a>(
     message: &localv1::Service,
     endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
 ) -> Decoded<Option<ServiceState>> {

@@ -126,21 +126,6 @@ fn an_unconnected_socket_keeps_its_endpoint_while_it_serves() {
 }
 
 #[test]
-fn one_socket_can_use_several_services() {
-    let Some(mut node) = node_or_skip(3) else { return };
-    let address = |n| SocketAddr::from(([10, 96, 1, n], 53));
-    let other =
-        |n| Service::new(&format!("other-{n}"), &[address(n).ip()]).port("", "UDP", 53, 8080).endpoints([n]);
-    node.apply(&[web(1..=3), empty(), other(1), other(2), other(3)]);
-    let socket = udp_socket(address(1)).unwrap();
-    for _ in 0..10 {
-        for n in 1..=3 {
-            assert_eq!(exchange(&socket, address(n)), format!("web-{n}"));
-        }
-    }
-}
-
-#[test]
 fn external_and_load_balancer_ips_reach_the_endpoints() {
     let Some(mut node) = node_or_skip(2) else { return };
     let external: [IpAddr; 4] = [

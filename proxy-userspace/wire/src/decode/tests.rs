@@ -8,15 +8,7 @@ use model::{
 };
 
 use super::*;
-use crate::encode;
-
-/// The state of a Service with all its labels and annotations.
-fn service_state<'a>(
-    message: &localv1::Service,
-    endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
-) -> Decoded<Option<ServiceState>> {
-    super::service_state(message, endpoints, &RequestedMetadata::everything())
-}
+use crate::{encode, tests::service_state};
 
 /// A Service with one port, as KPNG's brain sends it.
 fn kpng_service(port: localv1::PortMapping) -> localv1::Service {

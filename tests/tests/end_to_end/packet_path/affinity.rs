@@ -107,11 +107,7 @@ fn affinity_to_a_removed_endpoint_is_ignored() {
     }
     RunningCluster::each(&[on_both_nodes(web())], &[], |it| {
         // The tables of a running proxy cannot be changed from Linux 6.9 on.
-        let it = {
-            let RunningCluster { agent, cluster } = it;
-            agent.kill9().unwrap();
-            cluster
-        };
+        let it = it.killed();
         for (family, table) in ["ip", "ip6"].into_iter().enumerate() {
             let client = CLIENT[family];
             let service_port = service_port(&it, table, cluster_ips(1)[family]);
@@ -232,11 +228,7 @@ fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
         &[],
         |it| {
             // The tables of a running proxy cannot be changed from Linux 6.9 on.
-            let it = {
-                let RunningCluster { agent, cluster } = it;
-                agent.kill9().unwrap();
-                cluster
-            };
+            let it = it.killed();
             let [full, other] = [1, 2].map(|n| {
                 let number = service_port(&it, "ip", cluster_ips(n)[0]);
                 format!("{:x}:{:x}", number >> 16, number & 0xffff)

@@ -89,11 +89,7 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
         let json: Value = serde_json::from_str(&nft(&it, version, &["-j", "list", "ruleset"])).unwrap();
         assert!(json["nftables"].as_array().is_some_and(|it| it.len() > 100));
 
-        let it = {
-            let RunningCluster { agent, cluster } = it;
-            agent.kill9().unwrap();
-            cluster
-        };
+        let it = it.killed();
         for (family, table) in ["ip", "ip6"].into_iter().enumerate() {
             let listed = nft(&it, version, &["list", "table", table, TABLE]);
             for it in [

@@ -185,6 +185,12 @@ impl RunningCluster {
         }
     }
 
+    /// The cluster after its proxy was killed.
+    fn killed(self) -> TestCluster {
+        self.agent.kill9().unwrap();
+        self.cluster
+    }
+
     /// Writes Services and waits until exactly these are active.
     #[track_caller]
     fn apply(&mut self, services: &[Service]) {
