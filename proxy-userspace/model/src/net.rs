@@ -5,12 +5,30 @@ use std::{fmt, net::IpAddr, str::FromStr};
 /// The transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// Transmission Control Protocol, IP protocol 6.
+    /// Transmission Control Protocol.
     Tcp,
-    /// User Datagram Protocol, IP protocol 17.
+    /// User Datagram Protocol.
     Udp,
-    /// Stream Control Transmission Protocol, IP protocol 132.
+    /// Stream Control Transmission Protocol.
     Sctp,
+}
+
+impl Protocol {
+    const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// Its IP protocol number.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// The protocol of an IP protocol number.
+    pub fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.number() == number)
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -28,8 +46,7 @@ impl FromStr for Protocol {
 
     /// Parses a name in upper or lower case.
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Tcp, Self::Udp, Self::Sctp];
-        let own = all.into_iter().find(|it| it.to_string().eq_ignore_ascii_case(text));
+        let own = Self::ALL.into_iter().find(|it| it.to_string().eq_ignore_ascii_case(text));
         own.ok_or_else(|| format!("unknown protocol {text:?}: use TCP, UDP or SCTP"))
     }
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 use model::{
     Family, Protocol, ServiceMetadata, Timestamp,
     state::{
-        Endpoint, EndpointKey, PortTarget, Scopes, Service, ServiceKind, ServicePort, ServiceState,
-        TargetPort, TrafficPolicy,
+        Endpoint, EndpointKey, PortTarget, Scopes, Service, ServicePort, ServiceState, TargetPort,
+        TrafficPolicy,
     },
 };
 use proxy_contract::localv1::{self, Extension};
@@ -19,16 +19,11 @@ pub fn service(service: &Service) -> localv1::Service {
         let timeout_seconds = i32::try_from(it.timeout_seconds.get()).unwrap_or(i32::MAX);
         localv1::service::SessionAffinity::ClientIp(localv1::ClientIpAffinity { timeout_seconds })
     });
-    let kind = match service.kind {
-        ServiceKind::ClusterIp => "ClusterIP",
-        ServiceKind::NodePort => "NodePort",
-        ServiceKind::LoadBalancer => "LoadBalancer",
-    };
     let ServiceMetadata { labels, annotations } = service.metadata.as_deref().cloned().unwrap_or_default();
     localv1::Service {
         namespace: service.name.namespace.to_string(),
         name: service.name.name.to_string(),
-        r#type: kind.to_owned(),
+        r#type: service.kind.to_string(),
         ip_filters: ip_filters(service),
         ips: Some(localv1::ServiceIPs {
             cluster_ips: Some(localv1::IpSet::of(&service.cluster_ips)),

@@ -3,21 +3,16 @@
 use std::net::IpAddr;
 
 use model::{
-    Family, Protocol, Timestamp,
+    Family, Timestamp,
     cluster::{Endpoint, EndpointSlice, Node, Service},
-    state::{Algorithm, LoadBalancing, ServiceCidr, ServiceKind, ServicePort, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, ServiceCidr, ServicePort, TargetPort, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 
 pub(crate) fn service(it: &Service) -> Value {
     let labels = it.proxy_name.as_ref().map(|name| json!({"service.kubernetes.io/service-proxy-name": name}));
     let mut spec = json!({
-        "type": match it.kind {
-            None => "ExternalName",
-            Some(ServiceKind::ClusterIp) => "ClusterIP",
-            Some(ServiceKind::NodePort) => "NodePort",
-            Some(ServiceKind::LoadBalancer) => "LoadBalancer",
-        },
+        "type": it.kind.map_or_else(|| "ExternalName".to_owned(), |it| it.to_string()),
         "clusterIPs": it.cluster_ips, "externalIPs": it.external_ips,
         "ports": it.ports.iter().map(service_port).collect::<Vec<_>>(),
         "internalTrafficPolicy": policy(it.internal_policy), "externalTrafficPolicy": policy(it.external_policy),
@@ -69,7 +64,7 @@ fn annotations(it: &LoadBalancing) -> Value {
 
 fn service_port(it: &ServicePort) -> Value {
     json!({
-        "name": it.name, "protocol": protocol(it.protocol), "port": it.port,
+        "name": it.name, "protocol": it.protocol.to_string(), "port": it.port,
         "nodePort": it.node_port.map_or(0, Into::into),
         "targetPort": match &it.target_port {
             TargetPort::Number(it) => json!(it),
@@ -86,7 +81,7 @@ pub(crate) fn slice(it: &EndpointSlice) -> Value {
     let ports = it
         .ports
         .iter()
-        .map(|it| json!({"name": it.name, "protocol": protocol(it.protocol), "port": it.port}));
+        .map(|it| json!({"name": it.name, "protocol": it.protocol.to_string(), "port": it.port}));
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
@@ -135,14 +130,6 @@ pub(crate) fn service_cidr(it: &ServiceCidr) -> Value {
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": &*it.name},
         "spec": {"cidrs": it.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>()},
     })
-}
-
-fn protocol(it: Protocol) -> &'static str {
-    match it {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-        Protocol::Sctp => "SCTP",
-    }
 }
 
 fn policy(it: TrafficPolicy) -> &'static str {

@@ -11,7 +11,7 @@ use std::{
 
 use model::{
     Family, Rejections, ServiceName,
-    state::{EndpointKey, ServiceKind, TrafficPolicy},
+    state::{EndpointKey, TrafficPolicy},
 };
 use pipeline::SyncStatus;
 use serde_json::{Value, json};
@@ -141,7 +141,7 @@ fn row(it: &Row, ejected: usize) -> Value {
     let ports = service.ports.iter().take(MAX_ITEMS).map(|it| format!("{}/{}", it.port, it.protocol));
     let mut row = json!({
         "name": service.name.to_string(),
-        "kind": kind(service.kind),
+        "kind": service.kind.to_string(),
         "addresses": service.cluster_ips,
         "ports": ports.collect::<Value>(),
         "endpoints": it.state.endpoints.len(),
@@ -151,14 +151,6 @@ fn row(it: &Row, ejected: usize) -> Value {
         row.extend(rates);
     }
     row
-}
-
-fn kind(it: ServiceKind) -> &'static str {
-    match it {
-        ServiceKind::ClusterIp => "ClusterIP",
-        ServiceKind::NodePort => "NodePort",
-        ServiceKind::LoadBalancer => "LoadBalancer",
-    }
 }
 
 /// The Service that is opened, with its rules that are not the default in words.
@@ -182,7 +174,7 @@ fn service(state: &AdminState, board: &Board, name: &ServiceName) -> Value {
     json!({
         "name": name.to_string(),
         "isServed": true,
-        "kind": kind(service.kind),
+        "kind": service.kind.to_string(),
         "rules": rules.into_iter().flatten().collect::<Value>(),
         "external": service.external_ips.iter().chain(&service.load_balancer_ips).collect::<Vec<_>>(),
         "ports": (0..service.ports.len()).map(|it| port(state, board, row, it)).collect::<Value>(),

@@ -16,7 +16,7 @@ use crate::{
     encode::{
         elements::{Element, Elements, Value},
         expressions::protocol_family,
-        schema::{Bytes, Field, Map, Parts, list_of, number},
+        schema::{Bytes, Field, Map, Parts, list_of},
         tables::{Command, TABLE, comment, message, set_name},
         verdict::Verdict,
     },
@@ -385,7 +385,7 @@ pub(crate) fn keys(message: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 pub(crate) fn frontend_of(element: &Element, key: &mut Parts<'_>) -> Option<FrontendAddress> {
     let is_node_port = element.map.key().first() == Some(&Field::Protocol);
     let ip = if is_node_port { unspecified(element.family) } else { key.address()? };
-    let protocol = protocol_of(key.protocol()?)?;
+    let protocol = Protocol::of_number(key.protocol()?)?;
     Some(FrontendAddress { address: SocketAddr::new(ip, key.port()?), protocol })
 }
 
@@ -393,9 +393,4 @@ pub(crate) fn endpoint(value: &Bytes, family: Family) -> Option<SocketAddr> {
     let mut parts = Parts::of(value, family);
     let address: IpAddr = parts.address()?;
     Some(SocketAddr::new(address, parts.port()?))
-}
-
-/// The protocol of a number.
-pub(crate) fn protocol_of(it: u8) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| number(*protocol) == it)
 }

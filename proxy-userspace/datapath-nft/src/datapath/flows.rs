@@ -6,7 +6,6 @@ use netlink::flow_cleanup::{FlowPass, FlowRules, delete_stale_flows};
 
 use super::Datapath;
 use crate::{
-    encode::schema::number,
     error::Error,
     plan::{
         compile::PortImage,
@@ -62,7 +61,7 @@ impl Datapath {
     pub(super) fn record_all_flow_rules(&mut self, is_affected: impl Fn(&FrontendAddress) -> bool) {
         for port in self.layout.ports().filter(|it| it.identity.protocol != Protocol::Tcp) {
             for it in port.frontends.iter().map(|it| it.address).filter(&is_affected) {
-                self.flow_rules.allow(number(it.protocol), it.address, port.allowed());
+                self.flow_rules.allow(it.protocol.number(), it.address, port.allowed());
                 self.has_new_flow_rules = true;
             }
         }
@@ -84,7 +83,7 @@ impl Datapath {
         for changed in &update.services {
             for port in changed.before.ports.iter().filter(|it| is_affected(it, changed)) {
                 for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
-                    self.flow_rules.withdraw(number(protocol), address);
+                    self.flow_rules.withdraw(protocol.number(), address);
                     self.has_new_flow_rules = true;
                 }
             }
@@ -92,7 +91,7 @@ impl Datapath {
         for changed in &update.services {
             for port in changed.after.ports.iter().filter(|it| is_affected(it, changed)) {
                 for FrontendAddress { address, protocol } in port.frontends.iter().map(|it| it.address) {
-                    self.flow_rules.allow(number(protocol), address, port.allowed());
+                    self.flow_rules.allow(protocol.number(), address, port.allowed());
                     self.has_new_flow_rules = true;
                 }
             }

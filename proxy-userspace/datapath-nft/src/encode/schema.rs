@@ -303,7 +303,7 @@ impl Bytes {
 
     /// Appends a protocol.
     pub(crate) fn protocol(mut self, protocol: Protocol) -> Self {
-        self.0.extend([number(protocol), 0, 0, 0]);
+        self.0.extend([protocol.number(), 0, 0, 0]);
         self
     }
 
@@ -361,15 +361,6 @@ impl<'a> Parts<'a> {
         let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(*taken)
-    }
-}
-
-/// The IP protocol number.
-pub(crate) fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
     }
 }
 

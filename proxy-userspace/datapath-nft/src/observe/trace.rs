@@ -21,7 +21,6 @@ use crate::{
     encode::{
         chain::Hook,
         expressions::Rule,
-        schema::number,
         tables::{FAMILIES, TABLE, delete_table, in_table, new_chain, new_rule, new_table},
         verdict::Verdict,
     },
@@ -348,7 +347,7 @@ impl TracedDestination {
     fn rule(&self, family: Family) -> Rule {
         let rule = Rule::new(family, "first packets").if_new();
         let rule = match self.protocol {
-            Some(protocol) => rule.if_protocol_is(number(protocol)),
+            Some(protocol) => rule.if_protocol_is(protocol.number()),
             None => rule,
         };
         let rule = match self.address {

@@ -3,6 +3,7 @@
 use std::{
     cmp::Ordering,
     collections::BTreeSet,
+    fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -236,6 +237,16 @@ pub enum ServiceKind {
     NodePort,
     /// Also at the addresses of a load balancer.
     LoadBalancer,
+}
+
+impl fmt::Display for ServiceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+        })
+    }
 }
 
 /// A traffic policy of a Service.

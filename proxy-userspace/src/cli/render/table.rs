@@ -5,7 +5,7 @@ use std::{fmt::Write as _, iter, sync::Arc};
 use comfy_table::{Table, presets};
 use model::{
     Family, counted,
-    state::{Scope, Service, ServiceKind, ServicePort, ServiceState},
+    state::{Scope, ServicePort, ServiceState},
 };
 use publish::Published;
 
@@ -67,20 +67,13 @@ pub(super) fn to_text(table: &Table) -> String {
     text
 }
 
-pub(super) fn kind(service: &Service) -> &'static str {
-    match service.kind {
-        ServiceKind::ClusterIp => "ClusterIP",
-        ServiceKind::NodePort => "NodePort",
-        ServiceKind::LoadBalancer => "LoadBalancer",
-    }
-}
-
 fn rows(state: Arc<ServiceState>) -> Vec<Row> {
     let service = &state.service;
     if service.ports.is_empty() {
-        let (name, ips) = (service.name.to_string(), lines(service.cluster_ips.iter()));
+        let (name, kind) = (service.name.to_string(), service.kind.to_string());
+        let ips = lines(service.cluster_ips.iter());
         let none = || String::new();
-        return vec![[name, kind(service).into(), ips, "no ports".into(), none(), none(), none(), none()]];
+        return vec![[name, kind, ips, "no ports".into(), none(), none(), none(), none()]];
     }
     service.ports.iter().enumerate().map(|(index, port)| row(&state, index, port)).collect()
 }
@@ -94,7 +87,7 @@ fn row(state: &ServiceState, index: usize, port: &ServicePort) -> Row {
     let external_cell = |scope| if addresses.is_empty() { "-".to_owned() } else { cell(scope) };
     [
         service.name.to_string(),
-        kind(service).to_owned(),
+        service.kind.to_string(),
         lines(service.cluster_ips.iter()),
         port_name(port),
         if addresses.is_empty() { "-".to_owned() } else { addresses.join("\n") },

@@ -12,7 +12,7 @@ use admin::Admin;
 use anyhow::Result;
 use datapath_ebpf::{self as ebpf, CgroupPaths, Counts, TraceEvent, pod_uid};
 use jiff::{SignedDuration, Timestamp};
-use model::{ServiceName, state::ServicePort};
+use model::{Protocol, ServiceName, state::ServicePort};
 use nix::time::{ClockId, clock_gettime};
 use publish::Published;
 
@@ -170,10 +170,5 @@ pub(super) fn port_label(port: &ServicePort) -> String {
 
 /// The name of an IP protocol number.
 pub(super) fn protocol(number: u8) -> String {
-    match number {
-        6 => "TCP".into(),
-        17 => "UDP".into(),
-        132 => "SCTP".into(),
-        number => number.to_string(),
-    }
+    Protocol::of_number(number).map_or_else(|| number.to_string(), |it| it.to_string())
 }

@@ -302,7 +302,7 @@ impl Packets {
     }
 
     fn name(&self, protocol: u8, destination: SocketAddr) -> Option<&(ServiceName, String)> {
-        let protocol: Protocol = super::names::protocol(protocol).parse().ok()?;
+        let protocol = Protocol::of_number(protocol)?;
         let at = |address| self.names.get(&FrontendAddress { address, protocol });
         let any = unspecified(Family::of(destination.ip()));
         at(destination).or_else(|| at(SocketAddr::new(any, destination.port())))
