@@ -65,17 +65,14 @@ pub(crate) struct Place<'a> {
 }
 
 impl Proxy {
+    fn new(name: String, binary: &Path, mode: Mode) -> Self {
+        Self { name, version: None, brain: None, binary: binary.to_owned(), mode }
+    }
+
     /// This proxy, with eBPF alone and with nftables.
     pub(crate) fn own(binary: &Path) -> Vec<Self> {
         let modes = [("sockets", "off"), ("sockets and packets", "nft")];
-        let proxy = |(mode, packets)| Self {
-            name: format!("{OWN}, {mode}"),
-            version: None,
-            brain: None,
-            binary: binary.to_owned(),
-            mode: Mode::Own(packets),
-        };
-        modes.map(proxy).into()
+        modes.map(|(mode, packets)| Self::new(format!("{OWN}, {mode}"), binary, Mode::Own(packets))).into()
     }
 
     /// A kube-proxy in both of its modes.
@@ -89,11 +86,8 @@ impl Proxy {
             .find(|it| it.starts_with(|it: char| it.is_ascii_digit()))
             .with_context(|| format!("--version prints no version: {text:?}"))?;
         let proxy = |mode| Self {
-            name: format!("kube-proxy {version} {mode}"),
             version: Some(("kube-proxy".into(), version.into())),
-            brain: None,
-            binary: binary.clone(),
-            mode: Mode::KubeProxy(mode),
+            ..Self::new(format!("kube-proxy {version} {mode}"), &binary, Mode::KubeProxy(mode))
         };
         Ok(["nftables", "iptables"].map(proxy).into())
     }
@@ -101,29 +95,20 @@ impl Proxy {
     /// A KPNG that serves the node in one process, with each of its backends.
     pub(crate) fn kpng(binary: &Path) -> Result<Vec<Self>> {
         let binary = find(binary)?;
-        let proxy = |backend| Self {
-            name: format!("KPNG {backend}"),
-            version: None,
-            brain: None,
-            binary: binary.clone(),
-            mode: Mode::Kpng(backend),
-        };
+        let proxy = |backend| Self::new(format!("KPNG {backend}"), &binary, Mode::Kpng(backend));
         Ok(["nft", "iptables", "ebpf"].map(proxy).into())
     }
 
     /// The backends on the contract: that of this proxy's nftables, and those in a folder.
     pub(crate) fn backends(own: &Path, folder: &Path) -> Vec<Self> {
-        let backend = |name: &str, binary: PathBuf, arguments| Self {
-            name: name.to_owned(),
-            version: None,
+        let backend = |name: &str, binary: &Path, arguments| Self {
             brain: Some(own.to_owned()),
-            binary,
-            mode: Mode::Backend(arguments),
+            ..Self::new(name.to_owned(), binary, Mode::Backend(arguments))
         };
         let nft: &[&str] = &["agent", "--backend=nft", "--conntrack-max-per-core=0", "--conntrack-min=0"];
-        let nft = backend(&format!("{OWN} agent --backend nft"), own.to_owned(), nft);
+        let nft = backend(&format!("{OWN} agent --backend nft"), own, nft);
         let others =
-            BACKENDS.iter().map(|(name, package, arguments)| backend(name, folder.join(package), arguments));
+            BACKENDS.iter().map(|(name, package, arguments)| backend(name, &folder.join(package), arguments));
         iter::once(nft).chain(others).collect()
     }
 
@@ -197,12 +182,9 @@ fn find(binary: &Path) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::BTreeSet,
-        io::{Read as _, Write as _},
-        net::TcpStream,
-    };
+    use std::collections::BTreeSet;
 
+    use ::tests::http;
     use api_server::{ApiServer, Settings};
     use serde_json::Value;
 
@@ -212,9 +194,7 @@ mod tests {
         let files = tempfile::tempdir().unwrap();
         let [kubeconfig, cgroup, pins] = ["/k/config", "/cgroup/x", "/bpf/x"].map(Path::new);
         let place = Place { files: files.path(), kubeconfig, cgroup, pins, brain: "unix:///b" };
-        let proxy =
-            Proxy { name: String::new(), version: None, brain: None, binary: "/bin/proxy".into(), mode };
-        let line = proxy.command_line(&place).unwrap();
+        let line = Proxy::new(String::new(), Path::new("/bin/proxy"), mode).command_line(&place).unwrap();
         (line.into_iter().map(|it| it.into_string().unwrap()).collect(), files)
     }
 
@@ -263,14 +243,9 @@ mod tests {
     fn a_kube_proxy_finds_its_node_by_name() {
         let server = ApiServer::start(Settings::default()).unwrap();
         server.set(json!({"kind": "Node", "metadata": {"name": "n1"}, "status": {"addresses": []}}));
-        let get = |path: &str| {
-            let mut stream = TcpStream::connect(server.url().trim_start_matches("http://")).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            answer
-        };
-        assert!(get("/api/v1/nodes/n1").contains("\"name\":\"n1\""));
-        assert!(get("/api/v1/nodes/n2").starts_with("HTTP/1.1 404"));
+        let address = server.url().trim_start_matches("http://").parse().unwrap();
+        let get = |name| http::get(address, &format!("/api/v1/nodes/{name}")).unwrap();
+        assert!(get("n1").body.contains("\"name\":\"n1\""));
+        assert_eq!(get("n2").status, 404);
     }
 }
