@@ -20,6 +20,9 @@ use netlink::{Attribute, uapi::*};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Register(pub(crate) u32);
 
+/// The register of values that are compared or written right after they were read.
+const SCRATCH: Register = Register(0);
+
 impl Register {
     fn number(self) -> u32 {
         NFT_REG32_00 + self.0
@@ -110,9 +113,10 @@ impl Rule {
         self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, to), value])
     }
 
-    fn compare(self, register: Register, operation: u32, value: impl Into<Vec<u8>>) -> Self {
+    /// Continues if the comparison is true.
+    fn compare(self, operation: u32, value: impl Into<Vec<u8>>) -> Self {
         let data = vec![
-            Attribute::u32(NFTA_CMP_SREG, register.number()),
+            Attribute::u32(NFTA_CMP_SREG, SCRATCH.number()),
             Attribute::u32(NFTA_CMP_OP, operation),
             Attribute::nested(NFTA_CMP_DATA, [Attribute::bytes(NFTA_DATA_VALUE, value)]),
         ];
@@ -132,8 +136,7 @@ impl Rule {
     }
 
     fn if_protocol(self, operation: u32, protocol: u8) -> Self {
-        let scratch = Register(0);
-        self.protocol(scratch).compare(scratch, operation, [protocol])
+        self.protocol(SCRATCH).compare(operation, [protocol])
     }
 
     /// Continues if the protocol has this number.
@@ -163,45 +166,37 @@ impl Rule {
 
     /// Continues if the source address lies within a prefix.
     pub(crate) fn if_from(self, net: IpNet) -> Self {
-        self.source(Register(0)).within(net)
+        self.source(SCRATCH).within(net)
     }
 
     fn within(self, net: IpNet) -> Self {
-        let scratch = Register(0);
-        self.bitwise(scratch, octets(net.netmask()), zeros(net.netmask())).compare(
-            scratch,
-            NFT_CMP_EQ,
-            octets(net.network()),
-        )
+        self.bitwise(SCRATCH, octets(net.netmask()), zeros(net.netmask()))
+            .compare(NFT_CMP_EQ, octets(net.network()))
     }
 
     /// Continues if the destination address lies within a prefix.
     pub(crate) fn if_to(self, net: IpNet) -> Self {
-        self.destination(Register(0)).within(net)
+        self.destination(SCRATCH).within(net)
     }
 
     /// Continues if the source port is this one or a greater one.
     pub(crate) fn if_source_port_at_least(self, port: u16) -> Self {
-        self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, Register(0)).compare(
-            Register(0),
-            NFT_CMP_GTE,
-            port.to_be_bytes(),
-        )
+        self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, SCRATCH).compare(NFT_CMP_GTE, port.to_be_bytes())
     }
 
     /// Continues if the destination port is this one or a greater one.
     pub(crate) fn if_destination_port_at_least(self, port: u16) -> Self {
-        self.destination_port(Register(0)).compare(Register(0), NFT_CMP_GTE, port.to_be_bytes())
+        self.destination_port(SCRATCH).compare(NFT_CMP_GTE, port.to_be_bytes())
     }
 
     /// Continues if the destination port is this one.
     pub(crate) fn if_destination_port(self, port: u16) -> Self {
-        self.destination_port(Register(0)).compare(Register(0), NFT_CMP_EQ, port.to_be_bytes())
+        self.destination_port(SCRATCH).compare(NFT_CMP_EQ, port.to_be_bytes())
     }
 
     /// Has the kernel report each rule that the packet matches from here on (`nft monitor trace`).
     pub(crate) fn trace(self) -> Self {
-        self.load(Register(0), [1]).set_meta(NFT_META_NFTRACE, Register(0))
+        self.load(SCRATCH, [1]).set_meta(NFT_META_NFTRACE, SCRATCH)
     }
 
     /// Continues if the packet is for a socket of this host that has an address of its own: it is connected, or listens at
@@ -209,9 +204,9 @@ impl Rule {
     pub(crate) fn if_for_connected_socket(self) -> Self {
         let data = vec![
             Attribute::u32(NFTA_SOCKET_KEY, NFT_SOCKET_WILDCARD),
-            Attribute::u32(NFTA_SOCKET_DREG, Register(0).number()),
+            Attribute::u32(NFTA_SOCKET_DREG, SCRATCH.number()),
         ];
-        self.push("socket", data).compare(Register(0), NFT_CMP_EQ, [0])
+        self.push("socket", data).compare(NFT_CMP_EQ, [0])
     }
 
     /// Keeps conntrack away from the packet.
@@ -221,24 +216,24 @@ impl Rule {
 
     /// Continues unless the packet leaves by an interface.
     pub(crate) fn if_outgoing_interface_is_not(self, interface: &str) -> Self {
-        self.meta(NFT_META_OIFNAME, Register(0)).compare(Register(0), NFT_CMP_NEQ, interface_name(interface))
+        self.meta(NFT_META_OIFNAME, SCRATCH).compare(NFT_CMP_NEQ, interface_name(interface))
     }
 
     /// Continues if the packet arrived at an interface.
     pub(crate) fn if_interface(self, interface: &str) -> Self {
-        self.meta(NFT_META_IIFNAME, Register(0)).compare(Register(0), NFT_CMP_EQ, interface_name(interface))
+        self.meta(NFT_META_IIFNAME, SCRATCH).compare(NFT_CMP_EQ, interface_name(interface))
     }
 
     /// Continues if the packet arrived at an interface whose name has this prefix.
     pub(crate) fn if_interface_prefix(self, prefix: &str) -> Self {
         let mut name = prefix.as_bytes().to_vec();
         name.truncate(IFNAMSIZ - 1);
-        self.meta(NFT_META_IIFNAME, Register(0)).compare(Register(0), NFT_CMP_EQ, name)
+        self.meta(NFT_META_IIFNAME, SCRATCH).compare(NFT_CMP_EQ, name)
     }
 
     /// Continues if the packet arrived at an interface of a kind (`rtnl_link_ops.kind`), as `veth`.
     pub(crate) fn if_interface_kind(self, kind: &str) -> Self {
-        self.meta(NFT_META_IIFKIND, Register(0)).compare(Register(0), NFT_CMP_EQ, interface_name(kind))
+        self.meta(NFT_META_IIFKIND, SCRATCH).compare(NFT_CMP_EQ, interface_name(kind))
     }
 
     /// Loads the number of the interface at which the packet arrived.
@@ -257,13 +252,12 @@ impl Rule {
     }
 
     fn if_local(self, which: u32) -> Self {
-        let scratch = Register(0);
         let data = vec![
-            Attribute::u32(NFTA_FIB_DREG, scratch.number()),
+            Attribute::u32(NFTA_FIB_DREG, SCRATCH.number()),
             Attribute::u32(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE),
             Attribute::u32(NFTA_FIB_FLAGS, which),
         ];
-        self.push("fib", data).compare(scratch, NFT_CMP_EQ, RTN_LOCAL.to_ne_bytes())
+        self.push("fib", data).compare(NFT_CMP_EQ, RTN_LOCAL.to_ne_bytes())
     }
 
     /// Keeps some bits of the last four bytes of an address.
@@ -284,16 +278,14 @@ impl Rule {
 
     /// Continues if a bit of the packet mark is set, and clears it.
     pub(crate) fn take_mark(self, bit: u32) -> Self {
-        let scratch = Register(0);
-        self.meta(NFT_META_MARK, scratch)
-            .bitwise(scratch, bit.to_ne_bytes().into(), vec![0; 4])
-            .compare(scratch, NFT_CMP_EQ, bit.to_ne_bytes())
+        self.meta(NFT_META_MARK, SCRATCH)
+            .bitwise(SCRATCH, bit.to_ne_bytes().into(), vec![0; 4])
+            .compare(NFT_CMP_EQ, bit.to_ne_bytes())
             .change_mark((!bit).to_ne_bytes().into(), vec![0; 4])
     }
 
     fn change_mark(self, mask: Vec<u8>, xor: Vec<u8>) -> Self {
-        let scratch = Register(0);
-        self.meta(NFT_META_MARK, scratch).bitwise(scratch, mask, xor).set_meta(NFT_META_MARK, scratch)
+        self.meta(NFT_META_MARK, SCRATCH).bitwise(SCRATCH, mask, xor).set_meta(NFT_META_MARK, SCRATCH)
     }
 
     fn set_priority(self, from: Register) -> Self {
@@ -302,22 +294,22 @@ impl Rule {
 
     /// Looks up the key, stores its data in the packet's priority, and continues if the key exists.
     pub(crate) fn store_in_priority(self, map: Map, key: Register) -> Self {
-        self.look_up(map, key, Register(0)).set_priority(Register(0))
+        self.look_up(map, key, SCRATCH).set_priority(SCRATCH)
     }
 
     /// Stores a number in the packet's priority.
     pub(crate) fn store_number_in_priority(self, number: u32) -> Self {
-        self.load(Register(0), number.to_ne_bytes()).set_priority(Register(0))
+        self.load(SCRATCH, number.to_ne_bytes()).set_priority(SCRATCH)
     }
 
     /// Stores a random number between `offset` and `offset + count` in the packet's priority.
     pub(crate) fn store_random_in_priority(self, count: u32, offset: u32) -> Self {
-        self.random(Register(0), count, offset).set_priority(Register(0))
+        self.random(SCRATCH, count, offset).set_priority(SCRATCH)
     }
 
     /// Keeps these bits of the packet's priority.
     pub(crate) fn mask_priority(self, mask: u32) -> Self {
-        self.masked_priority(Register(0), mask).set_priority(Register(0))
+        self.masked_priority(SCRATCH, mask).set_priority(SCRATCH)
     }
 
     /// Reads the packet's priority.
@@ -332,46 +324,41 @@ impl Rule {
 
     /// Continues if these bits of the packet's priority are not this number.
     pub(crate) fn if_masked_priority_is_not(self, mask: u32, number: u32) -> Self {
-        let scratch = Register(0);
-        self.masked_priority(scratch, mask).compare(scratch, NFT_CMP_NEQ, number.to_ne_bytes())
+        self.masked_priority(SCRATCH, mask).compare(NFT_CMP_NEQ, number.to_ne_bytes())
     }
 
     /// Continues if the packet's priority is this number or a greater one.
     pub(crate) fn if_priority_at_least(self, number: u32) -> Self {
-        let scratch = Register(0);
-        self.priority(scratch).compare_numbers(scratch, NFT_CMP_GTE, number)
+        self.priority(SCRATCH).compare_numbers(NFT_CMP_GTE, number)
     }
 
     /// Continues if the packet's priority is one of these.
     pub(crate) fn if_priority_in(self, numbers: RangeInclusive<u32>) -> Self {
-        let scratch = Register(0);
-        self.if_priority_at_least(*numbers.start()).priority(scratch).compare_numbers(
-            scratch,
-            NFT_CMP_LTE,
-            *numbers.end(),
-        )
+        self.if_priority_at_least(*numbers.start())
+            .priority(SCRATCH)
+            .compare_numbers(NFT_CMP_LTE, *numbers.end())
     }
 
     /// Continues with a probability of `limit / count`.
     pub(crate) fn if_random_below(self, limit: u32, count: u32) -> Self {
-        self.random(Register(0), count, 0).compare_numbers(Register(0), NFT_CMP_LT, limit)
+        self.random(SCRATCH, count, 0).compare_numbers(NFT_CMP_LT, limit)
     }
 
     /// The kernel compares bytes, so a number must be in network byte order.
-    fn compare_numbers(self, register: Register, operation: u32, number: u32) -> Self {
+    fn compare_numbers(self, operation: u32, number: u32) -> Self {
         let data = vec![
-            Attribute::u32(NFTA_BYTEORDER_SREG, register.number()),
-            Attribute::u32(NFTA_BYTEORDER_DREG, register.number()),
+            Attribute::u32(NFTA_BYTEORDER_SREG, SCRATCH.number()),
+            Attribute::u32(NFTA_BYTEORDER_DREG, SCRATCH.number()),
             Attribute::u32(NFTA_BYTEORDER_OP, NFT_BYTEORDER_HTON),
             Attribute::u32(NFTA_BYTEORDER_LEN, 4),
             Attribute::u32(NFTA_BYTEORDER_SIZE, 4),
         ];
-        self.push("byteorder", data).compare(register, operation, number.to_be_bytes())
+        self.push("byteorder", data).compare(operation, number.to_be_bytes())
     }
 
     /// Looks up the packet's priority in a verdict map.
     pub(crate) fn dispatch(self, map: Map) -> Self {
-        self.priority(Register(0)).look_up_into(map, Register(0), NFT_REG_VERDICT)
+        self.priority(SCRATCH).look_up_into(map, SCRATCH, NFT_REG_VERDICT)
     }
 
     /// Writes a random number between `offset` and `offset + count`.
@@ -406,7 +393,7 @@ impl Rule {
 
     /// Continues if the packet's priority is this number.
     pub(crate) fn if_priority(self, number: u32) -> Self {
-        self.priority(Register(0)).compare(Register(0), NFT_CMP_EQ, number.to_ne_bytes())
+        self.priority(SCRATCH).compare(NFT_CMP_EQ, number.to_ne_bytes())
     }
 
     /// Reads the data of the key, and continues if the key exists.

@@ -3,42 +3,38 @@
 use model::Family;
 use netlink::{Attribute, uapi::*};
 
-use super::{Register, Rule};
+use super::{Register, Rule, SCRATCH};
 
 impl Rule {
     /// Continues if the packet is the first one of a connection.
     pub(crate) fn if_new(self) -> Self {
-        self.bits_of(NFT_CT_STATE, NF_CT_STATE_BIT_NEW).compare(Register(0), NFT_CMP_NEQ, [0; 4])
+        self.bits_of(NFT_CT_STATE, NF_CT_STATE_BIT_NEW).compare(NFT_CMP_NEQ, [0; 4])
     }
 
     /// Continues if no earlier packet of a connection is known.
     pub(crate) fn if_unknown(self) -> Self {
-        self.bits_of(NFT_CT_STATE, NF_CT_STATE_INVALID_BIT | NF_CT_STATE_BIT_NEW).compare(
-            Register(0),
-            NFT_CMP_NEQ,
-            [0; 4],
-        )
+        self.bits_of(NFT_CT_STATE, NF_CT_STATE_INVALID_BIT | NF_CT_STATE_BIT_NEW).compare(NFT_CMP_NEQ, [0; 4])
     }
 
     /// Continues if the destination was translated.
     pub(crate) fn if_translated(self) -> Self {
-        self.status(IPS_DST_NAT).compare(Register(0), NFT_CMP_NEQ, [0; 4])
+        self.status(IPS_DST_NAT).compare(NFT_CMP_NEQ, [0; 4])
     }
 
     /// Continues unless the packet belongs to a translated connection that was answered.
     pub(crate) fn if_not_translated_and_answered(self) -> Self {
         let both = IPS_DST_NAT | IPS_SEEN_REPLY;
-        self.status(both).compare(Register(0), NFT_CMP_NEQ, both.to_ne_bytes())
+        self.status(both).compare(NFT_CMP_NEQ, both.to_ne_bytes())
     }
 
     /// Continues if an earlier packet of the connection has passed, answered or not.
     pub(crate) fn if_passed_before(self) -> Self {
-        self.status(IPS_CONFIRMED).compare(Register(0), NFT_CMP_NEQ, [0; 4])
+        self.status(IPS_CONFIRMED).compare(NFT_CMP_NEQ, [0; 4])
     }
 
     /// Continues if the client may not have got the answer: it has not shown that it has.
     pub(crate) fn if_not_assured(self) -> Self {
-        self.status(IPS_ASSURED).compare(Register(0), NFT_CMP_EQ, [0; 4])
+        self.status(IPS_ASSURED).compare(NFT_CMP_EQ, [0; 4])
     }
 
     /// Reads bits of the status of the connection.
@@ -48,8 +44,7 @@ impl Rule {
 
     /// Reads bits of a key of the connection.
     fn bits_of(self, key: u32, bits: u32) -> Self {
-        let scratch = Register(0);
-        self.conntrack(key, scratch).bitwise(scratch, bits.to_ne_bytes().into(), vec![0; 4])
+        self.conntrack(key, SCRATCH).bitwise(SCRATCH, bits.to_ne_bytes().into(), vec![0; 4])
     }
 
     fn conntrack(self, key: u32, to: Register) -> Self {
@@ -92,7 +87,6 @@ impl Rule {
 
     /// Continues if the packet is from the client of its connection.
     pub(crate) fn if_from_client(self) -> Self {
-        let scratch = Register(0);
-        self.conntrack(NFT_CT_DIRECTION, scratch).compare(scratch, NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
+        self.conntrack(NFT_CT_DIRECTION, SCRATCH).compare(NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
     }
 }
