@@ -173,19 +173,16 @@ impl Snapshot {
         .map_err(|errno| Error::Read { what: "counters", errno })?;
         for map in Map::all().filter(|it| !it.is_dynamic()) {
             if snapshot.sets.contains_key(map.name()) {
-                walk_elements(netfilter, family, (map, 0), with)
-                    .map_err(|errno| Error::Read { what: "elements", errno })?;
+                walk_elements(netfilter, family, (map, 0), with)?;
             }
         }
         if snapshot.sets.contains_key(Map::RemovedUdp.name()) {
-            let mut elements = Elements::new();
-            read_elements(netfilter, family, (Map::RemovedUdp, 0), &mut elements)
-                .map_err(|errno| Error::Read { what: "elements", errno })?;
-            snapshot.removed_udp = elements.keys().filter_map(|it| endpoint(&it.key, family)).collect();
+            walk_elements(netfilter, family, (Map::RemovedUdp, 0), &mut |it, _| {
+                snapshot.removed_udp.extend(endpoint(&it.key, family));
+            })?;
         }
         for list in snapshot.lists() {
-            walk_elements(netfilter, family, (Map::SourceRanges, list), with)
-                .map_err(|errno| Error::Read { what: "elements", errno })?;
+            walk_elements(netfilter, family, (Map::SourceRanges, list), with)?;
         }
         Ok(Some(snapshot))
     }
@@ -309,24 +306,16 @@ pub(crate) fn number_in(value: &Value, family: Family) -> Option<u32> {
 }
 
 /// Lists a set.
-pub(crate) fn read_elements(
-    netfilter: &mut Netfilter,
-    family: Family,
-    (map, list): (Map, u32),
-    elements: &mut Elements,
-) -> Result<(), Errno> {
-    walk_elements(netfilter, family, (map, list), &mut |it, value| drop(elements.insert(it, value)))
-}
-
 fn walk_elements(
     netfilter: &mut Netfilter,
     family: Family,
     (map, list): (Map, u32),
     with: &mut dyn FnMut(Element, Value),
-) -> Result<(), Errno> {
-    each_element(netfilter, family, (map, list), |key, element| {
+) -> Result<(), Error> {
+    let listed = each_element(netfilter, family, (map, list), |key, element| {
         with(Element { family, map, list, key: Bytes(key.into()) }, value(element));
-    })
+    });
+    listed.map_err(|errno| Error::Read { what: "elements", errno })
 }
 
 /// The data of an element, from its attributes.
