@@ -78,14 +78,9 @@ impl Names {
         if self.read_at.elapsed() < READ_INTERVAL {
             return false;
         }
-        let served = self.admin.served();
-        let is_same = match (&self.state, &served) {
-            (Some(known), Some(served)) => Arc::ptr_eq(known, served),
-            (_, None) => true,
-            (None, _) => false,
-        };
+        let is_other = |it: Arc<Published>| self.state.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &it));
         // The next attempt follows soon.
-        !is_same && self.read_ports().is_ok()
+        self.admin.served().is_some_and(is_other) && self.read_ports().is_ok()
     }
 
     /// The counters of the ports of a Service.
