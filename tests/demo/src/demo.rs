@@ -10,7 +10,7 @@ use tests::{
 
 use crate::{
     interrupt,
-    manifests::{MAX_ENDPOINTS, Manifests},
+    manifests::Manifests,
     pods::Pods,
     screen::{heading, line},
     topology::Topology,
@@ -89,11 +89,6 @@ impl Demo {
         names.sort_unstable();
         names.dedup();
         Ok(names)
-    }
-
-    /// The names of the endpoints of `web` when it has [`MAX_ENDPOINTS`].
-    pub(crate) fn max_web_endpoints() -> Vec<String> {
-        (1..=MAX_ENDPOINTS).map(|it| format!("web-{it}")).collect()
     }
 
     /// Long-lived connections to every address of `web`.

@@ -168,7 +168,7 @@ pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
     heading("3", "The agent is killed (SIGKILL), stays away, and comes back, under load");
     let mut connections = demo.connections()?;
     let load = WebLoad::start(demo)?;
-    let names = Demo::max_web_endpoints();
+    let names: Vec<_> = (1..=MAX_ENDPOINTS).map(|it| format!("web-{it}")).collect();
 
     let running = Instant::now();
     interrupt::sleep(STEP / 2)?;

@@ -4,10 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fastrand::Rng;
-use tests::{
-    manifest::{Service, endpoint, node_with_addresses},
-    test_node::NODE,
-};
+use tests::manifest::{Service, endpoint};
 
 /// How many endpoints have servers.
 pub(crate) const ENDPOINTS: u8 = 10;
@@ -23,10 +20,6 @@ const MARKERS: u64 = 1 << 15;
 /// The node's addresses. No route leads to them: a connect that is not translated fails.
 pub(crate) fn node() -> [IpAddr; 2] {
     [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()]
-}
-
-pub(crate) fn node_manifest() -> String {
-    node_with_addresses(NODE, &node())
 }
 
 /// The marker: a Service whose only endpoint encodes the number of the active state.

@@ -17,7 +17,10 @@ use build_tools::{
     progress::ProgressLine,
 };
 use fastrand::Rng;
-use tests::{Build, EchoServer, ObjectTracker, TestNode, eventually, manifest, test_node::expected_dump};
+use tests::{
+    Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
+    test_node::{NODE, expected_dump},
+};
 
 use crate::{
     hostile::Hostile,
@@ -93,7 +96,7 @@ impl Soak {
             }
             servers.push(EchoServer::start(&address.to_string(), SocketAddr::new(address, 8080))?);
         }
-        manifest::write_atomically(&node.manifests().join("node.yaml"), &random_cluster::node_manifest())?;
+        node.write_file("node.yaml", &manifest::node_with_addresses(NODE, &random_cluster::node()));
         let folder = workspace().join("target/soak").join(seed.to_string());
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
