@@ -2,7 +2,7 @@
 //! Invariant: the real binary, a connection for each node, and the kernel's figures of the brain.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
     process::{ChildStdout, Command, Stdio},
@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tests::agent::memory_kb;
 
-use crate::{figures::Figures, objects};
+use crate::{figures::Figures, kube::cpu_seconds_of, objects};
 
 /// The endpoints of each Service but the one that is updated.
 const ENDPOINTS: u32 = 10;
@@ -317,13 +317,7 @@ impl BrainProcess {
 
     /// The CPU time that it has used, in seconds.
     fn cpu(&self) -> Result<f64> {
-        let text =
-            fs::read_to_string(format!("/proc/{}/stat", self.child.0.id())).context("the brain has ended")?;
-        // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
-        let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let ticks: f64 = fields.skip(11).take(2).filter_map(|it| it.parse::<f64>().ok()).sum();
-        // USER_HZ is 100 on every supported architecture.
-        Ok(ticks / 100.0)
+        cpu_seconds_of(self.child.0.id())
     }
 
     fn resident_mb(&self, field: &str) -> Result<f64> {

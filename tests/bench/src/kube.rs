@@ -111,17 +111,17 @@ pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
 
 /// The CPU time that a process has used.
 pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
+    cpu_seconds_of(agent.pid())
+}
+
+/// The same of the process with this number.
+pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
     // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
-    let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 = fields
-        .get(11..13)
-        .context("no utime and stime")?
-        .iter()
-        .filter_map(|it| it.parse::<u64>().ok())
-        .sum();
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|it| it.parse::<f64>().ok()).sum();
     // USER_HZ is 100 on every supported architecture.
-    Ok(f64::from(u32::try_from(ticks)?) / 100.0)
+    Ok(ticks / 100.0)
 }
 
 /// The API server.
