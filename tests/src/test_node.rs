@@ -54,7 +54,15 @@ impl TestNode {
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    /// The same with echo servers at these endpoints and a proxy that serves these Services.
+    /// The same with echo servers at these endpoints.
+    #[must_use]
+    pub fn serving_or_skip(endpoints: impl IntoIterator<Item = u8>) -> Option<Self> {
+        let mut node = Self::or_skip()?;
+        node.serve(endpoints);
+        Some(node)
+    }
+
+    /// The same with a proxy that serves these Services.
     #[must_use]
     #[track_caller]
     pub fn running_or_skip(
@@ -62,8 +70,7 @@ impl TestNode {
         services: &[Service],
         arguments: &[&str],
     ) -> Option<Self> {
-        let mut node = Self::or_skip()?;
-        node.serve(endpoints);
+        let mut node = Self::serving_or_skip(endpoints)?;
         node.write(services);
         node.start(arguments);
         Some(node)

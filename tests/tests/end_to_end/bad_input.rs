@@ -34,8 +34,7 @@ fn frontend() -> SocketAddr {
 
 /// A node with `web`; no proxy runs yet.
 fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1]);
+    let node = TestNode::serving_or_skip([1])?;
     node.write(&[web4([1])]);
     Some(node)
 }
@@ -411,8 +410,7 @@ fn a_changed_configuration_file_ends_the_proxy_and_an_invalid_one_does_not() {
 
 #[test]
 fn names_at_their_longest_are_served_and_reported() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let label = "a".repeat(63);
     let name = [&*label, &label, &label, &label[..61]].join(".");
     assert_eq!(name.len(), 253);

@@ -128,8 +128,7 @@ fn check_finds_nothing_broken_on_a_working_node() {
 
 #[test]
 fn check_reports_detached_programs_as_broken_and_a_missing_agent_as_degraded() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     start(&mut node);
     node.kill();
     let without_agent = check(&node);

@@ -27,8 +27,7 @@ pub(super) fn frontend() -> SocketAddr {
 
 /// A node with `web`; no proxy runs yet.
 pub(super) fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1]);
+    let node = TestNode::serving_or_skip([1])?;
     node.write(&[web([1])]);
     Some(node)
 }

@@ -55,8 +55,7 @@ fn command(node: &TestNode, kubeconfig: &Path) -> AgentCommand {
 
 #[test]
 fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve(1..=3);
+    let Some(mut node) = TestNode::serving_or_skip(1..=3) else { return };
     let mut server = secure_server();
     server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
     let other = || service("other", [10, 96, 0, 11], &[3]);
@@ -127,8 +126,7 @@ fn a_missing_node_object_is_answered_as_by_kube_proxy() {
 fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
     const PORT: u16 = 30_080;
     let (own, other) = ([203, 0, 113, 1], [203, 0, 113, 2]);
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let server = ApiServer::start(Settings::default()).unwrap();
     for (name, address) in [(NODE, own), ("n2", other)] {
         let manifest = manifest::node_with_addresses(name, &[address.into()]);
@@ -187,8 +185,7 @@ fn a_node_watches_its_own_node_object_and_a_brain_of_many_nodes_watches_all() {
 
 #[test]
 fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let mut server = ApiServer::start(Settings::default()).unwrap();
     server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
     set(&server, &[web(&[1]), service("other", [10, 96, 0, 11], &[1]).port("tls", "TCP", 443, 8080)]);
@@ -324,8 +321,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
 
 #[test]
 fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let server = ApiServer::start(Settings::default()).unwrap();
     server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
     const ADDRESS: [u8; 4] = [10, 96, 0, 12];

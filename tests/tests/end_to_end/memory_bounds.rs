@@ -94,8 +94,7 @@ fn with_a_hundred(number: u32) -> [Value; 2] {
 #[test]
 fn a_million_endpoints_fit_into_their_limit_at_a_start_and_a_restart() {
     let services = if is_slow_machine() { 100 } else { 10_000 };
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let fill = |server: &ApiServer| {
         (0..services).flat_map(with_a_hundred).for_each(|it| server.set(it));
         set(server, &service("web", WEB4, &[1]));
@@ -130,8 +129,7 @@ fn with_ports(name: &str, ports: u16, is_ready: bool) -> [Value; 2] {
 
 #[test]
 fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let fill = |server: &ApiServer| {
         with_ports("large", 20_000, true).into_iter().for_each(|it| server.set(it));
         set(server, &service("web", WEB4, &[2]));
@@ -155,8 +153,7 @@ fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
 
 #[test]
 fn a_node_of_128_mb_serves_a_thousand_services() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let fill = |server: &ApiServer| {
         for n in 0..1_000_u16 {
             let [high, low] = n.to_be_bytes();
@@ -174,8 +171,7 @@ fn a_node_of_128_mb_serves_a_thousand_services() {
 
 #[test]
 fn an_object_that_never_stops_changing_takes_no_memory_and_holds_nothing_up() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let large = service("large", LARGE, &[1]);
     let fill =
         |server: &ApiServer| [&large, &service("web", WEB4, &[2])].iter().for_each(|it| set(server, it));

@@ -78,8 +78,7 @@ fn outcomes_at_once(connects: usize) -> BTreeMap<Outcome, usize> {
 
 /// A node with `web` at a good endpoint 1, endpoint 2, which refuses, and endpoint 3, which answers no SYN.
 fn node_or_skip(services: &[Service], arguments: &[&str]) -> Option<(TestNode, BlackHole)> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1]);
+    let mut node = TestNode::serving_or_skip([1])?;
     let hole = hole(3);
     node.write(services);
     node.start(arguments);
@@ -266,8 +265,7 @@ fn an_endpoint_that_left_and_returned_is_not_ejected() {
 #[test]
 fn a_client_with_session_affinity_returns_to_its_endpoint() {
     let arguments = ["--passive-health-ejection-time=10s", "--passive-health-max-ejection-time=10s"];
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 3]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 3]) else { return };
     node.write(&[web4(1..=3).affinity(3600)]);
     node.start(&arguments);
     node.apply(&[web4([2]).affinity(3600)]);

@@ -25,12 +25,6 @@ fn web() -> Service {
         .endpoint("web-1", &endpoint(1))
 }
 
-fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1]);
-    Some(node)
-}
-
 /// A connected UDP socket, and its peer.
 struct Connected(UdpSocket, SocketAddr);
 
@@ -52,7 +46,7 @@ impl Connected {
 
 #[test]
 fn sockets_connected_before_the_proxy_started_are_not_translated() {
-    let Some(mut node) = node_or_skip() else { return };
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     // Other servers at the Service's addresses.
     let frontends = web_frontends();
     let _before: Vec<_> = frontends[..2]
@@ -82,7 +76,7 @@ fn sockets_connected_before_the_proxy_started_are_not_translated() {
 
 #[test]
 fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
-    let Some(mut node) = node_or_skip() else { return };
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     node.write(&[web()]);
     node.start(&[]);
     let frontend = SocketAddr::from((WEB4, 80));
@@ -111,7 +105,7 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
 
 #[test]
 fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
-    let Some(mut node) = node_or_skip() else { return };
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let ips: [IpAddr; 2] = ["203.0.113.10", "fd00:10:eee::10"].map(|it| it.parse().unwrap());
     node.write(&[web().load_balancer_ips(&ips).source_ranges(&["192.0.2.0/24"])]);
     node.start(&[]);
@@ -132,7 +126,7 @@ fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
 
 #[test]
 fn a_bind_without_a_port_is_never_refused() {
-    let Some(mut node) = node_or_skip() else { return };
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     node.write(&[web()]);
     node.start(&[]);
     // An older kernel does not identify the node's namespace, and nothing is refused.

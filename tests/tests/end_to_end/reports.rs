@@ -27,8 +27,7 @@ fn frontend() -> SocketAddr {
 
 /// A node with `web`; no proxy runs yet.
 fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1, 2]);
+    let node = TestNode::serving_or_skip([1, 2])?;
     node.write(&[web4([1])]);
     Some(node)
 }

@@ -138,8 +138,7 @@ fn assert_no_objects(objects: &mut ObjectTracker, when: &str) {
 
 #[test]
 fn the_next_start_completes_a_first_start_that_crashed() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     node.write(&[web4([1])]);
     let service = SocketAddr::from((WEB4, 80));
     let mut objects = ObjectTracker::new(node.sandbox());
@@ -168,8 +167,7 @@ fn the_next_start_completes_a_first_start_that_crashed() {
 
 #[test]
 fn restart_keeps_connections() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve(1..=5);
+    let Some(node) = TestNode::serving_or_skip(1..=5) else { return };
     let (mut round, mut others) = (1, 3);
     node.write(&services(round, others));
     let mut agent = start(&node, &services(round, others), "at first");

@@ -130,8 +130,7 @@ impl Brains<'_> {
 
 #[test]
 fn a_brain_that_dies_or_hangs_costs_its_clients_a_reconnect_and_nothing_else() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve(1..=3);
+    let Some(node) = TestNode::serving_or_skip(1..=3) else { return };
     node.write(&[web4([1])]);
     let source = node.source();
     let brains = Brains { node: &node, certificates: Certificates::new(node.sandbox().files()) };

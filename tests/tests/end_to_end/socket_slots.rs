@@ -23,8 +23,7 @@ const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 const MANY: [&str; 2] = ["--socket-slots", "65536"];
 
 fn node_or_skip(command: impl Fn(AgentCommand) -> AgentCommand, build: Build) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1]);
+    let mut node = TestNode::serving_or_skip([1])?;
     node.write(&[web([1])]);
     node.start_with(&command(node.command(build)));
     assert_eq!(request(Transport::Tcp, FRONTEND.into()).unwrap(), "web-1");

@@ -23,8 +23,7 @@ const REFUSING: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 11), 80);
 
 /// A node with `web` at two endpoints, and `none`, which has none.
 fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1, 2]);
+    let mut node = TestNode::serving_or_skip([1, 2])?;
     node.write(&[web4([1, 2]), Service::new("none", &[REFUSING.0.into()]).port("http", "TCP", 80, 80)]);
     node.start(&[]);
     Some(node)
@@ -152,8 +151,7 @@ fn without_a_terminal_the_table_is_printed_once() {
 
 #[test]
 fn a_service_is_shown_at_its_cluster_ip_with_the_endpoints_there() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     // Addresses of both families, a node port, and one that sorts before the cluster IP.
     let external = Ipv4Addr::new(10, 1, 0, 1).into();
     let service = web([1, 2]).node_port(30_080).external_ips(&[external]);

@@ -140,8 +140,7 @@ fn every_connect_is_traced_and_nothing_else() {
 
 #[test]
 fn what_is_not_redirected_is_traced_with_its_reason() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     node.write(&[web4([1]), other4([])]);
     let excluded = node.sandbox().cgroup().join("excluded");
     fs::create_dir(&excluded).unwrap();
@@ -373,8 +372,7 @@ fn lost_events_are_counted() {
 
 #[test]
 fn how_an_endpoint_was_chosen_is_traced() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let least = web4([1, 2]).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections");
     // Endpoint 3 refuses, and is tried again and again.
     node.write(&[least, other4([1, 3])]);

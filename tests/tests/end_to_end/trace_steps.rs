@@ -90,8 +90,7 @@ fn the_steps_of_affinity_are_traced() {
 
 #[test]
 fn the_steps_of_an_ejection_are_traced() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1]);
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     // Endpoint 3 refuses.
     node.write(&[other4([1, 3])]);
     node.start(&[

@@ -44,8 +44,7 @@ fn assert_active(node: &TestNode, endpoints: &[u8]) {
 
 #[test]
 fn two_processes_behave_as_one() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve(1..=3);
+    let Some(mut node) = TestNode::serving_or_skip(1..=3) else { return };
     node.write(&services(&[1]));
 
     // In one process.

@@ -167,8 +167,7 @@ fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
 
 #[test]
 fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let links = node.sandbox().pins().join("links");
     // A link with a name that the older version does not know, whose program uses the later version's maps.
     let rename = || fs::rename(links.join("connect4"), links.join("later4")).unwrap();

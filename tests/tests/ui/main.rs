@@ -23,8 +23,7 @@ const REFUSING: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 11);
 
 /// A node with a page, `web` at two endpoints, `none` without any, and some more Services.
 fn node_or_skip(others: u32) -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
-    node.serve([1, 2, 3]);
+    let mut node = TestNode::serving_or_skip([1, 2, 3])?;
     write(&node, &[1, 2], others);
     node.start(&["--ui=127.0.0.1:10247"]);
     Some(node)

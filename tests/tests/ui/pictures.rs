@@ -89,8 +89,7 @@ fn load(from: usize, steps: usize) {
 #[test]
 #[ignore = "takes the pictures of the documents: cargo xtask pictures"]
 fn the_pictures_of_the_page() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.serve([1, 2, 3, 4, 5]);
+    let Some(mut node) = TestNode::serving_or_skip([1, 2, 3, 4, 5]) else { return };
     node.write(&services(&[1, 2], &[1, 3]));
     node.start(&["--ui=127.0.0.1:10247"]);
     let browser = Browser::or_skip().unwrap();
