@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io::Read as _,
     net::IpAddr,
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
@@ -21,23 +22,38 @@ const PORT: u16 = 5_201;
 /// The payload that fits into 1,500 bytes with the wrapping, in each family.
 const DATAGRAMS: [usize; 2] = [1_500 - 44 - 20 - 8, 1_500 - 76 - 40 - 8];
 
-/// Starts a server.
-fn start_server(node: &IngressNode, address: IpAddr) -> KilledOnDrop {
-    let log = node.sandbox.files().join(format!("iperf3-{}.log", address.is_ipv6()));
-    let mut command = Command::new("iperf3");
-    command.args(["--server", "--forceflush", "--bind", &address.to_string()]);
-    command.stdin(Stdio::null()).stdout(File::create(&log).unwrap());
-    let server = KilledOnDrop(node.pods.run(|| command.spawn()).unwrap());
-    let listens = || fs::read_to_string(&log).is_ok_and(|it| it.contains("listening"));
-    assert!(eventually(TIMEOUT, listens), "iperf3 does not listen at {address}");
-    server
+/// A server of iperf3. It serves one client after another.
+struct Server {
+    log: PathBuf,
+    _process: KilledOnDrop,
+}
+
+impl Server {
+    fn start(node: &IngressNode, address: IpAddr) -> Self {
+        let log = node.sandbox.files().join(format!("iperf3-{}.log", address.is_ipv6()));
+        let mut command = Command::new("iperf3");
+        command.args(["--server", "--forceflush", "--bind", &address.to_string()]);
+        command.stdin(Stdio::null()).stdout(File::create(&log).unwrap());
+        let process = KilledOnDrop(node.pods.run(|| command.spawn()).unwrap());
+        Self { log, _process: process }
+    }
+
+    /// Waits until it is ready for the client of this number. Until then it refuses it as busy.
+    fn wait_for_client(&self, number: usize) {
+        let text = || fs::read_to_string(&self.log).unwrap();
+        let ready = || text().matches("listening").count() == number;
+        assert!(eventually(TIMEOUT, ready), "iperf3 is not ready for client {number}: {}", text());
+    }
 }
 
 /// What a client has measured.
 fn send(from: &NetNs, to: IpAddr, arguments: &[&str]) -> Value {
     let mut command = Command::new("iperf3");
     command.args(["--json", "--client", &to.to_string()]).args(arguments);
-    serde_json::from_str(&from.run(|| agent::run(&mut command)).success()).unwrap()
+    let measured: Value = serde_json::from_str(&from.run(|| agent::run(&mut command)).success()).unwrap();
+    // In JSON, a client that fails ends with success.
+    assert!(measured["error"].is_null(), "iperf3 {arguments:?}: {}", measured["error"]);
+    measured
 }
 
 /// How many bytes and packets have arrived at the uplink of a node.
@@ -68,7 +84,8 @@ fn large_segments_stay_whole_and_full_datagrams_pass() {
     cluster.set_next_hops(NETWORKS, &[1]);
     let (server, client) = (&cluster.nodes[0], &cluster.clients[0]);
     for ((frontend, address), datagram) in frontends().iter().zip(server.pod_addresses()).zip(DATAGRAMS) {
-        let _server = start_server(server, address);
+        let iperf = Server::start(server, address);
+        iperf.wait_for_client(1);
         let before = arrived(server);
         let tcp = send(client, frontend.ip(), &["--bytes", "100M"]);
         let after = arrived(server);
@@ -79,6 +96,7 @@ fn large_segments_stay_whole_and_full_datagrams_pass() {
         assert!(bytes >= received, "what arrives at the node is wrapped");
         assert!(bytes / packets > 2 * 1_500, "{bytes} bytes in {packets} packets");
 
+        iperf.wait_for_client(2);
         let length = datagram.to_string();
         let udp = send(
             client,
