@@ -11,6 +11,8 @@ pub struct Options {
     pub cgroup: Option<PathBuf>,
     /// The folder for pins, on a bpf file system.
     pub pin_dir: PathBuf,
+    /// The kernel's switch for short grace periods, `/sys/kernel/rcu_expedited`; empty if it is not to be touched.
+    pub rcu_expedited: PathBuf,
     /// How many sockets have a slot for their translation, a power of two; further ones use the overflow table, which is
     /// slower.
     pub socket_slots: u32,

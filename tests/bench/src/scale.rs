@@ -30,6 +30,8 @@ use crate::{
     proxies::{POLL_INTERVAL, is_served, reached, set_changing, wait_until_idle},
 };
 
+/// The switch that --rcu-expedited names.
+const SWITCH: &str = "/sys/kernel/rcu_expedited";
 /// What is measured unless other sizes are given.
 const SIZES: [Size; 5] = [
     Size::new(10_000, 10),
@@ -132,63 +134,33 @@ fn goals(size: Size) -> Goals {
 /// Measures the figures.
 pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
     let binary = build::build(true)?;
-    Expedited::ensure_unset()?;
+    ensure!(
+        fs::read_to_string(SWITCH).map_or(true, |it| it.trim() == "0"),
+        "{SWITCH} is set: write 0 to it, as most machines have it"
+    );
     let mut report = Figures::new("SERVICES x ENDPOINTS");
     let all_packets = || {
         ["off", "nft"].into_iter().filter(|it| arguments.packets.as_deref().is_none_or(|only| only == *it))
     };
     for &size in &arguments.sizes {
         for packets in all_packets() {
-            measure(&binary, size, packets, "", &mut report)?;
+            measure(&binary, size, packets, None, &mut report)?;
         }
     }
-    if let (Some(&size), Some(_setting)) = (arguments.sizes.first(), Expedited::set()) {
+    if let Some(&size) = arguments.sizes.first() {
         for packets in all_packets() {
-            measure(&binary, size, packets, ", rcu_expedited=1", &mut report)?;
+            measure(&binary, size, packets, Some("--rcu-expedited="), &mut report)?;
         }
     }
     Ok(report.method(
         "One endpoint of one Service changes 10 times per second, and a client connects until it reaches the new one, while 50 of the \
-         other endpoints per second are replaced, or one, if each has thousands of ports. The API server is a part of the benchmark, on the same machine. A change waits for a grace period of the kernel after the one \
-         before; with /sys/kernel/rcu_expedited = 1 these are short.",
+         other endpoints per second are replaced, or one, if each has thousands of ports. The API server is a part of the benchmark, on the same machine. With --rcu-expedited= a change waits for a grace period of the kernel after the one before; else it is shortened.",
     ))
 }
 
-/// Short grace periods of the kernel, as long as this lives.
-struct Expedited;
-
-impl Expedited {
-    const FILE: &str = "/sys/kernel/rcu_expedited";
-
-    /// Sets them; `None` if this machine does not allow it.
-    fn set() -> Option<Self> {
-        match fs::write(Self::FILE, "1") {
-            Ok(()) => Some(Self),
-            Err(error) => {
-                eprintln!("short grace periods are not measured: {}: {error}", Self::FILE);
-                None
-            }
-        }
-    }
-
-    /// Fails if they are set, by an earlier run that was ended, or by somebody else.
-    fn ensure_unset() -> Result<()> {
-        let is_set = fs::read_to_string(Self::FILE).is_ok_and(|it| it.trim() != "0");
-        ensure!(!is_set, "{} is set: write 0 to it, as figures of other machines have it", Self::FILE);
-        Ok(())
-    }
-}
-
-impl Drop for Expedited {
-    fn drop(&mut self) {
-        if let Err(error) = fs::write(Self::FILE, "0") {
-            eprintln!("{} stays 1: {error}", Self::FILE);
-        }
-    }
-}
-
-fn measure(binary: &Path, size: Size, packets: &str, setting: &str, report: &mut Figures) -> Result<()> {
-    let case = format!("{size}, --packets {packets}{setting}");
+fn measure(binary: &Path, size: Size, packets: &str, flag: Option<&str>, report: &mut Figures) -> Result<()> {
+    let mut case = format!("{size}, --packets {packets}");
+    case.extend(flag.map(|it| format!(" {it}")));
     status("Measuring", &case);
     let node = TestNode::enter(Sandbox::new("bench-scale")?)?;
     let sandbox = node.sandbox();
@@ -201,6 +173,7 @@ fn measure(binary: &Path, size: Size, packets: &str, setting: &str, report: &mut
     let begin = Instant::now();
     let mut command = AgentCommand::kube(binary, sandbox, &cluster.server.url(), NODE)
         .args(["--packets", packets])
+        .args(flag)
         .env(VERBOSE, "0");
     if let Some(memory) = &memory {
         command = command.memory_cgroup(memory);

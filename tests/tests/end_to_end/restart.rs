@@ -137,6 +137,22 @@ fn assert_no_objects(objects: &mut ObjectTracker, when: &str) {
 }
 
 #[test]
+fn the_switch_of_grace_periods_is_set_only_while_an_update_waits() {
+    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
+    let switch = node.sandbox().files().join("rcu_expedited");
+    let is_unset = || fs::read_to_string(&switch).is_ok_and(|it| it == "0");
+    let last_written = || fs::metadata(&switch).unwrap().modified().unwrap();
+    // As a killed process leaves it.
+    fs::write(&switch, "2").unwrap();
+    node.write(&[web([1])]);
+    node.start(&[&format!("--rcu-expedited={}", switch.display())]);
+    node.wait_until(|_| is_unset());
+    let started = last_written();
+    node.apply(&[web([])]);
+    node.wait_until(|_| last_written() > started && is_unset());
+}
+
+#[test]
 fn the_next_start_completes_a_first_start_that_crashed() {
     let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     node.write(&[web4([1])]);

@@ -8,4 +8,5 @@ pub(crate) mod cgroup;
 pub(crate) mod cgroup_paths;
 pub(crate) mod clock;
 pub(crate) mod failpoint;
+pub(crate) mod grace_period;
 pub(crate) mod raw_bpf;

@@ -27,6 +27,7 @@ use crate::{
     host::{
         cgroup::Cgroup,
         failpoint,
+        grace_period::GracePeriods,
         raw_bpf::{self, EntrySize},
     },
     maps::{
@@ -59,12 +60,14 @@ pub(crate) struct BpfMaps {
     /// (Linux 1ae80cf31938).
     grace: ArrayOfMaps<MapData, MapData>,
     grace_inner: MapData,
+    grace_periods: GracePeriods,
 }
 
 /// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
 pub(crate) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
     let mut ebpf = load_object(pins, options, features, &Variant::product()?)?;
-    let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?)?;
+    let grace_periods = GracePeriods::new(&options.rcu_expedited);
+    let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?, grace_periods)?;
     Ok((ebpf, maps))
 }
 
@@ -177,7 +180,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl BpfMaps {
-    fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32) -> Result<Self, Error> {
+    fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32, grace_periods: GracePeriods) -> Result<Self, Error> {
         let active = map_spec::take(ebpf, "ACTIVE")?;
         let Some(Map::Array(prefilters)) = ebpf.take_map("PREFILTER") else {
             return Err(Error::Incomplete("map PREFILTER".into()));
@@ -199,6 +202,7 @@ impl BpfMaps {
             chunks,
             grace,
             grace_inner,
+            grace_periods,
         })
     }
 
@@ -226,7 +230,8 @@ impl MapStore for BpfMaps {
     }
 
     fn wait_grace_period(&mut self) -> Result<(), Error> {
-        self.grace.set(0, &self.grace_inner, 0).map_err(Error::map("grace"))
+        let Self { grace, grace_inner, grace_periods, .. } = self;
+        grace_periods.shortened(|| grace.set(0, &*grace_inner, 0)).map_err(Error::map("grace"))
     }
 
     fn replace(&mut self, side: Side, maps: &[(Table, u32)]) -> Result<(), Error> {
@@ -239,10 +244,11 @@ impl MapStore for BpfMaps {
         }
         // The kernel waits for a grace period after each update; concurrent updates share one.
         let updates = Table::ALL.into_iter().zip(&mut self.outer).zip(&created);
-        in_parallel(updates.filter_map(|((table, outer), map)| {
+        let updates = updates.filter_map(|((table, outer), map)| {
             let map = map.as_ref()?;
             Some(move || outer.set(side.word(), map, 0).map_err(Error::map(table.map())))
-        }))?;
+        });
+        self.grace_periods.shortened(|| in_parallel(updates))?;
         for (inner, map) in self.inner[side.index()].iter_mut().zip(created) {
             *inner = map.or(inner.take());
         }

@@ -41,6 +41,13 @@ pub(in crate::cli) struct DatapathFlags {
     /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
+    /// The kernel's switch for short grace periods; in a container, a mount of it, since /sys is read-only there; empty to leave
+    /// it alone
+    ///
+    /// An update waits until no program reads what the one before has replaced: up to 25 ms. The switch is set during this
+    /// wait, which then takes about 0.1 ms and interrupts busy CPUs. Not used on nodes with nohz_full CPUs.
+    #[arg(long, value_name = "PATH", default_value = "/sys/kernel/rcu_expedited", value_parser = absolute_or_empty)]
+    rcu_expedited: PathBuf,
     /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two [default: by the
     /// memory of the machine: 65536 up to 2 GiB, 524288 above 8 GiB]
     ///
@@ -165,6 +172,7 @@ impl DatapathFlags {
         Ok(ebpf::Options {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
+            rcu_expedited: self.rcu_expedited,
             socket_slots: self.socket_slots.unwrap_or_else(default_socket_slots).next_power_of_two(),
             udp_addresses: self.udp_addresses.next_power_of_two(),
             affinity_clients: self.affinity_clients.next_power_of_two(),
@@ -216,6 +224,10 @@ fn peer_timeout(text: &str) -> Result<Duration, String> {
     timeout
         .filter(|it| *it >= ebpf::MIN_FORWARDING_TIMEOUT)
         .ok_or_else(|| "use 2s or more, since one probe may be lost; or 0 to forward without probes".into())
+}
+
+fn absolute_or_empty(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() { Ok(PathBuf::new()) } else { absolute(text) }
 }
 
 fn absolute(text: &str) -> Result<PathBuf, String> {
