@@ -136,6 +136,7 @@ fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice
             if settings.contains_key("--pin-dir") {
                 assert_eq!(settings["--pin-dir"], "/host/sys/fs/bpf/kube-proxy-ebpf", "{folder}");
                 assert_eq!(settings["--cgroup"], "/host/sys/fs/cgroup", "{folder}");
+                assert_eq!(settings["--rcu-expedited"], "/host/sys/kernel/rcu_expedited", "{folder}");
             }
             let serves: SocketAddr = settings["--probe-bind-address"].parse().unwrap();
             assert!(serves.ip().is_loopback(), "{folder}");
