@@ -39,7 +39,7 @@ const SIZES: [Size; 5] = [
     Size::new(50_000, 5),
     Size::new(1, 10_000),
     // Nearly as many as a namespace may have; of more the Service is not served.
-    Size { services: 1, endpoints: 100, ports: 4_900 },
+    Size { services: 1, endpoints: 100, ports: 3_100 },
 ];
 /// The most endpoints of a slice, as the controller of Kubernetes makes them.
 const SLICE: u32 = 100;

@@ -74,7 +74,7 @@ fn with_a_hundred(number: u32) -> [Value; 2] {
     let service = service(&name, address, &[1]);
     let [mut service, mut slice] =
         [service.service(), service.slices().next().expect("there is an endpoint")];
-    // A namespace may have 500,000 entries.
+    // A namespace may have 320,000 entries.
     for it in [&mut service, &mut slice] {
         it["metadata"]["namespace"] = format!("n{}", number % 4).into();
     }

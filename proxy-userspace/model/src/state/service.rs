@@ -2,7 +2,6 @@
 
 use std::{
     cmp::Ordering,
-    collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
@@ -143,21 +142,28 @@ pub struct EndpointDiff<'a> {
 impl EndpointDiff<'_> {
     /// How it changes the targets of a port, as [`ServiceState::targets`] has them.
     pub fn targets(&self, port: usize, family: Family, scope: Scope) -> TargetDiff {
-        let of = |endpoints: &[&Endpoint]| -> BTreeSet<_> {
-            endpoints.iter().filter_map(|it| it.target(port, family, scope)).collect()
+        let of = |endpoints: &[&Endpoint]| {
+            let mut targets: Vec<_> =
+                endpoints.iter().filter_map(|it| it.target(port, family, scope)).collect();
+            targets.sort_unstable();
+            targets.dedup();
+            targets
         };
-        let (before, now) = (of(&self.removed), of(&self.added));
-        TargetDiff { removed: &before - &now, added: &now - &before }
+        let (mut removed, mut added) = (of(&self.removed), of(&self.added));
+        let before = removed.clone();
+        removed.retain(|it| added.binary_search(it).is_err());
+        added.retain(|it| before.binary_search(it).is_err());
+        TargetDiff { removed, added }
     }
 }
 
-/// The difference between the targets of a port in two states.
+/// The difference between the targets of a port in two states; both lists are sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetDiff {
     /// Targets of endpoints that are gone or have changed; another endpoint may have the same target.
-    pub removed: BTreeSet<SocketAddr>,
+    pub removed: Vec<SocketAddr>,
     /// Targets of endpoints that are new or have changed.
-    pub added: BTreeSet<SocketAddr>,
+    pub added: Vec<SocketAddr>,
 }
 
 /// A Service without its endpoints.

@@ -3,7 +3,7 @@
 //! Invariant: what keeps its place costs nothing.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
 };
 
@@ -58,7 +58,9 @@ impl Writer<'_> {
             for it in &set.slots {
                 self.remove(&set, *it);
             }
-            self.release(&mut set);
+            let used = count_of(&set.slots);
+            self.release(&mut set, used);
+            self.rows[backend_table(set.family).index()] -= used;
             self.ids.release(Range { first: set.id, size: 1 });
         }
         let sets = new_sets.into_iter().map(|(kept, image)| {
@@ -88,18 +90,27 @@ impl Writer<'_> {
         &mut self,
         service: &mut ServiceLayout,
         diff: &EndpointDiff<'_>,
-    ) -> Option<Vec<BTreeSet<SocketAddr>>> {
-        let mut users: Vec<Vec<&Frontend>> = vec![Vec::new(); service.sets.len()];
+    ) -> Option<Vec<Vec<SocketAddr>>> {
+        let mut changes = vec![None; service.sets.len()];
         for it in &service.frontends {
-            users.get_mut(it.set)?.push(it);
+            let (set, change) = (service.sets.get(it.set)?, changes.get_mut(it.set)?);
+            let new = diff.targets(it.port, set.family, it.scope());
+            match change {
+                None => *change = Some(new),
+                // Frontends whose backends differ cannot share the set any more.
+                Some(of_others) if *of_others != new => return None,
+                Some(_) => {}
+            }
         }
-        let changes: Option<Vec<_>> =
-            service.sets.iter().zip(&users).map(|(set, users)| set.change(users, diff)).collect();
+        let changes: Vec<TargetDiff> = changes.into_iter().collect::<Option<_>>()?;
+        if !service.sets.iter().zip(&changes).all(|(set, change)| set.is_decided_by(change)) {
+            return None;
+        }
         let change = |(set, TargetDiff { removed, added }): (&mut Set, TargetDiff)| {
-            self.change_set(set, |it| removed.contains(it), added.iter().copied());
+            self.change_set(set, |it| removed.binary_search(it).is_ok(), added.iter().copied());
             added
         };
-        Some(service.sets.iter_mut().zip(changes?).map(change).collect())
+        Some(service.sets.iter_mut().zip(changes).map(change).collect())
     }
 
     /// Replaces the backends of a set by these, which are sorted.
@@ -118,47 +129,57 @@ impl Writer<'_> {
         is_removed: impl Fn(&SocketAddr) -> bool,
         mut new: impl Iterator<Item = SocketAddr>,
     ) {
-        let mut slots = set.slots.clone();
-        let mut gaps = Vec::new();
-        for (position, it) in slots.iter_mut().enumerate().filter(|(_, it)| is_removed(&it.backend())) {
-            self.remove(set, *it);
-            match new.next() {
-                Some(next) => *it = self.add(set, next),
-                None => gaps.push(position),
+        let before = count_of(&set.slots);
+        let (mut changed, mut gaps) = (Vec::new(), Vec::new());
+        for position in 0..set.slots.len() {
+            let it = set.slots[position];
+            if is_removed(&it.backend()) {
+                self.remove(set, it);
+                match new.next() {
+                    Some(next) => set.slots[position] = self.add(set, next),
+                    None => gaps.push(position),
+                }
+                changed.push(position);
             }
         }
         for position in gaps.into_iter().rev() {
-            slots.swap_remove(position);
+            set.slots.swap_remove(position);
         }
-        slots.extend(new.map(|it| self.add(set, it)));
-        if !set.range.fits(count_of(&slots)) {
-            self.release(set);
-            set.range = self.ranges.of_mut(set.family).allocate(count_of(&slots));
+        for next in new {
+            changed.push(set.slots.len());
+            let it = self.add(set, next);
+            set.slots.push(it);
         }
-        // Each slot is written or cleared once, however often it changed above.
-        let mut before = set.slots.iter();
-        for (position, it) in (set.range.first..).zip(&slots) {
-            if before.next() != Some(it) {
-                put_backend(&mut self.updates, position, it.backend(), it.counter);
+        set.slots.shrink_to_fit();
+        let now = count_of(&set.slots);
+        if set.range.fits(now) {
+            self.clear(set, now..before);
+        } else {
+            self.release(set, before);
+            set.range = self.ranges.of_mut(set.family).allocate(now);
+            changed = (0..set.slots.len()).collect();
+        }
+        for position in changed {
+            // What moved from the end into a gap is written there; the end itself is cleared.
+            if let Some(it) = set.slots.get(position) {
+                put_backend(&mut self.updates, set.range.first + position as u32, it.backend(), it.counter);
             }
         }
-        for (position, _) in (set.range.first + count_of(&slots)..).zip(before) {
-            clear_backend(&mut self.updates, set.family, position);
-        }
         let rows = &mut self.rows[backend_table(set.family).index()];
-        *rows = *rows + count_of(&slots) - count_of(&set.slots);
-        slots.shrink_to_fit();
-        set.slots = slots;
+        *rows = *rows + now - before;
     }
 
-    /// Clears a set's range and releases it.
-    fn release(&mut self, set: &mut Set) {
-        for (position, _) in (set.range.first..).zip(&set.slots) {
-            clear_backend(&mut self.updates, set.family, position);
-        }
-        self.rows[backend_table(set.family).index()] -= count_of(&set.slots);
+    /// Clears as many positions of a set's range as are used, and releases it.
+    fn release(&mut self, set: &mut Set, used: u32) {
+        self.clear(set, 0..used);
         self.ranges.of_mut(set.family).release(std::mem::take(&mut set.range));
-        set.slots.clear();
+    }
+
+    /// Clears positions of a set's range.
+    fn clear(&mut self, set: &Set, positions: std::ops::Range<u32>) {
+        for it in positions {
+            clear_backend(&mut self.updates, set.family, set.range.first + it);
+        }
     }
 
     /// Adds a backend to a set: its counter, and its entry in the members table.
@@ -259,15 +280,10 @@ impl Set {
         (self.port_id, self.family, self.has_members) == (image.port_id, image.family, image.has_members)
     }
 
-    /// How the difference of endpoints changes the set of these frontends; `None` if more than the difference decides that.
-    fn change(&self, users: &[&Frontend], diff: &EndpointDiff<'_>) -> Option<TargetDiff> {
-        let mut changes = users.iter().map(|it| diff.targets(it.port, self.family, it.scope()));
-        let first = changes.next()?;
-        // Frontends whose backends differ cannot share the set any more. A backend that is there has two endpoints now.
-        let is_decided = self.is_unique
-            && changes.all(|it| it == first)
-            && (first.added.is_empty() || !self.slots.iter().any(|it| first.added.contains(&it.backend())));
-        is_decided.then_some(first)
+    /// Whether this difference of endpoints decides its backends alone: none of them has two endpoints, before or now.
+    fn is_decided_by(&self, TargetDiff { added, .. }: &TargetDiff) -> bool {
+        let is_added = |it: &Slot| added.binary_search(&it.backend()).is_ok();
+        self.is_unique && (added.is_empty() || !self.slots.iter().any(is_added))
     }
 
     fn owner(&self, backend: SocketAddr) -> CounterOwner {

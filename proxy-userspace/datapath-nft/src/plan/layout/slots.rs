@@ -18,7 +18,7 @@ pub(super) fn change_set(set: &mut Arc<[SocketAddr]>, slots: &mut Slots, change:
     for it in &change.added {
         new_set.insert(new_set.binary_search(it).err()?, *it);
     }
-    let removed = new_slots.iter().enumerate().filter(|(_, it)| change.removed.contains(it));
+    let removed = new_slots.iter().enumerate().filter(|(_, it)| change.removed.binary_search(it).is_ok());
     let mut free: Vec<_> = removed.map(|(slot, _)| slot).collect();
     for it in &change.added {
         match free.pop() {
