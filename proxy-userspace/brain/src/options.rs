@@ -16,8 +16,8 @@ pub struct Options {
     pub external_forwarding: ExternalForwarding,
 }
 
-/// 50,000 Services of five endpoints in one namespace fit, and so do their tables into the memory of the manifests. A Service that
-/// takes all of it and changes delays others by less than 50 ms.
+/// 50,000 Services of five endpoints in one namespace fit, and so do their tables into the memory of the manifests. A change of
+/// a Service that takes all of it delays others by about 40 ms (docs/performance.md).
 pub const DEFAULT_MAX_NAMESPACE_ENTRIES: u64 = 320_000;
 
 impl Default for Options {

@@ -20,6 +20,7 @@ pub use self::datapath::{Datapath, cleanup};
 pub use error::Error;
 pub use host::cgroup::{find_cgroup2, is_nested_cgroup};
 pub use host::cgroup_paths::{CgroupPaths, pod_uid};
+pub use host::grace_period::unset_expedited;
 pub use maps::connected_backends::ConnectedBackends;
 pub use maps::counter_maps::{Counts, counts};
 pub use maps::pod_cgroups::CgroupEvents;

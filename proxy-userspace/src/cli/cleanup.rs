@@ -8,7 +8,7 @@ use datapath_ebpf as ebpf;
 use datapath_nft as nft;
 
 use super::{
-    flags::PinFlags,
+    flags::{GracePeriodFlags, PinFlags},
     kube_proxy::{self, rules},
     trace::parse_duration,
 };
@@ -24,6 +24,8 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 pub(super) struct Flags {
     #[command(flatten)]
     pins: PinFlags,
+    #[command(flatten)]
+    grace_periods: GracePeriodFlags,
     /// Wait until kube-proxy serves this node, also if it has not started yet; if it does not in this time (5m), remove nothing
     ///
     /// It serves once http://127.0.0.1:10256/healthz answers and its rules are written for IPv4 and IPv6, in any of its modes.
@@ -56,7 +58,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
         // What answers there may be a kube-proxy that has no rules yet.
         kube_proxy::wait(DEFAULT_WAIT)?;
     }
-    match sockets(&flags.pins.pin_dir) {
+    match sockets(&flags.pins.pin_dir, &flags.grace_periods.rcu_expedited) {
         // The running process would create the tables again.
         Err(error @ ebpf::Error::Locked(_)) => Err(error.into()),
         Ok(()) => Ok(packets()?),
@@ -89,11 +91,12 @@ fn rules_of_kube_proxy(is_forced: bool) -> Result<()> {
     Ok(())
 }
 
-fn sockets(dir: &Path) -> Result<(), ebpf::Error> {
+fn sockets(dir: &Path, rcu_expedited: &Path) -> Result<(), ebpf::Error> {
     match ebpf::cleanup(dir)? {
         true => tracing::info!("removed all pinned programs and maps below {}", dir.display()),
         false => tracing::info!("nothing to remove: {} does not exist", dir.display()),
     }
+    ebpf::unset_expedited(rcu_expedited);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The kernel then interrupts CPUs instead of waiting for their ticks: 0.1 ms instead of 8 to 25. `rcu_normal` forbids it
 //! (Linux, Documentation/RCU and kernel-parameters.txt).
-//! Invariant: what others have set stays.
+//! Invariant: what others have set stays, apart from a write in the same instant: sysfs cannot compare and set.
 
 use std::{
     fs, io,
@@ -29,7 +29,12 @@ struct Expedited<'a>(&'a Path);
 impl GracePeriods {
     /// Tries the switch; an empty path leaves grace periods as they are.
     pub(crate) fn new(switch: &Path) -> Self {
-        let reason = match fs::read_to_string(TICKLESS) {
+        Self::on(switch, fs::read_to_string(TICKLESS))
+    }
+
+    /// As [`Self::new`], on a machine with these tickless CPUs.
+    fn on(switch: &Path, tickless: io::Result<String>) -> Self {
+        let reason = match tickless {
             _ if switch.as_os_str().is_empty() => None,
             Ok(cpus) if !matches!(cpus.trim(), "" | "(null)") => Some(format!("nohz_full={}", cpus.trim())),
             _ => match set(switch) {
@@ -47,7 +52,12 @@ impl GracePeriods {
     /// Calls this, which waits for a grace period.
     pub(crate) fn shortened<T>(&self, wait: impl FnOnce() -> T) -> T {
         // Without the switch it only takes longer.
-        let _expedited = self.switch.as_deref().and_then(|it| set(it).ok());
+        let _expedited = self.switch.as_deref().and_then(|it| {
+            let set = set(it).inspect_err(|error| {
+                tracing::debug!(switch = %it.display(), %error, "a grace period stays long");
+            });
+            set.ok().flatten()
+        });
         wait()
     }
 }
@@ -58,15 +68,21 @@ fn set(switch: &Path) -> io::Result<Option<Expedited<'_>>> {
     if is_free {
         fs::write(switch, OURS)?;
     }
-    Ok(is_free.then_some(Expedited(switch)))
+    Ok(is_free.then(|| Expedited(switch)))
+}
+
+/// Unsets the switch if this process, or one that has died, has set it.
+pub fn unset_expedited(switch: &Path) {
+    if fs::read_to_string(switch).is_ok_and(|it| it.trim() == OURS)
+        && let Err(error) = fs::write(switch, UNSET)
+    {
+        tracing::warn!(switch = %switch.display(), %error, "the switch of grace periods stays set");
+    }
 }
 
 impl Drop for Expedited<'_> {
     fn drop(&mut self) {
-        // The administrator may have set it meanwhile. An error is that of `set`, which succeeded.
-        if fs::read_to_string(self.0).is_ok_and(|it| it.trim() == OURS) {
-            let _ = fs::write(self.0, UNSET);
-        }
+        unset_expedited(self.0);
     }
 }
 
@@ -83,6 +99,10 @@ mod tests {
         it
     }
 
+    fn on(switch: &Path) -> GracePeriods {
+        GracePeriods::on(switch, Err(io::ErrorKind::NotFound.into()))
+    }
+
     fn value(switch: &NamedTempFile) -> String {
         fs::read_to_string(switch).unwrap()
     }
@@ -90,7 +110,7 @@ mod tests {
     #[test]
     fn the_switch_is_set_only_while_something_waits() {
         let switch = switch("0\n");
-        let periods = GracePeriods::new(switch.path());
+        let periods = on(switch.path());
         assert_eq!(value(&switch), UNSET);
         periods.shortened(|| assert_eq!(value(&switch), OURS));
         assert_eq!(value(&switch), UNSET);
@@ -99,7 +119,7 @@ mod tests {
     #[test]
     fn what_an_administrator_has_set_stays() {
         let switch = switch("1\n");
-        let periods = GracePeriods::new(switch.path());
+        let periods = on(switch.path());
         periods.shortened(|| assert_eq!(value(&switch), "1\n"));
         assert_eq!(value(&switch), "1\n");
         fs::write(&switch, "0\n").unwrap();
@@ -110,14 +130,26 @@ mod tests {
     #[test]
     fn a_switch_that_a_dead_process_has_left_is_unset() {
         let switch = switch(OURS);
-        GracePeriods::new(switch.path());
+        on(switch.path());
         assert_eq!(value(&switch), UNSET);
+        fs::write(&switch, OURS).unwrap();
+        unset_expedited(switch.path());
+        assert_eq!(value(&switch), UNSET);
+    }
+
+    #[test]
+    fn tickless_cpus_are_not_interrupted() {
+        for (tickless, expected) in [("\n", OURS), ("(null)\n", OURS), ("2-3\n", UNSET)] {
+            let switch = switch(UNSET);
+            let periods = GracePeriods::on(switch.path(), Ok(tickless.to_owned()));
+            periods.shortened(|| assert_eq!(value(&switch), expected, "{tickless:?}"));
+        }
     }
 
     #[test]
     fn without_a_switch_grace_periods_take_their_time() {
         for path in ["", "/does/not/exist"] {
-            let periods = GracePeriods::new(Path::new(path));
+            let periods = on(Path::new(path));
             assert_eq!(periods.shortened(|| 7), 7, "{path}");
         }
     }

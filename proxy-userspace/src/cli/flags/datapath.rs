@@ -41,13 +41,8 @@ pub(in crate::cli) struct DatapathFlags {
     /// --packets says. The folder may be created later: until then a warning names it, and it is looked for every 5 s.
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = absolute)]
     socket_lb_exclude_cgroup: Vec<PathBuf>,
-    /// The kernel's switch for short grace periods; in a container, a mount of it, since /sys is read-only there; empty to leave
-    /// it alone
-    ///
-    /// An update waits until no program reads what the one before has replaced: up to 25 ms. The switch is set during this
-    /// wait, which then takes about 0.1 ms and interrupts busy CPUs. Not used on nodes with nohz_full CPUs.
-    #[arg(long, value_name = "PATH", default_value = "/sys/kernel/rcu_expedited", value_parser = absolute_or_empty)]
-    rcu_expedited: PathBuf,
+    #[command(flatten)]
+    grace_periods: GracePeriodFlags,
     /// Number of sockets with a preallocated entry for the Service address; rounded up to a power of two [default: by the
     /// memory of the machine: 65536 up to 2 GiB, 524288 above 8 GiB]
     ///
@@ -172,7 +167,7 @@ impl DatapathFlags {
         Ok(ebpf::Options {
             cgroup: self.cgroup,
             pin_dir: self.pins.pin_dir,
-            rcu_expedited: self.rcu_expedited,
+            rcu_expedited: self.grace_periods.rcu_expedited,
             socket_slots: self.socket_slots.unwrap_or_else(default_socket_slots).next_power_of_two(),
             udp_addresses: self.udp_addresses.next_power_of_two(),
             affinity_clients: self.affinity_clients.next_power_of_two(),
@@ -196,6 +191,18 @@ pub(in crate::cli) struct PinFlags {
     /// Folder of the pinned maps, links and programs, on a bpf file system
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/kube-proxy-ebpf", value_parser = absolute)]
     pub(in crate::cli) pin_dir: PathBuf,
+}
+
+/// How grace periods of the kernel are shortened.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct GracePeriodFlags {
+    /// The kernel's switch for short grace periods; in a container, a mount of it, since /sys is read-only there; empty to leave
+    /// it alone
+    ///
+    /// An update waits until no program reads what the one before has replaced: up to 25 ms. The switch is set during this
+    /// wait, which then takes about 0.1 ms and interrupts busy CPUs. Not used on nodes with nohz_full CPUs.
+    #[arg(long, value_name = "PATH", default_value = "/sys/kernel/rcu_expedited", value_parser = absolute_or_empty)]
+    pub(in crate::cli) rcu_expedited: PathBuf,
 }
 
 fn table_size() -> RangedI64ValueParser<u32> {

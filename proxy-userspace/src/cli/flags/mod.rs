@@ -16,7 +16,7 @@ mod tls;
 
 pub(super) use self::{
     conntrack::InitFlag,
-    datapath::{DatapathFlags, PinFlags},
+    datapath::{DatapathFlags, GracePeriodFlags, PinFlags},
     forwarding::ForwardingFlag,
     listen::{DEFAULT_SOCKET, ListenFlags, UpstreamFlags},
     metadata::MetadataFlags,

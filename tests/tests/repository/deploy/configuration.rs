@@ -148,6 +148,8 @@ fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice
             let socket = &settings["--status-socket"];
             assert!(sockets.insert(socket.clone()), "{folder}: {socket}");
             let mounts = container["volumeMounts"].as_array().unwrap();
+            let switch = mounts.iter().any(|it| it["mountPath"] == "/host/sys/kernel/rcu_expedited");
+            assert_eq!(switch, settings.contains_key("--pin-dir"), "{folder}: {mounts:?}");
             assert!(mounts.iter().any(|it| it["mountPath"] == "/run/kube-proxy-ebpf"), "{folder}");
             assert!(socket.starts_with("/run/kube-proxy-ebpf/"), "{folder}: {socket}");
             for (probe, path) in

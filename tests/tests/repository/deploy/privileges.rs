@@ -79,7 +79,11 @@ fn a_backend_has_the_rights_that_it_needs_and_no_account() {
         assert!(mounted.remove(account), "{backend}: {name} has the token");
         assert_eq!(mounted.remove("/run/kube-proxy-ebpf"), name == "backend", "{backend}: {name}");
         assert_eq!(mounted, mounts.iter().copied().collect(), "{backend}: {name}");
-        assert!(!pod["volumes"].to_string().contains("/sys/fs/"), "{backend}: it has no eBPF");
+        let volumes = pod["volumes"].to_string();
+        assert!(
+            !volumes.contains("/sys/fs/") && !volumes.contains("/sys/kernel/"),
+            "{backend}: it has no eBPF"
+        );
 
         let it = container("backend");
         let target = it["env"].as_array().unwrap().iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_TARGET");
