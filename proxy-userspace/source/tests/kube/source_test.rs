@@ -27,7 +27,7 @@ pub(crate) const QUICK: Timing = Timing {
     unpinged_watch: Duration::from_secs(20),
     watch_slack: Duration::from_secs(15),
     idle: (Duration::from_secs(36), Duration::from_secs(15)),
-    streaming_retry: Duration::from_millis(200),
+    streaming_retry: Duration::from_secs(1),
     missing_retry: Duration::from_millis(200),
     renewal: Duration::from_millis(100),
 };
