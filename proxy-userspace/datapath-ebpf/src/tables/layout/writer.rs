@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    iter,
     net::{IpAddr, SocketAddr},
 };
 
@@ -55,12 +56,8 @@ impl Writer<'_> {
         }
         // Unused sets are removed first, so that new ones can reuse their ids.
         for mut set in old_sets.into_iter().flatten() {
-            for it in &set.slots {
-                self.remove(&set, *it);
-            }
-            let used = count_of(&set.slots);
-            self.release(&mut set, used);
-            self.rows[backend_table(set.family).index()] -= used;
+            self.change_set(&mut set, |_| true, iter::empty());
+            self.ranges.of_mut(set.family).release(set.range);
             self.ids.release(Range { first: set.id, size: 1 });
         }
         let sets = new_sets.into_iter().map(|(kept, image)| {
@@ -155,8 +152,10 @@ impl Writer<'_> {
         if set.range.fits(now) {
             self.clear(set, now..before);
         } else {
-            self.release(set, before);
-            set.range = self.ranges.of_mut(set.family).allocate(now);
+            self.clear(set, 0..before);
+            let ranges = self.ranges.of_mut(set.family);
+            ranges.release(set.range);
+            set.range = ranges.allocate(now);
             changed = (0..set.slots.len()).collect();
         }
         for position in changed {
@@ -167,12 +166,6 @@ impl Writer<'_> {
         }
         let rows = &mut self.rows[backend_table(set.family).index()];
         *rows = *rows + now - before;
-    }
-
-    /// Clears as many positions of a set's range as are used, and releases it.
-    fn release(&mut self, set: &mut Set, used: u32) {
-        self.clear(set, 0..used);
-        self.ranges.of_mut(set.family).release(std::mem::take(&mut set.range));
     }
 
     /// Clears positions of a set's range.
