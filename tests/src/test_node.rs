@@ -54,7 +54,7 @@ impl TestNode {
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    /// The same with echo servers at these endpoints.
+    /// Enters a new node with echo servers at these endpoints, or reports why the current test is skipped.
     #[must_use]
     pub fn serving_or_skip(endpoints: impl IntoIterator<Item = u8>) -> Option<Self> {
         let mut node = Self::or_skip()?;
@@ -62,7 +62,8 @@ impl TestNode {
         Some(node)
     }
 
-    /// The same with a proxy that serves these Services.
+    /// Enters a new node with echo servers at these endpoints and a proxy that serves these Services, or reports why the current
+    /// test is skipped.
     #[must_use]
     #[track_caller]
     pub fn running_or_skip(

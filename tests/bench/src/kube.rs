@@ -114,7 +114,7 @@ pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
     cpu_seconds_of(agent.pid())
 }
 
-/// The same of the process with this number.
+/// The CPU time that the process with this number has used.
 pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
     // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
