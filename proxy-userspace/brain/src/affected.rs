@@ -21,6 +21,7 @@ use crate::{
     candidates::{is_local, with_endpoints},
     select::{Others, Topology, matches_zone},
     service::trigger_time,
+    slice_index::{all_are_plain, hash, is_plain, may_contain_any, may_have_zone_hints},
 };
 
 /// The number of affected addresses up to which only they are derived again, however few endpoints there are.
@@ -44,6 +45,8 @@ pub(crate) struct Affected<'a> {
     pods: BTreeSet<&'a Arc<str>>,
     /// Those that have changed, as they were and as they are.
     changed: BTreeSet<&'a Endpoint>,
+    /// Whether any endpoint has a hint for a zone, before or now.
+    has_zone_hints: bool,
 }
 
 impl<'a> Affected<'a> {
@@ -58,16 +61,19 @@ impl<'a> Affected<'a> {
             let [old, now]: [BTreeSet<_>; 2] = [old, *now].map(|it| it.endpoints.iter().collect());
             changed.extend(old.symmetric_difference(&now).copied());
         }
-        let endpoints = || slices.iter().flat_map(|it| &it.endpoints);
-        let max = FEW_ADDRESSES.max(endpoints().count() / AFFECTED_ONE_IN);
+        let max =
+            FEW_ADDRESSES.max(slices.iter().map(|it| it.endpoints.len()).sum::<usize>() / AFFECTED_ONE_IN);
         let mut addresses: BTreeSet<_> = changed.iter().map(|it| it.address).collect();
         let mut pods: BTreeSet<_> = changed.iter().filter_map(|it| it.pod.as_ref()).collect();
-        loop {
+        let with_some = loop {
             if addresses.len() > max {
                 return None;
             }
             let before = (addresses.len(), pods.len());
-            for it in endpoints() {
+            let hashes: Vec<_> = addresses.iter().map(hash).chain(pods.iter().map(hash)).collect();
+            let with_some: Vec<_> =
+                slices.iter().copied().filter(|it| may_contain_any(it, &hashes)).collect();
+            for it in with_some.iter().flat_map(|it| &it.endpoints) {
                 let pod = it.pod.as_ref();
                 if addresses.contains(&it.address) || pod.is_some_and(|it| pods.contains(it)) {
                     addresses.insert(it.address);
@@ -75,12 +81,14 @@ impl<'a> Affected<'a> {
                 }
             }
             if before == (addresses.len(), pods.len()) {
-                break;
+                break with_some;
             }
-        }
-        let now = with_endpoints(slices.iter().copied(), |it| addresses.contains(&it.address));
+        };
+        let now = with_endpoints(with_some, |it| addresses.contains(&it.address));
         let is_plain = changed.iter().all(|it| is_plain(it));
-        let found = Self { slices, now, addresses, pods, changed };
+        let has_zone_hints = slices.iter().any(|it| may_have_zone_hints(it))
+            || changed.iter().any(|it| !it.zone_hints().is_empty());
+        let found = Self { slices, now, addresses, pods, changed, has_zone_hints };
         (is_plain && found.are_others_independent() && found.names_the_same_zones(replaced)).then_some(found)
     }
 
@@ -102,7 +110,7 @@ impl<'a> Affected<'a> {
         let mut ports: PerFamily<Option<&[SlicePort]>> = PerFamily::default();
         for slice in self.slices.iter().filter(|it| !it.headless) {
             let of_family = ports.of_mut(slice.family).get_or_insert(&slice.ports);
-            if *of_family != slice.ports || !slice.endpoints.iter().all(is_plain) {
+            if *of_family != slice.ports || !all_are_plain(slice) {
                 return false;
             }
         }
@@ -131,7 +139,7 @@ impl<'a> Affected<'a> {
         let others = || self.others().map(|(_, it)| it).filter(of_family);
         let now = self.now.iter().flat_map(|it| &it.endpoints);
         let affected = || self.changed.iter().copied().chain(now.clone()).filter(of_family);
-        if !others().chain(affected()).any(is_hinted) {
+        if !self.has_zone_hints || !others().chain(affected()).any(is_hinted) {
             return Some(Topology::Unrestricted);
         }
         if !others().chain(affected()).all(is_hinted) {
@@ -234,11 +242,4 @@ impl<'a> Affected<'a> {
 /// The position of the endpoint with a key, or where to insert it.
 fn position(endpoints: &[Arc<state::Endpoint>], key: &EndpointKey) -> Result<usize, usize> {
     endpoints.binary_search_by(|it| it.key.cmp(key))
-}
-
-/// Whether nothing but its own conditions, its node and its zones decide what an endpoint is used for, as long as others are
-/// ready.
-fn is_plain(it: &Endpoint) -> bool {
-    // Another copy of its address may be preferred to one that is ready and terminating.
-    it.node_hints().is_empty() && (!it.conditions.ready || !it.conditions.terminating)
 }

@@ -19,6 +19,7 @@ mod options;
 mod select;
 mod service;
 mod service_view;
+mod slice_index;
 
 use std::sync::Arc;
 

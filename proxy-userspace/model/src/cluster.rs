@@ -14,7 +14,7 @@ use crate::{
     Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
     object_map::{Keyed, ObjectMap},
     state::{
-        self, ClientIpAffinity, LoadBalancing, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind,
+        self, ClientIpAffinity, LoadBalancing, Memo, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind,
         ServicePort, TrafficPolicy,
     },
 };
@@ -315,6 +315,8 @@ pub struct EndpointSlice {
     pub endpoints: Vec<Endpoint>,
     /// The time of the last change that it reflects (`endpoints.kubernetes.io/last-change-trigger-time`).
     pub trigger_time: Option<Timestamp>,
+    /// What a later stage has derived from this slice.
+    pub memo: Memo,
 }
 
 impl EndpointSlice {
@@ -328,6 +330,7 @@ impl EndpointSlice {
             ports: Vec::new(),
             endpoints: Vec::new(),
             trigger_time: None,
+            memo: Memo::default(),
         }
     }
 }

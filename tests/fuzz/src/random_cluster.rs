@@ -14,8 +14,8 @@ use model::{
         Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service, SliceName, SlicePort,
     },
     state::{
-        self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, PassiveHealth, ServiceKind,
-        ServicePort, TargetPort, TrafficPolicy,
+        self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, Memo, PassiveHealth,
+        ServiceKind, ServicePort, TargetPort, TrafficPolicy,
     },
 };
 
@@ -211,6 +211,7 @@ pub fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
         ports,
         endpoints,
         trigger_time: time(u)?,
+        memo: Memo::default(),
     })
 }
 

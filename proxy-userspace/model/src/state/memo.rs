@@ -34,3 +34,11 @@ impl fmt::Debug for Memo {
         f.write_str("Memo")
     }
 }
+
+impl PartialEq for Memo {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Memo {}

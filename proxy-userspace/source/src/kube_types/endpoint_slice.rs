@@ -7,6 +7,7 @@ use model::{
     Family, NameForm, Rejected, ServiceName, Timestamp,
     address::AddressUse,
     cluster::{self, Conditions, Hints, SliceName, SlicePort},
+    state::Memo,
 };
 
 use super::{
@@ -86,6 +87,7 @@ fn convert(slice: &objects::EndpointSlice, validator: &mut Validator) -> Option<
         ports: ports.filter_map(|(index, it)| port(index, it, validator)).collect(),
         endpoints,
         trigger_time: trigger_time(meta, validator),
+        memo: Memo::default(),
     })
 }
 

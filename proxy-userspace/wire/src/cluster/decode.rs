@@ -229,13 +229,10 @@ fn slices(
         endpoints.shrink_to_fit();
         let port = |(name, protocol, port)| SlicePort { name, protocol, port };
         EndpointSlice {
-            name,
-            service: service.name.clone(),
-            headless: false,
-            family,
             ports: ports.into_iter().map(port).collect(),
             endpoints,
             trigger_time,
+            ..EndpointSlice::new(name, service.name.clone(), family)
         }
     });
     slices.collect()
