@@ -5,7 +5,7 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    EbpfContext, Global,
+    EbpfContext,
     bindings::{
         BPF_RB_NO_WAKEUP, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB,
         bpf_sock_addr,
@@ -33,6 +33,7 @@ use proxy_common::{
 
 use crate::{
     caller::Caller,
+    config::globals,
     ctx::{self, HookFamily, TCP_SYN_SENT},
     log::{self, LogContext},
     ring::{EVENTS, count_lost, output},
@@ -49,45 +50,33 @@ static BLANK: Array<Event, 1> = Array::new();
 #[btf_map]
 static PORTS: HashMap<u32, u32, { MAX_PORTS as usize }> = HashMap::new();
 
-/// Not zero if only the service ports in [`PORTS`] are traced.
-#[unsafe(no_mangle)]
-static BY_PORT: Global<u64> = Global::new(0);
-/// The process that is traced; 0 for all.
-#[unsafe(no_mangle)]
-static PID: Global<u64> = Global::new(0);
-/// The levels of the cgroup hierarchy on which [`CGROUP`] may be, one bit each; 0 for all cgroups.
-#[unsafe(no_mangle)]
-static CGROUP_LEVELS: Global<u64> = Global::new(0);
-/// The id of the cgroup that is traced, with those below it.
-#[unsafe(no_mangle)]
-static CGROUP: Global<u64> = Global::new(0);
-/// The network namespace that is traced; 0 for all.
-#[unsafe(no_mangle)]
-static NETNS: Global<u64> = Global::new(0);
-/// Not zero if only one address is traced, as the destination or as the backend.
-#[unsafe(no_mangle)]
-static BY_ADDRESS: Global<u64> = Global::new(0);
-/// The words of that address, IPv4 as v4-mapped.
-#[unsafe(no_mangle)]
-static ADDRESS0: Global<u64> = Global::new(0);
-#[unsafe(no_mangle)]
-static ADDRESS1: Global<u64> = Global::new(0);
-#[unsafe(no_mangle)]
-static ADDRESS2: Global<u64> = Global::new(0);
-#[unsafe(no_mangle)]
-static ADDRESS3: Global<u64> = Global::new(0);
-/// Its port in network byte order; 0 for all.
-#[unsafe(no_mangle)]
-static PORT: Global<u64> = Global::new(0);
-/// Not zero if only failures are reported, and what passes to a network of Services.
-#[unsafe(no_mangle)]
-static FAILED_ONLY: Global<u64> = Global::new(0);
-/// Not zero if the ends of connections are reported: of all, or of those that failed.
-#[unsafe(no_mangle)]
-static ENDS: Global<u64> = Global::new(0);
-/// Not zero if destinations in networks without Services are reported, too, and each datagram.
-#[unsafe(no_mangle)]
-static ALL: Global<u64> = Global::new(0);
+globals! {
+    /// Not zero if only the service ports in [`PORTS`] are traced.
+    BY_PORT: u64;
+    /// The process that is traced; 0 for all.
+    PID: u64;
+    /// The levels of the cgroup hierarchy on which [`CGROUP`] may be, one bit each; 0 for all cgroups.
+    CGROUP_LEVELS: u64;
+    /// The id of the cgroup that is traced, with those below it.
+    CGROUP: u64;
+    /// The network namespace that is traced; 0 for all.
+    NETNS: u64;
+    /// Not zero if only one address is traced, as the destination or as the backend.
+    BY_ADDRESS: u64;
+    /// The words of that address, IPv4 as v4-mapped.
+    ADDRESS0: u64;
+    ADDRESS1: u64;
+    ADDRESS2: u64;
+    ADDRESS3: u64;
+    /// Its port in network byte order; 0 for all.
+    PORT: u64;
+    /// Not zero if only failures are reported, and what passes to a network of Services.
+    FAILED_ONLY: u64;
+    /// Not zero if the ends of connections are reported: of all, or of those that failed.
+    ENDS: u64;
+    /// Not zero if destinations in networks without Services are reported, too, and each datagram.
+    ALL: u64;
+}
 
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_FIN_WAIT1: u32 = 4;
