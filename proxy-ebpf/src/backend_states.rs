@@ -1,13 +1,12 @@
 //! What the programs know of backends: ejections, open connections, ages.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use proxy_common::{
     choice::BackendStates,
     counters::{AGE_ROW, BackendAge, CounterIndex, OPEN_ROW},
     health::{Client, Watch, ZERO, key},
 };
 
-use crate::{atomic, counters, health, maps::FAILURES, notes::Notes};
+use crate::{atomic, counters, ctx, health, maps::FAILURES, notes::Notes};
 
 /// The states of all backends.
 pub(crate) struct States {
@@ -18,8 +17,7 @@ pub(crate) struct States {
 impl BackendStates for States {
     #[inline(always)]
     fn now(&self) -> u64 {
-        // SAFETY: the helper takes nothing and touches nothing.
-        unsafe { bpf_ktime_get_ns() }
+        ctx::now()
     }
 
     #[inline(always)]

@@ -2,11 +2,7 @@
 
 use core::cell::Cell;
 
-use aya_ebpf::{
-    bindings::BPF_NOEXIST,
-    helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns},
-    programs::SockAddrContext,
-};
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_get_prandom_u32, programs::SockAddrContext};
 use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::CounterIndex,
@@ -194,8 +190,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn now(&self) -> u64 {
-        // SAFETY: the helper takes nothing and touches nothing.
-        unsafe { bpf_ktime_get_ns() }
+        ctx::now()
     }
 
     #[inline(always)]

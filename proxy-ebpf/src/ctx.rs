@@ -3,7 +3,7 @@
 use aya_ebpf::{
     EbpfContext,
     bindings::bpf_sock,
-    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_set_retval},
     programs::{SockAddrContext, SockContext, SockOpsContext},
 };
 use proxy_common::{
@@ -183,6 +183,13 @@ pub(crate) fn has_received(ctx: &SockOpsContext) -> bool {
 pub(crate) fn cookie(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passes a valid context.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+/// The monotonic clock in nanoseconds.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: the helper takes nothing and touches nothing.
+    unsafe { bpf_ktime_get_ns() }
 }
 
 /// Whether the socket is connected.

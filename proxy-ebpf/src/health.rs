@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is looked up while there is no record.
 
-use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, programs::SockContext};
+use aya_ebpf::{bindings::BPF_NOEXIST, programs::SockContext};
 use proxy_common::{
     health::{Cause, FailureRecord, HAS_RECORDS, MIN_GIVEN_UP_TIME, key},
     sock_nat::NatSlot,
@@ -93,12 +93,10 @@ pub(crate) fn failed(ctx: &impl LogContext, slot: &mut NatSlot, cause: Cause) {
     let (Some(record), Some(has_records)) = (record, HEALTH.get_ptr_mut(HAS_RECORDS)) else { return };
     // SAFETY: a slot of an array is never freed.
     unsafe { has_records.write_volatile(1) };
-    // SAFETY: the helper takes nothing and touches nothing.
-    let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: see above.
     let record = unsafe { &mut *record };
     let is_ejected =
-        record.fail(now, cause, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load());
+        record.fail(ctx::now(), cause, watch.failures(), EJECTION_TIME.load(), MAX_EJECTION_TIME.load());
     log::endpoint_failed(ctx, record.failures(), is_ejected);
     if is_ejected && let Some(count) = HEALTH.get_ptr_mut(cause.word()) {
         atomic::add(count, 1);

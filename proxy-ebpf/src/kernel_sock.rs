@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::bpf_sock,
-    helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
+    helpers::generated::{bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
     programs::{SockAddrContext, SockContext},
 };
 use proxy_common::{
@@ -106,8 +106,7 @@ pub(crate) fn time_since_syn(ctx: &SockContext) -> u64 {
     }
     // The context of such a program is the socket itself.
     let sent: u64 = probe(number(ctx.as_ptr() as u64), TCP_MSTAMP.load());
-    // SAFETY: the helper takes nothing and touches nothing.
-    (unsafe { bpf_ktime_get_ns() } / 1000).saturating_sub(sent)
+    (ctx::now() / 1000).saturating_sub(sent)
 }
 
 /// The socket as the kernel has it. The cast takes no instruction, and a read that faults gives 0.

@@ -11,7 +11,10 @@
 use aya_log_ebpf::macro_support::{Level, level_enabled};
 
 #[cfg(feature = "log")]
-use crate::log_support::{SCOPES, VERDICTS, count, is_paused, name, now};
+use crate::{
+    ctx::now,
+    log_support::{SCOPES, VERDICTS, count, is_paused, name},
+};
 
 /// The context of a program that says lines.
 pub(crate) trait LogContext {

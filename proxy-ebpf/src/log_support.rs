@@ -1,6 +1,6 @@
 //! What lines of log are made of, see [`crate::log`].
 
-use aya_ebpf::{btf_maps::Array, helpers::generated::bpf_ktime_get_ns, macros::btf_map};
+use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use proxy_common::trace::{LINES_PAUSED, LINES_SAID};
 
 use crate::atomic;
@@ -53,11 +53,4 @@ pub(crate) fn count() {
     if let Some(said) = LINES.get_ptr_mut(LINES_SAID) {
         atomic::add(said, 1);
     }
-}
-
-/// The monotonic clock in nanoseconds.
-#[inline(always)]
-pub(crate) fn now() -> u64 {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_ktime_get_ns() }
 }

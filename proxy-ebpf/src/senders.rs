@@ -2,7 +2,7 @@
 //!
 //! Invariant: what is no frontend costs no look-up beyond the prefilter's.
 
-use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_ktime_get_ns, programs::SockAddrContext};
+use aya_ebpf::{bindings::bpf_sock_addr, programs::SockAddrContext};
 use proxy_common::{
     decide::may_be_hijacked,
     net::{Be16, SockAddr, V4, V6},
@@ -26,7 +26,7 @@ pub(crate) fn on_received(ctx: &SockAddrContext, sender: &SockAddr) {
         return;
     }
     let key = SenderKey::new(*sender, ctx::netns(ctx), ctx::local_port(ctx) as u16);
-    let now = now();
+    let now = ctx::now();
     match SENDERS.get_ptr_mut(&key) {
         // SAFETY: the entry may be reused for another sender meanwhile, which is just as recent.
         Some(time) => unsafe { time.write_volatile(now) },
@@ -53,13 +53,13 @@ extern "C" fn just_heard(ctx: *mut bpf_sock_addr, high: u64, low: u64, ports: u6
     let key = SenderKey::new(sender, ctx::netns(ctx), (ports >> 16) as u16);
     let Some(time) = SENDERS.get_ptr_mut(&key) else { return 0 };
     // SAFETY: an entry that is reused meanwhile is copied out at once, and is recent.
-    let age = now().wrapping_sub(unsafe { time.read_volatile() });
+    let age = ctx::now().wrapping_sub(unsafe { time.read_volatile() });
     if age >= REPLY_TIME {
         return 0;
     }
     if age >= REFRESH_TIME {
         // SAFETY: as above; the other sender is just as recent.
-        unsafe { time.write_volatile(now()) };
+        unsafe { time.write_volatile(ctx::now()) };
     }
     1
 }
@@ -67,10 +67,4 @@ extern "C" fn just_heard(ctx: *mut bpf_sock_addr, high: u64, low: u64, ports: u6
 #[inline(always)]
 fn is_kept<F: FamilyTables>(ctx: &SockAddrContext, ip: F, sender: &SockAddr) -> bool {
     Side::<F>::active().is_some_and(|it| may_be_hijacked(&it, ip, sender.port, || ctx::is_in_host_netns(ctx)))
-}
-
-#[inline(always)]
-fn now() -> u64 {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_ktime_get_ns() }
 }

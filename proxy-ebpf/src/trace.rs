@@ -13,7 +13,7 @@ use aya_ebpf::{
     btf_maps::{Array, HashMap, LruHashMap},
     helpers::generated::{
         bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_comm,
-        bpf_get_current_pid_tgid, bpf_ktime_get_ns,
+        bpf_get_current_pid_tgid,
     },
     macros::btf_map,
     programs::{SockAddrContext, SockContext, SockOpsContext},
@@ -34,7 +34,7 @@ use proxy_common::{
 use crate::{
     caller::Caller,
     config::globals,
-    ctx::{self, HookFamily, TCP_SYN_SENT},
+    ctx::{self, HookFamily, TCP_SYN_SENT, now},
     log::{self, LogContext},
     ring::{EVENTS, count_lost, output},
     side::Side,
@@ -372,16 +372,10 @@ fn is_in_service_network<F: HookFamily>(ctx: &SockAddrContext) -> bool {
     }
 }
 
-#[inline(always)]
-fn now() -> u64 {
-    // SAFETY: the helper takes nothing and touches nothing.
-    unsafe { bpf_ktime_get_ns() }
-}
-
 /// The id of the process.
 #[inline(always)]
 fn pid() -> u32 {
-    // SAFETY: as above.
+    // SAFETY: the helper takes nothing and touches nothing.
     unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 }
 }
 
