@@ -3,9 +3,6 @@
 //! The layout outlasts upgrades (see [`crate::AFFINITY_VERSION`]), and so do the entries: a service port is identified by
 //! a hash of its name, and a backend by its address, whatever ids a generation gives them.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::net::{SockAddr, V6};
 
 /// The client that session affinity applies to.
@@ -20,7 +17,7 @@ pub enum AffinityClient {
 /// The key of an affinity entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct AffinityKey {
     /// The client: its address, or the cookie of its namespace followed by zeroes.
     pub client: [u32; 4],
@@ -47,7 +44,7 @@ impl AffinityKey {
 /// The backend that a client was given last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct AffinityEntry {
     /// The backend.
     pub backend: SockAddr,

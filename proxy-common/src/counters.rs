@@ -6,9 +6,6 @@
 //! The layout outlasts upgrades (see [`crate::COUNTERS_VERSION`]), and so do the values: a counter belongs to a name,
 //! whatever the generation.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 /// The index of a counter.
 pub type CounterIndex = u32;
 
@@ -42,7 +39,7 @@ pub const AGE_ROW: u32 = 3;
 /// Since when a backend has been in its Service; and what corrects the count of its open connections.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct BackendAge {
     /// When it came into its Service, in seconds of the monotonic clock.
     pub began: u32,
@@ -119,7 +116,7 @@ pub const DROPPED: CounterIndex = 3;
 /// The counters of a port whose packets are forwarded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct ForwardCounters {
     /// Of packets from outside.
     pub arrived: CounterIndex,

@@ -9,9 +9,6 @@
 pub mod icmp;
 mod wrapping;
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 pub use self::wrapping::{
     ETH_P_IP, ETH_P_IPV6, GeneveHeader, ICMP, ICMPV6, Ipv4Header, Ipv6Header, Probe, UdpHeader, Unwrapped,
     Wrap, WrapFamily, Wrapping4, Wrapping6,
@@ -60,7 +57,7 @@ pub const THIS_NODE: NodeNumber = 1;
 /// The value of a frontend whose packets are forwarded; the key is a [`FrontendKey6`], IPv4 as v4-mapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Forward {
     /// The position of its first row.
     pub first: u32,
@@ -96,7 +93,7 @@ impl Forward {
 /// A row: its owner, and its second.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Row(u32);
 
 impl Row {
@@ -121,7 +118,7 @@ impl Row {
 /// Two rows, of an even position and the one after it: the kernel rounds the entries of an array up to 8 bytes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct RowPair(u64);
 
 impl RowPair {
@@ -146,7 +143,7 @@ impl RowPair {
 /// Where a node receives wrapped packets; the unspecified address if nowhere in that family.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct ForwardNode {
     /// For IPv4 packets.
     pub v4: V4,

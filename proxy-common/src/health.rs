@@ -7,9 +7,6 @@
 //! The layout outlasts upgrades (see [`crate::HEALTH_VERSION`]), and so do the records: an endpoint is identified by the
 //! counter of its connections.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     counters::{COUNTERS_PER_CHUNK, CounterIndex, MAX_CHUNKS},
     random::mix,
@@ -54,7 +51,7 @@ pub const MIN_GIVEN_UP_TIME: u64 = 400_000;
 /// failure. Times are in nanoseconds of the monotonic clock.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct FailureRecord {
     /// Until when other backends are preferred; 0 if it was not ejected yet.
     pub until: u64,
@@ -136,7 +133,7 @@ impl FailureRecord {
 /// is counted as open.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Watch(u32);
 
 /// How many bits the index of a counter has.

@@ -1,12 +1,9 @@
 //! Addresses and ports with network byte order in their types, so that it cannot be confused with the host's.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 /// A 16-bit integer in network byte order: the port of a socket address.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Be16(u16);
 
 impl Be16 {
@@ -38,7 +35,7 @@ impl Be16 {
 /// An IPv4 address as the kernel holds it: 32 bits in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct V4(u32);
 
 impl V4 {
@@ -86,7 +83,7 @@ impl V4 {
 /// An IPv6 address as the kernel holds it: four words of 32 bits, each in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct V6([u32; 4]);
 
 impl V6 {
@@ -136,7 +133,7 @@ impl V6 {
 /// in the v6 one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SockAddr {
     /// The IP address.
     pub ip: V6,

@@ -6,9 +6,6 @@
 //! A connected socket has one entry, [`CONNECTED`]. For an unconnected one see [`crate::udp_nat`].
 //! The hooks run under the socket's lock, so that two threads on one socket take turns.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     net::{SockAddr, V6},
     sock_nat::SockNat,
@@ -21,7 +18,7 @@ pub const MAX_RELEASED: u32 = 256;
 /// The key of an entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct OverflowKey {
     /// The cookie of the socket.
     pub cookie: u64,
@@ -45,7 +42,7 @@ pub const PREVIOUS: u32 = 5;
 /// An entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct OverflowEntry {
     /// Of a Service address, its current or previous backend; of a backend, the Service address used last; of a connected
     /// socket, the backend; of the head, the cookie of the network namespace, in the first two words of the address.
@@ -118,7 +115,7 @@ pub const STAT_COUNT: u32 = 6;
 /// What the sockets of one network namespace use. Counts only ever grow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NetnsUsage {
     /// Entries ever inserted.
     pub inserted: u64,

@@ -4,15 +4,12 @@
 //! in the range of node ports, or with a load balancer IP. They are known to all sockets at one port of a network namespace,
 //! as a server may open a further socket for each client.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::net::{Be16, SockAddr, V6};
 
 /// A sender, and the port that it has sent to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SenderKey {
     /// The cookie of the receiver's network namespace, its lower half first: a key of 28 bytes leaves room on the stack.
     pub netns: [u32; 2],

@@ -5,9 +5,6 @@
 //! [`overflow`](crate::overflow).
 //! The layout outlasts upgrades (see [`crate::SOCK_NAT_VERSION`]).
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     health::{Client, Watch},
     net::SockAddr,
@@ -16,7 +13,7 @@ use crate::{
 /// One translation: the destination that the program asked for, and the backend that replaced it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SockNat {
     /// The address of the Service.
     pub service: SockAddr,
@@ -27,7 +24,7 @@ pub struct SockNat {
 /// A slot for the translation of one socket, found by the socket's cookie modulo the number of slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NatSlot {
     /// 0 if the slot is free, 1 if a socket owns it; more for a moment, while other sockets try to claim it.
     pub claims: u32,

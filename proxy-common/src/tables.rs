@@ -6,9 +6,6 @@
 //! still in the set.
 //! The side's [`Prefilter`] recognises most untranslated traffic without a look-up.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     counters::CounterIndex,
     net::{Be16, SockAddr, V4, V6},
@@ -23,7 +20,7 @@ pub const UDP: u8 = 17;
 /// The value of a frontend or a node port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Frontend {
     /// The id of its backend set, as in [`BackendSetMemberKey4`] and [`BackendSetMemberKey6`].
     pub set: u32,
@@ -49,7 +46,7 @@ pub struct Frontend {
 /// When the backends of a Service are ejected.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct HealthPolicy {
     /// How many connections in a row have to fail, at most [`MAX_FAILURES`]; 0 if none is ever ejected.
     pub failures: u8,
@@ -63,7 +60,7 @@ pub const MAX_FAILURES: u8 = 50;
 /// Where a frontend is served, and how its backends are chosen.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct FrontendOptions(u16);
 
 /// The node port is not translated at the addresses of other nodes, which decide for themselves (external policy Local).
@@ -150,7 +147,7 @@ impl FrontendOptions {
 /// The key of a node port, which is served at every address that belongs to a node ([`NodeAddrScope`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NodePortKey {
     /// The port.
     pub port: Be16,
@@ -163,7 +160,7 @@ pub struct NodePortKey {
 /// Which node an address belongs to.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NodeAddrScope(pub u32);
 
 impl NodeAddrScope {
@@ -186,7 +183,7 @@ impl NodeAddrScope {
 /// A range of ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct PortRange {
     /// The lowest port; above the highest if the range is empty.
     pub min: u16,
@@ -210,7 +207,7 @@ impl PortRange {
 /// Most destinations that a node connects to are no Service, and lie in other networks than Services do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Prefilter {
     /// From the lowest node port to the highest.
     pub node_ports: PortRange,
@@ -235,7 +232,7 @@ impl Prefilter {
 /// A set of networks, one bit each.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NetworkBitmap([u64; 1 << (Network::BITS - 6)]);
 
 impl NetworkBitmap {
@@ -329,7 +326,7 @@ macro_rules! family {
         #[doc = concat!("The key of a frontend over IPv", $version, ".")]
         #[repr(C)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $frontend_key {
             /// The destination address.
             pub address: $ip,
@@ -344,7 +341,7 @@ macro_rules! family {
         #[doc = concat!("The address of a backend over IPv", $version, ".")]
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $backend {
             /// Its IP address.
             pub address: $ip,
@@ -357,7 +354,7 @@ macro_rules! family {
         #[doc = concat!("An entry of the array of backends over IPv", $version, "; all zeroes if unused.")]
         #[repr(C)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $backend_entry {
             /// The backend.
             pub backend: $backend,
@@ -368,7 +365,7 @@ macro_rules! family {
         #[doc = concat!("The key of a member of a backend set over IPv", $version, ".")]
         #[repr(C)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+        #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $member_key {
             /// The set.
             pub set: u32,

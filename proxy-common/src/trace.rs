@@ -3,9 +3,6 @@
 //! Invariant: an event is complete in itself. One that reports the end of a connection repeats what was reported of its
 //! beginning.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     counters::CounterIndex,
     net::{Be16, SockAddr, V6},
@@ -14,7 +11,7 @@ use crate::{
 /// A decision on a connect or a send, or the end of a connection. Times are in nanoseconds of the monotonic clock.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Event {
     /// When the decision was made.
     pub time: u64,
@@ -53,7 +50,7 @@ pub struct Event {
 /// The first packet of a connection, or a datagram, that this node sends on to another one; addresses of IPv4 are v4-mapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SentPacket {
     /// The client.
     pub source: V6,

@@ -1,9 +1,6 @@
 //! ICMP messages about packets that are forwarded: those that go along with a flow, and the answer to a packet that does not fit
 //! into a wrapping.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use super::wrapping::{DO_NOT_FRAGMENT, HOP_LIMIT, ICMP, ICMPV6, Ipv4Header, Ipv6Header};
 use crate::net::{Be16, V4, V6};
 
@@ -27,7 +24,7 @@ pub type Quoted6 = [u16; 30];
 /// "Fragmentation needed and DF set" (RFC 1191), before the quoted packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct TooBig4 {
     ip: Ipv4Header,
     /// Type 3 and code 4.
@@ -40,7 +37,7 @@ pub struct TooBig4 {
 /// "Packet too big" (RFC 4443), before the quoted packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct TooBig6 {
     ip: Ipv6Header,
     /// Type 2 and code 0.

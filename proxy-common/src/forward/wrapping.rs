@@ -1,8 +1,5 @@
 //! How a packet is wrapped: the headers, and the datagram that asks a node whether it unwraps packets.
 
-#[cfg(feature = "user")]
-use bytemuck::{Pod, Zeroable};
-
 use crate::{
     net::{Be16, V4, V6},
     tables::{TCP, UDP},
@@ -11,7 +8,7 @@ use crate::{
 /// The header of UDP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct UdpHeader {
     /// The source port: of the flow's hash, so that routers and network cards spread flows.
     pub source: Be16,
@@ -26,7 +23,7 @@ pub struct UdpHeader {
 /// The header of Geneve with one option (RFC 8926), without the option's data.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct GeneveHeader {
     /// Version 0 and the length of the option in words.
     version_and_length: u8,
@@ -74,7 +71,7 @@ impl GeneveHeader {
 /// of the wrapping returns it unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Probe {
     geneve: GeneveHeader,
     /// Tells an answer from a forged one.
@@ -98,7 +95,7 @@ impl Probe {
 /// The header of IPv4 without options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Ipv4Header {
     /// 0x45: version 4, and five words.
     pub version_and_length: u8,
@@ -168,7 +165,7 @@ impl Ipv4Header {
 /// The header of IPv6.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Ipv6Header {
     /// Version, traffic class and flow label, in network byte order.
     pub version_and_class: u32,
@@ -234,7 +231,7 @@ pub struct Unwrapped<A> {
 /// What precedes an IPv4 packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Wrapping4 {
     /// The outer header.
     pub ip: Ipv4Header,
@@ -249,7 +246,7 @@ pub struct Wrapping4 {
 /// What precedes an IPv6 packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(Pod, Zeroable))]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Wrapping6 {
     /// The outer header.
     pub ip: Ipv6Header,
