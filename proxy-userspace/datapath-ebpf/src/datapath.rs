@@ -137,7 +137,7 @@ impl Datapath {
         buffer.layout_mut().set_node_name(&options.node_name);
         let probes = options.forwarding_timeout.map(|it| PeerProbes::new(options.forwarding_port, it));
         if probes.is_some() {
-            buffer.layout_mut().forwarding().set_peers(PeerStates::new());
+            buffer.layout_mut().forwarding().nodes().set_peers(PeerStates::new());
         }
         match previous_rows(&pins) {
             Ok(previous) => buffer.layout_mut().forwarding().restore(previous),
@@ -375,7 +375,7 @@ impl Datapath {
             return false;
         }
         let mut narrow = BTreeMap::new();
-        for address in self.buffer.layout_mut().forwarding().own_addresses() {
+        for address in self.buffer.layout_mut().forwarding().nodes().own_addresses() {
             match too_narrow(address) {
                 Ok(links) if links.is_empty() => {}
                 Ok(links) => {
@@ -427,20 +427,20 @@ impl Datapath {
 
     /// Whether there are nodes that [`Datapath::probe_peers`] has not probed yet.
     pub fn has_new_peers(&mut self) -> bool {
-        self.probes.is_some() && self.buffer.layout_mut().forwarding().has_new_peers()
+        self.probes.is_some() && self.buffer.layout_mut().forwarding().nodes().has_new_peers()
     }
 
     /// Probes the nodes that packets from outside are forwarded to. Returns whether the state has to be applied again, because
     /// one does not answer any more, or answers now; and when to call again.
     pub fn probe_peers(&mut self) -> (bool, Duration) {
         let Some(probes) = &mut self.probes else { return (false, REPORT_TIME) };
-        if let Some((own, wanted)) = self.buffer.layout_mut().forwarding().take_peers() {
+        if let Some((own, wanted)) = self.buffer.layout_mut().forwarding().nodes().take_peers() {
             probes.set(&own, &wanted);
         }
         let (states, due) = probes.step();
         let is_changed = states.is_some();
         if let Some(states) = states {
-            self.buffer.layout_mut().forwarding().set_peers(states);
+            self.buffer.layout_mut().forwarding().nodes().set_peers(states);
         }
         (is_changed, due)
     }

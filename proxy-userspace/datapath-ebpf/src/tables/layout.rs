@@ -105,7 +105,7 @@ impl Layout {
 
     /// Sets the name of this node, before the first [`Layout::update`].
     pub(crate) fn set_node_name(&mut self, name: &str) {
-        self.forwarding.set_own(name);
+        self.forwarding.nodes().set_own(name.into());
     }
 
     /// What is forwarded.

@@ -38,7 +38,7 @@ use crate::tables::{
     compile::port_id,
     counter_alloc::{CounterAllocator, CounterOwner, ForwardPart},
     map_updates::MapUpdates,
-    peers::{PeerState, PeerStates},
+    peers::PeerState,
     store::Table,
 };
 
@@ -121,9 +121,9 @@ struct PlacedPort {
 }
 
 impl Forwarding {
-    /// Sets the name of this node, before the first [`Forwarding::update`].
-    pub(super) fn set_own(&mut self, name: &str) {
-        self.nodes.set_own(name.into());
+    /// The nodes that packets are forwarded to.
+    pub(crate) fn nodes(&mut self) -> &mut ForwardNodes {
+        &mut self.nodes
     }
 
     /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
@@ -178,26 +178,6 @@ impl Forwarding {
             }
         }
         !self.outdated.is_empty()
-    }
-
-    /// Sets which nodes answer probes, for the next [`Forwarding::update`]. If it is never called, nodes are taken to answer.
-    pub(crate) fn set_peers(&mut self, states: PeerStates) {
-        self.nodes.set_peers(states);
-    }
-
-    /// Whether [`Forwarding::take_peers`] returns something.
-    pub(crate) fn has_new_peers(&self) -> bool {
-        self.nodes.has_new_peers()
-    }
-
-    /// The addresses at which this node receives wrapped packets, at most one of each family.
-    pub(crate) fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        self.nodes.own_addresses()
-    }
-
-    /// This node's addresses, and those of the nodes that packets are forwarded to, if they have changed since the last call.
-    pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
-        self.nodes.take_peers()
     }
 
     /// Whether anything is to be forwarded.

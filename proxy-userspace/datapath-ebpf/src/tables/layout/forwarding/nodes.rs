@@ -21,11 +21,9 @@ use crate::tables::{
     store::Table,
 };
 
-pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
 /// The nodes, as far as the state knows them.
 #[derive(Debug, Default)]
-pub(super) struct ForwardNodes {
+pub(crate) struct ForwardNodes {
     /// The name of this node.
     own: Arc<str>,
     infos: NodeInfos,
@@ -51,8 +49,8 @@ pub(super) struct ForwardNodes {
 }
 
 impl ForwardNodes {
-    /// Sets the name of this node.
-    pub(super) fn set_own(&mut self, own: Arc<str>) {
+    /// Sets the name of this node, before the first state.
+    pub(crate) fn set_own(&mut self, own: Arc<str>) {
         self.own = own;
     }
 
@@ -77,8 +75,8 @@ impl ForwardNodes {
         true
     }
 
-    /// Replaces what is known of the nodes that were probed.
-    pub(super) fn set_peers(&mut self, peers: PeerStates) {
+    /// Replaces what is known of the nodes that were probed, for the next state. If it is never called, nodes are taken to answer.
+    pub(crate) fn set_peers(&mut self, peers: PeerStates) {
         let before = self.peers.take().unwrap_or_default();
         let all = before.keys().chain(peers.keys());
         self.changed_peers.extend(all.filter(|it| before.get(it) != peers.get(it)));
@@ -97,12 +95,13 @@ impl ForwardNodes {
         self.targets.keys().filter(is_changed).cloned().collect()
     }
 
-    pub(super) fn has_new_peers(&self) -> bool {
+    /// Whether [`ForwardNodes::take_peers`] returns something.
+    pub(crate) fn has_new_peers(&self) -> bool {
         self.has_new_peers
     }
 
     /// The addresses of this node, and of the other ones with endpoints, if they have changed since the last call.
-    pub(super) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
+    pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
         if !std::mem::take(&mut self.has_new_peers) {
             return None;
         }
@@ -113,9 +112,9 @@ impl ForwardNodes {
         Some((own, others))
     }
 
-    /// The addresses of this node, at most one of each family.
-    pub(super) fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        FAMILIES.into_iter().filter_map(|it| self.address(&self.own, it)).collect()
+    /// The addresses at which this node receives wrapped packets, at most one of each family.
+    pub(crate) fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        Family::ALL.into_iter().filter_map(|it| self.address(&self.own, it)).collect()
     }
 
     /// A port has endpoints on these nodes.
@@ -175,7 +174,7 @@ impl ForwardNodes {
         if let Some(known) = self.numbers.get(name) {
             return *known;
         }
-        let addresses = FAMILIES.into_iter().filter_map(|it| self.address(name, it));
+        let addresses = Family::ALL.into_iter().filter_map(|it| self.address(name, it));
         let previous = addresses.filter_map(|it| self.previous.get(&it).copied()).next();
         // An address that has come to another node gives that one no number twice.
         self.previous.retain(|_, it| previous != Some(*it));
@@ -194,7 +193,7 @@ impl ForwardNodes {
     /// Writes the nodes that differ; all are gone if nothing is forwarded.
     pub(super) fn write(&mut self, is_used: bool, updates: &mut MapUpdates) {
         let is_target = |name: &Arc<str>, family| self.targets.contains_key(&(Arc::clone(name), family));
-        self.gone.retain(|name, _| FAMILIES.into_iter().any(|it| is_target(name, it)));
+        self.gone.retain(|name, _| Family::ALL.into_iter().any(|it| is_target(name, it)));
         let mut wanted = BTreeMap::new();
         if is_used {
             // Packets are taken from any node, also from one without endpoints.

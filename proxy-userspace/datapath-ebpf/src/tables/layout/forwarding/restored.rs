@@ -10,7 +10,7 @@ use proxy_common::{
 
 use super::{
     Before, Forwarding, MAX_PAIRS_OF_ENDED, PlacedPort, PreviousRows, acquire_counters, frontends, id_of,
-    nodes::FAMILIES, rows::RowsId, stage::Stage,
+    rows::RowsId, stage::Stage,
 };
 use crate::tables::{counter_alloc::CounterAllocator, map_updates::MapUpdates};
 
@@ -25,7 +25,7 @@ impl Forwarding {
     pub(crate) fn previous_families(&self) -> Vec<Family> {
         let family = |it: &FrontendKey6| Family::of(IpAddr::from(it.address).to_canonical());
         let found: HashSet<_> = self.previous.frontends.keys().map(family).collect();
-        FAMILIES.into_iter().filter(|it| found.contains(it)).collect()
+        Family::ALL.into_iter().filter(|it| found.contains(it)).collect()
     }
 
     /// What an earlier process has left for a frontend.
@@ -63,7 +63,7 @@ impl Forwarding {
             return ended;
         }
         let service = &state.service;
-        for (it, family) in service.ports.iter().flat_map(|it| FAMILIES.map(|family| (it, family))) {
+        for (it, family) in service.ports.iter().flat_map(|it| Family::ALL.map(|family| (it, family))) {
             let id = id_of(state, it, family);
             let mut frontends = frontends(service, it, family);
             frontends.retain(|it| self.previous.frontends.contains_key(it));

@@ -11,6 +11,7 @@ use proxy_common::forward::{
 };
 
 use super::*;
+use crate::tables::peers::PeerStates;
 
 const OWN: &str = "n0";
 
@@ -51,7 +52,7 @@ struct Written {
 impl Default for Written {
     fn default() -> Self {
         let mut forwarding = Forwarding::default();
-        forwarding.set_own(OWN);
+        forwarding.nodes.set_own(OWN.into());
         let counters = CounterAllocator::default();
         Self { forwarding, counters, state: NodeState::default(), tables: HashMap::new() }
     }
@@ -61,14 +62,14 @@ impl Written {
     /// One whose nodes are probed, and none has answered.
     fn probing() -> Self {
         let mut it = Self::default();
-        it.forwarding.set_peers(PeerStates::new());
+        it.forwarding.nodes.set_peers(PeerStates::new());
         it
     }
 
     /// Probes say this of nodes, and nothing of others.
     fn probed(&mut self, states: &[(u8, PeerState)]) {
         let address = |n: u8| IpAddr::from([192, 0, 2, n + 1]);
-        self.forwarding.set_peers(states.iter().map(|(n, it)| (address(*n), *it)).collect());
+        self.forwarding.nodes.set_peers(states.iter().map(|(n, it)| (address(*n), *it)).collect());
         self.update(self.state.clone());
     }
 
@@ -282,10 +283,10 @@ use PeerState::{Answers, Mute, Silent, Untried};
 fn forwarding_begins_when_every_node_has_answered() {
     let mut written = Written::probing();
     written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)]), service("b", 2, &[(0, 1)])]));
-    let (own, wanted) = written.forwarding.take_peers().unwrap();
+    let (own, wanted) = written.forwarding.nodes.take_peers().unwrap();
     assert_eq!(own, [[192, 0, 2, 1].into()].into());
     assert_eq!(wanted, [[192, 0, 2, 2].into(), [192, 0, 2, 3].into()].into());
-    assert_eq!(written.forwarding.take_peers(), None);
+    assert_eq!(written.forwarding.nodes.take_peers(), None);
     assert_eq!(written.owners(2), [Some(0)].into(), "this node need not be asked");
     for states in [[(1, Untried), (2, Untried)], [(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
         written.probed(&states);
@@ -323,7 +324,7 @@ fn a_node_gets_rows_when_it_answers_and_the_others_go_on() {
     written.update(state([service("a", 1, &[(0, 1), (1, 1)])]));
     written.probed(&[(1, Answers)]);
     written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)])]));
-    assert!(written.forwarding.take_peers().is_some());
+    assert!(written.forwarding.nodes.take_peers().is_some());
     for states in [[(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
         written.probed(&states);
         assert_eq!(written.owners(1), [Some(0), Some(1)].into(), "{states:?}");
@@ -457,7 +458,7 @@ fn connections_outlast_their_ports_forwarding_but_not_its_frontend() {
     let rows = it.rows(1);
     it.both(&web(&[]));
     assert_eq!((it.flags(1), it.rows(1)), (Some(ENDED), rows));
-    assert_eq!(it.forwarding.take_peers().unwrap().1, [].into(), "nobody is probed");
+    assert_eq!(it.forwarding.nodes.take_peers().unwrap().1, [].into(), "nobody is probed");
     it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
     assert_eq!(it.flags(1), Some(KNOWN_FIRST), "new ones were translated meanwhile");
     assert!(it.rows(1).iter().any(|it| it[1].is_some()), "what moves has a second");
@@ -553,7 +554,7 @@ fn what_the_packet_path_does_not_have_yet_is_expected() {
 #[test]
 fn forwarding_that_has_ended_begins_again_when_every_node_has_answered() {
     let mut it = Written::beside_packets();
-    it.forwarding.set_peers(PeerStates::new());
+    it.forwarding.nodes.set_peers(PeerStates::new());
     it.both(&web(&[(0, 1), (1, 1)]));
     it.probed(&[(1, Answers)]);
     assert_eq!(it.flags(1), Some(KNOWN_FIRST));
