@@ -29,11 +29,13 @@ fn service(name: &str, ip: u8, nodes: &[(u8, u32)]) -> ServiceState {
     state
 }
 
+/// A node at 192.0.2.`address`.
+fn node_at(address: u8) -> NodeInfo {
+    NodeInfo { addresses: vec![[192, 0, 2, address].into()], ..NodeInfo::default() }
+}
+
 fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
-    let node = |n: u8| {
-        let info = NodeInfo { addresses: vec![IpAddr::from([192, 0, 2, n + 1])], ..NodeInfo::default() };
-        (format!("n{n}").into(), info)
-    };
+    let node = |n: u8| (format!("n{n}").into(), node_at(n + 1));
     NodeState {
         services: services.into_iter().map(Arc::new).collect(),
         nodes: (0..8).map(node).collect(),
@@ -138,16 +140,18 @@ impl Written {
     /// The owner and the second of each row, as the last byte of their addresses minus one; `None` for none.
     fn rows(&self, ip: u8) -> Vec<[Option<u8>; 2]> {
         let Some(Forward { first, mask, .. }) = self.forward(ip) else { return Vec::new() };
-        let node = |number: NodeNumber| {
-            let node = self.tables[&Table::ForwardNodes].get(&u32::from(number).to_ne_bytes()[..])?;
-            let node: ForwardNode = bytemuck::pod_read_unaligned(node);
-            std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
-        };
         let row = |position: u32| {
             let row = self.row(position).unwrap();
-            [node(row.owner()), node(row.second())]
+            [row.owner(), row.second()].map(|it| self.node(it))
         };
         (first..=first + mask).map(row).collect()
+    }
+
+    /// The node with a number.
+    fn node(&self, number: NodeNumber) -> Option<u8> {
+        let node = self.tables[&Table::ForwardNodes].get(&u32::from(number).to_ne_bytes()[..])?;
+        let node: ForwardNode = bytemuck::pod_read_unaligned(node);
+        std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
     }
 }
 
@@ -219,9 +223,7 @@ fn the_numbers_of_nodes_outlive_the_process() {
     second.forwarding.restore(first.previous(&[1]));
     let mut without = state([service("a", 1, &[(3, 1), (5, 1)])]);
     without.nodes.remove("n1");
-    without
-        .nodes
-        .insert("new".into(), NodeInfo { addresses: vec![[192, 0, 2, 99].into()], ..NodeInfo::default() });
+    without.nodes.insert("new".into(), node_at(99));
     second.update(without);
     let (before, now) = (first.numbers(), second.numbers());
     for (address, number) in &now {
@@ -250,9 +252,7 @@ fn what_cannot_be_received_is_translated() {
     written.update(state([service("a", 1, &[(0, 1), (9, 1)])]));
     assert_eq!(written.rows(1), [[None, None]], "n9 has no address");
     let mut with_it = state([service("a", 1, &[(0, 1), (9, 1)])]);
-    with_it
-        .nodes
-        .insert("n9".into(), NodeInfo { addresses: vec![[192, 0, 2, 10].into()], ..NodeInfo::default() });
+    with_it.nodes.insert("n9".into(), node_at(10));
     written.update(with_it);
     assert_eq!(written.owners(1), [Some(0), Some(9)].into());
     written.update(state([service("a", 1, &[])]));
@@ -535,8 +535,7 @@ fn what_the_packet_path_does_not_have_yet_is_expected() {
     it.update(web(&[(0, 1), (1, 1)]));
     assert_eq!(it.rows(1), [[None, None]], "other nodes may forward it already");
     let mut more = web(&[(0, 1), (1, 1)]);
-    more.nodes
-        .insert("n9".into(), NodeInfo { addresses: vec![[192, 0, 2, 10].into()], ..NodeInfo::default() });
+    more.nodes.insert("n9".into(), node_at(10));
     it.update(more.clone());
     assert!(it.numbers().contains_key(&IpAddr::from([192, 0, 2, 10])), "it may send packets already");
     it.packets_have(&more);

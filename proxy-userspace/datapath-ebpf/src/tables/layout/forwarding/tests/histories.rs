@@ -140,13 +140,6 @@ impl Node {
 }
 
 impl Written {
-    /// The node with a number.
-    fn node(&self, number: NodeNumber) -> Option<u8> {
-        let node = self.tables[&Table::ForwardNodes].get(&u32::from(number).to_ne_bytes()[..])?;
-        let node: ForwardNode = bytemuck::pod_read_unaligned(node);
-        std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
-    }
-
     /// The owner of the row of a connection.
     fn owner(&self, port: u16) -> Option<u8> {
         let flow = flow(port, true);
