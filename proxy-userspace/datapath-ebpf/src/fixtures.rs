@@ -2,10 +2,12 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::NonZeroU16,
+    num::{NonZeroU8, NonZeroU16},
     sync::Arc,
+    time::Duration,
 };
 
+use datapath::PassiveHealthOptions;
 use model::{
     Protocol, ServiceName,
     state::{Endpoint, EndpointKey, EndpointPort, NodeState, Scopes, Service, ServicePort, ServiceState},
@@ -44,4 +46,15 @@ pub(super) fn endpoint(
 
 pub(super) fn state_of(services: impl IntoIterator<Item = impl Into<Arc<ServiceState>>>) -> NodeState {
     NodeState { services: services.into_iter().map(Into::into).collect(), ..NodeState::default() }
+}
+
+/// Endpoints are ejected after so many failures, up to this part of a set, for five seconds to a minute.
+pub(super) fn passive_health(failures: u8, max_ejected_percent: u8) -> PassiveHealthOptions {
+    PassiveHealthOptions {
+        enabled: true,
+        failures: NonZeroU8::new(failures).unwrap(),
+        max_ejected_percent: NonZeroU8::new(max_ejected_percent).unwrap(),
+        ejection_time: Duration::from_secs(5),
+        max_ejection_time: Duration::from_secs(60),
+    }
 }

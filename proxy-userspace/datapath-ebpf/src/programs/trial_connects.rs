@@ -149,25 +149,19 @@ fn has_failed(socket: &Socket) -> Option<bool> {
 mod tests {
     use std::{
         net::{Ipv4Addr, TcpListener},
-        num::NonZeroU8,
         thread,
     };
 
     use proxy_common::health::key;
 
     use super::*;
+    use crate::fixtures::passive_health;
 
     const NOW: Duration = Duration::from_secs(1_000);
     const SECOND: Duration = Duration::from_secs(1);
 
     fn trials() -> TrialConnects {
-        TrialConnects::new(PassiveHealthOptions {
-            enabled: true,
-            failures: NonZeroU8::MIN,
-            max_ejected_percent: NonZeroU8::MIN,
-            ejection_time: Duration::from_secs(5),
-            max_ejection_time: Duration::from_secs(60),
-        })
+        TrialConnects::new(passive_health(1, 1))
     }
 
     /// A record of an endpoint that failed so long ago, and is ejected for so long.

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     num::{NonZeroU8, NonZeroU32},
     sync::Arc,
-    time::Duration,
 };
 
 use datapath::{FrontendAddress, PassiveHealthOptions, unspecified};
@@ -271,13 +270,7 @@ fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
         };
         numbers.clone().map(health).map(|it| (it.failures, it.max_ejected)).collect::<Vec<_>>()
     };
-    let options = PassiveHealthOptions {
-        enabled: true,
-        failures: number(4),
-        max_ejected_percent: number(60),
-        ejection_time: Duration::from_secs(5),
-        max_ejection_time: Duration::from_secs(60),
-    };
+    let options = fixtures::passive_health(4, 60);
     const NEVER: (u8, u8) = (0, 0);
     assert_eq!(found(Some(options)), [(4, 60), (7, 60), (4, 20), NEVER, (4, 60)]);
     let disabled = PassiveHealthOptions { enabled: false, ..options };

@@ -2,9 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    num::NonZeroU8,
     sync::Arc,
-    time::Duration,
 };
 
 use model::{
@@ -93,14 +91,7 @@ fn ejected_endpoints_are_named_by_the_counters_of_their_connections() {
         |n| fixtures::endpoint(n, Some([10, 1, 0, n as u8].into()), None, [to(0, 8080), to(1, 8081)]);
     let web: Service = fixtures::service("web", [[10, 96, 0, 1].into()], ports.to_vec());
     let mut layout = Layout::default();
-    let percent = NonZeroU8::new(40).unwrap();
-    layout.set_passive_health(PassiveHealthOptions {
-        enabled: true,
-        failures: NonZeroU8::MIN,
-        max_ejected_percent: percent,
-        ejection_time: Duration::from_secs(5),
-        max_ejection_time: Duration::from_secs(60),
-    });
+    layout.set_passive_health(fixtures::passive_health(1, 40));
     update(&mut layout, &[&Arc::new(ServiceState::new(web, [endpoint(1), endpoint(2)]))]);
     let slot = |layout: &Layout, at: &str| {
         let at: SocketAddr = at.parse().unwrap();
@@ -118,7 +109,7 @@ fn ejected_endpoints_are_named_by_the_counters_of_their_connections() {
         endpoint: endpoint.parse().unwrap(),
         clients,
         has_node,
-        max_ejected_percent: percent.get(),
+        max_ejected_percent: 40,
     };
     let expect = [ejected("admin", "10.1.0.2:8081", 3, true), ejected("http", "10.1.0.1:8080", 1, false)];
     assert_eq!(layout.ejected(&avoiders), expect);
