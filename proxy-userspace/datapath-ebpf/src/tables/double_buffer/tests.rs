@@ -326,24 +326,6 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
 }
 
 #[test]
-fn affinity_and_endpoints_can_change_together() {
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    for (has_affinity, endpoints) in [
-        (false, &[1, 2, 3][..]),
-        (true, &[1, 2, 3]),
-        (false, &[1, 2, 3]),
-        (true, &[2, 3, 6]),
-        (false, &[3, 6, 9]),
-    ] {
-        let state = state([with_affinity(service(1, 1, endpoints), has_affinity)]);
-        buffer.take(&state).unwrap();
-        assert_serves(&buffer.store, &state);
-        buffer.finish().unwrap();
-        assert_clean(&buffer);
-    }
-}
-
-#[test]
 fn maps_grow_with_the_state() {
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
     for n in 1..=250 {
@@ -352,20 +334,6 @@ fn maps_grow_with_the_state() {
     assert_serves(&buffer.store, &state((1..=250).map(|n| service(n, n, &[n, 251, 252]))));
     buffer.finish().unwrap();
     assert_clean(&buffer);
-}
-
-#[test]
-fn an_address_can_move_from_one_service_to_another() {
-    // Services are updated by name: s1 takes the address before s2 gives it up, and the other way round.
-    let states = [[(1, 8), (2, 9)], [(1, 9), (2, 8)], [(1, 7), (2, 9)], [(1, 8), (2, 7)]]
-        .map(|services| state(services.map(|(n, at)| service(n, at, &[n]))));
-    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-    for state in states.iter().chain(&states) {
-        buffer.take(state).unwrap();
-        assert_serves(&buffer.store, state);
-        buffer.finish().unwrap();
-        assert_clean(&buffer);
-    }
 }
 
 #[test]
