@@ -306,19 +306,6 @@ fn verdict(tables: &OneFrontend, socket: &FakeSocket, address: u32, port: u16, p
     decide(tables, socket, ip(address), Be16::new(port), tables.protocol)
 }
 
-#[track_caller]
-fn check(protocol: u8, backends: &'static [u32], previous: u32, random: u32, expect: Verdict) {
-    let tables = OneFrontend::new(protocol, backends, 0);
-    let socket = FakeSocket { random, ..FakeSocket::default() };
-    assert_eq!(verdict(&tables, &socket, 7, 80, previous), expect);
-}
-
-#[test]
-fn a_service_without_backends_refuses() {
-    check(TCP, &[], 0, 0, REFUSED);
-    check(UDP, &[], 10, 0, REFUSED);
-}
-
 const LEFT: Verdict = Verdict::Leave { counter: PORT + LEFT_TO_PACKETS };
 
 /// The verdict on the frontend where the packet path serves, and where it does not.
@@ -434,16 +421,11 @@ fn only_senders_at_frontends_that_are_no_cluster_ips_are_kept() {
 
 #[test]
 fn the_random_bits_choose_the_slot() {
-    check(TCP, &[10, 11, 12], 0, 0, to(10));
-    check(TCP, &[10, 11, 12], 0, u32::MAX / 2, to(11));
-    check(TCP, &[10, 11, 12], 0, u32::MAX, to(12));
-}
-
-#[test]
-fn the_previous_backend_is_kept_while_it_is_a_member() {
-    // It is the same exchange of datagrams, which was counted before.
-    check(UDP, &[10, 11, 12], 11, 0, again_to(11));
-    check(UDP, &[10, 12], 11, 0, to(10));
+    let tables = OneFrontend::new(TCP, &[10, 11, 12], 0);
+    for (random, expect) in [(0, 10), (u32::MAX / 2, 11), (u32::MAX, 12)] {
+        let socket = FakeSocket { random, ..FakeSocket::default() };
+        assert_eq!(verdict(&tables, &socket, 7, 80, 0), to(expect));
+    }
 }
 
 #[test]
@@ -549,6 +531,7 @@ fn each_decision_costs_a_fixed_number_of_look_ups() {
     // A Service, and one without endpoints; a node port.
     check(&tcp, 7, 80, 0, to(10), 2);
     check(&OneFrontend::new(TCP, &[], 0), 7, 80, 0, REFUSED, 1);
+    check(&OneFrontend::new(UDP, &[], 0), 7, 80, 10, REFUSED, 1);
     check(&tcp, LOCAL, 30_080, 0, to(10), 3);
     // An unconnected UDP socket: new, returning to its backend, and after its backend was removed.
     let udp = OneFrontend::new(UDP, &[10, 11], 0);
