@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use aya::{
     Ebpf,
@@ -133,12 +133,6 @@ impl Collected {
 /// Collects lines for their decisions.
 struct Collector(Mutex<Collected>);
 
-impl Collector {
-    fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.0.lock()
-    }
-}
-
 impl Log for Collector {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
@@ -146,7 +140,7 @@ impl Log for Collector {
 
     fn log(&self, record: &Record<'_>) {
         if let Some(line) = Line::parse(record.level(), &record.args().to_string()) {
-            self.lock().add(line);
+            self.0.lock().add(line);
         }
     }
 
@@ -229,11 +223,11 @@ impl TraceSteps {
     /// Reads the lines so far, unless there are enough decisions whose events were not read (`is_behind`). Those whose events were
     /// lost are dropped, the oldest first.
     pub(crate) fn read(&mut self, is_behind: bool) -> Result<(), Error> {
-        let excess = self.0.counted.lines.lock().decisions.len().saturating_sub(MAX_DECISIONS);
+        let excess = self.0.counted.lines.0.lock().decisions.len().saturating_sub(MAX_DECISIONS);
         if excess > 0 && is_behind {
             return Ok(());
         }
-        self.0.counted.lines.lock().decisions.drain(..excess);
+        self.0.counted.lines.0.lock().decisions.drain(..excess);
         self.0.read()
     }
 
@@ -244,14 +238,15 @@ impl TraceSteps {
 
     /// Takes those of the last decision of a socket up to a time, in nanoseconds of the monotonic clock.
     pub(crate) fn take_decision(&self, socket: u64, until: u64) -> Option<Vec<TraceStep>> {
-        self.0.counted.lines.lock().take(socket, until)
+        self.0.counted.lines.0.lock().take(socket, until)
     }
 }
 
 /// Up to which level the product's programs say lines: none, but in a developer's build as this process.
 pub(crate) fn level() -> Option<Level> {
     if cfg!(feature = "log") {
-        tracing::level_filters::LevelFilter::current().into_level().map(to_log)
+        // Both crates name their levels alike.
+        tracing::level_filters::LevelFilter::current().into_level().and_then(|it| it.as_str().parse().ok())
     } else {
         None
     }
@@ -306,16 +301,6 @@ impl Log for Forwarder {
     }
 
     fn flush(&self) {}
-}
-
-fn to_log(level: tracing::Level) -> Level {
-    match level {
-        tracing::Level::ERROR => Level::Error,
-        tracing::Level::WARN => Level::Warn,
-        tracing::Level::INFO => Level::Info,
-        tracing::Level::DEBUG => Level::Debug,
-        _ => Level::Trace,
-    }
 }
 
 #[cfg(test)]
