@@ -126,29 +126,30 @@ pub(crate) fn load_object(
         excluded_levels |= exclusions::pod_levels(Cgroup::open(options.cgroup.as_deref())?.path());
         max_excluded += MAX_EXCLUDED_PODS;
     }
-    let host_only = u32::from(options.host_only);
-    let slot_mask = slots - 1;
-    let stripe_mask = stripes.saturating_sub(1);
-    let protect_node_ports = u32::from(options.protect_node_ports);
-    // Before Linux 5.14 there is no cookie: 0 stands for the initial namespace.
-    let host_netns = raw_bpf::netns_cookie().unwrap_or(0);
-    let seed = fastrand::u64(..);
+    let words: [(&str, u32); 7] = [
+        ("EXCLUDED_LEVELS", excluded_levels),
+        ("HOST_ONLY", options.host_only.into()),
+        ("SLOT_MASK", slots - 1),
+        ("OVERFLOW_CAPACITY", overflow),
+        ("STRIPE_MASK", stripes.saturating_sub(1)),
+        ("PROTECT_NODE_PORTS", options.protect_node_ports.into()),
+        ("FORWARDING_PORT", options.forwarding_port.to_be().into()),
+    ];
+    let numbers = [
+        // Before Linux 5.14 there is no cookie: 0 stands for the initial namespace.
+        ("HOST_NETNS", raw_bpf::netns_cookie().unwrap_or(0)),
+        ("SEED", fastrand::u64(..)),
+        ("EJECTION_TIME", nanoseconds(options.passive_health.ejection_time)),
+        ("MAX_EJECTION_TIME", nanoseconds(options.passive_health.max_ejection_time)),
+    ];
     let mut loader = EbpfLoader::new();
     features.apply_to(&mut loader);
-    loader.override_global("EXCLUDED_LEVELS", &excluded_levels, true);
-    loader.override_global("HOST_ONLY", &host_only, true);
-    loader.override_global("SLOT_MASK", &slot_mask, true);
-    loader.override_global("OVERFLOW_CAPACITY", &overflow, true);
-    loader.override_global("STRIPE_MASK", &stripe_mask, true);
-    loader.override_global("PROTECT_NODE_PORTS", &protect_node_ports, true);
-    let forwarding_port = u32::from(options.forwarding_port.to_be());
-    loader.override_global("FORWARDING_PORT", &forwarding_port, true);
-    loader.override_global("HOST_NETNS", &host_netns, true);
-    loader.override_global("SEED", &seed, true);
-    let [ejection_time, max_ejection_time] =
-        [options.passive_health.ejection_time, options.passive_health.max_ejection_time].map(nanoseconds);
-    loader.override_global("EJECTION_TIME", &ejection_time, true);
-    loader.override_global("MAX_EJECTION_TIME", &max_ejection_time, true);
+    for (name, value) in &words {
+        loader.override_global(name, value, true);
+    }
+    for (name, value) in numbers.iter().chain(constants) {
+        loader.override_global(name, value, true);
+    }
     let slow = u32::from(failpoint::is_enabled("slow-programs"));
     if cfg!(feature = "fault-points") {
         loader.override_global("SLOW", &slow, true);
@@ -160,9 +161,6 @@ pub(crate) fn load_object(
     // The chunks are not maps of the object.
     for map in shared.iter().filter(|it| it.name != counter_maps::CHUNK) {
         loader.map_pin_path(map.name, map.path.clone());
-    }
-    for (name, value) in constants {
-        loader.override_global(name, value, true);
     }
     // aya-log has the same numbers.
     let log_level = log_level.map_or(0, |it| it as u8);
@@ -370,14 +368,6 @@ pub(crate) fn is_initialized(pins: &Pins) -> Result<bool, Error> {
         }
     }
     Ok(flips > 0)
-}
-
-/// Reads a pinned map: all keys, and all values.
-pub(crate) fn read(path: &Path, entry: EntrySize) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    let map = open(path, entry)?;
-    let capacity = map.info().map_err(Error::map(path.display()))?.max_entries();
-    raw_bpf::lookup_all(map.fd().as_fd(), entry, capacity)
-        .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", path.display()))
 }
 
 /// Opens a pinned map with entries of this size.

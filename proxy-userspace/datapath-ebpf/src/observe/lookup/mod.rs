@@ -27,8 +27,8 @@ use crate::{
         clock,
         raw_bpf::{self, EntrySize},
     },
-    maps::{bpf_maps, pins::Pins},
-    observe::active_frontends::{ActiveFrontends, Entry, rows},
+    maps::{bpf_maps, hash_map, pins::Pins},
+    observe::active_frontends::{ActiveFrontends, Entry},
 };
 
 /// What the kernel has for a destination.
@@ -153,7 +153,9 @@ fn affinity(
 
 /// All entries of a pinned hash map.
 fn entries<K: AnyBitPattern, V: AnyBitPattern>(pin: &Path) -> Result<Vec<(K, V)>, Error> {
-    Ok(rows(&bpf_maps::read(pin, EntrySize::of::<K, V>())?).collect())
+    let map = bpf_maps::open(pin, EntrySize::of::<K, V>())?;
+    let capacity = map.info().map_err(Error::map(pin.display()))?.max_entries();
+    hash_map::read_all(&map, capacity, &pin.display().to_string())
 }
 
 /// The cookie of a client's network namespace: that of a pod's address, or this one. `None` if no namespace that may be
