@@ -137,9 +137,9 @@ pub(crate) fn maps(pins: &Pins, slots: u32, affinity_clients: u32, overflow: u32
     let affinity = lru::<AffinityKey, AffinityEntry>(affinity_clients);
     let maps = [
         ("ACTIVE", pins.active(), array::<u32>(2)),
-        ("PREFILTER", pins.prefilters(), array::<Prefilter>(2)),
+        ("PREFILTER", pins.layout().join("prefilter"), array::<Prefilter>(2)),
         ("SLOTS", pins.sock_nat_map("slots"), array::<NatSlot>(slots)),
-        ("PACKET_PATH", pins.packet_path(), array::<u32>(1)),
+        ("PACKET_PATH", pins.layout().join("packet_path"), array::<u32>(1)),
         ("SENDERS", pins.sock_nat_map("senders"), lru::<SenderKey, u64>(MAX_SENDERS)),
         ("AFFINITY", pins.affinity().join("affinity"), affinity),
         ("AFFINITY_INSERTS", pins.affinity().join("affinity_inserts"), array::<u64>(1)),

@@ -159,7 +159,8 @@ impl Pins {
         read_dir(&self.links())
     }
 
-    fn layout(&self) -> PathBuf {
+    /// The folder of the outer maps, and of what goes with them.
+    pub(crate) fn layout(&self) -> PathBuf {
         self.dir.join(&self.layout)
     }
 
@@ -202,19 +203,9 @@ impl Pins {
         self.layout().join("programs")
     }
 
-    /// The map with the word that says whether the packet path serves.
-    pub(crate) fn packet_path(&self) -> PathBuf {
-        self.layout().join("packet_path")
-    }
-
     /// The map with the active-side word.
     pub(crate) fn active(&self) -> PathBuf {
         self.layout().join("active")
-    }
-
-    /// The map with the prefilters of both sides.
-    pub(crate) fn prefilters(&self) -> PathBuf {
-        self.layout().join("prefilter")
     }
 
     /// The outer map of a table.
