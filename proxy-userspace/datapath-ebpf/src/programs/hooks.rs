@@ -6,7 +6,7 @@ use std::{fs, io::ErrorKind, os::fd::AsFd, path::Path, thread, time::Duration};
 
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, CgroupSock, CgroupSockAddr, Program, ProgramFd, SockOps, links::FdLink},
+    programs::{CgroupAttachMode, Program, links::FdLink},
 };
 use aya_obj::generated::bpf_attach_type::{self, *};
 
@@ -69,7 +69,7 @@ pub(crate) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
 
 /// Loads every program into the kernel, which verifies it. Nothing is attached yet.
 pub(crate) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
-    HOOKS.into_iter().try_for_each(|(hook, _)| program(ebpf, hook)?.load(hook))
+    HOOKS.into_iter().try_for_each(|(hook, _)| load_program(ebpf, hook))
 }
 
 /// Attaches every program to the cgroup, and pins it.
@@ -104,8 +104,8 @@ pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
                 return Err(error);
             }
         }
-        let mut program = program(ebpf, hook)?;
-        pins::replace(&pins.programs().join(hook), |path| program.pin(path))?;
+        let program = program(ebpf, hook)?;
+        pins::replace(&pins.programs().join(hook), |path| program.pin(path).map_err(Error::pin(path)))?;
     }
     let replaced = HOOKS.len() - created;
     tracing::info!(cgroup = %cgroup.path().display(), new = created, replaced, "programs attached");
@@ -158,7 +158,7 @@ pub(crate) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
 
 /// Updates the pinned link, or creates one and pins it; true if it was created.
 fn attach_or_update(
-    mut program: HookProgram<'_>,
+    program: &mut Program,
     hook: &'static str,
     cgroup: &Cgroup,
     pin: &Path,
@@ -172,12 +172,12 @@ fn attach_or_update(
     if let Some(link) = pins::open(pin)?
         && cgroup_of(&link, pin)? == cgroup.id()
     {
-        let fd = program.fd(hook)?;
+        let fd = program.fd().map_err(failed("open", hook))?;
         return raw_bpf::link_update(link.as_fd(), fd.as_fd())
             .map(|()| false)
             .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
     }
-    let link = program.attach(cgroup, hook)?;
+    let link = create_link(program, cgroup, hook)?;
     pins::replace(pin, |path| {
         let pinned = link.pin(path).map(drop);
         failpoint::point("link-unnamed");
@@ -191,56 +191,35 @@ fn cgroup_of(link: &impl AsFd, pin: &Path) -> Result<u64, Error> {
     raw_bpf::link_cgroup(link.as_fd()).map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))
 }
 
-/// A program; aya has a type for each of its types.
-pub(crate) enum HookProgram<'a> {
-    SockAddr(&'a mut CgroupSockAddr),
-    Sock(&'a mut CgroupSock),
-    SockOps(&'a mut SockOps),
-}
-
-/// Evaluates an expression for a program of either type.
+/// Evaluates an expression for a program of any type that hooks have.
 macro_rules! for_program {
-    ($self:expr, $program:ident => $then:expr) => {
-        match $self {
-            HookProgram::SockAddr($program) => $then,
-            HookProgram::Sock($program) => $then,
-            HookProgram::SockOps($program) => $then,
+    ($program:expr, $hook:expr, $it:ident => $then:expr) => {
+        match $program {
+            Program::CgroupSockAddr($it) => $then,
+            Program::CgroupSock($it) => $then,
+            Program::SockOps($it) => $then,
+            _ => return Err(Error::Incomplete(format!("program {}", $hook))),
         }
     };
 }
 
-impl HookProgram<'_> {
-    pub(crate) fn load(&mut self, hook: &'static str) -> Result<(), Error> {
-        for_program!(self, it => it.load()).map_err(failed("load", hook))
-    }
-
-    pub(crate) fn fd(&self, hook: &'static str) -> Result<&ProgramFd, Error> {
-        for_program!(self, it => it.fd()).map_err(failed("open", hook))
-    }
-
-    fn pin(&mut self, path: &Path) -> Result<(), Error> {
-        for_program!(self, it => it.pin(path)).map_err(Error::pin(path))
-    }
-
-    /// Creates a link.
-    ///
-    /// aya passes the mode to the kernel as link flags, which must be 0. `Single` is that 0, and for a link it means
-    /// "beside others", not exclusive (aya issue 1078).
-    fn attach(&mut self, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
-        const MODE: CgroupAttachMode = CgroupAttachMode::Single;
-        for_program!(self, it => {
-            let id = it.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
-            let link = it.take_link(id).map_err(failed("take the link", hook))?;
-            FdLink::try_from(link).map_err(failed("take the link", hook))
-        })
-    }
+pub(crate) fn load_program(ebpf: &mut Ebpf, hook: &'static str) -> Result<(), Error> {
+    for_program!(program(ebpf, hook)?, hook, it => it.load()).map_err(failed("load", hook))
 }
 
-pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &'static str) -> Result<HookProgram<'a>, Error> {
-    match ebpf.program_mut(hook) {
-        Some(Program::CgroupSockAddr(program)) => Ok(HookProgram::SockAddr(program)),
-        Some(Program::CgroupSock(program)) => Ok(HookProgram::Sock(program)),
-        Some(Program::SockOps(program)) => Ok(HookProgram::SockOps(program)),
-        _ => Err(Error::Incomplete(format!("program {hook}"))),
-    }
+/// Creates a link.
+///
+/// aya passes the mode to the kernel as link flags, which must be 0. `Single` is that 0, and for a link it means
+/// "beside others", not exclusive (aya issue 1078).
+fn create_link(program: &mut Program, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
+    const MODE: CgroupAttachMode = CgroupAttachMode::Single;
+    for_program!(program, hook, it => {
+        let id = it.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
+        let link = it.take_link(id).map_err(failed("take the link", hook))?;
+        FdLink::try_from(link).map_err(failed("take the link", hook))
+    })
+}
+
+pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &str) -> Result<&'a mut Program, Error> {
+    ebpf.program_mut(hook).ok_or_else(|| Error::Incomplete(format!("program {hook}")))
 }

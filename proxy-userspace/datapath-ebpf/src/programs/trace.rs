@@ -15,6 +15,7 @@ use std::{
 use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, RingBuf},
+    programs::Program,
 };
 use log::Level;
 use proxy_common::{
@@ -37,7 +38,7 @@ use crate::{
         program_log::{TraceStep, TraceSteps},
     },
     options::Options,
-    programs::hooks::{self, HookProgram},
+    programs::{hooks, links::failed},
 };
 
 /// The hooks whose programs differ; those that end or watch a connection come before those that begin one.
@@ -204,7 +205,7 @@ impl TracedPrograms {
             with_features(|features| {
                 let variant = Variant { object, constants: &globals, log_level };
                 let mut ebpf = bpf_maps::load_object(&pins, options, features, &variant)?;
-                HOOKS.into_iter().try_for_each(|hook| hooks::program(&mut ebpf, hook)?.load(hook))?;
+                HOOKS.into_iter().try_for_each(|hook| hooks::load_program(&mut ebpf, hook))?;
                 Ok(ebpf)
             })
         };
@@ -433,8 +434,8 @@ impl ActiveTrace {
             let pin = pins.links().join(hook);
             // One hook may have no program, see `hooks::OPTIONAL`.
             let Some(link) = pins::open(&pin)? else { return Ok(()) };
-            let duplicate = |program: HookProgram<'_>| {
-                let fd = program.fd(hook)?.as_fd().try_clone_to_owned();
+            let duplicate = |program: &mut Program| {
+                let fd = program.fd().map_err(failed("open", hook))?.as_fd().try_clone_to_owned();
                 fd.map_err(Error::syscall("dup", format!("the program of {hook}")))
             };
             let product = duplicate(hooks::program(product, hook)?)?;
