@@ -52,8 +52,6 @@ mod packet_family;
 mod packet_path;
 mod recvmsg;
 mod release;
-#[cfg(feature = "trace")]
-mod ring;
 mod senders;
 mod sendmsg;
 mod side;

@@ -10,10 +10,10 @@ use aya_ebpf::{
         BPF_RB_NO_WAKEUP, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB,
         bpf_sock_addr,
     },
-    btf_maps::{Array, HashMap, LruHashMap},
+    btf_maps::{Array, HashMap, LruHashMap, RingBuf},
     helpers::generated::{
         bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_comm,
-        bpf_get_current_pid_tgid,
+        bpf_get_current_pid_tgid, bpf_ringbuf_output,
     },
     macros::btf_map,
     programs::{SockAddrContext, SockContext, SockOpsContext},
@@ -26,20 +26,25 @@ use proxy_common::{
     tables::TCP,
     trace::{
         CLOSED, CLOSED_BY_BACKEND, CONNECT, EXCLUDED, Event, FURTHER_DATAGRAM, GIVEN_UP, LEFT_TO_PACKETS,
-        MAX_OPEN, MAX_PORTS, NO_ANSWER, NO_BACKENDS, NO_ROOM, PASSED, REDIRECTED, REFUSED, RESET, SEND,
-        is_failed_end, is_failure,
+        MAX_OPEN, MAX_PORTS, NO_ANSWER, NO_BACKENDS, NO_ROOM, PASSED, REDIRECTED, REFUSED, RESET, RING_BYTES,
+        SEND, is_failed_end, is_failure,
     },
 };
 
 use crate::{
+    atomic,
     caller::Caller,
     config::globals,
     ctx::{self, HookFamily, TCP_SYN_SENT, now},
     log::{self, LogContext},
-    ring::{EVENTS, count_lost, output},
     side::Side,
 };
 
+#[btf_map]
+static EVENTS: RingBuf<Event, RING_BYTES> = RingBuf::new();
+/// How many events found no room.
+#[btf_map]
+static LOST: Array<u64, 1> = Array::new();
 /// The connections whose end is reported, by the cookies of their sockets.
 #[btf_map]
 static OPEN: LruHashMap<u64, Event, { MAX_OPEN as usize }> = LruHashMap::new();
@@ -298,6 +303,31 @@ fn report<F: HookFamily, const CONNECTS: bool>(ctx: &SockAddrContext, arguments:
     let Some(mut entry) = EVENTS.reserve(0) else { return count_lost() };
     fill(MaybeUninit::as_mut_ptr(&mut entry));
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+}
+
+/// Copies an event into the ring buffer.
+#[inline(always)]
+fn output(event: *mut Event) {
+    // SAFETY: both are valid, and the size is that of an event.
+    let result = unsafe {
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            event.cast(),
+            size_of::<Event>() as u64,
+            u64::from(BPF_RB_NO_WAKEUP),
+        )
+    };
+    if result < 0 {
+        count_lost();
+    }
+}
+
+/// Counts an event that found no room.
+#[inline(always)]
+fn count_lost() {
+    if let Some(lost) = LOST.get_ptr_mut(0) {
+        atomic::add(lost, 1);
+    }
 }
 
 /// The entry of a new connection.
