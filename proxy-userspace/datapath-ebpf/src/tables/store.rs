@@ -48,52 +48,50 @@ impl fmt::Display for Side {
     }
 }
 
-/// One table, of which each side has a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Table {
-    /// [`FrontendKey4`] to [`Frontend`].
-    Frontends4,
-    /// [`FrontendKey6`] to [`Frontend`].
-    Frontends6,
-    /// [`NodePortKey`] to [`Frontend`].
-    NodePorts,
-    /// An address, IPv4 as v4-mapped, to its [`NodeAddrScope`].
-    NodeAddrs,
-    /// A position to [`BackendEntry4`].
-    Backends4,
-    /// A position to [`BackendEntry6`].
-    Backends6,
-    /// [`BackendSetMemberKey4`] to [`BackendSetMember`].
-    Members4,
-    /// [`BackendSetMemberKey6`] to [`BackendSetMember`].
-    Members6,
-    /// [`FrontendKey6`], IPv4 as v4-mapped, to [`Forward`].
-    Forwards,
-    /// The number of a pair of rows to [`RowPair`].
-    ForwardRows,
-    /// A [`NodeNumber`](proxy_common::forward::NodeNumber) to [`ForwardNode`].
-    ForwardNodes,
-    /// An address of a node, IPv4 as v4-mapped, to its number.
-    ForwardNumbers,
+/// Defines the tables: of each its name in pin paths, that of its outer map in the kernel object, and the types of its entries.
+macro_rules! tables {
+    ($($(#[$doc:meta])* $table:ident: $name:literal, $map:literal, $key:ty => $value:ty;)*) => {
+        /// One table, of which each side has a map.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) enum Table {
+            $($(#[$doc])* $table,)*
+        }
+
+        impl Table {
+            /// All tables; a table's position is its [`Table::index`].
+            pub(crate) const ALL: [Self; Self::COUNT] = [$(Self::$table),*];
+        }
+
+        /// Of each table, in order: both names, and the size of its entries.
+        const MAPS: [(&str, &str, EntrySize); Table::COUNT] =
+            [$(($name, $map, EntrySize::of::<$key, $value>())),*];
+    };
+}
+
+tables! {
+    Frontends4: "frontends4", "FRONTENDS4", FrontendKey4 => Frontend;
+    Frontends6: "frontends6", "FRONTENDS6", FrontendKey6 => Frontend;
+    NodePorts: "node_ports", "NODE_PORTS", NodePortKey => Frontend;
+    /// By address, IPv4 as v4-mapped.
+    NodeAddrs: "node_addrs", "NODE_ADDRS", V6 => NodeAddrScope;
+    /// By position.
+    Backends4: "backends4", "BACKENDS4", u32 => BackendEntry4;
+    /// By position.
+    Backends6: "backends6", "BACKENDS6", u32 => BackendEntry6;
+    Members4: "members4", "MEMBERS4", BackendSetMemberKey4 => BackendSetMember;
+    Members6: "members6", "MEMBERS6", BackendSetMemberKey6 => BackendSetMember;
+    /// IPv4 as v4-mapped.
+    Forwards: "forwards", "FORWARDS", FrontendKey6 => Forward;
+    /// By the number of a pair of rows.
+    ForwardRows: "forward_rows", "FORWARD_ROWS", u32 => RowPair;
+    /// By [`NodeNumber`](proxy_common::forward::NodeNumber).
+    ForwardNodes: "forward_nodes", "FORWARD_NODES", u32 => ForwardNode;
+    /// The numbers of nodes by their addresses, IPv4 as v4-mapped.
+    ForwardNumbers: "forward_numbers", "FORWARD_NUMBERS", V6 => u32;
 }
 
 impl Table {
     pub(crate) const COUNT: usize = 12;
-    /// All tables; a table's position is its [`Table::index`].
-    pub(crate) const ALL: [Self; Self::COUNT] = [
-        Self::Frontends4,
-        Self::Frontends6,
-        Self::NodePorts,
-        Self::NodeAddrs,
-        Self::Backends4,
-        Self::Backends6,
-        Self::Members4,
-        Self::Members6,
-        Self::Forwards,
-        Self::ForwardRows,
-        Self::ForwardNodes,
-        Self::ForwardNumbers,
-    ];
 
     /// The tables of packets that are forwarded.
     pub(crate) const FORWARDING: [Self; 4] =
@@ -123,22 +121,6 @@ impl Table {
         matches!(self, Self::Backends4 | Self::Backends6 | Self::ForwardRows | Self::ForwardNodes)
     }
 }
-
-/// Of each table, in order: its name in pin paths, that of its outer map in the kernel object, and the size of its entries.
-const MAPS: [(&str, &str, EntrySize); Table::COUNT] = [
-    ("frontends4", "FRONTENDS4", EntrySize::of::<FrontendKey4, Frontend>()),
-    ("frontends6", "FRONTENDS6", EntrySize::of::<FrontendKey6, Frontend>()),
-    ("node_ports", "NODE_PORTS", EntrySize::of::<NodePortKey, Frontend>()),
-    ("node_addrs", "NODE_ADDRS", EntrySize::of::<V6, NodeAddrScope>()),
-    ("backends4", "BACKENDS4", EntrySize::of::<u32, BackendEntry4>()),
-    ("backends6", "BACKENDS6", EntrySize::of::<u32, BackendEntry6>()),
-    ("members4", "MEMBERS4", EntrySize::of::<BackendSetMemberKey4, BackendSetMember>()),
-    ("members6", "MEMBERS6", EntrySize::of::<BackendSetMemberKey6, BackendSetMember>()),
-    ("forwards", "FORWARDS", EntrySize::of::<FrontendKey6, Forward>()),
-    ("forward_rows", "FORWARD_ROWS", EntrySize::of::<u32, RowPair>()),
-    ("forward_nodes", "FORWARD_NODES", EntrySize::of::<u32, ForwardNode>()),
-    ("forward_numbers", "FORWARD_NUMBERS", EntrySize::of::<V6, u32>()),
-];
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
