@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use bytemuck::AnyBitPattern;
 use model::state::NodeState;
 use proxy_common::{
     counters::{COUNTERS_PER_CHUNK, COUNTERS_PER_PORT, NO_COUNTER},
@@ -49,8 +48,8 @@ pub fn generation(bytes: &[u8]) {
 
 /// An event that a program reports.
 pub fn trace(bytes: &[u8]) {
-    for event in entries::<Event>(bytes) {
-        let event = TraceEvent::from(event);
+    for event in bytes.chunks_exact(size_of::<Event>()) {
+        let event = TraceEvent::from(bytemuck::pod_read_unaligned::<Event>(event));
         assert!(event.process.chars().count() <= 16);
     }
 }
@@ -112,9 +111,4 @@ fn described(state: &NodeState) -> Vec<String> {
 
 fn lines(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
     dump::lines(|it| buffer.store().entries(it))
-}
-
-/// The entries of a buffer.
-fn entries<T: AnyBitPattern>(bytes: &[u8]) -> impl Iterator<Item = T> {
-    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }

@@ -3,7 +3,6 @@
 use datapath::{Finding, ForeignProgram, HookBehavior, Level, ProbeResult};
 
 use crate::{
-    error::Error,
     host::cgroup::Cgroup,
     maps::{bpf_maps, pins::Pins},
     options::Options,
@@ -84,7 +83,8 @@ fn programs(cgroup: &Cgroup, pins: &Pins) -> Finding {
     const SUBJECT: &str = "programs";
     let status = match hook_status::query(cgroup, pins) {
         Ok(status) => status,
-        Err(error) => return unknown(SUBJECT, &error),
+        // The kernel did not answer.
+        Err(error) => return Finding::failed(SUBJECT, Level::Degraded, &error),
     };
     let missing: Vec<_> = status.missing().map(|it| it.name).collect();
     let (all, path) = (status.hooks.len(), cgroup.path().display());
@@ -108,7 +108,8 @@ pub(super) fn foreign_programs(options: &Options) -> Finding {
     const SUBJECT: &str = "other programs";
     let status = match hook_status::query_at(options.cgroup.as_deref(), &options.pin_dir) {
         Ok(status) => status,
-        Err(error) => return unknown(SUBJECT, &error),
+        // The kernel did not answer.
+        Err(error) => return Finding::failed(SUBJECT, Level::Degraded, &error),
     };
     let foreign = status.foreign_programs();
     if foreign.is_empty() {
@@ -163,9 +164,4 @@ fn probe(cgroup: &Cgroup) -> Finding {
     }
     let unknown = if unknown.is_empty() { String::new() } else { format!("; {}", unknown.join("; ")) };
     Finding::ok(SUBJECT, format!("{working} hooks work{unknown}"))
-}
-
-/// The kernel did not answer a query.
-fn unknown(subject: &'static str, error: &Error) -> Finding {
-    Finding::failed(subject, Level::Degraded, error)
 }

@@ -134,9 +134,10 @@ impl ForwardTables {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr};
+    use std::net::Ipv4Addr;
 
-    use proxy_common::{forward::ForwardNode, tables::TCP};
+    use model::Protocol;
+    use proxy_common::forward::ForwardNode;
 
     use super::*;
 
@@ -145,13 +146,8 @@ mod tests {
     }
 
     fn key(text: &str) -> FrontendKey6 {
-        let address: SocketAddr = text.parse().unwrap();
-        FrontendKey6 {
-            address: V6::from(address.ip()),
-            port: Be16::new(address.port()),
-            protocol: TCP,
-            zero: 0,
-        }
+        let address = text.parse().unwrap();
+        frontend_key(&FrontendAddress { address, protocol: Protocol::Tcp }).unwrap()
     }
 
     /// The node 1 is this one, 2 owned its rows before, and 3 has left the cluster.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytemuck::AnyBitPattern;
-use datapath::{ActiveFrontend, FrontendAddress, unspecified};
+use datapath::{ActiveFrontend, FrontendAddress};
 use netlink::{host_addresses, netns};
 use proxy_common::{
     affinity::{AffinityClient, AffinityEntry, AffinityKey},
@@ -29,6 +29,7 @@ use crate::{
     },
     maps::{bpf_maps, hash_map, pins::Pins},
     observe::active_frontends::{ActiveFrontends, Entry},
+    tables::allowed_backends::as_node_port,
 };
 
 /// What the kernel has for a destination.
@@ -70,10 +71,7 @@ pub struct EjectedBackend {
 ///
 /// As for [`dump`](crate::observe::dump); if what is stored for clients cannot be read.
 pub fn lookup(pin_dir: &Path, destination: &FrontendAddress, netns: Option<u64>) -> Result<Lookup, Error> {
-    let node_port = FrontendAddress {
-        address: SocketAddr::new(unspecified(destination.family()), destination.address.port()),
-        ..*destination
-    };
+    let node_port = FrontendAddress { address: as_node_port(destination.address), ..*destination };
     let (generation, (has_node_port, frontend)) = ActiveFrontends::open(pin_dir)?.read(|maps| {
         let node_port = maps.entry(&node_port)?;
         let has_node_port = node_port.is_some();

@@ -6,11 +6,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use datapath::{FrontendAddress, unspecified};
-use model::{Family, Protocol};
+use datapath::FrontendAddress;
+use model::Protocol;
 
 use super::writer::ServiceLayout;
-use crate::tables::node_addresses::NodeAddresses;
+use crate::tables::{allowed_backends::as_node_port, node_addresses::NodeAddresses};
 
 /// All of them; a node port at the unspecified address.
 #[derive(Debug, Default)]
@@ -61,10 +61,7 @@ impl EntryPoints {
         node_addresses: &NodeAddresses,
     ) -> bool {
         let contain = |address| self.0.contains(&FrontendAddress { address, protocol });
-        let ip = address.ip();
-        contain(address)
-            || (is_local(node_addresses, &ip)
-                && contain(SocketAddr::new(unspecified(Family::of(ip)), address.port())))
+        contain(address) || (is_local(node_addresses, &address.ip()) && contain(as_node_port(address)))
     }
 }
 
