@@ -13,7 +13,7 @@ use proxy_common::{
 use crate::{
     error::Error,
     host::raw_bpf::{self, Cursor, EntrySize},
-    maps::{hash_map, map_spec, pins::Pins},
+    maps::{map_spec, pins::Pins, record_map::RecordMap},
 };
 
 /// How many slots are read at once: 1 MiB.
@@ -23,14 +23,14 @@ const SLOTS_PER_PAGE: u32 = 1 << 14;
 #[derive(Debug)]
 pub struct ConnectedBackends {
     slots: MapData,
-    overflow: MapData,
+    overflow: RecordMap<OverflowKey, OverflowEntry>,
 }
 
 impl ConnectedBackends {
     /// Opens the maps with the NAT entries of sockets.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
         let open = |name| map_spec::get(&pins.sock_nat_map(name));
-        Ok(Self { slots: open("slots")?, overflow: open("overflow")? })
+        Ok(Self { slots: open("slots")?, overflow: RecordMap::new(open("overflow")?, "overflow")? })
     }
 
     /// Which of these addresses a socket is connected to through a Service. TCP and UDP are not told apart, as NAT entries have
@@ -47,7 +47,8 @@ impl ConnectedBackends {
                 found.insert(backend);
             }
         };
-        let page = capacity(&self.slots, "slots")?.min(SLOTS_PER_PAGE);
+        let capacity = self.slots.info().map_err(Error::map("slots"))?.max_entries();
+        let page = capacity.min(SLOTS_PER_PAGE);
         let (size, mut cursor) = (EntrySize::of::<u32, NatSlot>(), Cursor::default());
         loop {
             let batch = raw_bpf::lookup_batch(self.slots.fd().as_fd(), size, page, &mut cursor)
@@ -58,18 +59,11 @@ impl ConnectedBackends {
                 break;
             }
         }
-        let count = capacity(&self.overflow, "overflow")?;
-        for (key, entry) in
-            hash_map::read_all::<OverflowKey, OverflowEntry>(&self.overflow, count, "overflow")?
-        {
+        for (key, entry) in self.overflow.read()? {
             if key.kind == CONNECTED {
                 find(entry.connected());
             }
         }
         Ok(found)
     }
-}
-
-fn capacity(map: &MapData, name: &str) -> Result<u32, Error> {
-    Ok(map.info().map_err(Error::map(name))?.max_entries())
 }

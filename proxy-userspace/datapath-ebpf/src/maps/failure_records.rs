@@ -6,24 +6,21 @@ use std::{collections::HashMap, time::Duration};
 
 use aya::{
     Ebpf,
-    maps::{Array, Map, MapData},
+    maps::{Array, MapData},
 };
 use datapath::Ejections;
 use proxy_common::{
     counters::CounterIndex,
-    health::{
-        Client, FailureKey, FailureRecord, HAS_RECORDS, MAX_RECORDS, REFUSALS, TIMEOUTS, client, key_parts,
-    },
+    health::{Client, FailureKey, FailureRecord, HAS_RECORDS, REFUSALS, TIMEOUTS, client, key_parts},
 };
 
 use crate::{
     error::Error,
     host::{clock, raw_bpf},
-    maps::{hash_map, map_spec},
+    maps::{map_spec, record_map::RecordMap},
     tables::layout::EjectingClients,
 };
 
-const FAILURES: &str = "FAILURES";
 const HEALTH: &str = "HEALTH";
 
 /// How long a record is kept after the last failure and the end of the ejection: meanwhile some connection tries the
@@ -32,7 +29,7 @@ const TIME_TO_TRY: Duration = Duration::from_secs(60);
 
 /// The records in the kernel.
 pub(crate) struct FailureRecords {
-    records: MapData,
+    records: RecordMap<FailureKey, FailureRecord>,
     words: Array<MapData, u64>,
     /// The network namespace of this process; unknown before Linux 5.14.
     node: Option<Client>,
@@ -41,9 +38,7 @@ pub(crate) struct FailureRecords {
 impl FailureRecords {
     /// Takes the maps out of the loaded object.
     pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let Some(Map::LruHashMap(records)) = ebpf.take_map(FAILURES) else {
-            return Err(Error::Incomplete(format!("map {FAILURES}")));
-        };
+        let records = RecordMap::take(ebpf, "FAILURES")?;
         let node = raw_bpf::netns_cookie().ok().map(client);
         Ok(Self { records, words: map_spec::take(ebpf, HEALTH)?, node })
     }
@@ -62,7 +57,7 @@ impl FailureRecords {
         if records.is_empty() {
             self.set_word(HAS_RECORDS, 0)?;
             // A program may have added one before that.
-            if !self.all()?.is_empty() {
+            if !self.records.read()?.is_empty() {
                 self.set_word(HAS_RECORDS, 1)?;
             }
         }
@@ -80,12 +75,12 @@ impl FailureRecords {
         if self.word(HAS_RECORDS)? == 0 {
             return Ok(Vec::new());
         }
-        Ok(self.all()?.into_iter().filter(|(_, it)| it.until != 0).collect())
+        Ok(self.records.read()?.into_iter().filter(|(_, it)| it.until != 0).collect())
     }
 
     /// Replaces a record, unless a connection has succeeded meanwhile.
     pub(crate) fn replace(&self, key: FailureKey, record: &FailureRecord) -> Result<(), Error> {
-        hash_map::replace(&self.records, &key, record, FAILURES)
+        self.records.replace(&key, record)
     }
 
     /// Deletes the records of endpoints that have changed.
@@ -107,21 +102,16 @@ impl FailureRecords {
         &self,
         is_deleted: impl Fn(CounterIndex, &FailureRecord) -> bool,
     ) -> Result<Vec<(FailureKey, FailureRecord)>, Error> {
-        let mut records = self.all()?;
+        let mut records = self.records.read()?;
         let mut result = Ok(());
         records.retain(|(key, record)| {
             let is_deleted = is_deleted(key_parts(*key).1, record);
             if is_deleted && result.is_ok() {
-                result =
-                    hash_map::delete::<FailureKey, FailureRecord>(&self.records, key, FAILURES).map(drop);
+                result = self.records.delete(key).map(drop);
             }
             !is_deleted
         });
         result.map(|()| records)
-    }
-
-    fn all(&self) -> Result<Vec<(FailureKey, FailureRecord)>, Error> {
-        hash_map::read_all(&self.records, MAX_RECORDS, FAILURES)
     }
 
     fn word(&self, index: u32) -> Result<u64, Error> {

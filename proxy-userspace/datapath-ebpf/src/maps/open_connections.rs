@@ -8,12 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::MapData;
 use proxy_common::{counters::CounterIndex, sock_nat::NatSlot};
 
 use crate::{
     error::Error,
-    maps::{hash_map, map_spec, pins::Pins},
+    maps::{map_spec, pins::Pins, record_map::RecordMap},
 };
 
 /// The time between recounts. Each reads all slots, which takes milliseconds.
@@ -21,8 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Compares the counts with the slots, every minute.
 pub(crate) struct Recount {
-    slots: MapData,
-    capacity: u32,
+    slots: RecordMap<u32, NatSlot>,
     next: Instant,
     /// The differences that the last recount found.
     drift: HashMap<CounterIndex, i64>,
@@ -31,9 +29,8 @@ pub(crate) struct Recount {
 impl Recount {
     /// Opens the pinned slots.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
-        let slots = map_spec::get(&pins.sock_nat_map("slots"))?;
-        let capacity = slots.info().map_err(Error::map("slots"))?.max_entries();
-        Ok(Self { slots, capacity, next: Instant::now(), drift: HashMap::new() })
+        let slots = RecordMap::new(map_spec::get(&pins.sock_nat_map("slots"))?, "slots")?;
+        Ok(Self { slots, next: Instant::now(), drift: HashMap::new() })
     }
 
     /// Whether it is time to recount.
@@ -47,7 +44,7 @@ impl Recount {
         if counted.iter().all(|it| *it == 0) {
             return Ok(Vec::new());
         }
-        let slots = hash_map::read_all::<u32, NatSlot>(&self.slots, self.capacity, "slots")?;
+        let slots = self.slots.read()?;
         Ok(compare(&mut self.drift, counted, slots.iter().map(|(_, it)| it)))
     }
 }

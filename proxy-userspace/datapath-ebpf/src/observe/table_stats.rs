@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    os::fd::AsFd as _,
     path::Path,
 };
 
@@ -16,17 +15,13 @@ use aya::{
 };
 use datapath::{OverflowStats, RefusedNamespace, TableStats};
 use proxy_common::overflow::{
-    COLLECTED, DELETED, INSERTED, LEAKED, MAX_NETNS, NetnsUsage, OverflowEntry, OverflowKey, REFUSED,
-    SOCKETS, leaked,
+    COLLECTED, DELETED, INSERTED, LEAKED, NetnsUsage, OverflowEntry, OverflowKey, REFUSED, SOCKETS, leaked,
 };
 
 use crate::{
     error::Error,
-    host::{
-        cgroup,
-        raw_bpf::{self, EntrySize},
-    },
-    maps::{hash_map, map_spec},
+    host::cgroup,
+    maps::{map_spec, record_map::RecordMap},
 };
 
 const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
@@ -65,21 +60,17 @@ impl StatsReader {
     }
 }
 
-const OVERFLOW: &str = "OVERFLOW";
 const OVERFLOW_STATS: &str = "OVERFLOW_STATS";
-const NETNS_USAGE: &str = "NETNS_USAGE";
-const NETNS_COLLECTED: &str = "NETNS_COLLECTED";
 
 /// How many of the network namespaces that were refused most are reported.
 const MAX_REFUSED: usize = 10;
 
 /// The overflow table and its statistics.
 struct Overflow {
-    table: MapData,
+    table: RecordMap<OverflowKey, OverflowEntry>,
     stats: Array<MapData, u64>,
-    netns_usage: MapData,
-    netns_collected: MapData,
-    capacity: u32,
+    netns_usage: RecordMap<u64, NetnsUsage>,
+    netns_collected: RecordMap<u64, u64>,
     /// How many sockets had leaked entries when entries were last deleted.
     leaked: u64,
     /// The counts when the usage of the namespaces was read last, and what it was.
@@ -91,20 +82,11 @@ struct Overflow {
 impl Overflow {
     /// Takes the maps out of the loaded object.
     fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let mut hash = |name: &str| match ebpf.take_map(name) {
-            Some(Map::HashMap(map)) => Ok(map),
-            _ => Err(Error::Incomplete(format!("map {name}"))),
-        };
-        let [table, netns_usage, netns_collected] =
-            [hash(OVERFLOW)?, hash(NETNS_USAGE)?, hash(NETNS_COLLECTED)?];
-        let stats = map_spec::take(ebpf, OVERFLOW_STATS)?;
-        let capacity = table.info().map_err(Error::map(OVERFLOW))?.max_entries();
         Ok(Self {
-            table,
-            stats,
-            netns_usage,
-            netns_collected,
-            capacity,
+            table: RecordMap::take(ebpf, "OVERFLOW")?,
+            stats: map_spec::take(ebpf, OVERFLOW_STATS)?,
+            netns_usage: RecordMap::take(ebpf, "NETNS_USAGE")?,
+            netns_collected: RecordMap::take(ebpf, "NETNS_COLLECTED")?,
             leaked: 0,
             read_at: [0; 4],
             usage: HashMap::new(),
@@ -122,18 +104,18 @@ impl Overflow {
         let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
         Ok(OverflowStats {
             entries,
-            capacity: self.capacity,
+            capacity: self.table.capacity(),
             sockets: self.stat(SOCKETS)?,
             refused: self.stat(REFUSED)?,
         })
     }
 
     fn delete_leaked(&mut self) -> Result<(), Error> {
-        let entries = hash_map::read_all::<OverflowKey, OverflowEntry>(&self.table, self.capacity, OVERFLOW)?;
+        let entries = self.table.read()?;
         let mut deleted = BTreeMap::<u64, u64>::new();
         let mut result = Ok(());
         for (key, netns) in leaked(&entries) {
-            match hash_map::delete::<OverflowKey, OverflowEntry>(&self.table, key, OVERFLOW) {
+            match self.table.delete(key) {
                 Ok(is_deleted) => *deleted.entry(netns).or_default() += u64::from(is_deleted),
                 Err(error) => {
                     result = Err(error);
@@ -147,14 +129,7 @@ impl Overflow {
         let before = self.collected()?;
         for (netns, number) in deleted {
             let number = number + before.get(&netns).copied().unwrap_or(0);
-            let [key, value] = [netns, number].map(u64::to_ne_bytes);
-            raw_bpf::update_batch(
-                self.netns_collected.fd().as_fd(),
-                EntrySize::of::<u64, u64>(),
-                &key,
-                &value,
-            )
-            .map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", NETNS_COLLECTED))?;
+            self.netns_collected.insert(&netns, &number)?;
         }
         result
     }
@@ -166,15 +141,15 @@ impl Overflow {
             return Ok(self.refused.clone());
         }
         self.read_at = now;
-        let usage = hash_map::read_all::<u64, NetnsUsage>(&self.netns_usage, MAX_NETNS, NETNS_USAGE)?;
+        let usage = self.netns_usage.read()?;
         let collected = self.collected()?;
         let before = std::mem::take(&mut self.usage);
         for (netns, usage) in usage {
             let removed = usage.deleted + collected.get(&netns).copied().unwrap_or(0);
             // A program may be about to insert an entry: only a namespace in which nothing has happened since is forgotten.
             if usage.inserted <= removed && before.get(&netns) == Some(&usage) {
-                hash_map::delete::<u64, NetnsUsage>(&self.netns_usage, &netns, NETNS_USAGE)?;
-                hash_map::delete::<u64, u64>(&self.netns_collected, &netns, NETNS_COLLECTED)?;
+                self.netns_usage.delete(&netns)?;
+                self.netns_collected.delete(&netns)?;
             } else {
                 self.usage.insert(netns, usage);
             }
@@ -196,7 +171,7 @@ impl Overflow {
 
     /// How many entries of each network namespace were collected.
     fn collected(&self) -> Result<HashMap<u64, u64>, Error> {
-        Ok(hash_map::read_all(&self.netns_collected, MAX_NETNS, NETNS_COLLECTED)?.into_iter().collect())
+        Ok(self.netns_collected.read()?.into_iter().collect())
     }
 
     fn stat(&self, index: u32) -> Result<u64, Error> {

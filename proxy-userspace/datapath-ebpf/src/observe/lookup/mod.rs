@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bytemuck::AnyBitPattern;
+use bytemuck::Pod;
 use datapath::{ActiveFrontend, FrontendAddress};
 use netlink::{host_addresses, netns};
 use proxy_common::{
@@ -27,7 +27,7 @@ use crate::{
         clock,
         raw_bpf::{self, EntrySize},
     },
-    maps::{bpf_maps, hash_map, pins::Pins},
+    maps::{bpf_maps, pins::Pins, record_map::RecordMap},
     observe::active_frontends::{ActiveFrontends, Entry},
     tables::allowed_backends::as_node_port,
 };
@@ -150,10 +150,8 @@ fn affinity(
 }
 
 /// All entries of a pinned hash map.
-fn entries<K: AnyBitPattern, V: AnyBitPattern>(pin: &Path) -> Result<Vec<(K, V)>, Error> {
-    let map = bpf_maps::open(pin, EntrySize::of::<K, V>())?;
-    let capacity = map.info().map_err(Error::map(pin.display()))?.max_entries();
-    hash_map::read_all(&map, capacity, &pin.display().to_string())
+fn entries<K: Pod, V: Pod>(pin: &Path) -> Result<Vec<(K, V)>, Error> {
+    RecordMap::new(bpf_maps::open(pin, EntrySize::of::<K, V>())?, pin.display())?.read()
 }
 
 /// The cookie of a client's network namespace: that of a pod's address, or this one. `None` if no namespace that may be
