@@ -10,10 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::{
-    Ebpf,
-    maps::{HashMap, MapData},
-};
+use aya::Ebpf;
 use model::state::{Pods, SocketLb};
 use proxy_common::exclusion::{ALL, MAX_EXCLUDED, MAX_LEVELS, UDP_ONLY};
 
@@ -21,27 +18,22 @@ use crate::{
     error::Error,
     host::cgroup::{is_cgroup2, mount_of},
     maps::{
-        map_spec,
         pod_cgroups::{CgroupEvents, PodCgroups},
+        tracked_map::TrackedMap,
     },
 };
 
-const MAP: &str = "EXCLUDED";
+pub(crate) const MAP: &str = "EXCLUDED";
 
 /// The excluded cgroups.
 pub(crate) struct Exclusions {
-    map: ExcludedMap,
+    /// What the programs know of them: the ids, and which sockets are meant.
+    map: TrackedMap<u64>,
     paths: Vec<Excluded>,
     /// If annotations of pods are honored.
     pods: Option<PodCgroups>,
     /// Whether it was logged that no path serves the sockets of pods.
     is_unserved: bool,
-}
-
-/// What the programs know of them: the ids, and which sockets are meant.
-pub(crate) struct ExcludedMap {
-    map: HashMap<MapData, u64, u32>,
-    entries: BTreeMap<u64, u32>,
 }
 
 struct Excluded {
@@ -58,7 +50,7 @@ impl Exclusions {
     /// Takes the map out of the loaded object, and writes the ids of all cgroups that exist; pods are below `cgroup`, if their
     /// annotations are honored.
     pub(crate) fn take(ebpf: &mut Ebpf, paths: &[PathBuf], cgroup: Option<&Path>) -> Result<Self, Error> {
-        let map = ExcludedMap::take(ebpf)?;
+        let map = TrackedMap::take(ebpf, MAP)?;
         // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
         let paths =
@@ -111,7 +103,7 @@ impl Exclusions {
     }
 
     /// What the programs know.
-    pub(crate) fn map(&self) -> &ExcludedMap {
+    pub(crate) fn map(&self) -> &TrackedMap<u64> {
         &self.map
     }
 
@@ -144,34 +136,6 @@ impl Excluded {
             tracing::info!(cgroup = %self.path.display(), "processes excluded");
             self.is_missing = false;
         }
-    }
-}
-
-impl ExcludedMap {
-    /// Takes the map out of the loaded object.
-    pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        Ok(Self { map: map_spec::take(ebpf, MAP)?, entries: BTreeMap::new() })
-    }
-
-    /// Makes it the same as another one.
-    pub(crate) fn mirror(&mut self, other: &Self) -> Result<(), Error> {
-        self.set(other.entries.clone())
-    }
-
-    /// Writes what differs.
-    fn set(&mut self, entries: BTreeMap<u64, u32>) -> Result<(), Error> {
-        let gone: Vec<_> = self.entries.keys().filter(|it| !entries.contains_key(it)).copied().collect();
-        for id in gone {
-            self.map.remove(&id).map_err(Error::map(MAP))?;
-            self.entries.remove(&id);
-        }
-        for (id, sockets) in entries {
-            if self.entries.get(&id) != Some(&sockets) {
-                self.map.insert(id, sockets, 0).map_err(Error::map(MAP))?;
-                self.entries.insert(id, sockets);
-            }
-        }
-        Ok(())
     }
 }
 

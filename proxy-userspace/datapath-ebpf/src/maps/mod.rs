@@ -15,3 +15,4 @@ pub(crate) mod pins;
 pub(crate) mod pod_cgroups;
 pub(crate) mod program_log;
 pub(crate) mod record_map;
+pub(crate) mod tracked_map;

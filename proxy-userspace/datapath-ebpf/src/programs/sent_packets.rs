@@ -4,13 +4,13 @@
 //! with the last descriptor of its link, however the process ends.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
 };
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, MapData, RingBuf},
+    maps::{Array, MapData, RingBuf},
     programs::{
         LinkOrder, TcAttachType,
         tc::{SchedClassifierLink, TcAttachOptions},
@@ -32,6 +32,7 @@ use crate::{
         features::with_features,
         map_spec,
         pins::Pins,
+        tracked_map::TrackedMap,
     },
     options::Options,
     programs::{
@@ -45,8 +46,6 @@ use crate::{
 
 /// The bytes of a [`FrontendKey6`].
 type Key = [u8; size_of::<FrontendKey6>()];
-/// The map of frontends whose packets are reported.
-const FRONTENDS: &str = "TRACED_FRONTENDS";
 
 /// A packet that goes on to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,9 +71,8 @@ pub struct SentPackets {
     ebpf: Ebpf,
     pins: Pins,
     packets: RingBuf<MapData>,
-    frontends: HashMap<MapData, Key, u32>,
-    /// What [`Self::frontends`] contains.
-    traced: BTreeSet<FrontendAddress>,
+    /// The frontends whose packets are reported.
+    frontends: TrackedMap<Key>,
     lost: Array<MapData, u64>,
     /// By the number of the interface: one that is made anew has another.
     links: BTreeMap<u32, SchedClassifierLink>,
@@ -102,13 +100,10 @@ impl SentPackets {
             classifier(&mut ebpf, TRACED)?.load().map_err(failed("load", TRACED))?;
             Ok(ebpf)
         })?;
-        let packets = ebpf.take_map("SENT_PACKETS");
-        let packets = packets.ok_or_else(|| Error::Incomplete("map SENT_PACKETS".into()))?;
         let mut packets = Self {
             pins,
-            packets: RingBuf::try_from(packets).map_err(Error::map("SENT_PACKETS"))?,
-            frontends: map_spec::take(&mut ebpf, FRONTENDS)?,
-            traced: BTreeSet::new(),
+            packets: map_spec::take(&mut ebpf, "SENT_PACKETS")?,
+            frontends: TrackedMap::take(&mut ebpf, "TRACED_FRONTENDS")?,
             lost: map_spec::take(&mut ebpf, "LOST_PACKETS")?,
             links: BTreeMap::new(),
             ebpf,
@@ -158,19 +153,13 @@ impl SentPackets {
     ///
     /// If there are too many, or the kernel refuses.
     pub fn set_frontends(&mut self, wanted: impl IntoIterator<Item = FrontendAddress>) -> Result<(), Error> {
-        let wanted: BTreeSet<_> = wanted.into_iter().filter(|it| !it.address.ip().is_unspecified()).collect();
+        let wanted = wanted.into_iter().filter(|it| !it.address.ip().is_unspecified());
+        let key = |it: FrontendAddress| Some((bytemuck::cast::<_, Key>(frontend_key(&it)?), 1));
+        let wanted: BTreeMap<Key, u32> = wanted.filter_map(key).collect();
         if wanted.len() > MAX_FRONTENDS as usize {
             return Err(Error::TooManyTracedPorts(wanted.len()));
         }
-        let key = |it: &FrontendAddress| frontend_key(it).map(|it| -> Key { bytemuck::cast(it) });
-        for it in self.traced.difference(&wanted).filter_map(key) {
-            self.frontends.remove(&it).map_err(Error::map(FRONTENDS))?;
-        }
-        for it in wanted.difference(&self.traced).filter_map(key) {
-            self.frontends.insert(it, 1, 0).map_err(Error::map(FRONTENDS))?;
-        }
-        self.traced = wanted;
-        Ok(())
+        self.frontends.set(wanted)
     }
 
     /// The next packet; more may follow the end.

@@ -14,7 +14,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, MapData, RingBuf},
+    maps::{Array, MapData, RingBuf},
     programs::Program,
 };
 use log::Level;
@@ -31,11 +31,12 @@ use crate::{
     maps::{
         bpf_maps::{self, Variant},
         embedded,
-        exclusions::{self, ExcludedMap, Exclusions},
+        exclusions::{self, Exclusions},
         features::with_features,
         map_spec,
         pins::{self, Pins},
         program_log::{TraceStep, TraceSteps},
+        tracked_map::TrackedMap,
     },
     options::Options,
     programs::{hooks, links::failed},
@@ -75,7 +76,7 @@ pub struct TraceFilter {
 /// The programs of a trace, in the kernel and not attached.
 pub struct TracedPrograms {
     ebpf: Ebpf,
-    excluded: ExcludedMap,
+    excluded: TrackedMap<u64>,
 }
 
 /// What the programs of a trace report.
@@ -87,9 +88,7 @@ pub struct TraceEvents {
     has_end_steps: bool,
     /// Why there are no steps, although they were asked for.
     pub refused_steps: Option<Error>,
-    ports: HashMap<MapData, u32, u32>,
-    /// What [`Self::ports`] contains.
-    traced: Vec<CounterIndex>,
+    ports: TrackedMap<CounterIndex>,
 }
 
 /// One decision, or the end of a connection.
@@ -210,16 +209,14 @@ impl TracedPrograms {
             })
         };
         let (mut ebpf, log_level, refused_steps) = with_fewer_lines(filter.steps, load)?;
-        let excluded = ExcludedMap::take(&mut ebpf)?;
-        let events = ebpf.take_map("EVENTS").ok_or_else(|| Error::Incomplete("map EVENTS".into()))?;
+        let excluded = TrackedMap::take(&mut ebpf, exclusions::MAP)?;
         let mut events = TraceEvents {
-            events: RingBuf::try_from(events).map_err(Error::map("EVENTS"))?,
+            events: map_spec::take(&mut ebpf, "EVENTS")?,
             lost: map_spec::take(&mut ebpf, "LOST")?,
             steps: log_level.map(|_| TraceSteps::take(&mut ebpf)).transpose()?,
             has_end_steps: log_level == Some(Level::Trace),
             refused_steps,
-            ports: map_spec::take(&mut ebpf, "PORTS")?,
-            traced: Vec::new(),
+            ports: TrackedMap::take(&mut ebpf, "PORTS")?,
         };
         if let Some(ports) = &filter.ports {
             events.set_ports(ports)?;
@@ -324,14 +321,7 @@ impl TraceEvents {
         if ports.len() > MAX_PORTS as usize {
             return Err(Error::TooManyTracedPorts(ports.len()));
         }
-        for it in self.traced.iter().filter(|it| !ports.contains(it)) {
-            self.ports.remove(it).map_err(Error::map("PORTS"))?;
-        }
-        for it in ports {
-            self.ports.insert(it, 1, 0).map_err(Error::map("PORTS"))?;
-        }
-        self.traced = ports.to_vec();
-        Ok(())
+        self.ports.set(ports.iter().map(|it| (*it, 1)).collect())
     }
 }
 
