@@ -6,10 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File},
     io::ErrorKind,
-    os::{
-        fd::{AsFd as _, BorrowedFd},
-        unix::fs::MetadataExt as _,
-    },
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -96,10 +93,6 @@ impl Cgroup {
 
     pub(crate) fn reach(&self) -> Reach {
         reach(&self.path, self.is_explicit)
-    }
-
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.dir.as_fd()
     }
 
     /// The cgroup at its path now, if that is another one.

@@ -93,11 +93,6 @@ impl<S: MapStore> DoubleBuffer<S> {
         &mut self.layout
     }
 
-    /// The counters of endpoints that were removed, or of which others may become the owners, since the last call.
-    pub(crate) fn take_removed_counters(&mut self) -> Vec<CounterIndex> {
-        self.layout.counters().take_removed()
-    }
-
     /// Makes `state` the active generation, with node ports at `node_addresses`.
     ///
     /// # Errors

@@ -275,7 +275,7 @@ impl Layout {
         updates
     }
 
-    pub(super) fn counters(&mut self) -> &mut CounterAllocator {
+    pub(crate) fn counters(&mut self) -> &mut CounterAllocator {
         &mut self.counters
     }
 
