@@ -26,6 +26,3 @@ pub use node_state::NodeStateDecoder;
 pub use path::{endpoint_key, endpoint_path, service_path};
 pub use pod::pod;
 pub use reader::Decoded;
-
-#[cfg(test)]
-mod tests;

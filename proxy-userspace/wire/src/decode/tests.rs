@@ -8,7 +8,15 @@ use model::{
 };
 
 use super::*;
-use crate::{encode, tests::service_state};
+use crate::encode;
+
+/// The state of a Service with all its labels and annotations.
+fn service_state<'a>(
+    message: &localv1::Service,
+    endpoints: impl IntoIterator<Item = (&'a str, &'a localv1::Endpoint)>,
+) -> Decoded<Option<ServiceState>> {
+    super::service_state(message, endpoints, &RequestedMetadata::everything())
+}
 
 /// A Service with one port, as KPNG's brain sends it.
 fn kpng_service(port: localv1::PortMapping) -> localv1::Service {
@@ -117,19 +125,39 @@ fn a_brain_that_says_nothing_about_load_balancing_means_the_defaults() {
     assert_eq!(encode::service(&state.service).load_balancing, None);
 }
 
-#[test]
-fn invalid_load_balancing_is_rejected_and_means_the_default() {
-    let health = |failures, max_ejected_percent| localv1::PassiveHealth {
+fn health(failures: u32, max_ejected_percent: u32) -> Option<localv1::PassiveHealth> {
+    Some(localv1::PassiveHealth {
         enabled: Some(false),
         failures: Some(failures),
         max_ejected_percent: Some(max_ejected_percent),
+    })
+}
+
+#[test]
+fn the_largest_values_of_load_balancing_are_used() {
+    let load_balancing = localv1::LoadBalancing {
+        passive_health: health(50, 100),
+        slow_start_seconds: 3_600,
+        drain_seconds: 86_400,
+        ..localv1::LoadBalancing::default()
     };
+    let message = localv1::Service {
+        load_balancing: Some(load_balancing),
+        ..kpng_service(localv1::PortMapping::default())
+    };
+    let decoded = service_state(&message, []);
+    assert_eq!(decoded.rejected, []);
+    assert_eq!(encode::service(&decoded.value.unwrap().service).load_balancing, Some(load_balancing));
+}
+
+#[test]
+fn invalid_load_balancing_is_rejected_and_means_the_default() {
     for (failures, percent, slow_start_seconds, drain_seconds) in
         [(0, 0, 3_601, 86_401), (51, 101, 65_537, u32::MAX), (257, 257, u32::MAX, 86_401)]
     {
         let load_balancing = localv1::LoadBalancing {
             algorithm: 99,
-            passive_health: Some(health(failures, percent)),
+            passive_health: health(failures, percent),
             slow_start_seconds,
             drain_seconds,
             udp_to_packets: false,
