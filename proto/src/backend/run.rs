@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    error::Error,
-    fmt::{self, Display},
+    fmt::Display,
     future::{Future, pending},
     io,
     process::ExitCode,
@@ -84,28 +83,19 @@ pub struct NotServed {
 }
 
 /// Why a backend ended.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// The flags cannot be used.
+    #[error("{0}")]
     Flags(FlagsError),
     /// A page cannot be served, or signals cannot be received: what, and why.
+    #[error("{0}: {1}")]
     Io(String, io::Error),
     /// With `--once`: the state could not be applied.
+    #[error("cannot apply the state: {0}")]
     Apply(String),
 }
-
-impl Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flags(error) => error.fmt(f),
-            Self::Io(what, error) => write!(f, "{what}: {error}"),
-            Self::Apply(error) => write!(f, "cannot apply the state: {error}"),
-        }
-    }
-}
-
-impl Error for RunError {}
 
 /// Runs a backend as a program: installs the log, and runs it until SIGTERM or Ctrl-C. An error is printed.
 pub async fn main<B: Backend>(flags: &Flags, backend: &mut B) -> ExitCode {
