@@ -2,12 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
-use std::{
-    fs, io,
-    os::unix::fs::symlink,
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
 
 use proxy_contract::tls::{Reloader, TlsFile, TlsFiles};
 use rcgen::{CertificateParams, CertifiedKey, KeyPair};
@@ -92,38 +87,19 @@ fn swapped_symlinks_are_followed() {
     assert_eq!(*before, first.cert.der().to_vec());
 }
 
-/// Captures the log.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// How many lines about the files in a folder contain a text.
-    fn count(&self, folder: &Path, what: &str) -> usize {
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines().filter(|it| it.contains(folder.to_str().unwrap()) && it.contains(what)).count()
-    }
-}
-
 #[test]
 fn the_last_valid_set_stays_and_an_error_is_logged_once() {
     let (folder, [first, second]) = (tempfile::tempdir().unwrap(), [pair(), pair()]);
     let folder = folder.path();
     write(folder, &first);
     let reloader = reloader(folder).unwrap();
-    let log = Log::default();
-    let writer = log.clone();
-    // Other tests log to it too.
-    tracing_subscriber::fmt().with_writer(move || writer.clone()).init();
-    let count = |what| log.count(folder, what);
+    let log = folder.join("log");
+    // Other tests log to it too, about files in other folders.
+    tracing_subscriber::fmt().with_writer(fs::File::create(&log).unwrap()).init();
+    let count = |what: &str| {
+        let text = fs::read_to_string(&log).unwrap();
+        text.lines().filter(|it| it.contains(folder.to_str().unwrap()) && it.contains(what)).count()
+    };
     let reload = |times| (0..times).for_each(|_| assert_eq!(*reloader.current(), first.cert.der().to_vec()));
 
     fs::write(folder.join("tls.key"), second.signing_key.serialize_pem()).unwrap();
