@@ -28,6 +28,8 @@ use super::{
     resume, status,
 };
 
+/// What the streams of a server share.
+#[derive(Clone)]
 pub(crate) struct NodeSets {
     nodes: Arc<dyn NodeStates>,
     turns: Turns,
@@ -51,15 +53,11 @@ impl Sets for NodeSets {
         let span = tracing::info_span!("watch_node", client = %peer, node = Empty);
         let source = NodeChangeSource {
             peer,
-            nodes: Arc::clone(&self.nodes),
+            shared: self.clone(),
             node: None,
             extensions: Extensions::default(),
-            turns: self.turns.clone(),
-            node_digests: Arc::clone(&self.node_digests),
-            node_changes: Arc::clone(&self.node_changes),
             have: None,
             sent: None,
-            followers: self.followers.clone(),
             following: None,
         };
         Ok(Response::new(change_stream::start(source, request.into_inner(), self.turns.clone(), span)))
@@ -68,19 +66,15 @@ impl Sets for NodeSets {
 
 struct NodeChangeSource {
     peer: Peer,
-    nodes: Arc<dyn NodeStates>,
+    shared: NodeSets,
     /// The requested name, and the states of that node.
     node: Option<(String, Subscription)>,
     extensions: Extensions,
-    turns: Turns,
-    node_digests: Arc<NodeDigests>,
-    node_changes: Arc<NodeChanges>,
     /// The digests of what the client has, until the first state is sent.
     have: Option<Vec<Digest>>,
     /// The last state that was sent.
     sent: Option<Arc<Published>>,
-    followers: Followers,
-    /// This client among them.
+    /// This client among the followers.
     following: Option<Following>,
 }
 
@@ -109,10 +103,10 @@ impl ChangeSource for NodeChangeSource {
             });
         }
         self.peer.authorize_node(&node)?;
-        let states = self.nodes.subscribe(&node).map_err(|it| status::of_subscription(&it, &node))?;
+        let states = self.shared.nodes.subscribe(&node).map_err(|it| status::of_subscription(&it, &node))?;
         let shown = if node.is_empty() { "(the brain's own)" } else { &node };
         Span::current().record("node", shown);
-        self.following = Some(self.followers.add(shown.into(), states.resubscribe()));
+        self.following = Some(self.shared.followers.add(shown.into(), states.resubscribe()));
         self.node = Some((node, states));
         // Also if the state of one node is that of the other.
         Ok(RequestKind::State)
@@ -121,10 +115,10 @@ impl ChangeSource for NodeChangeSource {
     async fn next(&mut self) -> Result<ChangeSet<NodeDiff>, End> {
         let (_, states) = self.node.as_mut().ok_or(End::Closed)?;
         let published = states.next().await.ok_or(End::Closed)?;
-        let is_shared = self.turns.shares_encoding();
+        let is_shared = self.shared.turns.shares_encoding();
         let have = self.have.take();
         let resumed =
-            have.map(|it| kept(&published.state, self.extensions, &it, is_shared, &self.node_digests));
+            have.map(|it| kept(&published.state, self.extensions, &it, is_shared, &self.shared.node_digests));
         let empty = NodeState::default();
         let before = match (&self.sent, &resumed) {
             (Some(sent), _) => &sent.state,
@@ -134,7 +128,7 @@ impl ChangeSource for NodeChangeSource {
         let node_changes = if self.extensions.has(Extension::Nodes) {
             // What is left of a client's own nodes is like no other's.
             let is_shared = is_shared && resumed.is_none();
-            self.node_changes.between(&before.nodes, &published.state.nodes, is_shared)
+            self.shared.node_changes.between(&before.nodes, &published.state.nodes, is_shared)
         } else {
             Arc::default()
         };
