@@ -201,10 +201,8 @@ impl ServiceChange<'_> {
 
     /// The endpoints before and after, in ascending order of keys.
     fn endpoints(&self) -> impl Iterator<Item = (Option<&Arc<Endpoint>>, Option<&Arc<Endpoint>>)> {
-        fn of(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = (&EndpointKey, &Arc<Endpoint>)> {
-            state.into_iter().flat_map(|it| &it.endpoints).map(|it| (&it.key, it))
-        }
-        diff::pairs(of(self.old), of(self.new)).map(|(_, old, new)| (old, new))
+        let [old, new] = [self.old, self.new].map(|it| it.into_iter().flat_map(|it| it.endpoints_by_key()));
+        diff::pairs(old, new).map(|(_, old, new)| (old, new))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Services, as one node serves them.
 
 use std::{
-    cmp::Ordering,
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
@@ -12,10 +11,10 @@ use ipnet::IpNet;
 
 use super::{
     LoadBalancing, Memo,
-    endpoint::{Endpoint, PortTarget, Scope},
+    endpoint::{Endpoint, EndpointKey, PortTarget, Scope},
     forwarding::ForwardedPort,
 };
-use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp};
+use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp, diff::differing};
 
 /// One Service together with the endpoints that this node may use for it.
 ///
@@ -102,26 +101,18 @@ impl ServiceState {
     /// The endpoints that differ from those `before`; what both states share costs next to nothing.
     pub fn endpoint_diff<'a>(&'a self, before: &'a Self) -> EndpointDiff<'a> {
         let mut diff = EndpointDiff::default();
-        let (mut old, mut new) = (before.endpoints.iter().peekable(), self.endpoints.iter().peekable());
-        loop {
-            let order = match (old.peek(), new.peek()) {
-                (None, None) => return diff,
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-                (Some(a), Some(b)) if Arc::ptr_eq(a, b) => {
-                    old.next();
-                    new.next();
-                    continue;
-                }
-                (Some(a), Some(b)) => a.key.cmp(&b.key),
-            };
-            let removed = if order.is_le() { old.next() } else { None };
-            let added = if order.is_ge() { new.next() } else { None };
+        for (_, removed, added) in differing(before.endpoints_by_key(), self.endpoints_by_key()) {
             if removed != added {
                 diff.removed.extend(removed.map(AsRef::as_ref));
                 diff.added.extend(added.map(AsRef::as_ref));
             }
         }
+        diff
+    }
+
+    /// The endpoints with their keys, in ascending order.
+    pub fn endpoints_by_key(&self) -> impl Iterator<Item = (&EndpointKey, &Arc<Endpoint>)> {
+        self.endpoints.iter().map(|it| (&it.key, it))
     }
 
     /// The targets for traffic of `scope` to `service.ports[port]` in one family, in the order of the endpoints.
