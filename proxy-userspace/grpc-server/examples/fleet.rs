@@ -23,10 +23,8 @@ use std::{
 
 use hyper_util::rt::TokioIo;
 use itertools::{EitherOrBoth, Itertools as _};
-use nix::{
-    sys::resource::{Resource, getrlimit, setrlimit},
-    time::{ClockId, clock_gettime},
-};
+use listeners::raise_max_open_files;
+use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets, MAX_BUCKETS},
@@ -156,8 +154,7 @@ enum Report {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     // A connection is a file descriptor.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    raise_max_open_files();
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let [socket, first, end] = &arguments[..] else { return Err(USAGE.into()) };
     let (socket, first, end) = (PathBuf::from(socket), first.parse::<u32>()?, end.parse::<u32>()?);

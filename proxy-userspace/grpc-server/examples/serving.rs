@@ -17,10 +17,8 @@ use std::{
 
 use brain::{Brain, Options};
 use grpc_server::{Listener, ServedData};
-use nix::{
-    sys::resource::{Resource, getrlimit, setrlimit},
-    time::{ClockId, clock_gettime},
-};
+use listeners::raise_max_open_files;
+use nix::time::{ClockId, clock_gettime};
 use proxy_contract::{
     Target,
     localv1::{WatchReq, op_item::Op, sets_client::SetsClient},
@@ -43,8 +41,7 @@ const USAGE: &str = "usage: serving SERVICES ENDPOINTS NODES WATCHED CHANGES STR
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     // A connection is a file descriptor.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    raise_max_open_files();
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     if let [word, socket, first, end, streams] = &arguments[..]
         && word == "watch"

@@ -86,15 +86,10 @@ impl Listener {
     ///
     /// Creates the directory of a unix socket if needed, and replaces a socket without a listening process.
     pub async fn bind(target: &Target) -> Result<Self, ListenError> {
-        Self::bind_tls(target, None).await
+        Self::bind_for(target, None, SocketAccess::default()).await
     }
 
-    /// Listens, with TLS on TCP ports; unix sockets need none.
-    pub async fn bind_tls(target: &Target, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
-        Self::bind_for(target, tls, SocketAccess::default()).await
-    }
-
-    /// Listens, with TLS on TCP ports, and with `access` to a unix socket.
+    /// Listens, with TLS on TCP ports, and with `access` to a unix socket, which needs no TLS.
     pub async fn bind_for(
         target: &Target,
         tls: Option<Arc<ServerTls>>,

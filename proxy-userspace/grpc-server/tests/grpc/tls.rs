@@ -3,6 +3,7 @@
 use std::{error::Error, fs, sync::Arc};
 
 use grpc_server::{ClientStats, Clients, Listener, ServerTls};
+use listeners::SocketAccess;
 use model::{error_chain, state::NodeState};
 use proxy_contract::{
     Target,
@@ -60,7 +61,8 @@ impl Brain {
         let files = Folder::new(pair, authorities);
         let tls = ServerTls::new(files.files(), allowed.iter().map(|it| (*it).to_owned())).unwrap();
         let clients = Clients::default();
-        let listener = Listener::bind_tls(&target, Some(Arc::new(tls))).await.unwrap();
+        let listener =
+            Listener::bind_for(&target, Some(Arc::new(tls)), SocketAccess::default()).await.unwrap();
         let listener = listener.with_clients(clients.clone());
         let target = match listener.address() {
             Target::Tcp { port, .. } => Target::Tcp { host: "localhost".into(), port: *port },
