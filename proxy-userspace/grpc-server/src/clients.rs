@@ -198,23 +198,6 @@ impl Drop for Admission {
 mod tests {
     use super::*;
 
-    fn certificate(name: &str) -> Identity {
-        Identity::Certificate { names: [name.to_owned()].into(), shown: name.to_owned() }
-    }
-
-    #[test]
-    fn a_peer_beyond_its_limit_is_refused_and_others_are_not() {
-        let clients = Clients::default();
-        let admitted: Vec<_> =
-            (0..MAX_CLIENTS_OF_CERTIFICATE).map(|_| clients.admit(certificate("a"))).collect();
-        assert!(admitted.iter().all(Option::is_some));
-        assert!(clients.admit(certificate("a")).is_none() && clients.admit(certificate("b")).is_some());
-        assert_eq!(clients.stats().refused_of_peer, 1);
-        drop(admitted);
-        assert!(clients.admit(certificate("a")).is_some());
-        assert_eq!(clients.stats().open, 0);
-    }
-
     #[test]
     fn there_is_a_limit_in_all() {
         let clients = Clients::default();

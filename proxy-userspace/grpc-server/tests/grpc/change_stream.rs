@@ -25,14 +25,6 @@ async fn the_server_waits_for_a_request_and_then_resets_at_once() {
 }
 
 #[tokio::test]
-async fn an_empty_first_state_has_a_sync() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    assert!(peer.change_set().await.is_empty());
-}
-
-#[tokio::test]
 async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
     let (folder, brain) = Brain::new().await;
     brain.publish([service("ns/a", &[("p1", 1)])]);
