@@ -7,11 +7,7 @@ use model::{
     cluster::{ClusterState, Endpoint, EndpointSlice, Service, SliceName, SlicePort},
     state::{ServicePort, TargetPort},
 };
-use proxy_contract::{
-    client::Refused,
-    globalv1::GlobalWatchReq,
-    localv1::{EmptyOp, Extension, op_item::Op},
-};
+use proxy_contract::{client::Refused, localv1::Extension};
 use publish::cluster::ClusterSnapshot;
 
 use crate::{
@@ -127,11 +123,9 @@ async fn what_cannot_be_served_is_not_sent() {
     let mut peer = ClusterPeer::start(&folder).await;
     assert_eq!(peer.change_set().await, ["+s ns|plain||"]);
     // On request, the Services of other proxies are sent too.
-    let mut peer = ClusterPeer::silent(&folder).await;
-    let extensions = vec![Extension::OtherProxies.into(), 4711];
-    peer.request(GlobalWatchReq { extensions, ..GlobalWatchReq::default() }).await;
-    let extensions = vec![Extension::OtherProxies.into()];
-    assert_eq!(peer.item().await, Op::Reset(EmptyOp { extensions, ..EmptyOp::default() }));
+    let requested = [Extension::OtherProxies.into(), 4711];
+    let (mut peer, extensions) = ClusterPeer::with_extensions(&folder, &requested).await;
+    assert_eq!(extensions, requested[..1]);
     let operations = peer.change_set().await;
     assert_eq!(operations.len(), 4, "{operations:?}");
     let other = peer.services["ns|other||"].service.as_ref().unwrap();
@@ -168,14 +162,11 @@ async fn a_changed_trigger_time_is_sent_only_on_request() {
         ..slice("a-1", "a", &["10.1.0.1"])
     };
     brain.publish_cluster(cluster(&[], &["a"], &[at(1)]));
-    let mut requesting = ClusterPeer::silent(&folder).await;
-    let extensions = vec![Extension::TriggerTimes.into()];
-    let request = GlobalWatchReq { extensions, ..GlobalWatchReq::default() };
-    requesting.request(request.clone()).await;
-    requesting.item().await;
+    let requested = [Extension::TriggerTimes.into()];
+    let (mut requesting, _) = ClusterPeer::with_extensions(&folder, &requested).await;
     let mut plain = ClusterPeer::start(&folder).await;
     assert_eq!(requesting.change_set().await, plain.change_set().await);
-    requesting.request(request).await;
+    requesting.ask().await;
     plain.ask().await;
     brain.publish_cluster(cluster(&[], &["a"], &[at(2)]));
     assert_eq!(requesting.change_set().await, ["+s ns|a||"]);

@@ -9,17 +9,11 @@ use model::state::NodeState;
 
 use crate::{
     common::{Brain, service, state},
+    misbehaving_clients::large,
     peer::NodePeer,
 };
 
 const OTHERS: usize = 60;
-
-/// A state of 3,030 objects.
-fn large() -> NodeState {
-    let keys: Vec<_> = (0..100).map(|it| format!("pod-{it}")).collect();
-    let endpoints: Vec<_> = keys.iter().map(|it| (it.as_str(), 1)).collect();
-    state((0..30).map(|it| service(&format!("ns/s{it}"), &endpoints)))
-}
 
 #[tokio::test]
 async fn a_change_waits_for_no_first_states_of_others() {
@@ -40,7 +34,7 @@ async fn a_change_waits_for_no_first_states_of_others() {
         });
     }
     for node in nodes.requested().await {
-        nodes.publish(&node, large());
+        nodes.publish(&node, large(1));
     }
     let received = || received.load(Ordering::Relaxed);
     // Each of them is in the middle of its state.
@@ -53,5 +47,5 @@ async fn a_change_waits_for_no_first_states_of_others() {
     // Not even one batch of each is sent meanwhile.
     let meanwhile = received() - before;
     assert!(meanwhile < OTHERS * 16, "{meanwhile} objects were sent before the change");
-    assert!(received() < OTHERS * 3_030, "the others are not done");
+    assert!(received() < OTHERS * 6_060, "the others are not done");
 }

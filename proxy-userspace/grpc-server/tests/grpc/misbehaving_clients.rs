@@ -136,8 +136,8 @@ async fn a_thousand_half_open_streams_affect_no_other_client() {
     brain.stop().await;
 }
 
-/// A state larger than the window of a connection.
-fn large(revision: u8) -> NodeState {
+/// A state of 6,060 objects, larger than the window of a connection.
+pub(crate) fn large(revision: u8) -> NodeState {
     let keys: Vec<_> = (0..100).map(|it| format!("pod-with-a-name-as-long-as-names-are-{it}")).collect();
     let endpoints: Vec<_> = keys.iter().map(|it| (it.as_str(), revision)).collect();
     state((0..60).map(|it| service(&format!("ns/s{it}"), &endpoints)))
