@@ -182,37 +182,22 @@ fn decode(
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Mutex};
+    use std::io::{self, Read as _};
 
     use model::state::ServiceCidr;
 
     use super::*;
 
-    /// A log in memory.
-    #[derive(Clone, Default)]
-    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for LogBuffer {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// The items whose rejection is logged meanwhile.
     fn logged(act: impl FnOnce()) -> Vec<String> {
         // With a second subscriber, other threads ask all of them whether to log, and not only their own.
         let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
-        let written = LogBuffer::default();
-        let writer = written.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        // A few lines fit into a pipe.
+        let (mut written, writer) = io::pipe().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(writer)).finish();
         tracing::subscriber::with_default(subscriber, act);
-        let bytes = written.0.lock().unwrap().clone();
-        let text = String::from_utf8(bytes).unwrap();
+        let mut text = String::new();
+        written.read_to_string(&mut text).unwrap();
         let items = text.lines().filter_map(|it| it.split_once("ignored in the state of the peer item=\""));
         items.map(|(_, it)| it.split('"').next().unwrap().to_owned()).collect()
     }

@@ -15,7 +15,7 @@ use proxy_contract::{
     localv1,
 };
 
-use super::labels::{PROXY_NAME, ZONE};
+use super::{PROXY_NAME, ZONE};
 use crate::{
     decode,
     encode::look_up_name,

@@ -14,7 +14,7 @@ use proxy_contract::{
 };
 use twox_hash::XxHash64;
 
-use super::labels::{PROXY_NAME, ZONE};
+use super::{PROXY_NAME, ZONE};
 use crate::{
     encode::{protocol, service},
     node::node,

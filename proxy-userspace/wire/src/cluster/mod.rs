@@ -5,10 +5,14 @@
 
 mod decode;
 mod encode;
-mod labels;
 
 pub use decode::{ClusterDecoder, service_with_slices};
 pub use encode::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info};
+
+/// The label of a Service with the name of its proxy.
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// The label of a Node with the name of its zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 #[cfg(test)]
 mod tests;
