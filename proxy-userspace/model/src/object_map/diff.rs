@@ -4,8 +4,7 @@ use std::{cmp::Ordering, sync::Arc};
 
 use super::{
     iter::{Entry, Iter},
-    keyed::Keyed,
-    tree::{Children, TreeNode},
+    tree::{Children, Keyed, TreeNode},
 };
 
 /// Iterates over the differences between two maps, in the order of the keys: key, before, after.

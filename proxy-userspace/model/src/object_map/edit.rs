@@ -2,10 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{
-    keyed::Keyed,
-    tree::{Children, MAX_CHILDREN, MIN_CHILDREN, TreeNode, child, find},
-};
+use super::tree::{Children, Keyed, MAX_CHILDREN, MIN_CHILDREN, TreeNode, child, find};
 
 /// A change of one object that can be applied to any number of maps: what they share before it, they share after it.
 pub struct Edit<T: Keyed> {

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    keyed::Keyed,
-    tree::{Children, TreeNode},
-};
+use super::tree::{Children, Keyed, TreeNode};
 
 /// Iterates over a map in the order of the keys: what remains to be read, the next item last.
 pub struct Iter<'a, T: Keyed>(Vec<Entry<'a, T>>);

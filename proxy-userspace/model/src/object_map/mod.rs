@@ -11,7 +11,6 @@
 mod diff;
 mod edit;
 mod iter;
-mod keyed;
 mod tree;
 
 use std::{borrow::Borrow, collections::BTreeMap, fmt, ops::Index, sync::Arc};
@@ -21,7 +20,7 @@ use self::tree::TreeNode;
 pub use diff::Diff;
 pub use edit::Edit;
 pub use iter::Iter;
-pub use keyed::Keyed;
+pub use tree::Keyed;
 
 /// Objects in the order of their keys.
 pub struct ObjectMap<T: Keyed> {

@@ -1,8 +1,6 @@
 //! The persistent B-tree behind [`ObjectMap`](super::ObjectMap): sorted leaves, all at the same depth.
 
-use std::{borrow::Borrow, sync::Arc};
-
-use super::keyed::Keyed;
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 /// The maximum number of children of a node; it bounds what a change copies.
 pub(super) const MAX_CHILDREN: usize = 32;
@@ -10,6 +8,15 @@ pub(super) const MAX_CHILDREN: usize = 32;
 pub(super) const MIN_CHILDREN: usize = 8;
 /// The number of children in a tree that is built in one go: it leaves room for inserts.
 const INITIAL_CHILDREN: usize = 24;
+
+/// An object that has its key in it.
+pub trait Keyed {
+    /// The key.
+    type Key: Ord + Clone + fmt::Debug;
+
+    /// The key of this object.
+    fn key(&self) -> &Self::Key;
+}
 
 /// A node; never empty.
 pub(super) struct TreeNode<T: Keyed> {

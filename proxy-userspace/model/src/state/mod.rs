@@ -9,7 +9,6 @@ mod forwarding;
 mod load_balancing;
 mod memo;
 mod node;
-mod pod;
 mod service;
 
 pub use crate::PerFamily;
@@ -17,8 +16,7 @@ pub use endpoint::{Endpoint, EndpointKey, EndpointPort, PortTarget, Scope, Scope
 pub use forwarding::{ExternalForwarding, ForwardedPort, NodeShare, forwarding_rows};
 pub use load_balancing::{Algorithm, LoadBalancing, PassiveHealth};
 pub use memo::Memo;
-pub use node::{NodeInfo, NodeInfos, NodeState, ServiceCidr, ServiceCidrs, Services};
-pub use pod::{Pod, Pods, SocketLb};
+pub use node::{NodeInfo, NodeInfos, NodeState, Pod, Pods, ServiceCidr, ServiceCidrs, Services, SocketLb};
 pub use service::{
     ClientIpAffinity, EndpointDiff, Service, ServiceKind, ServicePort, ServiceState, TargetDiff, TargetPort,
     TrafficPolicy,

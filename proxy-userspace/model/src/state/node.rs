@@ -1,4 +1,4 @@
-//! The state of one node, and what it says about every node of the cluster.
+//! The state of one node, and what it says about every node of the cluster and about pods.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Pods, ServiceState};
+use super::ServiceState;
 use crate::{
     ServiceName,
     object_map::{Diff, Keyed, ObjectMap},
@@ -118,4 +118,28 @@ pub struct NodeInfo {
     /// Whether load balancers should send new traffic to other nodes (KEP-3836): it has a deletion timestamp, or the
     /// taint `ToBeDeletedByClusterAutoscaler`.
     pub is_being_deleted: bool,
+}
+
+/// The pods whose annotation says how their sockets are served, by name; the states of all nodes share it, and each node looks
+/// for those that it runs.
+pub type Pods = Arc<BTreeMap<Arc<str>, Arc<Pod>>>;
+
+/// A pod whose annotation `kube-proxy-ebpf.io/socket-lb` says how its sockets are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Its `namespace/name`.
+    pub name: Arc<str>,
+    /// The UID by which kubelet names its cgroup.
+    pub uid: Arc<str>,
+    /// Which of its sockets are load-balanced.
+    pub socket_lb: SocketLb,
+}
+
+/// Which sockets of a pod are load-balanced, rather than left to packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketLb {
+    /// None.
+    Off,
+    /// Those of TCP.
+    TcpOnly,
 }
