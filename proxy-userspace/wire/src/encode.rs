@@ -1,9 +1,9 @@
-//! Encodes Services and endpoints.
+//! Encodes Services and endpoints, and their paths in the sets of `localv1`.
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use model::{
-    Family, Protocol, ServiceMetadata, Timestamp,
+    Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
     state::{
         Endpoint, EndpointKey, PortTarget, Scopes, Service, ServicePort, ServiceState, TargetPort,
         TrafficPolicy,
@@ -179,6 +179,23 @@ pub fn endpoint(service: &Service, endpoint: &Endpoint) -> localv1::Endpoint {
             EndpointKey::Pod(name) => name.to_string(),
             EndpointKey::Anonymous(_) => String::new(),
         },
+    }
+}
+
+/// The path of a Service in the services set.
+pub fn service_path(name: &ServiceName) -> String {
+    name.to_string()
+}
+
+/// The path of an endpoint in the endpoints set.
+pub fn endpoint_path(service: &ServiceName, endpoint: &Endpoint) -> String {
+    format!("{service}/{}", endpoint_key(endpoint))
+}
+
+/// The last part of the path of an endpoint.
+pub fn endpoint_key(endpoint: &Endpoint) -> &str {
+    match &endpoint.key {
+        EndpointKey::Pod(key) | EndpointKey::Anonymous(key) => key,
     }
 }
 

@@ -14,15 +14,13 @@ mod forwarding;
 mod load_balancing;
 mod node;
 mod node_state;
-mod path;
-mod pod;
 mod reader;
 
 pub use decode::service_state;
-pub use encode::{endpoint, named_targets, service, service_with_extensions};
+pub use encode::{
+    endpoint, endpoint_key, endpoint_path, named_targets, service, service_path, service_with_extensions,
+};
 pub use extensions::Extensions;
-pub use node::{node, service_cidr};
+pub use node::{node, pod, service_cidr};
 pub use node_state::NodeStateDecoder;
-pub use path::{endpoint_key, endpoint_path, service_path};
-pub use pod::pod;
 pub use reader::Decoded;

@@ -20,9 +20,8 @@ use proxy_contract::{
 
 use crate::{
     decode::service_state,
-    node::{decode_service_cidr, node_info},
-    path::service_path,
-    pod::decode_pod,
+    encode::service_path,
+    node::{decode_pod, decode_service_cidr, node_info},
     reader::{Decoded, Reader, apply_kind},
 };
 

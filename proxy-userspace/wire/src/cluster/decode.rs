@@ -19,7 +19,7 @@ use super::{PROXY_NAME, ZONE};
 use crate::{
     decode,
     encode::look_up_name,
-    node, pod,
+    node,
     reader::{Decoded, Reader, apply_kind},
 };
 
@@ -62,7 +62,7 @@ impl ClusterDecoder {
             Some(it) => Arc::make_mut(own).set_service_cidr(it),
             None => Arc::make_mut(own).delete_service_cidr(name),
         });
-        apply_kind(&change.pods, "pod", rejections, pod::decode_pod, |name, it| match it {
+        apply_kind(&change.pods, "pod", rejections, node::decode_pod, |name, it| match it {
             Some(it) => Arc::make_mut(own).set_pod(it),
             None => Arc::make_mut(own).delete_pod(name),
         });

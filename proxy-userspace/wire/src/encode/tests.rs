@@ -2,10 +2,9 @@
 
 use std::{net::Ipv4Addr, sync::Arc};
 
-use model::{ServiceName, state::EndpointPort};
+use model::state::EndpointPort;
 
 use super::*;
-use crate::endpoint_path;
 
 fn number(port: u16) -> NonZeroU16 {
     NonZeroU16::new(port).unwrap()
