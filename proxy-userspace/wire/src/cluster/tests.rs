@@ -86,7 +86,8 @@ fn service(ports: Vec<PortMapping>) -> ServiceInfo {
     ServiceInfo { hash: 1, service: Some(service), ..ServiceInfo::default() }
 }
 
-fn endpoint(addresses: IpSet, overrides: &[(&str, i32)], node: &str, ready: bool) -> EndpointInfo {
+/// An endpoint on a node, which is ready.
+fn endpoint(addresses: &[&str], overrides: &[(&str, i32)]) -> EndpointInfo {
     let overrides = overrides.iter().map(|(name, port)| PortName {
         name: (*name).into(),
         port: *port,
@@ -98,20 +99,30 @@ fn endpoint(addresses: IpSet, overrides: &[(&str, i32)], node: &str, ready: bool
         source_name: "web-1".into(),
         service_name: "web".into(),
         endpoint: Some(localv1::Endpoint {
-            ips: Some(addresses),
+            ips: Some(IpSet::of(addresses)),
             port_overrides: overrides.collect(),
             ..Default::default()
         }),
-        conditions: Some(EndpointConditions { ready, serving: None, terminating: None }),
-        topology: Some(TopologyInfo { node: node.into(), zone: String::new() }),
+        conditions: Some(EndpointConditions { ready: true, ..EndpointConditions::default() }),
+        topology: Some(TopologyInfo { node: "n1".into(), zone: String::new() }),
         ..EndpointInfo::default()
     }
+}
+
+/// An endpoint of [`plain`].
+fn ready(address: &str) -> EndpointInfo {
+    endpoint(&[address], &[("", 8080)])
 }
 
 fn cluster_service(service: ServiceInfo, endpoints: Vec<EndpointInfo>) -> Arc<ClusterService> {
     let endpoints = endpoints.into_iter().enumerate();
     let endpoints = endpoints.map(|(at, it)| (format!("web-1|{at}").into(), Arc::new(it))).collect();
     Arc::new(ClusterService { service, endpoints })
+}
+
+/// A Service with a port without a name.
+fn plain(endpoints: Vec<EndpointInfo>) -> Arc<ClusterService> {
+    cluster_service(service(vec![port("", 80, 8080, "")]), endpoints)
 }
 
 fn cluster(service: Arc<ClusterService>) -> Cluster {
@@ -135,7 +146,7 @@ fn targets(cluster: &ClusterState) -> Vec<Vec<String>> {
 fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
     let check = |ports: Vec<PortMapping>, overrides: &[(&str, i32)], expect: &[&str]| {
         let count = ports.len();
-        let one = endpoint(IpSet::of(["10.1.0.1"]), overrides, "n1", true);
+        let one = endpoint(&["10.1.0.1"], overrides);
         let state = decode(&cluster(cluster_service(service(ports), vec![one])));
         let found: Vec<_> = targets(&state).iter().map(|it| it.join(" ")).collect();
         assert_eq!((found, count), (expect.iter().map(ToString::to_string).collect(), expect.len()));
@@ -154,11 +165,9 @@ fn ports_of_kpng_are_found_by_name_or_have_the_number_of_the_service() {
 
 #[test]
 fn absent_conditions_have_the_defaults_of_kubernetes() {
-    let ready = endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true);
-    let unready = endpoint(IpSet::of(["10.1.0.2"]), &[("", 8080)], "n1", false);
-    let absent =
-        EndpointInfo { conditions: None, ..endpoint(IpSet::of(["10.1.0.3"]), &[("", 8080)], "n1", false) };
-    let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![ready, unready, absent]);
+    let with = |conditions, address| EndpointInfo { conditions, ..ready(address) };
+    let unready = with(Some(EndpointConditions::default()), "10.1.0.2");
+    let it = plain(vec![ready("10.1.0.1"), unready, with(None, "10.1.0.3")]);
     let (_, slices) = service_with_slices(&it, &RequestedMetadata::default()).value.unwrap();
     let conditions: Vec<_> = slices[0].endpoints.iter().map(|it| it.conditions).collect();
     let of = |ready| Conditions { ready, serving: true, terminating: false };
@@ -170,9 +179,8 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
 
 #[test]
 fn both_families_of_one_message_are_served() {
-    let both = endpoint(IpSet::of(["10.1.0.1", "fd00:1::1"]), &[("", 8080)], "n1", true);
-    let it = cluster_service(service(vec![port("", 80, 8080, "")]), vec![both]);
-    let state = decode(&cluster(it));
+    let both = endpoint(&["10.1.0.1", "fd00:1::1"], &[("", 8080)]);
+    let state = decode(&cluster(plain(vec![both])));
     assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
 }
 
@@ -180,12 +188,9 @@ fn both_families_of_one_message_are_served() {
 fn hints_and_zones_of_kpng_are_used() {
     let hinted = |address: &str, zone: &str| EndpointInfo {
         hints: Some(TopologyHints { zones: vec![zone.into()], nodes: Vec::new() }),
-        ..endpoint(IpSet::of([address]), &[("", 8080)], "n1", true)
+        ..ready(address)
     };
-    let it = cluster_service(
-        service(vec![port("", 80, 8080, "")]),
-        vec![hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b")],
-    );
+    let it = plain(vec![hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b")]);
     let node = |zone: &str, label: &str| globalv1::Node {
         name: "elsewhere".into(),
         labels: BTreeMap::from([("topology.kubernetes.io/zone".into(), label.into())]),
@@ -202,14 +207,9 @@ fn hints_and_zones_of_kpng_are_used() {
 
 #[test]
 fn an_invalid_field_is_rejected_and_the_rest_is_used() {
-    let good = endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true);
-    let no_address = EndpointInfo { endpoint: None, ..good.clone() };
-    let invalid_port = endpoint(IpSet::of(["10.1.0.2"]), &[("", 70_000)], "n1", true);
-    let invalid_address = endpoint(IpSet::of(["10.1.0.300"]), &[("", 8080)], "n1", true);
-    let it = cluster_service(
-        service(vec![port("", 80, 8080, "")]),
-        vec![good, no_address, invalid_port, invalid_address],
-    );
+    let no_address = EndpointInfo { endpoint: None, ..ready("10.1.0.1") };
+    let invalid_port = endpoint(&["10.1.0.2"], &[("", 70_000)]);
+    let it = plain(vec![ready("10.1.0.1"), no_address, invalid_port, ready("10.1.0.300")]);
     let decoded = service_with_slices(&it, &RequestedMetadata::default());
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
     let state = decode(&cluster(it));
@@ -222,30 +222,25 @@ fn an_invalid_field_is_rejected_and_the_rest_is_used() {
             ..Default::default()
         },
     ] {
-        let it = cluster_service(invalid, vec![endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true)]);
+        let it = cluster_service(invalid, vec![ready("10.1.0.1")]);
         assert_eq!(*decode(&cluster(it)), ClusterState::default());
     }
 }
 
 #[test]
 fn an_unchanged_object_stays_the_same_object() {
-    let ports = || vec![port("", 80, 8080, "")];
-    let at = |source: &str, address: &str| EndpointInfo {
-        source_name: source.into(),
-        ..endpoint(IpSet::of([address]), &[("", 8080)], "n1", true)
-    };
+    let at = |source: &str, address: &str| EndpointInfo { source_name: source.into(), ..ready(address) };
     let mut downstream = Downstream::default();
-    let before = downstream
-        .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")])));
-    let after = downstream
-        .decode(&cluster(cluster_service(service(ports()), vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")])));
+    let mut decode = |endpoints| downstream.decode(&cluster(plain(endpoints)));
+    let before = decode(vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")]);
+    let after = decode(vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")]);
     let name = ServiceName::new("ns", "web");
     assert!(Arc::ptr_eq(before.service(&name).unwrap(), after.service(&name).unwrap()));
     let same: Vec<_> =
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
     // A removed object leaves no trace.
-    let rest = downstream.decode(&cluster(cluster_service(service(ports()), vec![at("b", "10.1.0.3")])));
+    let rest = decode(vec![at("b", "10.1.0.3")]);
     assert_eq!(rest.slices_of(&name).map(|it| it.name.to_string()).collect::<Vec<_>>(), ["ns/b"]);
     assert_eq!(*downstream.decode(&Cluster::default()), ClusterState::default());
 }
@@ -501,7 +496,7 @@ fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
     let of = |name: &str| {
         let mut message = ServiceInfo::clone(&service(vec![port("", 80, 8080, "")]));
         message.service.as_mut().unwrap().name = name.into();
-        cluster_service(message, vec![endpoint(IpSet::of(["10.1.0.1"]), &[("", 8080)], "n1", true)])
+        cluster_service(message, vec![ready("10.1.0.1")])
     };
     let with = |services: &[(&str, &Arc<ClusterService>)]| {
         let services = services.iter().map(|(path, it)| ((*path).into(), Arc::clone(it)));
