@@ -7,7 +7,7 @@ use std::{
 
 use model::{
     ServiceName, Timestamp,
-    cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName},
     state::{Pod, ServiceCidr},
 };
 use prost::Message as _;
@@ -17,7 +17,7 @@ use proxy_contract::{
 };
 use wire::{
     Extensions,
-    cluster::{EndpointKeys, endpoint_info, is_service_sent, is_slice_sent, node_info, service_info},
+    cluster::{endpoint_info, endpoints_by_key, is_service_sent, is_slice_sent, node_info, service_info},
 };
 
 use super::change_set::{Change, Diff, Encode, Kind, Phase, delete, differing, set};
@@ -185,12 +185,12 @@ impl SliceChange {
         let is_same_otherwise =
             self.old.as_ref().is_some_and(|old| old.ports == new.ports && old.service == new.service);
         let old_keys = keys(&self.old);
-        for (key, endpoint) in keys(&self.new).iter() {
-            if is_same_otherwise && old_keys.get(key) == Some(endpoint) {
+        for (key, endpoint) in keys(&self.new) {
+            if is_same_otherwise && old_keys.get(&key) == Some(&endpoint) {
                 continue;
             }
             let bytes = endpoint_info(new, endpoint).encode_to_vec();
-            out.extend(paths(new, key).map(|path| set(Set::GlobalEndpointInfos, path, bytes.clone())));
+            out.extend(paths(new, &key).map(|path| set(Set::GlobalEndpointInfos, path, bytes.clone())));
         }
     }
 
@@ -198,8 +198,8 @@ impl SliceChange {
         let Some(old) = &self.old else { return };
         let has_moved = self.new.as_ref().is_some_and(|new| new.service != old.service);
         let new_keys = keys(&self.new);
-        for (key, _) in keys(&self.old).iter().rev() {
-            let is_gone = new_keys.get(key).is_none();
+        for key in keys(&self.old).keys().rev() {
+            let is_gone = !new_keys.contains_key(key);
             let [with_service, without] = paths(old, key).map(|it| delete(Set::GlobalEndpointInfos, it));
             out.extend((is_gone || has_moved).then_some(with_service));
             out.extend(is_gone.then_some(without));
@@ -207,8 +207,8 @@ impl SliceChange {
     }
 }
 
-fn keys(slice: &Option<Arc<EndpointSlice>>) -> EndpointKeys<'_> {
-    slice.as_ref().map(|it| EndpointKeys::of(it)).unwrap_or_default()
+fn keys(slice: &Option<Arc<EndpointSlice>>) -> BTreeMap<String, &Endpoint> {
+    slice.as_ref().map(|it| endpoints_by_key(it)).unwrap_or_default()
 }
 
 /// The paths of an endpoint: one with its Service, and one without.

@@ -154,34 +154,20 @@ fn hash(message: &impl Message) -> u64 {
 }
 
 /// The endpoints of a slice by their keys, which are their addresses. The order in the slice does not matter.
-#[derive(Debug, Default)]
-pub struct EndpointKeys<'a>(BTreeMap<String, &'a Endpoint>);
-
-impl<'a> EndpointKeys<'a> {
-    pub fn of(slice: &'a EndpointSlice) -> Self {
-        let mut sorted: Vec<_> = slice.endpoints.iter().collect();
-        sorted.sort_unstable();
-        sorted.dedup();
-        let mut keys = BTreeMap::new();
-        for same in sorted.chunk_by(|a, b| a.address == b.address) {
-            for (position, it) in same.iter().enumerate() {
-                let key = match position {
-                    0 => it.address.to_string(),
-                    // A slice should not list an address twice, but may.
-                    _ => format!("{}+{position}", it.address),
-                };
-                keys.insert(key, *it);
-            }
+pub fn endpoints_by_key(slice: &EndpointSlice) -> BTreeMap<String, &Endpoint> {
+    let mut sorted: Vec<_> = slice.endpoints.iter().collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut keys = BTreeMap::new();
+    for same in sorted.chunk_by(|a, b| a.address == b.address) {
+        for (position, it) in same.iter().enumerate() {
+            let key = match position {
+                0 => it.address.to_string(),
+                // A slice should not list an address twice, but may.
+                _ => format!("{}+{position}", it.address),
+            };
+            keys.insert(key, *it);
         }
-        Self(keys)
     }
-
-    pub fn get(&self, key: &str) -> Option<&'a Endpoint> {
-        self.0.get(key).copied()
-    }
-
-    /// All endpoints, in ascending order of their keys.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &'a Endpoint)> {
-        self.0.iter().map(|(key, it)| (key.as_str(), *it))
-    }
+    keys
 }
