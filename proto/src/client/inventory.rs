@@ -147,40 +147,6 @@ mod tests {
         inventory.message().map(|it| it.buckets).unwrap_or_default()
     }
 
-    #[test]
-    fn it_describes_the_last_complete_state() {
-        let mut inventory = Inventory::default();
-        inventory.reset();
-        inventory.set(Set::ServicesSet, "ns/a", b"1");
-        assert!(inventory.message().is_none());
-        inventory.set(Set::EndpointsSet, "ns/a/p", b"2");
-        inventory.set(Set::ServicesSet, "ns/b", b"3");
-        inventory.sync();
-        let first = message(&inventory);
-        assert_eq!(first.len(), 2 * 16);
-        // A change set that breaks off.
-        inventory.set(Set::EndpointsSet, "ns/a/q", b"4");
-        inventory.delete(Set::ServicesSet, "ns/b");
-        assert_eq!(message(&inventory), first);
-        // The next stream keeps everything.
-        inventory.reset();
-        inventory.keep(&KeptBuckets::parse(vec![3], 2).unwrap());
-        inventory.sync();
-        assert_eq!(message(&inventory), first);
-        // A change and its reverse.
-        inventory.set(Set::EndpointsSet, "ns/a/q", b"4");
-        inventory.sync();
-        assert_ne!(message(&inventory), first);
-        inventory.delete(Set::EndpointsSet, "ns/a/q");
-        inventory.sync();
-        assert_eq!(message(&inventory), first);
-        inventory.delete(Set::ServicesSet, "ns/b");
-        inventory.delete(Set::EndpointsSet, "ns/a/p");
-        inventory.delete(Set::ServicesSet, "ns/a");
-        inventory.sync();
-        assert!(inventory.message().is_none());
-    }
-
     /// Objects by their paths, as they were sent.
     type Plain = BTreeMap<String, u8>;
 

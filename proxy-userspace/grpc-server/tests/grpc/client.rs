@@ -131,17 +131,6 @@ async fn an_upstream_publishes_the_same_states_and_revisions() {
 }
 
 #[tokio::test]
-async fn an_empty_state_after_a_restart_deletes_everything() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p", 1)])]);
-    let mut watch = folder.client().watch();
-    assert_eq!(in_time(watch.next()).await.services.len(), 1);
-    let brain = brain.restart(&folder).await;
-    brain.publish([]);
-    assert!(in_time(watch.next()).await.services.is_empty());
-}
-
-#[tokio::test]
 async fn an_error_ends_a_run_and_the_next_one_begins_anew() {
     let (folder, brain) = Brain::new().await;
     brain.publish([service("ns/a", &[]), service("ns/impossible", &[])]);

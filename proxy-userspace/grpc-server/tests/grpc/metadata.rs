@@ -45,6 +45,8 @@ async fn a_client_without_extensions_receives_labels_and_their_changes() {
     assert_eq!(peer.services["ns/a"].labels, map(&[("app", "one")]));
     assert_eq!(peer.services["ns/a"].annotations, map(&[("example.com/note", "any\ntext")]));
     assert!(peer.services["ns/b"].labels.is_empty() && peer.services["ns/b"].annotations.is_empty());
+    let polled = poll(&folder, NextFilter::default()).await.remove(1).endpoints.unwrap().service.unwrap();
+    assert_eq!(polled.labels, map(&[("app", "one")]));
     peer.ask("").await;
     brain.publisher.publish(labelled("two"));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
@@ -52,15 +54,6 @@ async fn a_client_without_extensions_receives_labels_and_their_changes() {
     peer.ask("").await;
     brain.publisher.publish(labelled("two"));
     peer.receives_nothing().await;
-}
-
-#[tokio::test]
-async fn the_long_poll_has_them_too() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(labelled("one"));
-    let mut items = poll(&folder, NextFilter::default()).await;
-    let first = items.remove(1).endpoints.unwrap().service.unwrap();
-    assert_eq!(first.labels, map(&[("app", "one")]));
 }
 
 #[tokio::test]
