@@ -61,8 +61,7 @@ async fn the_next_request_acknowledges_a_state_unless_it_says_otherwise() {
     let (folder, brain) = Brain::new().await;
     assert_eq!(folder.client().nodes(None).await.unwrap(), []);
     brain.publisher.publish(NodeState::default());
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    peer.change_set().await;
+    let mut peer = NodePeer::synced(&folder).await;
     let node = wait_for(&folder, |it| it.newest.is_some()).await;
     assert_eq!((node.name.as_str(), newest(&node)), ("n1", (Some(1), None)));
     assert!(node.behind_ms.is_some() && node.has_address == Some(false) && node.latency_ms.is_none());
@@ -90,8 +89,7 @@ async fn the_next_request_acknowledges_a_state_unless_it_says_otherwise() {
 
 #[tokio::test]
 async fn an_agent_acknowledges_what_is_in_force() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, brain) = Brain::serving(NodeState::default()).await;
     let active = watch::Sender::new(None);
     let upstream = folder.upstream().confirmed_by(active.subscribe());
     let mut states = upstream.subscribe();
@@ -118,8 +116,7 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
     let (folder, brain) = Brain::new().await;
     let first = state([service("ns/a", &[("p", 7)])]);
     brain.publisher.publish(first.clone());
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    peer.change_set().await;
+    let mut peer = NodePeer::synced(&folder).await;
     // A change, and back, before it asks again.
     brain.publish([service("ns/a", &[])]);
     brain.publisher.publish(first.clone());
@@ -160,12 +157,10 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_comes_late_has_no_latency_from_before() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, brain) = Brain::serving(NodeState::default()).await;
     let age = Duration::from_secs(3_600);
     sleep(age).await;
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    peer.change_set().await;
+    let peer = NodePeer::synced(&folder).await;
     peer.ask("n1").await;
     let node = wait_for(&folder, |it| it.latency_ms.is_some()).await;
     assert!(node.latency_ms < Some(age.as_millis() as u64), "{node:?}");
@@ -174,8 +169,7 @@ async fn a_client_that_comes_late_has_no_latency_from_before() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, brain) = Brain::serving(NodeState::default()).await;
     let active = watch::Sender::new(None);
     let upstream = folder.upstream().confirmed_by(active.subscribe());
     let mut states = upstream.subscribe();

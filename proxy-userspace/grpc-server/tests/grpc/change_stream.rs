@@ -26,8 +26,7 @@ async fn the_server_waits_for_a_request_and_then_resets_at_once() {
 
 #[tokio::test]
 async fn each_request_gets_one_change_set_and_changes_in_between_are_merged() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p1", 1)])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[("p1", 1)])])).await;
     let mut peer = NodePeer::start(&folder, "n1").await;
     assert_eq!(peer.change_set().await, ["+s ns/a", "+e ns/a/p1"]);
     for last in 2..9 {
@@ -60,8 +59,7 @@ fn with_named_target(ports: &[u16]) -> NodeState {
 
 #[tokio::test]
 async fn a_named_target_port_has_the_number_that_all_endpoints_agree_on() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(with_named_target(&[]));
+    let (folder, brain) = Brain::serving(with_named_target(&[])).await;
     let mut peer = NodePeer::start(&folder, "n1").await;
     let mut sent = Vec::new();
     for ports in [&[][..], &[8080], &[8080, 8080], &[8080, 9090], &[9090, 9090]] {
@@ -174,8 +172,7 @@ async fn another_node_name_is_answered_at_once_with_the_difference() {
 
 #[tokio::test]
 async fn the_stream_ends_with_ok_when_the_publisher_is_dropped() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[])])).await;
     let mut waiting = NodePeer::start(&folder, "n1").await;
     let mut idle = NodePeer::start(&folder, "n1").await;
     for peer in [&mut waiting, &mut idle] {
@@ -200,14 +197,11 @@ async fn pending_requests_of_a_half_closed_stream_are_answered() {
 
 #[tokio::test]
 async fn a_disconnected_watcher_is_dropped_at_once() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[])])).await;
     let before = brain.publisher.subscribers();
     let mut peers = Vec::new();
     for _ in 0..5 {
-        let mut peer = NodePeer::start(&folder, "n1").await;
-        peer.change_set().await;
-        peers.push(peer);
+        peers.push(NodePeer::synced(&folder).await);
     }
     assert!(brain.publisher.subscribers() >= before + 5);
     drop(peers);

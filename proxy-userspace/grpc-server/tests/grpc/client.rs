@@ -65,8 +65,9 @@ async fn take(records: &Records) -> Vec<String> {
 
 #[tokio::test]
 async fn callbacks_are_a_minimal_difference_also_after_a_restart() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p", 1), ("q", 2)]), service("ns/gone", &[("@p", 1)])]);
+    let (folder, brain) =
+        Brain::serving(state([service("ns/a", &[("p", 1), ("q", 2)]), service("ns/gone", &[("@p", 1)])]))
+            .await;
     let mut recorder = Recorder::default();
     let records = Arc::clone(&recorder.records);
     let client = folder.client();
@@ -132,8 +133,7 @@ async fn an_upstream_publishes_the_same_states_and_revisions() {
 
 #[tokio::test]
 async fn an_error_ends_a_run_and_the_next_one_begins_anew() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[]), service("ns/impossible", &[])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[]), service("ns/impossible", &[])])).await;
     let mut recorder = Recorder::default();
     let failed = in_time(folder.client().run(&mut recorder)).await;
     assert_eq!(failed.unwrap_err(), "+ ns/impossible");
@@ -145,8 +145,7 @@ async fn an_error_ends_a_run_and_the_next_one_begins_anew() {
 
 #[tokio::test]
 async fn a_cancelled_run_ends_after_its_change_set() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p", 1)]), service("ns/b", &[])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[("p", 1)]), service("ns/b", &[])])).await;
     let (cancel, cancelled) = oneshot::channel();
     let mut recorder = Recorder { cancel: Some(cancel), ..Recorder::default() };
     let cancelled = async { drop(cancelled.await) };

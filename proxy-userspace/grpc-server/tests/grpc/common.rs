@@ -120,6 +120,13 @@ impl Brain {
         (folder, brain)
     }
 
+    /// Serves only the node `n1`, whose state this is, at a new socket.
+    pub(crate) async fn serving(state: NodeState) -> (Folder, Self) {
+        let (folder, brain) = Self::new().await;
+        brain.publisher.publish(state);
+        (folder, brain)
+    }
+
     /// Serves only the node `n1`.
     pub(crate) async fn start(folder: &Folder) -> Self {
         let publisher = Publisher::new("n1");

@@ -77,8 +77,7 @@ async fn play(steps: Vec<Step>) {
         }
         // The client ends with the newest state.
         while states.next().await.unwrap().state != newest {}
-        let mut peer = NodePeer::start(&folder, "n1").await;
-        peer.change_set().await;
+        let peer = NodePeer::synced(&folder).await;
         let count = newest.services.values().map(|it| it.endpoints.len()).sum::<usize>();
         assert_eq!((peer.services.len(), peer.endpoints.len()), (newest.services.len(), count));
         brain.stop().await;

@@ -19,8 +19,7 @@ const OTHERS: usize = 60;
 async fn a_change_waits_for_no_first_states_of_others() {
     let (folder, _brain, nodes) = Brain::any_node().await;
     nodes.publish("n1", NodeState::default());
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    peer.change_set().await;
+    let mut peer = NodePeer::synced(&folder).await;
     peer.ask("n1").await;
 
     let received = Arc::<AtomicUsize>::default();

@@ -33,8 +33,7 @@ fn triggered(micros: i64, endpoints: &[(&str, u8)]) -> NodeState {
 
 #[tokio::test]
 async fn without_known_extensions_the_response_equals_kpngs() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(triggered(7, &[("p", 1)]));
+    let (folder, _brain) = Brain::serving(triggered(7, &[("p", 1)])).await;
     let mut streams = Vec::new();
     for requested in [&[][..], &[UNKNOWN], &[UNKNOWN, 0, -1]] {
         let (mut peer, extensions) = NodePeer::with_extensions(&folder, requested).await;
@@ -66,8 +65,7 @@ async fn without_known_extensions_the_response_equals_kpngs() {
 
 #[tokio::test]
 async fn a_trigger_time_is_sent_with_its_change() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(triggered(1, &[("p", 1)]));
+    let (folder, brain) = Brain::serving(triggered(1, &[("p", 1)])).await;
     let (mut requesting, _) = NodePeer::with_extensions(&folder, &[Extension::TriggerTimes.into()]).await;
     let (mut plain, _) = NodePeer::with_extensions(&folder, &[]).await;
     for peer in [&mut requesting, &mut plain] {
@@ -93,8 +91,7 @@ async fn a_trigger_time_is_sent_with_its_change() {
 
 #[tokio::test]
 async fn the_long_poll_sends_requested_extensions() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(triggered(9, &[]));
+    let (folder, _brain) = Brain::serving(triggered(9, &[])).await;
     for (requested, extensions, time) in [
         (vec![], vec![], None),
         (vec![UNKNOWN], vec![], None),
@@ -144,8 +141,7 @@ fn with_node(address: &str, last: u8) -> NodeState {
 
 #[tokio::test]
 async fn nodes_service_cidrs_pods_targets_and_forwarded_ports_are_sent_on_request() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(with_node("192.0.2.1", 8));
+    let (folder, brain) = Brain::serving(with_node("192.0.2.1", 8)).await;
     let all = [Extension::Nodes, Extension::OtherServing, Extension::ServiceCidrs, Extension::Pods];
     let all = all.into_iter().chain([Extension::Forwarding]).map(Into::into).collect::<Vec<_>>();
     let (mut requesting, extensions) = NodePeer::with_extensions(&folder, &all).await;
@@ -208,8 +204,7 @@ async fn an_agent_has_the_same_state_as_its_brain() {
 
 #[tokio::test]
 async fn every_combination_of_extensions_brings_the_same_state_and_nothing_that_was_not_requested() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(with_node("192.0.2.1", 8));
+    let (folder, _brain) = Brain::serving(with_node("192.0.2.1", 8)).await;
     let all = wire::Extensions::LOCAL.numbers();
     for combination in 0..1_u32 << all.len() {
         let chosen =

@@ -42,8 +42,7 @@ async fn a_client_that_asks_for_heartbeats_hears_every_ten_seconds_from_the_brai
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_ask_hears_nothing() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, brain) = Brain::serving(NodeState::default()).await;
     let mut peer = NodePeer::start(&folder, "n1").await;
     assert!(matches!(peer.item().await, Op::Sync(_)));
     assert!(is_pending(25_000, peer.items.message()).await);

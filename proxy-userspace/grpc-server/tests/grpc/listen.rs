@@ -62,8 +62,7 @@ async fn a_stale_socket_is_replaced() {
 
 #[tokio::test]
 async fn a_socket_in_use_is_an_error_and_stays() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, _brain) = Brain::serving(NodeState::default()).await;
     let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
     assert!(matches!(error, ListenError::Unix(UnixSocketError::InUse(_))));
     assert!(error.to_string().contains("another process listens there"), "{error}");

@@ -27,8 +27,8 @@ pub(crate) async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
 
 #[tokio::test]
 async fn the_first_item_carries_the_filter_and_the_stream_ends_after_the_state() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p", 1), ("@x", 2)]), service("ns/b", &[])]);
+    let (folder, brain) =
+        Brain::serving(state([service("ns/a", &[("p", 1), ("@x", 2)]), service("ns/b", &[])])).await;
     let items = poll(&folder, NextFilter::default()).await;
     let current = brain.publisher.current().unwrap();
     let next = items[0].next.as_ref().unwrap();
@@ -44,8 +44,7 @@ async fn the_first_item_carries_the_filter_and_the_stream_ends_after_the_state()
 
 #[tokio::test]
 async fn the_empty_state_is_only_a_filter() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, _brain) = Brain::serving(NodeState::default()).await;
     assert_eq!(poll(&folder, NextFilter::default()).await.len(), 1);
 }
 
@@ -76,8 +75,7 @@ async fn the_poll_waits_only_if_the_revision_is_current() {
 
 #[tokio::test]
 async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[("p", 1), ("@x", 2)])]);
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[("p", 1), ("@x", 2)])])).await;
     let client = folder.client();
     let mut poll = client.poll(NextFilter::default());
     let first = poll.next().await;

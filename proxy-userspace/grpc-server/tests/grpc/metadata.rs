@@ -38,8 +38,7 @@ fn labelled(app: &str) -> NodeState {
 
 #[tokio::test]
 async fn a_client_without_extensions_receives_labels_and_their_changes() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(labelled("one"));
+    let (folder, brain) = Brain::serving(labelled("one")).await;
     let mut peer = NodePeer::start(&folder, "").await;
     assert_eq!(peer.change_set().await, ["+s ns/a", "+s ns/b", "+e ns/a/p"]);
     assert_eq!(peer.services["ns/a"].labels, map(&[("app", "one")]));

@@ -52,9 +52,7 @@ fn garbage_affects_no_other_client() {
     let (brain, mut peer) = runtime.block_on(async {
         let brain = Brain::start(&folder).await;
         brain.publisher.publish(NodeState::default());
-        let mut peer = NodePeer::start(&folder, "n1").await;
-        peer.change_set().await;
-        (brain, peer)
+        (brain, NodePeer::synced(&folder).await)
     });
     proptest!(Config::with_cases(64), |(bytes in garbage())| runtime.block_on(send(&socket, &bytes)));
     runtime.block_on(async {
@@ -70,11 +68,9 @@ fn garbage_affects_no_other_client() {
 #[tokio::test]
 async fn an_invalid_message_ends_only_its_own_stream() {
     use tonic::codegen::http::uri::PathAndQuery;
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(NodeState::default());
+    let (folder, brain) = Brain::serving(NodeState::default()).await;
     let channel = channel(&folder).await;
-    let mut good = NodePeer::start(&folder, "n1").await;
-    good.change_set().await;
+    let mut good = NodePeer::synced(&folder).await;
     // A node name that is not UTF-8, and one that is too long.
     let long = "n".repeat(1 << 20);
     let revision = proxy_contract::localv1::Revision { instance_id: 3, rev: 4 };
@@ -99,10 +95,8 @@ async fn an_invalid_message_ends_only_its_own_stream() {
 async fn a_thousand_half_open_streams_affect_no_other_client() {
     const CONNECTIONS: usize = 20;
     const STREAMS: usize = 50;
-    let (folder, brain) = Brain::new().await;
-    brain.publish([service("ns/a", &[])]);
-    let mut good = NodePeer::start(&folder, "n1").await;
-    good.change_set().await;
+    let (folder, brain) = Brain::serving(state([service("ns/a", &[])])).await;
+    let mut good = NodePeer::synced(&folder).await;
     let mut half_open = Vec::new();
     let mut cut_off = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -145,11 +139,9 @@ pub(crate) fn large(revision: u8) -> NodeState {
 
 #[tokio::test]
 async fn a_watcher_that_never_reads_holds_at_most_two_states() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(large(1));
+    let (folder, brain) = Brain::serving(large(1)).await;
     let mut slow = NodePeer::start(&folder, "n1").await;
-    let mut quick = NodePeer::start(&folder, "n1").await;
-    quick.change_set().await;
+    let mut quick = NodePeer::synced(&folder).await;
     // It sends many requests and reads nothing.
     for _ in 0..8 {
         slow.ask("n1").await;
@@ -175,8 +167,7 @@ async fn a_watcher_that_never_reads_holds_at_most_two_states() {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_poll_that_is_not_read_holds_its_state_for_five_minutes() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(large(1));
+    let (folder, brain) = Brain::serving(large(1)).await;
     let held = std::sync::Arc::downgrade(&brain.publisher.current().unwrap());
     let mut client = EndpointsClient::new(channel(&folder).await);
     let mut items = client.next(NextFilter::default()).await.unwrap().into_inner();

@@ -159,6 +159,13 @@ impl NodePeer {
         peer
     }
 
+    /// Follows the node `n1`, and has received its state.
+    pub(crate) async fn synced(folder: &Folder) -> Self {
+        let mut peer = Self::start(folder, "n1").await;
+        peer.change_set().await;
+        peer
+    }
+
     pub(crate) async fn ask(&self, node: &str) {
         self.request(WatchReq { node_name: node.into(), ..WatchReq::default() }).await;
     }

@@ -81,8 +81,7 @@ pub(crate) fn large(services: usize) -> NodeState {
 
 /// Restarts the brain with another state; returns the bytes that this takes until the client has the state.
 async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> usize {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(before.clone());
+    let (folder, brain) = Brain::serving(before.clone()).await;
     let front = Front::new(folder.socket());
     let upstream = front.upstream();
     let mut states = upstream.subscribe();
@@ -165,11 +164,9 @@ async fn check_hostile_digests<O: Objects>(folder: &Folder) {
 
 #[tokio::test]
 async fn hostile_digests_are_refused_and_nobody_else_notices() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(large(20));
+    let (folder, brain) = Brain::serving(large(20)).await;
     brain.publish_cluster(cluster_resume::large(20));
-    let mut good = NodePeer::start(&folder, "n1").await;
-    good.change_set().await;
+    let mut good = NodePeer::synced(&folder).await;
     check_hostile_digests::<NodeObjects>(&folder).await;
     check_hostile_digests::<ClusterObjects>(&folder).await;
     good.ask("n1").await;
@@ -204,8 +201,7 @@ async fn check_unknown_digests<O: Objects>(folder: &Folder) {
 
 #[tokio::test]
 async fn digests_that_fit_nothing_and_rules_of_the_future_bring_the_whole_state() {
-    let (folder, brain) = Brain::new().await;
-    brain.publisher.publish(large(20));
+    let (folder, brain) = Brain::serving(large(20)).await;
     brain.publish_cluster(cluster_resume::large(20));
     check_unknown_digests::<NodeObjects>(&folder).await;
     check_unknown_digests::<ClusterObjects>(&folder).await;

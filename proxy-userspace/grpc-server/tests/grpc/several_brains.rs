@@ -106,8 +106,7 @@ async fn a_brain_without_a_state_gets_no_client_of_several_brains() {
 
 #[tokio::test]
 async fn a_brain_that_does_not_answer_is_left_for_another() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish([]);
+    let (folder, brain) = Brain::serving(state([])).await;
     // The kernel accepts connections for it.
     let hanging = Folder::new();
     let _hanging = UnixListener::bind(hanging.socket()).unwrap();
