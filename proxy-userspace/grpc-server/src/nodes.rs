@@ -56,7 +56,14 @@ impl Nodes for NodesList {
 }
 
 fn messages(statuses: &[FollowerStatus], address: Option<IpAddr>) -> Vec<NodeStatus> {
-    let mut finder = address.map(AddressFinder::new);
+    // By the addresses in memory of the Services: what states share is looked at once, and `statuses` keeps it alive.
+    let mut known = HashMap::new();
+    let mut is_in = |address: IpAddr, state: &NodeState| {
+        state
+            .services
+            .values()
+            .any(|it| *known.entry(Arc::as_ptr(it).addr()).or_insert_with(|| has_endpoint(it, address)))
+    };
     let message = |it: &FollowerStatus| NodeStatus {
         name: it.node.to_string(),
         newest: revision(&it.newest),
@@ -64,9 +71,8 @@ fn messages(statuses: &[FollowerStatus], address: Option<IpAddr>) -> Vec<NodeSta
         behind_ms: it.behind.map(millis),
         latency_ms: it.latency.map(millis),
         connected_ms: millis(it.connected),
-        has_address: finder
-            .as_mut()
-            .map(|finder| it.acknowledged.as_ref().is_some_and(|it| finder.is_in(&it.state))),
+        has_address: address
+            .map(|address| it.acknowledged.as_ref().is_some_and(|it| is_in(address, &it.state))),
     };
     statuses.iter().map(message).collect()
 }
@@ -77,28 +83,6 @@ fn revision(published: &Option<Arc<Published>>) -> Option<Revision> {
 
 fn millis(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-/// Finds an address among the endpoints of many states, and looks at what they share once.
-#[derive(Debug)]
-struct AddressFinder {
-    address: IpAddr,
-    /// The addresses in memory of the Services that were looked at, and whether they have it. The states keep them alive.
-    known: HashMap<usize, bool>,
-}
-
-impl AddressFinder {
-    fn new(address: IpAddr) -> Self {
-        Self { address, known: HashMap::new() }
-    }
-
-    /// Whether a state has an endpoint with the address. `state` must live as long as this.
-    fn is_in(&mut self, state: &NodeState) -> bool {
-        state.services.values().any(|it| {
-            let place = Arc::as_ptr(it).addr();
-            *self.known.entry(place).or_insert_with(|| has_endpoint(it, self.address))
-        })
-    }
 }
 
 fn has_endpoint(state: &ServiceState, address: IpAddr) -> bool {
