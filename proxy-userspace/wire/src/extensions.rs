@@ -2,12 +2,10 @@
 //!
 //! Invariant: a server uses an extension only if the client requested it and the server knows it.
 
-use std::fmt;
-
 use proxy_contract::localv1::Extension;
 
 /// A set of [`Extension`]s: a bit for each, by its number.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions(u32);
 
 impl Extensions {
@@ -72,12 +70,6 @@ impl Extensions {
     /// The extensions of this set, as the numbers of a message.
     pub fn numbers(self) -> Vec<i32> {
         self.iter().map(Into::into).collect()
-    }
-}
-
-impl fmt::Debug for Extensions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
     }
 }
 

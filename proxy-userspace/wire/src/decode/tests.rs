@@ -32,6 +32,11 @@ fn kpng_service(port: localv1::PortMapping) -> localv1::Service {
     }
 }
 
+/// A Service whose port has neither a name nor a target.
+fn plain_service() -> localv1::Service {
+    kpng_service(localv1::PortMapping::default())
+}
+
 fn kpng_endpoint(ports: &[(&str, i32)]) -> localv1::Endpoint {
     let ports = ports.iter().map(|(name, port)| localv1::PortName {
         name: (*name).to_owned(),
@@ -70,7 +75,7 @@ fn a_port_of_another_brain_is_found_by_name_and_without_a_name_by_target_port() 
 fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
     let set = |texts: &[&str]| localv1::IpSet::of(texts);
     let served = |filters: &[(&[&str], &[&str])]| {
-        let mut service = kpng_service(localv1::PortMapping::default());
+        let mut service = plain_service();
         let ips = service.ips.as_mut().unwrap();
         ips.load_balancer_ips = Some(set(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]));
         ips.external_ips = Some(set(&["192.0.2.1", "198.51.100.1"]));
@@ -99,7 +104,7 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
     assert_eq!(served(&[(v4, &[])]), ("2001:db8::1".into(), 0, 1));
     assert_eq!(served(&[(v4, &["10.0.0.5"])]), ("2001:db8::1".into(), 0, 2));
     // The filter of an external IP is not supported.
-    let mut service = kpng_service(localv1::PortMapping::default());
+    let mut service = plain_service();
     service.ips.as_mut().unwrap().external_ips = Some(set(&["198.51.100.1"]));
     let filter = localv1::IpFilter { target_ips: Some(set(&["198.51.100.1"])), ..Default::default() };
     service.ip_filters = vec![filter];
@@ -111,15 +116,14 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
 #[test]
 fn an_absent_cluster_scope_means_every_usable_endpoint() {
     let endpoint = kpng_endpoint(&[("", 1)]);
-    let state =
-        service_state(&kpng_service(localv1::PortMapping::default()), [("pod", &endpoint)]).value.unwrap();
+    let state = service_state(&plain_service(), [("pod", &endpoint)]).value.unwrap();
     assert_eq!(state.endpoints[0].ports[0].scopes, Scopes { internal: true, external: false, cluster: true });
     assert!(!state.service.ports[0].has_any_endpoint.v4);
 }
 
 #[test]
 fn a_brain_that_says_nothing_about_load_balancing_means_the_defaults() {
-    let state = service_state(&kpng_service(localv1::PortMapping::default()), []).value.unwrap();
+    let state = service_state(&plain_service(), []).value.unwrap();
     assert_eq!(state.service.load_balancing, LoadBalancing::default());
     // And nothing is sent of them, so that an older backend receives the bytes that it always did.
     assert_eq!(encode::service(&state.service).load_balancing, None);
@@ -141,10 +145,7 @@ fn the_largest_values_of_load_balancing_are_used() {
         drain_seconds: 86_400,
         ..localv1::LoadBalancing::default()
     };
-    let message = localv1::Service {
-        load_balancing: Some(load_balancing),
-        ..kpng_service(localv1::PortMapping::default())
-    };
+    let message = localv1::Service { load_balancing: Some(load_balancing), ..plain_service() };
     let decoded = service_state(&message, []);
     assert_eq!(decoded.rejected, []);
     assert_eq!(encode::service(&decoded.value.unwrap().service).load_balancing, Some(load_balancing));
@@ -163,10 +164,7 @@ fn invalid_load_balancing_is_rejected_and_means_the_default() {
             udp_to_packets: false,
             dsr: None,
         };
-        let message = localv1::Service {
-            load_balancing: Some(load_balancing),
-            ..kpng_service(localv1::PortMapping::default())
-        };
+        let message = localv1::Service { load_balancing: Some(load_balancing), ..plain_service() };
         let decoded = service_state(&message, []);
         let passive_health = PassiveHealth { enabled: Some(false), ..PassiveHealth::default() };
         let expect = LoadBalancing { passive_health, ..LoadBalancing::default() };
@@ -224,7 +222,7 @@ fn of_a_forwarded_port_the_targets_of_its_family_are_used() {
 
 #[test]
 fn a_rejection_shows_the_beginning_of_the_value() {
-    let mut service = kpng_service(localv1::PortMapping::default());
+    let mut service = plain_service();
     let texts = vec!["\u{1b}x".to_owned(), "y".repeat(80), "y".repeat(81)];
     service.ips.as_mut().unwrap().external_ips = Some(localv1::IpSet::of(texts));
     let reasons: Vec<_> = service_state(&service, []).rejected.into_iter().map(|it| it.reason).collect();
@@ -236,11 +234,7 @@ fn a_rejection_shows_the_beginning_of_the_value() {
 #[test]
 fn a_service_without_a_valid_name_is_rejected() {
     for (namespace, name) in [("A b", "svc"), ("ns", "A b"), ("", "svc"), ("ns", "")] {
-        let named = localv1::Service {
-            namespace: namespace.into(),
-            name: name.into(),
-            ..kpng_service(localv1::PortMapping::default())
-        };
+        let named = localv1::Service { namespace: namespace.into(), name: name.into(), ..plain_service() };
         let decoded = service_state(&named, []);
         assert_eq!((decoded.value, decoded.rejected.len()), (None, 1), "{namespace}/{name}");
     }
@@ -249,7 +243,7 @@ fn a_service_without_a_valid_name_is_rejected() {
 #[test]
 fn ports_beyond_the_limit_are_rejected_together() {
     for (count, rejected) in [(20_000, 0), (20_001, 1)] {
-        let mut service = kpng_service(localv1::PortMapping::default());
+        let mut service = plain_service();
         service.ports = (1..=count)
             .map(|port| localv1::PortMapping { protocol: 1, port, ..localv1::PortMapping::default() })
             .collect();
@@ -262,7 +256,7 @@ fn ports_beyond_the_limit_are_rejected_together() {
 #[test]
 fn an_invalid_port_shifts_no_endpoint_to_another_port() {
     let good = |port| localv1::PortMapping { protocol: 1, port, ..Default::default() };
-    let mut service = kpng_service(localv1::PortMapping::default());
+    let mut service = plain_service();
     service.ports = vec![good(0), good(443)];
     let mut endpoint = kpng_endpoint(&[("", 1), ("", 2)]);
     endpoint.port_overrides[0].index = Some(0);
@@ -334,7 +328,7 @@ fn labels_and_annotations_are_kept_if_they_are_requested_and_valid() {
     let message = localv1::Service {
         labels: map(&[("app", "web"), ("tier", "a b")]),
         annotations: map(&[("example.com/note", "\u{1b}[2J\n"), ("a\u{202e}b", "")]),
-        ..kpng_service(localv1::PortMapping::default())
+        ..plain_service()
     };
     let metadata = |decoded: &Decoded<Option<ServiceState>>| {
         decoded.value.as_ref().unwrap().service.metadata.as_deref().cloned().unwrap_or_default()
