@@ -76,12 +76,8 @@ pub(crate) fn service(
         return None;
     }
     let ips = message.ips.clone().unwrap_or_default();
-    let mut cluster_ips = Vec::new();
-    let set = ips.cluster_ips.unwrap_or_default();
-    cluster_ips
-        .extend(reader.v4("cluster_ips", &set, AddressUse::Assigned).into_iter().take(1).map(IpAddr::V4));
-    cluster_ips
-        .extend(reader.v6("cluster_ips", &set, AddressUse::Assigned).into_iter().take(1).map(IpAddr::V6));
+    let mut cluster_ips = reader.addresses("cluster_ips", ips.cluster_ips.as_ref(), AddressUse::Assigned);
+    cluster_ips.dedup_by_key(|it| Family::of(*it));
     if ips.primary_v6 {
         cluster_ips.reverse();
     }

@@ -122,14 +122,15 @@ impl Reader {
         refusal.is_none()
     }
 
-    pub(crate) fn v4(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv4Addr> {
+    fn v4(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv4Addr> {
         set.v4.iter().filter_map(|it| self.address(field, it, used_as)).collect()
     }
 
-    pub(crate) fn v6(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv6Addr> {
+    fn v6(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv6Addr> {
         set.v6.iter().filter_map(|it| self.address(field, it, used_as)).collect()
     }
 
+    /// The addresses of a set, those of IPv4 first.
     pub(crate) fn addresses(
         &mut self,
         field: &str,
