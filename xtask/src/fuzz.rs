@@ -1,13 +1,7 @@
 //! `cargo xtask fuzz`: libFuzzer on every reader of foreign bytes.
 //! Invariant: the corpus in the repository is only changed if that is asked for.
 
-use std::{
-    collections::VecDeque,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
-};
+use std::{collections::VecDeque, fs, path::PathBuf, process::Command, thread};
 
 use parking_lot::Mutex;
 
@@ -70,16 +64,15 @@ pub(crate) fn fuzz(targets: &[String], minutes: u32, keep: bool) -> Result<()> {
     Ok(())
 }
 
-/// The names of all targets.
+/// The names of all targets: each has a corpus.
 fn names() -> Result<Vec<String>> {
-    let files = fs::read_dir(workspace().join("tests/fuzz/targets")).context("tests/fuzz/targets")?;
-    let names = files.flatten().filter_map(|it| Some(it.path().file_stem()?.to_str()?.to_owned()));
-    let mut names: Vec<_> = names.collect();
+    let corpora = fs::read_dir(workspace().join("tests/fuzz/corpus")).context("tests/fuzz/corpus")?;
+    let mut names: Vec<_> = corpora.flatten().filter_map(|it| it.file_name().into_string().ok()).collect();
     names.sort();
     Ok(names)
 }
 
-/// Builds all targets.
+/// Builds the program of all targets.
 fn build() -> Result<()> {
     if find("cargo-fuzz").is_none() {
         status("Installing", "cargo-fuzz");
@@ -101,11 +94,14 @@ fn corpora(target: &str) -> [PathBuf; 2] {
     ["tests/fuzz/corpus", "target/fuzz/corpus"].map(|it| workspace().join(it).join(target))
 }
 
-fn binary(target: &str) -> Result<PathBuf> {
-    let pattern = |it: &Path| it.join("release").join(target);
+/// The program of a target.
+fn program(target: &str) -> Result<Command> {
     let folders = fs::read_dir(workspace().join("target/fuzz")).context("target/fuzz")?;
-    let mut binaries = folders.flatten().map(|it| pattern(&it.path())).filter(|it| it.is_file());
-    binaries.next().with_context(|| format!("cargo-fuzz has not built {target}"))
+    let mut binaries = folders.flatten().map(|it| it.path().join("release/fuzz_target"));
+    let binary = binaries.find(|it| it.is_file()).context("cargo-fuzz has not built fuzz_target")?;
+    let mut command = Command::new(binary);
+    command.env("FUZZ_TARGET", target);
+    Ok(command)
 }
 
 /// Runs a target.
@@ -115,7 +111,7 @@ fn search(target: &str, seconds: usize) -> Result<Outcome> {
     for folder in [&found, &artifacts] {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    let output = Command::new(binary(target)?)
+    let output = program(target)?
         .args([MAX_INPUT, "-print_final_stats=1"])
         .args(LIMITS)
         .arg(format!("-max_total_time={seconds}"))
@@ -154,5 +150,5 @@ fn print(outcomes: &[Outcome]) {
 /// Copies the inputs that reach other code than those in the repository to them.
 fn merge(target: &str) -> Result<()> {
     let [seeds, found] = corpora(target);
-    run(Command::new(binary(target)?).args(["-merge=1", MAX_INPUT]).args([seeds, found]))
+    run(program(target)?.args(["-merge=1", MAX_INPUT]).args([seeds, found]))
 }

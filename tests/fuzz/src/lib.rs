@@ -5,21 +5,14 @@
 
 #![forbid(unsafe_code)]
 
-pub mod api_list;
-pub mod api_watch;
+pub mod api;
 pub mod brain;
-pub mod certificates;
-pub mod change_sets;
 pub mod cluster;
 pub mod compile;
-pub mod config;
 pub mod explanations;
 pub mod invariants;
-pub mod maps;
 pub mod mutate;
-pub mod netlink;
-pub mod nft_tables;
-pub mod pages;
 pub mod parser;
 pub mod random_cluster;
+pub mod targets;
 pub mod wire;

@@ -9,10 +9,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use fuzz::{
-    api_list, api_watch, brain, certificates, change_sets, cluster, compile, config, maps, mutate, netlink,
-    nft_tables, pages, parser, wire,
-};
+use fuzz::{mutate, targets::TARGETS};
 
 /// The inputs of a corpus, sorted by name.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -32,7 +29,8 @@ fn run(name: &str, target: fn(&[u8]), bytes: &[u8], what: &str) {
     }
 }
 
-fn check(name: &str, target: fn(&[u8]), mutations: usize) {
+fn check(name: &str, mutations: usize) {
+    let (_, target) = TARGETS.into_iter().find(|(it, _)| *it == name).unwrap();
     let corpus = corpus(name);
     assert!(corpus.len() >= 5, "the corpus is not empty");
     for (file, bytes) in &corpus {
@@ -54,7 +52,7 @@ macro_rules! tests {
         $(
             #[test]
             fn $test() {
-                check(stringify!($target), $target::target, $mutations);
+                check(stringify!($target), $mutations);
             }
         )*
     };
@@ -79,16 +77,12 @@ tests! {
 
 #[test]
 fn every_target_has_a_corpus_and_a_test() {
-    let names = |folder: &str| -> Vec<String> {
-        let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-        let mut names: Vec<_> =
-            files.map(|it| it.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
-        names.sort();
-        names
-    };
-    let targets = names("targets");
-    assert_eq!(targets, names("corpus"));
+    let targets = TARGETS.map(|(name, _)| name);
+    let folder = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")).unwrap();
+    let mut corpora: Vec<_> = folder.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    corpora.sort();
+    assert_eq!(corpora, targets);
     for it in targets {
-        assert!(TESTED.contains(&it.as_str()), "{it} has a test");
+        assert!(TESTED.contains(&it), "{it} has a test");
     }
 }

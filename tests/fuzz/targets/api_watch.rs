@@ -1,5 +1,0 @@
-//! libFuzzer chooses watches of an API server.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::api_watch::target(data));

@@ -1,5 +1,0 @@
-//! libFuzzer chooses certificates.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::certificates::target(data));

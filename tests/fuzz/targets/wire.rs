@@ -1,5 +1,0 @@
-//! libFuzzer chooses messages.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::wire::target(data));
