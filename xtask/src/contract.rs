@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
 use build_tools::{
-    command::{cargo, output, run, status, workspace},
+    command::{cargo, cargo_into_target, output, run, status, workspace},
     programs::find,
 };
 use serde_json::Value;
@@ -52,15 +52,13 @@ fn buf() -> Result<PathBuf> {
 
 /// The encoded `google.protobuf.FileDescriptorSet` of the contract.
 pub(crate) fn descriptors() -> Result<Vec<u8>> {
-    let mut check = cargo();
-    check.args(["check", "--package", "proxy-contract", "--no-default-features"]);
-    descriptors_of(&mut check)
+    let package = ["--package", "proxy-contract", "--no-default-features"];
+    descriptors_of(cargo_into_target("check").args(package))
 }
 
 /// The encoded `FileDescriptorSet` of the contract, as a command of cargo that builds it writes it.
 fn descriptors_of(build: &mut Command) -> Result<Vec<u8>> {
-    build.args(["--message-format", "json", "--target-dir"]).arg(workspace().join("target"));
-    let messages = output(build)?;
+    let messages = output(build.args(["--message-format", "json"]))?;
     let messages = messages.lines().filter_map(|it| serde_json::from_str::<Value>(it).ok());
     let is_ours = |it: &Value| {
         it["reason"] == "build-script-executed"
@@ -77,8 +75,8 @@ mod tests {
     #[test]
     fn the_descriptors_are_those_of_the_contract() {
         // Of a build that `cargo xtask test` has made already.
-        let mut build = super::cargo();
-        build.args(["build", "--workspace", "--exclude", "proxy-ebpf", "--example", "lines"]);
+        let mut build = super::cargo_into_target("build");
+        build.args(["--workspace", "--exclude", "proxy-ebpf", "--example", "lines"]);
         let descriptors = super::descriptors_of(&mut build).expect("the contract can be built");
         for it in ["localv1/localv1.proto", "globalv1/globalv1.proto", "localnetv1/localnetv1.proto"] {
             assert!(descriptors.windows(it.len()).any(|bytes| bytes == it.as_bytes()), "{it}");

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
     build,
-    command::{cargo, output, run, status, workspace},
+    command::{cargo, cargo_into_target, output, run, status, workspace},
     container, files_below,
     machine::Machine,
 };
@@ -140,9 +140,8 @@ fn entries(folder: &Path, paths: Vec<PathBuf>) -> Result<Vec<Entry>> {
 pub(crate) fn shell_files() -> Result<PathBuf> {
     let folder = workspace().join("target/shell-files");
     fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove earlier completions")?;
-    run(cargo()
-        .args(["test", "--package", "kube-proxy-ebpf", "--bins", "--target-dir"])
-        .arg(workspace().join("target"))
+    run(cargo_into_target("test")
+        .args(["--package", "kube-proxy-ebpf", "--bins"])
         .arg("every_command_and_flag_is_completed_and_has_a_man_page")
         .env("KUBE_PROXY_EBPF_SHELL_FILES", &folder))?;
     Ok(folder)

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     build,
-    command::{cargo, output, run, status, workspace},
+    command::{cargo_into_target, output, run, status, workspace},
     other_systems::{build_for_other_systems, windows_binary, wine},
     programs::{apt_install, find, find_or_install},
 };
@@ -137,20 +137,9 @@ fn command(binary: PathBuf, flags: &[&str]) -> Vec<OsString> {
 }
 
 fn rust(_: &Path) -> Result<Vec<OsString>> {
-    let target = workspace().join("target");
-    run(cargo()
-        .args([
-            "build",
-            "--package",
-            "proxy-contract",
-            "--features",
-            "backend",
-            "--example",
-            "lines",
-            "--target-dir",
-        ])
-        .arg(&target))?;
-    Ok(vec![target.join("debug/examples/lines").into()])
+    let example = ["--package", "proxy-contract", "--features", "backend", "--example", "lines"];
+    run(cargo_into_target("build").args(example))?;
+    Ok(vec![workspace().join("target/debug/examples/lines").into()])
 }
 
 fn python(folder: &Path) -> Result<Vec<OsString>> {

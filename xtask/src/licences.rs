@@ -1,11 +1,11 @@
 //! `cargo xtask licences`: licences, sources, versions and known vulnerabilities of the dependencies.
 //! Invariant: `deny.toml` decides. What could not be checked is returned with the reason, never passed over.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::Result;
 use build_tools::{
-    command::{output, run, status, workspace},
+    command::{cargo_home, output, run, status, workspace},
     programs::cargo_tool,
 };
 
@@ -42,8 +42,6 @@ pub(crate) fn licences() -> Result<Option<String>> {
 
 /// Whether cargo-deny has fetched the database before. A failed fetch leaves an empty folder.
 fn has_database() -> bool {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| env::home_dir().map(|it| it.join(".cargo")));
-    let databases = home.and_then(|it| fs::read_dir(it.join("advisory-dbs")).ok());
+    let databases = cargo_home().ok().and_then(|it| fs::read_dir(it.join("advisory-dbs")).ok());
     databases.into_iter().flatten().flatten().any(|it| it.path().join("crates").exists())
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 use build_tools::{
-    command::{cargo, run, status, workspace},
+    command::{cargo, cargo_into_target, run, status},
     machine::Machine,
     target::Target,
 };
@@ -13,9 +13,7 @@ use crate::{contract::contract, licences::licences};
 /// Checks the format, clippy's lints, the product for other machines, the dependencies, and the package of the contract.
 pub(crate) fn lint() -> Result<()> {
     run(cargo().args(["fmt", "--all", "--check"]))?;
-    let mut clippy = cargo();
-    clippy.args(["clippy", "--locked", "--all-targets", "--target-dir"]).arg(workspace().join("target"));
-    run(clippy.args(["--", "-D", "warnings"]))?;
+    run(cargo_into_target("clippy").args(["--locked", "--all-targets", "--", "-D", "warnings"]))?;
     let unchecked = [
         ("the product for other machines", other_machines()?),
         ("advisories of the dependencies", licences().context("the dependencies")?),

@@ -21,7 +21,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, path::PathBuf, proc
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
-    command::{cargo, exit_code, status, workspace},
+    command::{cargo_into_target, exit_code, status},
     machine::Machine,
     toolchain::Toolchain,
 };
@@ -223,11 +223,7 @@ fn perform(task: Task) -> Result<()> {
 
 /// Builds the crate of a task and replaces this process with it: signals and the exit code are the task's own.
 fn become_task(package: &str, arguments: &[&str], forwarded: &Forwarded) -> Result<()> {
-    let mut command = cargo();
-    command
-        .args(["run", "--package", package])
-        .args(arguments)
-        .arg("--target-dir")
-        .arg(workspace().join("target"));
+    let mut command = cargo_into_target("run");
+    command.args(["--package", package]).args(arguments);
     Err(command.arg("--").args(&forwarded.arguments).exec()).context("cannot start cargo")
 }

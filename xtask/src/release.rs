@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     SKIPPED_TESTS_FILE,
-    command::{cargo, output, run, status, workspace},
+    command::{cargo_into_target, output, run, status, workspace},
     container, files_below,
     machine::Machine,
 };
@@ -119,9 +119,8 @@ impl Previous {
         let Self { folder, binary, version } = self;
         status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
         let skipped = folder.join("skipped");
-        let mut test = cargo();
-        test.args(["test", "--package", "tests", "--test", "end_to_end", "--target-dir"]);
-        test.arg(workspace().join("target")).args(["--", "--ignored", "--exact", TEST]);
+        let mut test = cargo_into_target("test");
+        test.args(["--package", "tests", "--test", "end_to_end", "--", "--ignored", "--exact", TEST]);
         let this = &dist.binaries[&Machine::own()?];
         run(test.env(PREVIOUS, binary).env(THIS, this).env(SKIPPED_TESTS_FILE, &skipped))?;
         match fs::read_to_string(&skipped) {

@@ -3,17 +3,13 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use build_tools::command::{cargo, output, run, workspace};
+use build_tools::command::{cargo_into_target, output, run, workspace};
 use serde::de::DeserializeOwned;
 
 /// Builds examples, given as packages and names, with optimisations.
 pub(crate) fn build(examples: &[(&str, &str)]) -> Result<()> {
-    let mut build = cargo();
-    build.args(["build", "--release", "--target-dir"]).arg(workspace().join("target"));
-    for (package, example) in examples {
-        build.args(["--package", package, "--example", example]);
-    }
-    run(&mut build)
+    let examples = examples.iter().flat_map(|(package, it)| ["--package", package, "--example", it]);
+    run(cargo_into_target("build").arg("--release").args(examples))
 }
 
 /// Runs an example in a process of its own.

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use api_server::{ApiServer, Settings};
 use build_tools::{
     build,
-    command::{KilledOnDrop, cargo, run, status, workspace},
+    command::{KilledOnDrop, cargo_into_target, run, status, workspace},
 };
 use clap::Args;
 use nix::time::{ClockId, clock_gettime};
@@ -57,11 +57,11 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let FleetArguments { agents, services, binary } = arguments;
     let is_debug = binary.is_some();
     let binary = binary.map_or_else(|| build::build(true), Ok)?;
-    let target = workspace().join("target");
-    let mut build = cargo();
-    build.args(["build", "--package", "grpc-server", "--example", "fleet", "--target-dir"]).arg(&target);
-    run(if is_debug { &mut build } else { build.arg("--release") })?;
-    let example = target.join(if is_debug { "debug" } else { "release" }).join("examples/fleet");
+    let flag = (!is_debug).then_some("--release");
+    let example = ["--package", "grpc-server", "--example", "fleet"];
+    run(cargo_into_target("build").args(example).args(flag))?;
+    let profile = if is_debug { "debug" } else { "release" };
+    let example = workspace().join("target").join(profile).join("examples/fleet");
 
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(services, agents)?;

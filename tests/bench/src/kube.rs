@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{
     build,
-    command::{KilledOnDrop, cargo, run, status, workspace},
+    command::{KilledOnDrop, cargo_into_target, run, status, workspace},
 };
 use tests::{Agent, Sandbox, TestNode, agent::AgentCommand, test_node::NODE};
 
@@ -32,8 +32,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    let target = workspace().join("target");
-    run(cargo().args(["build", "--release", "--package", "api-server", "--target-dir"]).arg(&target))?;
+    run(cargo_into_target("build").args(["--release", "--package", "api-server"]))?;
     let mut report = Figures::new(TEN_EACH);
     let cases = [
         ("lists streamed", "--streaming", "off", [180.0, 220.0]),

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use build_tools::{
-    command::{cargo, workspace},
+    command::cargo_into_target,
     target::Target,
     test_suite::{Test, TestBinary, build_test_binaries},
 };
@@ -19,10 +19,8 @@ const TESTS: [[&str; 4]; 2] =
 
 /// Builds the end-to-end tests, without those of a browser, and lists them; for another machine with the binaries that run there.
 pub(crate) fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
-    let mut build = cargo();
-    build.args(["test", "--target-dir"]).arg(workspace().join("target"));
     let mut tests = Vec::new();
-    for binary in binaries(build)? {
+    for binary in binaries(cargo_into_target("test"))? {
         tests.extend(binary.tests()?);
     }
     if let Some(target) = other {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::{
-    command::{cargo, cross_cargo, output, run, status, workspace},
+    command::{cargo_home, cargo_into_target, cross_cargo, output, run, status, workspace},
     container::revision,
     machine::Machine,
     target::Target,
@@ -133,11 +133,8 @@ fn build_object(toolchain: &Toolchain, features: Option<&str>, object: &str) -> 
 /// workspace becomes `.`: a debugger that is started there still finds the sources.
 fn remapped_paths(rustc: &Path) -> Result<[String; 3]> {
     let sysroot = output(Command::new(rustc).args(["--print", "sysroot"]).current_dir(workspace()))?;
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home =
-        home.or_else(|| env::home_dir().map(|it| it.join(".cargo"))).context("there is no home folder")?;
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
-    Ok([remap(workspace(), "."), remap(&home, "/cargo"), remap(Path::new(&sysroot), "/rust")])
+    Ok([remap(workspace(), "."), remap(&cargo_home()?, "/cargo"), remap(Path::new(&sysroot), "/rust")])
 }
 
 /// Builds the binary whose programs say lines of log, kernel object included, and returns its path.
@@ -196,11 +193,8 @@ pub fn commit() -> String {
 
 /// Builds the binary around a kernel object that has been built.
 fn build_binary(build: Build) -> Result<PathBuf> {
-    let target = workspace().join("target");
-    let mut command = cargo();
-    command.args(["build", "--package", "kube-proxy-ebpf", "--target-dir"]).arg(&target);
-    run(command.args(build.arguments()))?;
-    Ok(target.join("debug/kube-proxy-ebpf"))
+    run(cargo_into_target("build").args(["--package", "kube-proxy-ebpf"]).args(build.arguments()))?;
+    Ok(workspace().join("target/debug/kube-proxy-ebpf"))
 }
 
 /// The packages of the backends on the contract, each with a binary of its name.
@@ -214,15 +208,9 @@ pub fn backend_binary(package: &str) -> PathBuf {
 
 /// Builds the backends on the contract; returns the folder of their binaries.
 pub fn build_backends(release: bool) -> Result<PathBuf> {
-    let target = workspace().join("target");
-    let mut command = cargo();
-    command.args(["build", "--target-dir"]).arg(&target);
-    command.args(BACKENDS.iter().flat_map(|it| ["--package", it]));
-    if release {
-        command.arg("--release");
-    }
-    run(&mut command)?;
-    Ok(target.join(if release { "release" } else { "debug" }))
+    let packages = BACKENDS.iter().flat_map(|it| ["--package", it]);
+    run(cargo_into_target("build").args(packages).args(release.then_some("--release")))?;
+    Ok(workspace().join("target").join(if release { "release" } else { "debug" }))
 }
 
 /// Builds the backends and every [`Build`], kernel objects included, and copies the binaries to where no other build replaces them.

@@ -5,7 +5,7 @@ use std::{
     env,
     ffi::OsStr,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus},
     thread,
     time::{Duration, Instant},
@@ -100,6 +100,20 @@ pub fn cargo() -> Command {
             || name.starts_with("CARGO_MANIFEST_")
             || matches!(name, "CARGO_BIN_NAME" | "CARGO_CRATE_NAME" | "OUT_DIR")
     })
+}
+
+/// [`cargo`] with a subcommand that builds below `target`, whatever folder the variables of this process name.
+#[must_use]
+pub fn cargo_into_target(subcommand: &str) -> Command {
+    let mut command = cargo();
+    command.args([subcommand, "--target-dir"]).arg(workspace().join("target"));
+    command
+}
+
+/// The folder of what cargo has fetched and installed.
+pub fn cargo_home() -> Result<PathBuf> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.or_else(|| env::home_dir().map(|it| it.join(".cargo"))).context("there is no home folder")
 }
 
 /// A cargo that builds for another target: without any setting that is meant for the host's compiler.

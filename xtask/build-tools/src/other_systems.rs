@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::{
-    command::{cargo, output, run, status, workspace},
+    command::{cargo_into_target, output, run, status, workspace},
     programs::{find, find_or_install},
     target::require_standard_library,
 };
@@ -65,12 +65,12 @@ fn windows_tools() -> Result<PathBuf> {
 }
 
 fn build_for_windows(gcc: &Path) -> Result<()> {
-    let target = workspace().join("target");
-    run(cargo().args(["build", "--package", PACKAGE, "--target", WINDOWS, "--target-dir"]).arg(&target))?;
+    run(cargo_into_target("build").args(["--package", PACKAGE, "--target", WINDOWS]))?;
     let binary = windows_binary();
     let folder = binary.parent().context("it is in a folder")?;
     fs::create_dir_all(folder)?;
-    fs::copy(target.join(WINDOWS).join("debug/kube-proxy-userspace.exe"), &binary)?;
+    let built = workspace().join("target").join(WINDOWS).join("debug/kube-proxy-userspace.exe");
+    fs::copy(built, &binary)?;
     let library = workspace().join("backends/userspace/tests/bcryptprimitives.c");
     let mut compile = Command::new(gcc);
     compile.args(["-shared", "-o"]).arg(folder.join("bcryptprimitives.dll")).arg(library).arg("-ladvapi32");
@@ -79,7 +79,6 @@ fn build_for_windows(gcc: &Path) -> Result<()> {
 
 /// Without TLS, whose C code needs Apple's compiler.
 fn check_for_macos() -> Result<()> {
-    let mut check = cargo();
-    check.args(["check", "--package", PACKAGE, "--no-default-features", "--target", MACOS, "--target-dir"]);
-    run(check.arg(workspace().join("target")))
+    let check = ["--package", PACKAGE, "--no-default-features", "--target", MACOS];
+    run(cargo_into_target("check").args(check))
 }

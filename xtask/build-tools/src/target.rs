@@ -1,7 +1,7 @@
 //! What builds programs of user space for a machine: the standard library of that machine, and for another machine than
 //! this one a C compiler, which also links.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -9,7 +9,7 @@ use crate::{
     command::{cargo, cross_cargo, output, status, workspace},
     machine::Machine,
     programs::{apt_install, find},
-    toolchain::{Toolchain, rustup},
+    toolchain::{Toolchain, current_rustc, rustup},
 };
 
 /// What builds programs of user space for a machine.
@@ -102,9 +102,7 @@ impl Target {
     #[must_use]
     pub fn rustc(&self) -> PathBuf {
         match &self.standard_library {
-            StandardLibrary::Installed => {
-                env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from)
-            }
+            StandardLibrary::Installed => current_rustc(),
             StandardLibrary::FromSources(toolchain) => toolchain.rustc.clone(),
         }
     }
@@ -145,10 +143,8 @@ fn standard_library(target: &str) -> Result<StandardLibrary> {
 
 /// Whether the compiler has a standard library of a target; fetches it if rustup can.
 fn is_installed(target: &str) -> Result<bool> {
-    let rustc = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
-    let folder = output(
-        Command::new(&rustc).args(["--print", "target-libdir", "--target", target]).current_dir(workspace()),
-    )?;
+    let print = ["--print", "target-libdir", "--target", target];
+    let folder = output(Command::new(current_rustc()).args(print).current_dir(workspace()))?;
     let is_installed = || fs::read_dir(&folder).is_ok_and(|mut it| it.next().is_some());
     if is_installed() {
         return Ok(true);

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    command::{cargo, output, run, status, workspace},
+    command::{cargo, cargo_home, output, run, status, workspace},
     programs::{apt_install, find},
 };
 
@@ -57,7 +57,7 @@ struct Compiler {
 }
 
 fn compiler() -> Result<Compiler> {
-    let current = env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
+    let current = current_rustc();
     let debian = Path::new(DEBIAN_RUSTC);
 
     let mut reason = match inspect(&current) {
@@ -88,6 +88,11 @@ fn compiler() -> Result<Compiler> {
             DEBIAN.join(" "),
         )
     })
+}
+
+/// The compiler that cargo would take.
+pub(crate) fn current_rustc() -> PathBuf {
+    env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from)
 }
 
 /// The parts of a compiler that builds the kernel object; the error says what it lacks.
@@ -171,8 +176,7 @@ pub(crate) fn rustup(arguments: &[&str]) -> Result<()> {
 
 fn linker() -> Result<PathBuf> {
     let private = workspace().join("target/tools/bin/bpf-linker");
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| env::home_dir().map(|it| it.join(".cargo"))).unwrap_or_default();
+    let home = cargo_home().unwrap_or_default();
 
     let candidates = [find("bpf-linker"), Some(home.join("bin/bpf-linker")), Some(private.clone())];
     let mut other = None;

@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 use build_tools::{
     TIMEOUT_FACTOR,
     build::build_for_tests,
-    command::{cargo, run, status, workspace},
+    command::{cargo_into_target, run, status},
     other_systems::build_for_other_systems,
     programs::{install_font, promtool, test_programs},
     test_suite::{Outcome, TestBinary, build_test_binaries},
@@ -105,9 +105,8 @@ fn build(fast: bool) -> Result<Vec<TestBinary>> {
 
 /// `cargo test` of the workspace, without the kernel's side.
 fn cargo_test() -> Command {
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--exclude", "proxy-ebpf", "--target-dir"]);
-    command.arg(workspace().join("target"));
+    let mut command = cargo_into_target("test");
+    command.args(["--workspace", "--exclude", "proxy-ebpf"]);
     command
 }
 
@@ -123,19 +122,8 @@ pub(crate) fn pictures() -> Result<()> {
 
 /// Writes the generated parts of the documents: tests write what they compare otherwise.
 pub(crate) fn documents() -> Result<()> {
-    run(cargo()
-        .args([
-            "test",
-            "--package",
-            "admin",
-            "--package",
-            "kube-proxy-ebpf",
-            "--lib",
-            "--bins",
-            "--target-dir",
-        ])
-        .arg(workspace().join("target"))
-        .args(["is_generated"])
+    run(cargo_into_target("test")
+        .args(["--package", "admin", "--package", "kube-proxy-ebpf", "--lib", "--bins", "is_generated"])
         .env("KUBE_PROXY_EBPF_UPDATE_DOCUMENTS", "1"))?;
     status("Ready", "docs/flags.md, docs/metrics.md");
     Ok(())
