@@ -220,21 +220,10 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Read as _, path::Component};
+    use std::path::Component;
 
     use super::*;
-
-    fn unpack(archive: &[u8]) -> BTreeMap<String, String> {
-        let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
-        let entries = tar.entries().expect("an archive").map(|it| it.expect("an entry"));
-        let read = |mut it: tar::Entry<'_, _>| {
-            let name = it.path().expect("a name").display().to_string();
-            let mut text = String::new();
-            it.read_to_string(&mut text).expect("a text");
-            (name, text)
-        };
-        entries.map(read).collect()
-    }
+    use crate::archive::tests::read;
 
     /// Whether a document has a heading with this anchor.
     fn has_anchor(text: &str, anchor: &str) -> bool {
@@ -281,10 +270,12 @@ mod tests {
     #[test]
     fn the_manifests_name_the_image_of_the_release_by_its_digest() {
         let digest = "sha256:0123";
-        let files = unpack(&archive("top", manifests(digest).expect("manifests")).expect("an archive"));
+        let archive = archive("top", manifests(digest).expect("manifests")).expect("an archive");
+        let files: BTreeMap<_, _> = read(flate2::read::GzDecoder::new(&*archive)).into_iter().collect();
         let mut resources = Vec::new();
         for folder in ["mine", "mine-cleanup", "mine-preflight"] {
-            let text = &files[&format!("top/{folder}/kustomization.yaml")];
+            let (_, text) = &files[&format!("top/{folder}/kustomization.yaml")];
+            let text = std::str::from_utf8(text).expect("a text");
             assert!(
                 text.contains(&format!("release {VERSION}:"))
                     && text.contains(&format!("digest: {digest}\n"))

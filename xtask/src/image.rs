@@ -110,22 +110,15 @@ fn config(revision: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Read as _};
+    use std::{fs, io::Read};
 
     use build_tools::command::workspace;
 
     use super::*;
+    use crate::archive::tests::read;
 
-    fn files(archive: impl std::io::Read) -> BTreeMap<String, (u32, Vec<u8>)> {
-        let mut archive = tar::Archive::new(archive);
-        let entries = archive.entries().expect("an archive").map(|it| it.expect("an entry"));
-        let read = |mut it: tar::Entry<'_, _>| {
-            let name = it.path().expect("a name").display().to_string();
-            let mut bytes = Vec::new();
-            it.read_to_end(&mut bytes).expect("contents");
-            (name, (it.header().mode().expect("a mode"), bytes))
-        };
-        entries.map(read).collect()
+    fn files(archive: impl Read) -> BTreeMap<String, (u32, Vec<u8>)> {
+        read(archive).into_iter().collect()
     }
 
     /// The blob of a descriptor, of which digest and size are checked.

@@ -12,14 +12,14 @@ use build_tools::{
     toolchain::Toolchain,
 };
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
+
+use crate::archive::sha256;
 
 /// The statement about artifacts, by name and SHA-256, with binaries for these machines.
 pub(crate) fn provenance(checksums: &BTreeMap<String, String>, machines: &[Machine]) -> Result<Value> {
     let subject =
         |(name, checksum): (&String, &String)| json!({ "name": name, "digest": { "sha256": checksum } });
     let lock = fs::read(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
-    let lock: String = Sha256::digest(&lock).iter().map(|it| format!("{it:02x}")).collect();
     let repository = env!("CARGO_PKG_REPOSITORY");
     let revision = container::revision();
     let tools = Toolchain::find_or_install()?;
@@ -48,7 +48,7 @@ pub(crate) fn provenance(checksums: &BTreeMap<String, String>, machines: &[Machi
                 },
                 "resolvedDependencies": [
                     { "uri": format!("git+{repository}"), "digest": { "gitCommit": revision } },
-                    { "uri": "Cargo.lock", "digest": { "sha256": lock } },
+                    { "uri": "Cargo.lock", "digest": { "sha256": sha256(&lock) } },
                 ],
             },
             // The person who has run it: no service vouches for it.
