@@ -44,9 +44,12 @@ struct Arguments {
     /// Take the proxy from the last build of the tests
     #[arg(long)]
     no_build: bool,
-    /// Go through one node's share of the steps, and print what was found for the process that asks
-    #[arg(long, value_name = "K/N", hide = true)]
-    share: Option<Share>,
+    /// Go through one node's share of the steps, and print what was found for the process that asks; the first is 0
+    #[arg(long, value_name = "K", hide = true, requires = "shares")]
+    share: Option<usize>,
+    /// How many shares there are
+    #[arg(long, value_name = "N", hide = true)]
+    shares: Option<usize>,
 }
 
 #[derive(Subcommand)]
@@ -79,8 +82,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
         bail!("the tracer knows the registers of x86-64 only, and this machine is {}", env::consts::ARCH);
     }
-    if let Some(share) = arguments.share {
-        println!("{}", serde_json::to_string(&share.go_through(&arguments.selection)?)?);
+    if let (Some(index), Some(of)) = (arguments.share, arguments.shares) {
+        let found = Share { index, of }.go_through(&arguments.selection)?;
+        println!("{}", serde_json::to_string(&found)?);
         return Ok(());
     }
     if !arguments.no_build {
@@ -113,11 +117,12 @@ fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Goes through a share of the steps in a process of its own: a node takes the whole process.
-fn in_own_process(share: Share) -> Result<Found> {
+fn in_own_process(Share { index, of }: Share) -> Result<Found> {
     let mut command = Command::new(env::current_exe().context("where this program is")?);
-    command.args(env::args_os().skip(1)).arg(format!("--share={share}")).stderr(Stdio::inherit());
+    command.args(env::args_os().skip(1)).args([format!("--share={index}"), format!("--shares={of}")]);
+    command.stderr(Stdio::inherit());
     let found = output(&mut command)?;
-    serde_json::from_str(&found).with_context(|| format!("share {share} found {found:?}"))
+    serde_json::from_str(&found).with_context(|| format!("share {index} of {of} found {found:?}"))
 }
 
 fn print(rows: &[Row], has_after: bool) {

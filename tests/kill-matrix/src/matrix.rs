@@ -29,10 +29,7 @@ use tests::{
     test_node::{NODE, expected_dump},
 };
 
-use crate::{
-    step::Step,
-    trace::{Interruption, Intervention, Order},
-};
+use crate::trace::{Interruption, Intervention, Order};
 
 /// The errors that system calls are made to fail with, in turn.
 const ERRORS: [Errno; 6] =
@@ -151,7 +148,7 @@ impl Matrix {
         &mut self,
         scenario: Scenario,
         interruption: Option<Interruption>,
-    ) -> Result<(Vec<Step>, Outcome)> {
+    ) -> Result<(Vec<String>, Outcome)> {
         let build = if scenario == Scenario::Upgrade { Build::NextLayout } else { Build::Product };
         // Of a scenario that did not come to its end.
         self.end_order();
@@ -432,11 +429,11 @@ impl Matrix {
     }
 
     /// From now on no step counts; those that did.
-    fn end_order(&self) -> Vec<Step> {
+    fn end_order(&self) -> Vec<String> {
         let _ = fs::remove_file(self.file(ORDER));
         let steps = fs::read_to_string(self.file(STEPS)).unwrap_or_default();
         let _ = fs::remove_file(self.file(STEPS));
-        steps.lines().map(Step::named).collect()
+        steps.lines().map(str::to_owned).collect()
     }
 
     fn file(&self, name: &str) -> PathBuf {

@@ -1,8 +1,6 @@
 //! A share of the steps, which one node goes through.
 
-use std::{fmt, str::FromStr};
-
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use build_tools::command::status;
 use clap::{Args, ValueEnum as _};
 use nix::errno::Errno;
@@ -11,7 +9,6 @@ use tests::{Sandbox, TestNode};
 
 use crate::{
     matrix::{Matrix, Outcome, Scenario},
-    step::Step,
     trace::{Interruption, Intervention},
 };
 
@@ -112,25 +109,6 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.of)
-    }
-}
-
-impl FromStr for Share {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (index, of) = text.split_once('/').context("a share is INDEX/NUMBER")?;
-        let share = Self { index: index.parse()?, of: of.parse()? };
-        if share.index >= share.of {
-            bail!("there is no share {share}: the first one is 0");
-        }
-        Ok(share)
-    }
-}
-
 impl Found {
     /// What all shares have found.
     pub(crate) fn join(all: Vec<Self>) -> Self {
@@ -149,13 +127,13 @@ impl Found {
         &mut self,
         matrix: &mut Matrix,
         step: usize,
-        scenarios: &[&(Scenario, Vec<Step>)],
+        scenarios: &[&(Scenario, Vec<String>)],
         also_after: bool,
     ) {
         let mut rows: Vec<_> = scenarios
             .iter()
             .map(|(scenario, steps)| {
-                let call = steps.get(step - 1).map_or(String::new(), Step::to_string);
+                let call = steps.get(step - 1).cloned().unwrap_or_default();
                 Row { scenario: *scenario, step, call, outcomes: Vec::new() }
             })
             .collect();
@@ -173,7 +151,7 @@ impl Found {
                     Ok((found, outcome)) => {
                         // Threads take turns: the step may be another one.
                         if let Some(call) = found.get(step - 1) {
-                            row.call = call.to_string();
+                            row.call.clone_from(call);
                         }
                         text(interruption, outcome)
                     }

@@ -3,7 +3,7 @@
 //! Calls that only read or wait, and those that concern the process alone, are no steps.
 
 use std::{
-    env, fmt,
+    env,
     fs::{self, File},
     os::unix::fs::FileExt as _,
     path::Path,
@@ -99,26 +99,9 @@ pub(crate) struct Call {
     pub(crate) arguments: [u64; 4],
 }
 
-/// A step, as it is printed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Step(String);
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Step {
-    /// The step of the name that [`fmt::Display`] has printed.
-    pub(crate) fn named(name: &str) -> Self {
-        Self(name.to_owned())
-    }
-}
-
 impl Call {
-    /// The step that this call is, if it is one.
-    pub(crate) fn step(&self) -> Option<Step> {
+    /// The step that this call is, if it is one, as it is printed.
+    pub(crate) fn step(&self) -> Option<String> {
         let [first, second, flags, _] = self.arguments;
         let name = Sysno::new(usize::try_from(self.number).ok()?)?.name();
         let (_, kind) = CALLS.into_iter().find(|it| it.0 == name)?;
@@ -129,11 +112,11 @@ impl Call {
             Kind::Open if flags & (libc::O_CREAT | libc::O_TRUNC) as u64 != 0 => path(second),
             // Not its log.
             Kind::File if first > 2 => self.file(first).filter(|it| it.starts_with('/'))?,
-            Kind::Netlink if self.is_netlink(first) => return Some(Step(format!("netlink {name}"))),
-            Kind::Plain => return Some(Step(name.to_owned())),
+            Kind::Netlink if self.is_netlink(first) => return Some(format!("netlink {name}")),
+            Kind::Plain => return Some(name.to_owned()),
             Kind::Open | Kind::File | Kind::Netlink => return None,
         };
-        Some(Step(format!("{name} {shown}")))
+        Some(format!("{name} {shown}"))
     }
 
     /// The text at an address of the process.

@@ -25,7 +25,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::step::{Step, stop_at_calls};
+use crate::step::stop_at_calls;
 
 /// What is done at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +222,7 @@ impl Trace {
     }
 
     /// Counts and lists a step, and says what is to be done there.
-    fn at_step(&self, step: &Step, followed: &mut Followed) -> Result<Option<Intervention>> {
+    fn at_step(&self, step: &str, followed: &mut Followed) -> Result<Option<Intervention>> {
         let text = match fs::read_to_string(&self.order) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text.context("the order file")?,
