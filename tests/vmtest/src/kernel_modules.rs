@@ -13,58 +13,7 @@ use build_tools::files_below;
 
 /// Features that the tests use and distributions build as modules.
 /// A module that a kernel does not have is omitted: the tests that need it are skipped with that reason.
-const WANTED: &[&str] = &[
-    "inet_diag",
-    "tcp_diag",
-    "udp_diag",
-    "nf_conntrack",
-    "nf_conntrack_netlink",
-    "nf_tables",
-    "nft_chain_nat",
-    "nft_compat",
-    "nft_counter",
-    "nft_ct",
-    "nft_dup_ipv4",
-    "nft_dup_ipv6",
-    "nft_fib_inet",
-    "nft_fib_ipv4",
-    "nft_fib_ipv6",
-    "nft_masq",
-    "nft_nat",
-    "nft_numgen",
-    "nft_objref",
-    "nft_reject_inet",
-    "nft_reject_ipv4",
-    "nft_reject_ipv6",
-    "nft_socket",
-    "sch_ingress",
-    "cls_bpf",
-    "cls_u32",
-    "ip_vs",
-    "ip_vs_mh",
-    "ip_vs_rr",
-    "sctp",
-    "sctp_diag",
-    "cifs",
-    "veth",
-    "bridge",
-    "dummy",
-    "iptable_filter",
-    "iptable_mangle",
-    "iptable_nat",
-    "ip6table_filter",
-    "ip6table_mangle",
-    "ip6table_nat",
-    "ipt_REJECT",
-    "ip6t_REJECT",
-    "xt_MASQUERADE",
-    "xt_addrtype",
-    "xt_comment",
-    "xt_conntrack",
-    "xt_mark",
-    "xt_nat",
-    "xt_tcpudp",
-];
+const WANTED: &str = include_str!("kernel_modules.txt");
 
 /// A module, ready for `insmod`.
 pub(crate) struct KernelModule {
@@ -76,8 +25,8 @@ pub(crate) struct KernelModule {
 pub(crate) fn modules(folder: &Path) -> Result<Vec<KernelModule>> {
     let files = files_below(folder)?.into_iter().filter_map(|it| Some((module_name(&it)?, it))).collect();
     let mut loader = Loader { files, loaded: Vec::new() };
-    for name in WANTED {
-        if loader.files.contains_key(*name) {
+    for name in WANTED.lines() {
+        if loader.files.contains_key(name) {
             loader.load(name)?;
         }
     }

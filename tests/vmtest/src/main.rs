@@ -7,13 +7,10 @@ mod initramfs;
 mod kernel_modules;
 mod kernel_packages;
 mod kernel_table;
-mod lane_status;
 mod plan;
 mod report;
-mod rootfs;
 mod runner;
 mod system;
-mod test_list;
 mod virtual_machine;
 
 use std::{
@@ -29,12 +26,18 @@ use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
-    command::{exit_code, workspace},
+    command::{exit_code, status, workspace},
     machine::Machine,
+    progress::ProgressLine,
+    test_suite::Outcome,
 };
 use clap::Parser;
 
-use crate::{kernel_table::KernelTable, lane_status::LaneStatus, plan::HOST, runner::Runner};
+use crate::{
+    kernel_table::KernelTable,
+    plan::{Event, HOST},
+    runner::Runner,
+};
 
 /// The matrix: `own` is this machine's kernel, a number without a dot is the newest of its major version.
 const KERNELS: [&str; 6] = [HOST, "5.10", "5.15", "6.1", "6.12", "7"];
@@ -133,4 +136,44 @@ fn is_kernel(word: &str) -> bool {
 /// How many kernels are tested at a time: each virtual machine has two CPUs.
 fn lanes_of_this_machine() -> usize {
     thread::available_parallelism().map_or(1, |it| it.get() / 2).max(1)
+}
+
+/// The progress of each lane, in one line: its current test, and how many have ended.
+#[derive(Default)]
+struct LaneStatus {
+    lanes: BTreeMap<usize, (String, usize)>,
+    progress: ProgressLine,
+}
+
+impl LaneStatus {
+    fn on_event(&mut self, number: usize, kernel: &str, count: usize, event: &Event) {
+        let lane = self.lanes.entry(number).or_default();
+        match event {
+            Event::Ready { release, .. } => {
+                self.progress.clear();
+                status("Booted", release);
+                kernel.clone_into(&mut lane.0);
+            }
+            Event::Started { test } => lane.0 = format!("{kernel}: {} of {count}, {test}", lane.1 + 1),
+            Event::Ended { test, outcome, .. } => {
+                lane.1 += 1;
+                if matches!(outcome, Outcome::Failed(_)) {
+                    self.progress.clear();
+                    status("FAILED", &format!("{test} on {kernel}"));
+                }
+            }
+            Event::Done => {}
+        }
+    }
+
+    fn show(&mut self) {
+        let lines: Vec<_> = self.lanes.values().map(|it| it.0.as_str()).filter(|it| !it.is_empty()).collect();
+        if !lines.is_empty() {
+            self.progress.show(&format!("     Testing {}", lines.join(" | ")));
+        }
+    }
+
+    fn remove(&mut self, number: usize) {
+        self.lanes.remove(&number);
+    }
 }

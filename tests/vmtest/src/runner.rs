@@ -4,14 +4,20 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::{command::workspace, machine::Machine, test_suite::Test};
+use build_tools::{
+    command::{cargo_into_target, workspace},
+    machine::Machine,
+    target::Target,
+    test_suite::{Test, TestBinary, build_test_binaries},
+};
 
 use crate::{
     guest,
@@ -21,9 +27,8 @@ use crate::{
     kernel_table::KernelTable,
     plan::{Event, HOST, TestPlan, short_name},
     report::KernelRun,
-    rootfs,
     system::System,
-    test_list, virtual_machine,
+    virtual_machine,
 };
 
 /// By how much timeouts are multiplied in an emulated machine.
@@ -32,6 +37,17 @@ const EMULATED_TIMEOUT_FACTOR: u32 = 20;
 const EMULATED_REPETITION_DIVISOR: u32 = 50;
 /// The timeout of a test, in seconds. The longest one, of restarts, starts about twenty agents, of which each takes minutes.
 const TEST_TIMEOUT: u64 = 5400;
+
+/// How the names of tests begin that need no kernel, or any, or old versions of `nft`, which a virtual machine does not have.
+/// `cargo xtask test` runs them.
+const NOT_OF_KERNELS: [&str; 2] = ["brain_chain::", "packet_path::listing::every_nft_"];
+
+/// The packages and their tests: end to end, and of a backend in the kernel.
+const TESTS: [[&str; 4]; 2] =
+    [["--package", "tests", "--test", "end_to_end"], ["--package", "kube-proxy-ipvs", "--test", "kernel"]];
+/// Files of this machine that programs read: the certificates that a client of an API server trusts, and the names of protocols
+/// for `nft`.
+const FILES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/protocols"];
 
 /// What all kernels share.
 pub(crate) struct Runner<'a> {
@@ -63,7 +79,7 @@ impl<'a> Runner<'a> {
             packages = Some(KernelPackages::open(machine)?);
         }
         let system = if is_own { System::own()? } else { System::of(machine)? };
-        let tests = test_list::end_to_end_tests(system.target())?;
+        let tests = end_to_end_tests(system.target())?;
         let names: BTreeSet<_> = tests.iter().map(|it| short_name(&it.name)).collect();
         if let Some(unknown) = table.unknown_tests(&names).first() {
             bail!("{unknown}");
@@ -76,7 +92,8 @@ impl<'a> Runner<'a> {
         let binaries: BTreeSet<_> = tests.iter().map(|it| it.binary.clone()).collect();
         let features = table.features.iter().filter_map(|it| it.btf_name.clone()).collect();
         let plan = TestPlan { tests, features, environment: BTreeMap::new(), timeout: TEST_TIMEOUT };
-        let supply = |packages| anyhow::Ok(Supplies { packages, root: rootfs::root(&system, &binaries)? });
+        let supply =
+            |packages| anyhow::Ok(Supplies { packages, root: root_file_system(&system, &binaries)? });
         Ok(Self { table, machine, plan, supplies: packages.map(supply).transpose()? })
     }
 
@@ -179,4 +196,52 @@ fn journal(number: usize, kernel: &str) -> Box<dyn io::Write + Send> {
         Ok(file) => Box::new(file),
         Err(_) => Box::new(io::sink()),
     }
+}
+
+/// The root file system of every virtual machine: busybox, these test binaries, every build of the product and this program;
+/// without kernel modules and without a plan.
+fn root_file_system(system: &System, binaries: &BTreeSet<PathBuf>) -> Result<Initramfs> {
+    let mut root = Initramfs::new();
+    root.program(system, &system.busybox()?, Path::new("/bin/busybox"))?;
+    for binary in binaries {
+        root.program(system, binary, binary)?;
+    }
+    for (program, path) in &system.programs {
+        root.program(system, program, path)?;
+    }
+    for path in FILES {
+        if let Ok(bytes) = fs::read(path) {
+            root.file(path, bytes);
+        }
+    }
+    // The tests read the proxy's capabilities from the DaemonSet.
+    root.folder(&workspace().join("deploy"))?;
+    root.link("/var/run", "/run");
+    root.file("/init", include_str!("init.sh"));
+    Ok(root)
+}
+
+/// Builds the end-to-end tests, without those of a browser, and lists them; for another machine with the binaries that run there.
+fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
+    for binary in binaries(cargo_into_target("test"))? {
+        tests.extend(binary.tests()?);
+    }
+    if let Some(target) = other {
+        let others = binaries(target.cargo("test", &[]))?;
+        for test in &mut tests {
+            let other = others.iter().find(|it| test.suite.starts_with(it.package()));
+            let other = other.with_context(|| format!("cargo has not built {} for it", test.suite))?;
+            other.path().clone_into(&mut test.binary);
+        }
+    }
+    tests.retain(|it| !NOT_OF_KERNELS.iter().any(|begin| it.name.starts_with(begin)));
+    // The basic tests come first: most regressions fail there, early.
+    tests.sort_by_key(|it| (!it.name.starts_with("sockets::"), it.name.clone()));
+    Ok(tests)
+}
+
+fn binaries(mut cargo_test: Command) -> Result<Vec<TestBinary>> {
+    cargo_test.args(TESTS.as_flattened());
+    build_test_binaries(cargo_test)
 }

@@ -29,7 +29,7 @@ const PROGRAM_FOLDERS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
 /// Programs, and where their libraries are.
 pub(crate) struct System {
     /// Files of this machine, and their paths in the virtual machine.
-    programs: Vec<(PathBuf, PathBuf)>,
+    pub(crate) programs: Vec<(PathBuf, PathBuf)>,
     other: Option<Other>,
 }
 
@@ -88,11 +88,6 @@ impl System {
             None => find_or_install("busybox", "busybox-static"),
             Some(it) => find_below(&it.root, "busybox").context("busybox-static contains no busybox"),
         }
-    }
-
-    /// Files of this machine, and their paths in the virtual machine.
-    pub(crate) fn programs(&self) -> impl Iterator<Item = (&Path, &Path)> {
-        self.programs.iter().map(|(it, path)| (&**it, &**path))
     }
 
     /// The program that removes debug information.
