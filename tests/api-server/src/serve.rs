@@ -152,14 +152,13 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
             Ok(selector) => selector,
             Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
         };
-    let body = BodyFaults::new(&fault);
     if verb != Verb::Watch {
         return list(&shared.state(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {
                 let is_compressed = text.len() > MIN_COMPRESSED && accepts_gzip(&request);
                 let bytes = if is_compressed { gzip(text.as_bytes()) } else { text.into_bytes() };
-                let mut response = body.response(&shared, async move |mut out: Out| {
+                let mut response = respond(&shared, fault, async move |mut out: Out| {
                     out.send(bytes).await.map(drop).unwrap_or_default();
                 });
                 if is_compressed {
@@ -193,7 +192,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         marks_end,
         deadline: Instant::now() + timeout,
     };
-    body.response(&shared, async move |out: Out| {
+    respond(&shared, fault, async move |out: Out| {
         watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
     })
 }
@@ -412,44 +411,26 @@ impl Watch {
     }
 }
 
-#[derive(Clone, Copy)]
-struct BodyFaults {
-    /// It is sent in fragments of this many bytes.
-    fragment_size: usize,
-    /// The connection is closed after this many bytes.
-    disconnect_after: Option<usize>,
-}
-
-impl BodyFaults {
-    fn new(fault: &Option<Fault>) -> Self {
-        let (fragment_size, disconnect_after) = match fault {
-            Some(Fault::DisconnectAfter(bytes)) => (usize::MAX, Some(*bytes)),
-            Some(Fault::Fragments(bytes)) => (*bytes, None),
-            _ => (usize::MAX, None),
-        };
-        Self { fragment_size, disconnect_after }
-    }
-
-    fn response<F: Future<Output = ()> + Send + 'static>(
-        self,
-        shared: &Arc<Shared>,
-        write: impl FnOnce(Out) -> F + Send + 'static,
-    ) -> Response<Body> {
-        let (sender, receiver) = mpsc::channel(4);
-        let out = Out { shared: Arc::clone(shared), faults: self, sender, sent: 0 };
-        tokio::spawn(async move { write(out).await });
-        let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-        response
-    }
+/// A response whose body is written meanwhile.
+fn respond<F: Future<Output = ()> + Send + 'static>(
+    shared: &Arc<Shared>,
+    fault: Option<Fault>,
+    write: impl FnOnce(Out) -> F + Send + 'static,
+) -> Response<Body> {
+    let (sender, receiver) = mpsc::channel(4);
+    let out = Out { shared: Arc::clone(shared), fault, sender, sent: 0 };
+    tokio::spawn(async move { write(out).await });
+    let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
 }
 
 /// The writer of a body.
 struct Out {
     shared: Arc<Shared>,
-    faults: BodyFaults,
+    /// What happens to the body, if it is a fault of bodies.
+    fault: Option<Fault>,
     sender: Sender,
     /// The number of bytes sent so far.
     sent: usize,
@@ -459,21 +440,25 @@ impl Out {
     /// Fails if the client has closed the connection, or a fault closes it.
     async fn send(&mut self, data: impl Into<Bytes>) -> Result<(), ()> {
         let mut rest = data.into();
+        let (fragment_size, end) = match self.fault {
+            Some(Fault::Fragments(bytes)) => (bytes, usize::MAX),
+            Some(Fault::DisconnectAfter(bytes)) => (usize::MAX, bytes),
+            _ => (usize::MAX, usize::MAX),
+        };
         while !rest.is_empty() {
-            let left = self.faults.disconnect_after.map_or(usize::MAX, |it| it - self.sent);
-            let fragment = rest.split_to(rest.len().min(self.faults.fragment_size).min(left));
+            let fragment = rest.split_to(rest.len().min(fragment_size).min(end - self.sent));
             self.sent += fragment.len();
             self.shared.sent.fetch_add(fragment.len() as u64, Ordering::Relaxed);
             if !fragment.is_empty() {
                 self.sender.send(Ok(Frame::data(fragment))).await.map_err(drop)?;
             }
-            if self.faults.disconnect_after == Some(self.sent) {
+            if self.sent == end {
                 // What was sent should arrive before the connection is closed.
                 sleep(Duration::from_millis(20)).await;
                 let _ = self.sender.send(Err(std::io::Error::other("disconnected"))).await;
                 return Err(());
             }
-            if self.faults.fragment_size < usize::MAX {
+            if fragment_size < usize::MAX {
                 tokio::task::yield_now().await;
             }
         }
