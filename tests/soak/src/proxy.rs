@@ -26,7 +26,8 @@ pub(crate) struct ProxyKind {
 /// The running processes.
 pub(crate) struct Proxy {
     pub(crate) kind: ProxyKind,
-    agent: Agent,
+    /// The process that attaches programs and writes maps.
+    pub(crate) agent: Agent,
     brain: Option<Agent>,
 }
 
@@ -45,21 +46,6 @@ impl Proxy {
         let command = command.env("MALLOC_ARENA_MAX", "1").env(fault, slow);
         let agent = command.start(node.sandbox())?;
         Ok(Self { kind, agent, brain })
-    }
-
-    /// The process that attaches programs and writes maps.
-    pub(crate) fn agent(&self) -> &Agent {
-        &self.agent
-    }
-
-    /// Waits until all its programs are attached.
-    pub(crate) fn wait_until_attached(&mut self) -> Result<()> {
-        self.agent.wait_until_applied(PROXY_TIMEOUT)
-    }
-
-    /// Waits until `condition` holds, for as long as the agent lives.
-    pub(crate) fn wait_until(&mut self, condition: impl FnMut() -> bool) -> Result<()> {
-        self.agent.wait_until(PROXY_TIMEOUT, condition)
     }
 
     /// Kills all processes.

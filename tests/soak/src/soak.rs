@@ -187,7 +187,7 @@ impl Soak {
     fn steady_phase(&mut self, duration: Duration) -> Result<()> {
         let half = (self.begin.elapsed() + duration) / 2;
         self.cycle()?;
-        let pid = self.proxy()?.agent().pid();
+        let pid = self.proxy()?.agent.pid();
         let is_hostile = self.hostile.is_some();
         // How many connections of attackers are open changes all the time; others than sockets must not.
         let open_files = |pid| {
@@ -220,7 +220,7 @@ impl Soak {
     }
 
     fn memory_kb(&mut self) -> Result<u64> {
-        let memory = self.proxy()?.agent().memory_kb("RssAnon")?;
+        let memory = self.proxy()?.agent.memory_kb("RssAnon")?;
         self.log(&format!("memory of the agent: {memory} kB"));
         Ok(memory)
     }
@@ -320,9 +320,9 @@ impl Soak {
     fn start(&mut self, kind: ProxyKind) -> Result<()> {
         let mut proxy = Proxy::start(&self.node, kind)?;
         if let Some(hostile) = &self.hostile {
-            hostile.adopt(proxy.agent().pid())?;
+            hostile.adopt(proxy.agent.pid())?;
         }
-        proxy.wait_until_attached()?;
+        proxy.agent.wait_until_applied(PROXY_TIMEOUT)?;
         self.objects.observe();
         self.proxy = Some(proxy);
         self.wait_for_newest()
@@ -334,9 +334,10 @@ impl Soak {
 
     fn wait_for_newest(&mut self) -> Result<()> {
         let newest = self.newest;
-        let proxy = self.proxy.as_mut().context("a proxy runs")?;
+        let agent = &mut self.proxy.as_mut().context("a proxy runs")?.agent;
         let is_active = || active_state(newest) == Some(newest);
-        proxy.wait_until(is_active).with_context(|| format!("state {newest} never became active"))?;
+        let became_active = agent.wait_until(PROXY_TIMEOUT, is_active);
+        became_active.with_context(|| format!("state {newest} never became active"))?;
         self.shared.history().active(newest, Instant::now());
         self.hostile.iter_mut().for_each(Hostile::observe);
         self.show_progress();
