@@ -75,10 +75,10 @@ impl Demo {
     pub(crate) fn wait_until_served(&mut self) -> Result<()> {
         let address = self.manifests.web()?.addresses()[0];
         let inside = self.sandbox.enter()?;
-        let client = self.topology.client()?;
+        let client = self.topology.client.enter()?;
         let served = self
             .agent()?
-            .wait_until(TIMEOUT, || interrupt::check().is_err() || request(Transport::Tcp, address).is_ok());
+            .wait_until(TIMEOUT, || interrupt::is_requested() || request(Transport::Tcp, address).is_ok());
         drop((client, inside));
         served
     }
@@ -93,7 +93,7 @@ impl Demo {
 
     /// Long-lived connections to every address of `web`.
     pub(crate) fn connections(&self) -> Result<Vec<EchoConnection>> {
-        let _client = self.topology.client()?;
+        let _client = self.topology.client.enter()?;
         let addresses = self.manifests.web()?.addresses();
         let connect = |&it| EchoConnection::connect(it).with_context(|| format!("cannot connect to {it}"));
         addresses.iter().cycle().take(8).map(connect).collect()

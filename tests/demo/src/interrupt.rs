@@ -9,39 +9,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
-use thiserror::Error;
 
 static REQUESTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// The demo was interrupted.
-#[derive(Debug, Error)]
-#[error("interrupted; the sandbox is removed")]
-pub(crate) struct Interrupted;
-
-impl Interrupted {
-    /// As a shell reports it.
-    pub(crate) const EXIT_CODE: u8 = 130;
-}
+/// The exit code of a demo that was interrupted, as a shell reports it.
+pub(crate) const EXIT_CODE: u8 = 130;
 
 /// Installs the signal handlers.
 pub(crate) fn watch() -> Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        flag::register_conditional_shutdown(signal, Interrupted::EXIT_CODE.into(), Arc::clone(&REQUESTED))?;
+        flag::register_conditional_shutdown(signal, EXIT_CODE.into(), Arc::clone(&REQUESTED))?;
         flag::register(signal, Arc::clone(&REQUESTED))?;
     }
     Ok(())
 }
 
+/// Whether the demo was interrupted.
+pub(crate) fn is_requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}
+
 /// Fails if the demo was interrupted.
 pub(crate) fn check() -> Result<()> {
-    if REQUESTED.load(Ordering::Relaxed) {
-        return Err(Interrupted.into());
-    }
+    ensure!(!is_requested(), "interrupted");
     Ok(())
 }
 

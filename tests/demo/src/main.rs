@@ -22,7 +22,6 @@ use tests::{Host, requirements, sandbox};
 
 use crate::{
     demo::{Demo, Totals},
-    interrupt::Interrupted,
     screen::{heading, line, number},
 };
 
@@ -64,9 +63,10 @@ fn main() -> ExitCode {
         None => run(keep, ui),
     };
     match result {
-        Err(error) if error.is::<Interrupted>() => {
-            eprintln!("\n{error}");
-            ExitCode::from(Interrupted::EXIT_CODE)
+        // Whatever fails then is a consequence of it.
+        Err(_) if interrupt::is_requested() => {
+            eprintln!("\ninterrupted; the sandbox is removed");
+            ExitCode::from(interrupt::EXIT_CODE)
         }
         other => exit_code(other),
     }
@@ -93,14 +93,9 @@ fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {
 
     interrupt::watch()?;
     let started = Instant::now();
-    let mut demo = match Demo::new(&host, &binary, ui) {
-        Err(_) if interrupt::check().is_err() => return Err(Interrupted.into()),
-        other => other?,
-    };
-    // An error after Ctrl-C is a consequence of it.
-    let shown = show(&mut demo).or_else(|error| interrupt::check().and(Err(error)));
-    if let Err(error) = shown {
-        if let Some(agent) = demo.agent.as_ref().filter(|_| !error.is::<Interrupted>()) {
+    let mut demo = Demo::new(&host, &binary, ui)?;
+    if let Err(error) = show(&mut demo) {
+        if let Some(agent) = demo.agent.as_ref().filter(|_| !interrupt::is_requested()) {
             eprintln!("\nThe log of the agent:\n{}", agent.log());
         }
         return Err(error);

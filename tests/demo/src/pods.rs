@@ -36,7 +36,7 @@ impl Pods {
             for address in addresses {
                 topology.add_pod_address(address.ip())?;
             }
-            let _inside = topology.pods()?;
+            let _inside = topology.pods.enter()?;
             let child = Command::new(&program)
                 .args(["--pod", name])
                 .args(addresses.iter().map(ToString::to_string))

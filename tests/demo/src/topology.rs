@@ -3,10 +3,7 @@
 use std::{fs, net::IpAddr, path::Path, process};
 
 use anyhow::Result;
-use tests::{
-    NetNs,
-    netns::{NetNsGuard, ip},
-};
+use tests::{NetNs, netns::ip};
 
 /// The name of a client's namespace that is kept, followed by the process id of its demo.
 const PREFIX: &str = "kpe-client-";
@@ -15,8 +12,8 @@ const INTERFACE: &str = "eth0";
 const CLIENT: [&str; 2] = ["10.244.0.1/16", "fd00:10:244::1/64"];
 
 pub(crate) struct Topology {
-    client: NetNs,
-    pods: NetNs,
+    pub(crate) client: NetNs,
+    pub(crate) pods: NetNs,
 }
 
 impl Topology {
@@ -33,22 +30,12 @@ impl Topology {
         self.pods.add_interface_address(&format!("{address}/{length}"), INTERFACE)
     }
 
-    /// Moves the calling thread into the client's namespace until the guard is dropped.
-    pub(crate) fn client(&self) -> Result<NetNsGuard> {
-        self.client.enter()
-    }
-
-    /// Moves the calling thread into the pods' namespace until the guard is dropped.
-    pub(crate) fn pods(&self) -> Result<NetNsGuard> {
-        self.pods.enter()
-    }
-
     /// Gives the client's namespace a name, so that it outlives this process; the pods keep their own.
     pub(crate) fn keep(&self) -> Result<String> {
         let pid = process::id().to_string();
         let name = format!("{PREFIX}{pid}");
         // It names the namespace of the main thread.
-        let _client = self.client()?;
+        let _client = self.client.enter()?;
         ip(&["netns", "attach", &name, &pid])?;
         Ok(name)
     }
