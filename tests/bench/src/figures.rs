@@ -18,7 +18,7 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 /// The figures of a subject.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     header: String,
@@ -76,15 +76,7 @@ impl Row {
 
 impl Figures {
     pub(crate) fn new(header: &str) -> Self {
-        let (rows, series, proxies) = (Vec::new(), Vec::new(), ProxyFigures::new());
-        Self {
-            header: header.to_owned(),
-            rows,
-            series,
-            method: String::new(),
-            proxies,
-            versions: BTreeMap::new(),
-        }
+        Self { header: header.to_owned(), ..Self::default() }
     }
 
     /// Adds a figure that must not be above `goal`.

@@ -18,7 +18,7 @@ use nix::net::if_::if_nametoindex;
 use crate::{
     figures::median,
     outside_cluster::BenchCluster,
-    outside_packets::{self, PAYLOAD},
+    outside_packets::{self, PAYLOAD, frame},
     program_stats::linked_program,
 };
 
@@ -91,11 +91,6 @@ fn program(bench: &BenchCluster) -> Result<f64> {
 
 /// A datagram in an Ethernet frame, as those that are sent.
 fn datagram(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
-    let length = |headers: usize| ((headers + PAYLOAD.len()) as u16).to_be_bytes();
-    let ethernet = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], &[8, 0]].concat();
-    let [high, low] = length(28);
-    let ip =
-        [&[0x45, 0, high, low, 0, 0, 0x40, 0, 64, 17, 0, 0, 198, 18, 0, 100][..], &to.ip().octets()].concat();
-    let udp = [source_port.to_be_bytes(), to.port().to_be_bytes(), length(8), [0; 2]].concat();
-    [&ethernet[..], &ip, &udp, &PAYLOAD].concat()
+    let udp = [source_port, to.port(), 8 + PAYLOAD.len() as u16, 0].map(u16::to_be_bytes).concat();
+    frame(17, *to.ip(), &[&udp[..], &PAYLOAD].concat())
 }

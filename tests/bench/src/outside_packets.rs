@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     process::Command,
     time::Duration,
 };
@@ -43,6 +43,14 @@ pub(crate) struct PacketFigures {
     pub(crate) unwrapped: f64,
     /// The same of a packet that came to this node.
     pub(crate) served: f64,
+}
+
+/// A packet of a client in an Ethernet frame.
+pub(crate) fn frame(protocol: u8, to: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    let ethernet: [u8; 14] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    let [high, low] = (20 + payload.len() as u16).to_be_bytes();
+    let ip = [0x45, 0, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 100];
+    [&ethernet[..], &ip, &to.octets(), payload].concat()
 }
 
 /// Keeps this thread on one core.

@@ -16,7 +16,7 @@ use aya::{TestRun as _, TestRunOptions, maps::MapInfo, programs::SchedClassifier
 use build_tools::command::status;
 use fastrand::Rng;
 
-use crate::{figures::median, map_memory::open_maps, program_stats::linked_program};
+use crate::{figures::median, map_memory::open_maps, outside_packets::frame, program_stats::linked_program};
 
 /// Numbers of frontends.
 const SIZES: [usize; 4] = [1, 100, 1_000, 10_000];
@@ -149,9 +149,7 @@ fn program(node: &IngressNode, name: &'static str) -> Result<SchedClassifier> {
 
 /// A TCP packet of a connection that exists, in an Ethernet frame.
 fn packet(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
-    let ethernet = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], &[8, 0]].concat();
-    let ip = [&[0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 198, 18, 0, 100][..], &to.ip().octets()].concat();
     let ports = [source_port, to.port()].map(u16::to_be_bytes).concat();
     let tcp = [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]].concat();
-    [ethernet, ip, tcp].concat()
+    frame(6, *to.ip(), &tcp)
 }

@@ -50,16 +50,13 @@ impl Page {
         if let Some(alone) = alone {
             page.changes("change-alone", alone)?;
         }
-        page.plot_rows(records, "connect", |it| {
-            let line = |name, color| line(it, name, color, |ns| ns / 1e3);
-            Plot {
-                title: "connect() and close() of a TCP socket over loopback (median)".into(),
-                x_title: "Services",
-                x_scale: Scale::Logarithmic,
-                y_scale: Scale::Linear,
-                y_unit: Unit::Microseconds,
-                lines: vec![line(connect::DIRECT, 5), line(connect::ONE, 0), line(connect::ANY, 2)],
-            }
+        page.plot_rows(records, "connect", |it| Plot {
+            title: "connect() and close() of a TCP socket over loopback (median)".into(),
+            x_title: "Services",
+            x_scale: Scale::Logarithmic,
+            y_scale: Scale::Linear,
+            y_unit: Unit::Microseconds,
+            lines: lines(it, 1e3, &[(connect::DIRECT, 5), (connect::ONE, 0), (connect::ANY, 2)]),
         })?;
         page.programs(records);
         page.plot_rows(records, "nft", |it| Plot {
@@ -68,11 +65,7 @@ impl Page {
             x_scale: Scale::Logarithmic,
             y_scale: Scale::Logarithmic,
             y_unit: Unit::Milliseconds,
-            lines: vec![
-                line(it, nft::ENDPOINT, 0, |it| it),
-                line(it, nft::SERVICE, 1, |it| it),
-                line(it, nft::LOAD, 2, |it| it),
-            ],
+            lines: lines(it, 1.0, &[(nft::ENDPOINT, 0), (nft::SERVICE, 1), (nft::LOAD, 2)]),
         })?;
         page.plot_rows(records, "outside", |it| Plot {
             title: "The program that packets from outside meet first".into(),
@@ -80,11 +73,7 @@ impl Page {
             x_scale: Scale::Logarithmic,
             y_scale: Scale::Linear,
             y_unit: Unit::Nanoseconds,
-            lines: vec![
-                line(it, outside::PASSES, 5, |it| it),
-                line(it, outside::HOT, 0, |it| it),
-                line(it, outside::RANDOM, 2, |it| it),
-            ],
+            lines: lines(it, 1.0, &[(outside::PASSES, 5), (outside::HOT, 0), (outside::RANDOM, 2)]),
         })?;
         page.plot_rows(records, "brain", |it| Plot {
             title: "A brain that serves many nodes: the change of one endpoint".into(),
@@ -92,7 +81,7 @@ impl Page {
             x_scale: Scale::Logarithmic,
             y_scale: Scale::Logarithmic,
             y_unit: Unit::Milliseconds,
-            lines: vec![line(it, brain::LATENCY, 2, |it| it), line(it, brain::CPU, 0, |it| it)],
+            lines: lines(it, 1.0, &[(brain::LATENCY, 2), (brain::CPU, 0)]),
         })?;
         page.plot_rows(records, "eject", |it| Plot {
             title: "Connects that take more than 1 s, of those that begin at a time".into(),
@@ -100,7 +89,7 @@ impl Page {
             x_scale: Scale::Linear,
             y_scale: Scale::Linear,
             y_unit: Unit::Percent,
-            lines: vec![line(it, eject::WITHOUT, 2, |it| it), line(it, eject::WITH, 0, |it| it)],
+            lines: lines(it, 1.0, &[(eject::WITHOUT, 2), (eject::WITH, 0)]),
         })?;
         for subject in ["apply", "balance", "file", "fleet", "kube", "scale"] {
             let text =
@@ -342,10 +331,13 @@ fn table_by_size(proxies: &ProxyFigures, cell: fn(&SizeFigures) -> Option<String
     text
 }
 
-/// A series of a subject as a line.
-fn line(figures: &Figures, name: &str, color: usize, scale: fn(f64) -> f64) -> Line {
-    let points = figures.points(name).iter().map(|(x, y)| (*x, scale(*y))).collect();
-    Line { name: name.to_owned(), points, color, is_dashed: false }
+/// Series of a subject as lines, each with its color; the unit of the plot is so many of the figures'.
+fn lines(figures: &Figures, unit: f64, series: &[(&str, usize)]) -> Vec<Line> {
+    let line = |&(name, color): &(&str, usize)| {
+        let points = figures.points(name).iter().map(|(x, y)| (*x, y / unit)).collect();
+        Line { name: name.to_owned(), points, color, is_dashed: false }
+    };
+    series.iter().map(line).collect()
 }
 
 /// A row of a subject, and the indented ones below it.
