@@ -199,18 +199,8 @@ fn perform(task: Task) -> Result<()> {
         Task::Dist { arch, .. } => dist::dist(&arch).map(drop),
         Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),
         Task::Interop(it) => interop::interop(&it.arguments),
-        Task::Contract => {
-            if let Some(reason) = contract::contract()? {
-                status("Skipped", &format!("buf: {reason}"));
-            }
-            Ok(())
-        }
-        Task::Licences => {
-            if let Some(reason) = licences::licences()? {
-                status("Skipped", &format!("advisories: {reason}"));
-            }
-            Ok(())
-        }
+        Task::Contract => contract::contract().map(|reason| report_skipped("buf", reason)),
+        Task::Licences => licences::licences().map(|reason| report_skipped("advisories", reason)),
         Task::Demo(it) => become_task("demo", &[], &it),
         Task::Vmtest(it) => become_task("vmtest", &[], &it),
         Task::Soak(it) => become_task("soak", &[], &it),
@@ -218,6 +208,12 @@ fn perform(task: Task) -> Result<()> {
         Task::Simulate(it) => become_task("simulation", &["--profile", "simulation"], &it),
         Task::Bench(it) => become_task("bench", &[], &it),
         Task::Conformance(it) => become_task("conformance", &[], &it),
+    }
+}
+
+fn report_skipped(what: &str, reason: Option<String>) {
+    if let Some(reason) = reason {
+        status("Skipped", &format!("{what}: {reason}"));
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{fmt::Write as _, ops::Range};
 
 use anyhow::{Result, anyhow};
+use build_tools::grouped;
 use plotters::{
     chart::{ChartBuilder, SeriesLabelPosition},
     coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter},
@@ -91,15 +92,8 @@ pub(crate) fn number(value: f64) -> String {
     let text = format!("{:.2}", value.abs());
     let text = text.trim_end_matches('0').trim_end_matches('.');
     let (whole, fraction) = text.split_at(text.find('.').unwrap_or(text.len()));
-    let mut grouped = String::new();
-    for (n, digit) in whole.chars().enumerate() {
-        if n > 0 && (whole.len() - n).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
     let sign = if value < 0.0 && text != "0" { "−" } else { "" };
-    format!("{sign}{grouped}{fraction}")
+    format!("{sign}{}{fraction}", grouped(whole))
 }
 
 struct Axis {

@@ -38,15 +38,7 @@ pub(crate) fn table(columns: &[&str], right: &[usize], rows: &[Vec<String>]) {
 
 /// 12345 as `12,345`.
 pub(crate) fn number(value: impl Display) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    build_tools::grouped(&value.to_string())
 }
 
 /// A duration in a suitable unit.

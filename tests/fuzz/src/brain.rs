@@ -60,13 +60,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
             // Endpoints alone, as they change most often, and of a state that is up to date.
             _ => {
                 brain.recompute();
-                for _ in 0..u.int_in_range(1..=2)? {
-                    let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
-                    if !slices.is_empty() {
-                        let slice = with_other_endpoints(u.choose(&slices)?, u)?;
-                        brain.set_slice(slice);
-                    }
-                }
+                change_endpoints(&mut brain, u)?;
                 recompute(&mut brain, &served, &options);
             }
         }
@@ -95,12 +89,20 @@ fn endpoint_history(u: &mut Unstructured<'_>) -> Result<()> {
     slices.into_iter().for_each(|it| brain.set_slice(it));
     recompute(&mut brain, &served, &options);
     while !u.is_empty() {
-        for _ in 0..u.int_in_range(1..=2)? {
-            let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
+        change_endpoints(&mut brain, u)?;
+        recompute(&mut brain, &served, &options);
+    }
+    Ok(())
+}
+
+/// Changes the endpoints of one or two slices, if there are any.
+fn change_endpoints(brain: &mut Brain, u: &mut Unstructured<'_>) -> Result<()> {
+    for _ in 0..u.int_in_range(1..=2)? {
+        let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
+        if !slices.is_empty() {
             let slice = with_other_endpoints(u.choose(&slices)?, u)?;
             brain.set_slice(slice);
         }
-        recompute(&mut brain, &served, &options);
     }
     Ok(())
 }

@@ -232,7 +232,7 @@ fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
         for test in &mut tests {
             let other = others.iter().find(|it| test.suite.starts_with(it.package()));
             let other = other.with_context(|| format!("cargo has not built {} for it", test.suite))?;
-            other.path().clone_into(&mut test.binary);
+            test.binary.clone_from(&other.path);
         }
     }
     tests.retain(|it| !NOT_OF_KERNELS.iter().any(|begin| it.name.starts_with(begin)));

@@ -26,6 +26,19 @@ pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
 /// The environment variable that names the file to which each skipped test appends a line.
 pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";
 
+/// Digits with separators of thousands: 12345 as `12,345`.
+#[must_use]
+pub fn grouped(digits: &str) -> String {
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Every file at or below a path, ordered by path.
 pub fn files_below(path: &Path) -> walkdir::Result<Vec<PathBuf>> {
     let entries = WalkDir::new(path).sort_by_file_name().into_iter().collect::<Result<Vec<_>, _>>()?;

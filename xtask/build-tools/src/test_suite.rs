@@ -58,18 +58,13 @@ pub enum Outcome {
 pub struct TestBinary {
     suite: String,
     folder: PathBuf,
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl TestBinary {
     #[must_use]
     pub fn package(&self) -> &str {
         self.suite.split('/').next().unwrap_or(&self.suite)
-    }
-
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The tests, without those that are ignored.
