@@ -11,7 +11,6 @@ mod interop;
 mod licences;
 mod lint;
 mod mutants;
-mod provenance;
 mod release;
 mod sbom;
 mod test;

@@ -12,27 +12,23 @@ use build_tools::{
 /// A crate, or a part of one.
 struct Subject {
     name: &'static str,
-    /// Which mutants.
+    package: &'static str,
+    /// More about which mutants.
     selection: &'static [&'static str],
     /// Which tests; empty for all of the crate.
     tests: &'static [&'static str],
 }
 
 const SUBJECTS: [Subject; 5] = [
-    Subject {
-        name: "proxy-common",
-        selection: &["--package", "proxy-common", "--features", "user"],
-        tests: &[],
-    },
-    Subject { name: "model", selection: &["--package", "model"], tests: &[] },
-    Subject { name: "wire", selection: &["--package", "wire"], tests: &[] },
-    Subject { name: "brain", selection: &["--package", "brain"], tests: &[] },
+    Subject { name: "proxy-common", package: "proxy-common", selection: &["--features", "user"], tests: &[] },
+    Subject { name: "model", package: "model", selection: &[], tests: &[] },
+    Subject { name: "wire", package: "wire", selection: &[], tests: &[] },
+    Subject { name: "brain", package: "brain", selection: &[], tests: &[] },
     // The layout of the tables, with maps in memory.
     Subject {
         name: "layout",
+        package: "datapath-ebpf",
         selection: &[
-            "--package",
-            "datapath-ebpf",
             "--file",
             "proxy-userspace/datapath-ebpf/src/tables/layout.rs",
             "--file",
@@ -56,10 +52,15 @@ pub(crate) fn mutants(subject: Option<&str>, shard: Option<&str>) -> Result<()> 
     let folder = workspace().join("target/mutants");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut failed = Vec::new();
-    for Subject { name, selection, tests } in chosen {
+    for Subject { name, package, selection, tests } in chosen {
         let mut command = cargo();
         command.args(["mutants", "--no-shuffle", "--timeout", "60", "--output"]).arg(folder.join(name));
-        command.args(*selection).args(shard.map(|it| format!("--shard={it}"))).arg("--").args(*tests);
+        command
+            .args(["--package", package])
+            .args(*selection)
+            .args(shard.map(|it| format!("--shard={it}")))
+            .arg("--")
+            .args(*tests);
         // A rebuild per mutant: debug information is not needed, and most of the crate is unchanged.
         command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "1").current_dir(workspace());
         let status = command.status().context("cannot start cargo-mutants")?;

@@ -11,7 +11,6 @@ pub mod cluster;
 pub mod compile;
 pub mod explanations;
 pub mod invariants;
-pub mod mutate;
 pub mod parser;
 pub mod random_cluster;
 pub mod targets;

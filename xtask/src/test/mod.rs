@@ -3,10 +3,11 @@
 
 mod report;
 mod schedule;
-mod speed;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, hash_map::DefaultHasher},
+    hash::Hasher as _,
+    hint::black_box,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -32,6 +33,13 @@ use self::{
 const SLOW: [&str; 6] = ["tests", "kill-matrix", "soak", "backend-conformance", "fuzz", "simulation"];
 /// After this time a test hangs, on a machine of ordinary speed.
 const LIMIT: Duration = Duration::from_secs(600);
+
+/// How long the work takes on a machine of ordinary speed that does nothing else (x86-64, 3 GHz, a debug build).
+const REFERENCE: Duration = Duration::from_millis(100);
+/// How many words are hashed.
+const WORDS: u64 = 1_000_000;
+/// A machine that is slower than this hangs.
+const MAX_FACTOR: f64 = 20.0;
 
 /// Which tests run, and how.
 #[derive(Args)]
@@ -63,7 +71,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
 
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let jobs = options.jobs.unwrap_or(processors * 2).max(1);
-    let factor = speed::factor(processors);
+    let factor = time_factor(processors);
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
     status("Built", &format!("{} tests, in {:.0} s", tests.len(), begin.elapsed().as_secs_f64()));
     status(
@@ -85,6 +93,24 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         bail!("{failed} tests failed; `cargo xtask test --seed {seed}` runs them in the same order");
     }
     if options.filter.is_none() { run(cargo_test().arg("--doc")) } else { Ok(()) }
+}
+
+/// By how much limits of time are multiplied: how much longer some work takes here, at least 1. So they are those of a hang
+/// and not of a busy or small machine.
+fn time_factor(processors: usize) -> f64 {
+    let work = || {
+        (0..WORDS).fold(DefaultHasher::new(), |mut hasher, it| {
+            hasher.write_u64(it);
+            hasher
+        })
+    };
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..processors {
+            scope.spawn(|| black_box(work().finish()));
+        }
+    });
+    (begin.elapsed().as_secs_f64() / REFERENCE.as_secs_f64()).clamp(1.0, MAX_FACTOR)
 }
 
 /// Builds the tests and what they run; returns the binaries.
