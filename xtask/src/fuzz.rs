@@ -1,13 +1,12 @@
 //! `cargo xtask fuzz`: libFuzzer on every reader of foreign bytes.
 //! Invariant: the corpus in the repository is only changed if that is asked for.
 
-use std::{collections::VecDeque, fs, path::PathBuf, process::Command, thread};
-
-use parking_lot::Mutex;
+use std::{fs, path::PathBuf, process::Command, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use build_tools::{
     command::{cargo, run, status, workspace},
+    parallel::in_parallel,
     programs::find,
 };
 
@@ -38,22 +37,10 @@ pub(crate) fn fuzz(targets: &[String], minutes: u32, keep: bool) -> Result<()> {
     build()?;
     let workers = thread::available_parallelism().map_or(1, usize::from).min(targets.len());
     let seconds = (minutes as usize * 60 * workers / targets.len()).max(1);
-    let (queue, outcomes) = (Mutex::new(VecDeque::from(targets)), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        let (queue, outcomes) = (&queue, &outcomes);
-        let next = || queue.lock().pop_front();
-        for _ in 0..workers {
-            scope.spawn(move || {
-                while let Some(target) = next() {
-                    status("Fuzzing", &format!("{target} for {seconds} s"));
-                    let outcome = search(&target, seconds);
-                    outcomes.lock().push(outcome);
-                }
-            });
-        }
-    });
-    let outcomes = outcomes.into_inner();
-    let mut outcomes = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut outcomes = in_parallel(workers, targets, |target| {
+        status("Fuzzing", &format!("{target} for {seconds} s"));
+        search(&target, seconds)
+    })?;
     outcomes.sort_by(|a, b| a.target.cmp(&b.target));
     print(&outcomes);
     if keep {

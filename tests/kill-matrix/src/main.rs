@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use build_tools::{
     build::build_for_tests,
     command::{exit_code, output},
+    parallel::in_parallel,
 };
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
@@ -92,12 +93,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let begin = Instant::now();
     let jobs = arguments.jobs.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
-    let found: Result<Vec<_>> = thread::scope(|scope| {
-        let shares = (0..jobs).map(|index| Share { index, of: jobs });
-        let shares: Vec<_> = shares.map(|it| scope.spawn(move || in_own_process(it))).collect();
-        shares.into_iter().map(|it| it.join().expect("no panic")).collect()
-    });
-    let Found { rows, problems, connects } = Found::join(found?);
+    let shares = (0..jobs).map(|index| Share { index, of: jobs });
+    let Found { rows, problems, connects } = Found::join(in_parallel(jobs, shares, in_own_process)?);
     print(&rows, arguments.selection.after);
     let outcomes: Vec<_> = rows.iter().flat_map(|it| &it.outcomes).collect();
     let not_reached = outcomes.iter().filter(|it| ***it == NOT_REACHED).count();

@@ -3,7 +3,6 @@
 use std::{
     env,
     process::{Command, Output},
-    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::command::status;
+use build_tools::{command::status, parallel::in_parallel};
 
 /// How often the progress is shown.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -22,39 +21,31 @@ const MAX_HISTORIES: usize = 3;
 pub(crate) fn run(first: u64, count: u64, minutes: Option<u64>, is_lossy: bool) -> Result<()> {
     let begin = Instant::now();
     let until = minutes.map(|it| begin + Duration::from_secs(60 * it));
-    let (next, done) = (AtomicU64::new(first), AtomicU64::new(0));
+    let seeds = first..first.saturating_add(count);
+    let seeds = seeds.take_while(|_| until.is_none_or(|it| Instant::now() < it));
     let failed = Mutex::new(Vec::new());
-    let last_shown = Mutex::new(begin);
-    let worker = || -> Result<()> {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first.saturating_add(count) || until.is_some_and(|it| Instant::now() >= it) {
-                return Ok(());
+    let shown = Mutex::new((0, begin));
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    in_parallel(workers, seeds, |seed| {
+        let Output { status: outcome, stdout, stderr } = simulate(seed, is_lossy)?;
+        let mut failed = failed.lock();
+        if !outcome.success() {
+            if failed.len() < MAX_HISTORIES {
+                println!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
             }
-            let Output { status: outcome, stdout, stderr } = simulate(seed, is_lossy)?;
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            let mut failed = failed.lock();
-            if !outcome.success() {
-                if failed.len() < MAX_HISTORIES {
-                    println!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-                }
-                status("Failed", &format!("seed {seed}; again with --seed {seed}"));
-                failed.push(seed);
-            }
-            let mut last_shown = last_shown.lock();
-            if last_shown.elapsed() >= PROGRESS_INTERVAL {
-                *last_shown = Instant::now();
-                status("Simulated", &progress(done, begin, failed.len()));
-            }
+            status("Failed", &format!("seed {seed}; again with --seed {seed}"));
+            failed.push(seed);
         }
-    };
-    thread::scope(|scope| {
-        let workers = thread::available_parallelism().map_or(1, usize::from);
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().try_for_each(|it| it.join().expect("a worker does not panic"))
+        let (done, last_shown) = &mut *shown.lock();
+        *done += 1;
+        if last_shown.elapsed() >= PROGRESS_INTERVAL {
+            *last_shown = Instant::now();
+            status("Simulated", &progress(*done, begin, failed.len()));
+        }
+        Ok(())
     })?;
     let mut failed = failed.into_inner();
-    let done = done.into_inner();
+    let (done, _) = shown.into_inner();
     status("Simulated", &progress(done, begin, failed.len()));
     if failed.is_empty() {
         return Ok(());

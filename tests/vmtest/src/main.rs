@@ -14,7 +14,7 @@ mod system;
 mod virtual_machine;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     fs,
     path::PathBuf,
     process::ExitCode,
@@ -28,6 +28,7 @@ use anyhow::{Context as _, Result, bail};
 use build_tools::{
     command::{exit_code, status, workspace},
     machine::Machine,
+    parallel::in_parallel,
     progress::ProgressLine,
     test_suite::Outcome,
 };
@@ -94,33 +95,26 @@ fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
     let table = KernelTable::parse(&table)?;
     let runner = Runner::prepare(&table, machine, kernels, &filters)?;
 
-    let queue: Mutex<VecDeque<_>> =
-        Mutex::new((0..repeat).flat_map(|_| kernels.iter()).enumerate().collect());
     let status = Mutex::new(LaneStatus::default());
-    let runs = Mutex::new(BTreeMap::new());
-    thread::scope(|scope| {
-        let mut lanes = Vec::new();
-        for _ in 0..lanes_of_this_machine() {
-            lanes.push(scope.spawn(|| {
-                loop {
-                    let next = queue.lock().pop_front();
-                    let Some((number, series)) = next else { break };
-                    let run = runner.run(number, series, |event| {
-                        status.lock().on_event(number, series, runner.plan.tests.len(), event);
-                    });
-                    status.lock().remove(number);
-                    runs.lock().insert(number, run);
-                }
-            }));
-        }
-        while lanes.iter().any(|it| !it.is_finished()) {
+    let runs = thread::scope(|scope| {
+        let numbered = (0..repeat).flat_map(|_| kernels.iter()).enumerate();
+        let lanes = scope.spawn(|| {
+            in_parallel(lanes_of_this_machine(), numbered, |(number, series)| {
+                let run = runner.run(number, series, |event| {
+                    status.lock().on_event(number, series, runner.plan.tests.len(), event);
+                });
+                status.lock().remove(number);
+                Ok(run)
+            })
+        });
+        while !lanes.is_finished() {
             thread::sleep(STATUS_INTERVAL);
             status.lock().show();
         }
-    });
+        lanes.join().expect("no lane panics")
+    })?;
     drop(status);
 
-    let runs: Vec<_> = runs.into_inner().into_values().collect();
     let tests: Vec<_> = runner.plan.tests.iter().map(|it| it.name.clone()).collect();
     match report::print(&tests, &runs, begin.elapsed()) {
         0 => Ok(()),

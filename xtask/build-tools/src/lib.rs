@@ -10,6 +10,7 @@ pub mod command;
 pub mod container;
 pub mod machine;
 pub mod other_systems;
+pub mod parallel;
 pub mod programs;
 pub mod progress;
 pub mod target;

@@ -1,12 +1,15 @@
 //! Runs tests beside each other, in a random order.
 //! Invariant: a test that needs the machine for itself runs when no other does.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use parking_lot::Mutex;
 
 use anyhow::Result;
-use build_tools::test_suite::{Outcome, Test, run_test};
+use build_tools::{
+    parallel::in_parallel,
+    test_suite::{Outcome, Test, run_test},
+};
 
 /// The module of tests that run alone: they count objects of the whole machine, or take all of its processors.
 const ALONE: &str = "alone";
@@ -36,35 +39,17 @@ impl Schedule {
         // The same seed gives the same order, in whatever order the binaries were built.
         tests.sort_by_key(Test::title);
         fastrand::Rng::with_seed(self.seed).shuffle(&mut tests);
-        let (alone, others) = tests.into_iter().partition(|it| is_alone(&it.name));
-        let progress = Mutex::new((Vec::new(), on_end));
-        self.run_beside_each_other(others, self.jobs, &progress)?;
-        self.run_beside_each_other(alone, 1, &progress)?;
-        Ok(progress.into_inner().0)
-    }
-
-    fn run_beside_each_other<F: FnMut(&Ended) + Send>(
-        &self,
-        tests: Vec<Test>,
-        jobs: usize,
-        progress: &Mutex<(Vec<Ended>, F)>,
-    ) -> Result<()> {
-        let queue = Mutex::new(tests.into_iter());
-        let work = || -> Result<()> {
-            loop {
-                let next = queue.lock().next();
-                let Some(test) = next else { return Ok(()) };
-                let (outcome, took) = run_test(&test, &self.environment, self.limit)?;
-                let ended = Ended { test, outcome, took };
-                let (all, on_end) = &mut *progress.lock();
-                on_end(&ended);
-                all.push(ended);
-            }
+        let (alone, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|it| is_alone(&it.name));
+        let on_end = Mutex::new(on_end);
+        let run = |test: Test| -> Result<Ended> {
+            let (outcome, took) = run_test(&test, &self.environment, self.limit)?;
+            let ended = Ended { test, outcome, took };
+            (*on_end.lock())(&ended);
+            Ok(ended)
         };
-        thread::scope(|scope| {
-            let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().try_for_each(|it| it.join().expect("no worker panics"))
-        })
+        let mut ended = in_parallel(self.jobs, others, run)?;
+        ended.extend(in_parallel(1, alone, run)?);
+        Ok(ended)
     }
 }
 
