@@ -140,14 +140,7 @@ impl Objects {
         self.version += 1;
         let object = Arc::new(with_version(value, name, self.version));
         let before = self.objects.insert((resource, key.clone()), Arc::clone(&object));
-        self.record(Change {
-            version: self.version,
-            resource,
-            key,
-            before,
-            after: Some(object),
-            deleted: None,
-        })
+        self.record(resource, key, before, Some(object), None)
     }
 
     pub(crate) fn delete(&mut self, resource: Resource, key: &str) -> u64 {
@@ -155,15 +148,7 @@ impl Objects {
         self.version += 1;
         let value = serde_json::from_str(&before.json).expect("stored objects are JSON");
         let deleted = Some(Arc::new(with_version(value, before.name.clone(), self.version)));
-        let key = key.to_owned();
-        self.record(Change {
-            version: self.version,
-            resource,
-            key,
-            before: Some(before),
-            after: None,
-            deleted,
-        })
+        self.record(resource, key.to_owned(), Some(before), None, deleted)
     }
 
     pub(crate) fn compact(&mut self) {
@@ -219,8 +204,15 @@ impl Objects {
         (version >= self.compacted).then(|| self.history.range(first..))
     }
 
-    fn record(&mut self, change: Change) -> u64 {
-        self.history.push_back(change);
+    fn record(
+        &mut self,
+        resource: Resource,
+        key: String,
+        before: Option<Arc<Object>>,
+        after: Option<Arc<Object>>,
+        deleted: Option<Arc<Object>>,
+    ) -> u64 {
+        self.history.push_back(Change { version: self.version, resource, key, before, after, deleted });
         if self.history.len() > MAX_HISTORY
             && let Some(oldest) = self.history.pop_front()
         {
