@@ -72,9 +72,9 @@ impl Attack {
                 let opened = match self {
                     Self::UdpSockets => udp(&[service]),
                     Self::UdpAddresses => udp(&services),
-                    Self::TcpSockets => tcp(None, service),
+                    Self::TcpSockets => client_from(SockType::Stream, Ipv4Addr::UNSPECIFIED, service),
                     Self::Sources => client_from(SockType::Datagram, source, service),
-                    Self::SpoofedSyns => tcp(Some(source), service),
+                    Self::SpoofedSyns => client_from(SockType::Stream, source, service),
                     Self::IdleConnections => idle(SocketAddr::from((gateway, HEALTH_PORT)), rng.bool()),
                 };
                 sockets.extend(opened);
@@ -96,12 +96,7 @@ fn udp(services: &[SocketAddr]) -> Option<OwnedFd> {
     Some(socket.into())
 }
 
-/// A TCP socket whose connection may never be answered.
-fn tcp(source: Option<Ipv4Addr>, service: SocketAddr) -> Option<OwnedFd> {
-    client_from(SockType::Stream, source.unwrap_or(Ipv4Addr::UNSPECIFIED), service)
-}
-
-/// A socket that is bound to a source that need not be an address of this namespace.
+/// A socket that is bound to a source that need not be an address of this namespace; its connection may never be answered.
 fn client_from(kind: SockType, source: Ipv4Addr, service: SocketAddr) -> Option<OwnedFd> {
     let SocketAddr::V4(service) = service else { return None };
     let socket = socket(AddressFamily::Inet, kind, SockFlag::SOCK_NONBLOCK, None).ok()?;
