@@ -28,28 +28,7 @@ use crate::{
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files beside the binary in the archive: every file that one of them links to is among them.
-const FILES: [&str; 20] = [
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "GOVERNANCE.md",
-    "LICENSE",
-    "README.md",
-    "SECURITY.md",
-    "backends/iptables/README.md",
-    "backends/ipvs/README.md",
-    "backends/userspace/README.md",
-    "deploy",
-    "docs",
-    "proto/README.md",
-    "proto/examples/go",
-    "proto/examples/lines.rs",
-    "proto/examples/print.rs",
-    "proto/examples/python",
-    "proto/src/backend/mod.rs",
-    "tests/KERNELS.md",
-    "tests/scenarios/README.md",
-];
+const FILES: &str = include_str!("archive.txt");
 
 /// What was made.
 pub(crate) struct Dist {
@@ -168,9 +147,8 @@ fn provenance(checksums: &BTreeMap<String, String>, machines: &[Machine]) -> Res
 
 /// Every file of the workspace beside the binary, by its name in the archive.
 fn files() -> Result<Vec<Entry>> {
-    let paths =
-        FILES.map(|it| files_below(&workspace().join(it))).into_iter().collect::<Result<Vec<_>, _>>()?;
-    entries(workspace(), paths.concat())
+    let paths = FILES.lines().map(|it| files_below(&workspace().join(it)));
+    entries(workspace(), paths.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// Files by their paths from a folder.

@@ -48,7 +48,7 @@ const BACKENDS: [Backend; 8] = [
     Backend {
         name: "userspace",
         asked: &["--listeners", "--skip", "backends/userspace/conformance-skips.txt"],
-        build: userspace,
+        build: |_| Ok(listening(build::backend_binary("kube-proxy-userspace"))),
     },
     Backend {
         name: "userspace-wine",
@@ -109,10 +109,6 @@ fn ipvs(_: &Path) -> Result<Vec<OsString>> {
         "this kernel has no IPVS; `cargo xtask vmtest 6.1 kube_proxy_ipvs` asks it in a virtual machine"
     );
     Ok(command(build::backend_binary("kube-proxy-ipvs"), &[]))
-}
-
-fn userspace(_: &Path) -> Result<Vec<OsString>> {
-    Ok(listening(build::backend_binary("kube-proxy-userspace")))
 }
 
 fn userspace_under_wine(folder: &Path) -> Result<Vec<OsString>> {

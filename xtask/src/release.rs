@@ -32,10 +32,10 @@ pub(crate) fn release(dry_run: bool, previous: Option<&Path>) -> Result<()> {
         list(&obstacles)
     );
     // Before the build, which takes minutes.
-    let previous = previous.map(Previous::unpack).transpose()?;
+    let previous = previous.map(unpack_previous).transpose()?;
     let dist = dist(&Machine::ALL)?;
-    if let Some(previous) = previous {
-        previous.upgrade(&dist)?;
+    if let Some((binary, version)) = previous {
+        upgrade(&binary, &version, &dist)?;
     } else {
         status("Skipped", "the upgrade from the previous release: no archive of one was given (--previous)");
     }
@@ -98,35 +98,25 @@ fn newest_heading(changelog: &str) -> Option<&str> {
     Some(heading.split(" - ").next()?.trim_matches(['[', ']', ' ']))
 }
 
-/// The binary of an earlier release, unpacked.
-struct Previous {
-    folder: PathBuf,
-    binary: PathBuf,
-    version: String,
+/// Unpacks the binary of an earlier release; returns it with its version.
+fn unpack_previous(archive: &Path) -> Result<(PathBuf, String)> {
+    let binary = unpack_binary(archive, &workspace().join("target/previous-release"))?;
+    let version = output(Command::new(&binary).arg("--version"))
+        .with_context(|| format!("{} has no binary for {}", archive.display(), std::env::consts::ARCH))?;
+    Ok((binary, version))
 }
 
-impl Previous {
-    fn unpack(archive: &Path) -> Result<Self> {
-        let folder = workspace().join("target/previous-release");
-        let binary = unpack_binary(archive, &folder)?;
-        let version = output(Command::new(&binary).arg("--version"))
-            .with_context(|| format!("{} has no binary for {}", archive.display(), std::env::consts::ARCH))?;
-        Ok(Self { folder, binary, version })
-    }
-
-    /// Upgrades a node, under load, from it to this release, and back.
-    fn upgrade(&self, dist: &Dist) -> Result<()> {
-        let Self { folder, binary, version } = self;
-        status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
-        let skipped = folder.join("skipped");
-        let mut test = cargo_into_target("test");
-        test.args(["--package", "tests", "--test", "end_to_end", "--", "--ignored", "--exact", TEST]);
-        let this = &dist.binaries[&Machine::own()?];
-        run(test.env(PREVIOUS, binary).env(THIS, this).env(SKIPPED_TESTS_FILE, &skipped))?;
-        match fs::read_to_string(&skipped) {
-            Ok(reason) => bail!("the upgrade was not tried: {}", reason.trim()),
-            Err(_) => Ok(()),
-        }
+/// Upgrades a node, under load, from an earlier release to this one, and back.
+fn upgrade(binary: &Path, version: &str, dist: &Dist) -> Result<()> {
+    status("Upgrading", &format!("a node from {version} to {VERSION}, under load"));
+    let skipped = binary.with_file_name("skipped");
+    let mut test = cargo_into_target("test");
+    test.args(["--package", "tests", "--test", "end_to_end", "--", "--ignored", "--exact", TEST]);
+    let this = &dist.binaries[&Machine::own()?];
+    run(test.env(PREVIOUS, binary).env(THIS, this).env(SKIPPED_TESTS_FILE, &skipped))?;
+    match fs::read_to_string(&skipped) {
+        Ok(reason) => bail!("the upgrade was not tried: {}", reason.trim()),
+        Err(_) => Ok(()),
     }
 }
 
