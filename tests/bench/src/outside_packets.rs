@@ -60,23 +60,12 @@ pub(crate) fn pin_to_core() -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &cores).with_context(|| format!("there is no core {CORE}"))
 }
 
-/// A rule that drops what arrives at an interface, until it is dropped.
-struct Drops<'a>(&'a NetNs);
-
-impl<'a> Drops<'a> {
-    fn at(netns: &'a NetNs, interface: &str) -> Result<Self> {
-        let chain = format!("type filter hook ingress device {interface} priority 0;");
-        nft(netns, &format!("table netdev bench {{ chain drops {{ {chain} meta l4proto udp drop; }}; }}"))?;
-        Ok(Self(netns))
-    }
-}
-
-impl Drop for Drops<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = nft(self.0, "delete table netdev bench") {
-            eprintln!("warning: packets stay dropped: {error:#}");
-        }
-    }
+/// Does some work while datagrams that arrive at an interface are dropped.
+fn while_dropped(netns: &NetNs, interface: &str, work: impl FnOnce() -> Result<f64>) -> Result<f64> {
+    let chain = format!("type filter hook ingress device {interface} priority 0;");
+    nft(netns, &format!("table netdev bench {{ chain drops {{ {chain} meta l4proto udp drop; }}; }}"))?;
+    let result = work();
+    nft(netns, "delete table netdev bench").context("packets stay dropped").and(result)
 }
 
 fn nft(netns: &NetNs, command: &str) -> Result<()> {
@@ -87,26 +76,16 @@ fn nft(netns: &NetNs, command: &str) -> Result<()> {
 pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<PacketFigures> {
     let [by, by_nft] = [Sender::new(forwarding)?, Sender::new(translating)?];
     let mut times = [const { Vec::new() }; 6];
+    let (node, lan) = (&forwarding.cluster.nodes[SERVING].netns, &forwarding.cluster.lan);
     for _ in 0..ROUNDS {
         let [dropping, at_bridge, forwarded, served, unwrapped, translated] = &mut times;
-        {
-            let _arrives = Drops::at(&forwarding.cluster.nodes[SERVING].netns, "eth0")?;
-            dropping.push(by.send(SERVING)?);
-        }
-        {
-            let _before = Drops::at(&forwarding.cluster.lan, "router")?;
-            at_bridge.push(by.send(SERVING)?);
-        }
-        {
-            let _leaves = Drops::at(&forwarding.cluster.lan, "n1")?;
-            forwarded.push(by.send(0)?);
-        }
+        // Where it arrives, before the bridge, and as it leaves.
+        dropping.push(while_dropped(node, "eth0", || by.send(SERVING))?);
+        at_bridge.push(while_dropped(lan, "router", || by.send(SERVING))?);
+        forwarded.push(while_dropped(lan, "n1", || by.send(0))?);
         served.push(by.send_counted(1)?);
         unwrapped.push(by.send_counted(0)?);
-        {
-            let _leaves = Drops::at(&translating.cluster.lan, "n1")?;
-            translated.push(by_nft.send(0)?);
-        }
+        translated.push(while_dropped(&translating.cluster.lan, "n1", || by_nft.send(0))?);
     }
     let [dropping, at_bridge, forwarded, served, unwrapped, translated] = times.map(median);
     Ok(PacketFigures {
@@ -124,12 +103,9 @@ pub(crate) fn forwarded(bench: &BenchCluster) -> Result<f64> {
     let mut times = [const { Vec::new() }; 2];
     for _ in 0..ROUNDS {
         let [dropping, forwarded] = &mut times;
-        {
-            let _arrives = Drops::at(&bench.cluster.nodes[SERVING].netns, "eth0")?;
-            dropping.push(sender.send(SERVING)?);
-        }
-        let _leaves = Drops::at(&bench.cluster.lan, "n1")?;
-        forwarded.push(sender.send(0)?);
+        let node = &bench.cluster.nodes[SERVING].netns;
+        dropping.push(while_dropped(node, "eth0", || sender.send(SERVING))?);
+        forwarded.push(while_dropped(&bench.cluster.lan, "n1", || sender.send(0))?);
     }
     let [dropping, forwarded] = times.map(median);
     Ok(forwarded - dropping)
