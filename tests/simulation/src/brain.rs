@@ -6,7 +6,7 @@ use proxy_contract::{Target, client::Client};
 use source::kube::{ClientConfig, WatchedPods, connect_with};
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 use crate::{
@@ -109,7 +109,9 @@ async fn run(
     let pipeline = Pipeline::start(config).unwrap_or_else(|error| history::fail(error));
     let mut states = pipeline.subscribe();
     let (stop_server, server_stopped) = watch::channel(false);
-    let server = tokio::spawn({
+    // Ends with this function, also if that is aborted.
+    let mut server = JoinSet::new();
+    server.spawn({
         let served = pipeline.served(any_node);
         let mut server_stopped = server_stopped;
         async move {
@@ -118,7 +120,6 @@ async fn run(
             grpc_server::serve(Listener::given(target(), connections), served, ready, stopped).await
         }
     });
-    let server = AbortOnDrop(server);
     tokio::select! {
         () = pipeline.run(&()) => history::fail("the source of a brain has ended"),
         () = kernel::drive(&kernel, pipeline.subscribe(), &world) => history::fail("no more states"),
@@ -127,23 +128,8 @@ async fn run(
     // As the binary does: clients see the end of their streams.
     drop(pipeline);
     stop_server.send_replace(true);
-    server.end().await;
-}
-
-/// A task that ends with its owner.
-struct AbortOnDrop<T>(JoinHandle<T>);
-
-impl<T> AbortOnDrop<T> {
-    async fn end(mut self) {
-        // It cannot fail.
-        let _ = (&mut self.0).await;
-    }
-}
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    // It cannot fail.
+    let _ = server.join_next().await;
 }
 
 /// Serves the API server's connections.
