@@ -13,7 +13,7 @@ use build_tools::{
     build::{build_for_tests, build_for_tests_on},
     command::{output, run, status, workspace},
     machine::Machine,
-    programs::{find_or_install, test_program_names, test_programs},
+    programs::{TEST_PROGRAMS, find_or_install, test_programs},
     target::Target,
 };
 
@@ -68,7 +68,7 @@ impl System {
         programs.push((target.folder("debug").join("vmtest"), "/guest".into()));
         let backend = target.folder("debug").join(BACKEND);
         programs.push((backend.clone(), backend));
-        for (program, _) in test_program_names() {
+        for (program, _) in TEST_PROGRAMS {
             if let Some(path) = find_below(&root, program) {
                 programs.push((path, Path::new("/usr/bin").join(program)));
             }
@@ -135,7 +135,7 @@ fn packages(machine: Machine) -> Result<PathBuf> {
     let (root, complete) = (folder.join("root"), folder.join("complete"));
     if !complete.exists() {
         let mut packages = vec!["busybox-static", "libgcc-s1"];
-        packages.extend(test_program_names().iter().map(|(_, it)| *it).filter(|it| !TOO_LARGE.contains(it)));
+        packages.extend(TEST_PROGRAMS.map(|(_, it)| it).into_iter().filter(|it| !TOO_LARGE.contains(it)));
         packages.dedup();
         status("Fetching", &format!("programs for {} (Debian's {})", machine.name(), SUITE.1));
         let apt = Apt::open_for(Some(machine), folder.join("apt"), &[SUITE])?;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The programs that end-to-end tests call, and the packages that contain them.
-const TEST_PROGRAMS: [(&str, &str); 20] = [
+pub const TEST_PROGRAMS: [(&str, &str); 20] = [
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
     ("conntrack", "conntrack"),
@@ -76,12 +76,6 @@ pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
     install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
     run(&mut install).with_context(|| format!("`{program}` is missing and cannot be installed"))?;
     Ok(private)
-}
-
-/// The names of the programs that end-to-end tests call, and of the packages that contain them.
-#[must_use]
-pub fn test_program_names() -> &'static [(&'static str, &'static str)] {
-    &TEST_PROGRAMS
 }
 
 /// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
