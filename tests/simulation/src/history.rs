@@ -4,10 +4,11 @@ use std::{
     fmt::Display,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     process::exit,
+    sync::LazyLock,
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -18,24 +19,18 @@ struct History {
     hash: DefaultHasher,
 }
 
-static HISTORY: Mutex<Option<History>> = Mutex::new(None);
-
-fn locked() -> MutexGuard<'static, Option<History>> {
-    HISTORY.lock()
-}
+static HISTORY: LazyLock<Mutex<History>> = LazyLock::new(Mutex::default);
 
 /// The time since the beginning; within a runtime.
 pub(crate) fn now() -> Duration {
-    let mut history = locked();
-    history.get_or_insert_default().begin.get_or_insert_with(Instant::now).elapsed()
+    HISTORY.lock().begin.get_or_insert_with(Instant::now).elapsed()
 }
 
 /// Records what happens; within a runtime.
 pub(crate) fn note(what: impl Display) {
     let line = format!("{:>10.3} s  {what}", now().as_secs_f64());
     tracing::info!("{line}");
-    let mut history = locked();
-    let history = history.get_or_insert_default();
+    let mut history = HISTORY.lock();
     line.hash(&mut history.hash);
     history.lines.push(line);
 }
@@ -43,17 +38,17 @@ pub(crate) fn note(what: impl Display) {
 /// Records bytes that arrive, in the hash only.
 pub(crate) fn data(link: u64, bytes: &[u8]) {
     let now = now();
-    (now, link, bytes).hash(&mut locked().get_or_insert_default().hash);
+    (now, link, bytes).hash(&mut HISTORY.lock().hash);
 }
 
 /// The hash of everything so far.
 pub(crate) fn hash() -> u64 {
-    locked().get_or_insert_default().hash.finish()
+    HISTORY.lock().hash.finish()
 }
 
 /// Prints what has happened.
 pub(crate) fn print() {
-    for line in &locked().get_or_insert_default().lines {
+    for line in &HISTORY.lock().lines {
         println!("{line}");
     }
 }
