@@ -108,13 +108,8 @@ pub(crate) fn bench() -> Result<Figures> {
     report.row("5k services, 20 nodes served: resident", 150.0, many_served.resident_mb, "MB", 0);
     let last = crowd_served.worst_wall_ms;
     report.row("2k services, 1,000 nodes served: until the last node has a change", 1_000.0, last, "ms", 0);
-    report.row(
-        "2k services, 1,000 nodes served: memory per further watcher, 10 per connection",
-        50.0,
-        crowd_served.further_watcher_kb,
-        "kB",
-        1,
-    );
+    let case = "2k services, 1,000 nodes served: memory per further watcher, 10 per connection";
+    report.row(case, 50.0, crowd_served.further_watcher_kb, "kB", 1);
     report.figure("  one per connection", crowd_apart.further_watcher_kb, "kB", 1);
     Ok(report.method(
         "The brain alone with cold caches, and as a gRPC server. CPU and memory are those of the process; only the time \

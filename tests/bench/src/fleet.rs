@@ -90,13 +90,8 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
         }
     };
     let further = f64::from(agents - 1);
-    report.row(
-        "all others ask at once: until a node has a change meanwhile, at most",
-        250.0,
-        millis(worst),
-        "ms",
-        0,
-    );
+    let case = "all others ask at once: until a node has a change meanwhile, at most";
+    report.row(case, 250.0, millis(worst), "ms", 0);
     report.figure("  until all have their first state", (synced.at - begin).as_secs_f64(), "s", 1);
     report.figure("  CPU per node", (brain.cpu()? - before) / further * 1e3, "ms", 1);
     report.figure("  bytes per node", synced.bytes as f64 / further / 1e3, "kB", 1);
@@ -118,13 +113,8 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     }
     times.sort_unstable();
     let per_change = |it: f64| it / f64::from(CHANGES);
-    report.row(
-        "one endpoint changes: until all nodes have it, median",
-        1_000.0,
-        millis(times[times.len() / 2]),
-        "ms",
-        0,
-    );
+    let median = millis(times[times.len() / 2]);
+    report.row("one endpoint changes: until all nodes have it, median", 1_000.0, median, "ms", 0);
     report.figure("  at most", times.last().copied().map_or(0.0, millis), "ms", 0);
     report.figure("  CPU", per_change(brain.cpu()? - before) * 1e3, "ms", 0);
     let bytes = others_received(&fleet) - received;
@@ -134,25 +124,15 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
 
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let rolled = cluster.roll(&mut fleet)?;
-    report.row(
-        "100 pods are replaced, 10 per second: until all nodes have the last",
-        1_000.0,
-        millis(rolled),
-        "ms",
-        0,
-    );
+    let case = "100 pods are replaced, 10 per second: until all nodes have the last";
+    report.row(case, 1_000.0, millis(rolled), "ms", 0);
     report.figure("  CPU in all", brain.cpu()? - before, "s", 2);
     report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let died = cluster.kill_node(&mut fleet)?;
-    report.row(
-        "a node with 3 % of the endpoints dies: until all nodes have it",
-        5_000.0,
-        millis(died),
-        "ms",
-        0,
-    );
+    let case = "a node with 3 % of the endpoints dies: until all nodes have it";
+    report.row(case, 5_000.0, millis(died), "ms", 0);
     report.figure("  CPU", brain.cpu()? - before, "s", 2);
     report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 

@@ -87,13 +87,8 @@ pub(crate) fn bench() -> Result<Figures> {
         let resident = resident_mb(&agent)?;
         agent.terminate()?;
         let [max_sent, max_load] = goals;
-        report.row(
-            &format!("{} Nodes, {name}: received", LARGE[2]),
-            max_sent,
-            sent as f64 / 1e3 / seconds,
-            "kB/s",
-            2,
-        );
+        let case = format!("{} Nodes, {name}: received", LARGE[2]);
+        report.row(&case, max_sent, sent as f64 / 1e3 / seconds, "kB/s", 2);
         report.row("  of one core", max_load, load, "%", 2);
         report.figure("  resident", resident, "MB", 0);
     }

@@ -69,13 +69,8 @@ pub(crate) fn bench() -> Result<Figures> {
     report.figure("  the program", driver.program, "ns", 0);
     report.figure("  with veth as the driver, which copies each packet", driver.veth, "ns", 0);
     let ratio = packets.unwrapped / packets.served;
-    report.row(
-        "node that serves a packet: CPU, of that of a packet that was not wrapped",
-        1.05,
-        ratio,
-        "x",
-        2,
-    );
+    let case = "node that serves a packet: CPU, of that of a packet that was not wrapped";
+    report.row(case, 1.05, ratio, "x", 2);
     report.figure("  wrapped", packets.unwrapped, "ns", 0);
     report.figure("  not wrapped", packets.served, "ns", 0);
     let large = programs.last().context("they were measured")?;
@@ -84,19 +79,10 @@ pub(crate) fn bench() -> Result<Figures> {
     let [passes, leaves] = [large.passes, large.leaves].map(|it| it - large.other);
     report.row("10k frontends: for a packet of something else, in the program", 15.0, passes, "ns", 0);
     report.row("  that leaves, in the program for those", 15.0, leaves, "ns", 0);
-    report.figure(
-        "  for a frame that is not IP: what a run costs, and the two rows above leave out",
-        large.other,
-        "ns",
-        0,
-    );
-    report.row(
-        "a TCP connection from outside: time, of that by the nftables path",
-        0.67,
-        forwarded / translated,
-        "x",
-        2,
-    );
+    let case = "  for a frame that is not IP: what a run costs, and the two rows above leave out";
+    report.figure(case, large.other, "ns", 0);
+    let case = "a TCP connection from outside: time, of that by the nftables path";
+    report.row(case, 0.67, forwarded / translated, "x", 2);
     report.figure("  connections per second, forwarded", 1e9 / forwarded, "", 0);
     report.figure("  connections per second, by the nftables path", 1e9 / translated, "", 0);
     report.figure("  connections per second, straight to an endpoint", 1e9 / direct, "", 0);

@@ -214,12 +214,8 @@ fn measure(binary: &Path, size: Size, packets: &str, flag: Option<&str>, report:
     report.row("  resident", goals.resident_mb, resident_mb(&agent)?, "MB", 0);
     report.row("  at most", goals.peak_mb, agent.memory_kb("VmHWM")? as f64 / 1024.0, "MB", 0);
     if let Some(peak) = memory.as_ref().and_then(|it| it.peak().ok()) {
-        report.figure(
-            "  of its cgroup at most, the kernel's included",
-            peak as f64 / f64::from(1 << 20),
-            "MB",
-            0,
-        );
+        let peak = peak as f64 / f64::from(1 << 20);
+        report.figure("  of its cgroup at most, the kernel's included", peak, "MB", 0);
     }
     report.figure("  from exec until the Service is served", start.as_secs_f64(), "s", 1);
     report.row("  CPU of the start", 10.0, start_cpu, "s", 1);
