@@ -33,32 +33,25 @@ const GO_SOURCES: &str = "/usr/share/gocode";
 /// A backend: how it is asked, and how it is built, which returns its command.
 struct Backend {
     name: &'static str,
-    asked: &'static [&'static str],
+    asked: &'static str,
     build: fn(&Path) -> Result<Vec<OsString>>,
 }
 
-const LINES: &[&str] = &["--lines"];
 const BACKENDS: [Backend; 8] = [
-    Backend { name: "Rust", asked: LINES, build: rust },
-    Backend { name: "Python", asked: LINES, build: python },
-    Backend { name: "Go", asked: LINES, build: go },
-    Backend { name: "iptables", asked: &["--packets"], build: |_| iptables("nft") },
-    Backend { name: "iptables-legacy", asked: &["--packets"], build: |_| iptables("legacy") },
-    Backend { name: "ipvs", asked: &["--packets"], build: ipvs },
+    Backend { name: "Rust", asked: "--lines", build: rust },
+    Backend { name: "Python", asked: "--lines", build: python },
+    Backend { name: "Go", asked: "--lines", build: go },
+    Backend { name: "iptables", asked: "--packets", build: |_| iptables("nft") },
+    Backend { name: "iptables-legacy", asked: "--packets", build: |_| iptables("legacy") },
+    Backend { name: "ipvs", asked: "--packets", build: ipvs },
     Backend {
         name: "userspace",
-        asked: &["--listeners", "--skip", "backends/userspace/conformance-skips.txt"],
+        asked: "--listeners --skip backends/userspace/conformance-skips.txt",
         build: |_| Ok(listening(build::backend_binary("kube-proxy-userspace"))),
     },
     Backend {
         name: "userspace-wine",
-        asked: &[
-            "--listeners",
-            "--skip",
-            "backends/userspace/conformance-skips-wine.txt",
-            "--timeout",
-            "120",
-        ],
+        asked: "--listeners --skip backends/userspace/conformance-skips-wine.txt --timeout 120",
         build: userspace_under_wine,
     },
 ];
@@ -80,7 +73,8 @@ pub(crate) fn interop(arguments: &[OsString]) -> Result<()> {
             Ok(command) => {
                 status("Running", &format!("backend-conformance, with {name}"));
                 let mut conformance = Command::new(&binary);
-                conformance.arg("backend-conformance").args(asked).args(arguments).arg("--").args(command);
+                conformance.arg("backend-conformance").args(asked.split(' '));
+                conformance.args(arguments).arg("--").args(command);
                 conformance.current_dir(workspace());
                 // What the example logs would hide the results.
                 let log = folder.join("log");

@@ -142,11 +142,8 @@ impl Soak {
         self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
 
-        self.replace(
-            "replaced by a build with delays",
-            ProxyKind { build: Build::Failpoints, ..product },
-            true,
-        )?;
+        let delayed = ProxyKind { build: Build::Failpoints, ..product };
+        self.replace("replaced by a build with delays", delayed, true)?;
         let (churn, faults) = (duration.mul_f64(CHURN_SHARE), duration.mul_f64(FAULT_SHARE));
         while self.begin.elapsed() < churn {
             let change = self.cluster.turn_over();

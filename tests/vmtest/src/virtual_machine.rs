@@ -57,18 +57,7 @@ pub(crate) fn boot(
         .arg(command_line(machine))
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
-        .args(match machine {
-            Machine::X86_64 => &["-vga", "none", "-serial", "stdio"][..],
-            // This board has one port; another one is a card.
-            Machine::Aarch64 => &[
-                "-M",
-                "virt",
-                "-chardev",
-                "stdio,id=events,signal=off",
-                "-device",
-                "pci-serial,chardev=events",
-            ],
-        })
+        .args(ports(machine).split(' '))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(File::create(&stderr)?)
@@ -132,6 +121,15 @@ fn qemu(machine: Machine) -> (&'static str, &'static str) {
     match machine {
         Machine::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),
         Machine::Aarch64 => ("qemu-system-aarch64", "qemu-system-arm"),
+    }
+}
+
+/// The board, and its ports for the log and for events.
+fn ports(machine: Machine) -> &'static str {
+    match machine {
+        Machine::X86_64 => "-vga none -serial stdio",
+        // This board has one port; another one is a card.
+        Machine::Aarch64 => "-M virt -chardev stdio,id=events,signal=off -device pci-serial,chardev=events",
     }
 }
 
