@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use fastrand::{bool, u64, usize};
 use source::kube::ByteStream;
@@ -80,27 +80,23 @@ impl Network {
         Self(Arc::new(Mutex::new(State { max_fragment, has_http2, ..State::default() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
-
     /// The connections that a server accepts from now on.
     pub(crate) fn listen(&self, server: Server) -> mpsc::Receiver<Accepted> {
         let (accepted, connections) = mpsc::channel(BACKLOG);
-        self.state().servers.insert(server, Listening { accepted, is_unreachable: false });
+        self.0.lock().servers.insert(server, Listening { accepted, is_unreachable: false });
         connections
     }
 
     /// A server has ended: its connections are closed, and new ones are refused.
     pub(crate) fn close(&self, server: Server) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.servers.remove(&server);
         state.cut(|it| it.server == server, 0);
     }
 
     /// A client has ended: its connections are closed.
     pub(crate) fn close_client(&self, client: &str) {
-        self.state().cut(|it| it.client == client, 0);
+        self.0.lock().cut(|it| it.client == client, 0);
     }
 
     /// Connects, as soon as the server can be reached.
@@ -112,7 +108,7 @@ impl Network {
         let (network, client) = (self.clone(), client.to_owned());
         async move {
             sleep(latency()).await;
-            while network.state().servers.get(&server).is_some_and(|it| it.is_unreachable) {
+            while network.0.lock().servers.get(&server).is_some_and(|it| it.is_unreachable) {
                 sleep(Duration::from_millis(500)).await;
             }
             network.open(client, server)
@@ -120,7 +116,7 @@ impl Network {
     }
 
     fn open(&self, client: String, server: Server) -> io::Result<Pipe> {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let (max_fragment, has_http2) = (state.max_fragment, state.has_http2);
         let size = [64, 4 << 10, 64 << 10][usize(..3)];
         let is_reset = Arc::new(AtomicBool::new(false));
@@ -139,14 +135,14 @@ impl Network {
         let (network, reset) = (self.clone(), Arc::clone(&is_reset));
         tokio::spawn(async move {
             carrier.run(client_end, server_end, &reset).await;
-            network.state().links.remove(&id);
+            network.0.lock().links.remove(&id);
         });
         Ok(pipe(ours))
     }
 
     /// Cuts a connection, at once or after some more bytes.
     pub(crate) fn cut_one(&self) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let Some(id) = any(&state) else { return };
         let after = if bool() { 0 } else { usize(..600) };
         let it = &state.links[&id];
@@ -156,7 +152,7 @@ impl Network {
 
     /// Stalls a connection: what is sent does not arrive, and neither end gets an error.
     pub(crate) fn stall_one(&self) {
-        let state = self.state();
+        let state = self.0.lock();
         let Some(it) = any(&state).map(|id| &state.links[&id]) else { return };
         history::note(format_args!("stall {} to {:?}", it.client, it.server));
         it.fate.send_modify(|it| it.is_stalled = true);
@@ -168,7 +164,7 @@ impl Network {
             "{server:?} is unreachable, connections are {}",
             if cuts { "cut" } else { "stalled" }
         ));
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if let Some(it) = state.servers.get_mut(&server) {
             it.is_unreachable = true;
         }
@@ -182,7 +178,7 @@ impl Network {
 
     /// Everything can be reached again, and what was stalled arrives.
     pub(crate) fn heal(&self) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.servers.values_mut().for_each(|it| it.is_unreachable = false);
         for it in state.links.values() {
             it.fate.send_modify(|it| *it = Fate::default());

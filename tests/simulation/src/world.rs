@@ -9,7 +9,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use api_server::ApiServer;
 
@@ -51,30 +51,26 @@ impl World {
         Self { network, server: Arc::new(server), state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Changes the cluster.
     pub(crate) fn change(&self) {
-        let what = self.state().truth.change(&self.server);
+        let what = self.state.lock().truth.change(&self.server);
         history::note(what);
     }
 
     /// Adds who consumes the states of a node; nothing older than `oldest` is expected.
     pub(crate) fn add_consumer(&self, name: Name, node: &'static str, oldest: Versions) {
         let consumer = Consumer { node, seen: Seen::from(oldest), may_go_back: None, has: None };
-        self.state().consumers.insert(name, consumer);
+        self.state.lock().consumers.insert(name, consumer);
     }
 
     /// The oldest state that a brain may have that starts now, if lists lack as many changes as this.
     pub(crate) fn oldest_at_start(&self, list_lag: u64) -> Versions {
-        self.state().truth.oldest_at_start(list_lag)
+        self.state.lock().truth.oldest_at_start(list_lag)
     }
 
     /// A brain that watches the API server starts: states as old as `oldest` are no defect.
     pub(crate) fn go_back(&self, oldest: Versions) {
-        for consumer in self.state().consumers.values_mut() {
+        for consumer in self.state.lock().consumers.values_mut() {
             let lower = |it: Versions| std::array::from_fn(|kind| oldest[kind].min(it[kind]));
             consumer.may_go_back = Some(consumer.may_go_back.map_or(oldest, lower));
         }
@@ -82,7 +78,7 @@ impl World {
 
     /// A consumer has a state.
     pub(crate) fn observe(&self, name: Name, observed: Observed) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { truth, consumers, checked, .. } = &mut *state;
         let Some(consumer) = consumers.get_mut(name) else { return };
         *checked += 1;
@@ -105,7 +101,7 @@ impl World {
 
     /// Who does not have the newest state.
     pub(crate) fn behind(&self) -> Vec<Name> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { truth, consumers, .. } = &mut *state;
         let mut is_newest = |it: &Consumer| it.has.as_ref().is_some_and(|has| truth.is_newest(it.node, has));
         consumers.iter().filter(|(_, it)| !is_newest(it)).map(|(name, _)| *name).collect()
@@ -113,12 +109,12 @@ impl World {
 
     /// The next attempts of datapaths to apply a state fail.
     pub(crate) fn fail_applies(&self, count: u32) {
-        self.state().failing_applies = count;
+        self.state.lock().failing_applies = count;
     }
 
     /// Whether an attempt to apply a state fails.
     pub(crate) fn fails(&self) -> bool {
-        let failing = &mut self.state().failing_applies;
+        let failing = &mut self.state.lock().failing_applies;
         let fails = *failing > 0;
         *failing = failing.saturating_sub(1);
         fails
@@ -126,6 +122,6 @@ impl World {
 
     /// How many states were checked.
     pub(crate) fn checked(&self) -> u64 {
-        self.state().checked
+        self.state.lock().checked
     }
 }
