@@ -173,7 +173,7 @@ impl ApiServer {
             text += "    certificate-authority: ca.crt\n";
         }
         text += "users:\n- name: u\n  user:\n";
-        if let Some(token) = &self.shared.state().settings.token {
+        if let Some(token) = &self.shared.state.lock().settings.token {
             fs::write(folder.join("token"), token)?;
             text += "    tokenFile: token\n";
         } else {
@@ -190,13 +190,13 @@ impl ApiServer {
     ///
     /// If its kind is unknown, or it has no name.
     pub fn set(&self, object: Value) {
-        let version = self.shared.state().objects.set(object);
+        let version = self.shared.state.lock().objects.set(object);
         self.shared.version.send_replace(version);
     }
 
     /// Deletes an object; `name` is `namespace/name`, or `name` for a Node and a ServiceCIDR.
     pub fn delete(&self, resource: Resource, name: &str) {
-        let version = self.shared.state().objects.delete(resource, name);
+        let version = self.shared.state.lock().objects.delete(resource, name);
         self.shared.version.send_replace(version);
     }
 
@@ -208,28 +208,28 @@ impl ApiServer {
 
     /// Compacts the history: watches from earlier versions expire and must list again.
     pub fn compact(&self) {
-        self.shared.state().objects.compact();
+        self.shared.state.lock().objects.compact();
     }
 
     /// Restores a backup of this version, as it was then; versions count on from there.
     pub fn restore(&self, version: u64) {
-        self.shared.state().objects.restore(version);
+        self.shared.state.lock().objects.restore(version);
         self.shared.version.send_replace(version);
     }
 
     /// Changes its settings.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
-        change(&mut self.shared.state().settings);
+        change(&mut self.shared.state.lock().settings);
     }
 
     /// Applies a fault to the next `times` requests for a resource with a verb.
     pub fn inject_fault(&self, resource: Resource, verb: Verb, times: usize, fault: Fault) {
-        self.shared.state().rules.push(Rule { resource, verb, times, fault });
+        self.shared.state.lock().rules.push(Rule { resource, verb, times, fault });
     }
 
     /// Removes all faults.
     pub fn clear_faults(&self) {
-        self.shared.state().rules.clear();
+        self.shared.state.lock().rules.clear();
     }
 
     /// Closes all connections, even within a response.
@@ -240,7 +240,7 @@ impl ApiServer {
     /// The events posted so far.
     #[must_use]
     pub fn events(&self) -> Vec<Value> {
-        self.shared.state().events.clone()
+        self.shared.state.lock().events.clone()
     }
 
     /// The number of bytes of bodies that it has sent so far.
@@ -252,7 +252,7 @@ impl ApiServer {
     /// The requests since the last call, as `/path?query`.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.state().requests)
+        std::mem::take(&mut self.shared.state.lock().requests)
     }
 }
 

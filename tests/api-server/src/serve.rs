@@ -93,7 +93,7 @@ where
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Body> {
     let uri = request.uri();
-    let answers = shared.state().settings.answers;
+    let answers = shared.state.lock().settings.answers;
     match answers {
         Answers::All => {}
         Answers::Unavailable => {
@@ -102,7 +102,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         Answers::None => std::future::pending().await,
     }
     if uri.path() == "/version" {
-        shared.state().requests.push(text_of(uri));
+        shared.state.lock().requests.push(text_of(uri));
         return Response::new(full(json!({"major": "1", "minor": "36"}).to_string()));
     }
     if request.method() == Method::POST {
@@ -111,7 +111,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     let query: HashMap<_, _> =
         form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
     if let Some(name) = uri.path().strip_prefix("/api/v1/nodes/") {
-        return node(&request, &shared.state(), name);
+        return node(&request, &shared.state.lock(), name);
     }
     let Some(resource) = Resource::of_path(uri.path()) else {
         return status(StatusCode::NOT_FOUND, "the server could not find the requested resource", None);
@@ -122,7 +122,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         _ => Verb::List,
     };
     let (fault, settings) = {
-        let mut state = shared.state();
+        let mut state = shared.state.lock();
         state.requests.push(text_of(uri));
         (faults::take(&mut state.rules, resource, verb), state.settings.clone())
     };
@@ -153,7 +153,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
             Err(message) => return status(StatusCode::BAD_REQUEST, &message, None),
         };
     if verb != Verb::Watch {
-        return list(&shared.state(), resource, &selector, &query).map_or_else(
+        return list(&shared.state.lock(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {
                 let is_compressed = text.len() > MIN_COMPRESSED && accepts_gzip(&request);
@@ -178,7 +178,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     // Without a version, or from version 0, a watch begins with all objects.
     let from = text("resourceVersion").parse().ok().filter(|it| !lists && *it != 0);
     if let Some(from) = from
-        && shared.state().objects.since(from).is_none()
+        && shared.state.lock().objects.since(from).is_none()
     {
         return status(StatusCode::GONE, &format!("too old resource version: {from}"), None);
     }
@@ -221,7 +221,7 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     let Some(namespace) = namespace else {
         return status(StatusCode::METHOD_NOT_ALLOWED, "the server does not allow this method", None);
     };
-    let settings = shared.state().settings.clone();
+    let settings = shared.state.lock().settings.clone();
     if !is_authorized(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);
     }
@@ -241,7 +241,7 @@ async fn create(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     if !is_valid {
         return status(StatusCode::UNPROCESSABLE_ENTITY, &format!("Event is invalid: {event}"), None);
     }
-    let mut state = shared.state();
+    let mut state = shared.state.lock();
     let name = |it: &Value| [&it["metadata"]["namespace"], &it["metadata"]["name"]].map(Value::clone);
     if state.events.iter().any(|it| name(it) == name(&event)) {
         let message = format!("events.events.k8s.io {} already exists", event["metadata"]["name"]);
@@ -358,7 +358,7 @@ impl Watch {
     async fn send_list(&self, out: &mut Out) -> Result<u64, ()> {
         let mut text = String::new();
         let version = {
-            let state = self.shared.state();
+            let state = self.shared.state.lock();
             for (_, object) in
                 state.objects.after(self.resource, "").filter(|(_, it)| self.selector.matches(it))
             {
@@ -375,7 +375,7 @@ impl Watch {
 
     /// The changes after a version, and the current version; an error event and `None` if the history was dropped.
     fn changes(&self, seen: u64) -> (String, Option<u64>) {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let mut text = String::new();
         let Some(changes) = state.objects.since(seen) else {
             let object = failure(410, &format!("too old resource version: {seen}"));

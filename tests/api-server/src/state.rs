@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use serde_json::Value;
 use tokio::sync::watch;
@@ -97,9 +97,5 @@ pub(crate) struct State {
 impl Shared {
     pub(crate) fn new(settings: Settings) -> Self {
         Self { state: Mutex::new(State { settings, ..State::default() }), ..Self::default() }
-    }
-
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
