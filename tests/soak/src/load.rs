@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use fastrand::Rng;
 use tests::{EchoConnection, Transport, client, request};
@@ -35,7 +35,7 @@ const MAX_FAILURE_TEXTS: usize = 20;
 /// The state that all threads share.
 #[derive(Default)]
 pub(crate) struct LoadState {
-    history: Mutex<History>,
+    pub(crate) history: Mutex<History>,
     pub(crate) counts: LoadCounts,
     stop: AtomicBool,
     failure_texts: Mutex<Vec<String>>,
@@ -86,10 +86,6 @@ fn increment(counter: &AtomicU64) {
 }
 
 impl LoadState {
-    pub(crate) fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock()
-    }
-
     /// How many checks failed.
     pub(crate) fn failures(&self) -> u64 {
         let LoadCounts { failed, misrouted, broken, .. } = &self.counts;
@@ -116,7 +112,7 @@ impl LoadState {
     /// Checks a reply against the history.
     fn check(&self, of: FrontendKey, kind: &str, reply: &Reply, began: Instant) {
         let ended = Instant::now();
-        let history = self.history();
+        let history = self.history.lock();
         if history.explains(of, reply, (began, ended)) {
             if !matches!(reply, Reply::From(_)) {
                 increment(&self.counts.refused);
@@ -213,7 +209,7 @@ impl RepeatClients {
         let Reply::From(now) = reply else { return };
         if let Some((before, at)) = self.last.insert((source, service), (now, began))
             && before != now
-            && state.history().kept_throughout(of, before, (at, Instant::now()))
+            && state.history.lock().kept_throughout(of, before, (at, Instant::now()))
         {
             state.fail_broken(format_args!(
                 "the client {source} of {service} lost the active endpoint {before} to {now}"
@@ -272,7 +268,7 @@ impl UdpClient {
         let Reply::From(now) = reply else { return };
         if let Some((before, at)) = self.last
             && before != now
-            && state.history().served_throughout(of, before, (at, Instant::now()))
+            && state.history.lock().served_throughout(of, before, (at, Instant::now()))
         {
             let service = self.service;
             state.fail_broken(format_args!(
@@ -311,7 +307,7 @@ impl UdpClient {
             )),
             Err(error) => {
                 self.last = None;
-                if state.history().served_throughout(of, endpoint, (since, Instant::now())) {
+                if state.history.lock().served_throughout(of, endpoint, (since, Instant::now())) {
                     state.fail_broken(format_args!("a socket connected to {service}, {endpoint}: {error}"));
                 } else {
                     increment(&state.counts.terminated);

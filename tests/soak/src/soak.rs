@@ -335,7 +335,7 @@ impl Soak {
         let is_active = || active_state(newest) == Some(newest);
         let became_active = agent.wait_until(PROXY_TIMEOUT, is_active);
         became_active.with_context(|| format!("state {newest} never became active"))?;
-        self.shared.history().active(newest, Instant::now());
+        self.shared.history.lock().active(newest, Instant::now());
         self.hostile.iter_mut().for_each(Hostile::observe);
         self.show_progress();
         Ok(())
@@ -350,7 +350,7 @@ impl Soak {
         self.newest += 1;
         let services = self.cluster.services(self.newest);
         self.log(&format!("state {}: {change}", self.newest));
-        self.shared.history().write(self.newest, &services, Instant::now());
+        self.shared.history.lock().write(self.newest, &services, Instant::now());
         self.node.write(&services);
         let manifest = |number| self.folder.join(format!("{number}.yaml"));
         fs::copy(self.node.manifests().join("all.yaml"), manifest(self.newest))?;
