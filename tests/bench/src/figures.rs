@@ -23,13 +23,13 @@ pub(crate) struct Figures {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     header: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// What plots show, where rows would be too many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     series: Vec<Series>,
     /// What was measured, and how.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    method: String,
+    pub(crate) method: String,
     /// The figures of proxies, which are compared by tables of their own.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) proxies: ProxyFigures,
@@ -105,17 +105,9 @@ impl Figures {
         self
     }
 
-    pub(crate) fn rows(&self) -> &[Row] {
-        &self.rows
-    }
-
     /// The points of a line; none if it was not measured.
     pub(crate) fn points(&self, name: &str) -> &[(f64, f64)] {
         self.series.iter().find(|it| it.name == name).map_or(&[], |it| &it.points)
-    }
-
-    pub(crate) fn method_text(&self) -> &str {
-        &self.method
     }
 
     /// Prints them as a table below the method.

@@ -199,7 +199,7 @@ impl Page {
             "{}\n\n\
              | | Services | a connect sees a change, median | 99 % | at most | CPU of a change | start | CPU of the start | resident |\n\
              |---|---|---|---|---|---|---|---|---|\n",
-            figures.method_text()
+            figures.method
         );
         for (name, sizes) in ordered(&figures.proxies) {
             text.extend(sizes.iter().map(|(services, it)| backend_row(name, *services, it)));
@@ -353,8 +353,8 @@ fn names(part: &Part) -> (&str, Vec<&str>) {
 /// The figures of a subject beside their goals. Cases with the same figures share a table, with a row for each case.
 fn rows(recorded: &Recorded) -> String {
     let figures = &recorded.record.figures;
-    let mut text = format!("{}\n", figures.method_text());
-    let parts: Vec<&Part> = figures.rows().chunk_by(|_, next| next.case.starts_with(' ')).collect();
+    let mut text = format!("{}\n", figures.method);
+    let parts: Vec<&Part> = figures.rows.chunk_by(|_, next| next.case.starts_with(' ')).collect();
     let mut is_list = false;
     for cases in parts.chunk_by(|one, next| one.len() > 2 && names(one).1 == names(next).1) {
         if let [part] = cases {
