@@ -24,10 +24,7 @@ use build_tools::{
 };
 use clap::Args;
 
-use self::{
-    report::Progress,
-    schedule::{Ended, Schedule},
-};
+use self::schedule::{Ended, Schedule};
 
 /// The packages whose tests run the product in a sandbox, or play many random histories.
 const SLOW: [&str; 6] = ["tests", "kill-matrix", "soak", "backend-conformance", "fuzz", "simulation"];
@@ -85,8 +82,11 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         limit: LIMIT.mul_f64(factor),
     };
     let running = Instant::now();
-    let mut progress = Progress::new(tests.len());
-    let mut ended = schedule.run(tests, |it| progress.on_end(it))?;
+    let (all, mut number) = (tests.len(), 0);
+    let mut ended = schedule.run(tests, |it| {
+        number += 1;
+        report::print_one(number, all, it);
+    })?;
     report::print(&mut ended, running.elapsed());
     let failed = ended.iter().filter(|it: &&Ended| matches!(it.outcome, Outcome::Failed(_))).count();
     if failed > 0 {

@@ -14,28 +14,16 @@ const SLOWEST: usize = 20;
 /// How many lines of a source file are shown at most of the expression that failed.
 const MAX_LINES: usize = 8;
 
-/// Prints each test as it ends.
-pub(crate) struct Progress {
-    ended: usize,
-    all: usize,
-}
-
-impl Progress {
-    pub(crate) fn new(all: usize) -> Self {
-        Self { ended: 0, all }
-    }
-
-    pub(crate) fn on_end(&mut self, Ended { test, outcome, took }: &Ended) {
-        self.ended += 1;
-        let word = match outcome {
-            Outcome::Passed => "ok",
-            Outcome::Skipped(_) => "skipped",
-            Outcome::Failed(_) => "FAILED",
-        };
-        println!("{word:>12} {:7.2} s  {:>4}/{}  {}", took.as_secs_f64(), self.ended, self.all, test.title());
-        if let Outcome::Failed(output) = outcome {
-            println!("{}", failure(test, output));
-        }
+/// Prints a test that has ended, with its number among all.
+pub(crate) fn print_one(number: usize, all: usize, Ended { test, outcome, took }: &Ended) {
+    let word = match outcome {
+        Outcome::Passed => "ok",
+        Outcome::Skipped(_) => "skipped",
+        Outcome::Failed(_) => "FAILED",
+    };
+    println!("{word:>12} {:7.2} s  {number:>4}/{all}  {}", took.as_secs_f64(), test.title());
+    if let Outcome::Failed(output) = outcome {
+        println!("{}", failure(test, output));
     }
 }
 
