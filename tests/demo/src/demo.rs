@@ -47,14 +47,14 @@ impl Demo {
             Manifests::copy(&workspace().join("deploy/demo"), &sandbox.files().join("manifests"))?;
         let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
         // The nftables path would affect the host's own packets.
-        let command = AgentCommand::run(binary, &sandbox, manifests.folder(), "n1").arg("--packets=off");
+        let command = AgentCommand::run(binary, &sandbox, &manifests.folder, "n1").arg("--packets=off");
         let command = command.args(ui.map(|it| format!("--ui={it}")));
 
         heading("0", "A node in a sandbox");
         line(&format!("Linux {}; the proxy is attached to one cgroup only.", host.kernel));
         line(&format!(
             "{} pods are in one network namespace, the client is in another; there is no route to a Service's address.",
-            pods.count()
+            pods.children.len()
         ));
         println!();
         let text = command.line().replace(&format!("{}/", workspace().display()), "");
@@ -121,7 +121,7 @@ impl Demo {
                 "The programmed state:",
                 format!("{} dump --pin-dir {}", binary.display(), self.sandbox.pins().display()),
             ),
-            ("The manifests, to be edited:", self.manifests.folder().display().to_string()),
+            ("The manifests, to be edited:", self.manifests.folder.display().to_string()),
             ("The log of the agent:", format!("tail -f {}/agent-*.log", self.sandbox.files().display())),
             ("Remove the sandbox:", "cargo xtask demo --clean".to_owned()),
         ] {

@@ -17,7 +17,7 @@ use tests::{Transport, deploy, manifest};
 pub(crate) const MAX_ENDPOINTS: u8 = 4;
 
 pub(crate) struct Manifests {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     services: BTreeMap<String, DemoService>,
 }
 
@@ -56,10 +56,6 @@ impl Manifests {
             manifest::write_atomically(&to.join(file.file_name().context("a file has a name")?), &text)?;
         }
         Ok(Self { folder: to.to_owned(), services: services(&documents)? })
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     pub(crate) fn services(&self) -> impl Iterator<Item = &DemoService> {

@@ -20,7 +20,7 @@ use crate::topology::Topology;
 const READY: &str = "ready";
 
 pub(crate) struct Pods {
-    children: Vec<KilledOnDrop>,
+    pub(crate) children: Vec<KilledOnDrop>,
 }
 
 impl Pods {
@@ -58,10 +58,6 @@ impl Pods {
             }
         }
         Ok(running)
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.children.len()
     }
 
     /// Leaves them running.
