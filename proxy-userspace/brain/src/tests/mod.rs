@@ -86,18 +86,3 @@ fn pod(endpoint: Endpoint, pod: &str) -> Endpoint {
 fn node(name: &str, zone: Option<&str>) -> Node {
     Node { name: name.into(), zone: zone.map(Into::into), info: state::NodeInfo::default() }
 }
-
-/// The targets of a port by the last part of their address, as `1 2 v6:1`, with `@port` if it is not 8080.
-fn targets(state: &ServiceState, port: usize, scope: Scope) -> String {
-    let mut targets: Vec<_> =
-        [Family::V4, Family::V6].into_iter().flat_map(|it| state.targets(port, it, scope)).collect();
-    targets.sort();
-    let texts = targets.iter().map(|it| {
-        let ip = it.ip().to_string();
-        let last = ip.rsplit(['.', ':']).next().unwrap_or_default().to_owned();
-        let family = if it.is_ipv6() { "v6:" } else { "" };
-        let port = if it.port() == 8080 { String::new() } else { format!("@{}", it.port()) };
-        format!("{family}{last}{port}")
-    });
-    texts.collect::<Vec<_>>().join(" ")
-}
