@@ -13,7 +13,7 @@ use std::{
 
 use model::{
     Rejections, ServiceName,
-    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName},
+    cluster::{ClusterChanges, ClusterState, Endpoint, EndpointSlice, Node, Object, ObjectName, Service},
     object_map::Edit,
     state::{NodeInfos, NodeState, ServiceState, Services},
 };
@@ -128,12 +128,6 @@ impl Brain {
         self.cluster_mut().set_service(service);
     }
 
-    /// Deletes a Service.
-    pub fn delete_service(&mut self, name: &ServiceName) {
-        self.changed_services.insert(name.clone());
-        self.cluster_mut().delete_service(name);
-    }
-
     /// Adds an EndpointSlice, or replaces the one of the same name.
     pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
         let slice = slice.into();
@@ -151,14 +145,6 @@ impl Brain {
         }
     }
 
-    /// Deletes an EndpointSlice.
-    pub fn delete_slice(&mut self, name: &SliceName) {
-        if let Some(old) = self.cluster_mut().delete_slice(name) {
-            self.changed_slices.insert(old.service.clone());
-            self.mark_dirty(&old.service);
-        }
-    }
-
     /// Adds a Node, or replaces the one of the same name.
     pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
         let node = node.into();
@@ -166,10 +152,47 @@ impl Brain {
         self.cluster_mut().set_node(node);
     }
 
-    /// Deletes a Node.
-    pub fn delete_node(&mut self, name: &str) {
-        self.mark_node_dirty(name);
-        self.cluster_mut().delete_node(name);
+    /// Adds an object, or replaces the one of the same name.
+    pub fn set(&mut self, object: Object) {
+        match object {
+            Object::Service(it) => self.set_service(it),
+            Object::EndpointSlice(it) => self.set_slice(it),
+            Object::Node(it) => self.set_node(it),
+            Object::ServiceCidr(it) => self.cluster_mut().set_service_cidr(it),
+            Object::Pod(it) => self.cluster_mut().set_pod(it),
+        }
+    }
+
+    /// Deletes an object.
+    pub fn delete(&mut self, name: &ObjectName) {
+        match name {
+            ObjectName::Service(it) => {
+                self.changed_services.insert(it.clone());
+                self.cluster_mut().delete_service(it);
+            }
+            ObjectName::EndpointSlice(it) => {
+                if let Some(old) = self.cluster_mut().delete_slice(it) {
+                    self.changed_slices.insert(old.service.clone());
+                    self.mark_dirty(&old.service);
+                }
+            }
+            ObjectName::Node(it) => {
+                self.mark_node_dirty(it);
+                self.cluster_mut().delete_node(it);
+            }
+            ObjectName::ServiceCidr(it) => self.cluster_mut().delete_service_cidr(it),
+            ObjectName::Pod(it) => self.cluster_mut().delete_pod(it),
+        }
+    }
+
+    /// Sets and deletes objects.
+    pub fn apply(&mut self, changes: ClusterChanges) {
+        for (name, object) in changes {
+            match object {
+                Some(object) => self.set(object),
+                None => self.delete(&name),
+            }
+        }
     }
 
     /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
@@ -296,7 +319,7 @@ impl Brain {
     }
 
     /// The cluster, to change what is the same in all states: the rest has to be marked, too.
-    pub(super) fn cluster_mut(&mut self) -> &mut ClusterState {
+    fn cluster_mut(&mut self) -> &mut ClusterState {
         Arc::make_mut(&mut self.cluster)
     }
 

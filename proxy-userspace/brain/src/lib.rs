@@ -8,7 +8,6 @@
 mod admission;
 mod affected;
 mod candidates;
-mod changes;
 mod endpoints;
 mod explain;
 mod forwarding;
@@ -30,15 +29,14 @@ use model::{
 };
 
 use admission::Admission;
+use node_view::NodeView;
 
 pub use explain::{
     AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explanation, InvalidQuery, Query, Verdict,
     explain,
 };
 pub use incremental::Brain;
-pub use node_view::NodeView;
 pub use options::{DEFAULT_MAX_NAMESPACE_ENTRIES, Options};
-pub use service::service_state;
 
 /// The full state of a node, derived from scratch; [`Brain`] keeps the same state up to date.
 pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> NodeState {
@@ -47,7 +45,7 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
     let states = cluster.services().keys().filter_map(|name| {
         let service = admission.service(cluster, name)?;
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
-        Some(Arc::new(service::resolved_state(
+        Some(Arc::new(service::service_state(
             service,
             slices,
             node,

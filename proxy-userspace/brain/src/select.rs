@@ -4,7 +4,7 @@
 //! Topology hints, fallbacks and reachability of one never affect another.
 
 use model::{
-    cluster::Endpoint,
+    cluster::{Endpoint, Service},
     state::{Scope, Scopes, TrafficPolicy},
 };
 
@@ -12,21 +12,6 @@ use crate::{
     NodeView,
     candidates::{Candidate, could_serve, is_local, is_serving_terminating},
 };
-
-/// What the selection depends on, besides the candidates.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Criteria<'a> {
-    /// The policy for traffic to the cluster IP.
-    pub(crate) internal: TrafficPolicy,
-    /// The policy for traffic from outside.
-    pub(crate) external: TrafficPolicy,
-    /// Whether the port has a node port, an external IP or a load balancer IP.
-    pub(crate) is_external: bool,
-    /// The node whose state is derived.
-    pub(crate) node: NodeView<'a>,
-    /// The candidates that take no part in the selection.
-    pub(crate) others: Others,
-}
 
 /// What is known of the candidates that take no part in a selection.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +35,9 @@ pub(crate) struct Selection {
     pub(crate) topology: Topology,
     /// Whether any candidate could serve, on any node.
     pub(crate) has_any_endpoint: bool,
+    /// The policy for traffic to the cluster IP.
     internal: TrafficPolicy,
+    /// The policy for traffic from outside.
     external: TrafficPolicy,
     is_external: bool,
 }
@@ -106,16 +93,24 @@ impl Selection {
 }
 
 /// Selects from the candidates of one port and family.
-pub(crate) fn select(candidates: &[Candidate<'_>], criteria: &Criteria<'_>) -> Selection {
-    let &Criteria { internal, external, is_external, node, others } = criteria;
+///
+/// `is_external` says whether the port has a node port, an external IP or a load balancer IP; `others` are the candidates that take
+/// no part in the selection.
+pub(crate) fn select(
+    candidates: &[Candidate<'_>],
+    service: &Service,
+    is_external: bool,
+    node: NodeView<'_>,
+    others: Others,
+) -> Selection {
     let topology = others.topology.unwrap_or_else(|| Topology::of(candidates, node));
     Selection {
         cluster: with_fallback(candidates, others.has_ready, |it| topology.accepts(it, node), |_| true),
         local: local_set(candidates, others.has_local_ready, node),
         topology,
         has_any_endpoint: candidates.iter().any(|it| could_serve(it.endpoint)),
-        internal,
-        external,
+        internal: service.internal_policy,
+        external: service.external_policy,
         is_external,
     }
 }

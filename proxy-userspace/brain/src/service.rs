@@ -16,24 +16,14 @@ use crate::{
     endpoints::SelectedEndpoints,
     forwarding::{forwarded_port, is_forwarded},
     frontends::{frontends, has_family},
-    select::{Criteria, Others, Selection, select},
+    select::{Others, Selection, select},
 };
 
-/// The state of one Service on one node, from its slices; none if it is not served.
+/// The state of one Service on one node, from its slices and without the frontends that another Service owns; none if it is not
+/// served. `others` are the endpoints that are in none of the slices.
 ///
 /// The order of the slices, and within the slices, does not matter.
-pub fn service_state<'a>(
-    service: &Service,
-    slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    node: NodeView<'_>,
-    options: &Options,
-) -> Option<ServiceState> {
-    resolved_state(service, slices, node, options, Admitted::default(), PerFamily::default())
-}
-
-/// The state of a Service without the frontends that another Service owns. `others` are the endpoints that are in none of the
-/// slices.
-pub(crate) fn resolved_state<'a>(
+pub(crate) fn service_state<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     node: NodeView<'_>,
@@ -102,14 +92,8 @@ pub(crate) fn select_for<'a>(
     (family, node): (Family, NodeView<'_>),
 ) -> (Vec<Candidate<'a>>, Selection) {
     let candidates = candidates(slices, &service.ports[port], family);
-    let criteria = Criteria {
-        internal: service.internal_policy,
-        external: service.external_policy,
-        is_external: state.is_external(&state.ports[port], family),
-        node,
-        others,
-    };
-    let selection = select(&candidates, &criteria);
+    let is_external = state.is_external(&state.ports[port], family);
+    let selection = select(&candidates, service, is_external, node, others);
     (candidates, selection)
 }
 

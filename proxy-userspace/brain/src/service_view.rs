@@ -21,7 +21,7 @@ use crate::{
     admission::{Admission, Admitted},
     affected::{Affected, Replaced},
     forwarding::{self, is_forwarded},
-    service::{resolved_state, trigger_time},
+    service::{service_state, trigger_time},
 };
 
 /// A Service whose state is to be derived, for one node or for many.
@@ -97,7 +97,7 @@ impl<'a> ServiceView<'a> {
     pub(crate) fn state(&self, locality: Locality<'_>) -> Option<ServiceState> {
         self.at(locality, |node| {
             let slices = self.slices.iter().copied();
-            resolved_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
+            service_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
         })
     }
 
@@ -125,7 +125,7 @@ impl<'a> ServiceView<'a> {
         };
         let state = self.at(locality, |node| {
             affected.state(service, node, before, similar, |slices, others| {
-                resolved_state(service, slices, node, self.options, self.admitted, others)
+                service_state(service, slices, node, self.options, self.admitted, others)
             })
         });
         Some(ServiceState { forwarded, ..state? })

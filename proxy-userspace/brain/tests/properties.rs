@@ -1,14 +1,16 @@
 //! Properties of states, for random Services, slices and histories.
 
-use brain::{NodeView, Options, node_state, service_state};
+use std::sync::Arc;
+
+use brain::{Options, node_state};
 use fuzz::{
     explanations,
     random_cluster::{NODES, change, service, slice},
 };
 use model::{
     Family,
-    cluster::{ClusterState, EndpointSlice, Service},
-    state::{Scope, ServiceState, TrafficPolicy},
+    cluster::{ClusterState, EndpointSlice, Node, Service, SliceName},
+    state::{NodeInfo, Scope, ServiceState, TrafficPolicy},
 };
 use proptest::{collection::vec, prelude::*};
 
@@ -27,8 +29,15 @@ fn service_with_slices(bytes: &[u8]) -> (Service, Vec<EndpointSlice>) {
     (service, slices)
 }
 
-fn state(service: &Service, slices: &[EndpointSlice]) -> Option<ServiceState> {
-    service_state(service, slices, NodeView { name: "n1", zone: Some("a") }, &Options::default())
+fn state(service: &Service, slices: &[EndpointSlice]) -> Option<Arc<ServiceState>> {
+    let mut cluster = ClusterState::default();
+    cluster.set_node(Node { name: "n1".into(), zone: Some("a".into()), info: NodeInfo::default() });
+    cluster.set_service(service.clone());
+    for (n, slice) in slices.iter().enumerate() {
+        let name = SliceName { namespace: "ns".into(), name: n.to_string().into() };
+        cluster.set_slice(EndpointSlice { name, ..slice.clone() });
+    }
+    node_state(&cluster, "n1", &Options::default()).services.get(&service.name).cloned()
 }
 
 /// The slices, in reverse order, and so is everything in them.

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use model::Timestamp;
+use model::{Timestamp, cluster::ObjectName};
 
 use super::*;
 use crate::Brain;
@@ -91,7 +91,7 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     assert!(brain.rejections().ptr_eq(&rejections));
     // The winners are deleted one by one, and the next one gets the address.
     for n in (2..=MANY).rev() {
-        brain.delete_service(&ServiceName::new("ns", name(n)));
+        brain.delete(&ObjectName::Service(ServiceName::new("ns", name(n))));
         if n % 5_000 == 1 {
             let changed = brain.recompute();
             assert!(changed.iter().map(AsRef::as_ref).eq(["n1"]), "{changed:?}");
