@@ -29,50 +29,7 @@ const NUMBERS: [i32; 11] = [0, 1, 80, 81, 8080, 65_535, 65_536, 70_000, -1, i32:
 
 /// A Service, an EndpointSlice and a Node with a value in every field.
 fn valid() -> Vec<Value> {
-    let metadata = json!({
-        "name": "web", "namespace": "default",
-        "labels": {
-            "kubernetes.io/service-name": "web", "topology.kubernetes.io/zone": "a",
-            "service.kubernetes.io/service-proxy-name": "",
-        },
-        "annotations": {
-            "endpoints.kubernetes.io/last-change-trigger-time": "2006-01-02T15:04:05Z",
-            "kube-proxy-ebpf.io/load-balancing": "random", "kube-proxy-ebpf.io/passive-health": "on",
-            "kube-proxy-ebpf.io/slow-start": "30s", "kube-proxy-ebpf.io/drain": "30s", "kube-proxy-ebpf.io/udp": "packets",
-            "kube-proxy-ebpf.io/external-forwarding": "dsr",
-        },
-    });
-    let port = |n: u16| json!({"name": "", "protocol": "TCP", "port": n, "nodePort": 30_000 + n, "targetPort": 8080});
-    let endpoint = |n: u8| {
-        json!({
-            "addresses": [format!("10.1.0.{n}"), "10.1.0.9"], "nodeName": "n1", "hostname": "",
-            "targetRef": {"kind": "Pod", "name": format!("web-{n}")},
-            "conditions": {"ready": n != 2, "serving": true, "terminating": n == 2},
-            "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]},
-        })
-    };
-    vec![
-        json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
-            "spec": {
-                "type": "LoadBalancer", "clusterIPs": ["10.96.0.1", "fd00::1"], "externalIPs": ["192.0.2.1", "2001:db8::1"],
-                "ports": [port(80), port(81), port(82)], "internalTrafficPolicy": "Cluster",
-                "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP",
-                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 30}},
-                "loadBalancerSourceRanges": ["198.51.100.0/24", "2001:db8::/32"], "healthCheckNodePort": 30_000,
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.2", "ipMode": "VIP"}, {"ip": "2001:db8::2"}]}},
-        }),
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4",
-            "ports": [{"name": "", "protocol": "TCP", "port": 8080}, {"name": "x", "protocol": "UDP", "port": 53}],
-            "endpoints": [endpoint(1), endpoint(2), endpoint(3)],
-        }),
-        json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"podCIDRs": ["10.1.0.0/24", "fd00:1::/64"]},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
-        }),
-    ]
+    serde_saphyr::from_str(include_str!("hostile.yaml")).unwrap()
 }
 
 /// The paths of all values in a value.
