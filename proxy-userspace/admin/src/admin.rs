@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
     pages::{RunningTrace, TraceStatus},
     state::{
-        AdminState, Callback, Configuration, Inherited, Moment, PendingAnswer, PendingTrace, PortCountLookup,
+        AdminState, Configuration, Inherited, Moment, PendingAnswer, PendingTrace, PortCountLookup,
         RejectedBy, Role, TraceFilters, timeline::Timeline,
     },
     ui::Ui,
@@ -77,7 +77,7 @@ impl Admin {
 
     /// Sets how the page `/log` is read.
     pub fn set_log(&self, read: impl Fn() -> String + Send + Sync + 'static) {
-        self.state().readers.log = Some(Callback(Arc::new(read)));
+        self.state().readers.log = Some(Arc::new(read));
     }
 
     /// Instance and revision of the active state, whenever it changes.
@@ -87,7 +87,7 @@ impl Admin {
 
     /// Sets how the counters of service ports are read; pages omit them while that fails.
     pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
-        self.state().readers.counters = Some(Callback(Arc::new(read)));
+        self.state().readers.counters = Some(Arc::new(read));
     }
 
     /// Sets that this process redirects sockets.
@@ -97,12 +97,12 @@ impl Admin {
 
     /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
     pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) {
-        self.state().readers.explainer = Some(Callback(Arc::new(answer)));
+        self.state().readers.explainer = Some(Arc::new(answer));
     }
 
     /// Sets how the page `/trace` is served: from filters to lines.
     pub fn set_tracer(&self, start: impl Fn(TraceFilters) -> PendingTrace + Send + Sync + 'static) {
-        self.state().readers.tracer = Some(Callback(Arc::new(start)));
+        self.state().readers.tracer = Some(Arc::new(start));
     }
 
     /// Registers the one trace that runs.
@@ -133,7 +133,7 @@ impl Admin {
         &self,
         answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static,
     ) {
-        self.state().readers.kernel_explainer = Some(Callback(Arc::new(answer)));
+        self.state().readers.kernel_explainer = Some(Arc::new(answer));
     }
 
     /// Records what each generation changes, and how long its steps take, from now on.

@@ -5,17 +5,21 @@
 
 mod gauges;
 mod process;
-mod service_ports;
 mod slis;
 mod text;
 
-use std::{fmt, iter, sync::Arc, time::Duration};
+use std::{
+    fmt::{self, Write as _},
+    iter,
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
-use datapath::ApplyReport;
-use metrics::{Histograms, Label, add, by_family, histograms, ip_family, sync_durations, with_series};
-use model::Family as IpFamily;
+use datapath::{ApplyReport, PortCounts};
+use metrics::{Histograms, Label, add, by_family, help, histograms, ip_family, sync_durations, with_series};
+use model::{Family as IpFamily, state::Services};
 use prometheus_client::{
     encoding,
     metrics::{
@@ -30,7 +34,7 @@ use self::slis::Slis;
 use crate::{
     http::body::Parts,
     http::connections::HttpConnections,
-    state::counters::NewestReading,
+    state::counters::{NewestReading, Reading},
     state::totals::ChangeCounts,
     state::{AdminState, Role},
 };
@@ -89,7 +93,7 @@ impl Metrics {
             return Ok(Box::new(parts.map(Ok)));
         }
         let services = served.map(|it| it.state.services.clone()).unwrap_or_default();
-        let ports = service_ports::parts(services, self.counters.read(&self.state));
+        let ports = service_ports(services, self.counters.read(&self.state));
         Ok(Box::new(parts.chain(ports).map(Ok)))
     }
 
@@ -148,6 +152,37 @@ impl DatapathMetrics {
             self.programming_duration.get_or_create(&ip_family(*family)).observe(delay.as_secs_f64());
         }
     }
+}
+
+/// The kernel's counters of each service port, except zeros: the headers of each counter, and the samples of each Service.
+///
+/// They grow with the number of Services, and so they are written Service by Service, and not by the library.
+fn service_ports(services: Services, reading: Arc<Reading>) -> impl Iterator<Item = String> + Send {
+    PortCounts::COUNTERS.into_iter().flat_map(move |(name, values)| {
+        let header = format!("# HELP {name} {}\n# TYPE {name} counter\n", help(name));
+        let reading = Arc::clone(&reading);
+        let samples = services.clone().into_values().map(move |it| {
+            let mut lines = String::new();
+            reading.each_port(&it, |port, counts| {
+                let values = values.iter().map(|(way, value)| (*way, value(&counts)));
+                // Most nodes use few Services.
+                for (way, value) in values.filter(|(_, value)| *value != 0) {
+                    let way = if way.is_empty() { String::new() } else { format!(",way=\"{way}\"") };
+                    // Neither names nor protocols have characters that would need an escape.
+                    let (namespace, service) = (&port.service.namespace, &port.service.name);
+                    let (port, protocol) = (port.port, port.protocol);
+                    // Writing to a string cannot fail.
+                    let _ = writeln!(
+                        lines,
+                        "{name}{{namespace=\"{namespace}\",service=\"{service}\",port=\"{port}\",\
+                         protocol=\"{protocol}\"{way}}} {value}"
+                    );
+                }
+            });
+            lines
+        });
+        iter::once(header).chain(samples)
+    })
 }
 
 fn code(ok: bool) -> Label {

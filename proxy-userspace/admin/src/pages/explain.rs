@@ -22,7 +22,7 @@ pub(crate) async fn answer(
     let missing = || (StatusCode::NOT_IMPLEMENTED, "this process cannot explain connections".into());
     let explainer = explainer.ok_or_else(missing)?;
     let words = form_urlencoded::parse(query.as_bytes()).map(|(word, _)| word.into_owned()).collect();
-    match timeout(TIMEOUT, (explainer.0)(words)).await {
+    match timeout(TIMEOUT, explainer(words)).await {
         Ok(answer) => answer.map_err(|error| match error {
             NoReasons::Invalid(error) => (StatusCode::BAD_REQUEST, error),
             error => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),

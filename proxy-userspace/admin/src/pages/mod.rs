@@ -126,7 +126,7 @@ impl Admin {
                 text(StatusCode::OK, self.state().readers.configuration.table.as_str())
             }
             (PageGroup::Status, "/log") => {
-                let log = self.state().readers.log.as_ref().map(|it| (it.0)());
+                let log = self.state().readers.log.as_ref().map(|it| it());
                 text(StatusCode::OK, log.unwrap_or_default())
             }
             (pages, _) => {
@@ -179,7 +179,7 @@ impl Admin {
         if let Some(expiry) = expiry {
             expiry.wait_for_start();
         }
-        match (tracer.0)(trace::filters(query)).await {
+        match tracer(trace::filters(query)).await {
             Ok(lines) => (StatusCode::OK, JSON_LINES, body::trace(lines, expiry.cloned())),
             Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         }

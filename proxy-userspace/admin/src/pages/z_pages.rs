@@ -38,8 +38,6 @@ pub(crate) fn statusz(started: Timestamp, now: Timestamp, paths: &[&str]) -> Str
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[test]
@@ -50,15 +48,5 @@ mod tests {
             assert!(text.lines().any(|it| it == line), "{line} is not in {text}");
         }
         assert!(text.contains(WARNING) && text.contains("/flagz"), "{text}");
-    }
-
-    #[test]
-    fn flagz_and_configz_have_the_values() {
-        let flags = BTreeMap::from([("v".into(), "4".into()), ("bind-address".into(), "192.0.2.1".into())]);
-        let fields = json!({ "bindAddress": "192.0.2.1" });
-        let configuration = Configuration { table: String::new(), flags, fields };
-        assert!(configuration.flagz().ends_with("only.\n\nbind-address=192.0.2.1\nv=4\n"));
-        let expect = r#"{"kubeproxy.config.k8s.io":{"bindAddress":"192.0.2.1"}}"#;
-        assert_eq!(configuration.configz(), expect);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct PortLabels<'a> {
 impl NewestReading {
     /// Reads the kernel's counters.
     pub(crate) fn read(&self, state: &Mutex<AdminState>) -> Arc<Reading> {
-        let source = state.lock().readers.counters.as_ref().map(|it| Arc::clone(&it.0));
+        let source = state.lock().readers.counters.clone();
         let counts = source.and_then(|it| it());
         let mut newest = self.0.lock();
         match newest.upgrade() {
@@ -70,10 +70,7 @@ impl Reading {
         let counts = self.0.lock();
         let counts = counts.as_ref().filter(|it| it.has_sockets())?;
         let mut sum = PortCounts::default();
-        for it in services.map(|it| &it.service) {
-            let ports = it.ports.iter().filter_map(|port| counts.port(&it.name, &port.name, port.protocol));
-            ports.for_each(|it| sum += it);
-        }
+        services.for_each(|it| sum += counts.total(&it.service));
         Some(sum)
     }
 }

@@ -3,9 +3,7 @@
 //! Invariant: only observations are stored here; `health` judges them. Nothing here knows of HTTP.
 
 pub(crate) mod counters;
-mod datapath;
 mod moment;
-mod pending;
 pub(crate) mod rates;
 mod readers;
 pub(crate) mod timeline;
@@ -17,8 +15,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ::datapath::{ApplyReport, TableFill};
-use model::{Family, Rejections, state::NodeState};
+use datapath::{ApplyReport, AttachStatus, HookBehavior, PacketAffinity, ProbeResult, TableFill, TableStats};
+use model::{Family, Rejected, Rejections, state::NodeState};
 use pipeline::SyncStatus;
 use publish::Published;
 use reconciler::Step;
@@ -28,12 +26,10 @@ pub use self::readers::{
     Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
 };
 pub(crate) use self::{
-    datapath::DatapathState,
     moment::{Moment, key, wall_time},
-    readers::{Callback, Explainer, Readers},
+    readers::{Explainer, Readers},
 };
 use self::{
-    pending::Pending,
     timeline::{Changes, Timeline},
     totals::{ChangeCounts, Totals},
 };
@@ -266,6 +262,93 @@ impl AdminState {
     pub(crate) fn pending_for(&self, now: Instant) -> Option<Duration> {
         let since = if self.role == Role::Backend { self.pending.since } else { None };
         since.map(|it| now.duration_since(it))
+    }
+}
+
+/// The newest reports about the kernel: attach checks, probes and tables.
+#[derive(Debug, Default)]
+pub(crate) struct DatapathState {
+    /// The result of the last successful attach check.
+    pub(crate) attach_status: Option<AttachStatus>,
+    /// The last check that found all programs attached; before that, the first check.
+    pub(crate) last_attached: Option<Instant>,
+    /// The error of the last attach check.
+    pub(crate) attach_check_error: Option<String>,
+    /// Why the packet path is unavailable or behind.
+    pub(crate) packet_path_error: Option<Rejected>,
+    /// The results of the last probe.
+    pub(crate) probe_results: Vec<ProbeResult>,
+    /// The last conclusive probe; before that, the time since when one is expected. Where the hooks could never be probed,
+    /// the last attempt.
+    pub(crate) last_probe: Option<Instant>,
+    has_conclusive_probe: bool,
+    pub(crate) table_stats: TableStats,
+    /// As of the last count.
+    pub(crate) packet_affinity: PacketAffinity,
+    /// Whether kube-proxy has rules beside ours.
+    pub(crate) has_kube_proxy_rules: bool,
+}
+
+impl DatapathState {
+    pub(crate) fn on_attach_checked(&mut self, status: Result<&AttachStatus, &str>, now: Instant) {
+        let first = *self.last_attached.get_or_insert(now);
+        match status {
+            Ok(status) => {
+                self.last_attached = Some(if status.is_complete() { now } else { first });
+                // From now on probes are expected, if there are programs.
+                if status.is_complete() && status.hooks.iter().any(|it| it.program.is_some()) {
+                    self.last_probe.get_or_insert(now);
+                }
+                self.attach_check_error = None;
+                self.attach_status = Some(status.clone());
+            }
+            Err(error) => self.attach_check_error = Some(error.to_owned()),
+        }
+    }
+
+    pub(crate) fn on_probed(&mut self, results: &[ProbeResult], now: Instant) {
+        let is_conclusive = results.iter().any(|it| !matches!(it.behavior, HookBehavior::Unknown(_)));
+        self.has_conclusive_probe |= is_conclusive;
+        if is_conclusive || !self.has_conclusive_probe {
+            self.last_probe = Some(now);
+        }
+        self.probe_results = results.to_vec();
+    }
+}
+
+/// Since when changes wait until they are active.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    /// Arrival of the oldest change that is not active.
+    since: Option<Instant>,
+    /// Arrival of the oldest change after the state that is being applied.
+    next_since: Option<Instant>,
+    /// Arrival of the oldest change of the last dequeued state.
+    dequeued_since: Option<Instant>,
+    /// Instance and revision of the last dequeued state.
+    last_dequeued: Option<(u64, u64)>,
+}
+
+impl Pending {
+    fn on_published(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+        self.next_since.get_or_insert(now);
+    }
+
+    /// Returns whether this is a retry.
+    fn on_dequeued(&mut self, key: (u64, u64)) -> bool {
+        let since = self.next_since.take();
+        let is_retry = self.last_dequeued.replace(key) == Some(key);
+        if !is_retry {
+            self.dequeued_since = since;
+        }
+        is_retry
+    }
+
+    fn on_applied(&mut self, key: (u64, u64)) {
+        // One half of the datapath may have taken a newer state meanwhile.
+        let is_last = self.last_dequeued.is_none_or(|it| it == key);
+        self.since = if is_last { self.next_since } else { self.dequeued_since.or(self.next_since) };
     }
 }
 

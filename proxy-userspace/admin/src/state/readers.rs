@@ -14,38 +14,29 @@ use tokio::sync::mpsc;
 
 /// How pages get what is not reported; `None` where no part of the process has it. A call may take a while: none is made while
 /// the state is locked, but for numbers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Readers {
     /// What the process was started with.
     pub(crate) configuration: Configuration,
     /// Whether this process redirects sockets.
     pub(crate) has_sockets: bool,
     /// The newest lines of the log.
-    pub(crate) log: Option<Callback<dyn Fn() -> String + Send + Sync>>,
+    pub(crate) log: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     /// The clients that watch the states of this process.
     pub(crate) watchers: Option<Watchers>,
     /// The kernel's counters.
-    pub(crate) counters: Option<Callback<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
+    pub(crate) counters: Option<Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
     /// Explains connections.
     pub(crate) explainer: Option<Explainer>,
     /// Explains connections on the page for people, with the contents of the kernel.
     pub(crate) kernel_explainer: Option<Explainer>,
     /// Starts traces.
-    pub(crate) tracer: Option<Callback<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
+    pub(crate) tracer: Option<Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
 }
 
-/// A function of another part of the process. Clones share it.
-pub(crate) struct Callback<F: ?Sized>(pub(crate) Arc<F>);
-
-impl<F: ?Sized> Clone for Callback<F> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<F: ?Sized> fmt::Debug for Callback<F> {
+impl fmt::Debug for Readers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callback")
+        f.write_str("Readers")
     }
 }
 
@@ -70,6 +61,14 @@ pub trait CounterLookup {
     /// The counters of a service port for sockets; `None` for one that is not programmed.
     fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
 
+    /// The sums over all ports of a Service, for sockets.
+    fn total(&self, service: &Service) -> PortCounts {
+        let mut sum = PortCounts::default();
+        let ports = service.ports.iter().filter_map(|it| self.port(&service.name, &it.name, it.protocol));
+        ports.for_each(|it| sum += it);
+        sum
+    }
+
     /// How many connections of a service port were redirected to an endpoint.
     fn endpoint(&self, service: &ServiceName, port: &str, protocol: Protocol, endpoint: SocketAddr) -> u64;
 
@@ -83,7 +82,7 @@ pub trait CounterLookup {
 pub type PortCountLookup = Box<dyn CounterLookup + Send>;
 
 /// Answers the words of a question.
-pub(crate) type Explainer = Callback<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
+pub(crate) type Explainer = Arc<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
 
 /// An answer as JSON, or why there is none.
 pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoReasons>> + Send>>;

@@ -103,7 +103,7 @@ impl Board {
         let seconds = since.filter(|_| is_continued).map(|it| it.as_secs_f64().max(1e-3));
         let (mut total, mut total_before) = (PortCounts::default(), PortCounts::default());
         for row in &mut self.rows {
-            let counts = counters.as_ref().map(|it| sum(&row.state, it));
+            let counts = counters.as_ref().map(|it| it.total(&row.state.service));
             let before = mem::replace(&mut row.counts, counts);
             if !is_continued {
                 row.rates = Rates::default();
@@ -186,15 +186,6 @@ impl Board {
         }
         rows
     }
-}
-
-/// The sum over the ports of a Service.
-fn sum(state: &ServiceState, counters: &PortCountLookup) -> PortCounts {
-    let service = &state.service;
-    let ports = service.ports.iter().filter_map(|it| counters.port(&service.name, &it.name, it.protocol));
-    let mut sum = PortCounts::default();
-    ports.for_each(|it| sum += it);
-    sum
 }
 
 /// What a search looks at, in lower case: name, addresses and ports.

@@ -79,7 +79,7 @@ impl Ui {
 fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now: Instant) -> String {
     let (published, counter_source) = {
         let state = state.lock();
-        (state.served(), state.readers.counters.as_ref().map(|it| Arc::clone(&it.0)))
+        (state.served(), state.readers.counters.clone())
     };
     board.set_state(published);
     if board.is_due(now) {

@@ -65,15 +65,23 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     admin.set_has_sockets();
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
-    let flags = [("cluster-cidr".to_owned(), "10.0.0.0/8".to_owned())].into();
+    let flags = [("v", "4"), ("cluster-cidr", "10.0.0.0/8")]
+        .map(|(name, it)| (name.to_owned(), it.to_owned()))
+        .into();
     let fields = serde_json::json!({ "clusterCIDR": "10.0.0.0/8" });
     admin.set_configuration(crate::Configuration { table: String::new(), flags, fields });
     for (path, texts) in [
         (
             "/configz",
-            ["content-type: application/json\r\n", "{\"kubeproxy.config.k8s.io\":{\"clusterCIDR\":"],
+            [
+                "content-type: application/json\r\n",
+                "\r\n\r\n{\"kubeproxy.config.k8s.io\":{\"clusterCIDR\":\"10.0.0.0/8\"}}",
+            ],
         ),
-        ("/flagz", ["content-type: text/plain; charset=utf-8\r\n", "\ncluster-cidr=10.0.0.0/8\n"]),
+        (
+            "/flagz",
+            ["content-type: text/plain; charset=utf-8\r\n", "only.\n\ncluster-cidr=10.0.0.0/8\nv=4\n"],
+        ),
         ("/statusz", ["content-type: text/plain; charset=utf-8\r\n", "\nUp: 0 hr 00 min"]),
         (
             "/metrics/slis",
