@@ -2,12 +2,14 @@
 //!
 //! Invariant: the halves are independent. The socket path neither waits for the packet path nor fails with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use datapath_ebpf as ebpf;
 use datapath_nft as nft;
+use model::{Rejected, error_chain};
+use nix::errno::Errno;
 
-use crate::{packets::Packets, stale_datapath::StaleDatapath};
+use crate::packets::Packets;
 
 /// Which halves there are.
 #[derive(Clone, Debug, Default)]
@@ -73,8 +75,66 @@ impl Datapath {
             packets.forwarded_families = sockets.forwarded_families();
         }
         let packets = packets.as_ref().map(|it| Packets::start(it, connected)).transpose()?;
-        let stale_pin_dir = options.stale_pin_dir.clone().filter(|_| sockets.is_none());
-        let stale = StaleDatapath::new(stale_pin_dir, options.packets.is_none());
+        let pin_dir = options.stale_pin_dir.clone().filter(|_| sockets.is_none());
+        let stale = StaleDatapath { pin_dir, tables: options.packets.is_none() };
         Ok(Self { sockets, packets, stale })
     }
+}
+
+/// What an earlier start with other options left and has not been removed yet: attached programs or nftables tables that no process
+/// updates any more. It is removed only once its replacement is in effect.
+#[derive(Debug, Default)]
+pub(crate) struct StaleDatapath {
+    /// Where programs and maps may be pinned.
+    pin_dir: Option<PathBuf>,
+    /// Whether there may be nftables tables.
+    tables: bool,
+}
+
+impl StaleDatapath {
+    /// Whether nothing is left to remove.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.pin_dir.is_none() && !self.tables
+    }
+
+    /// Removes it; returns what could not be removed, which the next call retries.
+    pub(crate) fn remove(&mut self) -> Vec<Rejected> {
+        let mut rejected = Vec::new();
+        if let Some(dir) = &self.pin_dir {
+            match remove_programs(dir) {
+                Ok(()) => self.pin_dir = None,
+                Err(error) => rejected.push(Rejected::served(
+                    format!("the socket path: programs pinned at {} still use an old state", dir.display()),
+                    format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                )),
+            }
+        }
+        if self.tables {
+            match remove_tables() {
+                Ok(()) => self.tables = false,
+                Err(error) => rejected.push(Rejected::served(
+                    "the packet path: our nftables tables still hold an old state",
+                    format!("{}; run `cleanup` as root, once", error_chain(&error)),
+                )),
+            }
+        }
+        rejected
+    }
+}
+
+fn remove_programs(dir: &Path) -> Result<(), ebpf::Error> {
+    if ebpf::cleanup(dir)? {
+        tracing::info!(path = %dir.display(), "the socket path is off: its programs and maps were removed");
+    }
+    Ok(())
+}
+
+fn remove_tables() -> Result<(), nft::Error> {
+    match nft::cleanup() {
+        Ok(true) => tracing::info!("the packet path is off: its nftables tables were removed"),
+        // Without nftables there is no table of ours.
+        Ok(false) | Err(nft::Error::Open(_) | nft::Error::Read { errno: Errno::EOPNOTSUPP, .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }

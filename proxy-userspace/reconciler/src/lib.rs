@@ -11,12 +11,8 @@ mod packets;
 mod progress;
 mod reconciler;
 mod reports;
-mod retry;
 mod socket_termination;
 mod sockets;
-mod stale_datapath;
-mod state_log;
-mod trace;
 mod translated_connections;
 mod worker;
 
@@ -24,6 +20,5 @@ pub use self::{
     datapath::{Datapath, Error, Options},
     metrics::Metrics,
     observer::{Observer, Step},
-    reconciler::Reconciler,
-    trace::TraceRequest,
+    reconciler::{Reconciler, TraceRequest},
 };

@@ -287,11 +287,9 @@ pub(crate) fn not_served(reason: String) -> Rejected {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, thread};
+    use std::thread;
 
-    use model::state::NodeState;
     use nix::sched::{CloneFlags, unshare};
-    use publish::Published;
 
     use super::*;
 
@@ -307,12 +305,7 @@ mod tests {
             let mut packets = Packets::start(&options, None).unwrap();
             let reason = Rejected::not_served("packets", "it failed before");
             packets.datapath = Err(reason.clone());
-            let desired = Desired {
-                turn: 1,
-                published: Arc::new(Published::new(1, 1, "n1", NodeState::default())),
-                interfaces: Arc::default(),
-                begin: Instant::now(),
-            };
+            let desired = Desired::of_turn(1);
             // The socket path serves without it.
             let report = packets.apply(&desired).unwrap();
             packets.repair().unwrap();

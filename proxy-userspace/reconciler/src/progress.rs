@@ -102,19 +102,11 @@ impl Half {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use model::state::NodeState;
-    use publish::Published;
-    use tokio::time::Instant;
-
     use super::*;
     use crate::worker::Desired;
 
     fn applied(turn: u64, entries: usize) -> Applied {
-        let published = Arc::new(Published::new(1, turn, "n1", NodeState::default()));
-        let desired = Desired { turn, published, interfaces: Arc::default(), begin: Instant::now() };
-        Applied { desired, report: ApplyReport { entries, ..ApplyReport::default() } }
+        Applied { desired: Desired::of_turn(turn), report: ApplyReport { entries, ..ApplyReport::default() } }
     }
 
     #[track_caller]

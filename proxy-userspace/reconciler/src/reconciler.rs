@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, future::pending, mem, net::IpAddr, sync::Arc};
 
-use datapath_ebpf::probe::Prober;
+use datapath_ebpf::{TracedPrograms, probe::Prober};
 use model::error_chain;
 use netlink::host_addresses::HostAddresses;
 use publish::{Published, Subscription};
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    datapath::Datapath,
+    datapath::{Datapath, StaleDatapath},
     metrics::Metrics,
     observer::Observer,
     packets::{self, PacketCondition, Packets, Upkeep},
@@ -24,8 +24,6 @@ use crate::{
     reports::Reports,
     socket_termination::{self, SocketTermination},
     sockets::{SocketCheck, SocketRequest, Sockets},
-    stale_datapath::StaleDatapath,
-    trace::{TraceEvent, TraceRequest, Traces},
     worker::{Applied, Desired, Event, Failure, Worker},
 };
 
@@ -296,6 +294,57 @@ impl<'a> Halves<'a> {
                 self.traces.ended = Some(ended);
             }
             TraceEvent::Ended => sockets.request(SocketRequest::EndTrace),
+        }
+    }
+}
+
+/// A request to attach the programs of a trace.
+pub struct TraceRequest {
+    pub programs: TracedPrograms,
+    /// Is told whether they are attached, or why not.
+    pub begun: oneshot::Sender<Result<(), String>>,
+    /// They are attached until its sender is dropped.
+    pub ended: oneshot::Receiver<()>,
+}
+
+/// What happens to traces.
+enum TraceEvent {
+    Requested(Box<TraceRequest>),
+    Ended,
+}
+
+/// The requests, and the trace that runs. The product's programs return when its reader is gone, however it ends.
+#[derive(Default)]
+struct Traces {
+    requests: Option<mpsc::Receiver<TraceRequest>>,
+    /// Of the trace that runs.
+    ended: Option<oneshot::Receiver<()>>,
+}
+
+impl Traces {
+    /// The next event. Cancel safe.
+    async fn next(&mut self) -> TraceEvent {
+        let ended = async {
+            match &mut self.ended {
+                // Nothing is ever sent.
+                Some(ended) => drop(ended.await),
+                None => pending().await,
+            }
+        };
+        let requested = async {
+            match &mut self.requests {
+                Some(requests) => requests.recv().await,
+                None => None,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ended => {
+                self.ended = None;
+                TraceEvent::Ended
+            }
+            Some(request) = requested => TraceEvent::Requested(Box::new(request)),
+            else => pending().await,
         }
     }
 }

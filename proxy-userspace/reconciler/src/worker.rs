@@ -14,10 +14,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{
-    observer::Step,
-    retry::{BACKOFF_MIN, Retry},
-};
+use crate::observer::Step;
+
+/// The delay before a failed step is retried: at first, and at most.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// A datapath that a [`Worker`] keeps at the newest state. Its methods may block in the kernel.
 pub(crate) trait Datapath: Send + 'static {
@@ -94,6 +95,15 @@ pub(crate) struct Desired {
     pub(crate) interfaces: Arc<BTreeSet<IpAddr>>,
     /// When it was handed over.
     pub(crate) begin: Instant,
+}
+
+#[cfg(test)]
+impl Desired {
+    /// The hand-over with this number, of an empty state.
+    pub(crate) fn of_turn(turn: u64) -> Self {
+        let published = Arc::new(Published::new(1, turn, "n1", model::state::NodeState::default()));
+        Self { turn, published, interfaces: Arc::default(), begin: Instant::now() }
+    }
 }
 
 /// A state that was applied.
@@ -340,6 +350,38 @@ impl<D: Datapath> Loop<D> {
     fn send(&self, event: Event<D>) {
         // The receiver may be gone.
         let _ = self.events.send(event);
+    }
+}
+
+/// When a failed step is retried: the delay doubles with each failure, up to a limit.
+#[derive(Debug)]
+struct Retry {
+    /// The delay before the next retry.
+    delay: Duration,
+    /// `None` if nothing has failed.
+    at: Option<Instant>,
+}
+
+impl Retry {
+    fn new() -> Self {
+        Self { delay: BACKOFF_MIN, at: None }
+    }
+
+    fn is_scheduled(&self) -> bool {
+        self.at.is_some()
+    }
+
+    /// Waits until a retry is due; forever if none is scheduled.
+    async fn due(&self) {
+        match self.at {
+            Some(at) => sleep_until(at).await,
+            None => pending().await,
+        }
+    }
+
+    fn after_backoff(&mut self) {
+        self.at = Some(Instant::now() + self.delay);
+        self.delay = (self.delay * 2).min(BACKOFF_MAX);
     }
 }
 

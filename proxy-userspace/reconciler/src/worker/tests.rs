@@ -1,8 +1,7 @@
 //! A worker, its datapath and its reports.
 
-use std::{collections::VecDeque, fmt};
+use std::collections::VecDeque;
 
-use model::state::NodeState;
 use tokio::sync::Notify;
 
 use super::*;
@@ -19,16 +18,9 @@ struct Fake {
     changed: Arc<Notify>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("refused")]
 struct Refused;
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("refused")
-    }
-}
-
-impl std::error::Error for Refused {}
 
 impl Fake {
     fn step(&mut self, step: Step, call: String) -> Result<(), Refused> {
@@ -89,11 +81,6 @@ impl Datapath for Fake {
     }
 }
 
-fn desired(turn: u64) -> Desired {
-    let published = Arc::new(Published::new(1, turn, "n1", NodeState::default()));
-    Desired { turn, published, interfaces: Arc::default(), begin: Instant::now() }
-}
-
 /// Runs a test beside the loop of a worker, in one thread.
 async fn with_worker(datapath: Fake, test: impl AsyncFnOnce(&mut Worker<Fake>)) {
     let (desired, states) = watch::channel(None);
@@ -124,7 +111,7 @@ impl Worker<Fake> {
 #[tokio::test(start_paused = true)]
 async fn the_newest_state_replaces_those_that_wait() {
     with_worker(Fake::default(), async |worker| {
-        (1..=3).for_each(|turn| worker.apply(desired(turn)));
+        (1..=3).for_each(|turn| worker.apply(Desired::of_turn(turn)));
         let (active, failed, calls) = worker.attempt().await;
         assert_eq!((active, failed), (Some(3), vec![]));
         assert_eq!(calls, ["apply 3", "repair"]);
@@ -137,7 +124,7 @@ async fn a_failed_apply_is_retried_with_growing_delays_until_it_succeeds() {
     with_worker(Fake::default(), async |worker| {
         worker.request(vec![Step::Apply; 4]);
         let begin = Instant::now();
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         for delay in [0, 50, 150, 350] {
             assert_eq!(worker.attempt().await.1, [Step::Apply]);
             let passed = begin.elapsed().as_millis();
@@ -152,10 +139,10 @@ async fn a_failed_apply_is_retried_with_growing_delays_until_it_succeeds() {
 async fn a_newer_state_does_not_wait_for_the_retry() {
     with_worker(Fake::default(), async |worker| {
         worker.request(vec![Step::Apply]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         assert_eq!(worker.attempt().await.1, [Step::Apply]);
         let begin = Instant::now();
-        worker.apply(desired(2));
+        worker.apply(Desired::of_turn(2));
         assert_eq!(worker.attempt().await.0, Some(2));
         assert_eq!(begin.elapsed(), Duration::ZERO);
     })
@@ -166,7 +153,7 @@ async fn a_newer_state_does_not_wait_for_the_retry() {
 async fn a_state_is_active_once_the_datapath_is_repaired_and_applied_only_once() {
     with_worker(Fake::default(), async |worker| {
         worker.request(vec![Step::Attach, Step::Attach]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         for _ in 0..2 {
             assert_eq!(worker.attempt().await.0, None);
         }
@@ -181,9 +168,9 @@ async fn a_state_is_active_once_the_datapath_is_repaired_and_applied_only_once()
 async fn what_was_done_before_a_repair_failed_is_reported_with_the_next_state() {
     with_worker(Fake::default(), async |worker| {
         worker.request(vec![Step::Attach]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         assert_eq!(worker.attempt().await.0, None);
-        worker.apply(desired(2));
+        worker.apply(Desired::of_turn(2));
         let applied = loop {
             if let Event::Attempted { applied, .. } = worker.next().await {
                 break applied.unwrap();
@@ -198,12 +185,12 @@ async fn what_was_done_before_a_repair_failed_is_reported_with_the_next_state() 
 async fn a_failed_finish_is_retried_without_another_apply() {
     with_worker(Fake::default(), async |worker| {
         worker.request(vec![Step::Finish]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         assert_eq!(worker.attempt().await.0, Some(1));
         assert!(matches!(worker.next().await, Event::Unfinished(Failure { step: Step::Finish, .. })));
         assert_eq!(worker.attempt().await.2, ["apply 1", "repair", "finish", "repair"]);
         // Finished: what follows is a new state.
-        worker.apply(desired(2));
+        worker.apply(Desired::of_turn(2));
         let calls = worker.attempt().await.2;
         assert_eq!(calls[4..], ["finish", "apply 2", "repair"]);
     })
@@ -215,7 +202,7 @@ async fn only_an_attempt_after_a_failed_one_is_a_retry() {
     let fake = Fake { maintenance_says: Some(Next::Apply), ..Fake::default() };
     with_worker(fake, async |worker| {
         worker.request(vec![Step::Apply]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         // It fails, is retried, and is applied again by maintenance.
         for expect in [false, true, false] {
             let is_retry = loop {
@@ -235,7 +222,7 @@ async fn an_external_change_is_repaired_at_once_also_while_a_retry_is_scheduled(
     let fake = Fake { changed: Arc::clone(&changed), ..Fake::default() };
     with_worker(fake, async |worker| {
         worker.request(vec![Step::Apply; 9]);
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         for _ in 0..8 {
             assert_eq!(worker.attempt().await.1, [Step::Apply]);
         }
@@ -256,7 +243,7 @@ async fn maintenance_repairs_what_it_misses_and_does_not_precede_a_retry() {
         // Maintenance is due between the last two retries.
         worker.request(vec![Step::Attach; 12]);
         let begin = Instant::now();
-        worker.apply(desired(1));
+        worker.apply(Desired::of_turn(1));
         let mut expect = 0;
         for delay in (0..12).map(|it| (50 << it).min(30_000)) {
             assert_eq!(worker.attempt().await.1, [Step::Attach]);
