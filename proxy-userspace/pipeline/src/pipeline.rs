@@ -454,7 +454,7 @@ mod tests {
     /// Whether the source knows so many Services, of which the pipeline may know less.
     fn has_listed(pipeline: &Pipeline, services: usize) -> bool {
         let RunningSource::Kube { source, .. } = &pipeline.source else { return false };
-        source.health().resources()[0].objects == services
+        source.resources()[0].objects == services
     }
 
     #[test]

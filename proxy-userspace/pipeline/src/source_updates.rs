@@ -123,9 +123,9 @@ fn report(source: &KubeSource, observer: &impl Observer) {
     if let Some(rejected) = source.take_rejected() {
         observer.rejected(Stage::Source, &rejected);
     }
-    for it in source.health().resources() {
+    for it in source.resources() {
         let last_contact = it.last_contact.map(|it| SystemTime::now() - it.elapsed());
-        let address = Some(source.health().server().to_owned());
+        let address = Some(source.server().to_owned());
         let status = SyncStatus { address, is_synced: it.is_synced, last_contact, error: it.error };
         observer.source(it.resource, status);
     }

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use model::{Rejections, RequestedMetadata, cluster::ClusterChanges};
 use tokio::{
@@ -97,7 +97,7 @@ impl FileSource {
         loop {
             let changed = self.shared.changed.notified();
             {
-                let mut state = self.shared.state();
+                let mut state = self.shared.state.lock();
                 if state.is_broken {
                     return None;
                 }
@@ -181,12 +181,6 @@ struct State {
     is_broken: bool,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-}
-
 /// Reads the files, hands over what has changed, and logs what is new among the problems.
 #[derive(Debug)]
 struct Reader {
@@ -222,7 +216,7 @@ impl Reader {
         if let Some(report) = &report {
             self.report = Some(report.clone());
         }
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         let update = state.update.get_or_insert_default();
         update.changes.extend(changes);
         update.report = report.or(mem::take(&mut update.report));
@@ -239,7 +233,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.state().is_broken = true;
+        self.shared.state.lock().is_broken = true;
         self.shared.changed.notify_one();
     }
 }

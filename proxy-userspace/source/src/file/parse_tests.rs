@@ -4,7 +4,6 @@ use model::{
     cluster::Object,
     state::{LoadBalancing, PassiveHealth},
 };
-use proptest::{collection::vec, prelude::*};
 use serde::Deserialize;
 
 use super::parse;
@@ -134,14 +133,6 @@ fn a_manifest_of_a_whole_cluster_is_read() {
     let one = MANIFESTS.split("---\n").nth(1).unwrap();
     let text: String = (0..3000).map(|it| one.replace("web-1", &format!("web-{it}")) + "---\n").collect();
     assert_eq!(parse("file", text.as_bytes()).unwrap().objects.len(), 3000);
-}
-
-proptest! {
-    #[test]
-    fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..300)) {
-        let _ = parse("file", &bytes);
-        let _ = parse("file", &bytes);
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -13,14 +13,14 @@ use std::{
 
 use parking_lot::Mutex;
 
-use http::{HeaderValue, header::AUTHORIZATION};
+use http::{HeaderValue, Uri, header::AUTHORIZATION};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{
         Client as HttpClient, ResponseFuture,
-        connect::{Connect, HttpConnector},
+        connect::{Connect, Connected, Connection, HttpConnector},
     },
-    rt::{TokioExecutor, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use kube::{
     Client, Config,
@@ -28,11 +28,11 @@ use kube::{
     config::{InClusterError, Kubeconfig, KubeconfigError},
 };
 use model::error_chain;
-use tower::{BoxError, ServiceBuilder, service_fn};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
 use tower_http::decompression::DecompressionLayer;
 
 use super::{
-    connector::Connector,
     http_proxy::{Proxy, Route, route},
     renewed_credentials::RenewedCredentials,
     request_metrics::RequestMetrics,
@@ -66,7 +66,7 @@ impl ClientConfig {
     /// The server's URL and a client for it; files are read on each call.
     ///
     /// Must be called within a tokio runtime.
-    pub(super) fn client(&self, timing: &Timing) -> Result<(http::Uri, Client), ClientConfigError> {
+    pub(super) fn client(&self, timing: &Timing) -> Result<(Uri, Client), ClientConfigError> {
         let mut config = self.config()?;
         let server = config.cluster_url.clone();
         let invalid = |error: kube::Error| {
@@ -251,13 +251,13 @@ fn https_connector(config: &Config, route: Route) -> Result<HttpsConnector<Route
 fn is_of_environment(url: &str) -> bool {
     let same = |name| {
         let value = env::var(name).unwrap_or_default();
-        value.parse::<http::Uri>().is_ok_and(|it| it == *url)
+        value.parse::<Uri>().is_ok_and(|it| it == *url)
     };
     same("HTTPS_PROXY") || same("https_proxy")
 }
 
-fn parse_server(text: &str) -> Result<http::Uri, ClientConfigError> {
-    let uri = text.parse::<http::Uri>().ok();
+fn parse_server(text: &str) -> Result<Uri, ClientConfigError> {
+    let uri = text.parse::<Uri>().ok();
     uri.filter(|it| matches!(it.scheme_str(), Some("http" | "https")) && it.host().is_some()).ok_or_else(
         || {
             let hint = "write it as https://192.0.2.1:6443";
@@ -312,4 +312,33 @@ fn remedy(error: &KubeconfigError) -> &'static str {
         }
         _ => "correct it",
     }
+}
+
+/// A connection to an API server other than over TCP: through a tunnel, or in memory. What it carries is HTTP as it is, TLS is up to
+/// the connection.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Whether both ends have agreed on HTTP/2.
+    fn has_http2(&self) -> bool;
+}
+
+impl Connection for Box<dyn ByteStream> {
+    fn connected(&self) -> Connected {
+        let connected = Connected::new();
+        if self.has_http2() { connected.negotiated_h2() } else { connected }
+    }
+}
+
+/// Makes connections to an API server. Clones make the same ones.
+pub type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn ByteStream>>, io::Error>;
+
+/// Connects by calling `connect`.
+pub fn connect_with<F, S>(connect: impl Fn() -> F + Clone + Send + Sync + 'static) -> Connector
+where
+    F: Future<Output = io::Result<S>> + Send + 'static,
+    S: ByteStream + 'static,
+{
+    BoxCloneSyncService::new(service_fn(move |_: Uri| {
+        let connecting = connect();
+        async { connecting.await.map(|it| TokioIo::new(Box::new(it) as Box<dyn ByteStream>)) }
+    }))
 }

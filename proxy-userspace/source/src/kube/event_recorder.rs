@@ -90,7 +90,7 @@ async fn create(client: &Arc<SharedClient>, event: &Event) -> Result<(), String>
     let mut is_retry = false;
     loop {
         let used = client.get();
-        let api = Api::<Event>::namespaced(used.client(), namespace);
+        let api = Api::<Event>::namespaced(used.client.clone(), namespace);
         return match api.create(&PostParams::default(), event).await {
             Ok(_) => Ok(()),
             // It was posted before, perhaps by another node.

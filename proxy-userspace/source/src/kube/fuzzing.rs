@@ -13,7 +13,6 @@ use super::{
     resource::Resource,
     shared::Shared,
     shared_client::SharedClient,
-    watch_error::WatchError,
 };
 use crate::kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr};
 
@@ -88,7 +87,7 @@ impl Reflectors {
         }
         reflector.store.end_list();
         assert!(reflector.store.len() <= objects.len());
-        messages.rejected = rejected(&mut reflector).iter().cloned().collect();
+        messages.rejected = rejected(&mut reflector);
         messages
     }
 
@@ -98,22 +97,18 @@ impl Reflectors {
         for line in body.split(|it| *it == b'\n') {
             let first = reflector.event(line);
             drop(reflector.store.take_changes());
-            messages.rejected = rejected(&mut reflector).iter().cloned().collect();
-            if is_applied(&first) && is_applied(&reflector.event(line)) {
+            messages.rejected = rejected(&mut reflector);
+            if first.is_ok() && reflector.event(line).is_ok() {
                 assert!(
                     reflector.store.take_changes().is_empty(),
                     "an event changes nothing the second time"
                 );
-                assert_eq!(rejected(&mut reflector).iter().cloned().collect::<Vec<_>>(), messages.rejected);
+                assert_eq!(rejected(&mut reflector), messages.rejected);
             }
             messages.errors.extend(first.err().map(|it| it.to_string()));
         }
         messages
     }
-}
-
-fn is_applied(result: &Result<(), WatchError>) -> bool {
-    result.is_ok()
 }
 
 /// The objects of a list that arrives in fragments, and its metadata.
@@ -139,8 +134,8 @@ fn items(body: &[u8]) -> Option<Vec<Value>> {
 }
 
 /// What was rejected last.
-fn rejected<R: Resource>(reflector: &mut Reflector<R>) -> Rejections {
+fn rejected<R: Resource>(reflector: &mut Reflector<R>) -> Vec<Rejected> {
     let mut rejections = Rejections::default();
     reflector.store.take_rejected(&mut rejections);
-    rejections
+    rejections.iter().cloned().collect()
 }

@@ -7,7 +7,6 @@
 mod apiserver_holddown;
 mod backoff;
 mod client_config;
-mod connector;
 mod event_recorder;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -22,7 +21,6 @@ mod resource;
 mod server_check;
 mod shared;
 mod shared_client;
-mod status;
 mod store;
 mod timing;
 mod watch_error;
@@ -36,13 +34,11 @@ use tokio::{runtime::Handle, task::JoinSet};
 use self::{reflector::Reflector, resource::Resource, shared::Shared, shared_client::SharedClient};
 use crate::kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr};
 
-pub use client_config::{ClientConfig, ClientConfigError};
-pub use connector::{ByteStream, Connector, connect_with};
+pub use client_config::{ByteStream, ClientConfig, ClientConfigError, Connector, connect_with};
 pub use event_recorder::{EventRecorder, ServiceEvent};
 pub use options::{Options, WatchedPods};
 pub use request_metrics::RequestMetrics;
-pub use shared::Health;
-pub use status::ResourceStatus;
+pub use shared::ResourceStatus;
 pub use timing::Timing;
 
 /// A running source; it stops when it is dropped.
@@ -100,9 +96,14 @@ impl KubeSource {
         self.shared.take_rejected()
     }
 
-    /// The current status of the watches, at any time while the source runs.
-    pub fn health(&self) -> Health {
-        Health(Arc::clone(&self.shared))
+    /// The status of the watches of Services, EndpointSlices and Nodes, at any time while the source runs.
+    pub fn resources(&self) -> [ResourceStatus; 3] {
+        self.shared.resources()
+    }
+
+    /// The URL of the API server.
+    pub fn server(&self) -> &str {
+        &self.shared.server
     }
 }
 

@@ -1,8 +1,8 @@
 //! What the reflectors and the reader of the source share.
 
-use std::{mem, net::IpAddr, sync::Arc, task::Poll, time::Duration};
+use std::{mem, net::IpAddr, task::Poll, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use model::{Rejections, cluster::ClusterChanges};
 use tokio::{
@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use super::{
-    apiserver_holddown::ApiServerHoldDown, outage::Outage, resource::Resource, status::ResourceStatus,
-    store::Store, watch_error::WatchError,
+    apiserver_holddown::ApiServerHoldDown, outage::Outage, resource::Resource, store::Store,
+    watch_error::WatchError,
 };
 use crate::{
     RejectionLog,
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     /// Notified when the server responds to a request for a resource whose requests have failed.
     returned: Notify,
     /// The URL of the API server.
-    server: String,
+    pub(super) server: String,
     /// Its IP address; `None` if it is configured by name.
     address: Option<IpAddr>,
 }
@@ -74,29 +74,34 @@ struct State {
     is_broken: bool,
 }
 
-/// The current status of the watches.
-#[derive(Clone, Debug)]
-pub struct Health(pub(super) Arc<Shared>);
+/// The status of the watch of one resource: how old the known state is, and the current error.
+#[derive(Clone, Debug, Default)]
+pub struct ResourceStatus {
+    /// The resource, as in the API's paths: `services`, `endpointslices`, `nodes`.
+    pub resource: &'static str,
+    /// Whether all objects have been listed at least once.
+    pub is_synced: bool,
+    /// When the server last responded, be it only that nothing has changed.
+    pub last_contact: Option<Instant>,
+    /// The current error.
+    pub error: Option<String>,
+    /// Number of objects.
+    pub objects: usize,
+}
 
-impl Health {
-    /// The status of Services, EndpointSlices and Nodes.
-    pub fn resources(&self) -> [ResourceStatus; 3] {
-        let state = self.0.state();
-        state.required().clone().map(|it| {
-            // A watch is no better than the server behind it.
-            let error = it.error.clone().or_else(|| state.resources[SERVER].error.clone());
-            ResourceStatus { error, ..it }
-        })
+impl ResourceStatus {
+    fn new(resource: &'static str) -> Self {
+        Self { resource, ..Self::default() }
     }
 
-    /// The URL of the API server.
-    pub fn server(&self) -> &str {
-        &self.0.server
+    /// The time since the last contact, which is the maximum age of the known state; `None` before the first list.
+    pub fn age(&self) -> Option<Duration> {
+        self.last_contact.filter(|_| self.is_synced).map(|it| it.elapsed())
     }
 
-    /// Whether all required resources have been listed once.
-    pub fn is_synced(&self) -> bool {
-        self.0.state().is_synced()
+    /// The server has responded.
+    fn contact(&mut self) {
+        self.last_contact = Some(Instant::now());
     }
 }
 
@@ -162,8 +167,14 @@ impl Shared {
         Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    /// The status of Services, EndpointSlices and Nodes.
+    pub(super) fn resources(&self) -> [ResourceStatus; REQUIRED] {
+        let state = self.state.lock();
+        state.required().clone().map(|it| {
+            // A watch is no better than the server behind it.
+            let error = it.error.clone().or_else(|| state.resources[SERVER].error.clone());
+            ResourceStatus { error, ..it }
+        })
     }
 
     /// Waits for changes; the first ones are the whole cluster state. `None` if a reflector has ended.
@@ -171,7 +182,7 @@ impl Shared {
         loop {
             let changed = self.changed.notified();
             let deadline = {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 if let Poll::Ready(next) = state.next() {
                     return next;
                 }
@@ -187,7 +198,7 @@ impl Shared {
 
     /// The rejected parts of all objects, if they have changed since the last call.
     pub(super) fn take_rejected(&self) -> Option<Rejections> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let state = &mut *state;
         // What was left out of the log is counted there later.
         state.rejection_log.remind();
@@ -196,7 +207,7 @@ impl Shared {
 
     /// The server has accepted a request.
     pub(super) fn contact(&self, resource: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.active_at = Some(Instant::now());
         if mem::take(&mut state.is_unreachable) {
             state.hold_down.restart();
@@ -210,7 +221,7 @@ impl Shared {
 
     /// A request has failed; the next one is at `next`.
     pub(super) fn failed(&self, resource: usize, error: &WatchError, next: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if error.kind.is_unreachable() {
             (state.unreachable_at, state.is_unreachable) = (Some(Instant::now()), true);
         }
@@ -224,13 +235,13 @@ impl Shared {
 
     /// The server does not have or permit an optional resource, or it is not asked for: the first state need not wait for it.
     pub(super) fn missing(&self, resource: usize) {
-        self.state().is_missing[resource - REQUIRED] = true;
+        self.state.lock().is_missing[resource - REQUIRED] = true;
         self.changed.notify_one();
     }
 
     /// A resource is followed: its list is complete, or its watch has begun.
     pub(super) fn followed(&self, resource: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.resources[resource].error = None;
         if state.resources.iter().all(|it| it.error.is_none())
             && let Some(outage) = state.outage.take()
@@ -243,7 +254,7 @@ impl Shared {
     /// Whether errors of the server are to be expected because it starts: it could not be reached just now, or has
     /// accepted the same request before this outage.
     pub(super) fn is_starting(&self, resource: usize) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let is_recent = |it: Instant| it.elapsed() < STARTING;
         let is_new =
             state.resources[resource].is_synced && state.outage.as_ref().is_none_or(|it| is_recent(it.since));
@@ -255,12 +266,12 @@ impl Shared {
         let returned = self.returned.notified();
         tokio::pin!(returned);
         loop {
-            let line = self.state().outage.as_ref().map_or(until, Outage::next_line);
+            let line = self.state.lock().outage.as_ref().map_or(until, Outage::next_line);
             tokio::select! {
                 () = sleep_until(until) => return,
                 () = &mut returned, if may_be_early => return,
                 () = sleep_until(line) => {
-                    let mut state = self.state();
+                    let mut state = self.state.lock();
                     let age = state.age();
                     if let Some(outage) = state.outage.as_mut().filter(|it| it.is_due()) {
                         outage.log(&self.server, age, until);
@@ -273,7 +284,7 @@ impl Shared {
     /// Waits until the server has been idle for this long; at once if it has not answered the last time.
     pub(super) async fn idle(&self, limit: Duration) {
         loop {
-            let at = self.state().idle_at(limit);
+            let at = self.state.lock().idle_at(limit);
             if at <= Instant::now() {
                 return;
             }
@@ -283,14 +294,14 @@ impl Shared {
 
     /// A reflector has ended.
     pub(super) fn broken(&self) {
-        self.state().is_broken = true;
+        self.state.lock().is_broken = true;
         self.changed.notify_one();
     }
 
     /// Takes the changes of a resource over from its reflector's store.
     pub(super) fn publish<R: Resource>(&self, store: &mut Store) {
         let mut changes = store.take_changes();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let state = &mut *state;
         let status = &mut state.resources[R::INDEX];
         status.contact();

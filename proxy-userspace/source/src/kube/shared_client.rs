@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use http::{Request, Response, header};
 use kube::{Client, client::Body};
@@ -38,7 +38,7 @@ pub(super) struct SharedClient {
 /// A client, and how many there were before it.
 #[derive(Clone)]
 pub(super) struct NumberedClient {
-    client: Client,
+    pub(super) client: Client,
     number: u64,
 }
 
@@ -49,11 +49,6 @@ impl std::fmt::Debug for NumberedClient {
 }
 
 impl NumberedClient {
-    /// The client itself.
-    pub(super) fn client(&self) -> Client {
-        self.client.clone()
-    }
-
     /// Waits for the head of a response in a form and an encoding, whatever its status; errors begin with `name`.
     pub(super) async fn get(
         &self,
@@ -88,13 +83,9 @@ impl SharedClient {
         ))
     }
 
-    fn current(&self) -> MutexGuard<'_, NumberedClient> {
-        self.current.lock()
-    }
-
     /// The newest client.
     pub(super) fn get(&self) -> NumberedClient {
-        self.current().clone()
+        self.current.lock().clone()
     }
 
     /// Replaces a client that has failed: reads the configuration and the credentials again, once for all who have it.
@@ -119,7 +110,7 @@ impl SharedClient {
 
     async fn replace(self: Arc<Self>, failed: u64) -> Result<(), String> {
         let _turn = self.reloading.lock().await;
-        if self.current().number != failed {
+        if self.current.lock().number != failed {
             return Ok(());
         }
         let (config, timing) = (self.config.clone(), self.timing);
@@ -128,7 +119,7 @@ impl SharedClient {
             false => config.client(&timing),
         };
         let (_, client) = client.map_err(|it| it.to_string())?;
-        *self.current() = NumberedClient { client, number: failed + 1 };
+        *self.current.lock() = NumberedClient { client, number: failed + 1 };
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A message is one line that names the resource, the response and the remedy.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use hyper_util::client::legacy::Error as HttpError;
@@ -19,7 +19,8 @@ use crate::{
 const MAX_QUOTE: usize = 300;
 
 /// Why a list or a watch has ended early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 pub(super) struct WatchError {
     pub(super) kind: ErrorKind,
     /// The message for users, which begins with the resource.
@@ -162,10 +163,4 @@ impl WatchError {
 /// A text of the server, in one line that is not too long.
 pub(super) fn quoted(text: &str) -> String {
     shortened(one_line(text), MAX_QUOTE)
-}
-
-impl fmt::Display for WatchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }

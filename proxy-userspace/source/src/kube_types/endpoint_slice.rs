@@ -1,6 +1,12 @@
 //! Converts `discovery.k8s.io/v1 EndpointSlice`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt,
+    sync::{Arc, LazyLock},
+};
+
+use parking_lot::Mutex;
 
 use k8s_openapi::{api::discovery::v1::EndpointPort, jiff};
 use model::{
@@ -13,7 +19,6 @@ use model::{
 use super::{
     MAX_PORTS,
     conversion::{Converted, names_of, timestamp, validator},
-    node_names,
     objects::{self, Metadata},
     validation::{Validator, quoted},
 };
@@ -138,29 +143,23 @@ fn endpoint(
     let conditions = endpoint.conditions.as_ref();
     let hints = endpoint.hints.as_ref();
     let pod = endpoint.target_ref.as_ref().filter(|it| it.kind.as_deref() == Some("Pod"));
-    let pod = pod.and_then(|it| it.name.as_deref());
-    let node = endpoint.node_name.as_deref();
-    let hostname = endpoint.hostname.as_deref();
-    let node_hints = hints.and_then(|it| it.for_nodes.as_deref());
-    let node_hints =
-        validator.limited(format_args!("endpoints[{index}].hints.forNodes"), node_hints, MAX_HINTS);
-    let zone_hints = hints.and_then(|it| it.for_zones.as_deref());
-    let zone_hints =
-        validator.limited(format_args!("endpoints[{index}].hints.forZones"), zone_hints, MAX_HINTS);
-    let nodes = sorted(node_hints.iter().filter_map(|it| {
-        validator.optional_name(
-            format_args!("endpoints[{index}].hints.forNodes"),
-            Some(&it.name),
-            NameForm::DnsSubdomain,
-        )
-    }));
-    let zones = sorted(zone_hints.iter().filter_map(|it| {
-        validator.optional_name(
-            format_args!("endpoints[{index}].hints.forZones"),
-            Some(&it.name),
-            NameForm::QualifiedName,
-        )
-    }));
+    let nodes = hint_names(
+        format_args!("endpoints[{index}].hints.forNodes"),
+        hints.and_then(|it| it.for_nodes.as_deref()),
+        |it| &it.name,
+        NameForm::DnsSubdomain,
+        validator,
+    );
+    let zones = hint_names(
+        format_args!("endpoints[{index}].hints.forZones"),
+        hints.and_then(|it| it.for_zones.as_deref()),
+        |it| &it.name,
+        NameForm::QualifiedName,
+        validator,
+    );
+    let mut name = |field: &str, name: Option<&str>, form| {
+        validator.optional_name(format_args!("endpoints[{index}].{field}"), name, form)
+    };
     Some(cluster::Endpoint {
         address,
         conditions: Conditions {
@@ -168,23 +167,63 @@ fn endpoint(
             serving: conditions.and_then(|it| it.serving).unwrap_or(true),
             terminating: conditions.and_then(|it| it.terminating).unwrap_or(false),
         },
-        node: validator
-            .optional_name(format_args!("endpoints[{index}].nodeName"), node, NameForm::DnsSubdomain)
-            .map(node_names::shared),
-        pod: validator.optional_name(
-            format_args!("endpoints[{index}].targetRef.name"),
-            pod,
-            NameForm::DnsSubdomain,
-        ),
-        hostname: validator
-            .optional_name(format_args!("endpoints[{index}].hostname"), hostname, NameForm::DnsLabel)
+        node: name("nodeName", endpoint.node_name.as_deref(), NameForm::DnsSubdomain).map(shared_node_name),
+        pod: name("targetRef.name", pod.and_then(|it| it.name.as_deref()), NameForm::DnsSubdomain),
+        hostname: name("hostname", endpoint.hostname.as_deref(), NameForm::DnsLabel)
             .map_or_else(Box::default, |it| it.as_ref().into()),
         hints: Hints { nodes, zones }.shared(known_hints),
     })
 }
 
-fn sorted(names: impl Iterator<Item = Arc<str>>) -> Vec<Arc<str>> {
-    let mut names: Vec<_> = names.collect();
+/// The names of hints, sorted.
+fn hint_names<T>(
+    field: fmt::Arguments<'_>,
+    hints: Option<&[T]>,
+    name: fn(&T) -> &str,
+    form: NameForm,
+    validator: &mut Validator,
+) -> Vec<Arc<str>> {
+    let hints = validator.limited(field, hints, MAX_HINTS).iter();
+    let mut names: Vec<_> =
+        hints.filter_map(|it| validator.optional_name(field, Some(name(it)), form)).collect();
     names.sort();
     names
+}
+
+/// The names of nodes, each in memory once: thousands of endpoints have the same. A name that no object has any more is dropped before
+/// the memory for the names grows.
+static NODE_NAMES: LazyLock<Mutex<HashSet<Arc<str>>>> = LazyLock::new(Mutex::default);
+
+/// A name of a node, in the memory that other objects with the same name use already.
+fn shared_node_name(name: Arc<str>) -> Arc<str> {
+    let mut names = NODE_NAMES.lock();
+    if let Some(known) = names.get(&name) {
+        return Arc::clone(known);
+    }
+    if names.len() == names.capacity() {
+        names.retain(|it| Arc::strong_count(it) > 1);
+    }
+    names.insert(Arc::clone(&name));
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_kept_once_while_an_object_has_it() {
+        let [a, b] = [0, 1].map(|_| shared_node_name("a-node-of-this-test".into()));
+        assert!(Arc::ptr_eq(&a, &b));
+        drop(b);
+        let count = |prefix: &str| {
+            let names = NODE_NAMES.lock();
+            names.iter().filter(|it| it.starts_with(prefix)).count()
+        };
+        for n in 0..1_000 {
+            drop(shared_node_name(format!("gone-{n}").into()));
+        }
+        assert!(count("gone-") < 1_000, "those that are gone are dropped");
+        assert_eq!(count("a-node-of-this-test"), 1);
+    }
 }

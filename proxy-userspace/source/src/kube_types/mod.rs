@@ -8,7 +8,6 @@ mod endpoint_slice;
 mod load_balancing;
 mod metadata;
 mod node;
-mod node_names;
 pub mod objects;
 mod pod;
 mod service;

@@ -80,8 +80,8 @@ async fn a_plugin_that_fails_is_named() {
     fs::write(plugin.0.path().join("plugin"), "echo broken >&2; exit 3").unwrap();
     server.configure(|it| it.token = Some("third".into()));
     server.disconnect_all();
-    test.wait_for(|health| {
-        let error = health.resources()[0].error.clone().unwrap_or_default();
+    test.wait_for(|source| {
+        let error = source.resources()[0].error.clone().unwrap_or_default();
         error.contains("sh") && error.contains("broken")
     })
     .await;

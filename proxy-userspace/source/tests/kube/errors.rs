@@ -15,7 +15,7 @@ async fn check(fault: Fault, words: &'static [&'static str]) {
     fail(&server, Resource::Services, ALWAYS, &fault);
     let mut test = SourceTest::follow(&server);
     test.wait_for(has_error(0, words)).await;
-    assert!(!test.health.is_synced());
+    assert!(!test.is_synced());
     server.clear_faults();
     test.next().await;
     assert!(test.service("web").is_some());

@@ -17,9 +17,9 @@ async fn nothing_is_handed_over_before_all_resources_are_listed() {
     let mut test = SourceTest::follow(&server);
     test.wait_for(|it| it.resources()[0].is_synced && it.resources()[1].is_synced).await;
     assert_eq!(test.cluster.services().len(), 0, "Nodes are not listed yet");
-    assert!(!test.health.is_synced());
+    assert!(!test.is_synced());
     test.next().await;
-    assert!(test.health.is_synced());
+    assert!(test.is_synced());
     assert!(test.service("web").is_some() && test.slice("web-1").is_some());
     assert!(test.cluster.node("n1").is_some());
 }
@@ -29,7 +29,7 @@ async fn an_empty_cluster_is_handed_over() {
     let server = ApiServer::start(Settings::default()).unwrap();
     let mut test = SourceTest::follow(&server);
     assert_eq!(test.next().await, 0);
-    assert!(test.health.is_synced());
+    assert!(test.is_synced());
 }
 
 #[tokio::test]

@@ -105,8 +105,8 @@ async fn a_server_without_an_optional_resource_or_the_permission_is_followed() {
         assert!(test.service("web").is_some());
         assert_eq!(known(&test.cluster), if resource == no_cidrs { (0, 1) } else { (1, 0) });
         test.receives_other(&server).await;
-        assert!(test.health.is_synced());
-        assert!(test.health.resources().iter().all(|it| it.error.is_none()), "it is no outage");
+        assert!(test.is_synced());
+        assert!(test.source.resources().iter().all(|it| it.error.is_none()), "it is no outage");
         // The server was upgraded, or the role was given.
         server.clear_faults();
         test.until(|it| known(it) == (1, 1)).await;
@@ -125,7 +125,7 @@ async fn a_server_that_does_not_answer_for_service_cidrs_delays_the_first_state_
     let server = server(Settings::default());
     server.inject_fault(Resource::ServiceCidrs, Verb::Watch, ALWAYS, Fault::NoResponse);
     let test = SourceTest::synced(&server).await;
-    assert!(test.service("web").is_some() && test.health.is_synced());
+    assert!(test.service("web").is_some() && test.is_synced());
 }
 
 /// As any resource: that the server has too much to do says nothing of what it has.

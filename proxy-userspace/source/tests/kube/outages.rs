@@ -17,11 +17,11 @@ async fn a_server_that_is_down_at_the_start_is_waited_for() {
     server.stop();
     let mut test = SourceTest::follow(&server);
     test.wait_for(has_error(0, &["services", "refused"])).await;
-    assert!(test.health.resources()[0].age().is_none(), "there is no cluster state");
+    assert!(test.source.resources()[0].age().is_none(), "there is no cluster state");
     server.resume().unwrap();
     test.next().await;
     assert!(test.service("web").is_some());
-    assert!(test.health.resources().iter().all(|it| it.error.is_none()));
+    assert!(test.source.resources().iter().all(|it| it.error.is_none()));
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     let before = test.cluster.clone();
     server.stop();
     test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
-    let age = |test: &SourceTest| test.health.resources()[0].age().unwrap();
+    let age = |test: &SourceTest| test.source.resources()[0].age().unwrap();
     let first = age(&test);
     test.wait_for(|it| it.resources()[0].age().unwrap() > first + Duration::from_millis(100)).await;
     assert_eq!(test.cluster, before);
@@ -38,7 +38,7 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     server.set(service("other", "10.96.0.11"));
     server.resume().unwrap();
     test.until(has_service("other")).await;
-    assert!(test.health.resources()[0].error.is_none());
+    assert!(test.source.resources()[0].error.is_none());
     let same = |a, b| Arc::ptr_eq(before.service(a).unwrap(), test.cluster.service(b).unwrap());
     let web = model::ServiceName::new("default", "web");
     assert!(same(&web, &web));
@@ -116,7 +116,7 @@ async fn a_server_that_answers_nothing_but_keeps_its_watches_open_is_noticed() {
         [(Answers::None, &["/version: no response within"]), (Answers::Unavailable, &["/version: 503"])];
     for (n, (answers, words)) in cases.into_iter().enumerate() {
         server.configure(|it| it.answers = answers);
-        test.wait_for(|health| (0..3).all(|resource| has_error(resource, words)(health))).await;
+        test.wait_for(|source| (0..3).all(|resource| has_error(resource, words)(source))).await;
         let name = format!("new-{n}");
         server.set(service(&name, &format!("10.96.0.2{n}")));
         test.until(has_service(&name)).await;

@@ -14,7 +14,7 @@ use model::{
     cluster::{ClusterChanges, ClusterState, EndpointSlice, Service, SliceName},
 };
 use serde_json::{Value, json};
-use source::kube::{ClientConfig, Health, KubeSource, Options, Timing};
+use source::kube::{ClientConfig, KubeSource, Options, Timing};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -109,7 +109,6 @@ pub(crate) fn options(client_config: ClientConfig) -> Options {
 pub(crate) struct SourceTest {
     pub(crate) source: KubeSource,
     pub(crate) cluster: ClusterState,
-    pub(crate) health: Health,
 }
 
 impl SourceTest {
@@ -125,15 +124,13 @@ impl SourceTest {
     }
 
     pub(crate) fn start(options: &Options) -> Self {
-        let source = KubeSource::start(options).unwrap();
-        let health = source.health();
-        Self { source, cluster: ClusterState::default(), health }
+        Self { source: KubeSource::start(options).unwrap(), cluster: ClusterState::default() }
     }
 
     /// Waits for the next changes, applies them, and returns their number.
     pub(crate) async fn next(&mut self) -> usize {
         let changes = tokio::time::timeout(TIMEOUT, self.source.next()).await;
-        let changes = changes.unwrap_or_else(|_| panic!("no changes; {:?}", self.health.resources()));
+        let changes = changes.unwrap_or_else(|_| panic!("no changes; {:?}", self.source.resources()));
         self.apply(changes.expect("the source is running"))
     }
 
@@ -150,15 +147,20 @@ impl SourceTest {
         self.until(has_service("other")).await;
     }
 
-    /// Applies changes until the health of the source fulfils a condition.
-    pub(crate) async fn wait_for(&mut self, mut condition: impl FnMut(&Health) -> bool) {
+    /// Applies changes until the source fulfils a condition.
+    pub(crate) async fn wait_for(&mut self, mut condition: impl FnMut(&KubeSource) -> bool) {
         let start = Instant::now();
-        while !condition(&self.health) {
-            assert!(start.elapsed() < TIMEOUT, "{:?}", self.health.resources());
+        while !condition(&self.source) {
+            assert!(start.elapsed() < TIMEOUT, "{:?}", self.source.resources());
             if let Ok(changes) = tokio::time::timeout(Duration::from_millis(10), self.source.next()).await {
                 self.apply(changes.expect("the source is running"));
             }
         }
+    }
+
+    /// Whether all required resources have been listed once.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.source.resources().iter().all(|it| it.is_synced)
     }
 
     pub(crate) fn service(&self, name: &str) -> Option<Arc<Service>> {
@@ -183,9 +185,9 @@ pub(crate) fn has_service(name: &str) -> impl Fn(&ClusterState) -> bool + use<> 
 }
 
 /// Whether the error of a resource contains all these words.
-pub(crate) fn has_error(resource: usize, words: &'static [&'static str]) -> impl Fn(&Health) -> bool {
-    move |health| {
-        let error = health.resources()[resource].error.clone().unwrap_or_default();
+pub(crate) fn has_error(resource: usize, words: &'static [&'static str]) -> impl Fn(&KubeSource) -> bool {
+    move |source| {
+        let error = source.resources()[resource].error.clone().unwrap_or_default();
         words.iter().all(|it| error.contains(it))
     }
 }

@@ -174,11 +174,11 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
         server.set(slice("web-1", "web", &[&format!("10.244.0.{n}")]));
     }
     let newest = server.version();
-    let contact = test.health.resources()[2].last_contact;
+    let contact = test.source.resources()[2].last_contact;
     test.wait_for(|it| it.resources()[2].last_contact > contact).await;
     test.wait_for(|it| it.resources()[1].last_contact > contact).await;
     // After a whole round of bookmarks, the version of the Nodes is the newest.
-    let contact = test.health.resources()[2].last_contact;
+    let contact = test.source.resources()[2].last_contact;
     test.wait_for(|it| it.resources()[2].last_contact > contact).await;
     let _ = server.requests();
     server.disconnect_all();
