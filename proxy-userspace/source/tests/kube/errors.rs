@@ -9,31 +9,27 @@ use super::source_test::{
     ALWAYS, SourceTest, at, fail, has_error, options, server, status, synced, with_kubeconfig,
 };
 
-/// Follows a server with a fault, waits for the error, and for the cluster state once the fault is cleared.
-async fn check(fault: Fault, words: &'static [&'static str]) {
-    let server = server(Settings::default());
-    fail(&server, Resource::Services, ALWAYS, &fault);
-    let mut test = SourceTest::follow(&server);
-    test.wait_for(has_error(0, words)).await;
-    assert!(!test.is_synced());
-    server.clear_faults();
-    test.next().await;
-    assert!(test.service("web").is_some());
-}
-
 #[tokio::test]
-async fn a_forbidden_watch_is_reported_with_its_remedy_and_retried() {
-    let message = "services is forbidden: User \"system:anonymous\" cannot list resource \"services\"";
-    check(
-        status(403, message),
-        &["services: 403 Forbidden", "system:anonymous", "ClusterRole", "list and watch"],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn an_internal_error_is_retried() {
-    check(status(500, "etcdserver: request timed out"), &["500", "etcdserver: request timed out"]).await;
+async fn a_failed_list_is_reported_and_retried() {
+    let forbidden = "services is forbidden: User \"system:anonymous\" cannot list resource \"services\"";
+    let cases: [(_, &[&str]); 3] = [
+        (
+            status(403, forbidden),
+            &["services: 403 Forbidden", "system:anonymous", "ClusterRole", "list and watch"],
+        ),
+        (status(500, "etcdserver: request timed out"), &["500", "etcdserver: request timed out"]),
+        (Fault::NoResponse, &["services: no response within"]),
+    ];
+    for (fault, words) in cases {
+        let server = server(Settings::default());
+        fail(&server, Resource::Services, ALWAYS, &fault);
+        let mut test = SourceTest::follow(&server);
+        test.wait_for(has_error(0, words)).await;
+        assert!(!test.is_synced());
+        server.clear_faults();
+        test.next().await;
+        assert!(test.service("web").is_some());
+    }
 }
 
 #[tokio::test]

@@ -124,29 +124,21 @@ async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted() {
 }
 
 #[tokio::test]
-async fn an_error_event_for_an_expired_version_lists_again() {
-    let (server, mut test) = synced(Settings::default()).await;
-    let gone = Fault::ErrorEvent { code: 410, message: "too old resource version".into() };
-    server.inject_fault(Resource::Services, Verb::Watch, 1, gone);
-    let _ = server.requests();
-    server.disconnect_all();
-    test.receives_other(&server).await;
-    let requests = server.requests();
-    let lists = requests
-        .iter()
-        .filter(|it| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents=true"));
-    assert_eq!(lists.count(), 1, "{requests:?}");
-}
-
-#[tokio::test]
-async fn other_error_events_do_not_list_again() {
-    let (server, mut test) = synced(Settings::default()).await;
-    let failure = Fault::ErrorEvent { code: 500, message: "etcd is down".into() };
-    server.inject_fault(Resource::Services, Verb::Watch, 2, failure);
-    let _ = server.requests();
-    server.disconnect_all();
-    test.receives_other(&server).await;
-    assert!(server.requests().iter().all(|it| !it.contains("sendInitialEvents")));
+async fn of_error_events_only_that_for_an_expired_version_lists_again() {
+    for (code, message, times, expect) in
+        [(410, "too old resource version", 1, 1), (500, "etcd is down", 2, 0)]
+    {
+        let (server, mut test) = synced(Settings::default()).await;
+        let event = Fault::ErrorEvent { code, message: message.into() };
+        server.inject_fault(Resource::Services, Verb::Watch, times, event);
+        let _ = server.requests();
+        server.disconnect_all();
+        test.receives_other(&server).await;
+        let requests = server.requests();
+        let lists: Vec<_> = requests.iter().filter(|it| it.contains("sendInitialEvents")).collect();
+        assert_eq!(lists.len(), expect, "{message}: {requests:?}");
+        assert!(lists.iter().all(|it| it.starts_with("/api/v1/services?")), "{requests:?}");
+    }
 }
 
 #[tokio::test]
