@@ -290,12 +290,10 @@ impl Observer for Admin {
         self.state().datapath.packet_path_error = unavailable.cloned();
     }
 
-    fn on_packet_affinity(&self, usage: Option<PacketAffinity>) {
-        self.state().datapath.packet_affinity = usage.unwrap_or_default();
-    }
-
-    fn on_kube_proxy_rules(&self, exist: bool) {
-        self.state().datapath.has_kube_proxy_rules = exist;
+    fn on_upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool) {
+        let mut state = self.state();
+        state.datapath.packet_affinity = affinity.unwrap_or_default();
+        state.datapath.has_kube_proxy_rules = has_kube_proxy_rules;
     }
 
     fn on_probed(&self, results: &[ProbeResult]) {

@@ -18,7 +18,7 @@ pub struct Metrics {
     failures: Family<Label, Counter>,
     sync_failures: Family<Label, Counter>,
     cleanup_failures: Family<Label, Counter>,
-    program_detachments: Counter,
+    pub(crate) program_detachments: Counter,
     udp_sockets_terminated: Counter,
     tcp_connections_drained: Counter,
     flow_pass_duration: Histograms<Label>,
@@ -66,11 +66,6 @@ impl Metrics {
         for it in by_family() {
             failures.get_or_create(&it).inc();
         }
-    }
-
-    /// Programs were found detached.
-    pub(crate) fn on_detached(&self) {
-        self.program_detachments.inc();
     }
 
     pub(crate) fn on_terminated(&self, transport: Transport, report: &io::Result<TerminationReport>) {

@@ -27,11 +27,9 @@ pub trait Observer {
     /// Why the packet path is unavailable or behind; `None` if it is not.
     fn on_packet_path(&self, unavailable: Option<&Rejected>);
 
-    /// The clients with session affinity on the packet path were counted; `None` if no Service has session affinity.
-    fn on_packet_affinity(&self, usage: Option<PacketAffinity>);
-
-    /// Whether kube-proxy has rules beside those of the packet path.
-    fn on_kube_proxy_rules(&self, exist: bool);
+    /// The packet path was maintained: its clients with session affinity, `None` if no Service has session affinity, and whether
+    /// kube-proxy has rules beside its own.
+    fn on_upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool);
 
     /// The hooks were probed.
     fn on_probed(&self, results: &[ProbeResult]);

@@ -132,8 +132,7 @@ impl<'a> Reports<'a> {
 
     /// The packet path was maintained.
     pub(crate) fn upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool) {
-        self.observer.on_packet_affinity(affinity);
-        self.observer.on_kube_proxy_rules(has_kube_proxy_rules);
+        self.observer.on_upkeep(affinity, has_kube_proxy_rules);
     }
 
     /// The kernel was queried for the attached programs. `tables` are those of the packet path, and whether each is intact.
@@ -150,7 +149,7 @@ impl<'a> Reports<'a> {
                 self.log.attach_checked(&status);
                 let missing: Vec<_> = status.missing().map(|it| it.name).collect();
                 if !missing.is_empty() {
-                    self.metrics.on_detached();
+                    self.metrics.program_detachments.inc();
                     let (cgroup, missing) = (status.cgroup.display(), missing.join(", "));
                     tracing::error!(%cgroup, missing, "programs were detached; attaching them again");
                 }
