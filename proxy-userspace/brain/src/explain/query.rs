@@ -172,56 +172,34 @@ fn destination(text: &str) -> Result<Destination, InvalidQuery> {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Query, String> {
         Query::parse(&text.split(' ').collect::<Vec<_>>()).map_err(|it| it.to_string())
     }
 
+    /// A question, and what it is, or what is wrong with it.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Case {
+        ask: String,
+        is: Option<String>,
+        error: Option<String>,
+    }
+
     #[test]
-    fn clients_and_destinations_have_several_forms() {
-        let web = |port: Option<&str>, protocol| {
-            Destination::Service(ServiceName::new("default", "web"), port.map(Into::into), protocol)
-        };
-        let at = |text: &str, protocol| Destination::Address(text.parse().unwrap(), protocol);
-        for (text, client, destination) in [
-            ("node 10.96.0.10:80/tcp", Client::Node, at("10.96.0.10:80", Some(Protocol::Tcp))),
-            ("node [::ffff:10.96.0.10]:80", Client::Node, at("10.96.0.10:80", None)),
-            ("node web.default", Client::Node, web(None, None)),
-            ("node default/web:http", Client::Node, web(Some("http"), None)),
-            ("node web.default.svc.cluster.local:53/UDP", Client::Node, web(Some("53"), Some(Protocol::Udp))),
-            (
-                "outside [fd00::1]:80/sctp",
-                Client::Outside(None, None),
-                at("[fd00::1]:80", Some(Protocol::Sctp)),
-            ),
-            (
-                "pod a/b web.default:http/tcp",
-                Client::PodName("a".into(), "b".into(), Vec::new()),
-                web(Some("http"), Some(Protocol::Tcp)),
-            ),
-            (
-                "pod a/b=10.1.0.7,fd00::7 web.default",
-                Client::PodName(
-                    "a".into(),
-                    "b".into(),
-                    ["10.1.0.7", "fd00::7"].map(|it| it.parse().unwrap()).into(),
-                ),
-                web(None, None),
-            ),
-            ("pod fd00::7 web.default", Client::PodAddress("fd00::7".parse().unwrap()), web(None, None)),
-            (
-                "outside 192.0.2.1 web.default",
-                Client::Outside("192.0.2.1".parse().ok(), None),
-                web(None, None),
-            ),
-            (
-                "outside [2001:db8::7]:40000 web.default",
-                Client::Outside("2001:db8::7".parse().ok(), NonZeroU16::new(40_000)),
-                web(None, None),
-            ),
-        ] {
-            assert_eq!(parse(text), Ok(Query { client, destination }), "{text}");
+    fn each_question_is_read_or_refused_as_its_case_says() {
+        let cases: Vec<Case> = serde_saphyr::from_str(include_str!("query_cases.yaml")).unwrap();
+        assert_eq!(cases.len(), 28, "no case is skipped unnoticed");
+        for Case { ask, is, error } in cases {
+            match parse(&ask) {
+                Ok(Query { client, destination }) => {
+                    assert_eq!(Some(format!("{client:?} to {destination:?}")), is, "{ask}");
+                }
+                Err(found) => assert!(error.is_some_and(|it| found.contains(&it)), "{ask}: {found}"),
+            }
         }
     }
 
@@ -245,31 +223,5 @@ mod tests {
         assert_eq!(address("node 10.96.0.10:80/udp"), Some((at("10.96.0.10:80"), Protocol::Udp)));
         assert_eq!(address("node [fd00::1]:80"), Some((at("[fd00::1]:80"), Protocol::Tcp)));
         assert_eq!(address("node web.default"), None);
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_question_is_named() {
-        for (text, expect) in [
-            ("", "ask for `node TO`"),
-            ("node", "ask for `node TO`"),
-            ("nodes 10.96.0.10:80", "ask for `node TO`"),
-            ("pod web web.default", "\"web\": name a pod as NAMESPACE/NAME"),
-            ("pod /web web.default", "\"/web\": name a pod as NAMESPACE/NAME"),
-            ("pod default/ web.default", "\"default/\": name a pod as NAMESPACE/NAME"),
-            ("pod a/b=c web.default", "\"c\": not an IP address"),
-            ("outside n1 web.default", "\"n1\": not the address of a client"),
-            ("outside 192.0.2.1:x web.default", "\"192.0.2.1:x\": not the address of a client"),
-            ("outside 192.0.2.1:70000 web.default", "as in 198.51.100.7, 198.51.100.7:40000"),
-            ("outside 192.0.2.1:0 web.default", "\"192.0.2.1:0\": no client has port 0"),
-            ("node 10.96.0.10", "\"10.96.0.10\": a port is missing"),
-            ("node [fd00::1]", "a port is missing"),
-            ("node 10.96.0.10:0", "port 0"),
-            ("node web:http", "\"web:http\": name a Service as NAME.NAMESPACE:PORT"),
-            ("node web.default.example:80", "name a Service as"),
-            ("node .default", "name a Service as"),
-        ] {
-            let error = parse(text).unwrap_err();
-            assert!(error.contains(expect), "{text}: {error}");
-        }
     }
 }
