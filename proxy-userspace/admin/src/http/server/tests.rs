@@ -140,47 +140,6 @@ async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_bound_once_it_is_free() {
-    let admin = Admin::new("n1", Role::Backend);
-    let occupant = std::net::TcpListener::bind(local()).unwrap();
-    let address = occupant.local_addr().unwrap();
-    let servers = Servers::start().unwrap();
-    servers.serve(&admin, PageGroup::Health, address);
-    yield_now().await;
-    drop(occupant);
-    assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200 "));
-}
-
-/// Connections beyond every limit, each of which has sent a part of a request.
-async fn silent_clients(address: SocketAddr) -> Vec<TcpStream> {
-    let mut silent = Vec::new();
-    for _ in 0..700 {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        // It may have been closed already.
-        let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n").await;
-        silent.push(stream);
-    }
-    silent
-}
-
-#[tokio::test]
-async fn every_probe_is_answered_while_others_hold_connections() {
-    let admin = Admin::new("n1", Role::Backend);
-    let (_servers, address) = start(&admin, PageGroup::Health, local()).await;
-    let _ = get(address, "/livez").await;
-    let mut held = Vec::new();
-    for _ in 0..3 {
-        held.push(silent_clients(address).await);
-        for path in ["/livez", "/healthz"] {
-            assert!(get(address, path).await.starts_with("HTTP/1.1 200 "));
-        }
-        let health = &admin.connections.of(PageGroup::Health);
-        assert!(health.count() <= health.limits().per_source + 1, "{} connections", health.count());
-    }
-    assert!(admin.connections.of(PageGroup::Health).closed() >= 2_000);
-}
-
-#[tokio::test]
 async fn a_client_that_sends_no_request_is_disconnected() {
     let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, PageGroup::Probes, local()).await;
