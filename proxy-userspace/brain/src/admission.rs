@@ -23,7 +23,8 @@ use crate::{Options, forwarding::is_forwarded, frontends::claim};
 /// What of each Service is served; kept up to date as Services and slices change.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
-    owners: FrontendOwners,
+    /// Which Service owns which frontend.
+    pub(crate) owners: FrontendOwners,
     namespaces: HashMap<Arc<str>, Namespace>,
     /// The namespaces by their entries.
     sizes: BTreeSet<(u64, Arc<str>)>,
@@ -83,11 +84,6 @@ impl Admission {
         let services = cluster.services().keys().cloned().collect();
         admission.update(cluster, options, &services, &BTreeSet::new());
         admission
-    }
-
-    /// Which Service owns which frontend.
-    pub(crate) fn owners(&self) -> &FrontendOwners {
-        &self.owners
     }
 
     /// A Service, unless it does not fit into its namespace.

@@ -40,7 +40,7 @@ pub(crate) struct Affected<'a> {
     /// Those with affected endpoints, without the others.
     now: Vec<EndpointSlice>,
     /// Their addresses, before and now.
-    addresses: BTreeSet<IpAddr>,
+    pub(crate) addresses: BTreeSet<IpAddr>,
     /// Their pods, before and now.
     pods: BTreeSet<&'a Arc<str>>,
     /// Those that have changed, as they were and as they are.
@@ -90,12 +90,6 @@ impl<'a> Affected<'a> {
             || changed.iter().any(|it| !it.zone_hints().is_empty());
         let found = Self { slices, now, addresses, pods, changed, has_zone_hints };
         (is_plain && found.are_others_independent() && found.names_the_same_zones(replaced)).then_some(found)
-    }
-
-    /// Their addresses, before and now.
-    #[cfg(test)]
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
-        self.addresses.iter()
     }
 
     /// The endpoints that the change does not affect, of the slices that are served.

@@ -118,7 +118,8 @@ impl<'a> Reports<'a> {
     fn failed(&mut self, step: Step, error: &str) {
         self.metrics.on_failed(step);
         self.observer.on_failed(step, error);
-        self.state_log.failed();
+        // The state that follows it is logged.
+        self.state_log.is_steady = false;
     }
 
     /// The problem of the packet path, if there is one.
@@ -197,7 +198,11 @@ impl<'a> Reports<'a> {
 
     /// Logs a summary of the states of the last minute, if it is due.
     pub(crate) fn summarize(&mut self) {
-        self.state_log.summarize();
+        if let Some(Counted { last_rev: rev, states, changed_services: changed, slowest, .. }) =
+            self.state_log.due_summary()
+        {
+            tracing::info!(revision = rev, states, changed, ?slowest, "states active since the last summary");
+        }
     }
 }
 
@@ -254,20 +259,6 @@ impl StateLog {
         counted.slowest = counted.slowest.max(took);
     }
 
-    /// Something has failed: the state that follows it is logged.
-    fn failed(&mut self) {
-        self.is_steady = false;
-    }
-
-    /// Logs the summary if it is due.
-    fn summarize(&mut self) {
-        if let Some(Counted { last_rev: rev, states, changed_services: changed, slowest, .. }) =
-            self.due_summary()
-        {
-            tracing::info!(revision = rev, states, changed, ?slowest, "states active since the last summary");
-        }
-    }
-
     fn due_summary(&mut self) -> Option<Counted> {
         self.counted.take_if(|it| it.since.elapsed() >= SUMMARY_INTERVAL)
     }
@@ -299,7 +290,7 @@ mod tests {
     async fn the_first_state_after_a_failure_is_no_part_of_a_summary() {
         let mut log = StateLog::default();
         log.active(1, &ApplyReport::default(), Duration::ZERO);
-        log.failed();
+        log.is_steady = false;
         log.active(2, &ApplyReport::default(), Duration::ZERO);
         advance(SUMMARY_INTERVAL).await;
         assert!(log.due_summary().is_none());

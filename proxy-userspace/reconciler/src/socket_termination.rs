@@ -83,7 +83,8 @@ impl SocketTermination {
 /// When sockets of a transport are listed, and which are terminated.
 trait Schedule: Default + Send + 'static {
     const TRANSPORT: Transport;
-    type Pass: Pass;
+    /// What judges the sockets of a pass.
+    type Pass: Send + Sync + 'static;
 
     /// When the next pass is due.
     fn next(&self) -> Option<Instant>;
@@ -91,14 +92,11 @@ trait Schedule: Default + Send + 'static {
     /// Begins a pass while a state is active.
     fn begin(&self, active: &NodeState, at: Instant) -> Self::Pass;
 
+    /// Whether connections to a destination that were redirected to a backend are terminated.
+    fn is_lost(pass: &Self::Pass, destination: SocketAddr, backend: SocketAddr) -> bool;
+
     /// A pass has ended.
     fn end(&mut self, pass: &Self::Pass, at: Instant);
-}
-
-/// Judges sockets.
-trait Pass: Send + Sync + 'static {
-    /// Whether connections to a destination that were redirected to a backend are terminated.
-    fn is_lost(&self, destination: SocketAddr, backend: SocketAddr) -> bool;
 }
 
 /// When UDP sockets are listed.
@@ -117,14 +115,12 @@ impl Schedule for UdpPasses {
         AllowedBackends::of(active)
     }
 
+    fn is_lost(pass: &AllowedBackends, destination: SocketAddr, backend: SocketAddr) -> bool {
+        !pass.contains(destination, backend)
+    }
+
     fn end(&mut self, _: &AllowedBackends, at: Instant) {
         self.0.retain(|it| *it > at);
-    }
-}
-
-impl Pass for AllowedBackends {
-    fn is_lost(&self, destination: SocketAddr, backend: SocketAddr) -> bool {
-        !self.contains(destination, backend)
     }
 }
 
@@ -148,20 +144,18 @@ impl Schedule for Draining {
         DrainPass { due: self.due(at), found: self.is_search_due(at).then(Mutex::default) }
     }
 
+    fn is_lost(pass: &DrainPass, destination: SocketAddr, backend: SocketAddr) -> bool {
+        if let Some(found) = &pass.found {
+            found.lock().insert((destination, backend));
+        }
+        [destination, as_node_port(destination)].iter().any(|it| pass.due.contains(&(*it, backend)))
+    }
+
     fn end(&mut self, pass: &DrainPass, at: Instant) {
         self.on_ended(&pass.due, at);
         if let Some(found) = &pass.found {
             self.on_found(&found.lock());
         }
-    }
-}
-
-impl Pass for DrainPass {
-    fn is_lost(&self, destination: SocketAddr, backend: SocketAddr) -> bool {
-        if let Some(found) = &self.found {
-            found.lock().insert((destination, backend));
-        }
-        [destination, as_node_port(destination)].iter().any(|it| self.due.contains(&(*it, backend)))
     }
 }
 
@@ -232,7 +226,7 @@ impl<S: Schedule> Scheduled<S> {
             let pass = Arc::new(self.lock().begin(&active.state, at));
             let (terminator, seen, judge) = (Arc::clone(terminator), states.clone(), Arc::clone(&pass));
             let is_current = move || !seen.has_changed().unwrap_or(true);
-            let is_lost = move |destination, backend| judge.is_lost(destination, backend);
+            let is_lost = move |destination, backend| S::is_lost(&judge, destination, backend);
             let task = spawn_blocking(move || terminator.terminate(S::TRANSPORT, &is_lost, &is_current));
             let result = match task.await {
                 // Another state came meanwhile; the next pass uses that one.

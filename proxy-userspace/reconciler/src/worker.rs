@@ -288,7 +288,7 @@ impl<D: Datapath> Loop<D> {
             };
             match next {
                 Next::Wait => {}
-                Next::Repair if self.retry.is_scheduled() => {}
+                Next::Repair if self.retry.at.is_some() => {}
                 Next::Repair => self.attempt(),
                 Next::Apply => {
                     self.is_pending = self.latest.is_some();
@@ -365,10 +365,6 @@ struct Retry {
 impl Retry {
     fn new() -> Self {
         Self { delay: BACKOFF_MIN, at: None }
-    }
-
-    fn is_scheduled(&self) -> bool {
-        self.at.is_some()
     }
 
     /// Waits until a retry is due; forever if none is scheduled.

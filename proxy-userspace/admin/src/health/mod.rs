@@ -38,7 +38,7 @@ pub(crate) struct Health {
     status: BTreeMap<&'static str, FamilyHealth>,
     /// The reasons of `healthy: false`; kube-proxy has no such field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    problems: Vec<String>,
+    pub(crate) problems: Vec<String>,
 }
 
 /// The health of one address family.
@@ -86,10 +86,6 @@ impl Health {
     /// Whether load balancers should send traffic to this node (`/healthz`).
     pub(crate) fn eligible(state: &AdminState, now: Moment) -> Self {
         Self { node_eligible: Some(state.is_node_eligible()), ..Self::external(state, now) }
-    }
-
-    pub(crate) fn into_problems(self) -> Vec<String> {
-        self.problems
     }
 
     /// Whether the status is 200, not 503.

@@ -32,7 +32,7 @@ fn ready(admin: &Admin) -> (bool, String) {
 
 /// The first problem; empty if the process is live.
 fn problem(admin: &Admin) -> String {
-    live(admin).into_problems().into_iter().next().unwrap_or_default()
+    live(admin).problems.into_iter().next().unwrap_or_default()
 }
 
 fn probed(behavior: HookBehavior) -> [ProbeResult; 1] {

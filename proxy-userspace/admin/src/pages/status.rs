@@ -226,7 +226,7 @@ fn status(state: &AdminState, now: Moment) -> Status {
         started: timestamp(state.started.wall),
         healthy: health.is_ok(),
         node_eligible: state.is_node_eligible(),
-        problems: health.into_problems(),
+        problems: health.problems,
         published: state.published.as_ref().map(|(it, since)| revision(it, *since)),
         active: state.active.as_ref().map(|it| revision(&it.published, it.since)),
         inherited: state.inherited.as_ref().map(|it| it.serves.clone()),

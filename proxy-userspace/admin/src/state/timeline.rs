@@ -22,8 +22,8 @@ const MAX_NAMED: usize = 6;
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     generations: VecDeque<Generation>,
-    /// Counts changes of any generation.
-    version: u64,
+    /// Counts changes of any generation: what has a higher version than a client has seen is new to it.
+    pub(crate) version: u64,
     /// The steps of the state that was published last.
     steps: Option<PublishSteps>,
 }
@@ -102,11 +102,6 @@ impl Changes {
 }
 
 impl Timeline {
-    /// Counts changes: what has a higher version than a client has seen is new to it.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
-    }
-
     /// What has changed since a version, the oldest first.
     pub(crate) fn since(&self, version: u64) -> impl Iterator<Item = &Generation> {
         self.generations.iter().filter(move |it| it.version > version)
@@ -206,7 +201,7 @@ mod tests {
         let second = published(&publisher, [service("a", 3, Some(7.0))]);
         let (mut timeline, now) = (Timeline::default(), Moment::now());
         timeline.on_published(&first, changes(&NodeState::default(), &first.state), now);
-        let seen = timeline.version();
+        let seen = timeline.version;
         let at = |millis| now.instant + Duration::from_millis(millis);
         timeline.on_steps(&PublishSteps {
             instance_id: second.instance_id,
@@ -229,7 +224,7 @@ mod tests {
         assert_eq!((&it.error, it.triggered), (&None, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(7))));
         let changes: Vec<_> = it.changes.iter().map(|it| (&*it.service.name, it.endpoints)).collect();
         assert_eq!(changes, [("a", (Some(2), Some(3))), ("b", (Some(0), None))]);
-        assert_eq!(timeline.since(timeline.version()).count(), 0);
+        assert_eq!(timeline.since(timeline.version).count(), 0);
     }
 
     #[test]

@@ -26,13 +26,13 @@ pub(super) struct Board {
     /// The state that they are of.
     published: Option<Arc<Published>>,
     /// In the order of their names.
-    rows: Vec<Row>,
+    pub(super) rows: Vec<Row>,
     /// Over all Services.
-    total: Rates,
-    /// The last reading.
-    at: Option<Instant>,
+    pub(super) total: Rates,
+    /// When the last reading was.
+    pub(super) at: Option<Instant>,
     /// What was read then; `None` if there are no counters.
-    counters: Option<PortCountLookup>,
+    pub(super) counters: Option<PortCountLookup>,
 }
 
 /// A Service.
@@ -126,26 +126,8 @@ impl Board {
         self.counters = counters;
     }
 
-    /// When the last reading was.
-    pub(super) fn read_at(&self) -> Option<Instant> {
-        self.at
-    }
-
-    /// The last reading.
-    pub(super) fn counters(&self) -> Option<&PortCountLookup> {
-        self.counters.as_ref()
-    }
-
     pub(super) fn is_counted(&self) -> bool {
         self.counters.is_some()
-    }
-
-    pub(super) fn total(&self) -> &Rates {
-        &self.total
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
     }
 
     pub(super) fn get(&self, name: &ServiceName) -> Option<&Row> {
@@ -257,11 +239,11 @@ mod tests {
         assert_eq!((test.history("a"), test.history("b")), (vec![1.0], vec![20.0]));
         assert_eq!(test.names("", SortBy::Connections), ["b", "a"]);
         assert_eq!(test.names("", SortBy::Name), ["a", "b"]);
-        assert!((test.board.total().connections.now() - 21.0).abs() < 1e-6);
+        assert!((test.board.total.connections.now() - 21.0).abs() < 1e-6);
         // A counter that begins anew.
         test.read(1000, &[("a", 112), ("b", 7)]);
         assert_eq!((test.history("a"), test.history("b")), (vec![1.0, 10.0], vec![20.0, 0.0]));
-        assert!((test.board.total().connections.now() - 10.0).abs() < 1e-6);
+        assert!((test.board.total.connections.now() - 10.0).abs() < 1e-6);
     }
 
     #[test]
@@ -274,7 +256,7 @@ mod tests {
         // The first reading of a Service says nothing of its rate.
         test.read(1000, &[("b", 3), ("c", 99)]);
         assert_eq!((test.history("b"), test.history("c")), (vec![2.0, 1.0], vec![]));
-        assert!((test.board.total().connections.now() - 1.0).abs() < 1e-6);
+        assert!((test.board.total.connections.now() - 1.0).abs() < 1e-6);
     }
 
     #[test]

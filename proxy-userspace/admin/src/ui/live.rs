@@ -29,13 +29,13 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Clone, Default)]
 pub(crate) struct Ui {
     /// What browsers look at; questions take turns.
-    watched: Arc<AsyncMutex<Option<Watched>>>,
+    pub(super) watched: Arc<AsyncMutex<Option<Watched>>>,
     /// Explanations take turns.
     explaining: Arc<AsyncMutex<()>>,
 }
 
 /// A board, and when a browser last asked for it.
-struct Watched {
+pub(super) struct Watched {
     board: Board,
     at: Instant,
 }
@@ -66,12 +66,6 @@ impl Ui {
         let explainer = state.lock().readers.kernel_explainer.clone();
         let _turn = self.explaining.lock().await;
         explain::answer(explainer, query).await
-    }
-
-    /// Whether anything is kept for a browser.
-    #[cfg(test)]
-    pub(super) async fn is_watched(&self) -> bool {
-        self.watched.lock().await.is_some()
     }
 }
 

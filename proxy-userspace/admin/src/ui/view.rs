@@ -21,7 +21,7 @@ use super::board::{Board, HISTORY, Rates, Row, SortBy};
 use crate::{
     health::Health,
     state::rates::History,
-    state::timeline::{Generation, MAX_GENERATIONS, ServiceChange, Timeline},
+    state::timeline::{Generation, MAX_GENERATIONS, ServiceChange},
     state::{AdminState, Moment},
 };
 
@@ -88,26 +88,26 @@ pub(super) fn answer(state: &AdminState, board: &Board, question: &Question, now
         "now": millis(now.wall),
         "node": &*state.node,
         "version": env!("CARGO_PKG_VERSION"),
-        "problems": Health::live(state, now).into_problems().iter().take(MAX_ITEMS).collect::<Vec<_>>(),
+        "problems": Health::live(state, now).problems.iter().take(MAX_ITEMS).collect::<Vec<_>>(),
         "revision": state.served().map(|it| it.rev),
         "activeSince": state.active.as_ref().map(|it| millis(it.since.wall)),
         "pendingSeconds": state.pending_for(now.instant).map(|it| it.as_secs_f64()),
         "sources": state.sources.iter().map(source).collect::<Value>(),
         "rejected": rejected.map(ToString::to_string).collect::<Value>(),
         "rejectedCount": state.rejected.values().map(Rejections::len).sum::<usize>(),
-        "services": board.len(),
+        "services": board.rows.len(),
         "endpoints": state.totals.endpoints,
         "ejected": state.datapath.table_stats.ejected.len(),
         "isCounted": board.is_counted(),
-        "read": board.read_at().map(|it| it.saturating_duration_since(state.started.instant).as_millis() as u64),
+        "read": board.at.map(|it| it.saturating_duration_since(state.started.instant).as_millis() as u64),
         "history": HISTORY,
-        "total": rates(board.total(), board.is_counted()),
+        "total": rates(&board.total, board.is_counted()),
         "found": found.len(),
         "from": from,
         "rows": rows.collect::<Value>(),
         "service": question.service.as_ref().map(|it| service(state, board, it)),
         "timeline": {
-            "version": timeline.map_or(0, Timeline::version),
+            "version": timeline.map_or(0, |it| it.version),
             "limit": MAX_GENERATIONS,
             "generations": generations.collect::<Value>(),
         },
@@ -194,7 +194,7 @@ fn port(state: &AdminState, board: &Board, row: &Row, index: usize) -> Value {
         addresses.filter_map(move |ip| Some((it, SocketAddr::new(ip, target?.port.get()))))
     });
     let connections =
-        |it| board.counters().map(|all| all.endpoint(&service.name, &port.name, port.protocol, it));
+        |it| board.counters.as_ref().map(|all| all.endpoint(&service.name, &port.name, port.protocol, it));
     let endpoints = targets.clone().take(MAX_ENDPOINTS).map(|(it, target)| {
         let pod = match &it.key {
             EndpointKey::Pod(name) => Some(&**name),

@@ -115,8 +115,7 @@ impl<'a> Search<'a> {
     ) -> Result<Frontend<'a>, Unmatched> {
         let at = |ip| {
             let port = NonZeroU16::new(address.port())?;
-            let name =
-                self.admission.owners().claimants(FrontendKey { address: ip, port, protocol }).next()?;
+            let name = self.admission.owners.claimants(FrontendKey { address: ip, port, protocol }).next()?;
             let service = self.cluster.service(name)?;
             let state = self.state(service)?;
             let is_own = |it: &state::ServicePort| {
@@ -186,7 +185,7 @@ impl<'a> Search<'a> {
             return known;
         }
         let name = format!("{address}/{protocol}");
-        let frontends = self.admission.owners().owned().filter(|(it, _)| it.address.is_some());
+        let frontends = self.admission.owners.owned().filter(|(it, _)| it.address.is_some());
         let near = did_you_mean(&name, frontends.map(|(key, service)| format!("{key} ({service})")));
         let what = match self.node_address(address.ip()) {
             Some(NodeAddress::Unknown) | None => format!("no Service has the address {}", address.ip()),

@@ -172,7 +172,7 @@ impl Found<'_> {
         };
         let key = FrontendKey { address, port: number, protocol: port.protocol };
         let losers: Vec<_> =
-            self.search.admission.owners().claimants(key).skip(1).map(ToString::to_string).collect();
+            self.search.admission.owners.claimants(key).skip(1).map(ToString::to_string).collect();
         let owner = &self.frontend.service.name;
         let rule = "by cluster IP, then age, then name";
         (!losers.is_empty())

@@ -24,7 +24,7 @@ fn affected(change: impl FnOnce(&mut EndpointSlice)) -> Option<Vec<String>> {
     let replaced = Replaced::from([(before.name.clone(), Arc::new(before))]);
     let slices = [&now, &v6];
     let affected = Affected::find(&slices, &replaced)?;
-    Some(affected.addresses().map(ToString::to_string).collect())
+    Some(affected.addresses.iter().map(ToString::to_string).collect())
 }
 
 #[test]

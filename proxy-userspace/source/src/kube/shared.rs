@@ -306,7 +306,7 @@ impl Shared {
         let status = &mut state.resources[R::INDEX];
         status.contact();
         status.objects = store.len();
-        status.is_synced = store.is_synced();
+        status.is_synced = store.is_synced;
         store.take_rejected(&mut state.rejections);
         state.is_rejected_new |= state.rejection_log.update(&state.rejections);
         if state.synced_at.is_none() && state.is_synced() {

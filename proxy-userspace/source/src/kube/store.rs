@@ -21,7 +21,7 @@ pub(super) struct Store {
     /// While a list is read: the objects that it has not contained so far.
     unlisted: Option<HashSet<ObjectName>>,
     /// Whether a list has been read to its end.
-    is_synced: bool,
+    pub(super) is_synced: bool,
     changes: ClusterChanges,
     /// The objects of which parts are rejected.
     rejected: HashSet<ObjectName>,
@@ -53,11 +53,6 @@ impl Store {
             self.delete(&name);
         }
         self.is_synced = true;
-    }
-
-    /// Whether a list has been read to its end.
-    pub(super) fn is_synced(&self) -> bool {
-        self.is_synced
     }
 
     /// Adds or replaces an object.
