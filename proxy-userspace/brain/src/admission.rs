@@ -26,8 +26,8 @@ pub(crate) struct Admission {
     /// Which Service owns which frontend.
     pub(crate) owners: FrontendOwners,
     namespaces: HashMap<Arc<str>, Namespace>,
-    /// The namespaces by their entries.
-    sizes: BTreeSet<(u64, Arc<str>)>,
+    /// The namespaces by their entries, those that are refused included.
+    pub(crate) sizes: BTreeSet<(u64, Arc<str>)>,
     /// The Services that were refused or admitted since they were taken.
     changed: BTreeSet<ServiceName>,
 }
@@ -111,11 +111,6 @@ impl Admission {
 
     fn without_room(&self, name: &ServiceName) -> Option<&WithoutRoom> {
         self.namespaces.get(&name.namespace).map(|it| &it.without_room)
-    }
-
-    /// The entries of the largest namespace, those that are refused included.
-    pub(crate) fn most_entries(&self) -> u64 {
-        self.sizes.last().map_or(0, |it| it.0)
     }
 
     /// Takes over changes of Services, and of slices of Services; returns the Services of which other parts are served than

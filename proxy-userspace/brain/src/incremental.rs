@@ -118,7 +118,7 @@ impl Brain {
     /// The entries of the largest namespace, of those that are refused, too, as of the last
     /// [`recompute`](Self::recompute); see [`Options::max_namespace_entries`].
     pub fn most_namespace_entries(&self) -> u64 {
-        self.admission.most_entries()
+        self.admission.sizes.last().map_or(0, |it| it.0)
     }
 
     /// Adds a Service, or replaces the one of the same name.

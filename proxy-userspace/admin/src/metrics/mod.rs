@@ -44,8 +44,8 @@ pub(crate) struct Metrics {
     state: Arc<Mutex<AdminState>>,
     pub(crate) counters: NewestReading,
     pub(crate) slis: Slis,
-    healthz: Family<Label, Counter>,
-    livez: Family<Label, Counter>,
+    pub(crate) healthz: Family<Label, Counter>,
+    pub(crate) livez: Family<Label, Counter>,
     pub(crate) datapath: DatapathMetrics,
 }
 
@@ -101,14 +101,6 @@ impl Metrics {
     #[cfg(test)]
     pub(crate) fn text(&self) -> Result<String, String> {
         self.parts().map_err(|it| it.to_string())?.collect()
-    }
-
-    pub(crate) fn on_healthz(&self, ok: bool) {
-        self.healthz.get_or_create(&code(ok)).inc();
-    }
-
-    pub(crate) fn on_livez(&self, ok: bool) {
-        self.livez.get_or_create(&code(ok)).inc();
     }
 }
 
@@ -185,7 +177,8 @@ fn service_ports(services: Services, reading: Arc<Reading>) -> impl Iterator<Ite
     })
 }
 
-fn code(ok: bool) -> Label {
+/// The label of a health page's status.
+pub(crate) fn code(ok: bool) -> Label {
     [("code", if ok { "200" } else { "503" })]
 }
 

@@ -25,6 +25,7 @@ use crate::{
         PageGroup,
         body::{self, Expiry, PageBody, Parts},
     },
+    metrics::code,
     state::Moment,
     ui,
 };
@@ -74,12 +75,12 @@ impl Admin {
         match (pages, path) {
             (PageGroup::Probes | PageGroup::Health, "/healthz") => {
                 let health = Health::eligible(&self.state(), Moment::now());
-                self.metrics.on_healthz(health.is_ok());
+                self.metrics.healthz.get_or_create(&code(health.is_ok())).inc();
                 health_page(&health)
             }
             (PageGroup::Probes | PageGroup::Health, "/livez") => {
                 let health = Health::live(&self.state(), Moment::now());
-                self.metrics.on_livez(health.is_ok());
+                self.metrics.livez.get_or_create(&code(health.is_ok())).inc();
                 health_page(&health)
             }
             (PageGroup::Probes | PageGroup::Health, "/readyz") => {

@@ -250,12 +250,11 @@ impl AdminState {
     pub(crate) fn pending_changes(&self) -> ChangeCounts {
         let empty = NodeState::default();
         let active = self.active.as_ref().map_or(&empty, |it| &it.published.state);
-        match &self.published {
-            Some((published, _)) if self.role == Role::Backend => {
-                ChangeCounts::between(active, &published.state)
-            }
-            _ => ChangeCounts::default(),
+        let mut changes = ChangeCounts::default();
+        if let (Some((published, _)), Role::Backend) = (&self.published, self.role) {
+            published.state.diff(active).for_each(|(_, before, after)| changes.add(before, after));
         }
+        changes
     }
 
     /// Age of the oldest change that is not active.

@@ -30,12 +30,6 @@ pub(crate) struct ChangeCounts {
 }
 
 impl ChangeCounts {
-    pub(crate) fn between(before: &NodeState, after: &NodeState) -> Self {
-        let mut changes = Self::default();
-        after.diff(before).for_each(|(_, before, after)| changes.add(before, after));
-        changes
-    }
-
     /// Adds what differs between two states of a Service.
     pub(crate) fn add(&mut self, before: Option<&Arc<ServiceState>>, after: Option<&Arc<ServiceState>>) {
         let service = |it: Option<&Arc<ServiceState>>| it.map(|it| Arc::clone(&it.service));

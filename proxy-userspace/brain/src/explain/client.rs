@@ -1,6 +1,6 @@
 //! The client of a question, as the cluster knows it.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use model::cluster::{ClusterState, Endpoint};
 
@@ -16,13 +16,12 @@ pub(super) fn find(
     node: NodeView<'_>,
     client: &Client,
 ) -> Result<ExplainedClient, InvalidQuery> {
-    let outside = |it: &Option<IpAddr>| (ClientKind::Outside, None, it.iter().copied().collect());
     let (kind, pod, addresses) = match client {
         Client::Node => {
             let addresses = cluster.node(node.name).map(|it| it.info.addresses.clone());
             (ClientKind::Node, None, addresses.unwrap_or_default())
         }
-        Client::Outside(address, _) => outside(address),
+        Client::Outside(address, _) => (ClientKind::Outside, None, address.iter().copied().collect()),
         Client::PodName(namespace, name, given) => {
             let name = format!("{namespace}/{name}");
             let mut pods = BTreeMap::<_, Vec<&Endpoint>>::new();

@@ -25,10 +25,11 @@ fn endpoints_of(service: &Service, count: u8) -> EndpointSlice {
     let endpoint =
         |it| Endpoint { node: Some(format!("n{}", 9 - it).into()), ..Endpoint::new([10, 244, 0, it].into()) };
     let ServiceName { namespace, name } = service.name.clone();
+    let name = SliceName { namespace, name };
     EndpointSlice {
-        ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: number(8080) }],
-        endpoints: (0..count).map(endpoint).collect(),
-        ..EndpointSlice::new(SliceName { namespace, name }, service.name.clone(), Family::V4)
+        name,
+        service: service.name.clone(),
+        ..slice((0..count).map(endpoint).collect::<Vec<_>>())
     }
 }
 

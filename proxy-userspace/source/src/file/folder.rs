@@ -10,18 +10,12 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 /// The same for messages.
 pub(super) const PATTERNS: &str = "*.json, *.yaml or *.yml";
 
-/// What a path stands for.
-pub(super) enum Listed {
-    File,
-    /// The paths directly in the folder that have the name of a manifest, in ascending order.
-    Folder(Vec<PathBuf>),
-}
-
-/// Finds out what a path stands for.
-pub(super) fn list(path: &Path) -> io::Result<Listed> {
+/// Whether a path is a folder, and what it stands for: itself, or the paths directly in the folder that have the name of a manifest,
+/// in ascending order.
+pub(super) fn list(path: &Path) -> io::Result<(bool, Vec<PathBuf>)> {
     let metadata = fs::metadata(path)?;
     if metadata.is_file() {
-        return Ok(Listed::File);
+        return Ok((false, vec![path.to_owned()]));
     }
     if !metadata.is_dir() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder"));
@@ -35,7 +29,7 @@ pub(super) fn list(path: &Path) -> io::Result<Listed> {
     }
     // They differ in their last component only: the order of the bytes is that of the paths, and much cheaper.
     found.sort_unstable_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
-    Ok(Listed::Folder(found))
+    Ok((true, found))
 }
 
 /// The folder that contains a path.

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{
     documents::Position,
-    folder::{self, Listed},
+    folder,
     objects::Objects,
     parse::{ParseError, ParsedManifest},
     watch::Touched,
@@ -194,12 +194,8 @@ impl FileStore {
     /// Checks every file.
     fn sweep(&mut self, touched: &Touched) {
         let listed = match folder::list(&self.path) {
-            Ok(Listed::File) => {
-                self.is_folder = false;
-                vec![self.path.clone()]
-            }
-            Ok(Listed::Folder(paths)) => {
-                self.is_folder = true;
+            Ok((is_folder, paths)) => {
+                self.is_folder = is_folder;
                 paths
             }
             Err(error) => {
