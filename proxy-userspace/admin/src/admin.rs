@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    http::connections::HttpConnections,
+    http::HttpConnections,
     metrics::Metrics,
     pages::{RunningTrace, TraceStatus},
     state::{

@@ -6,10 +6,10 @@ pub(crate) mod bind;
 mod bind_address;
 pub(crate) mod body;
 mod client;
-pub(crate) mod connections;
 mod page_group;
 pub(crate) mod server;
 
+pub(crate) use self::page_group::HttpConnections;
 pub use self::{
     bind_address::BindAddress,
     client::{Listener, get, page, query_explanation, query_readiness, query_status, query_trace},

@@ -32,8 +32,7 @@ use prometheus_client::{
 
 use self::slis::Slis;
 use crate::{
-    http::body::Parts,
-    http::connections::HttpConnections,
+    http::{HttpConnections, body::Parts},
     state::counters::{NewestReading, Reading},
     state::totals::ChangeCounts,
     state::{AdminState, Role},
