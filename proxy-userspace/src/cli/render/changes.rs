@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use anyhow::{Context as _, Result};
+use comfy_table::{Table, presets};
 use model::{
     ServiceName, counted, diff, escaped_line,
     state::{NodeState, Scope, ServiceState},
@@ -18,9 +20,9 @@ use serde::Serialize;
 use serde_json::{Value, to_value};
 
 use super::{
-    format::{Format, PrintError, json, yaml},
-    full::render,
-    table::{self, port_name, revision, targets},
+    Format, JSON, render,
+    table::{port_name, revision, targets},
+    yaml,
 };
 
 /// How many characters of a text the table shows; no name is longer.
@@ -33,13 +35,14 @@ pub(in crate::cli) fn render_changes(
     before: Option<&Published>,
     after: &Published,
     format: Format,
-) -> Result<String, PrintError> {
+) -> Result<String> {
     let empty = NodeState::default();
-    let changes = || changes(before.map_or(&empty, |it| &it.state), &after.state);
+    let changes = || changes(before.map_or(&empty, |it| &it.state), &after.state).context(JSON);
+    let json = |it: &Change<'_>| serde_json::to_string(&Line::new(after, it)).context(JSON);
     match (format, before) {
         (Format::Table, None) => render(after, format),
         (Format::Table, Some(_)) => Ok(change_table(after, &changes()?)),
-        (Format::Json, _) => changes()?.iter().map(|it| json(&Line::new(after, it))).collect(),
+        (Format::Json, _) => changes()?.iter().map(|it| Ok(json(it)? + "\n")).collect(),
         (Format::Yaml, _) => changes()?.iter().map(|it| yaml(&Line::new(after, it))).collect(),
     }
 }
@@ -201,9 +204,9 @@ fn change_table(published: &Published, changes: &[Change<'_>]) -> String {
     let rows: Vec<_> = shown.map(|it| row(published, it)).collect();
     let mut text = format!("{}, {}\n", revision(published), counted(rows.len(), "change"));
     if !rows.is_empty() {
-        let mut table = table::empty();
-        table.add_rows(rows);
-        text.push_str(&table::to_text(&table));
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).add_rows(rows);
+        text.extend(table.lines().map(|it| format!("{}\n", it.trim_end())));
     }
     text
 }

@@ -1,8 +1,7 @@
 //! A state as a table for people; its width does not depend on the terminal.
 
-use std::{fmt::Write as _, iter, sync::Arc};
+use std::{iter, sync::Arc};
 
-use comfy_table::{Table, presets};
 use model::{
     Family, counted,
     state::{Scope, ServicePort, ServiceState},
@@ -49,22 +48,6 @@ fn text_of_row(row: &Row, widths: &[usize; HEADER.len()]) -> String {
 pub(super) fn revision(published: &Published) -> String {
     let Published { node, rev, instance_id, .. } = published;
     format!("node {node}, revision {rev} of instance {instance_id:016x}")
-}
-
-/// A table without borders.
-pub(super) fn empty() -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table
-}
-
-/// A table as text, without trailing spaces.
-pub(super) fn to_text(table: &Table) -> String {
-    let mut text = String::new();
-    for line in table.lines() {
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
 }
 
 fn rows(state: Arc<ServiceState>) -> Vec<Row> {
