@@ -235,7 +235,8 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use brain::{AppliedRule, ClientKind, ExplainedClient};
+    use brain::AppliedRule;
+    use serde_json::json;
 
     use super::*;
 
@@ -263,25 +264,18 @@ mod tests {
 
     /// Endpoint 1 is on n1, the endpoints 2 and 3 are on n2, and 4, which is not ready, is, too.
     fn explanation() -> Explanation {
-        let endpoint = |(number, node): (u8, &str)| ExplainedEndpoint {
-            endpoint: ([10, 1, 0, number], 80).into(),
-            used: number < 4,
-            reason: if number < 4 { "ready" } else { "not ready" }.into(),
-            pod: None,
-            node: Some(node.into()),
-        };
-        Explanation {
-            node: "n1".into(),
-            client: ExplainedClient { kind: ClientKind::Outside, pod: None, addresses: Vec::new() },
-            destination: "203.0.113.1:80".parse().unwrap(),
-            protocol: "TCP".into(),
-            verdict: Verdict::Redirected,
-            reason: "to one of 3 endpoints".into(),
-            service: Some("ns/web".into()),
-            port: None,
-            rules: Vec::new(),
-            endpoints: [(1, "n1"), (2, "n2"), (3, "n2"), (4, "n2")].map(endpoint).into(),
-        }
+        let explanation = json!({
+            "node": "n1", "client": { "kind": "outside", "addresses": [] }, "destination": "203.0.113.1:80",
+            "protocol": "TCP", "verdict": "redirected", "reason": "to one of 3 endpoints", "service": "ns/web",
+            "rules": [],
+            "endpoints": [
+                { "endpoint": "10.1.0.1:80", "used": true, "reason": "ready", "node": "n1" },
+                { "endpoint": "10.1.0.2:80", "used": true, "reason": "ready", "node": "n2" },
+                { "endpoint": "10.1.0.3:80", "used": true, "reason": "ready", "node": "n2" },
+                { "endpoint": "10.1.0.4:80", "used": false, "reason": "not ready", "node": "n2" },
+            ],
+        });
+        serde_json::from_value(explanation).unwrap()
     }
 
     #[test]

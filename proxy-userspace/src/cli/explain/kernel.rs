@@ -276,7 +276,8 @@ impl From<PacketTarget> for Packets {
 
 #[cfg(test)]
 mod tests {
-    use brain::{AppliedRule, ExplainedClient, ExplainedEndpoint};
+    use brain::AppliedRule;
+    use serde_json::json;
 
     use super::*;
 
@@ -286,25 +287,16 @@ mod tests {
 
     /// A Service with the endpoint 1, which is used, and 2, which is not.
     fn explanation(service: Option<&str>) -> Explanation {
-        let endpoint = |(endpoint, used)| ExplainedEndpoint {
-            endpoint,
-            used,
-            reason: String::new(),
-            pod: None,
-            node: None,
-        };
-        Explanation {
-            node: "n1".into(),
-            client: ExplainedClient { kind: ClientKind::Node, pod: None, addresses: Vec::new() },
-            destination: "10.96.0.1:80".parse().unwrap(),
-            protocol: "TCP".into(),
-            verdict: if service.is_some() { Verdict::Redirected } else { Verdict::Untranslated },
-            reason: String::new(),
-            service: service.map(Into::into),
-            port: None,
-            rules: Vec::new(),
-            endpoints: endpoints(&[1, 2]).into_iter().zip([true, false]).map(endpoint).collect(),
-        }
+        let verdict = if service.is_some() { Verdict::Redirected } else { Verdict::Untranslated };
+        let explanation = json!({
+            "node": "n1", "client": { "kind": "node", "addresses": [] }, "destination": "10.96.0.1:80",
+            "protocol": "TCP", "verdict": verdict, "reason": "", "service": service, "rules": [],
+            "endpoints": [
+                { "endpoint": "10.1.0.1:80", "used": true, "reason": "" },
+                { "endpoint": "10.1.0.2:80", "used": false, "reason": "" },
+            ],
+        });
+        serde_json::from_value(explanation).unwrap()
     }
 
     #[track_caller]

@@ -181,16 +181,10 @@ impl Line {
     pub(super) fn text(&self) -> Option<String> {
         let (call, it) = match self {
             Self::Started => return None,
-            Self::Lost { count, total } => {
-                let lost = model::counted(*count, "event");
-                return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
-            }
+            Self::Lost { count, total } => return Some(lost(*count, "event", *total)),
+            Self::StepsLost { count, total } => return Some(lost(*count, "step", *total)),
             Self::NoSteps { reason } => {
                 return Some(format!("-- no steps: this kernel has no room for them: {reason} --"));
-            }
-            Self::StepsLost { count, total } => {
-                let lost = model::counted(*count, "step");
-                return Some(format!("-- lost {lost}, {total} in all: use a narrower filter --"));
             }
             Self::NoSentPackets { reason } => {
                 return Some(format!(
@@ -282,6 +276,10 @@ impl Decision {
     }
 }
 
+fn lost(count: u64, what: &str, total: u64) -> String {
+    format!("-- lost {}, {total} in all: use a narrower filter --", model::counted(count, what))
+}
+
 /// A number of seconds with a fitting unit.
 fn seconds(seconds: f64) -> String {
     match seconds {
@@ -293,34 +291,17 @@ fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn decision() -> Decision {
-        Decision {
-            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
-            pid: 42,
-            process: "curl".into(),
-            cgroup: Some("/user".into()),
-            pod_uid: None,
-            pod: None,
-            netns: 7,
-            protocol: "TCP".into(),
-            destination: "10.96.0.10:80".parse().unwrap(),
-            service: Some("default/web".into()),
-            port: Some("http".into()),
-            verdict: TraceVerdict::Redirected,
-            reason: None,
-            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
-            affinity: None,
-            ejected: None,
-            least_connections: false,
-            slow_start: false,
-            further_datagram: false,
-            end: None,
-            established_seconds: None,
-            seconds: None,
-            steps: Vec::new(),
-        }
+        let decision = json!({
+            "time": "2026-01-02T03:04:05.123456789Z", "pid": 42, "process": "curl", "cgroup": "/user", "netns": 7,
+            "protocol": "TCP", "destination": "10.96.0.10:80", "service": "default/web", "port": "http",
+            "verdict": TraceVerdict::Redirected, "endpoint": "10.244.1.1:8080",
+        });
+        serde_json::from_value(decision).unwrap()
     }
 
     #[track_caller]
@@ -334,48 +315,26 @@ pub(super) mod tests {
 
     #[test]
     fn a_decision_is_a_line() {
-        let call = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP)";
-        check(
-            &Line::Connect(decision()),
-            &format!("{call} default/web:http = 10.244.1.1:8080 cgroup=/user netns=7"),
-        );
-        let it = Decision {
-            affinity: Some(Affinity::Kept),
-            ejected: Some(Ejected::Avoided),
-            least_connections: true,
-            pod_uid: Some("0f-1".into()),
-            ..decision()
+        let check = |it, expect: &str| {
+            let call = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP)";
+            check(&Line::Connect(it), &format!("{call} {expect} netns=7"));
         };
-        let notes = "affinity: kept, an ejected endpoint was avoided, least connections";
+        check(decision(), "default/web:http = 10.244.1.1:8080 cgroup=/user");
+        let of_pod = Decision { pod_uid: Some("0f-1".into()), ..decision() };
+        let (affinity, ejected) = (Some(Affinity::Kept), Some(Ejected::Avoided));
         check(
-            &Line::Connect(it),
-            &format!("{call} default/web:http = 10.244.1.1:8080 ({notes}) pod=0f-1 netns=7"),
+            Decision { affinity, ejected, least_connections: true, ..of_pod.clone() },
+            "default/web:http = 10.244.1.1:8080 (affinity: kept, an ejected endpoint was avoided, least connections) pod=0f-1",
         );
-        let it = Decision { pod_uid: Some("0f-1".into()), pod: Some("default/client".into()), ..decision() };
-        check(
-            &Line::Connect(it),
-            &format!("{call} default/web:http = 10.244.1.1:8080 pod=default/client netns=7"),
-        );
-        let it = Decision { verdict: TraceVerdict::NoEndpoints, endpoint: None, cgroup: None, ..decision() };
-        check(
-            &Line::Connect(it),
-            &format!("{call} default/web:http = ECONNREFUSED: the Service has no endpoints netns=7"),
-        );
-        let it = Decision {
-            verdict: TraceVerdict::Passed,
-            endpoint: None,
-            service: None,
-            port: None,
-            cgroup: None,
-            ..decision()
-        };
-        let expect = "not translated: no Service has this address, port and protocol";
-        check(&Line::Connect(it.clone()), &format!("{call} = {expect} netns=7"));
-        let it = Decision { reason: Some("no Service has this cluster IP".into()), ..it };
-        check(
-            &Line::Connect(it),
-            &format!("{call} = not translated: no Service has this cluster IP netns=7"),
-        );
+        let it = Decision { pod: Some("default/client".into()), ..of_pod };
+        check(it, "default/web:http = 10.244.1.1:8080 pod=default/client");
+        let unserved = Decision { endpoint: None, cgroup: None, ..decision() };
+        let it = Decision { verdict: TraceVerdict::NoEndpoints, ..unserved.clone() };
+        check(it, "default/web:http = ECONNREFUSED: the Service has no endpoints");
+        let it = Decision { verdict: TraceVerdict::Passed, service: None, port: None, ..unserved };
+        check(it.clone(), "= not translated: no Service has this address, port and protocol");
+        let reason = Some("no Service has this cluster IP".into());
+        check(Decision { reason, ..it }, "= not translated: no Service has this cluster IP");
     }
 
     #[test]

@@ -137,70 +137,48 @@ impl Packet {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::cli::trace::line::{Line, tests::check};
 
     #[test]
     fn a_packet_is_a_line() {
-        let packet = Packet {
-            forwarded_to: None,
-            time: "2026-01-02T03:04:05.123456789Z".parse().unwrap(),
-            interface: Some("eth0".into()),
-            protocol: "TCP".into(),
-            source: "192.0.2.1:1234".parse().unwrap(),
-            destination: "10.96.0.10:80".parse().unwrap(),
-            service: Some("default/web".into()),
-            port: Some("http".into()),
-            verdict: PacketResult::Redirected,
-            endpoint: Some("10.244.1.1:8080".parse().unwrap()),
-            masqueraded: None,
-            table: None,
-            chain: None,
-            reason: None,
-            steps: Vec::new(),
+        let check = |it, expect: &str| {
+            let begin = "03:04:05.123456 packet(192.0.2.1:1234 to 10.96.0.10:80/TCP) default/web:http =";
+            check(&Line::Packet(it), &format!("{begin} {expect}"));
         };
-        let begin = "03:04:05.123456 packet(192.0.2.1:1234 to 10.96.0.10:80/TCP) default/web:http =";
-        check(&Line::Packet(packet.clone()), &format!("{begin} 10.244.1.1:8080 interface=eth0"));
+        let packet = json!({
+            "time": "2026-01-02T03:04:05.123456789Z", "interface": "eth0", "protocol": "TCP",
+            "source": "192.0.2.1:1234", "destination": "10.96.0.10:80", "service": "default/web", "port": "http",
+            "verdict": "redirected", "endpoint": "10.244.1.1:8080",
+        });
+        let packet: Packet = serde_json::from_value(packet).unwrap();
+        check(packet.clone(), "10.244.1.1:8080 interface=eth0");
         let masqueraded = Some("192.168.0.2:4321".parse().unwrap());
         let steps = vec!["kube-proxy-ebpf prerouting: to services".into()];
         check(
-            &Line::Packet(Packet { masqueraded, steps, interface: None, ..packet.clone() }),
-            &format!(
-                "{begin} 10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services"
-            ),
+            Packet { masqueraded, steps, interface: None, ..packet.clone() },
+            "10.244.1.1:8080 (masqueraded as 192.168.0.2:4321)\n    kube-proxy-ebpf prerouting: to services",
         );
         let to =
             ForwardedTo { node: Some("n2".into()), address: [192, 0, 2, 7].into(), row: 341, rows: 1024 };
-        let forwarded = |it| {
-            Line::Packet(Packet {
-                verdict: PacketResult::Forwarded,
-                forwarded_to: Some(it),
-                endpoint: None,
-                ..packet.clone()
-            })
+        let forwarded = |it| Packet {
+            verdict: PacketResult::Forwarded,
+            forwarded_to: Some(it),
+            endpoint: None,
+            ..packet.clone()
         };
-        check(
-            &forwarded(to.clone()),
-            &format!("{begin} forwarded to node n2 at 192.0.2.7 (row 341 of 1024) interface=eth0"),
-        );
-        check(
-            &forwarded(ForwardedTo { node: None, ..to }),
-            &format!("{begin} forwarded to the node at 192.0.2.7 (row 341 of 1024) interface=eth0"),
-        );
-        let dropped = Packet {
-            verdict: PacketResult::Dropped,
-            table: Some("filter".into()),
-            chain: Some("FORWARD".into()),
-            ..packet
-        };
-        check(
-            &Line::Packet(dropped.clone()),
-            &format!("{begin} 10.244.1.1:8080, DROPPED: table filter, chain FORWARD interface=eth0"),
-        );
+        let expect = "forwarded to node n2 at 192.0.2.7 (row 341 of 1024) interface=eth0";
+        check(forwarded(to.clone()), expect);
+        check(forwarded(ForwardedTo { node: None, ..to }), &expect.replace("node n2", "the node"));
+        let (table, chain) = (Some("filter".into()), Some("FORWARD".into()));
+        let dropped = Packet { verdict: PacketResult::Dropped, table, chain, ..packet };
+        check(dropped.clone(), "10.244.1.1:8080, DROPPED: table filter, chain FORWARD interface=eth0");
         let reason = Some("the source is not in loadBalancerSourceRanges".into());
         check(
-            &Line::Packet(Packet { reason, endpoint: None, ..dropped }),
-            &format!("{begin} DROPPED: the source is not in loadBalancerSourceRanges interface=eth0"),
+            Packet { reason, endpoint: None, ..dropped },
+            "DROPPED: the source is not in loadBalancerSourceRanges interface=eth0",
         );
     }
 }
