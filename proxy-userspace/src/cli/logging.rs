@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use clap::{ArgAction, Args, ValueEnum};
 use model::escaped_line;
@@ -17,7 +17,7 @@ use tracing::{Dispatch, dispatcher};
 use tracing_subscriber::{
     EnvFilter,
     field::RecordFields,
-    fmt::{FormatFields, MakeWriter, format},
+    fmt::{FormatFields, format},
 };
 
 use super::log_queue::LogQueue;
@@ -73,7 +73,7 @@ impl LogFlags {
     fn install<W: Write + 'static>(&self, writer: impl Fn() -> W + Send + Sync + 'static) {
         let (dispatch, set_filter) = self.dispatch(writer);
         dispatcher::set_global_default(dispatch).expect("it is set once");
-        *level() = Some(CurrentLevel { verbosity: self.verbosity(), set_filter });
+        *LEVEL.lock() = Some(CurrentLevel { verbosity: self.verbosity(), set_filter });
     }
 
     fn dispatch<W: Write + 'static>(
@@ -107,14 +107,11 @@ struct CurrentLevel {
     set_filter: SetFilter,
 }
 
-fn level() -> MutexGuard<'static, Option<CurrentLevel>> {
-    static LEVEL: Mutex<Option<CurrentLevel>> = Mutex::new(None);
-    LEVEL.lock()
-}
+static LEVEL: Mutex<Option<CurrentLevel>> = Mutex::new(None);
 
 /// Changes the level from info to debug, from debug to trace, and from trace to info.
 pub(super) fn next_level() {
-    let verbosity = level().as_mut().map(|it| {
+    let verbosity = LEVEL.lock().as_mut().map(|it| {
         it.verbosity = if it.verbosity < 2 { it.verbosity + 1 } else { 0 };
         (it.set_filter)(filter(it.verbosity));
         it.verbosity
@@ -157,11 +154,7 @@ static NEWEST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 /// The newest lines of this process' log, for a page.
 pub(super) fn newest_lines() -> String {
-    newest().iter().map(String::as_str).collect()
-}
-
-fn newest() -> MutexGuard<'static, VecDeque<String>> {
-    NEWEST.lock()
+    NEWEST.lock().iter().map(String::as_str).collect()
 }
 
 /// Writes events, and keeps the newest ones. Each event is one write.
@@ -170,7 +163,7 @@ struct Kept<W>(W);
 
 impl<W: Write> Write for Kept<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut lines = newest();
+        let mut lines = NEWEST.lock();
         lines.push_back(without_colours(&String::from_utf8_lossy(line)));
         let mut kept: usize = lines.iter().map(String::len).sum();
         while kept > MAX_KEPT {
@@ -194,22 +187,24 @@ fn without_colours(line: &str) -> String {
     [first].into_iter().chain(rest).collect()
 }
 
-fn text<W>(filter: EnvFilter, colours: bool, writer: W) -> (Dispatch, SetFilter)
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
+fn text<W: Write + 'static>(
+    filter: EnvFilter,
+    colours: bool,
+    writer: impl Fn() -> W + Send + Sync + 'static,
+) -> (Dispatch, SetFilter) {
     let log = tracing_subscriber::fmt().with_target(false).with_ansi(colours).fmt_fields(EscapedFields);
     let log = log.with_writer(writer).with_env_filter(filter).with_filter_reloading();
     let handle = log.reload_handle();
     (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
 }
 
-fn json<W>(filter: EnvFilter, writer: W) -> (Dispatch, SetFilter)
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
+fn json<W: Write + 'static>(
+    filter: EnvFilter,
+    writer: impl Fn() -> W + Send + Sync + 'static,
+) -> (Dispatch, SetFilter) {
     let log = tracing_subscriber::fmt().with_target(false).json().flatten_event(true);
-    let log = log.with_writer(EscapedLines(writer)).with_env_filter(filter).with_filter_reloading();
+    let writer = move || EscapedLines(writer());
+    let log = log.with_writer(writer).with_env_filter(filter).with_filter_reloading();
     let handle = log.reload_handle();
     (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
 }
@@ -233,14 +228,6 @@ impl<'writer> FormatFields<'writer> for EscapedFields {
 /// Each event is one write of one line. JSON escapes line feeds itself, but not all that acts on a terminal.
 #[derive(Debug)]
 struct EscapedLines<W>(W);
-
-impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for EscapedLines<W> {
-    type Writer = EscapedLines<W::Writer>;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        EscapedLines(self.0.make_writer())
-    }
-}
 
 impl<W: Write> Write for EscapedLines<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
