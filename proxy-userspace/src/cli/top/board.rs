@@ -1,6 +1,6 @@
 //! What is on the board: rates of two readings, sorted and filtered, and what keys do. Pure.
 
-use std::{cmp::Reverse, mem, time::Instant};
+use std::{cmp::Reverse, mem, ops::ControlFlow, time::Instant};
 
 use admin::{Rates, rate};
 use clap::ValueEnum;
@@ -13,9 +13,10 @@ use super::sample::{Endpoint, Endpoints, HISTORY, PortSample, Sample};
 const PAGE: usize = 10;
 
 /// The column that decides the order, the largest value first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum SortBy {
     /// Connections per second
+    #[default]
     Connections,
     /// Connections per second that found no endpoint
     Refused,
@@ -27,14 +28,8 @@ pub(super) enum SortBy {
     Name,
 }
 
-/// What a key leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Stay,
-    Quit,
-}
-
 /// The board.
+#[derive(Default)]
 pub(super) struct Board {
     pub(super) sort: SortBy,
     pub(super) filter: String,
@@ -62,18 +57,7 @@ pub(super) struct Row {
 
 impl Board {
     pub(super) fn new(sort: SortBy, filter: String) -> Self {
-        Self {
-            sort,
-            filter,
-            is_filtering: false,
-            selected: None,
-            is_opened: false,
-            read: None,
-            rows: Vec::new(),
-            endpoints: None,
-            has_forwarded: false,
-            failure: None,
-        }
+        Self { sort, filter, ..Self::default() }
     }
 
     /// Takes a new reading.
@@ -160,16 +144,16 @@ impl Board {
         rows.iter().position(|it| Some(it.port.id) == self.selected)
     }
 
-    /// Acts on a key.
-    pub(super) fn press(&mut self, key: KeyEvent) -> Outcome {
+    /// Acts on a key; breaks with one that quits.
+    pub(super) fn press(&mut self, key: KeyEvent) -> ControlFlow<()> {
         if key.kind == KeyEventKind::Release {
-            return Outcome::Stay;
+            return ControlFlow::Continue(());
         }
         let is_interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            _ if is_interrupt => return Outcome::Quit,
+            _ if is_interrupt => return ControlFlow::Break(()),
             code if self.is_filtering => self.edit_filter(code),
-            KeyCode::Char('q') => return Outcome::Quit,
+            KeyCode::Char('q') => return ControlFlow::Break(()),
             KeyCode::Char('c') => self.sort = SortBy::Connections,
             KeyCode::Char('r') => self.sort = SortBy::Refused,
             KeyCode::Char('d') => self.sort = SortBy::Denied,
@@ -190,10 +174,10 @@ impl Board {
             }
             KeyCode::Esc | KeyCode::Backspace if self.is_opened => self.is_opened = false,
             KeyCode::Esc if !self.filter.is_empty() => self.filter.clear(),
-            KeyCode::Esc => return Outcome::Quit,
+            KeyCode::Esc => return ControlFlow::Break(()),
             _ => {}
         }
-        Outcome::Stay
+        ControlFlow::Continue(())
     }
 
     fn edit_filter(&mut self, code: KeyCode) {
@@ -225,7 +209,7 @@ fn seconds(before: Instant, now: Instant) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
     use admin::History;
@@ -236,7 +220,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn port(id: u64, name: &str, connections: u64, refused: u64) -> PortSample {
+    pub(in crate::cli::top) fn port(id: u64, name: &str, connections: u64, refused: u64) -> PortSample {
         PortSample {
             id: PortId(id),
             name: PortName { service: name.into(), port: "http".into() },
@@ -256,13 +240,14 @@ mod tests {
         }
     }
 
-    fn press(board: &mut Board, keys: &[KeyCode]) -> Outcome {
-        keys.iter().map(|it| board.press((*it).into())).last().unwrap()
+    /// Whether the last key quits.
+    fn press(board: &mut Board, keys: &[KeyCode]) -> bool {
+        keys.iter().map(|it| board.press((*it).into()).is_break()).last().unwrap()
     }
 
     fn type_in(board: &mut Board, text: &str) {
         for it in text.chars() {
-            assert_eq!(board.press(KeyCode::Char(it).into()), Outcome::Stay);
+            assert!(board.press(KeyCode::Char(it).into()).is_continue());
         }
     }
 
@@ -324,9 +309,9 @@ mod tests {
         assert_eq!(names(&board), [""; 0]);
         press(&mut board, &[KeyCode::Backspace, KeyCode::Enter]);
         assert_eq!(names(&board), ["ns/b"]);
-        assert_eq!(press(&mut board, &[KeyCode::Esc]), Outcome::Stay);
+        assert!(!press(&mut board, &[KeyCode::Esc]));
         assert_eq!(names(&board).len(), 3);
-        assert_eq!(press(&mut board, &[KeyCode::Esc]), Outcome::Quit);
+        assert!(press(&mut board, &[KeyCode::Esc]));
     }
 
     #[test]
@@ -343,8 +328,8 @@ mod tests {
         let at = board.read.unwrap().0 + SECOND;
         board.update(Sample { at, generation: 2, ports: vec![port(1, "ns/a", 3, 0)] });
         assert!(board.opened().is_none(), "it is gone");
-        assert_eq!(press(&mut board, &[KeyCode::Esc]), Outcome::Stay);
-        assert_eq!(press(&mut board, &[KeyCode::Char('q')]), Outcome::Quit);
+        assert!(!press(&mut board, &[KeyCode::Esc]));
+        assert!(press(&mut board, &[KeyCode::Char('q')]));
     }
 
     #[test]
@@ -359,12 +344,5 @@ mod tests {
         assert!(
             board.endpoints_of(PortId(2)).is_empty() && board.endpoints_of(PortId(1))[0].rates.is_empty()
         );
-    }
-
-    #[test]
-    fn a_plot_has_a_bounded_number_of_rates() {
-        let mut history = History::<HISTORY>::default();
-        (0..100).for_each(|it| history.push(f64::from(it)));
-        assert_eq!((history.len(), history.now()), (HISTORY, 99.0));
     }
 }

@@ -18,24 +18,30 @@ use super::{
 };
 use crate::cli::output;
 
-/// The columns. Rows have as many cells, and [`shown_in`] leaves out what a board has nothing for.
-const HEADER: [&str; 10] = [
-    "SERVICE",
-    "PORT",
-    "ADDRESS",
-    "ENDPOINTS",
-    "CONN/S",
-    "",
-    "REFUSED/S",
-    "DENIED/S",
-    "EJECTED",
-    "FORWARDED/S",
+/// The columns with their widths. Rows have as many cells, and [`shown_in`] leaves out what a board has nothing for.
+const COLUMNS: [(&str, Constraint); 10] = [
+    ("SERVICE", Constraint::Fill(3)),
+    ("PORT", Constraint::Fill(1)),
+    ("ADDRESS", Constraint::Fill(3)),
+    ("ENDPOINTS", Constraint::Length(9)),
+    ("CONN/S", Constraint::Length(9)),
+    ("", Constraint::Length(HISTORY as u16)),
+    ("REFUSED/S", Constraint::Length(9)),
+    ("DENIED/S", Constraint::Length(8)),
+    ("EJECTED", Constraint::Length(7)),
+    ("FORWARDED/S", Constraint::Length(11)),
 ];
 /// The column of the plot.
 const PLOTTED: usize = 5;
 /// The column of packets that are forwarded whole.
 const FORWARDED: usize = 9;
-const ENDPOINT_HEADER: [&str; 5] = ["ENDPOINT", "CONN/S", "", "CONNECTIONS", ""];
+const ENDPOINT_COLUMNS: [(&str, Constraint); 5] = [
+    ("ENDPOINT", Constraint::Fill(2)),
+    ("CONN/S", Constraint::Length(9)),
+    ("", Constraint::Length(HISTORY as u16)),
+    ("CONNECTIONS", Constraint::Length(11)),
+    ("", Constraint::Fill(1)),
+];
 /// The smallest screen that the board fits on.
 const MIN: (u16, u16) = (50, 5);
 const PLOT: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -62,21 +68,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
                 let style = if is_failing { Style::new().yellow() } else { Style::new() };
                 TableRow::new(shown_in(board, cells(it)).map(Cell::from)).style(style)
             });
-            let widths = [
-                Constraint::Fill(3),
-                Constraint::Fill(1),
-                Constraint::Fill(3),
-                Constraint::Length(9),
-                Constraint::Length(9),
-                Constraint::Length(HISTORY as u16),
-                Constraint::Length(9),
-                Constraint::Length(8),
-                Constraint::Length(7),
-                Constraint::Length(11),
-            ];
-            let table = Table::new(rows, shown_in(board, widths));
-            let table = table.header(TableRow::new(shown_in(board, HEADER)).bold());
-            let table = table.row_highlight_style(Modifier::REVERSED);
+            let table = table(rows, shown_in(board, COLUMNS)).row_highlight_style(Modifier::REVERSED);
             frame.render_stateful_widget(table, middle, shown);
         }
     }
@@ -94,20 +86,21 @@ fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, row: &Row, endpoints: &[End
         ])
         .style(if is_ejected { Style::new().yellow() } else { Style::new() })
     });
-    let widths = [
-        Constraint::Fill(2),
-        Constraint::Length(9),
-        Constraint::Length(HISTORY as u16),
-        Constraint::Length(11),
-        Constraint::Fill(1),
-    ];
-    frame.render_widget(Table::new(rows, widths).header(TableRow::new(ENDPOINT_HEADER).bold()), area);
+    frame.render_widget(table(rows, ENDPOINT_COLUMNS.into_iter()), area);
+}
+
+fn table<'a>(
+    rows: impl Iterator<Item = TableRow<'a>>,
+    columns: impl Iterator<Item = (&'static str, Constraint)>,
+) -> Table<'a> {
+    let (header, widths): (Vec<_>, Vec<_>) = columns.unzip();
+    Table::new(rows, widths).header(TableRow::new(header).bold())
 }
 
 /// The board as lines, each Service with the rates of the last reading; of more than `limit` the number of the others.
 pub(super) fn lines(board: &Board, limit: usize) -> String {
     let mut table = comfy_table::Table::new();
-    table.set_header(without_plot(board, HEADER.map(ToOwned::to_owned)));
+    table.set_header(without_plot(board, COLUMNS.map(|(name, _)| name.to_owned())));
     let rows = board.rows();
     for it in rows.iter().take(limit) {
         table.add_row(without_plot(board, cells(it)));
@@ -216,20 +209,14 @@ fn plot(history: &History<HISTORY>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::BTreeSet,
-        time::{Duration, Instant},
-    };
+    use std::time::{Duration, Instant};
 
-    use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
+    use datapath::{ForwardCounts, PacketCount, PortCounts};
 
     use super::*;
-    use crate::cli::{
-        status::PortName,
-        top::{
-            board::SortBy,
-            sample::{PortSample, Sample},
-        },
+    use crate::cli::top::{
+        board::{SortBy, tests::port},
+        sample::{PortSample, Sample},
     };
 
     /// A second with packets of a Service: sent on, and served or received.
@@ -244,14 +231,8 @@ mod tests {
                 received: count(others),
                 ..ForwardCounts::default()
             };
-            let port = PortSample {
-                id: PortId(1),
-                name: PortName { service: "default/web".into(), port: "http".into() },
-                address: "203.0.113.1:80/TCP".into(),
-                endpoint_count: 1,
-                counts: PortCounts { forwarding, ..PortCounts::default() },
-                ejected: BTreeSet::new(),
-            };
+            let counts = PortCounts { forwarding, ..PortCounts::default() };
+            let port = PortSample { counts, ..port(1, "default/web", 0, 0) };
             let at = begin + Duration::from_secs(second);
             board.update(Sample { at, generation: 1, ports: vec![port] });
         }

@@ -22,7 +22,7 @@ use ratatui::{
 };
 
 use self::{
-    board::{Board, Outcome, SortBy},
+    board::{Board, SortBy},
     sample::Reader,
 };
 use super::{
@@ -108,7 +108,7 @@ fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: 
         terminal.draw(|frame| draw::draw(frame, board, &mut shown))?;
         if event::poll(next.saturating_duration_since(Instant::now()))?
             && let Event::Key(key) = event::read()?
-            && board.press(key) == Outcome::Quit
+            && board.press(key).is_break()
         {
             return Ok(());
         }
