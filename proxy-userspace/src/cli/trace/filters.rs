@@ -20,7 +20,7 @@ pub(super) struct FilterFlags {
     service: Option<String>,
     /// Only connections to this address, of a Service or of an endpoint
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = parse_address)]
-    to: Option<Address>,
+    to: Option<SocketAddr>,
     /// Only connections of this process
     #[arg(long, value_name = "PID")]
     pid: Option<NonZeroU32>,
@@ -44,28 +44,23 @@ pub(super) struct FilterFlags {
     replace: bool,
 }
 
-/// An address, and a port or 0 for all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address(pub(super) SocketAddr);
-
 /// Which pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PodName {
+#[derive(Clone, Debug)]
+enum PodName {
     Uid(String),
     /// `NAMESPACE/NAME`.
     Name(String),
 }
 
-pub(super) fn parse_address(text: &str) -> Result<Address, String> {
-    let (ip, address) = (text.parse::<IpAddr>(), text.parse::<SocketAddr>());
-    let address = ip.map(|it| SocketAddr::new(it, 0)).or(address);
-    address
-        .map(Address)
+/// An address, and a port or 0 for all.
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let ip = text.parse().map(|it: IpAddr| SocketAddr::new(it, 0));
+    ip.or_else(|_| text.parse())
         .map_err(|_| "use ADDRESS or ADDRESS:PORT, such as 10.96.0.10:80 or [fd00::1]:80".into())
 }
 
 /// `NAMESPACE/NAME`, as it is.
-pub(super) fn parse_service(text: &str) -> Result<String, String> {
+fn parse_service(text: &str) -> Result<String, String> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
             Ok(text.to_owned())
@@ -74,7 +69,7 @@ pub(super) fn parse_service(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn parse_pod(text: &str) -> Result<PodName, String> {
+fn parse_pod(text: &str) -> Result<PodName, String> {
     if text.contains('/') {
         return match parse_service(text) {
             Ok(name) => Ok(PodName::Name(name)),
@@ -103,7 +98,7 @@ impl FilterFlags {
             add("service", it.clone());
         }
         if let Some(it) = self.to {
-            add("to", it.0.to_string());
+            add("to", it.to_string());
         }
         if let Some(it) = self.pid {
             add("pid", it.to_string());
@@ -184,7 +179,7 @@ impl Requested {
             let wrong = |error: String| format!("{name}={value}: {error}");
             match name.as_str() {
                 "service" => it.service = Some(parse_service(value).map_err(wrong)?),
-                "to" => it.to = Some(parse_address(value).map_err(wrong)?.0),
+                "to" => it.to = Some(parse_address(value).map_err(wrong)?),
                 "pid" => {
                     let pid = value.parse::<NonZeroU32>().map_err(|error| wrong(error.to_string()))?;
                     it.pid = Some(pid.get());

@@ -25,7 +25,7 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Names {
     admin: Admin,
     pin_dir: PathBuf,
-    cgroups: CgroupPaths,
+    pub(super) cgroups: CgroupPaths,
     /// Service and port, by the first counter of the service port.
     ports: HashMap<u32, (ServiceName, String)>,
     /// The state that they are of.
@@ -87,10 +87,6 @@ impl Names {
     pub(super) fn ports_of(&self, service: &ServiceName) -> Vec<u32> {
         let own = self.ports.iter().filter(|(_, (name, _))| name == service);
         own.map(|(counter, _)| *counter).collect()
-    }
-
-    pub(super) fn cgroup_of_pod(&self, uid: &str) -> Option<PathBuf> {
-        self.cgroups.of_pod(uid)
     }
 
     /// Why a destination that no Service has is a cluster IP nevertheless; none if it is no cluster IP.

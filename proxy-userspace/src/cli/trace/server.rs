@@ -65,27 +65,17 @@ struct Tracer {
     requests: mpsc::Sender<TraceRequest>,
 }
 
-/// A trace that can begin.
-struct Prepared {
-    sockets: Option<(TracedPrograms, Sockets)>,
-    packets: Option<Packets>,
-}
-
 impl Tracer {
     /// Starts a trace, and returns its lines.
     async fn start(self, filters: TraceFilters) -> Result<mpsc::Receiver<String>> {
         let requested = Requested::parse(&filters).map_err(|it| anyhow!(it))?;
         let guard = begin(&self.admin, &described(&filters), requested.replace).await?;
         let requests = self.requests.clone();
-        let Prepared { sockets, packets } = spawn_blocking(move || self.prepare(requested)).await??;
+        let (programs, sockets, packets) = spawn_blocking(move || self.prepare(requested)).await??;
         let (ends, ended) = oneshot::channel();
-        let sockets = match sockets {
-            Some((programs, sockets)) => {
-                attach(&requests, programs, ended).await?;
-                Some(sockets)
-            }
-            None => None,
-        };
+        if let Some(programs) = programs {
+            attach(&requests, programs, ended).await?;
+        }
         let (lines, receiver) = mpsc::channel(1);
         let mut forwarding =
             Forwarding { sockets, packets, lines, runtime: Handle::current(), guard, _ends: ends };
@@ -99,24 +89,23 @@ impl Tracer {
         );
         Ok(receiver)
     }
-}
 
-impl Tracer {
     /// Finds what the filters name, loads the programs, and has the kernel report packets.
-    fn prepare(&self, requested: Requested) -> Result<Prepared> {
+    fn prepare(
+        &self,
+        requested: Requested,
+    ) -> Result<(Option<TracedPrograms>, Option<Sockets>, Option<Packets>)> {
         let service = requested.service.as_deref().map(|it| find_service(&self.admin, it)).transpose()?;
         let packets = match self.has_packets {
             true => Packets::start(&self.admin, &requested, service.as_ref(), self.sockets.as_ref())?,
             false => None,
         };
-        let sockets = match &self.sockets {
-            Some(options) => Some(Sockets::load(&self.admin, options, requested, service)?),
-            None => None,
-        };
+        let load = |options| Sockets::load(&self.admin, options, requested, service);
+        let (programs, sockets) = self.sockets.as_ref().map(load).transpose()?.unzip();
         if sockets.is_none() && packets.is_none() {
             bail!("this process serves packets only: give --service or --to, and no filter for processes");
         }
-        Ok(Prepared { sockets, packets })
+        Ok((programs, sockets, packets))
     }
 }
 
@@ -197,7 +186,7 @@ impl Sockets {
         let cgroup = match (requested.cgroup.map(PathBuf::from), requested.pod) {
             (Some(_), Some(_)) => bail!("--cgroup and --pod exclude each other: a pod is a cgroup"),
             (cgroup, None) => cgroup,
-            (None, Some(uid)) => Some(names.cgroup_of_pod(&uid).with_context(|| {
+            (None, Some(uid)) => Some(names.cgroups.of_pod(&uid).with_context(|| {
                 format!("no pod with the UID {uid} runs on this node: `kubectl get pod NAME --output yaml` shows its node and UID")
             })?),
         };
