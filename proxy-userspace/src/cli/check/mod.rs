@@ -58,7 +58,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
     let sockets = flags.pods.of_sockets(flags.datapath.options("")?);
     let options = flags.packets.options(sockets)?;
-    let groups = examine(&options, &flags.reports, flags.forwarding.option());
+    let groups = examine(&options, &flags.reports, flags.forwarding.external_forwarding);
     let counts = counts(&groups);
     let mut stdout = io::stdout().lock();
     match flags.output {
@@ -140,12 +140,12 @@ fn process(reports: &ReportFlags, is_left_to_kube_proxy: bool) -> Vec<Finding> {
         return findings;
     }
     if let Some(address) = reports.metrics() {
-        findings.push(port(PageGroup::Metrics, address, is_left_to_kube_proxy));
+        findings.push(port("metrics port", PageGroup::Metrics, address, is_left_to_kube_proxy));
     }
     if let Some(address) = reports.health() {
         findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
-            None => port(PageGroup::Health, address, is_left_to_kube_proxy),
+            None => port("health port", PageGroup::Health, address, is_left_to_kube_proxy),
         });
     }
     findings
@@ -164,41 +164,35 @@ fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
     }
 }
 
-fn port(pages: PageGroup, address: SocketAddr, is_left_to_kube_proxy: bool) -> Finding {
+fn port(
+    subject: &'static str,
+    pages: PageGroup,
+    address: SocketAddr,
+    is_left_to_kube_proxy: bool,
+) -> Finding {
     match TcpListener::bind(address) {
-        Ok(_) => Finding::ok(subject(pages), format!("{address} is free")),
+        Ok(_) => Finding::ok(subject, format!("{address} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_to_kube_proxy => {
-            Finding::ok(subject(pages), format!("{address} is in use, as kube-proxy uses it"))
+            Finding::ok(subject, format!("{address} is in use, as kube-proxy uses it"))
         }
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => in_use(pages, address),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let says = format!("{address} is in use: Services are served, but this page is not");
+            let flag = pages.flag();
+            let remedy = format!(
+                "stop the process that listens there (`ss -ltnp` names it), or choose another {flag}"
+            );
+            Finding::degraded(subject, says, remedy)
+        }
         Err(error) => {
             let says = format!("cannot listen on {address}: {error}");
-            Finding::degraded(subject(pages), says, format!("choose another {}", pages.flag()))
+            Finding::degraded(subject, says, format!("choose another {}", pages.flag()))
         }
     }
-}
-
-fn in_use(pages: PageGroup, address: SocketAddr) -> Finding {
-    let says = format!("{address} is in use: Services are served, but this page is not");
-    let flag = pages.flag();
-    let remedy =
-        format!("stop the process that listens there (`ss -ltnp` names it), or choose another {flag}");
-    Finding::degraded(subject(pages), says, remedy)
 }
 
 fn foreign_socket(socket: &Path) -> Finding {
     let says = format!("{}: what answers there is not this program", socket.display());
     Finding::degraded("status socket", says, "stop that process, or choose another --status-socket")
-}
-
-fn subject(pages: PageGroup) -> &'static str {
-    match pages {
-        PageGroup::Probes => "probe port",
-        PageGroup::Health => "health port",
-        PageGroup::Metrics => "metrics port",
-        PageGroup::Status => "status socket",
-        PageGroup::Ui => "page for people",
-    }
 }
 
 /// What both paths take at most, at a start and with the memory of the kernel, in bytes: measured from 10,000 Services of 10

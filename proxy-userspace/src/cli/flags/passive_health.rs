@@ -21,10 +21,10 @@ pub(super) struct PassiveHealthFlags {
     #[arg(long, value_name = "NUMBER", default_value = "3", value_parser = up_to::<50>)]
     passive_health_failures: NonZeroU8,
     /// First ejection time, 1s to 1h; doubled by each consecutive ejection
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = up_to_1h)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = up_to_hours::<1>)]
     passive_health_ejection_time: Duration,
     /// Longest ejection time, up to 24h; at least --passive-health-ejection-time
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = up_to_24h)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = up_to_hours::<24>)]
     passive_health_max_ejection_time: Duration,
     /// Percentage of a set's endpoints that may be ejected, 1 to 100; the last endpoint never is
     #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = up_to::<100>)]
@@ -64,16 +64,9 @@ fn up_to<const MAX: u8>(text: &str) -> Result<NonZeroU8, String> {
     number.ok_or_else(|| format!("use a number from 1 to {MAX}"))
 }
 
-fn up_to_1h(text: &str) -> Result<Duration, String> {
-    duration(text, SignedDuration::from_hours(1))
-}
-
-fn up_to_24h(text: &str) -> Result<Duration, String> {
-    duration(text, SignedDuration::from_hours(24))
-}
-
-/// A duration from a second to `max`, in Go's notation.
-fn duration(text: &str, max: SignedDuration) -> Result<Duration, String> {
+/// A duration from a second to so many hours, in Go's notation.
+fn up_to_hours<const MAX: i64>(text: &str) -> Result<Duration, String> {
+    let max = SignedDuration::from_hours(MAX);
     let duration = text.parse().ok().filter(|it| (SignedDuration::from_secs(1)..=max).contains(it));
     let duration = duration.and_then(|it| it.try_into().ok());
     duration.ok_or_else(|| format!("use a duration from 1s to {max:#}, such as 30s"))

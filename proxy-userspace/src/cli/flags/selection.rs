@@ -1,9 +1,11 @@
 //! Which Services are served.
 
 use brain::DEFAULT_MAX_NAMESPACE_ENTRIES;
-use clap::Args;
-
-use super::forwarding::ForwardingFlag;
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use model::state::ExternalForwarding;
 
 /// Which Services are served.
 #[derive(Clone, Debug, Args)]
@@ -23,6 +25,19 @@ pub(in crate::cli) struct SelectionFlags {
     max_namespace_entries: u64,
     #[command(flatten)]
     forwarding: ForwardingFlag,
+}
+
+/// What becomes of packets from outside.
+#[derive(Clone, Debug, Default, Args)]
+pub(in crate::cli) struct ForwardingFlag {
+    /// What becomes of packets from outside to external and load balancer IPs (experimental)
+    ///
+    /// nat translates them on the node that they enter by. dsr forwards those of the policy Cluster, of TCP and UDP, whole to
+    /// a node with endpoints, which keeps the client's address and answers it directly. For dsr every node of the cluster
+    /// must run this version, with the tc programs. A Service may say otherwise by the annotation
+    /// kube-proxy-ebpf.io/external-forwarding.
+    #[arg(long, value_name = "nat|dsr", default_value = "nat", value_parser = external_forwarding())]
+    pub(in crate::cli) external_forwarding: ExternalForwarding,
 }
 
 /// kube-proxy's feature gates, as far as they are set.
@@ -87,7 +102,7 @@ impl SelectionFlags {
             // An environment variable that is set but empty counts as not set.
             service_proxy_name: self.service_proxy_name.clone().filter(|it| !it.is_empty()),
             max_namespace_entries: self.max_namespace_entries,
-            external_forwarding: self.forwarding.option(),
+            external_forwarding: self.forwarding.external_forwarding,
             ..brain::Options::default()
         };
         for gates in &self.feature_gates {
@@ -96,6 +111,13 @@ impl SelectionFlags {
         }
         options
     }
+}
+
+fn external_forwarding() -> impl TypedValueParser<Value = ExternalForwarding> {
+    PossibleValuesParser::new(["nat", "dsr"]).map(|it| match it.as_str() {
+        "dsr" => ExternalForwarding::Dsr,
+        _ => ExternalForwarding::Nat,
+    })
 }
 
 /// The value of a label. No Service has another one.
