@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
@@ -151,6 +150,7 @@ impl Table {
 }
 
 /// A connection; its place is free when this is dropped.
+#[derive(Debug)]
 pub struct Connection {
     connections: Connections,
     id: u64,
@@ -166,12 +166,6 @@ impl Connection {
     /// At the second call.
     pub fn closing(&mut self) -> oneshot::Receiver<()> {
         self.closing.take().expect("it is taken once")
-    }
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.id).finish()
     }
 }
 
@@ -213,6 +207,14 @@ mod tests {
         Ipv4Addr::new(192, 0, 2, n).into()
     }
 
+    async fn admit(all: &Connections, sources: impl IntoIterator<Item = u8>) -> Vec<Connection> {
+        let mut admitted = Vec::new();
+        for n in sources {
+            admitted.push(all.admit(source(n)).await);
+        }
+        admitted
+    }
+
     fn is_closing(connection: &mut Connection) -> bool {
         let closing = connection.closing.as_mut().unwrap();
         closing.try_recv().is_ok()
@@ -221,10 +223,7 @@ mod tests {
     #[tokio::test]
     async fn the_oldest_connection_is_closed_for_a_new_one() {
         let all = Connections::new("test", Limits { total: 3, per_source: 3 });
-        let mut open = Vec::new();
-        for n in 0..3 {
-            open.push(all.admit(source(n)).await);
-        }
+        let mut open = admit(&all, 0..3).await;
         let new = all.admit(source(9)).await;
         assert_eq!(open.iter_mut().map(is_closing).collect::<Vec<_>>(), [true, false, false]);
         assert_eq!((all.count(), all.closed()), (3, 1));
@@ -235,10 +234,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_connections_are_about_to_close_than_may_be_open() {
         let all = Connections::new("test", Limits { total: 3, per_source: 3 });
-        let mut held = Vec::new();
-        for n in 0..6 {
-            held.push(all.admit(source(n)).await);
-        }
+        let mut held = admit(&all, 0..6).await;
         assert_eq!((all.count(), all.closed()), (3, 3));
         let table = all.clone();
         let admission = tokio::spawn(async move { table.admit(source(9)).await });
@@ -252,14 +248,8 @@ mod tests {
     #[tokio::test]
     async fn a_source_beyond_its_share_closes_its_own_connections() {
         let all = Connections::new("test", Limits { total: 100, per_source: 2 });
-        let mut others: Vec<_> = Vec::new();
-        for n in 0..10 {
-            others.push(all.admit(source(n)).await);
-        }
-        let mut own = Vec::new();
-        for _ in 0..10 {
-            own.push(all.admit(source(200)).await);
-        }
+        let mut others = admit(&all, 0..10).await;
+        let mut own = admit(&all, [200; 10]).await;
         assert_eq!(own.iter_mut().filter_map(|it| is_closing(it).then_some(())).count(), 8);
         assert!(!is_closing(&mut own[9]) && !others.iter_mut().any(is_closing));
     }

@@ -97,7 +97,8 @@ impl UnixSocket {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         fchmod(socket.as_fd(), mode).map_err(io::Error::from).map_err(system("fchmod"))?;
         socket.bind(path).map_err(system("bind"))?;
-        let file = SocketFile::new(path).map_err(system("stat"))?;
+        let identity = identity(path).map_err(system("stat"))?;
+        let file = SocketFile { path: path.to_owned(), identity };
         if access.group.is_some() {
             chown(path, None, access.group).map_err(system("chown to the group"))?;
         }
@@ -120,12 +121,6 @@ struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
-}
-
-impl SocketFile {
-    fn new(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), identity: identity(path)? })
-    }
 }
 
 impl Drop for SocketFile {
