@@ -14,16 +14,13 @@ use std::{
     time::Duration,
 };
 
-use admin::Status;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use datapath_ebpf::Options;
-
-use self::seen::Seen;
 
 pub(super) use self::{
     names::PortName,
     process::{Process, origin},
+    seen::Seen,
 };
 use super::{
     config,
@@ -63,35 +60,11 @@ pub(super) enum Output {
     Json,
 }
 
-/// What `status` prints.
-pub(super) struct Report(Seen);
-
-impl Report {
-    /// Reads the process and the kernel; the frontends are read when they are written.
-    ///
-    /// # Errors
-    ///
-    /// If nothing is programmed.
-    pub(super) fn read(options: &Options, reports: &ReportFlags) -> Result<Self> {
-        // The process is queried first: the kernel's state is then at least as new.
-        Ok(Self(Seen::read(options, Process::query(reports))?))
-    }
-
-    /// The Services that have frontends, as in `default/web`.
-    pub(super) fn services(&self) -> impl Iterator<Item = &str> {
-        self.0.rows.services()
-    }
-
-    /// The status of the process, if one answers.
-    pub(super) fn process(&self) -> Option<&Status> {
-        self.0.process.status.as_deref()
-    }
-
-    pub(super) fn write(&mut self, format: Output, mut out: &mut dyn io::Write) -> io::Result<()> {
-        match format {
-            Output::Table => table::write(&mut self.0, &mut out),
-            Output::Json => json::write(&mut self.0, &mut out),
-        }
+/// Writes what `status` prints; the frontends are read now.
+pub(super) fn write(seen: &mut Seen, format: Output, mut out: &mut dyn io::Write) -> io::Result<()> {
+    match format {
+        Output::Table => table::write(seen, &mut out),
+        Output::Json => json::write(seen, &mut out),
     }
 }
 
@@ -103,16 +76,16 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         reader::watch()?;
     }
     loop {
-        let mut report = Report::read(&options, &flags.reports)?;
+        let mut seen = Seen::read(&options, &flags.reports)?;
         if flags.watch && io::stdout().is_terminal() {
             // Clear the screen.
             io::stdout().write_all(b"\x1b[H\x1b[2J")?;
         }
         let mut out = Escaped::new(io::stdout().lock());
-        report.write(flags.output, &mut out)?;
+        write(&mut seen, flags.output, &mut out)?;
         out.flush()?;
         if !flags.watch {
-            return Ok(report.0.errors().is_empty());
+            return Ok(seen.errors().is_empty());
         }
         thread::sleep(WATCH_INTERVAL);
     }

@@ -32,13 +32,6 @@ pub(in crate::cli) struct NamedFrontend {
     pub(in crate::cli) is_cluster_ip: bool,
 }
 
-impl NamedFrontend {
-    /// One that no process knows.
-    pub(super) fn unnamed(address: FrontendAddress) -> Self {
-        Self { name: PortName::default(), address, is_cluster_ip: false }
-    }
-}
-
 /// Frontends with their names, in the order of their addresses.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Names(Vec<NamedFrontend>);

@@ -14,7 +14,7 @@ use crate::cli::{
 /// What the running process reports.
 #[derive(Default)]
 pub(in crate::cli) struct Process {
-    pub(super) status: Option<Box<Status>>,
+    pub(in crate::cli) status: Option<Box<Status>>,
     /// Address of its health pages, if it does not answer at the socket of the status pages.
     pub(super) health_only: Option<SocketAddr>,
     /// Why that socket cannot be used.

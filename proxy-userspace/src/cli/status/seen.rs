@@ -11,9 +11,10 @@ use super::{
     names::{NamedFrontend, Names, PortName},
     process::Process,
 };
+use crate::cli::flags::ReportFlags;
 
 /// The state at one time. What cannot be read is an error text.
-pub(super) struct Seen {
+pub(in crate::cli) struct Seen {
     pub(super) rows: Rows,
     /// The generation of the eBPF maps; `None` without eBPF maps.
     pub(super) generation: Result<Option<u32>, String>,
@@ -22,7 +23,7 @@ pub(super) struct Seen {
     pub(super) packets: Result<String, String>,
     /// What is forwarded of packets from outside; `None` if nothing is.
     pub(super) forwarding: Result<Option<ForwardSummary>, String>,
-    pub(super) process: Process,
+    pub(in crate::cli) process: Process,
 }
 
 /// The frontends, read one by one.
@@ -39,15 +40,12 @@ impl Rows {
     fn new(kernel: Frontends, unnamed: Result<Vec<FrontendAddress>, String>, names: Names) -> Self {
         let error = unnamed.as_ref().err().cloned();
         let unnamed = unnamed.unwrap_or_default().into_iter();
-        let mut frontends: Vec<_> = unnamed.map(NamedFrontend::unnamed).collect();
+        let unnamed =
+            unnamed.map(|address| NamedFrontend { name: PortName::default(), address, is_cluster_ip: false });
+        let mut frontends: Vec<_> = unnamed.collect();
         frontends.sort_by_cached_key(|it| it.address.to_string());
         frontends.extend(names.into_sorted());
         Self { frontends, kernel, error }
-    }
-
-    /// The Services of all frontends.
-    pub(super) fn services(&self) -> impl Iterator<Item = &str> {
-        self.frontends.iter().map(|it| &*it.name.service)
     }
 
     /// All that the kernel has, each with its number and its name.
@@ -117,12 +115,15 @@ impl Batch {
 }
 
 impl Seen {
-    /// Reads the eBPF datapath, and nftables. The frontends are those of nftables if there are no eBPF maps.
+    /// Reads the process, the eBPF datapath, and nftables. The frontends are those of nftables if there are no eBPF maps; they are
+    /// read when they are written.
     ///
     /// # Errors
     ///
     /// If neither datapath has been programmed.
-    pub(super) fn read(options: &Options, mut process: Process) -> Result<Self> {
+    pub(in crate::cli) fn read(options: &Options, reports: &ReportFlags) -> Result<Self> {
+        // The process is queried first: the kernel's state is then at least as new.
+        let mut process = Process::query(reports);
         let pins = &options.pin_dir;
         let names = mem::take(&mut process.names);
         let is_unnamed = |it: &FrontendAddress| names.get(it).is_none();
@@ -163,6 +164,11 @@ impl Seen {
             forwarding: forwarding(pins).map_err(message),
             process,
         })
+    }
+
+    /// The Services that have frontends, as in `default/web`.
+    pub(in crate::cli) fn services(&self) -> impl Iterator<Item = &str> {
+        self.rows.frontends.iter().map(|it| &*it.name.service)
     }
 
     /// Whether only nftables is programmed, so that no program should be attached.

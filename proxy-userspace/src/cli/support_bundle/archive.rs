@@ -129,7 +129,8 @@ pub(super) fn create<T>(path: &Path, write: impl FnOnce(&mut File) -> Result<T>)
     name.push(path.file_name().unwrap_or_default());
     name.push(format!(".{}", process::id()));
     let temporary = folder(path).join(name);
-    let result = create_new(&temporary).and_then(|mut file| write(&mut file)).and_then(|written| {
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
+    let result = new.map_err(Into::into).and_then(|mut file| write(&mut file)).and_then(|written| {
         // Someone may have created it meanwhile.
         check_path(path)?;
         fs::rename(&temporary, path)?;
@@ -140,10 +141,6 @@ pub(super) fn create<T>(path: &Path, write: impl FnOnce(&mut File) -> Result<T>)
         let _ = fs::remove_file(&temporary);
     }
     result.with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn create_new(path: &Path) -> Result<File> {
-    Ok(OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?)
 }
 
 fn folder(path: &Path) -> &Path {

@@ -24,7 +24,7 @@ use super::{
     check, config, dump,
     flags::{DatapathFlags, PacketFlags, ReportFlags},
     output::{Escaped, wrong_usage},
-    status::{Output, Report},
+    status::{self, Output, Seen},
 };
 
 /// Collect what a bug report needs in one archive
@@ -80,14 +80,14 @@ impl Source<'_> {
         match content {
             Content::Text(Ok(text)) => Ok(out.write_all(text.as_bytes())?),
             Content::Text(Err(error)) => Err(anyhow!("{error:#}")),
-            Content::Status(format) => Ok(self.report()?.write(*format, out)?),
+            Content::Status(format) => Ok(status::write(&mut self.seen()?, *format, out)?),
             Content::Dump => dump::write(&self.sockets.pin_dir, out),
             Content::Page(path) => Ok(io::copy(&mut self.page(path)?, out).map(drop)?),
         }
     }
 
-    fn report(&self) -> Result<Report> {
-        Report::read(self.sockets, self.reports)
+    fn seen(&self) -> Result<Seen> {
+        Seen::read(self.sockets, self.reports)
     }
 
     fn page(&self, path: &str) -> Result<impl Read + use<>> {
@@ -230,23 +230,23 @@ fn write_anonymized(
     pseudonyms: &mut Pseudonyms,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let mut report = None;
+    let mut seen = None;
     match content {
         Content::Page(path @ ("/status" | "/state")) => {
             return Ok(pseudonyms.replace_page(source.page(path)?, out)?);
         }
         Content::Status(_) => {
             // It has the names of this moment.
-            let report = report.insert(source.report()?);
-            report.services().for_each(|it| pseudonyms.learn_service(it));
-            pseudonyms.replace_page(&*serde_json::to_vec(&report.process())?, &mut io::sink())?;
+            let seen = seen.insert(source.seen()?);
+            seen.services().for_each(|it| pseudonyms.learn_service(it));
+            pseudonyms.replace_page(&*serde_json::to_vec(&seen.process.status)?, &mut io::sink())?;
         }
         _ => {}
     }
     let has_names = matches!(content, Content::Text(_) | Content::Page("/log"));
     let mut out = Anonymized::new(pseudonyms, out, has_names);
-    let written = match (content, &mut report) {
-        (Content::Status(format), Some(report)) => report.write(*format, &mut out).map_err(Into::into),
+    let written = match (content, &mut seen) {
+        (Content::Status(format), Some(seen)) => status::write(seen, *format, &mut out).map_err(Into::into),
         _ => source.write(content, &mut out),
     };
     out.finish()?;
