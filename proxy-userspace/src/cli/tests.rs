@@ -6,11 +6,28 @@ use api_server::{ApiServer, Settings};
 use clap::Command;
 
 use super::{
-    command,
+    WITHOUT_VARIABLE, command,
     config::{CommandLine, File, ParseError},
 };
 
 const KUBEADM: &str = include_str!("kubeadm-config.yaml");
+/// How each file begins.
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// Parses words after the name of the program.
+fn parse(words: &[&str]) -> Result<CommandLine, ParseError> {
+    let words = iter::once("kube-proxy-ebpf").chain(words.iter().copied());
+    CommandLine::parse(command(), words.map(Into::into))
+}
+
+/// The error of a wrong command line.
+#[track_caller]
+fn usage_error(parsed: Result<CommandLine, ParseError>) -> String {
+    match parsed {
+        Err(ParseError::Usage(error)) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
 
 /// Parses `run --config FILE` with more words, where the file has this text.
 fn line(text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
@@ -22,14 +39,11 @@ fn line_of(name: &str, text: &str, words: &[&str]) -> Result<CommandLine, ParseE
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.conf");
     fs::write(&path, text).unwrap();
-    let config = format!("--config={}", path.display());
-    let words = ["kube-proxy-ebpf", name, &config].into_iter().chain(words.iter().copied()).map(Into::into);
-    CommandLine::parse(command(), words.collect::<Vec<_>>())
+    parse(&[&[name, &format!("--config={}", path.display())], words].concat())
 }
 
 fn remarks(text: &str) -> Vec<String> {
-    let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}");
-    let line = line(&text, &[]).unwrap();
+    let line = line(&format!("{HEAD}{text}"), &[]).unwrap();
     line.remarks().map(|it| it.split_once(": ").unwrap().1.to_owned()).collect()
 }
 
@@ -54,11 +68,20 @@ fn check_rows(line: &CommandLine, expect: &[&str]) {
     }
 }
 
+/// Checks such rows of `NAME --config FILE` with more words, and a part of each remark.
+#[track_caller]
+fn check(name: &str, text: &str, words: &[&str], rows: &[&str], remarks: &[&str]) {
+    let line = line_of(name, text, &[words, &["--print-config"]].concat()).unwrap();
+    check_rows(&line, rows);
+    let found: Vec<_> = line.remarks().collect();
+    assert_eq!(found.len(), remarks.len(), "{found:?}");
+    for it in remarks {
+        assert!(found.iter().any(|found| found.contains(it)), "{it} is not in {found:?}");
+    }
+}
+
 #[test]
 fn a_kubeadm_configuration_is_accepted_unchanged() {
-    let line = line(KUBEADM, &["--node-name=worker-1", "--print-config"]).unwrap();
-    let remarks: Vec<_> = line.remarks().collect();
-    assert!(remarks.is_empty(), "{remarks:?}");
     let rows = [
         "--cluster-cidr 10.244.0.0/16 file: clusterCIDR",
         "--source kube file: kind",
@@ -66,17 +89,15 @@ fn a_kubeadm_configuration_is_accepted_unchanged() {
         "--kubeconfig /var/lib/kube-proxy/kubeconfig.conf file: clientConnection.kubeconfig",
         "--pin-dir /sys/fs/bpf/kube-proxy-ebpf default",
     ];
-    check_rows(&line, &rows);
+    check("run", KUBEADM, &["--node-name=worker-1"], &rows, &[]);
 }
 
 #[test]
 fn a_flag_overrides_the_file() {
     let text = KUBEADM.replace("hostnameOverride: \"\"", "hostnameOverride: from-file");
-    let from_file = line(&text, &["--print-config"]).unwrap();
-    check_rows(&from_file, &["--node-name from-file file: hostnameOverride"]);
-    let from_flags =
-        line(&text, &["--print-config", "--node-name=n1", "--source=file:x", "--kubeconfig=k"]).unwrap();
-    check_rows(&from_flags, &["--node-name n1 flag", "--source file:x flag", "--kubeconfig k flag"]);
+    check("run", &text, &[], &["--node-name from-file file: hostnameOverride"], &[]);
+    let rows = ["--node-name n1 flag", "--source file:x flag", "--kubeconfig k flag"];
+    check("run", &text, &["--node-name=n1", "--source=file:x", "--kubeconfig=k"], &rows, &[]);
 }
 
 #[test]
@@ -86,17 +107,14 @@ fn an_agent_uses_its_part_of_the_file() {
         .replace("metricsBindAddress: \"\"", "metricsBindAddress: 127.0.0.2:10249")
         .replace("nodePortAddresses: null", "nodePortAddresses: [192.0.2.0/24]")
         .replace("hostnameOverride: \"\"", "hostnameOverride: n1");
-    let line = line_of("agent", &text, &["--print-config"]).unwrap();
     let rows = [
         "--masquerade-all true file: iptables.masqueradeAll",
         "--metrics-bind-address 127.0.0.2:10249 file: metricsBindAddress",
         "--nodeport-addresses 192.0.2.0/24 file: nodePortAddresses",
         "--node-name n1 file: hostnameOverride",
     ];
-    check_rows(&line, &rows);
-    let remarks: Vec<_> = line.remarks().collect();
-    assert_eq!(remarks.len(), 1, "{remarks:?}");
-    assert!(remarks[0].contains("clientConnection.kubeconfig"), "only the brain needs it: {remarks:?}");
+    // Only the brain needs it.
+    check("agent", &text, &[], &rows, &["clientConnection.kubeconfig"]);
 }
 
 #[test]
@@ -150,31 +168,17 @@ fn commands_that_only_inspect_use_the_file_without_remarks() {
 
 #[test]
 fn commands_that_inspect_take_the_flags_that_the_process_was_started_with() {
-    let started = [
-        "--source=kube",
-        "--kube-api-server=https://192.0.2.1:6443",
-        "--node-name=n1",
-        "--packets=off",
-        "--backend=ebpf",
-        "--cluster-cidr=10.0.0.0/8",
-        "--masquerade-all",
-        "--socket-lb=host",
-        "--pin-dir=/pins",
-        "--cgroup=/cgroup",
-        "--status-socket=/status",
-        "--metrics-bind-address=0",
-        "--feature-gates=NFTablesProxyMode=true",
-        "--listen=unix:///x",
-        "--nodeport-addresses=primary",
-    ];
-    for command in ["run", "check", "status", "dump"] {
-        let line = line_of(command, KUBEADM, &started).map(|it| it.remarks().count());
-        assert!(line.is_ok(), "{command}: {line:?}");
-    }
-    let tls = ["--target=unix:///x", "--packets=off", "--tls-ca=ca", "--tls-cert=cert", "--tls-key=key"];
-    for command in ["agent", "check", "status", "dump"] {
-        let line = line_of(command, KUBEADM, &tls);
-        assert!(line.is_ok(), "{command}: {line:?}");
+    let run = "--source=kube --kube-api-server=https://192.0.2.1:6443 --node-name=n1 --packets=off --backend=ebpf \
+               --cluster-cidr=10.0.0.0/8 --masquerade-all --socket-lb=host --pin-dir=/pins --cgroup=/cgroup \
+               --status-socket=/status --metrics-bind-address=0 --feature-gates=NFTablesProxyMode=true \
+               --listen=unix:///x --nodeport-addresses=primary";
+    let agent = "--target=unix:///x --packets=off --tls-ca=ca --tls-cert=cert --tls-key=key";
+    for (started, flags) in [("run", run), ("agent", agent)] {
+        let flags: Vec<_> = flags.split(' ').collect();
+        for command in [started, "check", "status", "dump"] {
+            let line = line_of(command, KUBEADM, &flags);
+            assert!(line.is_ok(), "{command}: {line:?}");
+        }
     }
     // Not what belongs to one call.
     assert!(line_of("status", KUBEADM, &["--print-config"]).is_err());
@@ -186,8 +190,8 @@ fn commands_that_inspect_take_the_flags_that_the_process_was_started_with() {
 #[test]
 fn the_file_configures_the_log() {
     let text = KUBEADM.replace("  verbosity: 0", "  verbosity: 4\n  format: json");
-    let line = line(&text, &["--print-config"]).unwrap();
-    check_rows(&line, &["--verbose 1 file: logging.verbosity", "--log-format json file: logging.format"]);
+    let rows = ["--verbose 1 file: logging.verbosity", "--log-format json file: logging.format"];
+    check("run", &text, &[], &rows, &[]);
 }
 
 #[test]
@@ -203,10 +207,8 @@ fn an_invalid_value_is_reported_with_its_field() {
     check_rejected(&mode, &["config.conf: detectLocalMode: \"Magic\"", "use one of", "BridgeInterface"]);
     check_rejected(&with("healthzBindAddress", "nowhere"), &["healthzBindAddress: \"nowhere\""]);
     // An invalid flag is reported as such, and a valid one overrides the file.
-    let Err(ParseError::Usage(error)) = line(&name, &["--cluster-cidr=x"]) else {
-        panic!("the command line is accepted")
-    };
-    assert!(error.to_string().contains("--cluster-cidr"), "{error}");
+    let error = usage_error(line(&name, &["--cluster-cidr=x"]));
+    assert!(error.contains("--cluster-cidr"), "{error}");
     line(&name, &["--node-name=n1"]).unwrap();
 }
 
@@ -234,11 +236,9 @@ fn ignored_fields_are_reported_with_the_reason() {
 
 #[test]
 fn the_file_configures_the_nftables_path() {
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
-                clusterCIDR: 10.244.0.0/16,fd00:10:244::/56\ndetectLocalMode: InterfaceNamePrefix\n\
-                detectLocal: {interfaceNamePrefix: veth}\n\
-                iptables: {masqueradeAll: true, masqueradeBit: 15}\nnftables: {masqueradeBit: 16}\n";
-    let iptables = line(text, &["--print-config"]).unwrap();
+    let fields = "clusterCIDR: 10.244.0.0/16,fd00:10:244::/56\ndetectLocalMode: InterfaceNamePrefix\n\
+                  detectLocal: {interfaceNamePrefix: veth}\n\
+                  iptables: {masqueradeAll: true, masqueradeBit: 15}\nnftables: {masqueradeBit: 16}\n";
     let rows = [
         "--cluster-cidr 10.244.0.0/16,fd00:10:244::/56 file: clusterCIDR",
         "--detect-local-mode InterfaceNamePrefix file: detectLocalMode",
@@ -246,12 +246,9 @@ fn the_file_configures_the_nftables_path() {
         "--masquerade-all true file: iptables.masqueradeAll",
         "--nft-masquerade-bit 15 file: iptables.masqueradeBit",
     ];
-    check_rows(&iptables, &rows);
-    let remarks: Vec<_> = iptables.remarks().collect();
-    assert_eq!(remarks.len(), 1, "{remarks:?}");
-    assert!(remarks[0].contains("nftables.masqueradeBit: 16 is ignored"), "{remarks:?}");
+    check("run", &format!("{HEAD}{fields}"), &[], &rows, &["nftables.masqueradeBit: 16 is ignored"]);
     // Only the section of the mode is used.
-    let nftables = line(&format!("{text}mode: nftables\n"), &["--print-config"]).unwrap();
+    let nftables = line(&format!("{HEAD}{fields}mode: nftables\n"), &["--print-config"]).unwrap();
     check_rows(
         &nftables,
         &["--masquerade-all false default", "--nft-masquerade-bit 16 file: nftables.masqueradeBit"],
@@ -260,10 +257,9 @@ fn the_file_configures_the_nftables_path() {
 
 #[test]
 fn the_file_configures_connection_tracking() {
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
-                conntrack: {maxPerCore: 0, min: null, tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 0s, \
-                tcpBeLiberal: true, udpTimeout: 0s, udpStreamTimeout: 3m}\n";
-    let file = line(text, &["--print-config"]).unwrap();
+    let text = HEAD.to_owned()
+        + "conntrack: {maxPerCore: 0, min: null, tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 0s, \
+           tcpBeLiberal: true, udpTimeout: 0s, udpStreamTimeout: 3m}\n";
     let rows = [
         "--conntrack-max-per-core 0 file: conntrack.maxPerCore",
         "--conntrack-min 131072 default",
@@ -272,29 +268,21 @@ fn the_file_configures_connection_tracking() {
         "--conntrack-tcp-be-liberal true file: conntrack.tcpBeLiberal",
         "--conntrack-udp-timeout-stream 3m file: conntrack.udpStreamTimeout",
     ];
-    check_rows(&file, &rows);
-    assert_eq!(file.remarks().collect::<Vec<_>>(), [""; 0]);
+    check("run", &text, &[], &rows, &[]);
     check_rejected(&text.replace("3m", "500ms"), &["conntrack.udpStreamTimeout", "shorter than a second"]);
 }
 
 #[test]
 fn zero_and_false_are_values_where_kube_proxy_has_a_default_for_null() {
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\noomScoreAdj: 0\n\
-                iptables: {masqueradeBit: 0, localhostNodePorts: false}\n";
-    let file = line(text, &["--print-config"]).unwrap();
-    check_rows(&file, &["--nft-masquerade-bit 0 file: iptables.masqueradeBit"]);
-    let remarks: Vec<_> = file.remarks().collect();
-    for it in ["iptables.localhostNodePorts: false is ignored", "oomScoreAdj: 0 is ignored"] {
-        assert!(remarks.iter().any(|remark| remark.contains(it)), "{it}: {remarks:?}");
-    }
+    let fields = "oomScoreAdj: 0\niptables: {masqueradeBit: 0, localhostNodePorts: false}\n";
+    let rows = ["--nft-masquerade-bit 0 file: iptables.masqueradeBit"];
+    let remarks = ["iptables.localhostNodePorts: false is ignored", "oomScoreAdj: 0 is ignored"];
+    check("run", &format!("{HEAD}{fields}"), &[], &rows, &remarks);
 }
 
 #[test]
 fn an_empty_value_is_the_default_switches_off_or_is_refused() {
-    let parse = |words: &[&str]| {
-        let words = ["kube-proxy-ebpf", "agent", "--print-config"].iter().chain(words);
-        CommandLine::parse(command(), words.map(Into::into))
-    };
+    let parse = |words: &[&str]| parse(&[&["agent", "--print-config"], words].concat());
     let empty = ["--cluster-cidr=", "--nodeport-addresses=", "--bind-address=", "--hostname-override="];
     assert_eq!(parse(&empty).unwrap().printed(), parse(&[]).unwrap().printed());
     check_rows(&parse(&["--metrics-bind-address="]).unwrap(), &["--metrics-bind-address flag"]);
@@ -305,9 +293,7 @@ fn an_empty_value_is_the_default_switches_off_or_is_refused() {
 
 #[test]
 fn node_ports_are_served_at_the_primary_address_in_nftables_mode() {
-    let text = |rest: &str| {
-        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{rest}\n")
-    };
+    let text = |rest: &str| format!("{HEAD}{rest}\n");
     for (rest, row) in [
         ("mode: nftables", "--nodeport-addresses primary file: mode"),
         ("mode: nftables\nnodePortAddresses: []", "--nodeport-addresses primary file: mode"),
@@ -342,9 +328,8 @@ fn an_unknown_field_is_reported() {
 
 #[test]
 fn of_a_field_that_is_listed_twice_the_last_one_counts() {
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
-                hostnameOverride: n1\nhostnameOverride: n2\n";
-    let line = line(text, &["--print-config"]).unwrap();
+    let text = format!("{HEAD}hostnameOverride: n1\nhostnameOverride: n2\n");
+    let line = line(&text, &["--print-config"]).unwrap();
     check_rows(&line, &["--node-name n2 file: hostnameOverride"]);
     let remarks: Vec<_> = line.remarks().collect();
     assert_eq!(remarks.len(), 1, "{remarks:?}");
@@ -377,12 +362,8 @@ fn other_files_are_rejected_with_a_remedy() {
 
 #[test]
 fn without_a_file_the_source_is_required() {
-    let Err(ParseError::Usage(error)) =
-        CommandLine::parse(command(), ["kube-proxy-ebpf", "run"].map(Into::into))
-    else {
-        panic!("the command line is accepted")
-    };
-    assert!(error.to_string().contains("--source"), "{error}");
+    let error = usage_error(parse(&["run"]));
+    assert!(error.contains("--source"), "{error}");
 }
 
 /// The kubeconfig of kubeadm's kube-proxy.
@@ -436,35 +417,12 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
         without.filter(|it| !matches!(*it, "help" | "version"))
     });
     let flags: BTreeSet<_> = flags.collect();
-    let expected = [
-        "anonymize",
-        "behind",
-        "filter",
-        "force",
-        "has",
-        "init-only",
-        "instance-id",
-        "kube-proxy",
-        "limit",
-        "once",
-        "print-config",
-        "rev",
-        "sort",
-        "wait-for-kube-proxy",
-        "watch",
-    ];
-    assert_eq!(flags, BTreeSet::from(expected));
+    assert_eq!(flags, BTreeSet::from(WITHOUT_VARIABLE));
 }
 
 #[test]
 fn a_flag_of_kube_proxy_that_has_no_meaning_is_answered_with_the_reason() {
-    let error = |words: &[&str]| {
-        let words = iter::once("kube-proxy-ebpf").chain(words.iter().copied()).map(Into::into);
-        match CommandLine::parse(command(), words) {
-            Err(ParseError::Usage(error)) => error.to_string(),
-            other => panic!("{other:?}"),
-        }
-    };
+    let error = |words: &[&str]| usage_error(parse(words));
     let run = error(&["run", "--source=kube", "--iptables-min-sync-period=1s"]);
     for it in ["'--iptables-min-sync-period'", "kube-proxy's", "every change is applied at once"] {
         assert!(run.contains(it), "{it} is not in {run}");
@@ -475,17 +433,14 @@ fn a_flag_of_kube_proxy_that_has_no_meaning_is_answered_with_the_reason() {
     // Other flags have the usual answer.
     let misspelled = error(&["run", "--source=kube", "--cluster-cdr=10.0.0.0/8"]);
     assert!(misspelled.contains("similar") && misspelled.contains("--cluster-cidr"), "{misspelled}");
-    let Err(ParseError::Usage(with_file)) = line(KUBEADM, &["--ipvs-scheduler=rr"]) else {
-        panic!("accepted")
-    };
-    assert!(with_file.to_string().contains("IPVS is not used"), "{with_file}");
+    let with_file = usage_error(line(KUBEADM, &["--ipvs-scheduler=rr"]));
+    assert!(with_file.contains("IPVS is not used"), "{with_file}");
 }
 
 #[test]
 fn the_level_of_kube_proxys_log_is_accepted() {
     for (words, row) in [(&["--v=2"][..], "--v 2 flag"), (&["--v", "4"], "--v 4 flag")] {
-        let line = line(KUBEADM, &[words, &["--print-config"]].concat()).unwrap();
-        check_rows(&line, &[row]);
+        check("run", KUBEADM, words, &[row], &[]);
     }
     assert_eq!([0, 2, 4, 5, 6, 10].map(kube_proxy_config::verbosity), [0, 0, 1, 1, 2, 2]);
 }
