@@ -151,7 +151,7 @@ impl File {
             }
             return Err(format!("{at}: {value} is not a single value"));
         }
-        let reason = if is_used { reason } else { "it belongs to another mode" };
+        let reason = if is_used { *reason } else { "it belongs to another mode" };
         let text = plain(value);
         if !defaults.contains(&text.as_str()) {
             self.remark(&format!("{shown}: {at}: {text} is ignored, because {reason}"));
@@ -245,7 +245,7 @@ fn values(at: &str, value: &Value) -> Option<Vec<String>> {
 /// A `KubeProxyConfiguration` with the values of flags, by their ids: each field that has a flag of the command.
 pub fn document<'a>(value_of: impl Fn(&str) -> Option<&'a str>) -> Value {
     let mut document = json!({ "apiVersion": VERSION, "kind": KIND });
-    for field in FIELDS {
+    for field in &*FIELDS {
         let Some(value) = field.flag.and_then(&value_of) else { continue };
         let mut place = &mut document;
         for key in field.path.split('.') {

@@ -48,45 +48,8 @@ struct FeatureGates {
     remarks: Vec<String>,
 }
 
-const ALWAYS: &str = "this is always done";
-const NO_IPTABLES: &str = "iptables is not used";
-const NO_LOG: &str = "the log is another one";
-const NO_GO: &str = "it is about kube-proxy's own libraries";
-const NO_WINDOWS: &str = "this is not a Windows node";
-
 /// The gates that kube-proxy 1.28 to 1.36 looks at, and why each makes no difference here.
-const WITHOUT_EFFECT: &[(&str, &str)] = &[
-    ("NFTablesProxyMode", "--backend chooses between eBPF and nftables"),
-    ("KubeProxyIPVS", "IPVS is not used"),
-    ("ProxyTerminatingEndpoints", ALWAYS),
-    ("KubeProxyDrainingTerminatingNodes", ALWAYS),
-    ("LoadBalancerIPMode", ALWAYS),
-    ("ServiceInternalTrafficPolicy", ALWAYS),
-    ("TopologyAwareHints", "hints are always followed"),
-    ("ServiceTrafficDistribution", "hints are always followed"),
-    ("PreferSameTrafficDistribution", "hints are always followed"),
-    ("MultiCIDRServiceAllocator", ALWAYS),
-    ("DisableAllocatorDualWrite", "it is about the API server"),
-    ("MinimizeIPTablesRestore", NO_IPTABLES),
-    ("IPTablesOwnershipCleanup", NO_IPTABLES),
-    ("ContextualLogging", NO_LOG),
-    ("LoggingAlphaOptions", NO_LOG),
-    ("LoggingBetaOptions", NO_LOG),
-    ("StructuredLogging", NO_LOG),
-    ("ComponentFlagz", "/flagz is always served"),
-    ("ComponentStatusz", "/statusz is always served"),
-    ("ComponentSLIs", "/metrics/slis is always served"),
-    ("NativeHistograms", NO_GO),
-    ("ClientsAllowCBOR", NO_GO),
-    ("ClientsPreferCBOR", NO_GO),
-    ("InformerResourceVersion", NO_GO),
-    ("InOrderInformers", NO_GO),
-    ("WatchListClient", "streaming lists are used where the API server has them"),
-    ("AllAlpha", "no feature here is behind such a gate"),
-    ("AllBeta", "no feature here is behind such a gate"),
-    ("WinDSR", NO_WINDOWS),
-    ("WinOverlay", NO_WINDOWS),
-];
+const WITHOUT_EFFECT: &str = include_str!("feature_gates.txt");
 
 impl SelectionFlags {
     /// Logs the feature gates that make no difference.
@@ -144,12 +107,13 @@ fn feature_gates(text: &str) -> Result<FeatureGates, String> {
             "0" | "f" | "F" | "false" | "False" | "FALSE" => false,
             _ => return Err(format!("{value:?} is neither true nor false")),
         };
-        let remark = match WITHOUT_EFFECT.iter().find(|(it, _)| *it == name) {
+        let reason = WITHOUT_EFFECT.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(": "));
+        let remark = match reason {
             _ if name == "AllowServiceExternalIPs" => {
                 gates.allow_service_external_ips = Some(is_on);
                 continue;
             }
-            Some((_, reason)) => format!("the feature gate {name}={is_on} makes no difference: {reason}"),
+            Some(reason) => format!("the feature gate {name}={is_on} makes no difference: {reason}"),
             // Of another version of Kubernetes, or of another component, as clusters set them for all at once.
             None => format!("the feature gate {name:?} is unknown and ignored; is it misspelled?"),
         };
@@ -214,7 +178,7 @@ mod tests {
             remarks("Magic\n=true"),
             ["the feature gate \"Magic\\n\" is unknown and ignored; is it misspelled?"]
         );
-        for (name, reason) in WITHOUT_EFFECT {
+        for (name, reason) in WITHOUT_EFFECT.lines().filter_map(|it| it.split_once(": ")) {
             assert!(remarks(&format!("{name}=true"))[0].ends_with(reason), "{name}");
         }
     }
