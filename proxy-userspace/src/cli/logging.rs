@@ -54,36 +54,33 @@ impl LogFlags {
 
     /// Installs the logger.
     pub(super) fn init(&self) {
-        self.install(|| Kept(stderr()));
+        self.install(to_stderr);
     }
 
     /// Installs the logger of a process that serves: its lines are queued, and a thread writes them.
     pub(super) fn init_queued(&self) -> io::Result<()> {
-        let (direct, _) = self.dispatch(|| Kept(stderr()));
+        let (direct, _) = self.dispatch(to_stderr);
         let report_lost = move |lost| {
             dispatcher::with_default(&direct, || {
                 tracing::warn!(lost, "lines of the log were lost here, since standard error was not read");
             });
         };
         thread::Builder::new().name("log".into()).spawn(move || QUEUE.write_to(stderr(), report_lost))?;
-        self.install(|| Kept(Enqueue));
+        self.install(to_queue);
         Ok(())
     }
 
-    fn install<W: Write + 'static>(&self, writer: impl Fn() -> W + Send + Sync + 'static) {
-        let (dispatch, set_filter) = self.dispatch(writer);
+    fn install(&self, sink: Sink) {
+        let (dispatch, set_filter) = self.dispatch(sink);
         dispatcher::set_global_default(dispatch).expect("it is set once");
         *LEVEL.lock() = Some(CurrentLevel { verbosity: self.verbosity(), set_filter });
     }
 
-    fn dispatch<W: Write + 'static>(
-        &self,
-        writer: impl Fn() -> W + Send + Sync + 'static,
-    ) -> (Dispatch, SetFilter) {
+    fn dispatch(&self, sink: Sink) -> (Dispatch, SetFilter) {
         let filter = filter(self.verbosity());
         match self.log_format {
-            LogFormat::Text => text(filter, stderr().is_terminal(), writer),
-            LogFormat::Json => json(filter, writer),
+            LogFormat::Text => text(filter, stderr().is_terminal(), move || Kept(sink)),
+            LogFormat::Json => json(filter, move || Kept(sink)),
         }
     }
 }
@@ -131,19 +128,16 @@ pub(super) fn flush() {
     QUEUE.flush(FLUSH_TIMEOUT);
 }
 
-/// Writes events to the queue. Each event is one write.
-#[derive(Debug)]
-struct Enqueue;
+/// Where the line of an event goes.
+type Sink = fn(&[u8]) -> io::Result<()>;
 
-impl Write for Enqueue {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        QUEUE.push(line);
-        Ok(line.len())
-    }
+fn to_stderr(line: &[u8]) -> io::Result<()> {
+    stderr().write_all(line)
+}
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn to_queue(line: &[u8]) -> io::Result<()> {
+    QUEUE.push(line);
+    Ok(())
 }
 
 /// How much of the log is kept, in bytes.
@@ -159,9 +153,9 @@ pub(super) fn newest_lines() -> String {
 
 /// Writes events, and keeps the newest ones. Each event is one write.
 #[derive(Debug)]
-struct Kept<W>(W);
+struct Kept(Sink);
 
-impl<W: Write> Write for Kept<W> {
+impl Write for Kept {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut lines = NEWEST.lock();
         lines.push_back(without_colours(&String::from_utf8_lossy(line)));
@@ -170,12 +164,12 @@ impl<W: Write> Write for Kept<W> {
             kept -= lines.pop_front().map_or(kept, |it| it.len());
         }
         drop(lines);
-        self.0.write_all(line)?;
+        (self.0)(line)?;
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        Ok(())
     }
 }
 
