@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use backend_conformance::{CLUSTER_CIDRS, Interface, NODE, Report, RunOptions, Skips, names, run};
+use backend_conformance::{CLUSTER_CIDRS, Interface, NODE, RunOptions, Skips, names, run};
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::output;
@@ -106,7 +106,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         None => (flags.command, Interface::Lines),
         Some(backend) => own(backend, log)?,
     };
-    let _pins = Pins::of(&interface);
+    let _pins = matches!(interface, Interface::Sockets { .. }).then(|| Pins);
     let options = RunOptions {
         command,
         interface,
@@ -120,13 +120,10 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         let _ = io::stderr().write_all(format!("{}\n", model::escaped(it)).as_bytes());
     })?;
     output::print(&report.summary())?;
-    write_junit(flags.junit, &report)?;
+    if let Some(path) = flags.junit {
+        fs::write(&path, report.junit()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(report.is_success())
-}
-
-fn write_junit(path: Option<PathBuf>, report: &Report) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    fs::write(&path, report.junit()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The command of a backend of this program, and how it is asked.
@@ -148,8 +145,7 @@ fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Inte
             Interface::Packets { log }
         }
         OwnBackend::Ebpf => {
-            let name = format!("kube-proxy-ebpf-conformance-{}", process::id());
-            let cgroup = datapath_ebpf::find_cgroup2()?.join(&name);
+            let cgroup = datapath_ebpf::find_cgroup2()?.join(own_folder());
             add(&["--backend", "ebpf", "--packets", "nft"]);
             add(&untouched);
             command.extend(["--cgroup".into(), cgroup.clone().into(), "--pin-dir".into(), pin_dir().into()]);
@@ -159,26 +155,23 @@ fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Inte
     Ok((command, interface))
 }
 
-/// Where the eBPF backend pins what it has, for this process.
+/// The name of the folders of this process.
+fn own_folder() -> String {
+    format!("kube-proxy-ebpf-conformance-{}", process::id())
+}
+
+/// Where the eBPF backend pins what it has.
 fn pin_dir() -> PathBuf {
-    Path::new("/sys/fs/bpf").join(format!("kube-proxy-ebpf-conformance-{}", process::id()))
+    Path::new("/sys/fs/bpf").join(own_folder())
 }
 
 /// Removes what the eBPF backend has left, when dropped.
-struct Pins(Option<PathBuf>);
-
-impl Pins {
-    fn of(interface: &Interface) -> Self {
-        Self(matches!(interface, Interface::Sockets { .. }).then(pin_dir))
-    }
-}
+struct Pins;
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        if let Some(pin_dir) = &self.0
-            && let Err(error) = datapath_ebpf::cleanup(pin_dir)
-        {
-            tracing::warn!("{} is left: {error}", pin_dir.display());
+        if let Err(error) = datapath_ebpf::cleanup(&pin_dir()) {
+            tracing::warn!("{} is left: {error}", pin_dir().display());
         }
     }
 }
