@@ -121,7 +121,7 @@ fn counts(groups: &Groups) -> [usize; 3] {
 fn process(reports: &ReportFlags, is_left_to_kube_proxy: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut is_found = false;
-    if let Some(socket) = reports.status() {
+    if let Some(socket) = reports.status.path() {
         match admin::query_status(socket) {
             Ok(Listener::Proxy(status)) => {
                 is_found = true;
@@ -139,10 +139,10 @@ fn process(reports: &ReportFlags, is_left_to_kube_proxy: bool) -> Vec<Finding> {
     if is_found {
         return findings;
     }
-    if let Some(address) = reports.metrics() {
+    if let Some(address) = reports.metrics_bind_address.0 {
         findings.push(port("metrics port", PageGroup::Metrics, address, is_left_to_kube_proxy));
     }
-    if let Some(address) = reports.health() {
+    if let Some(address) = reports.healthz_bind_address.0 {
         findings.push(match admin::query_readiness(address) {
             Some(ready) => health_only(ready, address),
             None => port("health port", PageGroup::Health, address, is_left_to_kube_proxy),

@@ -2,9 +2,7 @@
 
 use std::{
     convert::Infallible,
-    net::SocketAddr,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 use admin::{Admin, BindAddress, Configuration, PageGroup, Servers, UiAddress};
@@ -31,15 +29,15 @@ pub(in crate::cli) struct ReportFlags {
     /// to be deleted. A brain has no datapath to check. The unspecified address of either family listens on all addresses
     /// of both. Beyond 512 connections, 64 of one source, the oldest one is closed for a new one.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256", help_heading = "Reports")]
-    healthz_bind_address: BindAddress<10256>,
+    pub(in crate::cli) healthz_bind_address: BindAddress<10256>,
     /// Address of the metrics pages, IP:PORT; 0 or an empty value disables them
     ///
     /// /metrics is for Prometheus, and /metrics/slis has the results of health checks; /configz, /flagz and /statusz are those of
     /// Kubernetes' components. Whoever reaches it sees the names of Services that are used.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249", help_heading = "Reports")]
-    metrics_bind_address: BindAddress<10249>,
+    pub(in crate::cli) metrics_bind_address: BindAddress<10249>,
     #[command(flatten)]
-    status: StatusSocketFlag,
+    pub(in crate::cli) status: StatusSocketFlag,
 }
 
 /// Where a process serves its page for people.
@@ -74,6 +72,7 @@ pub(in crate::cli) struct StatusSocketFlag {
         long,
         value_name = "PATH",
         default_value = "/run/kube-proxy-ebpf/status.sock",
+        value_parser = status_socket,
         help_heading = "Reports"
     )]
     status_socket: StatusSocket,
@@ -83,12 +82,8 @@ pub(in crate::cli) struct StatusSocketFlag {
 #[derive(Clone, Debug)]
 struct StatusSocket(Option<PathBuf>);
 
-impl FromStr for StatusSocket {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self((!matches!(text, "" | "0")).then(|| text.into())))
-    }
+fn status_socket(text: &str) -> Result<StatusSocket, Infallible> {
+    Ok(StatusSocket((!matches!(text, "" | "0")).then(|| text.into())))
 }
 
 impl ReportFlags {
@@ -98,32 +93,17 @@ impl ReportFlags {
         admin.set_log(logging::newest_lines);
         let pages = [
             (PageGroup::Probes, self.probe_bind_address.0),
-            (PageGroup::Health, self.health()),
-            (PageGroup::Metrics, self.metrics()),
+            (PageGroup::Health, self.healthz_bind_address.0),
+            (PageGroup::Metrics, self.metrics_bind_address.0),
         ];
         for (pages, address) in pages {
             if let Some(address) = address {
                 servers.serve(admin, pages, address);
             }
         }
-        if let Some(path) = self.status() {
+        if let Some(path) = self.status.path() {
             servers.serve_status(admin, path);
         }
-    }
-
-    /// Address of the health pages.
-    pub(in crate::cli) fn health(&self) -> Option<SocketAddr> {
-        self.healthz_bind_address.0
-    }
-
-    /// Address of the metrics pages.
-    pub(in crate::cli) fn metrics(&self) -> Option<SocketAddr> {
-        self.metrics_bind_address.0
-    }
-
-    /// Socket of the status pages.
-    pub(in crate::cli) fn status(&self) -> Option<&Path> {
-        self.status.path()
     }
 }
 

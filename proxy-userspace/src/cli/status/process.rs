@@ -26,11 +26,12 @@ pub(in crate::cli) struct Process {
 impl Process {
     /// Queries the process that serves its pages at these addresses.
     pub(in crate::cli) fn query(reports: &ReportFlags) -> Self {
-        let asked = reports.status().map(|it| (it, admin::query_status(it)));
+        let asked = reports.status.path().map(|it| (it, admin::query_status(it)));
         let (socket, status) = match asked {
             Some((socket, Ok(Listener::Proxy(status)))) => (socket, status),
             other => {
-                let health_only = reports.health().filter(|it| admin::query_readiness(*it).is_some());
+                let health_only =
+                    reports.healthz_bind_address.0.filter(|it| admin::query_readiness(*it).is_some());
                 let denied =
                     other.and_then(|(socket, it)| Some(format!("{}: {}", socket.display(), it.err()?)));
                 return Self { health_only, denied, ..Self::default() };

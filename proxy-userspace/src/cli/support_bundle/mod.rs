@@ -91,7 +91,7 @@ impl Source<'_> {
     }
 
     fn page(&self, path: &str) -> Result<impl Read + use<>> {
-        match self.reports.status() {
+        match self.reports.status.path() {
             Some(socket) => {
                 admin::get(socket, path).map_err(|error| anyhow!("{}: {error}", socket.display()))
             }

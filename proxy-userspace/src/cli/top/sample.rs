@@ -135,7 +135,7 @@ impl Reader {
 
     /// The ejected endpoints; none if no process answers.
     fn ejected(&self) -> Vec<EjectedStatus> {
-        match self.reports.status().map(admin::query_status) {
+        match self.reports.status.path().map(admin::query_status) {
             Some(Ok(Listener::Proxy(status))) => status.ejected,
             _ => Vec::new(),
         }
