@@ -92,39 +92,29 @@ impl FilterFlags {
     ///
     /// If the pod is not known.
     pub(super) fn given(&self, socket: &Path, verbosity: u8) -> Result<TraceFilters> {
-        let mut filters = TraceFilters::new();
-        let mut add = |name: &str, value: String| filters.push((name.to_owned(), value));
-        if let Some(it) = &self.service {
-            add("service", it.clone());
-        }
-        if let Some(it) = self.to {
-            add("to", it.to_string());
-        }
-        if let Some(it) = self.pid {
-            add("pid", it.to_string());
-        }
-        if let Some(it) = &self.cgroup {
-            add("cgroup", it.to_str().context("--cgroup is not valid UTF-8")?.to_owned());
-        }
-        match &self.pod {
-            Some(PodName::Uid(uid)) => add("pod", uid.clone()),
-            Some(PodName::Name(name)) => add("netns", netns_of(socket, name)?.to_string()),
-            None => {}
-        }
-        let flags = [
-            (self.failed, "failed"),
-            (self.close, "close"),
-            (self.all, "all"),
-            (self.replace, "replace"),
-            (verbosity > 0, VERBOSE),
-            (verbosity > 1, VERBOSE),
+        let cgroup = self.cgroup.as_ref();
+        let cgroup = cgroup.map(|it| it.to_str().context("--cgroup is not valid UTF-8")).transpose()?;
+        let (pod, netns) = match &self.pod {
+            Some(PodName::Uid(uid)) => (Some(uid.clone()), None),
+            Some(PodName::Name(name)) => (None, Some(netns_of(socket, name)?.to_string())),
+            None => (None, None),
+        };
+        let flag = |is_set: bool| is_set.then(String::new);
+        let filters = [
+            ("service", self.service.clone()),
+            ("to", self.to.map(|it| it.to_string())),
+            ("pid", self.pid.map(|it| it.to_string())),
+            ("cgroup", cgroup.map(ToOwned::to_owned)),
+            ("pod", pod),
+            ("netns", netns),
+            ("failed", flag(self.failed)),
+            ("close", flag(self.close)),
+            ("all", flag(self.all)),
+            ("replace", flag(self.replace)),
+            (VERBOSE, flag(verbosity > 0)),
+            (VERBOSE, flag(verbosity > 1)),
         ];
-        for (flag, name) in flags {
-            if flag {
-                add(name, String::new());
-            }
-        }
-        Ok(filters)
+        Ok(filters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 }
 
@@ -233,22 +223,9 @@ mod tests {
     #[test]
     fn the_process_reads_what_the_command_was_given() {
         let uid = "0f8d35c2-5a2c-4d4e-9b3c-0123456789ab";
-        let words = [
-            "--service",
-            "default/web",
-            "--to",
-            "[fd00::1]:80",
-            "--pid",
-            "7",
-            "--cgroup",
-            "/sys/fs/cgroup/a b",
-            "--pod",
-            uid,
-            "--failed",
-            "--close",
-            "--all",
-            "--replace",
-        ];
+        let flags = "--service default/web --to [fd00::1]:80 --pid 7 --failed --close --all --replace";
+        let words: Vec<_> =
+            flags.split(' ').chain(["--cgroup", "/sys/fs/cgroup/a b", "--pod", uid]).collect();
         let expect = Requested {
             service: Some("default/web".into()),
             to: Some("[fd00::1]:80".parse().unwrap()),
