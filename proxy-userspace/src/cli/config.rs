@@ -175,7 +175,7 @@ impl CommandLine {
     /// The command and the flags whose values are no defaults, as in `run --source=kube`.
     pub(super) fn changed_flags(&self) -> String {
         let name = self.matches.subcommand_name().unwrap_or_default().to_owned();
-        let flags = self.flag_values().into_iter().filter(|it| !it.is_default());
+        let flags = self.flag_values().into_iter().filter(|it| it.origin != DEFAULT);
         iter::once(name)
             .chain(flags.map(|it| format!("--{}={}", it.long, it.value)))
             .collect::<Vec<_>>()
@@ -264,12 +264,6 @@ struct FlagValue {
     long: String,
     value: String,
     origin: String,
-}
-
-impl FlagValue {
-    fn is_default(&self) -> bool {
-        self.origin == DEFAULT
-    }
 }
 
 /// Turns an error about a value of the file into an error that names the field.

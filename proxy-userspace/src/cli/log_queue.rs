@@ -3,12 +3,9 @@
 //! Invariant: an event never waits for the reader of standard error. The queue is bounded; lines without room are counted, and
 //! the count takes their place in the log.
 
-use std::{
-    collections::VecDeque,
-    io::Write,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, io::Write, time::Duration};
+
+use parking_lot::{Condvar, Mutex};
 
 /// How many bytes wait at most.
 const MAX_QUEUED: usize = 1 << 20;
@@ -45,7 +42,7 @@ impl LogQueue {
 
     /// Adds a line, or counts it as lost.
     pub(super) fn push(&self, line: &[u8]) {
-        let mut queued = self.lock();
+        let mut queued = self.queued.lock();
         let has_lost = matches!(queued.entries.back(), Some(Entry::Lost(_)));
         let limit = if has_lost { RESUME_QUEUED } else { MAX_QUEUED };
         if queued.bytes + line.len() <= limit {
@@ -61,10 +58,10 @@ impl LogQueue {
 
     /// Writes the lines to `output` as they come, and has lost ones reported in their place; never returns.
     pub(super) fn write_to(&self, mut output: impl Write, report_lost: impl Fn(u64)) -> ! {
-        let mut queued = self.lock();
+        let mut queued = self.queued.lock();
         loop {
             let Some(entry) = queued.entries.pop_front() else {
-                queued = self.changed.wait(queued).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut queued);
                 continue;
             };
             queued.is_writing = true;
@@ -77,7 +74,7 @@ impl LogQueue {
                 Entry::Line(line) => drop(output.write_all(&line)),
                 Entry::Lost(count) => report_lost(count),
             }
-            queued = self.lock();
+            queued = self.queued.lock();
             queued.is_writing = false;
             self.changed.notify_all();
         }
@@ -86,11 +83,7 @@ impl LogQueue {
     /// Waits until everything is written, for this time at most.
     pub(super) fn flush(&self, limit: Duration) {
         let is_busy = |it: &mut Queued| it.is_writing || !it.entries.is_empty();
-        drop(self.changed.wait_timeout_while(self.lock(), limit, is_busy));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queued> {
-        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_while_for(&mut self.queued.lock(), is_busy, limit);
     }
 }
 

@@ -98,26 +98,23 @@ struct Item {
 
 impl<'de> Deserialize<'de> for Frontends {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(Items)
+        deserializer.deserialize_seq(Self::default())
     }
 }
 
-struct Items;
-
-impl<'de> Visitor<'de> for Items {
-    type Value = Frontends;
+impl<'de> Visitor<'de> for Frontends {
+    type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Services")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Frontends, A::Error> {
-        let mut frontends = Vec::new();
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
         while let Some(Item { service }) = items.next_element()? {
             let state = wire::service_state(&service, [], &RequestedMetadata::default()).value;
-            state.into_iter().for_each(|it| add_frontends(&it.service, &mut frontends));
+            state.into_iter().for_each(|it| add_frontends(&it.service, &mut self.0));
         }
-        Ok(Frontends(frontends))
+        Ok(self)
     }
 }
 
