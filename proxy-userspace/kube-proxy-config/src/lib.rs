@@ -5,24 +5,15 @@
 
 #![forbid(unsafe_code)]
 
-mod fields;
-mod flags;
-
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use serde_json::{Value, json};
 use serde_saphyr::options::DuplicateKeyPolicy;
-
-use self::fields::field;
-
-pub use self::{
-    fields::{FIELDS, Field},
-    flags::{FLAGS, Flag, reason},
-};
 
 const VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
@@ -283,6 +274,67 @@ fn plain(value: &Value) -> String {
         other => other.to_string(),
     }
 }
+
+/// A field of a `KubeProxyConfiguration`. One without a flag has a reason, in words for users who have set it.
+#[derive(Clone, Debug)]
+pub struct Field {
+    /// The path, as in `clientConnection.kubeconfig`; with `.*` at the end, all fields below it.
+    pub path: &'static str,
+    /// The id of the corresponding flag.
+    pub flag: Option<&'static str>,
+    /// kube-proxy's defaults; an empty value means the same.
+    pub defaults: Vec<&'static str>,
+    /// Why a command without such a flag does not need the field.
+    pub reason: &'static str,
+}
+
+/// The field at a path.
+fn field(path: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|it| match it.path.strip_suffix(".*") {
+        Some(above) => path.strip_prefix(above).is_some_and(|it| it.is_empty() || it.starts_with('.')),
+        None => it.path == path,
+    })
+}
+
+/// All fields, in the order of the documents, from lines of `fields.txt`: path, flag, defaults and reason.
+pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    let field = |line: &'static str| {
+        let mut columns = line.split('|').map(str::trim);
+        let mut next = || columns.next().expect("each line has four columns");
+        let (path, flag, defaults, reason) = (next(), next(), next(), next());
+        let flag = Some(flag).filter(|it| !it.is_empty());
+        Field { path, flag, defaults: defaults.split_whitespace().collect(), reason }
+    };
+    include_str!("fields.txt").lines().filter(|it| !it.starts_with('#')).map(field).collect()
+});
+
+/// A flag of kube-proxy. One that `run` does not take has a reason, in words for users who have set it.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// The long name.
+    pub name: &'static str,
+    /// Why `run` does not take it; `None` if it does.
+    pub reason: Option<&'static str>,
+}
+
+/// Why a command does not take a flag of kube-proxy; `None` if kube-proxy has no such flag, or the command needs it.
+pub fn reason(name: &str) -> Option<&'static str> {
+    let flag = FLAGS.iter().find(|it| it.name == name)?;
+    // A command without the flag does not need the field of the file either.
+    let id = name.replace('-', "_");
+    let of_field = || Some(FIELDS.iter().find(|it| it.flag == Some(&*id))?.reason);
+    flag.reason.or_else(of_field)
+}
+
+/// The flags of kube-proxy 1.36 on Linux (`AddFlags` in its `cmd/kube-proxy/app/options.go`, and those of its logs), without
+/// those that klog keeps for programs of old: from lines of `flags.txt`, a name with the reason if it has one.
+pub static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
+    let flag = |line: &'static str| match line.split_once(": ") {
+        Some((name, reason)) => Flag { name, reason: Some(reason) },
+        None => Flag { name: line, reason: None },
+    };
+    include_str!("flags.txt").lines().map(flag).collect()
+});
 
 #[cfg(test)]
 mod tests {
