@@ -308,33 +308,24 @@ pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
     include_str!("fields.txt").lines().filter(|it| !it.starts_with('#')).map(field).collect()
 });
 
-/// A flag of kube-proxy. One that `run` does not take has a reason, in words for users who have set it.
-#[derive(Clone, Copy, Debug)]
-pub struct Flag {
-    /// The long name.
-    pub name: &'static str,
-    /// Why `run` does not take it; `None` if it does.
-    pub reason: Option<&'static str>,
-}
-
 /// Why a command does not take a flag of kube-proxy; `None` if kube-proxy has no such flag, or the command needs it.
 pub fn reason(name: &str) -> Option<&'static str> {
-    let flag = FLAGS.iter().find(|it| it.name == name)?;
+    let (_, reason) = flags().find(|(it, _)| *it == name)?;
     // A command without the flag does not need the field of the file either.
     let id = name.replace('-', "_");
     let of_field = || Some(FIELDS.iter().find(|it| it.flag == Some(&*id))?.reason);
-    flag.reason.or_else(of_field)
+    reason.or_else(of_field)
 }
 
 /// The flags of kube-proxy 1.36 on Linux (`AddFlags` in its `cmd/kube-proxy/app/options.go`, and those of its logs), without
-/// those that klog keeps for programs of old: from lines of `flags.txt`, a name with the reason if it has one.
-pub static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
-    let flag = |line: &'static str| match line.split_once(": ") {
-        Some((name, reason)) => Flag { name, reason: Some(reason) },
-        None => Flag { name: line, reason: None },
-    };
-    include_str!("flags.txt").lines().map(flag).collect()
-});
+/// those that klog keeps for programs of old: the long name of each, from lines of `flags.txt`. One that `run` does not take has
+/// a reason, in words for users who have set it.
+pub fn flags() -> impl Iterator<Item = (&'static str, Option<&'static str>)> + Clone {
+    include_str!("flags.txt").lines().map(|line| match line.split_once(": ") {
+        Some((name, reason)) => (name, Some(reason)),
+        None => (line, None),
+    })
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@
 use std::{env, fmt::Write as _, fs};
 
 use clap::{Arg, Command, builder::PossibleValue};
-use kube_proxy_config::{FIELDS, FLAGS};
+use kube_proxy_config::FIELDS;
 
 use super::command;
 
@@ -118,8 +118,7 @@ fn kube_proxys_flags(run: &Command) -> String {
         }
         (Some(long), Some(reason)) => panic!("--{name} is --{long}, and rejected: {reason}"),
     };
-    let rows = FLAGS.iter().map(move |it| (format!("--{}", it.name), fate(it.name, it.reason)));
-    fates(rows)
+    fates(kube_proxy_config::flags().map(move |(name, reason)| (format!("--{name}"), fate(name, reason))))
 }
 
 /// The fate of every field of a `KubeProxyConfiguration`. The log has the reasons of those without effect.
