@@ -259,21 +259,18 @@ pub(super) mod tests {
         board.rows().iter().map(|it| &*it.port.name.service).collect()
     }
 
+    /// Takes a reading a second after the last one.
+    pub(in crate::cli::top) fn read(board: &mut Board, generation: u32, ports: Vec<PortSample>) {
+        let at = board.read.map_or_else(Instant::now, |(at, _)| at + SECOND);
+        board.update(Sample { at, generation, ports });
+    }
+
     /// A second in which `a` had 10 connections, `b` 30, and `c` none, but 5 refused ones.
     fn board() -> Board {
         let mut board = Board::new(SortBy::Connections, String::new());
-        let at = Instant::now();
-        board.update(Sample {
-            at,
-            generation: 1,
-            ports: vec![port(1, "ns/a", 1000, 0), port(2, "ns/b", 5, 0), port(3, "ns/c", 7, 0)],
-        });
+        read(&mut board, 1, vec![port(1, "ns/a", 1000, 0), port(2, "ns/b", 5, 0), port(3, "ns/c", 7, 0)]);
         assert_eq!(names(&board), ["ns/a", "ns/c", "ns/b"], "without rates by the connections so far");
-        board.update(Sample {
-            at: at + SECOND,
-            generation: 1,
-            ports: vec![port(1, "ns/a", 1010, 0), port(2, "ns/b", 35, 0), port(3, "ns/c", 7, 5)],
-        });
+        read(&mut board, 1, vec![port(1, "ns/a", 1010, 0), port(2, "ns/b", 35, 0), port(3, "ns/c", 7, 5)]);
         board
     }
 
@@ -291,12 +288,7 @@ pub(super) mod tests {
     #[test]
     fn a_service_that_is_new_or_begins_anew_has_no_negative_rate() {
         let mut board = board();
-        let at = board.read.unwrap().0 + SECOND;
-        board.update(Sample {
-            at,
-            generation: 2,
-            ports: vec![port(1, "ns/a", 3, 0), port(4, "ns/d", 99, 0)],
-        });
+        read(&mut board, 2, vec![port(1, "ns/a", 3, 0), port(4, "ns/d", 99, 0)]);
         let rates: Vec<_> = board.rows().iter().map(|it| it.rates.connections.now()).collect();
         assert_eq!(rates, [0.0, 0.0]);
         assert_eq!(board.rows.len(), 2, "those that are gone take no memory");
@@ -325,8 +317,7 @@ pub(super) mod tests {
         assert_eq!(position(&board), Some(2));
         press(&mut board, &[KeyCode::Enter]);
         assert_eq!(&*board.opened().unwrap().port.name.service, "ns/c");
-        let at = board.read.unwrap().0 + SECOND;
-        board.update(Sample { at, generation: 2, ports: vec![port(1, "ns/a", 3, 0)] });
+        read(&mut board, 2, vec![port(1, "ns/a", 3, 0)]);
         assert!(board.opened().is_none(), "it is gone");
         assert!(!press(&mut board, &[KeyCode::Esc]));
         assert!(press(&mut board, &[KeyCode::Char('q')]));

@@ -209,20 +209,20 @@ fn plot(history: &History<HISTORY>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use datapath::{ForwardCounts, PacketCount, PortCounts};
 
     use super::*;
     use crate::cli::top::{
-        board::{SortBy, tests::port},
-        sample::{PortSample, Sample},
+        board::{
+            SortBy,
+            tests::{port, read},
+        },
+        sample::PortSample,
     };
 
     /// A second with packets of a Service: sent on, and served or received.
     fn board(sent: u64, others: u64) -> Board {
         let mut board = Board::new(SortBy::Name, String::new());
-        let begin = Instant::now();
         for second in [0, 1] {
             let count = |packets| PacketCount { packets: packets * second, bytes: 0 };
             let forwarding = ForwardCounts {
@@ -232,9 +232,7 @@ mod tests {
                 ..ForwardCounts::default()
             };
             let counts = PortCounts { forwarding, ..PortCounts::default() };
-            let port = PortSample { counts, ..port(1, "default/web", 0, 0) };
-            let at = begin + Duration::from_secs(second);
-            board.update(Sample { at, generation: 1, ports: vec![port] });
+            read(&mut board, 1, vec![PortSample { counts, ..port(1, "default/web", 0, 0) }]);
         }
         board
     }
