@@ -140,11 +140,8 @@ fn endpoints(it: &Explanation, kernel: Option<&Kernel>) -> Table {
             Some(it @ Ejected { clients: None, seconds, .. }) => {
                 write!(reason, "; ejected for {} more: {}", duration(*seconds), it.cause())
             }
-            Some(it @ Ejected { clients: Some(1), .. }) => {
-                write!(reason, "; ejected for 1 client: {}", it.cause())
-            }
             Some(it @ Ejected { clients: Some(clients), .. }) => {
-                write!(reason, "; ejected for {clients} clients: {}", it.cause())
+                write!(reason, "; ejected for {}: {}", model::counted(*clients, "client"), it.cause())
             }
             None => Ok(()),
         };
