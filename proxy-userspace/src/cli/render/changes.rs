@@ -25,6 +25,8 @@ use super::{
     yaml,
 };
 
+/// What the table shows of an object that was added, changed or removed.
+const SIGNS: [&str; 3] = ["+", "~", "-"];
 /// How many characters of a text the table shows; no name is longer.
 const MAX_SHOWN: usize = 253;
 
@@ -77,12 +79,9 @@ enum Kind {
 
 /// In an order in which a port or an endpoint never exists without its Service.
 fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Result<Vec<Change<'a>>, serde_json::Error> {
-    let mut changes = Vec::new();
-    changes.extend(differing(None, service_cidr_objects(before)?, service_cidr_objects(after)?));
-    changes.extend(differing(None, pod_objects(before)?, pod_objects(after)?));
-    if !before.nodes.ptr_eq(&after.nodes) {
-        changes.extend(differing(None, node_objects(before)?, node_objects(after)?));
-    }
+    let has_nodes = !before.nodes.ptr_eq(&after.nodes);
+    let objects = |state| cluster_objects(state, has_nodes);
+    let mut changes: Vec<_> = differing(None, objects(before)?, objects(after)?).collect();
     for (service, old, new) in after.diff(before) {
         let objects = |state: Option<_>| state.map_or(Ok(Objects::new()), service_objects);
         let mut of_service: Vec<_> = differing(Some(service), objects(old)?, objects(new)?).collect();
@@ -104,19 +103,14 @@ fn differing(
         .map(move |(key, before, after)| Change { service, key, before, after })
 }
 
-fn service_cidr_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
-    let all = state.service_cidrs.iter().map(|(name, it)| (name.to_string(), wire::service_cidr(it)));
-    all.map(|(name, it)| Ok(((Kind::ServiceCidr, name), to_value(it)?))).collect()
-}
-
-fn pod_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
-    let all = state.pods.iter().map(|(name, it)| (name.to_string(), wire::pod(it)));
-    all.map(|(name, it)| Ok(((Kind::Pod, name), to_value(it)?))).collect()
-}
-
-fn node_objects(state: &NodeState) -> Result<Objects, serde_json::Error> {
-    let nodes = state.nodes.iter().map(|(name, it)| (name.to_string(), wire::node(name, it)));
-    nodes.map(|(name, it)| Ok(((Kind::Node, name), to_value(it)?))).collect()
+/// The objects that belong to no Service; without nodes where they are the same.
+fn cluster_objects(state: &NodeState, has_nodes: bool) -> Result<Objects, serde_json::Error> {
+    let cidrs = state.service_cidrs.iter();
+    let cidrs = cidrs.map(|(name, it)| (Kind::ServiceCidr, name, to_value(wire::service_cidr(it))));
+    let pods = state.pods.iter().map(|(name, it)| (Kind::Pod, name, to_value(wire::pod(it))));
+    let nodes = state.nodes.iter().filter(|_| has_nodes);
+    let nodes = nodes.map(|(name, it)| (Kind::Node, name, to_value(wire::node(name, it))));
+    cidrs.chain(pods).chain(nodes).map(|(kind, name, it)| Ok(((kind, name.to_string()), it?))).collect()
 }
 
 fn service_objects(state: &Arc<ServiceState>) -> Result<Objects, serde_json::Error> {
@@ -148,12 +142,7 @@ impl Kind {
 }
 
 impl Change<'_> {
-    fn choose(
-        &self,
-        if_added: &'static str,
-        if_changed: &'static str,
-        if_removed: &'static str,
-    ) -> &'static str {
+    fn choose(&self, [if_added, if_changed, if_removed]: [&'static str; 3]) -> &'static str {
         match (&self.before, &self.after) {
             (None, _) => if_added,
             (_, None) => if_removed,
@@ -186,7 +175,7 @@ impl<'a> Line<'a> {
             instance_id: published.instance_id.to_string(),
             rev: published.rev.to_string(),
             node: &published.node,
-            change: change.choose("added", "changed", "removed"),
+            change: change.choose(["added", "changed", "removed"]),
             kind: change.key.0.name(),
             service: change.service.map(ToString::to_string),
             name: &change.key.1,
@@ -198,7 +187,7 @@ impl<'a> Line<'a> {
 
 /// The changes for people. Of a Service that was added or removed, the ports and endpoints are no changes of their own.
 fn change_table(published: &Published, changes: &[Change<'_>]) -> String {
-    let is_whole_service = |it: &Change<'_>| it.key.0 == Kind::Service && it.choose("+", "~", "-") != "~";
+    let is_whole_service = |it: &Change<'_>| it.key.0 == Kind::Service && it.choose(SIGNS) != "~";
     let whole: BTreeSet<_> = changes.iter().filter(|it| is_whole_service(it)).map(|it| it.service).collect();
     let shown = changes.iter().filter(|it| is_whole_service(it) || !whole.contains(&it.service));
     let rows: Vec<_> = shown.map(|it| row(published, it)).collect();
@@ -213,7 +202,7 @@ fn change_table(published: &Published, changes: &[Change<'_>]) -> String {
 
 fn row(published: &Published, change: &Change<'_>) -> [String; 4] {
     let Change { service, key: (kind, name), before, after } = change;
-    let sign = change.choose("+", "~", "-");
+    let sign = change.choose(SIGNS);
     let all = diff::pairs(fields(before.as_ref()), fields(after.as_ref()));
     let different = all.filter(|(_, before, after)| before != after);
     let mut lines: Vec<_> = different
