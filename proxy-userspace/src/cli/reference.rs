@@ -54,50 +54,43 @@ fn line(flag: &Arg) -> Option<String> {
     Some(line + "\n")
 }
 
-/// The flags by heading and commands. Other commands take the flags of the process that they ask.
-fn flags(command: &Command) -> String {
-    let (mut commands_of, mut sections) =
-        (Vec::<(String, &str, Vec<&str>)>::new(), Vec::<(String, String)>::new());
-    for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help") {
-        for flag in subcommand.get_arguments().filter(|it| !it.is_hide_set()) {
-            let Some(line) = line(flag) else { continue };
-            match commands_of.iter_mut().find(|(it, ..)| *it == line) {
-                Some((.., commands)) => commands.push(subcommand.get_name()),
-                None => {
-                    let heading = flag.get_help_heading().unwrap_or_default();
-                    commands_of.push((line, heading, vec![subcommand.get_name()]));
-                }
-            }
+/// The values of each key, in the order of their first ones.
+fn grouped<T>(all: impl Iterator<Item = (String, T)>) -> Vec<(String, Vec<T>)> {
+    let mut groups = Vec::<(String, Vec<T>)>::new();
+    for (key, value) in all {
+        match groups.iter_mut().find(|(it, _)| *it == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
         }
     }
-    for (line, heading, mut commands) in commands_of {
+    groups
+}
+
+/// The flags by heading and commands. Other commands take the flags of the process that they ask.
+fn flags(command: &Command) -> String {
+    let subcommands = command.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help");
+    let lines = subcommands.flat_map(|subcommand| {
+        let flags = subcommand.get_arguments().filter(|it| !it.is_hide_set());
+        flags.filter_map(move |it| {
+            Some((line(it)?, (it.get_help_heading().unwrap_or_default(), subcommand.get_name())))
+        })
+    });
+    let sections = grouped(lines).into_iter().map(|(line, places)| {
+        let (heading, mut commands) = (places[0].0, places.iter().map(|it| it.1).collect::<Vec<_>>());
         if commands.iter().any(|it| SERVING.contains(it)) {
             commands.retain(|it| SERVING.contains(it));
         }
-        let title = [heading, &commands.join(", ")].join(": ");
-        match sections.iter_mut().find(|(it, _)| *it == title) {
-            Some((_, lines)) => *lines += &line,
-            None => sections.push((title, line)),
-        }
-    }
-    sections
-        .iter()
-        .map(|(title, lines)| format!("\n### {}\n\n{lines}", title.trim_start_matches(": ")))
-        .collect()
+        ([heading, &commands.join(", ")].join(": "), line)
+    });
+    let sections = grouped(sections).into_iter();
+    let text = |title: &str, lines: &[String]| format!("\n### {title}\n\n{}", lines.concat());
+    sections.map(|(title, lines)| text(title.trim_start_matches(": "), &lines)).collect()
 }
 
 /// Names with a reason, or with one of our flags; equal ones share a line.
-fn fates<'a>(names: impl Iterator<Item = (String, String)> + Clone + 'a) -> String {
-    let mut rows = Vec::<(String, Vec<String>)>::new();
-    for (name, fate) in names {
-        match rows.iter_mut().find(|(it, _)| *it == fate) {
-            Some((_, names)) => names.push(name),
-            None => rows.push((fate, vec![name])),
-        }
-    }
-    let rows =
-        rows.iter().map(|(fate, names)| format!("- {}: {fate}\n", quoted(names.iter().map(|it| &**it))));
-    rows.collect()
+fn fates(names: impl Iterator<Item = (String, String)>) -> String {
+    let rows = grouped(names.map(|(name, fate)| (fate, name))).into_iter();
+    rows.map(|(fate, names)| format!("- {}: {fate}\n", quoted(names.iter().map(|it| &**it)))).collect()
 }
 
 /// The fate of every flag of kube-proxy.
