@@ -97,16 +97,6 @@ pub(in crate::cli) struct SourceOptions {
 }
 
 impl SourceOptions {
-    /// The configuration of the API server's client.
-    fn client_config(&self) -> ClientConfig {
-        // An environment variable that is set but empty counts as not set.
-        ClientConfig {
-            kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
-            server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
-            ..ClientConfig::default()
-        }
-    }
-
     /// The configuration of a pipeline with this source, without labels and annotations of Services.
     pub(in crate::cli) fn config(&self, source: &SourceArg, serves_any_node: bool) -> Result<Config> {
         let node = self.node.name()?;
@@ -116,7 +106,12 @@ impl SourceOptions {
                 SourceConfig::Api(self.tls.client(Client::new(target.clone(), node.as_str()))?)
             }
             SourceArg::Kube => SourceConfig::Kube {
-                client_config: self.client_config(),
+                // An environment variable that is set but empty counts as not set.
+                client_config: ClientConfig {
+                    kubeconfig: self.kubeconfig.clone().filter(|it| !it.is_empty()),
+                    server: self.kube_api_server.clone().filter(|it| !it.is_empty()),
+                    ..ClientConfig::default()
+                },
                 all_nodes: self.watch_all_nodes || serves_any_node,
                 pods: match self.pods.pod_annotations {
                     false => WatchedPods::None,
