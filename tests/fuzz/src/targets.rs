@@ -11,8 +11,11 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{api, brain, cluster, compile, invariants, parser, random_cluster::change, wire};
 
-/// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, fn(&[u8])); 14] = [
+/// A target, with the name of its corpus.
+type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 14] = [
     ("api_list", api::list),
     ("api_watch", api::watch),
     ("brain", brain::target),
