@@ -97,54 +97,28 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    #[track_caller]
-    fn check(destinations: &FlowRules, destination: &str, reply_source: &str, is_stale: bool) {
-        let flow = Flow { protocol: 17, destination: at(destination), reply_source: at(reply_source) };
-        assert_eq!(
-            destinations.is_stale(&flow, &["192.168.0.1".parse().expect("an address")].into()),
-            is_stale
-        );
-    }
-
-    fn one() -> FlowRules {
-        let mut one = FlowRules::default();
-        one.allow(17, at("10.96.0.10:53"), BTreeSet::from([at("10.244.0.1:53")]));
-        one.allow(17, at("0.0.0.0:30053"), BTreeSet::from([at("10.244.0.1:53")]));
-        one
-    }
-
     #[test]
-    fn a_flow_to_a_serving_endpoint_is_kept() {
-        check(&one(), "10.96.0.10:53", "10.244.0.1:53", false);
-    }
-
-    #[test]
-    fn a_flow_to_a_removed_endpoint_is_deleted() {
-        check(&one(), "10.96.0.10:53", "10.244.0.2:53", true);
-    }
-
-    #[test]
-    fn an_untranslated_flow_is_deleted_once_there_is_an_endpoint() {
-        check(&one(), "10.96.0.10:53", "10.96.0.10:53", true);
-    }
-
-    #[test]
-    fn flows_to_a_node_port_are_deleted_at_this_hosts_addresses_only() {
-        check(&one(), "192.168.0.1:30053", "10.244.0.2:53", true);
-        check(&one(), "192.168.0.2:30053", "10.244.0.2:53", false);
-    }
-
-    #[test]
-    fn flows_to_other_addresses_are_kept() {
-        check(&one(), "8.8.8.8:53", "8.8.8.8:53", false);
-        check(&one(), "10.96.0.10:54", "10.244.0.2:53", false);
-    }
-
-    #[test]
-    fn a_withdrawn_address_keeps_the_flows_that_were_never_translated() {
-        let mut destinations = one();
-        destinations.withdraw(17, at("10.96.0.10:53"));
-        check(&destinations, "10.96.0.10:53", "10.244.0.1:53", true);
-        check(&destinations, "10.96.0.10:53", "10.96.0.10:53", false);
+    fn a_flow_is_stale_if_no_endpoint_of_its_destination_answers_it() {
+        let mut rules = FlowRules::default();
+        let endpoints = BTreeSet::from([at("10.244.0.1:53")]);
+        rules.allow(17, at("10.96.0.10:53"), endpoints.clone());
+        rules.allow(17, at("0.0.0.0:30053"), endpoints);
+        rules.withdraw(17, at("10.96.0.11:53"));
+        let cases = [
+            ("a serving endpoint", "10.96.0.10:53", "10.244.0.1:53", false),
+            ("a removed endpoint", "10.96.0.10:53", "10.244.0.2:53", true),
+            ("untranslated, and there is an endpoint", "10.96.0.10:53", "10.96.0.10:53", true),
+            ("a node port of this host", "192.168.0.1:30053", "10.244.0.2:53", true),
+            ("a node port of another host", "192.168.0.2:30053", "10.244.0.2:53", false),
+            ("another address", "8.8.8.8:53", "8.8.8.8:53", false),
+            ("another port", "10.96.0.10:54", "10.244.0.2:53", false),
+            ("a withdrawn address", "10.96.0.11:53", "10.244.0.1:53", true),
+            ("a withdrawn address, never translated", "10.96.0.11:53", "10.96.0.11:53", false),
+        ];
+        let own = BTreeSet::from([IpAddr::from([192, 168, 0, 1])]);
+        for (about, destination, reply_source, is_stale) in cases {
+            let flow = Flow { protocol: 17, destination: at(destination), reply_source: at(reply_source) };
+            assert_eq!(rules.is_stale(&flow, &own), is_stale, "{about}");
+        }
     }
 }
