@@ -158,32 +158,20 @@ pub enum Deletion<'a> {
 
 impl Deletion<'_> {
     fn message(&self) -> Message {
-        let (command, family, attributes) = match self {
-            Self::Table(family, name) => {
-                (NFT_MSG_DELTABLE, *family, vec![Attribute::text(NFTA_TABLE_NAME, name)])
-            }
+        let rules_of = |chain: &str| vec![Attribute::text(NFTA_RULE_CHAIN, chain)];
+        let (command, family, table, mut attributes) = match self {
+            Self::Table(family, name) => (NFT_MSG_DELTABLE, *family, *name, Vec::new()),
             Self::Rule(it) => {
-                let names = [
-                    Attribute::text(NFTA_TABLE_NAME, &it.table),
-                    Attribute::text(NFTA_RULE_CHAIN, &it.chain),
-                ];
-                (
-                    NFT_MSG_DELRULE,
-                    it.family,
-                    names.into_iter().chain([Attribute::u64(NFTA_RULE_HANDLE, it.handle)]).collect(),
-                )
+                let mut rule = rules_of(&it.chain);
+                rule.push(Attribute::u64(NFTA_RULE_HANDLE, it.handle));
+                (NFT_MSG_DELRULE, it.family, &*it.table, rule)
             }
-            Self::RulesOf(it) => (
-                NFT_MSG_DELRULE,
-                it.family,
-                vec![Attribute::text(NFTA_TABLE_NAME, &it.table), Attribute::text(NFTA_RULE_CHAIN, &it.name)],
-            ),
-            Self::Chain(it) => (
-                NFT_MSG_DELCHAIN,
-                it.family,
-                vec![Attribute::text(NFTA_TABLE_NAME, &it.table), Attribute::text(NFTA_CHAIN_NAME, &it.name)],
-            ),
+            Self::RulesOf(it) => (NFT_MSG_DELRULE, it.family, &*it.table, rules_of(&it.name)),
+            Self::Chain(it) => {
+                (NFT_MSG_DELCHAIN, it.family, &*it.table, vec![Attribute::text(NFTA_CHAIN_NAME, &it.name)])
+            }
         };
+        attributes.insert(0, Attribute::text(NFTA_TABLE_NAME, table));
         Message { kind: NFNL_SUBSYS_NFTABLES << 8 | command, flags: 0, family, attributes }
     }
 }
