@@ -79,13 +79,12 @@ fn count(
 
 #[cfg(test)]
 mod tests {
+    use netlink::uapi::NFT_MSG_NEWSETELEM;
+
     use super::*;
     use crate::{
         apply::transaction::DesiredTable,
-        encode::{
-            elements::Value,
-            tables::{Command, elements},
-        },
+        encode::{elements::Value, tables::elements},
         in_netns::in_netns,
         plan::{
             config::{Config, Host},
@@ -110,7 +109,7 @@ mod tests {
                 .collect();
             let member = Value::Data(Bytes::new().number(0x8001_0003));
             let clients = clients.iter().map(|it| (it, &member));
-            let clients = elements(Command::NewElements, family, (Map::Affinity, 0), clients);
+            let clients = elements(NFT_MSG_NEWSETELEM, family, (Map::Affinity, 0), clients);
             commit(&mut netfilter, clients).unwrap();
 
             let usage = count_clients(&mut netfilter, [family]).unwrap();

@@ -17,7 +17,7 @@ use crate::{
         elements::{Element, Elements, Value},
         expressions::protocol_family,
         schema::{Bytes, Field, Map, Parts, list_of},
-        tables::{Command, TABLE, comment, message, set_name},
+        tables::{TABLE, comment, kind, message, set_name},
         verdict::Verdict,
     },
     error::{Error, TABLES},
@@ -107,7 +107,7 @@ impl Snapshot {
     fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
         let mut found = None;
         let all = Message {
-            kind: Command::GetTable.kind(),
+            kind: kind(NFT_MSG_GETTABLE),
             flags: 0,
             family: protocol_family(family),
             attributes: Vec::new(),
@@ -153,17 +153,17 @@ impl Snapshot {
             });
             listed.map_err(|errno| Error::Read { what, errno })
         };
-        list(Command::GetChain, "chains", NFTA_CHAIN_NAME, &mut |name, it| {
+        list(NFT_MSG_GETCHAIN, "chains", NFTA_CHAIN_NAME, &mut |name, it| {
             if let Some(policy) = find(it, NFTA_CHAIN_POLICY).and_then(u32) {
                 snapshot.policies.insert(name.clone(), policy);
             }
             snapshot.chains.entry(name).or_default();
         })?;
-        list(Command::GetRule, "rules", NFTA_RULE_CHAIN, &mut |chain, it| {
+        list(NFT_MSG_GETRULE, "rules", NFTA_RULE_CHAIN, &mut |chain, it| {
             let comment = find(it, NFTA_RULE_USERDATA).map(self::comment).unwrap_or_default();
             snapshot.chains.entry(chain).or_default().push(comment);
         })?;
-        list(Command::GetSet, "sets", NFTA_SET_NAME, &mut |name, it| {
+        list(NFT_MSG_GETSET, "sets", NFTA_SET_NAME, &mut |name, it| {
             let length = |kind| find(it, kind).and_then(u32).unwrap_or_default();
             snapshot.sets.insert(name, (length(NFTA_SET_KEY_LEN), length(NFTA_SET_DATA_LEN)));
         })?;
@@ -343,8 +343,8 @@ pub(crate) fn walk_counters(
     family: Family,
     mut with: impl FnMut(String, &[u8]),
 ) -> Result<(), Errno> {
-    let kind = Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
-    netfilter.dump(&message(Command::GetObject, 0, family, [kind]), |it| {
+    let counters = Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
+    netfilter.dump(&message(NFT_MSG_GETOBJ, 0, family, [counters]), |it| {
         let is_ours = find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE);
         if is_ours && let Some(name) = find(it, NFTA_OBJ_NAME) {
             with(text(name), it);
@@ -360,7 +360,7 @@ pub(crate) fn each_element(
     mut with: impl FnMut(&[u8], &[u8]),
 ) -> Result<(), Errno> {
     let name = Attribute::text(NFTA_SET_NAME, &set_name(map, list));
-    let request = message(Command::GetElements, 0, family, [name]);
+    let request = message(NFT_MSG_GETSETELEM, 0, family, [name]);
     netfilter.dump(&request, |it| keys(it).for_each(|(key, element)| with(key, element)))
 }
 

@@ -16,8 +16,8 @@ use crate::{
         expressions::protocol_family,
         schema::{Bytes, Map, MapData, length, list_name},
         tables::{
-            Command, TRIAL_TABLE, begin, counters, delete_chain, delete_list, delete_table, elements, end,
-            in_table, new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
+            TRIAL_TABLE, begin, counters, delete_chain, delete_list, delete_table, elements, end, in_table,
+            kind, new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
         },
     },
     error::Error,
@@ -30,13 +30,7 @@ use crate::{
         watch::Watch,
     },
 };
-use netlink::{
-    Attribute, Batch, Message, Netfilter, Refused,
-    uapi::{
-        NF_ACCEPT, NFNL_SUBSYS_NFTABLES, NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST, NFTA_CHAIN_NAME,
-        NFTA_OBJ_NAME, NFTA_RULE_CHAIN, NFTA_SET_NAME,
-    },
-};
+use netlink::{Attribute, Batch, Message, Netfilter, Refused, uapi::*};
 
 /// How many elements are made before they are encoded, to a third of their size.
 const MAX_IN_MEMORY: usize = 10_000;
@@ -102,15 +96,15 @@ fn create(family: Family, chains: &[Chain]) -> Vec<Message> {
 
 /// Adds elements, and first the counters among them.
 fn add(family: Family, all: &Elements) -> Vec<Message> {
-    let mut messages = counters(Command::NewObject, family, counters_among(all));
-    messages.extend(by_map(Command::NewElements, family, all));
+    let mut messages = counters(NFT_MSG_NEWOBJ, family, counters_among(all));
+    messages.extend(by_map(NFT_MSG_NEWSETELEM, family, all));
     messages
 }
 
 /// Deletes elements, and then the counters among them.
 fn delete(family: Family, all: &Elements) -> Vec<Message> {
-    let mut messages = by_map(Command::DeleteElements, family, all);
-    messages.extend(counters(Command::DeleteObject, family, counters_among(all)));
+    let mut messages = by_map(NFT_MSG_DELSETELEM, family, all);
+    messages.extend(counters(NFT_MSG_DELOBJ, family, counters_among(all)));
     messages
 }
 
@@ -119,7 +113,7 @@ fn counters_among(all: &Elements) -> impl Iterator<Item = &Bytes> {
     all.keys().filter(|it| it.map.is_counters()).map(|it| &it.key)
 }
 
-fn by_map(command: Command, family: Family, all: &Elements) -> Vec<Message> {
+fn by_map(command: u16, family: Family, all: &Elements) -> Vec<Message> {
     // They are sorted by map, and by list.
     let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family && !it.map.is_counters()).collect();
     let by_map = own.chunk_by(|(one, _), (other, _)| (one.map, one.list) == (other.map, other.list));
@@ -380,25 +374,17 @@ pub(crate) fn describe(message: &Message) -> String {
             _ => None,
         })
     };
-    let named = |what: &str, kind| format!("{what} {}", said(kind).unwrap_or_default());
+    let named = |what: &str, name| format!("{what} {}", said(name).unwrap_or_default());
     let family = if message.family == protocol_family(Family::V4) { "IPv4" } else { "IPv6" };
-    let is = |command: Command| message.kind == command.kind();
-    let what = if is(Command::NewTable) || is(Command::DeleteTable) {
-        "the table itself".to_owned()
-    } else if is(Command::NewChain) || is(Command::DeleteChain) {
-        named("the chain", NFTA_CHAIN_NAME)
-    } else if is(Command::NewRule) {
-        named("a rule of the chain", NFTA_RULE_CHAIN)
-    } else if is(Command::NewSet) || is(Command::DeleteSet) {
-        named("the set", NFTA_SET_NAME)
-    } else if is(Command::NewElements) {
-        named("new elements of the set", NFTA_SET_NAME)
-    } else if is(Command::DeleteElements) {
-        named("to delete elements of the set", NFTA_SET_NAME)
-    } else if is(Command::NewObject) || is(Command::DeleteObject) {
-        named("the counter", NFTA_OBJ_NAME)
-    } else {
-        return "the transaction".to_owned();
+    let what = match message.kind.wrapping_sub(kind(0)) {
+        NFT_MSG_NEWTABLE | NFT_MSG_DELTABLE => "the table itself".to_owned(),
+        NFT_MSG_NEWCHAIN | NFT_MSG_DELCHAIN => named("the chain", NFTA_CHAIN_NAME),
+        NFT_MSG_NEWRULE => named("a rule of the chain", NFTA_RULE_CHAIN),
+        NFT_MSG_NEWSET | NFT_MSG_DELSET => named("the set", NFTA_SET_NAME),
+        NFT_MSG_NEWSETELEM => named("new elements of the set", NFTA_SET_NAME),
+        NFT_MSG_DELSETELEM => named("to delete elements of the set", NFTA_SET_NAME),
+        NFT_MSG_NEWOBJ | NFT_MSG_DELOBJ => named("the counter", NFTA_OBJ_NAME),
+        _ => return "the transaction".to_owned(),
     };
     format!("{what}, in our table of {family}")
 }

@@ -13,40 +13,15 @@ use crate::encode::{
 };
 use netlink::{Attribute, Message, Netfilter, uapi::*};
 
-/// A command, or the notification of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub(crate) enum Command {
-    NewTable = NFT_MSG_NEWTABLE,
-    GetTable = NFT_MSG_GETTABLE,
-    DeleteTable = NFT_MSG_DELTABLE,
-    NewChain = NFT_MSG_NEWCHAIN,
-    GetChain = NFT_MSG_GETCHAIN,
-    DeleteChain = NFT_MSG_DELCHAIN,
-    NewRule = NFT_MSG_NEWRULE,
-    GetRule = NFT_MSG_GETRULE,
-    NewSet = NFT_MSG_NEWSET,
-    GetSet = NFT_MSG_GETSET,
-    DeleteSet = NFT_MSG_DELSET,
-    NewElements = NFT_MSG_NEWSETELEM,
-    GetElements = NFT_MSG_GETSETELEM,
-    DeleteElements = NFT_MSG_DELSETELEM,
-    GetGeneration = NFT_MSG_GETGEN,
-    NewObject = NFT_MSG_NEWOBJ,
-    GetObject = NFT_MSG_GETOBJ,
-    DeleteObject = NFT_MSG_DELOBJ,
-}
-
-impl Command {
-    pub(crate) fn kind(self) -> u16 {
-        NFNL_SUBSYS_NFTABLES << 8 | self as u16
-    }
+/// The kind of a message with a command, `NFT_MSG_…`.
+pub(crate) fn kind(command: u16) -> u16 {
+    NFNL_SUBSYS_NFTABLES << 8 | command
 }
 
 /// How many transactions have taken effect in this network namespace; it begins anew beyond 32 bits.
 pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
     let message = Message {
-        kind: Command::GetGeneration.kind(),
+        kind: kind(NFT_MSG_GETGEN),
         // The kernel sends one answer, and then the acknowledgement.
         flags: NLM_F_ACK,
         family: 0,
@@ -71,14 +46,14 @@ pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// A message about our table of a family.
 pub(crate) fn message(
-    command: Command,
+    command: u16,
     flags: u16,
     family: Family,
     attributes: impl IntoIterator<Item = Attribute>,
 ) -> Message {
     let mut all = vec![Attribute::text(NFTA_TABLE_NAME, TABLE)];
     all.extend(attributes);
-    Message { kind: command.kind(), flags, family: protocol_family(family), attributes: all }
+    Message { kind: kind(command), flags, family: protocol_family(family), attributes: all }
 }
 
 /// The same message about another table.
@@ -102,18 +77,18 @@ pub(crate) fn end() -> Message {
 
 /// Creates the table if it does not exist.
 pub(crate) fn new_table(family: Family, comment: &str) -> Message {
-    message(Command::NewTable, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment)])
+    message(NFT_MSG_NEWTABLE, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment)])
 }
 
 /// The same, owned by the socket that sends it; an existing table that persists and has no owner is adopted.
 pub(crate) fn new_owned_table(family: Family, comment: &str) -> Message {
     let flags = Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER | NFT_TABLE_F_PERSIST);
-    message(Command::NewTable, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment), flags])
+    message(NFT_MSG_NEWTABLE, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment), flags])
 }
 
 /// Deletes the table with its contents.
 pub(crate) fn delete_table(family: Family) -> Message {
-    message(Command::DeleteTable, 0, family, [])
+    message(NFT_MSG_DELTABLE, 0, family, [])
 }
 
 /// Creates a chain.
@@ -128,12 +103,12 @@ pub(crate) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Messa
         attributes
             .extend([Attribute::nested(NFTA_CHAIN_HOOK, place), Attribute::text(NFTA_CHAIN_TYPE, kind)]);
     }
-    message(Command::NewChain, NLM_F_CREATE, family, attributes)
+    message(NFT_MSG_NEWCHAIN, NLM_F_CREATE, family, attributes)
 }
 
 /// Deletes a chain with its rules; nothing may refer to it any more.
 pub(crate) fn delete_chain(family: Family, name: &str) -> Message {
-    message(Command::DeleteChain, 0, family, [Attribute::text(NFTA_CHAIN_NAME, name)])
+    message(NFT_MSG_DELCHAIN, 0, family, [Attribute::text(NFTA_CHAIN_NAME, name)])
 }
 
 /// Appends a rule to a chain.
@@ -143,7 +118,7 @@ pub(crate) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
         Attribute::nested(NFTA_RULE_EXPRESSIONS, rule.expressions()),
         userdata(NFTA_RULE_USERDATA, &rule.comment),
     ];
-    message(Command::NewRule, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
+    message(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
 }
 
 /// The name of a map or a set.
@@ -154,7 +129,7 @@ pub(crate) fn set_name(map: Map, list: u32) -> String {
 /// Deletes the set of a list with its elements; nothing may refer to it any more.
 pub(crate) fn delete_list(family: Family, list: u32) -> Message {
     let name = set_name(Map::SourceRanges, list);
-    message(Command::DeleteSet, 0, family, [Attribute::text(NFTA_SET_NAME, &name)])
+    message(NFT_MSG_DELSET, 0, family, [Attribute::text(NFTA_SET_NAME, &name)])
 }
 
 /// Creates the set of a list of source ranges.
@@ -208,12 +183,12 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     if !description.is_empty() {
         attributes.push(Attribute::nested(NFTA_SET_DESC, description));
     }
-    message(Command::NewSet, NLM_F_CREATE, family, attributes)
+    message(NFT_MSG_NEWSET, NLM_F_CREATE, family, attributes)
 }
 
 /// Adds or deletes elements of one map, in as few messages as possible.
 pub(crate) fn elements<'a>(
-    command: Command,
+    command: u16,
     family: Family,
     set: (Map, u32),
     elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
@@ -233,16 +208,16 @@ pub(crate) fn expiring_elements<'a>(
         let key = [Attribute::bytes(NFTA_DATA_VALUE, &*it.key.0)];
         Attribute::nested(NFTA_LIST_ELEM, [Attribute::nested(NFTA_SET_ELEM_KEY, key), timeout.clone()])
     });
-    elements_with(Command::NewElements, family, (map, 0), expiring)
+    elements_with(NFT_MSG_NEWSETELEM, family, (map, 0), expiring)
 }
 
 fn elements_with(
-    command: Command,
+    command: u16,
     family: Family,
     (map, list): (Map, u32),
     elements: impl Iterator<Item = Attribute>,
 ) -> Vec<Message> {
-    let flags = if command == Command::NewElements { NLM_F_CREATE } else { 0 };
+    let flags = if command == NFT_MSG_NEWSETELEM { NLM_F_CREATE } else { 0 };
     let name = Attribute::text(NFTA_SET_ELEM_LIST_SET, &set_name(map, list));
     let mut messages = Vec::new();
     let mut some = Vec::new();
@@ -264,11 +239,11 @@ fn elements_with(
 
 /// Creates counters, those that do not exist, or deletes them; nothing may refer to these any more.
 pub(crate) fn counters<'a>(
-    command: Command,
+    command: u16,
     family: Family,
     names: impl IntoIterator<Item = &'a Bytes>,
 ) -> Vec<Message> {
-    let flags = if command == Command::NewObject { NLM_F_CREATE } else { 0 };
+    let flags = if command == NFT_MSG_NEWOBJ { NLM_F_CREATE } else { 0 };
     let counter = |name: &Bytes| {
         let attributes = [
             Attribute::bytes(NFTA_OBJ_NAME, terminated(name)),
@@ -285,13 +260,13 @@ fn terminated(name: &Bytes) -> Vec<u8> {
     [&name.0[..], &[0]].concat()
 }
 
-fn element_attribute((element, value): (&Element, &Value), command: Command) -> Attribute {
+fn element_attribute((element, value): (&Element, &Value), command: u16) -> Attribute {
     let data = |bytes: &[u8]| [Attribute::bytes(NFTA_DATA_VALUE, bytes)];
     let mut attributes = vec![Attribute::nested(NFTA_SET_ELEM_KEY, data(&element.key.0))];
     match value {
         // It is a part of the key.
         Value::RangeEnd => attributes.push(Attribute::u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END)),
-        _ if command == Command::DeleteElements => {}
+        _ if command == NFT_MSG_DELSETELEM => {}
         Value::None => {}
         Value::Data(it) => attributes.push(Attribute::nested(NFTA_SET_ELEM_DATA, data(&it.0))),
         Value::Verdict(it) => {

@@ -15,7 +15,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use model::Family;
 use netlink::{
     Attribute, Message, Netfilter,
-    uapi::{NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS},
+    uapi::{NFT_MSG_NEWTABLE, NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
         snapshot::Snapshot,
         transaction::{DesiredTable, can_count, trial},
     },
-    encode::tables::{Command, FAMILIES, TABLE},
+    encode::tables::{FAMILIES, TABLE, kind},
     error::Error,
     plan::{
         affinity,
@@ -220,7 +220,7 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, host: &Host, family: Fami
 
 /// The same message, which makes a table that gets no packets.
 fn without_packets(mut message: Message) -> Message {
-    if message.kind == Command::NewTable.kind() {
+    if message.kind == kind(NFT_MSG_NEWTABLE) {
         message.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT));
     }
     message

@@ -6,12 +6,12 @@ use model::Family;
 use nix::errno::Errno;
 
 use crate::{
-    encode::{expressions::protocol_family, tables::Command},
+    encode::{expressions::protocol_family, tables::kind},
     error::Error,
 };
 use netlink::{
     Attribute, Message, Netfilter,
-    uapi::{NFTA_CHAIN_NAME, NFTA_TABLE_NAME},
+    uapi::{NFT_MSG_GETCHAIN, NFT_MSG_GETTABLE, NFTA_CHAIN_NAME, NFTA_TABLE_NAME},
 };
 
 /// Its table in nftables mode.
@@ -26,8 +26,8 @@ const IPTABLES: (&str, &str) = ("nat", "KUBE-SERVICES");
 /// If the kernel refuses to look for them.
 pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
     let queries = [Family::V4, Family::V6].map(|family| {
-        let message = |command: Command, attributes| Message {
-            kind: command.kind(),
+        let message = |command, attributes| Message {
+            kind: kind(command),
             flags: 0,
             family: protocol_family(family),
             attributes,
@@ -35,8 +35,8 @@ pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
         let (table, chain) = IPTABLES;
         let chain = vec![Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_CHAIN_NAME, chain)];
         [
-            message(Command::GetTable, vec![Attribute::text(NFTA_TABLE_NAME, TABLE)]),
-            message(Command::GetChain, chain),
+            message(NFT_MSG_GETTABLE, vec![Attribute::text(NFTA_TABLE_NAME, TABLE)]),
+            message(NFT_MSG_GETCHAIN, chain),
         ]
     });
     let queries = queries.concat();
@@ -50,6 +50,8 @@ pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
 
 #[cfg(test)]
 mod tests {
+    use netlink::uapi::NFT_MSG_DELTABLE;
+
     use super::*;
     use crate::{
         apply::transaction::commit,
@@ -69,7 +71,7 @@ mod tests {
             ] {
                 let create = [new_table(family, ""), new_chain(family, chain, None)];
                 let create = create.map(|it| in_table(table, it));
-                let delete = Message { kind: Command::DeleteTable.kind(), flags: 0, ..create[0].clone() };
+                let delete = Message { kind: kind(NFT_MSG_DELTABLE), flags: 0, ..create[0].clone() };
                 let delete = Message { attributes: vec![Attribute::text(NFTA_TABLE_NAME, table)], ..delete };
                 commit(&mut netfilter, create).unwrap();
                 assert_eq!(has_rules(&mut netfilter).unwrap(), chain != "PREROUTING", "{table} {chain}");

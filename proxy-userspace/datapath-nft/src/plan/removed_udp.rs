@@ -20,7 +20,7 @@ use crate::{
         elements::{Element, Elements, Value},
         expressions::Rule,
         schema::{Bytes, Map},
-        tables::{self, Command, expiring_elements},
+        tables::{self, expiring_elements},
         verdict::Verdict,
     },
     plan::{
@@ -28,7 +28,7 @@ use crate::{
         endpoint_selector::Registers,
     },
 };
-use netlink::Message;
+use netlink::{Message, uapi::NFT_MSG_DELSETELEM};
 
 /// For how long after its removal an endpoint may be refused. Flows to it without a Service that began before are refused as
 /// well, so not for long.
@@ -149,7 +149,7 @@ impl RemovedUdp {
         let refused = elements(if anew { &self.refused } else { &self.unsent });
         // One that has expired cannot be deleted, and that would refuse the whole transaction.
         let mut messages = expiring_elements(family, Map::RemovedUdp, restored.keys(), SECONDS);
-        messages.extend(tables::elements(Command::DeleteElements, family, (Map::RemovedUdp, 0), &restored));
+        messages.extend(tables::elements(NFT_MSG_DELSETELEM, family, (Map::RemovedUdp, 0), &restored));
         messages.extend(expiring_elements(family, Map::RemovedUdp, refused.keys(), SECONDS));
         messages
     }
