@@ -32,7 +32,7 @@ use crate::{
     encode::{
         elements::{Changes, Element, Elements, Value},
         schema::{Bytes, Map},
-        tables::{FAMILIES, TABLE, delete_table},
+        tables::{TABLE, delete_table},
     },
     error::Error,
     observe::{kube_proxy, trace},
@@ -293,7 +293,7 @@ impl Datapath {
         if self.applied.is_none() || !self.layout.has_affinity() {
             return Ok(None);
         }
-        let families = FAMILIES.into_iter().filter(|it| !self.unsupported.contains_key(it));
+        let families = Family::ALL.into_iter().filter(|it| !self.unsupported.contains_key(it));
         count_clients(&mut self.netfilter, families).map(Some)
     }
 
@@ -334,7 +334,7 @@ impl Datapath {
     pub fn tables(&self) -> Vec<(&'static str, bool)> {
         // A failed transaction leaves them as they were.
         let is_in_effect = self.is_pending || self.applied.is_some();
-        FAMILIES
+        Family::ALL
             .into_iter()
             .filter(|it| self.was_active && !self.unsupported.contains_key(it))
             .map(|it| (if it == Family::V4 { "nftables-ip" } else { "nftables-ip6" }, is_in_effect))
@@ -351,7 +351,7 @@ impl Datapath {
 
     fn read(&mut self) -> Result<BTreeMap<Family, Snapshot>, Error> {
         let mut snapshots = BTreeMap::new();
-        for family in FAMILIES {
+        for family in Family::ALL {
             if let Some(snapshot) = Snapshot::read(&mut self.netfilter, family)? {
                 snapshots.insert(family, snapshot);
             }
@@ -363,7 +363,7 @@ impl Datapath {
         AppliedConfig {
             forwarding: self.forwarding_elements(),
             uplinks: self.removed_udp.is_refusing().then(|| self.uplinks()),
-            configs: FAMILIES.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
+            configs: Family::ALL.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
             node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
         }
     }
@@ -391,7 +391,7 @@ impl Datapath {
         }
         let entries = changes.len();
         let mut messages = transaction();
-        for family in FAMILIES {
+        for family in Family::ALL {
             let own = changes.take(family);
             if !self.unsupported.contains_key(&family) {
                 messages.extend(Difference::new(family, own).messages(family));
@@ -459,7 +459,7 @@ impl Datapath {
             Err(error) if all_replaced && error.is_feature_missing() => {
                 if is_unused {
                     // What was filled serves nobody; there may be nothing.
-                    for family in FAMILIES {
+                    for family in Family::ALL {
                         let _ = commit(&mut self.netfilter, [delete_table(family)]);
                     }
                 }
@@ -509,7 +509,7 @@ impl Datapath {
                 Err(error) => return Err(error),
             }
         }
-        if self.unsupported.len() == FAMILIES.len() {
+        if self.unsupported.len() == Family::ALL.len() {
             Err(Error::Incapable(Box::new(both)))
         } else {
             Ok(applied)
@@ -524,7 +524,7 @@ impl AppliedConfig {
             (Element::new(Family::of(*it), Map::NodeAddresses, Bytes::new().address(*it)), Value::None)
         };
         let refusals =
-            FAMILIES.into_iter().zip(std::iter::repeat(&self.uplinks)).filter_map(|(family, uplinks)| {
+            Family::ALL.into_iter().zip(std::iter::repeat(&self.uplinks)).filter_map(|(family, uplinks)| {
                 let uplink = move |number: &u32| {
                     (Element::new(family, Map::Uplinks, Bytes::new().number(*number)), Value::None)
                 };
@@ -543,7 +543,7 @@ impl AppliedConfig {
 pub fn cleanup() -> Result<bool, Error> {
     let mut netfilter = Netfilter::open().map_err(Error::Open)?;
     let mut messages = Vec::new();
-    for family in FAMILIES {
+    for family in Family::ALL {
         if Snapshot::find(&mut netfilter, family)?.is_some() {
             messages.push(delete_table(family));
         }

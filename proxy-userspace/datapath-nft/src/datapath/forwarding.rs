@@ -3,11 +3,7 @@
 use model::Family;
 
 use super::Datapath;
-use crate::{
-    apply::transaction::can_duplicate,
-    encode::{elements::Elements, tables::FAMILIES},
-    plan::watch::Watch,
-};
+use crate::{apply::transaction::can_duplicate, encode::elements::Elements, plan::watch::Watch};
 
 impl Datapath {
     /// The families in which a Service is, or was, forwarded.
@@ -24,7 +20,7 @@ impl Datapath {
     /// The elements that packets need which other nodes forward: none until a Service is forwarded. They stay, for connections that
     /// outlast its forwarding.
     pub(super) fn forwarding_elements(&mut self) -> Elements {
-        let forwarded = FAMILIES.into_iter().filter(|it| self.layout.is_forwarded(*it));
+        let forwarded = Family::ALL.into_iter().filter(|it| self.layout.is_forwarded(*it));
         self.forwarded_families.extend(forwarded);
         let families = self.forwarded_families.clone();
         if families.is_empty() {
@@ -43,7 +39,7 @@ impl Datapath {
                 }
                 is_capable
             };
-            FAMILIES.into_iter().filter(is_capable).collect()
+            Family::ALL.into_iter().filter(is_capable).collect()
         });
         let capable = families.into_iter().filter(|it| capable.contains(it));
         capable.map(|it| Watch::SecondChance.element(it)).collect()

@@ -41,9 +41,6 @@ const MAX_LIST_SIZE: usize = 60_000;
 /// The capacity of each map of clients with session affinity; while it is full, new clients have none.
 pub(crate) const AFFINITY_SIZE: u32 = 1 << 20;
 
-/// Both families, in the order of writing.
-pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
 /// A message about our table of a family.
 pub(crate) fn message(
     command: u16,

@@ -23,7 +23,7 @@ use crate::{
         snapshot::Snapshot,
         transaction::{DesiredTable, can_count, trial},
     },
-    encode::tables::{FAMILIES, TABLE, kind},
+    encode::tables::{TABLE, kind},
     error::Error,
     plan::{
         affinity,
@@ -51,7 +51,7 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
     };
     let host = &trial_host(!can_count(&mut netfilter));
     let errors: Vec<_> =
-        FAMILIES.into_iter().map(|it| (it, attempt(&mut netfilter, config, host, it).err())).collect();
+        Family::ALL.into_iter().map(|it| (it, attempt(&mut netfilter, config, host, it).err())).collect();
     let missing: Vec<_> =
         errors.iter().filter_map(|(family, it)| it.as_ref().map(|it| (family, it))).collect();
     match &*missing {
@@ -75,7 +75,7 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
 /// If the kernel refuses to list them, or has no nftables.
 pub fn tables(has_run: bool) -> Result<Finding, Error> {
     let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-    let counts = FAMILIES.map(|it| Snapshot::count(&mut netfilter, it, |_| true).transpose());
+    let counts = Family::ALL.map(|it| Snapshot::count(&mut netfilter, it, |_| true).transpose());
     let counts = counts.into_iter().flatten().collect::<Result<Vec<_>, Error>>()?;
     let entries: usize = counts.iter().map(|(entries, _)| entries).sum();
     Ok(match counts.len() {
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn the_trial_has_the_chains_of_service_cidrs() {
-        for family in FAMILIES {
+        for family in Family::ALL {
             let mut batch = transaction();
             batch.extend(trial_table(&Config::default(), &trial_host(false), family).replace(iter::empty()));
             let messages = (0..batch.len()).filter_map(|it| batch.message(it));

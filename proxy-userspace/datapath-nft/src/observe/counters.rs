@@ -4,11 +4,12 @@
 
 use std::collections::HashMap;
 
-use model::state::{Service, ServicePort};
-
-use crate::{
-    apply::snapshot::walk_counters, encode::tables::FAMILIES, error::Error, plan::compile::counter_name,
+use model::{
+    Family,
+    state::{Service, ServicePort},
 };
+
+use crate::{apply::snapshot::walk_counters, error::Error, plan::compile::counter_name};
 use netlink::{
     Netfilter, find,
     uapi::{NFTA_COUNTER_PACKETS, NFTA_OBJ_DATA},
@@ -28,7 +29,7 @@ impl ExternalConnections {
     pub fn read() -> Result<Self, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
         let mut all: HashMap<String, u64> = HashMap::new();
-        for family in FAMILIES {
+        for family in Family::ALL {
             let listed = walk_counters(&mut netfilter, family, |name, counter| {
                 if let Some(count @ 1..) = packets(counter) {
                     *all.entry(name).or_default() += count;

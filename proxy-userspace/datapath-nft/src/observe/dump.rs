@@ -15,7 +15,6 @@ use crate::{
     encode::{
         elements::{Element, Elements, Value},
         schema::{Bytes, Map, Parts, list_name},
-        tables::FAMILIES,
     },
     error::Error,
     plan::{
@@ -42,7 +41,7 @@ pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
         let pass = retried(|| {
             let (mut names, mut lines) = (Names::default(), SortedLines::after(&last));
             let mut walk = |with: &mut dyn FnMut(Element, Value)| {
-                FAMILIES.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
+                Family::ALL.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
             };
             walk(&mut |element, value| names.learn(&element, &value))?;
             walk(&mut |element, value| names.identify(&element, &value))?;
@@ -78,7 +77,9 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
                     found.extend(frontend_of(&element, &mut key_of(&element)));
                 }
             };
-            FAMILIES.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, &mut add))?;
+            Family::ALL
+                .into_iter()
+                .try_for_each(|it| Snapshot::each_element(&mut netfilter, it, &mut add))?;
             Ok(found)
         })
     };
@@ -192,7 +193,7 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
 fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Error> {
     let read = || -> Result<Vec<_>, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        let tables = FAMILIES.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
+        let tables = Family::ALL.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
         tables.into_iter().flatten().collect()
     };
     match read() {

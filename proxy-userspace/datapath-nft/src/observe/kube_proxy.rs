@@ -25,7 +25,7 @@ const IPTABLES: (&str, &str) = ("nat", "KUBE-SERVICES");
 ///
 /// If the kernel refuses to look for them.
 pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
-    let queries = [Family::V4, Family::V6].map(|family| {
+    let queries = Family::ALL.map(|family| {
         let message = |command, attributes| Message {
             kind: kind(command),
             flags: 0,

@@ -17,9 +17,7 @@ use netlink::{
 };
 
 use crate::{
-    apply::snapshot::Snapshot,
-    encode::{elements::Element, tables::FAMILIES},
-    observe::check::is_pair,
+    apply::snapshot::Snapshot, encode::elements::Element, observe::check::is_pair,
     plan::endpoint_selector::MatchKey,
 };
 
@@ -43,7 +41,7 @@ impl NodeSettings {
             let count = netfilter.as_mut().map(|it| Snapshot::count(it, *family, is_frontend));
             matches!(count, Some(Ok(Some((1.., _)))))
         };
-        let mut families: BTreeSet<_> = FAMILIES.into_iter().filter(&mut is_served).collect();
+        let mut families: BTreeSet<_> = Family::ALL.into_iter().filter(&mut is_served).collect();
         if families.is_empty() {
             families.insert(Family::V4);
         }
@@ -367,7 +365,7 @@ mod tests {
             [("proc/sys/net/ipv4/ip_forward", "1\n"), ("proc/sys/net/ipv6/conf/all/forwarding", "0\n")];
         check(&with(&files, false, &[Family::V4]).0.forwarding(), Level::Ok, &[]);
         let expected = ["net.ipv6.conf.all.forwarding is 0", "dropped", "net.ipv6.conf.all.forwarding=1"];
-        check(&with(&files, false, &FAMILIES).0.forwarding(), Level::Degraded, &expected);
+        check(&with(&files, false, &Family::ALL).0.forwarding(), Level::Degraded, &expected);
     }
 
     #[test]

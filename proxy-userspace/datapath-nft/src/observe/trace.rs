@@ -21,7 +21,7 @@ use crate::{
     encode::{
         chain::Hook,
         expressions::Rule,
-        tables::{FAMILIES, TABLE, delete_table, in_table, new_chain, new_rule, new_table},
+        tables::{TABLE, delete_table, in_table, new_chain, new_rule, new_table},
         verdict::Verdict,
     },
     error::Error,
@@ -305,7 +305,7 @@ impl Drop for PacketTrace {
 
 /// Deletes what a process that was killed has left, except the tables of one that lives.
 pub(crate) fn remove(netfilter: &mut Netfilter) {
-    for family in FAMILIES {
+    for family in Family::ALL {
         let _ = commit(netfilter, deletion(family));
     }
 }
@@ -340,7 +340,7 @@ fn replace(destinations: &[TracedDestination], is_owned: bool) -> Vec<Message> {
         deletion(family).into_iter().chain(made).collect::<Vec<_>>()
     };
     // The tables are deleted by their owner, or do not exist.
-    FAMILIES.into_iter().flat_map(of).collect()
+    Family::ALL.into_iter().flat_map(of).collect()
 }
 
 impl TracedDestination {

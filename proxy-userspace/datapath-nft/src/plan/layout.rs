@@ -298,7 +298,7 @@ impl Layout {
 
     /// Whether a Service has session affinity.
     pub(crate) fn has_affinity(&self) -> bool {
-        [Family::V4, Family::V6].iter().any(|it| self.shared.contains_key(&Watch::Answered.element(*it).0))
+        Family::ALL.iter().any(|it| self.shared.contains_key(&Watch::Answered.element(*it).0))
     }
 
     /// Whether packets to a Service are forwarded whole.
