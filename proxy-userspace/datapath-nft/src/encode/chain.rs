@@ -11,6 +11,18 @@ pub(crate) struct Chain {
     pub(crate) rules: Vec<Rule>,
 }
 
+impl Chain {
+    /// A chain to which rules of others lead.
+    pub(crate) fn new(name: impl Into<String>, rules: impl Into<Vec<Rule>>) -> Self {
+        Self { name: name.into(), hook: None, rules: rules.into() }
+    }
+
+    /// A base chain.
+    pub(crate) fn base(name: &str, hook: Hook, rules: impl Into<Vec<Rule>>) -> Self {
+        Self { hook: Some(hook), ..Self::new(name, rules) }
+    }
+}
+
 /// A netfilter hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {

@@ -5,13 +5,13 @@
 
 mod connection;
 
-use std::{net::IpAddr, ops::RangeInclusive};
+use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use model::Family;
 
 use crate::encode::{
-    schema::{Map, list_name},
+    schema::{Bytes, Map, list_name},
     verdict::Verdict,
 };
 use netlink::{Attribute, uapi::*};
@@ -170,8 +170,10 @@ impl Rule {
     }
 
     fn within(self, net: IpNet) -> Self {
-        self.bitwise(SCRATCH, octets(net.netmask()), zeros(net.netmask()))
-            .compare(NFT_CMP_EQ, octets(net.network()))
+        let octets = |it| Bytes::new().address(it).0.to_vec();
+        let mask = octets(net.netmask());
+        let zeros = vec![0; mask.len()];
+        self.bitwise(SCRATCH, mask, zeros).compare(NFT_CMP_EQ, octets(net.network()))
     }
 
     /// Continues if the destination address lies within a prefix.
@@ -512,15 +514,4 @@ fn interface_name(interface: &str) -> Vec<u8> {
     name.truncate(IFNAMSIZ - 1);
     name.resize(IFNAMSIZ, 0);
     name
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(it) => it.octets().to_vec(),
-        IpAddr::V6(it) => it.octets().to_vec(),
-    }
-}
-
-fn zeros(address: IpAddr) -> Vec<u8> {
-    vec![0; octets(address).len()]
 }

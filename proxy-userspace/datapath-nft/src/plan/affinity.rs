@@ -54,8 +54,8 @@ pub(crate) fn chain(family: Family, seconds: u32) -> Chain {
     };
     let rule = |comment| Rule::new(family, comment);
     let [udp, others] = both(family, "keep the client");
-    let rules = vec![keep(udp), keep(others), rule("restore the priority").store_number_in_priority(0)];
-    Chain { name: chain_name(seconds), hook: None, rules }
+    let rules = [keep(udp), keep(others), rule("restore the priority").store_number_in_priority(0)];
+    Chain::new(chain_name(seconds), rules)
 }
 
 /// The rules for every packet of every connection: they find those of clients that were answered a moment ago.
@@ -77,14 +77,14 @@ pub(crate) fn answered(family: Family) -> Vec<Rule> {
 pub(crate) fn by_timeout(family: Family) -> Chain {
     let at = Registers::new(family).client;
     let rule = |comment| Rule::new(family, comment);
-    let rules = vec![
+    let rules = [
         rule("by timeout")
             .masked_priority(at, SERVICE_PORT_MASK)
             .store_in_priority(Map::AffinitySeconds, at)
             .dispatch(Map::AffinityTimeouts),
         rule("restore the priority").store_number_in_priority(0),
     ];
-    Chain { name: BY_TIMEOUT.to_owned(), hook: None, rules }
+    Chain::new(BY_TIMEOUT, rules)
 }
 
 /// The name of [`by_timeout`].

@@ -186,7 +186,7 @@ impl Selector {
     }
 
     pub(crate) fn chain(self, family: Family) -> Chain {
-        Chain { name: self.chain_name(), hook: None, rules: self.rules(family) }
+        Chain::new(self.chain_name(), self.rules(family))
     }
 
     fn rules(self, family: Family) -> Vec<Rule> {

@@ -31,11 +31,8 @@ pub(crate) fn services(family: Family) -> Chain {
     let rule = Rule::new(family, "forwarded to a Service address")
         .if_priority_in(FORWARDED | u32::from(NO_SECOND)..=FORWARDED | !FORWARDED_MASK);
     let rule = key(rule, MatchKey::Address, at).store_in_priority(Map::Forwarded, at.address);
-    hooked(
-        "forwarded-prerouting",
-        Hook::PreroutingForwarded,
-        [rule.verdict(&Verdict::Goto("dispatch".into()))],
-    )
+    let rule = rule.verdict(&Verdict::Goto("dispatch".into()));
+    Chain::base("forwarded-prerouting", Hook::PreroutingForwarded, [rule])
 }
 
 /// Gives packets of unknown connections to the second node, and ICMP errors about them: the way to their source
@@ -58,9 +55,5 @@ pub(crate) fn second_chance(family: Family) -> Chain {
         to_second("the second node may know the connection", &|it| it.if_tcp()),
         to_second("or that of an ICMP error", &|it| it.if_protocol_is(icmp)),
     ];
-    hooked("second-chance-prerouting", Hook::PreroutingEach, rules)
-}
-
-fn hooked(name: &str, hook: Hook, rules: impl Into<Vec<Rule>>) -> Chain {
-    Chain { name: name.to_owned(), hook: Some(hook), rules: rules.into() }
+    Chain::base("second-chance-prerouting", Hook::PreroutingEach, rules)
 }

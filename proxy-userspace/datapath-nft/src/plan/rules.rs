@@ -140,39 +140,37 @@ impl TableConfig {
 
     /// The constant chains.
     pub(crate) fn chains(&self) -> Vec<Chain> {
-        let named = |name: &str, rules| Chain { name: name.to_owned(), hook: None, rules };
-        let dispatch = |map, comment: &str| vec![self.rule(comment).dispatch(map)];
+        let dispatch = |map, comment: &str| [self.rule(comment).dispatch(map)];
         let mut chains = vec![
-            named(REFUSE_CHAIN, self.refuse()),
-            named("mark-for-masquerade", vec![self.rule("request masquerading").set_mark(self.mark)]),
-            named("select", dispatch(Map::Selectors, "by selector")),
-            named("node-select", dispatch(Map::NodeSelectors, "by selector")),
-            named("cluster-ip", self.cluster_ip()),
-            named("external", self.external(MatchKey::Address)),
-            named("external-local", self.external_local(MatchKey::Address)),
-            named("sources", dispatch(Map::SourceChains, "by list")),
-            named("source-ranges", self.source_ranges("external")),
-            named("source-ranges-local", self.source_ranges("external-local")),
-            named("forwarded", vec![self.to_endpoint_here(MatchKey::Address)]),
-            named("source-ranges-forwarded", self.source_ranges("forwarded")),
-            named("node-port", self.external(MatchKey::NodePort)),
-            named("node-port-local", self.external_local(MatchKey::NodePort)),
-            named("dispatch", dispatch(Map::Policies, "by policy")),
-            named("services", self.services()),
-            named("translated", self.translated()),
+            Chain::new(REFUSE_CHAIN, self.refuse()),
+            Chain::new("mark-for-masquerade", [self.rule("request masquerading").set_mark(self.mark)]),
+            Chain::new("select", dispatch(Map::Selectors, "by selector")),
+            Chain::new("node-select", dispatch(Map::NodeSelectors, "by selector")),
+            Chain::new("cluster-ip", self.cluster_ip()),
+            Chain::new("external", self.external(MatchKey::Address)),
+            Chain::new("external-local", self.external_local(MatchKey::Address)),
+            Chain::new("sources", dispatch(Map::SourceChains, "by list")),
+            Chain::new("source-ranges", self.source_ranges("external")),
+            Chain::new("source-ranges-local", self.source_ranges("external-local")),
+            Chain::new("forwarded", [self.to_endpoint_here(MatchKey::Address)]),
+            Chain::new("source-ranges-forwarded", self.source_ranges("forwarded")),
+            Chain::new("node-port", self.external(MatchKey::NodePort)),
+            Chain::new("node-port-local", self.external_local(MatchKey::NodePort)),
+            Chain::new("dispatch", dispatch(Map::Policies, "by policy")),
+            Chain::new("services", self.services()),
+            Chain::new("translated", self.translated()),
         ];
-        let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
-        let services = || vec![self.to("translate Services", Verdict::Jump("services".into()))];
+        let services = || [self.to("translate Services", Verdict::Jump("services".into()))];
         chains.extend([
-            hooked("prerouting", Hook::Prerouting, services()),
-            hooked("output", Hook::Output, services()),
+            Chain::base("prerouting", Hook::Prerouting, services()),
+            Chain::base("output", Hook::Output, services()),
             // The kernel uses the rules as of the packet's entry into a base chain, but the sets as of each lookup. A packet in
             // flight while a change is committed may meet old rules and new sets, match nothing, and pass untranslated; its
             // connection would then stay untranslated. NAT tries one base chain after the other until one translates: the
             // second one starts with the new rules.
-            hooked("prerouting-retry", Hook::PreroutingRetry, services()),
-            hooked("output-retry", Hook::OutputRetry, services()),
-            hooked("postrouting", Hook::Postrouting, self.postrouting()),
+            Chain::base("prerouting-retry", Hook::PreroutingRetry, services()),
+            Chain::base("output-retry", Hook::OutputRetry, services()),
+            Chain::base("postrouting", Hook::Postrouting, self.postrouting()),
         ]);
         chains.extend(untracked::chains(self.family, &self.untracked));
         chains.extend(unassigned::chains(self.family, &self.service_cidrs));
@@ -274,7 +272,7 @@ impl TableConfig {
     /// A chain that counts, to try whether the kernel can.
     pub(crate) fn counting(family: Family) -> Chain {
         let (config_, by) = (Self::new(family, &Config::default(), &Host::default()), MatchKey::Address);
-        Chain { name: "count".into(), hook: None, rules: config_.count(by).into_iter().collect() }
+        Chain::new("count", Vec::from_iter(config_.count(by)))
     }
 
     fn external(&self, by: MatchKey) -> Vec<Rule> {

@@ -122,7 +122,7 @@ pub(crate) fn chain(family: Family, number: u32) -> Chain {
     let at = Registers::new(family).next;
     let rule =
         Rule::new(family, "in a range").source(at).if_in_list(number, at).store_number_in_priority(ALLOWED);
-    Chain { name: list_name(number), hook: None, rules: vec![rule] }
+    Chain::new(list_name(number), [rule])
 }
 
 /// The lists in use.

@@ -22,7 +22,7 @@ pub(crate) fn chains(family: Family, service_cidrs: &[IpNet]) -> Vec<Chain> {
         rule.if_outgoing_interface_is_not("lo").if_to(*net).if_new().verdict(&Verdict::Drop)
     };
     let rules: Vec<_> = service_cidrs.iter().map(drop).collect();
-    let chain = |name: &str, hook| Chain { name: name.to_owned(), hook: Some(hook), rules: rules.clone() };
+    let chain = |name, hook| Chain::base(name, hook, rules.clone());
     vec![chain("unassigned-forward", Hook::Forward), chain("unassigned-output", Hook::OutputFilter)]
 }
 

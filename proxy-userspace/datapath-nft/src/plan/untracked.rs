@@ -25,19 +25,22 @@ pub(crate) fn chains(family: Family, pods: &[IpNet]) -> Vec<Chain> {
     }
     let to = |net: &IpNet| {
         let rule = Rule::new(family, "to a pod, from a program of the host");
-        rule.if_tcp().if_outgoing_interface_is_not("lo").if_to(*net).if_source_port_at_least(FIRST_LOCAL_PORT)
+        rule.if_tcp()
+            .if_outgoing_interface_is_not("lo")
+            .if_to(*net)
+            .if_source_port_at_least(FIRST_LOCAL_PORT)
+            .do_not_track()
     };
     let from = |net: &IpNet| {
         let rule = Rule::new(family, "its reply");
-        rule.if_tcp().if_from(*net).if_destination_port_at_least(FIRST_LOCAL_PORT).if_for_connected_socket()
-    };
-    let chain = |name: &str, hook, rules: Vec<Rule>| Chain {
-        name: name.to_owned(),
-        hook: Some(hook),
-        rules: rules.into_iter().map(Rule::do_not_track).collect(),
+        rule.if_tcp()
+            .if_from(*net)
+            .if_destination_port_at_least(FIRST_LOCAL_PORT)
+            .if_for_connected_socket()
+            .do_not_track()
     };
     vec![
-        chain("untracked-output", Hook::OutputRaw, pods.iter().map(to).collect()),
-        chain("untracked-prerouting", Hook::PreroutingRaw, pods.iter().map(from).collect()),
+        Chain::base("untracked-output", Hook::OutputRaw, pods.iter().map(to).collect::<Vec<_>>()),
+        Chain::base("untracked-prerouting", Hook::PreroutingRaw, pods.iter().map(from).collect::<Vec<_>>()),
     ]
 }

@@ -52,25 +52,23 @@ impl Watch {
     /// Its chains, each before those that it refers to.
     pub(crate) fn chains(self, family: Family) -> Vec<Chain> {
         let to = |rule: Rule, chain: &str| rule.verdict(&Verdict::Jump(chain.into()));
-        let hooked = |name: &str, hook, rules| Chain { name: name.to_owned(), hook: Some(hook), rules };
         match self {
             Self::Answered => {
-                let jump = || vec![to(Rule::new(family, "every packet"), "answered")];
+                let jump = || [to(Rule::new(family, "every packet"), "answered")];
                 vec![
-                    hooked("answered-prerouting", Hook::PreroutingEach, jump()),
-                    hooked("answered-output", Hook::OutputEach, jump()),
-                    Chain { name: "answered".to_owned(), hook: None, rules: affinity::answered(family) },
+                    Chain::base("answered-prerouting", Hook::PreroutingEach, jump()),
+                    Chain::base("answered-output", Hook::OutputEach, jump()),
+                    Chain::new("answered", affinity::answered(family)),
                     affinity::by_timeout(family),
                 ]
             }
             Self::RemovedUdp => {
                 let from = |kind| Rule::new(family, format!("packets of {kind}")).if_interface_kind(kind);
                 let jumps = removed_udp::POD_INTERFACES.map(|kind| to(from(kind), "removed-udp"));
-                let rules = vec![removed_udp::rule(family)];
                 vec![
                     // Sockets of the host's network are terminated.
-                    hooked("removed-udp-prerouting", Hook::PreroutingEach, jumps.into()),
-                    Chain { name: "removed-udp".to_owned(), hook: None, rules },
+                    Chain::base("removed-udp-prerouting", Hook::PreroutingEach, jumps),
+                    Chain::new("removed-udp", [removed_udp::rule(family)]),
                 ]
             }
             Self::Forwarded => vec![forwarding::services(family)],
