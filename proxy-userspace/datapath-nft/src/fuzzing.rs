@@ -1,15 +1,20 @@
-//! What the fuzz targets call: tables with arbitrary contents, and any history of states.
+//! What the fuzz targets and tests play: tables with arbitrary contents, and any history of states.
+
+use std::collections::HashSet;
 
 use model::{Family, state::NodeState};
 
 use crate::{
-    apply::snapshot::{Snapshot, keys, value},
+    apply::snapshot::{Snapshot, keys, number_in, value},
     encode::{
         elements::{Changes, Element, Elements},
         schema::{Bytes, Map},
     },
     observe::dump::{frontends, lines},
-    plan::layout::{Layout, PreviousSlots},
+    plan::{
+        endpoint_selector::{DROP, MatchKey, REFUSE, Selector},
+        layout::{Layout, PreviousSlots},
+    },
 };
 
 /// Elements that were listed in the kernel, of any map. Whatever they are, the state has the same meaning after a start with
@@ -35,9 +40,8 @@ pub fn tables(mut bytes: &[u8], state: &NodeState) {
     assert!(found <= elements.len() * elements.len());
     let snapshot = Snapshot { elements, ..Snapshot::default() };
     let _ = (snapshot.udp_endpoints(), snapshot.lists());
-    let mut previous = PreviousSlots::default();
-    snapshot.previous(&mut previous);
-    assert_eq!(described(state, &mut previous), described(state, &mut PreviousSlots::default()));
+    let found = sorted_lines(&started(state, &mut left(snapshot.elements)));
+    assert_eq!(found, sorted_lines(&started(state, &mut PreviousSlots::default())));
 }
 
 /// A history of states, whose changes lead from one to the next, as the kernel would apply them; each has the meaning that it
@@ -46,34 +50,54 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
     let (mut layout, mut elements) = (Layout::default(), Elements::new());
     for state in states {
         let changes = layout.update(state, &[], &mut PreviousSlots::default()).changes;
-        apply(&mut elements, changes);
+        apply(&mut elements, &changes);
         assert_eq!(elements, layout.elements(), "the changes lead to the elements");
-        let mut lines = lines(&elements);
-        lines.sort_unstable();
-        assert_eq!(lines, described(state, &mut PreviousSlots::default()));
-        // As the next process finds them.
-        let mut previous = PreviousSlots::default();
-        Snapshot { elements: elements.clone(), ..Snapshot::default() }.previous(&mut previous);
-        let mut restarted = Layout::default();
-        restarted.update(state, &[], &mut previous);
+        assert_eq!(sorted_lines(&layout), sorted_lines(&started(state, &mut PreviousSlots::default())));
+        let restarted = started(state, &mut left(elements.clone()));
         let differ = Changes::between(&elements, &restarted.elements());
         assert_eq!(differ.len(), 0, "a restart changes nothing: {differ:?}");
+        check_selectors(&elements);
     }
 }
 
-fn apply(elements: &mut Elements, changes: Changes) {
-    for (element, value) in changes.delete {
-        assert_eq!(elements.remove(&element), Some(value), "{element:?} is deleted and was there");
-    }
-    for (element, value) in changes.add {
-        assert_eq!(elements.insert(element.clone(), value), None, "{element:?} is added and was not there");
+/// Every number of a selector is that of a chain.
+fn check_selectors(elements: &Elements) {
+    let known: HashSet<_> = Selector::among(elements).map(Selector::word).chain([REFUSE, DROP]).collect();
+    for (element, value) in elements {
+        if MatchKey::ALL.into_iter().any(|it| [it.internal(), it.external()].contains(&element.map)) {
+            let word = number_in(value, element.family);
+            assert!(word.is_some_and(|it| known.contains(&it)), "{element:?} {value:?}");
+        }
     }
 }
 
-/// What a new process makes of a state.
-fn described(state: &NodeState, previous: &mut PreviousSlots) -> Vec<String> {
+/// Applies changes as the kernel would.
+pub(crate) fn apply(elements: &mut Elements, changes: &Changes) {
+    for (element, value) in &changes.delete {
+        assert_eq!(elements.remove(element).as_ref(), Some(value), "{element:?} is deleted and was there");
+    }
+    for (element, value) in &changes.add {
+        let before = elements.insert(element.clone(), value.clone());
+        assert_eq!(before, None, "{element:?} is added and was not there");
+    }
+}
+
+/// The layout of a new process.
+pub(crate) fn started(state: &NodeState, previous: &mut PreviousSlots) -> Layout {
     let mut layout = Layout::default();
     layout.update(state, &[], previous);
+    layout
+}
+
+/// What the next process finds of elements.
+pub(crate) fn left(elements: Elements) -> PreviousSlots {
+    let mut previous = PreviousSlots::default();
+    Snapshot { elements, ..Snapshot::default() }.previous(&mut previous);
+    previous
+}
+
+/// The lines of a layout, in order.
+pub(crate) fn sorted_lines(layout: &Layout) -> Vec<String> {
     let mut lines = lines(&layout.elements());
     lines.sort_unstable();
     lines

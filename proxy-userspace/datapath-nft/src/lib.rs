@@ -8,7 +8,7 @@ mod apply;
 mod datapath;
 mod encode;
 mod error;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 #[cfg(test)]
 mod in_netns;

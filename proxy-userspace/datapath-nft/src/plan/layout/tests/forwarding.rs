@@ -14,13 +14,6 @@ fn forwarded(pods: &[u32]) -> Made {
     Made { balancer: Some(9), forwarded: Some(pods.to_vec()), ..Made::new(1, &[1, 2]) }
 }
 
-/// The elements of some Services in a new layout.
-fn elements_of(services: &[Made]) -> Elements {
-    let mut layout = Layout::default();
-    layout.update(&state(services), &[], &mut PreviousSlots::default());
-    layout.elements()
-}
-
 #[test]
 fn forwarded_packets_have_a_set_of_their_own_at_external_addresses_only() {
     check(
@@ -81,10 +74,10 @@ fn forwarded_packets_are_restricted_by_source_ranges_and_have_session_affinity()
 fn without_an_endpoint_here_or_with_the_policy_local_a_frontend_serves_as_if_it_were_not_forwarded() {
     let watch = Watch::Forwarded.element(Family::V4).0;
     for made in [forwarded(&[]), Made { external_local: true, ..forwarded(&[1]) }] {
-        let mut elements = elements_of(std::slice::from_ref(&made));
+        let mut elements = laid_out(std::slice::from_ref(&made)).elements();
         // Packets that have a second node are to be sent on nevertheless.
         assert_eq!(elements.remove(&watch).is_some(), !made.external_local);
-        assert_eq!(elements, elements_of(&[Made { forwarded: None, ..made }]));
+        assert_eq!(elements, laid_out(&[Made { forwarded: None, ..made }]).elements());
     }
 }
 
@@ -92,7 +85,7 @@ fn without_an_endpoint_here_or_with_the_policy_local_a_frontend_serves_as_if_it_
 fn forwarding_costs_what_it_changes() {
     let mut layout = Layout::default();
     let mut take = |made: Made| {
-        let changes = layout.update(&state(&[made]), &[], &mut PreviousSlots::default()).changes;
+        let changes = update(&mut layout, &[made]).changes;
         (changes.delete.len(), changes.add.len())
     };
     take(Made { forwarded: None, ..forwarded(&[]) });

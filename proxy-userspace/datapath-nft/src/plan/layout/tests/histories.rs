@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::fuzzing;
 
 fn made() -> impl Strategy<Value = Made> {
     let pods = prop::collection::btree_set(1_u32..6, 0..5);
@@ -45,30 +46,6 @@ proptest! {
     /// The elements depend on the last state only, and the differences add up to them.
     #[test]
     fn any_history_results_in_its_last_state(history in prop::collection::vec(some_services(), 1..8)) {
-        let mut layout = Layout::default();
-        let mut elements = Elements::new();
-        for services in &history {
-            let update = layout.update(&state(services), &[], &mut PreviousSlots::default());
-            apply(&mut elements, &update.changes);
-            prop_assert_eq!(&elements, &layout.elements());
-        }
-        let mut fresh = Layout::default();
-        fresh.update(&state(&history[history.len() - 1]), &[], &mut PreviousSlots::default());
-        let sorted = |layout: &Layout| {
-            let mut lines = lines(&layout.elements());
-            lines.sort_unstable();
-            lines
-        };
-        prop_assert_eq!(sorted(&layout), sorted(&fresh));
-        // Every number is that of a chain that selects among existing slots.
-        for (element, value) in &elements {
-            if [Map::Internal, Map::External, Map::NodeInternal, Map::NodeExternal].contains(&element.map)
-                && let Value::Data(it) = value
-                && let Some(word) = crate::encode::schema::Parts::of(it, element.family).number()
-            {
-                let is_known = Selector::among(&elements).any(|it| it.word() == word);
-                prop_assert!(word == REFUSE || word == DROP || is_known);
-            }
-        }
+        fuzzing::history(&history.iter().map(|it| state(it)).collect::<Vec<_>>());
     }
 }
