@@ -195,10 +195,8 @@ impl Datapath {
             it.previous(&mut previous);
         }
         let addresses = &self.host.node.addresses;
-        let update = match snapshots {
-            None => self.layout.update(state, addresses, &mut previous),
-            Some(_) => self.layout.restart(state, addresses, &mut previous),
-        };
+        let known = snapshots.is_some().then_some(&mut previous);
+        let update = self.layout.update(state, addresses, known);
         drop(previous);
         self.record_flow_rules(&update);
         if self.is_beside_sockets {

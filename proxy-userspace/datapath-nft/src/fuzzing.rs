@@ -49,7 +49,7 @@ pub fn tables(mut bytes: &[u8], state: &NodeState) {
 pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
     let (mut layout, mut elements) = (Layout::default(), Elements::new());
     for state in states {
-        let changes = layout.update(state, &[], &mut PreviousSlots::default()).changes;
+        let changes = layout.update(state, &[], None).changes;
         apply(&mut elements, &changes);
         assert_eq!(elements, layout.elements(), "the changes lead to the elements");
         assert_eq!(sorted_lines(&layout), sorted_lines(&started(state, &mut PreviousSlots::default())));
@@ -85,7 +85,7 @@ pub(crate) fn apply(elements: &mut Elements, changes: &Changes) {
 /// The layout of a new process.
 pub(crate) fn started(state: &NodeState, previous: &mut PreviousSlots) -> Layout {
     let mut layout = Layout::default();
-    layout.update(state, &[], previous);
+    layout.update(state, &[], Some(previous));
     layout
 }
 

@@ -107,34 +107,18 @@ impl Layout {
     }
 
     /// Takes the state of the node, and the node's own addresses, and returns how the tables change.
-    /// An endpoint of a port that was not known takes the slot that the hints say.
+    ///
+    /// A process that starts has `previous` slots, which endpoints of ports that were not known take. There the changes, which are
+    /// as many as all elements, are left out.
     pub(crate) fn update(
         &mut self,
         state: &NodeState,
         node: &[IpAddr],
-        previous: &mut PreviousSlots,
+        previous: Option<&mut PreviousSlots>,
     ) -> Update {
-        self.place(state, node, previous, true)
-    }
-
-    /// Takes the state and the addresses of the node as [`update`](Self::update) does, where the contents of the tables are not
-    /// known: the changes, which are as many as all elements, are left out.
-    pub(crate) fn restart(
-        &mut self,
-        state: &NodeState,
-        node: &[IpAddr],
-        previous: &mut PreviousSlots,
-    ) -> Update {
-        self.place(state, node, previous, false)
-    }
-
-    fn place(
-        &mut self,
-        state: &NodeState,
-        node: &[IpAddr],
-        previous: &mut PreviousSlots,
-        has_changes: bool,
-    ) -> Update {
+        let has_changes = previous.is_none();
+        let mut no_slots = PreviousSlots::default();
+        let previous = previous.unwrap_or(&mut no_slots);
         let before = std::mem::replace(&mut self.state, state.clone());
         let reconsidered = std::mem::take(&mut self.reconsidered);
         let mut changed: Vec<_> = if self.node == node {
@@ -152,7 +136,7 @@ impl Layout {
             let others = reconsidered.iter().filter(|it| !is_new.contains(it));
             changed.extend(others.filter_map(|it| Some((it, None, Some(state.services.get(it)?)))));
         }
-        let (mut update, none) = (Update::default(), BTreeSet::new());
+        let mut update = Update::default();
         let mut left_out;
         for (name, before, now) in changed {
             let changes = if has_changes {
@@ -163,27 +147,13 @@ impl Layout {
             };
             let old = self.services.remove(name).unwrap_or_default();
             let is_avoided = reconsidered.contains(name) || self.avoided.contains_key(name);
-            if let (Some(before), Some(now), false) = (before, now, is_avoided)
-                && before.service == now.service
-                && let Some(new) = old.with_endpoints(before, now)
-            {
-                self.replace(&old, &new, changes);
-                update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
-                self.services.insert(name.clone(), new);
-                continue;
-            }
-            let mut image = now
-                .map(|it| compile(it, &self.node, self.avoided.get(name).unwrap_or(&none)))
-                .unwrap_or_default();
-            let numbers = self.number(&old, &mut image, previous);
-            let rejected = std::mem::take(&mut image.rejected);
-            if rejected.is_empty() {
-                self.rejected.remove(name);
-            } else {
-                self.rejected.insert(name.clone(), rejected);
-            }
-            let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
-            let new = PlacedService { image: Arc::new(image), slots, numbers };
+            let with_endpoints = match (before, now) {
+                (Some(before), Some(now)) if !is_avoided && before.service == now.service => {
+                    old.with_endpoints(before, now)
+                }
+                _ => None,
+            };
+            let new = with_endpoints.unwrap_or_else(|| self.place(name, now, &old, previous));
             self.replace(&old, &new, changes);
             update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
             if now.is_some() {
@@ -191,6 +161,28 @@ impl Layout {
             }
         }
         update
+    }
+
+    /// Compiles a Service, and assigns its slots and numbers.
+    fn place(
+        &mut self,
+        name: &ServiceName,
+        now: Option<&Arc<ServiceState>>,
+        old: &PlacedService,
+        previous: &mut PreviousSlots,
+    ) -> PlacedService {
+        let none = BTreeSet::new();
+        let avoided = self.avoided.get(name).unwrap_or(&none);
+        let mut image = now.map(|it| compile(it, &self.node, avoided)).unwrap_or_default();
+        let numbers = self.number(old, &mut image, previous);
+        let rejected = std::mem::take(&mut image.rejected);
+        if rejected.is_empty() {
+            self.rejected.remove(name);
+        } else {
+            self.rejected.insert(name.clone(), rejected);
+        }
+        let slots = image.ports.iter().map(|it| old.place(it, previous)).collect();
+        PlacedService { image: Arc::new(image), slots, numbers }
     }
 
     /// Numbers the ports with session affinity and their members; those that get no number lose it.

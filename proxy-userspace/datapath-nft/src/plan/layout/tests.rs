@@ -126,13 +126,13 @@ fn laid_out(services: &[Made]) -> Layout {
 }
 
 fn update(layout: &mut Layout, services: &[Made]) -> Update {
-    layout.update(&state(services), &[], &mut PreviousSlots::default())
+    layout.update(&state(services), &[], None)
 }
 
 #[track_caller]
 fn check(service: &Made, expect: &[&str]) {
     let mut layout = Layout::default();
-    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], &mut PreviousSlots::default());
+    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], None);
     let lines = sorted_lines(&layout);
     let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
     assert_eq!(lines, expect.iter().copied().collect());
@@ -254,7 +254,7 @@ fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
         for it in services {
             state.services.insert(it.clone());
         }
-        let changes = layout.update(&state, &[], &mut PreviousSlots::default()).changes;
+        let changes = layout.update(&state, &[], None).changes;
         apply(&mut elements, &changes);
         let is_boundary = |it: &&Element| it.map == Map::SourceRanges;
         (changes.add.keys().filter(is_boundary).count(), changes.delete.keys().filter(is_boundary).count())
@@ -482,7 +482,7 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
     let mut layout = Layout::default();
     // What the kernel has to do for this state: so many elements less, and so many more.
     let mut take = |state: &NodeState| {
-        let Update { changes, .. } = layout.update(state, &[], &mut PreviousSlots::default());
+        let Update { changes, .. } = layout.update(state, &[], None);
         (changes.delete.len(), changes.add.len(), layout.elements().len())
     };
     let all = MANY as usize;
@@ -516,7 +516,7 @@ fn packets_avoid_as_many_endpoints_as_they_may_and_never_all() {
     // The pods that get new connections, and how many Services were looked at for that.
     let mut after = |state: &NodeState, avoided: &AvoidedEndpoints| {
         layout.set_avoided(avoided);
-        let update = layout.update(state, &[], &mut PreviousSlots::default());
+        let update = layout.update(state, &[], None);
         apply(&mut elements, &update.changes);
         assert_eq!(elements, layout.elements());
         let port = layout.ports().next().unwrap();
