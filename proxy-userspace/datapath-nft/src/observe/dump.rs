@@ -31,14 +31,15 @@ use netlink::Netfilter;
 /// # Errors
 ///
 /// If the kernel refuses to list them.
-pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
-    let mut netfilter = match Netfilter::open().map_err(Error::Open) {
-        Err(error) if error.is_nftables_missing() => return Ok(()),
-        netfilter => netfilter?,
-    };
+pub fn dump(each: impl FnMut(&str)) -> Result<(), Error> {
+    or_none(dump_tables(each))
+}
+
+fn dump_tables(mut each: impl FnMut(&str)) -> Result<(), Error> {
+    let mut netfilter = Netfilter::open().map_err(Error::Open)?;
     let mut last = String::new();
     loop {
-        let pass = retried(|| {
+        let mut lines = retried(|| {
             let (mut names, mut lines) = (Names::default(), SortedLines::after(&last));
             let mut walk = |with: &mut dyn FnMut(Element, Value)| {
                 Family::ALL.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
@@ -49,11 +50,7 @@ pub fn dump(mut each: impl FnMut(&str)) -> Result<(), Error> {
                 names.line(&element, &value).into_iter().for_each(|it| lines.add(&it));
             })?;
             Ok(lines)
-        });
-        let mut lines = match pass {
-            Err(error) if error.is_nftables_missing() => return Ok(()),
-            pass => pass?,
-        };
+        })?;
         lines.sorted().for_each(&mut each);
         if !lines.has_more() {
             return Ok(());
@@ -83,10 +80,7 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
             Ok(found)
         })
     };
-    match read() {
-        Err(error) if error.is_nftables_missing() => Ok(Vec::new()),
-        read => read,
-    }
+    or_none(read())
 }
 
 /// Reads the frontends at these addresses, with their endpoints for internal traffic, in ascending order.
@@ -113,7 +107,12 @@ pub(crate) fn frontends(elements: &Elements) -> Vec<ActiveFrontend> {
     let members = Members::of(elements);
     let frontend = |(element, value): (&Element, &Value)| {
         let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
-        active_frontend((elements, &members), by, element, value)
+        let backends = match target((elements, &members), by, element, value)? {
+            PacketTarget::Endpoints(endpoints) => endpoints,
+            PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
+        };
+        let frontend = frontend_of(element, &mut key_of(element))?.to_string();
+        Some(ActiveFrontend { frontend, backends, port: None })
     };
     elements.iter().filter_map(frontend).collect()
 }
@@ -196,23 +195,15 @@ fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Erro
         let tables = Family::ALL.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
         tables.into_iter().flatten().collect()
     };
-    match read() {
-        Err(error) if error.is_nftables_missing() => Ok(Vec::new()),
-        read => read,
-    }
+    or_none(read())
 }
 
-fn active_frontend(
-    (elements, members): (&Elements, &Members),
-    by: MatchKey,
-    from: &Element,
-    value: &Value,
-) -> Option<ActiveFrontend> {
-    let backends = match target((elements, members), by, from, value)? {
-        PacketTarget::Endpoints(endpoints) => endpoints,
-        PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
-    };
-    Some(ActiveFrontend { frontend: frontend_of(from, &mut key_of(from))?.to_string(), backends, port: None })
+/// What was read, or nothing if the kernel has no nftables.
+fn or_none<T: Default>(read: Result<T, Error>) -> Result<T, Error> {
+    match read {
+        Err(error) if error.is_nftables_missing() => Ok(T::default()),
+        read => read,
+    }
 }
 
 /// Where an element of a map of selectors sends packets.
@@ -253,11 +244,9 @@ struct Names {
     members: Members,
     /// The keys of frontends at cluster IPs.
     cluster_ips: HashSet<(Family, Bytes)>,
-    identities: Identities,
+    /// The service ports by number, each with whether that is a cluster IP.
+    identities: HashMap<(Family, u32), (bool, String)>,
 }
-
-/// The service ports by number, each with whether that is a cluster IP.
-type Identities = HashMap<(Family, u32), (bool, String)>;
 
 impl Names {
     /// Learns members and cluster IPs, from all elements.
@@ -286,22 +275,19 @@ impl Names {
 
     /// The line of an element; none if it is a constant one.
     fn line(&self, element: &Element, value: &Value) -> Option<String> {
-        line((&self.members, &self.identities), element, value)
-            .unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
+        let line = line(self, element, value);
+        line.unwrap_or_else(|| Some(format!("packets unknown {element:?} {value:?}")))
     }
 }
 
 /// The outer `None` stands for a malformed element, the inner one for a constant one.
-fn line(
-    (members, identities): (&Members, &Identities),
-    element: &Element,
-    value: &Value,
-) -> Option<Option<String>> {
+fn line(names: &Names, element: &Element, value: &Value) -> Option<Option<String>> {
     let family = element.family;
     let mut key = key_of(element);
     let number = || number_in(value, family);
-    let endpoint = || members.endpoint(element, value);
-    let service_port = |number: u32| identities.get(&(family, number & SERVICE_PORT_MASK)).map(|(_, it)| it);
+    let endpoint = || names.members.endpoint(element, value);
+    let service_port =
+        |number: u32| names.identities.get(&(family, number & SERVICE_PORT_MASK)).map(|(_, it)| it);
     let mut at = || frontend(element, &mut key);
     let line = match element.map {
         Map::Frontends | Map::NodeFrontends => format!("packets frontend {} {}", at()?, policy(number()?)?),
