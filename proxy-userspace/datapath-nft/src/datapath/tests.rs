@@ -20,12 +20,38 @@ use model::{
     state::{Endpoint, EndpointKey, EndpointPort, Scopes, Service, ServicePort, ServiceState},
 };
 
+fn start(is_beside_sockets: bool) -> Datapath {
+    Datapath::start(&Options { is_beside_sockets, ..Options::default() }).unwrap()
+}
+
+/// One whose tables nobody owns, as before Linux 6.9: others can change them, and they stay as they are when it ends.
+fn start_without_owner(is_beside_sockets: bool) -> Datapath {
+    Datapath { is_owner: false, ..start(is_beside_sockets) }
+}
+
+fn port(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).unwrap()
+}
+
+/// An endpoint of the first port of a Service, for all traffic.
+fn endpoint(name: &str, v4: impl Into<Ipv4Addr>, port: NonZeroU16) -> Endpoint {
+    let scopes = Scopes { internal: true, external: true, cluster: true };
+    Endpoint {
+        v4: Some(v4.into()),
+        ports: [EndpointPort { index: 0, port, scopes }].into(),
+        ..Endpoint::new(EndpointKey::Pod(name.into()))
+    }
+}
+
+fn state_of(service: Service, endpoints: impl IntoIterator<Item = Endpoint>) -> NodeState {
+    let service = Arc::new(ServiceState::new(service, endpoints));
+    NodeState { services: [service].into_iter().collect(), ..NodeState::default() }
+}
+
 #[test]
 fn base_chains_are_restored_first_and_then_everything() {
     in_netns(|| {
-        let mut datapath = Datapath::start(&Options::default()).unwrap();
-        // As before Linux 6.9.
-        datapath.is_owner = false;
+        let mut datapath = start_without_owner(false);
         datapath.apply(&NodeState::default()).unwrap();
         let before = datapath.read().unwrap();
         datapath.restore_base_chains().unwrap();
@@ -45,19 +71,9 @@ fn base_chains_are_restored_first_and_then_everything() {
 #[test]
 fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
     in_netns(|| {
-        let port = |it| NonZeroU16::new(it).unwrap();
-        let service = Service {
-            cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-            ports: vec![ServicePort {
-                node_port: Some(port(30_053)),
-                ..ServicePort::new(Protocol::Udp, port(53))
-            }],
-            ..Service::new(ServiceName::new("default", "dns"))
-        };
-        let mut state = NodeState::default();
-        state.services.insert(ServiceState::new(service, []));
-        let mut datapath = Datapath::start(&Options::default()).unwrap();
-        datapath.is_owner = false;
+        let dns = ServicePort { node_port: Some(port(30_053)), ..ServicePort::new(Protocol::Udp, port(53)) };
+        let state = state_of(Service { ports: vec![dns], ..dns_service() }, []);
+        let mut datapath = start_without_owner(false);
         let mut passes = |change: &dyn Fn(&mut Datapath)| {
             change(&mut datapath);
             let is_again_due = datapath.finish_generation().unwrap();
@@ -86,36 +102,25 @@ fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
     });
 }
 
+fn dns_service() -> Service {
+    Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        ports: vec![ServicePort::new(Protocol::Udp, port(53))],
+        ..Service::new(ServiceName::new("default", "dns"))
+    }
+}
+
 /// A state with one UDP Service; its endpoints are 10.244.0.0 plus a number.
 fn dns(endpoints: impl Iterator<Item = u32>) -> NodeState {
-    let port = NonZeroU16::new(53).unwrap();
-    let service = Service {
-        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-        ports: vec![ServicePort::new(Protocol::Udp, port)],
-        ..Service::new(ServiceName::new("default", "dns"))
-    };
-    let scopes = Scopes { internal: true, external: true, cluster: true };
-    let endpoints = endpoints.map(|n| Endpoint {
-        v4: Some(Ipv4Addr::from(0x0af4_0000 + n)),
-        ports: [EndpointPort { index: 0, port, scopes }].into(),
-        ..Endpoint::new(EndpointKey::Pod(format!("pod-{n}").into()))
-    });
-    let mut state = NodeState::default();
-    state.services.insert(ServiceState::new(service, endpoints));
-    state
+    let endpoint = |n: u32| endpoint(&format!("pod-{n}"), Ipv4Addr::from(0x0af4_0000 + n), port(53));
+    state_of(dns_service(), endpoints.map(endpoint))
 }
 
 #[test]
 fn a_large_first_state_is_written_in_parts_and_its_base_chains_last() {
     in_netns(|| {
-        let start = || {
-            let mut datapath = Datapath::start(&Options::default()).unwrap();
-            // Tables that no process owns stay as they are when one dies.
-            datapath.is_owner = false;
-            datapath
-        };
         let state = dns(1..=10_000);
-        let mut datapath = start();
+        let mut datapath = start_without_owner(false);
         let transactions_of = |datapath: &mut Datapath| {
             let before = generation(&mut datapath.netfilter).unwrap();
             datapath.apply(&state).unwrap();
@@ -131,7 +136,7 @@ fn a_large_first_state_is_written_in_parts_and_its_base_chains_last() {
         assert!(cleanup().unwrap());
         commit(&mut datapath.netfilter, table.fill(std::iter::empty())).unwrap();
         assert_eq!(datapath.read().unwrap()[&Family::V4].policies, BTreeMap::new());
-        let mut next = start();
+        let mut next = start_without_owner(false);
         assert!(transactions_of(&mut next) > 3);
         assert_eq!(next.read().unwrap(), whole);
 
@@ -146,8 +151,7 @@ fn a_large_first_state_is_written_in_parts_and_its_base_chains_last() {
 #[test]
 fn any_number_of_udp_endpoints_can_be_removed_at_once() {
     in_netns(|| {
-        let options = Options { is_beside_sockets: true, ..Options::default() };
-        let mut datapath = Datapath::start(&options).unwrap();
+        let mut datapath = start(true);
         datapath.apply(&dns(0..100_000)).unwrap();
         datapath.apply(&dns(0..1)).unwrap();
         let removed = datapath.removed_udp();
@@ -165,13 +169,12 @@ fn senders_to_removed_udp_endpoints_are_refused_while_sockets_are_connected_to_t
     in_netns(|| {
         let state = |endpoints: &[u8]| dns(endpoints.iter().map(|it| u32::from(*it)));
         for is_beside_sockets in [false, true] {
-            let options = Options { is_beside_sockets, ..Options::default() };
             let watches = |it: &mut Datapath| {
                 let tables = it.read().unwrap();
                 tables.values().filter(|it| it.chains.contains_key("removed-udp-prerouting")).count()
             };
             let expected = if is_beside_sockets { 2 } else { 0 };
-            let mut datapath = Datapath::start(&options).unwrap();
+            let mut datapath = start(is_beside_sockets);
             datapath.apply(&state(&[1, 2])).unwrap();
             assert_eq!(watches(&mut datapath), 0);
             let refuse = |it: &mut Datapath| {
@@ -187,13 +190,13 @@ fn senders_to_removed_udp_endpoints_are_refused_while_sockets_are_connected_to_t
             // Nor is one forgotten that is removed while no process runs.
             datapath.apply(&state(&[1, 2])).unwrap();
             drop(datapath);
-            let mut datapath = Datapath::start(&options).unwrap();
+            let mut datapath = start(is_beside_sockets);
             datapath.apply(&state(&[])).unwrap();
             refuse(&mut datapath);
             assert_eq!(watches(&mut datapath), expected);
             // The next process knows what this one has removed, also what serves again.
             drop(datapath);
-            let mut datapath = Datapath::start(&options).unwrap();
+            let mut datapath = start(is_beside_sockets);
             datapath.apply(&state(&[1])).unwrap();
             assert_eq!(watches(&mut datapath), expected);
             let refused = |it: &mut Datapath| {
@@ -210,8 +213,7 @@ fn senders_to_removed_udp_endpoints_are_refused_while_sockets_are_connected_to_t
 #[test]
 fn chains_of_an_earlier_process_that_are_not_needed_any_more_are_deleted_before_those_that_they_call() {
     in_netns(|| {
-        let options = Options { is_beside_sockets: true, ..Options::default() };
-        let mut first = Datapath::start(&options).unwrap();
+        let mut first = start(true);
         first.apply(&NodeState::default()).unwrap();
         let before = first.read().unwrap();
         let mut changes = Changes::default();
@@ -221,7 +223,7 @@ fn chains_of_an_earlier_process_that_are_not_needed_any_more_are_deleted_before_
         commit(&mut first.netfilter, Difference::new(Family::V4, changes).messages(Family::V4)).unwrap();
         assert_ne!(first.read().unwrap(), before);
         drop(first);
-        let mut second = Datapath::start(&options).unwrap();
+        let mut second = start(true);
         second.apply(&NodeState::default()).unwrap();
         assert_eq!(second.read().unwrap(), before);
     });
@@ -230,10 +232,7 @@ fn chains_of_an_earlier_process_that_are_not_needed_any_more_are_deleted_before_
 #[test]
 fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
     in_netns(|| {
-        let mut datapath =
-            Datapath::start(&Options { is_beside_sockets: true, ..Options::default() }).unwrap();
-        // As before Linux 6.9.
-        datapath.is_owner = false;
+        let mut datapath = start_without_owner(true);
         datapath.apply(&NodeState::default()).unwrap();
         let before = datapath.read().unwrap();
         // The kernel does not know the rules that are to be ended.
@@ -251,7 +250,7 @@ fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
 fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
     in_netns(|| {
         let state = NodeState::default();
-        let mut first = Datapath::start(&Options::default()).unwrap();
+        let mut first = start(false);
         if !first.is_owner {
             return eprintln!("skipped: tables cannot persist without their owner (Linux 6.9)");
         }
@@ -261,7 +260,7 @@ fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
         // A flush of all rules by another program passes them by; where `nft` is missing, this is skipped.
         let _ = Command::new("nft").args(["flush", "ruleset"]).status();
         assert_eq!(first.read().unwrap(), before);
-        let mut second = Datapath::start(&Options::default()).unwrap();
+        let mut second = start(false);
         second.apply(&state).unwrap_err();
         drop(first);
         // An orphaned table stays, and is adopted without another change.
@@ -275,9 +274,7 @@ fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
 #[test]
 fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
     in_netns(|| {
-        let mut datapath = Datapath::start(&Options::default()).unwrap();
-        // As before Linux 6.9.
-        datapath.is_owner = false;
+        let mut datapath = start_without_owner(false);
         let large = notices::UNNOTICED as u32;
         datapath.apply(&dns(0..large)).unwrap();
         assert!(!datapath.notices.changed.take(), "nothing but this process has changed anything");
@@ -315,7 +312,6 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
             }
         }
         let server = TcpListener::bind("0.0.0.0:0").unwrap();
-        let port = |it| NonZeroU16::new(it).unwrap();
         let http = ServicePort { node_port: Some(port(30_080)), ..ServicePort::new(Protocol::Tcp, port(80)) };
         let service = Service {
             cluster_ips: vec!["10.96.0.1".parse().unwrap()],
@@ -324,21 +320,15 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
             ports: vec![http.clone()],
             ..Service::new(ServiceName::new("default", "web"))
         };
-        let scopes = Scopes { internal: true, external: true, cluster: true };
-        let endpoint = Endpoint {
-            v4: Some(Ipv4Addr::LOCALHOST),
-            ports: [EndpointPort { index: 0, port: port(server.local_addr().unwrap().port()), scopes }]
-                .into(),
-            ..Endpoint::new(EndpointKey::Pod("pod".into()))
+        let server_port = port(server.local_addr().unwrap().port());
+        let more = [[127_u8, 0, 0, 1], [127, 0, 0, 2]].map(|it| endpoint("pod", it, server_port));
+        let state = |endpoints: &[Endpoint]| state_of(service.clone(), endpoints.iter().cloned());
+        let start = || {
+            let mut datapath = start(false);
+            datapath.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
+            datapath
         };
-        let more = [endpoint.clone(), Endpoint { v4: Some([127, 0, 0, 2].into()), ..endpoint }];
-        let state = |endpoints: &[Endpoint]| {
-            let mut state = NodeState::default();
-            state.services.insert(ServiceState::new(service.clone(), endpoints.iter().cloned()));
-            state
-        };
-        let mut datapath = Datapath::start(&Options::default()).unwrap();
-        datapath.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
+        let mut datapath = start();
         let count = || ExternalConnections::read().unwrap().of(&service, &http);
         assert_eq!(count(), 0, "there are no tables yet");
         datapath.apply(&state(&more[..1])).unwrap();
@@ -355,14 +345,11 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         datapath.repair().unwrap();
         assert_eq!(count(), 3, "so does a repair");
         drop(datapath);
-        let mut next = Datapath::start(&Options::default()).unwrap();
-        next.set_interfaces(BTreeSet::from(["127.0.0.1".parse().unwrap()]));
+        let mut next = start();
         assert_eq!(next.apply(&state(&more)).unwrap().entries, 0);
         assert_eq!(count(), 3, "and a restart");
         let moved = Service { external_ips: Vec::new(), ..service.clone() };
-        let mut without_one = NodeState::default();
-        without_one.services.insert(ServiceState::new(moved, more.iter().cloned()));
-        next.apply(&without_one).unwrap();
+        next.apply(&state_of(moved, more.iter().cloned())).unwrap();
         assert_eq!(count(), 3, "and the loss of an address");
         next.apply(&state(&more)).unwrap();
         connect("203.0.113.1:80");

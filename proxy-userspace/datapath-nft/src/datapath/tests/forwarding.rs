@@ -192,36 +192,26 @@ impl Network {
         pod.serve(SocketAddr::new(ip(4, 9), 8080), "pod");
         second.serve(SocketAddr::new(ip(2, 9), 8080), "other");
         second.serve(SocketAddr::new(ip(203, 9), 80), "second");
-        let datapath = Self::start();
+        let datapath = start_without_owner(false);
         Self { family, client, others: [pod, second], datapath }
-    }
-
-    fn start() -> Datapath {
-        let mut datapath = Datapath::start(&Options::default()).unwrap();
-        // So that `nft` may load the tables, too.
-        datapath.is_owner = false;
-        datapath
     }
 
     /// Serves a Service with an endpoint on this node and one on another; of forwarded packets, these endpoints.
     fn apply(&mut self, forwarded: Option<&[SocketAddr]>, source_ranges: &[&str]) -> ApplyReport {
-        let port = NonZeroU16::new(8080).unwrap();
         let service = Service {
             kind: ServiceKind::LoadBalancer,
             cluster_ips: vec![self.at(96, 1)],
             load_balancer_ips: vec![self.frontend().ip()],
-            ports: vec![ServicePort::new(Protocol::Tcp, NonZeroU16::new(80).unwrap())],
+            ports: vec![ServicePort::new(Protocol::Tcp, port(80))],
             source_ranges: source_ranges.iter().map(|it| it.parse().unwrap()).collect(),
             ..Service::new(ServiceName::new("default", "web"))
         };
-        let scopes = Scopes { internal: true, external: true, cluster: true };
-        let endpoint = |name: &str, address, local| {
-            let (v4, v6) = match address {
-                IpAddr::V4(it) => (Some(it), None),
-                IpAddr::V6(it) => (None, Some(it)),
-            };
-            let ports = [EndpointPort { index: 0, port, scopes }].into();
-            Endpoint { v4, v6, local, ports, ..Endpoint::new(EndpointKey::Pod(name.into())) }
+        let endpoint = |name, address, local| {
+            let of_v4 = |it: Ipv4Addr| Endpoint { local, ..endpoint(name, it, port(8080)) };
+            match address {
+                IpAddr::V4(it) => of_v4(it),
+                IpAddr::V6(it) => Endpoint { v4: None, v6: Some(it), ..of_v4(Ipv4Addr::UNSPECIFIED) },
+            }
         };
         let endpoints = [endpoint("other", self.at(2, 9), false), endpoint("pod", self.at(4, 9), true)];
         let mut service = ServiceState::new(service, endpoints);
@@ -232,9 +222,8 @@ impl Network {
             targets: targets.into(),
         };
         service.forwarded = forwarded.into_iter().map(port).collect();
-        let mut state = NodeState::default();
-        state.services.insert(service);
-        self.datapath.apply(&state).unwrap()
+        let services = [Arc::new(service)].into_iter().collect();
+        self.datapath.apply(&NodeState { services, ..NodeState::default() }).unwrap()
     }
 
     /// Who serves new connections, with the client's address that it sees.
@@ -279,7 +268,7 @@ fn forwarded_connections_are_served_here_and_keep_their_source() {
         let pod = it.pod();
         it.apply(Some(&[pod]), &[]);
         assert_eq!(it.served_by(), here);
-        it.datapath = Network::start();
+        it.datapath = start_without_owner(false);
         assert_eq!(it.apply(Some(&[pod]), &[]).entries, 0, "the next process finds all of it");
         let frontend = FrontendAddress { address: it.frontend(), protocol: Protocol::Tcp };
         let all = Some(PacketTarget::Endpoints(vec![SocketAddr::new(it.at(2, 9), 8080), pod]));
@@ -300,7 +289,7 @@ fn forwarded_connections_are_served_here_and_keep_their_source() {
         assert_eq!(it.served_by(), everywhere, "the packets are not forwarded ones");
         it.apply(None, &[]);
         assert!(it.lists().contains("chain second-chance-prerouting"), "connections may outlast it");
-        it.datapath = Network::start();
+        it.datapath = start_without_owner(false);
         it.apply(None, &[]);
         assert_eq!(it.lists(), before, "other packets do not pay for it");
     });
