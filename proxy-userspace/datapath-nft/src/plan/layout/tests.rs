@@ -129,107 +129,50 @@ fn update(layout: &mut Layout, services: &[Made]) -> Update {
     layout.update(&state(services), &[], None)
 }
 
-#[track_caller]
-fn check(service: &Made, expect: &[&str]) {
-    let mut layout = Layout::default();
-    layout.update(&state(std::slice::from_ref(service)), &[ip("192.168.0.1")], None);
-    let lines = sorted_lines(&layout);
-    let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
-    assert_eq!(lines, expect.iter().copied().collect());
-}
-
+/// Cases with the lines of their elements in a file, each under its name.
 #[test]
-fn a_cluster_ip_selects_its_endpoints() {
-    check(
-        &Made::new(1, &[1, 2]),
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "internal 10.96.0.1:53/UDP endpoints=2 any",
-        ],
-    );
-}
-
-#[test]
-fn without_any_endpoint_it_is_rejected() {
-    check(
-        &Made::new(1, &[]),
-        &[
-            "cluster-ip 10.96.0.1",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "internal 10.96.0.1:53/UDP refused",
-        ],
-    );
-}
-
-#[test]
-fn a_local_policy_drops_external_traffic_without_a_local_endpoint() {
-    check(
-        &Made { external_local: true, node_port: Some(30_053), ..Made::new(1, &[1]) },
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
-            "endpoint node:30053/UDP any -> 10.244.0.1:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend node:30053/UDP node-port-local",
-            "internal 10.96.0.1:53/UDP endpoints=1 any",
-            "internal node:30053/UDP endpoints=1 any",
-            "external node:30053/UDP dropped",
-        ],
-    );
-}
-
-#[test]
-fn a_local_policy_has_two_sets_and_a_local_pod_is_a_hairpin_candidate() {
-    let it = Made { external_local: true, balancer: Some(9), local: 1, ..Made::new(1, &[1, 2]) };
-    check(
-        &it,
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.1:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend 203.0.113.9:53/UDP external-local",
-            "hairpin 10.244.0.1",
-            "internal 10.96.0.1:53/UDP endpoints=2 any",
-            "internal 203.0.113.9:53/UDP endpoints=2 any",
-            "external 203.0.113.9:53/UDP endpoints=1 external",
-        ],
-    );
-}
-
-#[test]
-fn source_ranges_are_merged_and_session_affinity_keeps_equal_sets_apart() {
-    // The load balancer IP is added, since an address of this node is in a range.
+fn services_have_these_elements() {
+    let pods = &[1, 2];
+    let local = Made { external_local: true, ..Made::new(1, &[1]) };
+    // This node is in one of them, so that the load balancer IP is allowed as well.
     let ranges = vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/24", "2001:db8::/32"];
-    check(
-        &Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend 203.0.113.9:53/UDP source-ranges",
-            "internal 10.96.0.1:53/UDP endpoints=1 internal for 60 s",
-            "internal 203.0.113.9:53/UDP endpoints=1 any for 60 s",
-            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
-            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
-            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
-            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
-            "sources 203.0.113.9:53/UDP in sources-e29e48cf",
-            "sources-e29e48cf from 10.0.0.0",
-            "sources-e29e48cf before 11.0.0.0",
-            "sources-e29e48cf from 192.168.0.0",
-            "sources-e29e48cf before 192.168.1.0",
-            "sources-e29e48cf from 203.0.113.9",
-            "sources-e29e48cf before 203.0.113.10",
-        ],
-    );
+    let cases = [
+        ("a cluster IP selects its endpoints", Made::new(1, pods)),
+        ("without any endpoint it is rejected", Made::new(1, &[])),
+        (
+            "a local policy drops external traffic without a local endpoint",
+            Made { node_port: Some(30_053), ..local.clone() },
+        ),
+        (
+            "a local policy has two sets and a local pod is a hairpin candidate",
+            Made { balancer: Some(9), local: 1, pods: pods.to_vec(), ..local },
+        ),
+        (
+            "source ranges are merged, and session affinity keeps equal sets apart",
+            Made { balancer: Some(9), ranges, affinity: true, ..Made::new(1, &[1]) },
+        ),
+        (
+            "forwarded packets have a set of their own at external addresses only",
+            Made { node_port: Some(30_053), ..forwarding::forwarded(&[1]) },
+        ),
+        (
+            "forwarded packets are restricted by source ranges and have session affinity",
+            Made { ranges: vec!["10.0.0.0/8"], affinity: true, ..forwarding::forwarded(&[2]) },
+        ),
+    ];
+    let mut expected: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for case in include_str!("tests/elements.txt").split("# ").skip(1) {
+        let (name, lines) = case.split_once('\n').unwrap();
+        expected.insert(name, lines.lines().filter(|it| !it.is_empty()).collect());
+    }
+    for (name, made) in cases {
+        let mut layout = Layout::default();
+        layout.update(&state(&[made]), &[ip("192.168.0.1")], None);
+        let lines = sorted_lines(&layout);
+        let lines: BTreeSet<_> = lines.iter().map(|it| it.strip_prefix("packets ").unwrap()).collect();
+        assert_eq!(Some(lines), expected.remove(name), "{name}");
+    }
+    assert!(expected.is_empty(), "{expected:?}");
 }
 
 #[test]

@@ -10,64 +10,8 @@ pub(super) fn port(pods: &[u32]) -> ForwardedPort {
     ForwardedPort { index: 0, family: Family::V4, nodes: Arc::default(), targets }
 }
 
-fn forwarded(pods: &[u32]) -> Made {
+pub(super) fn forwarded(pods: &[u32]) -> Made {
     Made { balancer: Some(9), forwarded: Some(pods.to_vec()), ..Made::new(1, &[1, 2]) }
-}
-
-#[test]
-fn forwarded_packets_have_a_set_of_their_own_at_external_addresses_only() {
-    check(
-        &Made { node_port: Some(30_053), ..forwarded(&[1]) },
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 10.96.0.1:53/UDP any -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.1:5353",
-            "endpoint node:30053/UDP any -> 10.244.0.1:5353",
-            "endpoint node:30053/UDP any -> 10.244.0.2:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend 203.0.113.9:53/UDP external",
-            "frontend node:30053/UDP node-port",
-            "forwarded 203.0.113.9:53/UDP forwarded",
-            "internal 10.96.0.1:53/UDP endpoints=2 any",
-            "internal 203.0.113.9:53/UDP endpoints=2 any",
-            "internal node:30053/UDP endpoints=2 any",
-            "external 203.0.113.9:53/UDP endpoints=1 external",
-        ],
-    );
-}
-
-#[test]
-fn forwarded_packets_are_restricted_by_source_ranges_and_have_session_affinity() {
-    check(
-        &Made { ranges: vec!["10.0.0.0/8"], affinity: true, ..forwarded(&[2]) },
-        &[
-            "cluster-ip 10.96.0.1",
-            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.1:5353",
-            "endpoint 10.96.0.1:53/UDP internal -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.1:5353",
-            "endpoint 203.0.113.9:53/UDP any -> 10.244.0.2:5353",
-            "endpoint 203.0.113.9:53/UDP external -> 10.244.0.2:5353",
-            "frontend 10.96.0.1:53/UDP cluster-ip",
-            "frontend 203.0.113.9:53/UDP source-ranges",
-            "forwarded 203.0.113.9:53/UDP source-ranges-forwarded",
-            "internal 10.96.0.1:53/UDP endpoints=2 internal for 60 s",
-            "internal 203.0.113.9:53/UDP endpoints=2 any for 60 s",
-            "external 203.0.113.9:53/UDP endpoints=1 external for 60 s",
-            "member 10.96.0.1:53/UDP any 10.244.0.1:5353",
-            "member 10.96.0.1:53/UDP any 10.244.0.2:5353",
-            "member 10.96.0.1:53/UDP external 10.244.0.2:5353",
-            "member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
-            "member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
-            "service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
-            "service-port 203.0.113.9:53/UDP of 10.96.0.1:53/UDP",
-            "sources 203.0.113.9:53/UDP in sources-a815a2fb",
-            "sources-a815a2fb from 10.0.0.0",
-            "sources-a815a2fb before 11.0.0.0",
-        ],
-    );
 }
 
 #[test]
