@@ -131,16 +131,6 @@ mod tests {
     }
 
     #[test]
-    fn node_ports_are_served_at_every_address() {
-        check(NodePortAddresses::All, &["10.0.0.1", "192.168.0.2", "192.168.0.3", "fd00::2"]);
-    }
-
-    #[test]
-    fn primary_is_the_first_of_each_family() {
-        check(NodePortAddresses::Primary { bind_address: None }, &["192.168.0.2", "fd00::2"]);
-    }
-
-    #[test]
     fn ranges_choose_among_existing_addresses_except_loopback() {
         check(within(&["192.168.0.0/31", "127.0.0.0/8", "fd01::/16"]), &[]);
         check(within(&["192.168.0.2/31", "127.0.0.0/8", "fd01::/16"]), &["192.168.0.2", "192.168.0.3"]);
