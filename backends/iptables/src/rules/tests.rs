@@ -76,10 +76,16 @@ fn written(config: &Config, port: ServedPort) -> String {
     text.replace("-m comment --comment \"ns/web:http\" ", "")
 }
 
+/// The rules of a case in a file, which begin after its name.
+fn expected(name: &str) -> String {
+    let mut cases = include_str!("rules.txt").split("# ");
+    let rules = cases.find_map(|it| it.strip_prefix(name)?.strip_prefix('\n'));
+    rules.unwrap_or_else(|| panic!("there is no case {name}")).trim_end().to_owned() + "\n"
+}
+
 #[track_caller]
-fn check(config: &Config, port: ServedPort, expected: &str) {
-    let expected: String = expected.lines().map(|it| it.trim_start().to_owned() + "\n").collect();
-    let found = written(config, port);
+fn check(name: &str, config: &Config, port: ServedPort) {
+    let (found, expected) = (written(config, port), expected(name));
     assert!(found == expected, "found:\n{found}\nexpected:\n{expected}");
 }
 
@@ -89,18 +95,8 @@ const ONE: &[&str] = &["10.1.0.1:8080"];
 #[test]
 fn an_endpoint_is_selected_at_random_and_outside_traffic_masqueraded() {
     let frontends = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10"), external_ip("192.0.2.1")];
-    check(
-        &config(),
-        port(&frontends, [BOTH; 3]),
-        "nat -A KPI-EXT-ID -j KPI-MARK-OUTSIDE
-         nat -A KPI-EXT-ID -j KPI-SVC-ID
-         nat -A KPI-NODEPORTS -p tcp -m tcp --dport 30080 -j KPI-EXT-ID
-         nat -A KPI-SERVICES -d 10.96.0.10 -p tcp -m tcp --dport 80 -j KPI-SVC-ID
-         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-EXT-ID
-         nat -A KPI-SVC-ID -d 10.96.0.10 -j KPI-MARK-OUTSIDE
-         nat -A KPI-SVC-ID -p tcp -m statistic --mode random --probability 0.5000000000 -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.2:8080",
-    );
+    let name = "an endpoint is selected at random, and outside traffic masqueraded";
+    check(name, &config(), port(&frontends, [BOTH; 3]));
     // The first rule of a cluster IP's chain.
     let cases = [
         (Config { masquerade_all: true, ..config() }, "-d 10.96.0.10 -j KPI-MARK-MASQ"),
@@ -115,54 +111,19 @@ fn an_endpoint_is_selected_at_random_and_outside_traffic_masqueraded() {
 
 #[test]
 fn the_policy_local_keeps_the_source_and_gives_inside_traffic_all_endpoints() {
-    let it = ServedPort {
-        keeps_source: true,
-        ..port(&[at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10")], [BOTH, BOTH, ONE])
-    };
-    check(
-        &config(),
-        it,
-        "nat -A KPI-EXT-ID -s 10.0.0.0/8 -j KPI-SVC-ID
-         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-MARK-MASQ
-         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-SVC-ID
-         nat -A KPI-EXT-ID -j KPI-LOC-ID
-         nat -A KPI-LOC-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-NODEPORTS -p tcp -m tcp --dport 30080 -j KPI-EXT-ID
-         nat -A KPI-SERVICES -d 10.96.0.10 -p tcp -m tcp --dport 80 -j KPI-SVC-ID
-         nat -A KPI-SVC-ID -d 10.96.0.10 -j KPI-MARK-OUTSIDE
-         nat -A KPI-SVC-ID -p tcp -m statistic --mode random --probability 0.5000000000 -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.2:8080",
-    );
-    // Without an endpoint here, outside traffic alone gets to `filter`.
-    check(
-        &config(),
-        ServedPort {
-            drops: true,
-            external: Vec::new(),
-            ..port(&[external_ip("192.0.2.1")], [&[], ONE, &[]])
-        },
-        "filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP
-         nat -A KPI-CLU-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-EXT-ID -s 10.0.0.0/8 -j KPI-CLU-ID
-         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-MARK-MASQ
-         nat -A KPI-EXT-ID -m addrtype --src-type LOCAL -j KPI-CLU-ID
-         nat -A KPI-EXT-ID -j KPI-MARK-MASQ
-         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-EXT-ID",
-    );
+    let frontends = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10")];
+    let it = ServedPort { keeps_source: true, ..port(&frontends, [BOTH, BOTH, ONE]) };
+    check("the policy Local keeps the source, and gives inside traffic all endpoints", &config(), it);
+    let frontends = [external_ip("192.0.2.1")];
+    let it = ServedPort { drops: true, external: Vec::new(), ..port(&frontends, [&[], ONE, &[]]) };
+    check("without an endpoint here, outside traffic alone gets to filter", &config(), it);
 }
 
 #[test]
 fn session_affinity_looks_for_the_clients_endpoint_first() {
     let it = port(&[cluster_ip("10.96.0.10")], [BOTH, BOTH, BOTH]);
-    check(
-        &CONFIG,
-        ServedPort { affinity: Some(Duration::from_secs(60)), protocol: Protocol::Udp, ..it },
-        "nat -A KPI-SERVICES -d 10.96.0.10 -p udp -m udp --dport 80 -j KPI-SVC-ID
-         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.1:8080 --update --seconds 60 --reap -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.2:8080 --update --seconds 60 --reap -j DNAT --to-destination 10.1.0.2:8080
-         nat -A KPI-SVC-ID -p udp -m statistic --mode random --probability 0.5000000000 -m recent --name KPI-10.1.0.1:8080 --set -j DNAT --to-destination 10.1.0.1:8080
-         nat -A KPI-SVC-ID -p udp -m recent --name KPI-10.1.0.2:8080 --set -j DNAT --to-destination 10.1.0.2:8080",
-    );
+    let it = ServedPort { affinity: Some(Duration::from_secs(60)), protocol: Protocol::Udp, ..it };
+    check("session affinity looks for the endpoint of the client first", &CONFIG, it);
 }
 
 #[test]
@@ -201,22 +162,11 @@ fn a_port_without_endpoints_is_refused_or_dropped() {
 fn other_sources_than_the_ranges_are_dropped() {
     let sources = Some(vec!["203.0.113.0/24".parse().unwrap()]);
     let frontends = [Frontend { sources, ..external_ip("192.0.2.1") }];
+    check("other sources than the ranges are dropped", &config(), port(&frontends, [ONE, ONE, ONE]));
     check(
-        &config(),
-        port(&frontends, [ONE, ONE, ONE]),
-        "filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP
-         nat -A KPI-EXT-ID -j KPI-MARK-OUTSIDE
-         nat -A KPI-EXT-ID -j KPI-SVC-ID
-         nat -A KPI-FW-ID -s 203.0.113.0/24 -j KPI-EXT-ID
-         nat -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-FW-ID
-         nat -A KPI-SVC-ID -p tcp -j DNAT --to-destination 10.1.0.1:8080",
-    );
-    check(
+        "without endpoints, sources in the ranges are refused",
         &config(),
         port(&frontends, [&[], &[], &[]]),
-        "filter -A KPI-FW-ID -s 203.0.113.0/24 -j REJECT --reject-with tcp-reset
-         filter -A KPI-FW-ID -j DROP
-         filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j KPI-FW-ID",
     );
     let none = [Frontend { sources: Some(Vec::new()), ..external_ip("192.0.2.1") }];
     let text = written(&config(), port(&none, [ONE, ONE, ONE]));
@@ -246,31 +196,7 @@ fn the_frame_has_the_jumps_and_what_does_not_depend_on_services() {
             chains.iter().flat_map(|(id, rules)| rules.lines().map(|it| format!("{} {it}\n", id.table)));
         lines.collect::<String>()
     };
-    assert_eq!(
-        text(Family::V4),
-        "filter -I FORWARD -j KPI-FORWARD
-filter -I FORWARD -m conntrack --ctstate NEW -j KPI-SERVICES
-filter -I INPUT -m conntrack --ctstate NEW -j KPI-SERVICES
-filter -A KPI-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
-filter -A KPI-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-filter -A KPI-SERVICES -d 127.0.0.0/8 -j RETURN
-filter -A KPI-SERVICES -d 192.0.2.0/24 -m addrtype --dst-type LOCAL -j KPI-NODEPORTS
-filter -A KPI-SERVICES -d 10.96.0.0/12 -j DROP
-filter -I OUTPUT -m conntrack --ctstate NEW -j KPI-SERVICES
-nat -A KPI-MARK-MASQ -j MARK --or-mark 0x4000
-nat -A KPI-MARK-OUTSIDE -s 10.0.0.0/8 -j RETURN
-nat -A KPI-MARK-OUTSIDE -j KPI-MARK-MASQ
-nat -A KPI-POSTROUTING -m conntrack --ctstate DNAT -m bpf --bytecode \"6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 1,6 0 0 0\" -j MASQUERADE --random-fully
-nat -A KPI-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
-nat -A KPI-POSTROUTING -j MARK --xor-mark 0x4000
-nat -A KPI-POSTROUTING -j MASQUERADE --random-fully
-nat -A KPI-SERVICES -d 127.0.0.0/8 -j RETURN
-nat -A KPI-SERVICES -d 192.0.2.0/24 -m addrtype --dst-type LOCAL -j KPI-NODEPORTS
-nat -I OUTPUT -j KPI-SERVICES
-nat -I POSTROUTING -j KPI-POSTROUTING
-nat -I PREROUTING -j KPI-SERVICES
-",
-    );
+    assert_eq!(text(Family::V4), expected("the frame has the jumps, and what does not depend on Services"));
     let v6 = text(Family::V6);
     for expected in [
         "filter -A KPI-SERVICES -d ::1 -j RETURN\nfilter -A KPI-SERVICES -m addrtype --dst-type LOCAL -j KPI-NODEPORTS\n",
