@@ -2,9 +2,7 @@
 
 use std::{io, os::fd::AsRawFd as _};
 
-use netlink_packet_core::{
-    Emitable as _, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR};
 use nix::{
     errno::Errno,
     libc,
@@ -13,7 +11,7 @@ use nix::{
 
 use crate::{
     attribute::{Attribute, find, text},
-    socket::{DATAGRAM_SIZE, error_code, messages, open},
+    socket::{DATAGRAM_SIZE, append, error_code, messages, open},
     uapi::{
         IFLA_IFNAME, IFLA_MTU, IFLA_XDP, IFLA_XDP_DRV_PROG_ID, IFLA_XDP_HW_PROG_ID, IFLA_XDP_PROG_ID,
         IFLA_XDP_SKB_PROG_ID, TC_H_CLSACT, TC_H_CLSACT_EGRESS, TC_H_CLSACT_INGRESS, TC_H_CLSACT_PARENT,
@@ -21,8 +19,7 @@ use crate::{
     },
 };
 
-/// The length of `struct nlmsghdr`, of `struct ifinfomsg` and of `struct tcmsg` (linux/rtnetlink.h), in bytes.
-const HEADER: usize = 16;
+/// The length of `struct ifinfomsg` and of `struct tcmsg` (linux/rtnetlink.h), in bytes.
 const INTERFACE: usize = 16;
 const CLASSIFIER: usize = 20;
 
@@ -152,14 +149,8 @@ fn request(
     attributes: &[Attribute],
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    let mut request = vec![0; HEADER + fixed.len() + attributes.buffer_len()];
-    let mut header = NetlinkHeader::default();
-    header.length = u32::try_from(request.len()).unwrap_or(u32::MAX);
-    header.message_type = kind;
-    header.flags = NLM_F_REQUEST | flags;
-    header.emit(&mut request);
-    request[HEADER..HEADER + fixed.len()].copy_from_slice(fixed);
-    attributes.emit(&mut request[HEADER + fixed.len()..]);
+    let mut request = Vec::new();
+    append(&mut request, (kind, flags, 0), fixed, attributes);
     let socket = open(SockProtocol::NetlinkRoute, 0, SockFlag::empty())?;
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut datagram = vec![0; DATAGRAM_SIZE];

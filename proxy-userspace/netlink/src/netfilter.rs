@@ -7,9 +7,7 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use netlink_packet_core::{
-    Emitable as _, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader,
-};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, NetlinkAddr, SockFlag, SockProtocol, getsockname, recv, send, sendmsg},
@@ -17,11 +15,9 @@ use nix::{
 
 use crate::{
     attribute::{self, Attribute},
-    socket::{self, DATAGRAM_SIZE, error_code, messages, open},
+    socket::{self, DATAGRAM_SIZE, HEADER, error_code, messages, open},
 };
 
-/// The length of `struct nlmsghdr` in bytes.
-const HEADER: usize = 16;
 /// The length of `struct nfgenmsg` in bytes, with which every message of netfilter begins.
 pub const NFGENMSG: usize = 4;
 
@@ -40,20 +36,9 @@ pub struct Message {
 impl Message {
     /// Appends the message to a datagram.
     fn emit(&self, buffer: &mut Vec<u8>, sequence: u32, resource: u16) {
-        let attributes = self.attributes.as_slice();
-        let begin = buffer.len();
-        let length = HEADER + NFGENMSG + attributes.buffer_len();
-        buffer.resize(begin + length, 0);
-        let (header, rest) = buffer[begin..].split_at_mut(HEADER);
-        let mut it = NetlinkHeader::default();
-        it.length = u32::try_from(length).unwrap_or(u32::MAX);
-        it.message_type = self.kind;
-        it.flags = NLM_F_REQUEST | self.flags;
-        it.sequence_number = sequence;
-        it.emit(header);
-        rest[0] = self.family;
-        rest[2..4].copy_from_slice(&resource.to_be_bytes());
-        attributes.emit(&mut rest[NFGENMSG..]);
+        let [high, low] = resource.to_be_bytes();
+        let begin: [u8; NFGENMSG] = [self.family, 0, high, low];
+        socket::append(buffer, (self.kind, self.flags, sequence), &begin, &self.attributes);
     }
 }
 

@@ -8,12 +8,9 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage,
-    Parseable as _,
-};
+use netlink_packet_core::{Emitable as _, NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, Parseable as _};
 use netlink_packet_sock_diag::{
-    SOCK_DESTROY, SockDiagMessage,
+    SOCK_DESTROY, SOCK_DIAG_BY_FAMILY,
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
 };
 use nix::{
@@ -24,7 +21,7 @@ use nix::{
     },
 };
 
-use crate::socket::{DATAGRAM_SIZE, error_code, messages, open};
+use crate::socket::{DATAGRAM_SIZE, append, error_code, messages, open};
 
 /// The protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +107,8 @@ impl SockDiag {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
             let states = transport.connected_states();
-            self.send(&message((family, transport), unspecified(family), states, NLM_F_DUMP))?;
+            let id = unspecified(family);
+            self.send((SOCK_DIAG_BY_FAMILY, NLM_F_DUMP), (family, transport), id, states)?;
             let add = |it: InetResponse| found.push(ConnectedSocket::new(family, transport, it));
             match self.receive(add) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
@@ -138,10 +136,7 @@ impl SockDiag {
     }
 
     fn destroy(&self, kind: (u8, Transport), id: SocketId) -> io::Result<bool> {
-        let mut request = message(kind, id, StateFlags::empty(), NLM_F_ACK);
-        // The message type follows the length in the header.
-        request[4..6].copy_from_slice(&SOCK_DESTROY.to_ne_bytes());
-        self.send(&request)?;
+        self.send((SOCK_DESTROY, NLM_F_ACK), kind, id, StateFlags::empty())?;
         match self.receive(|_| ()) {
             Ok(()) => Ok(true),
             Err(error) => match error.raw_os_error() {
@@ -156,8 +151,21 @@ impl SockDiag {
         }
     }
 
-    fn send(&self, request: &[u8]) -> io::Result<()> {
-        send(self.0.as_raw_fd(), request, MsgFlags::empty())?;
+    /// Sends a request about the sockets of a family and a transport.
+    fn send(
+        &self,
+        (command, flags): (u16, u16),
+        (family, transport): (u8, Transport),
+        socket_id: SocketId,
+        states: StateFlags,
+    ) -> io::Result<()> {
+        let (protocol, extensions) = (transport.number(), ExtensionFlags::empty());
+        let request = InetRequest { family, protocol, extensions, states, socket_id };
+        let mut fixed = vec![0; request.buffer_len()];
+        request.emit(&mut fixed);
+        let mut datagram = Vec::new();
+        append(&mut datagram, (command, flags, 0), &fixed, &[]);
+        send(self.0.as_raw_fd(), &datagram, MsgFlags::empty())?;
         Ok(())
     }
 
@@ -184,29 +192,6 @@ const AF_INET6: u8 = libc::AF_INET6 as u8;
 
 fn unspecified(family: u8) -> SocketId {
     if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() }
-}
-
-/// A request about the sockets of a family and a transport.
-fn message(
-    (family, transport): (u8, Transport),
-    socket_id: SocketId,
-    states: StateFlags,
-    flags: u16,
-) -> Vec<u8> {
-    let request = InetRequest {
-        family,
-        protocol: transport.number(),
-        extensions: ExtensionFlags::empty(),
-        states,
-        socket_id,
-    };
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flags;
-    let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    bytes
 }
 
 #[cfg(test)]

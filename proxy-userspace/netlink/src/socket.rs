@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-use netlink_packet_core::{ErrorBuffer, NetlinkBuffer, NetlinkHeader};
+use netlink_packet_core::{Emitable as _, ErrorBuffer, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader};
 use nix::{
     errno::Errno,
     sys::socket::{
@@ -10,6 +10,10 @@ use nix::{
     },
 };
 
+use crate::attribute::Attribute;
+
+/// The length of `struct nlmsghdr` in bytes.
+pub(crate) const HEADER: usize = 16;
 /// More bytes than the kernel puts into one datagram.
 pub(crate) const DATAGRAM_SIZE: usize = 64 << 10;
 
@@ -37,6 +41,28 @@ pub(crate) fn set_send_buffer(socket: &OwnedFd, size: usize) -> Result<(), Errno
         Err(Errno::EPERM) => setsockopt(socket, sockopt::SndBuf, &size),
         result => result,
     }
+}
+
+/// Appends a request to a datagram: its type, its flags besides `NLM_F_REQUEST` and its number, what each request of this type
+/// begins with, and attributes.
+pub(crate) fn append(
+    datagram: &mut Vec<u8>,
+    (kind, flags, sequence): (u16, u16, u32),
+    fixed: &[u8],
+    attributes: &[Attribute],
+) {
+    let begin = datagram.len();
+    let length = HEADER + fixed.len() + attributes.buffer_len();
+    datagram.resize(begin + length, 0);
+    let (header, rest) = datagram[begin..].split_at_mut(HEADER);
+    let mut it = NetlinkHeader::default();
+    it.length = u32::try_from(length).unwrap_or(u32::MAX);
+    it.message_type = kind;
+    it.flags = NLM_F_REQUEST | flags;
+    it.sequence_number = sequence;
+    it.emit(header);
+    rest[..fixed.len()].copy_from_slice(fixed);
+    attributes.emit(&mut rest[fixed.len()..]);
 }
 
 /// The messages of a datagram: header and payload.
