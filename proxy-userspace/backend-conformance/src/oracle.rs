@@ -145,9 +145,7 @@ impl Answer {
             }
         }
     }
-}
 
-impl Answer {
     /// The endpoints, if there are any, as texts.
     pub(crate) fn endpoints(&self) -> BTreeSet<String> {
         match self {
@@ -239,11 +237,7 @@ fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, 
     let family = Family::of(ip);
     let is_lost_elsewhere = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
     let endpoints: BTreeSet<_> = state.targets(index, family, scope).collect();
-    let has_any = match family {
-        Family::V4 => port.has_any_endpoint.v4,
-        Family::V6 => port.has_any_endpoint.v6,
-    };
-    let answer = match (endpoints.is_empty(), has_any) {
+    let answer = match (endpoints.is_empty(), *port.has_any_endpoint.of(family)) {
         (false, _) => Answer::Endpoints { endpoints, has_affinity: state.service.affinity.is_some() },
         (true, true) => Answer::Drop,
         (true, false) => Answer::Refuse,
