@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use model::Family;
 
 use crate::encode::{
-    schema::{Bytes, Map, list_name},
+    schema::{Bytes, Field, Map, list_name},
     verdict::Verdict,
 };
 use netlink::{Attribute, uapi::*};
@@ -264,10 +264,7 @@ impl Rule {
 
     /// Keeps some bits of the last four bytes of an address.
     pub(crate) fn last_bits(self, address: Register, bits: u32) -> Self {
-        let length = match self.family {
-            Family::V4 => 4,
-            Family::V6 => 16,
-        };
+        let length = Field::Address.length(self.family);
         let mut mask = vec![0; length];
         mask[length - 4..].copy_from_slice(&((1 << bits) - 1_u32).to_be_bytes());
         self.bitwise(address, mask, vec![0; length])

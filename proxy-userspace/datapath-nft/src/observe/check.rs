@@ -25,6 +25,7 @@ use crate::{
     },
     encode::tables::{TABLE, kind},
     error::Error,
+    observe::node_settings::is_pair,
     plan::{
         affinity,
         config::{Config, Host},
@@ -177,17 +178,6 @@ pub fn pods(interfaces: &Path) -> Finding {
             format!("they pass the host's netfilter through {}", model::counted(pairs, "interface")),
         ),
     }
-}
-
-/// Whether an interface below a `/sys/class/net` is an end of a pair, as those of pods are.
-pub(crate) fn is_pair(interfaces: &Path, name: &str) -> bool {
-    // Its other end is elsewhere, and it lies upon no other interface.
-    let number = |file| -> Option<u32> {
-        fs::read_to_string(interfaces.join(name).join(file)).ok()?.trim().parse().ok()
-    };
-    let files = fs::read_dir(interfaces.join(name)).into_iter().flatten().flatten();
-    let mut names = files.map(|it| it.file_name().to_string_lossy().into_owned());
-    number("iflink") != number("ifindex") && !names.any(|it| it.starts_with("lower_"))
 }
 
 /// A host with everything that a cluster may need.

@@ -16,10 +16,7 @@ use netlink::{
     nf_tables::{self, Chain, Rule},
 };
 
-use crate::{
-    apply::snapshot::Snapshot, encode::elements::Element, observe::check::is_pair,
-    plan::endpoint_selector::MatchKey,
-};
+use crate::{apply::snapshot::Snapshot, encode::elements::Element, plan::endpoint_selector::MatchKey};
 
 /// What the settings are judged by.
 #[derive(Clone, Debug)]
@@ -295,6 +292,14 @@ fn may_accept(rule: &Rule, chain: &Chain) -> bool {
 /// Whether a chain is one of Docker's or of kube-proxy's, which accept only their own packets.
 fn is_of_others(chain: &str) -> bool {
     ["DOCKER", "KUBE-"].iter().any(|it| chain.starts_with(it))
+}
+
+/// Whether an interface below a `/sys/class/net` is an end of a pair, as those of pods are.
+pub(crate) fn is_pair(interfaces: &Path, name: &str) -> bool {
+    // Its other end is elsewhere, and it lies upon no other interface.
+    let interface = interfaces.join(name);
+    number(&interface.join("iflink")) != number(&interface.join("ifindex"))
+        && !names(&interface).iter().any(|it| it.starts_with("lower_"))
 }
 
 /// The number in a file.
