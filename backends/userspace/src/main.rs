@@ -13,7 +13,6 @@ mod datapath;
 mod frontend;
 mod listen_at;
 mod listener;
-mod log_limit;
 mod table;
 mod tcp;
 mod udp;

@@ -1,17 +1,15 @@
 //! The frontends that new connections use.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
-
-use parking_lot::RwLock;
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use tokio::sync::Semaphore;
+use parking_lot::{Mutex, RwLock};
+use tokio::{sync::Semaphore, time::Instant};
 
-use crate::{
-    frontend::{Address, Frontend},
-    log_limit::LogLimit,
-};
+use crate::frontend::{Address, Frontend};
 
+/// How often a warning that clients cause is logged at most.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How many UDP flows there may be. Each is an open file.
 const MAX_UDP_FLOWS: usize = 4096;
 
@@ -22,7 +20,8 @@ pub(crate) struct Table {
     /// The sources inside the cluster, besides this host.
     inside: Vec<IpNet>,
     pub(crate) udp_flows: Arc<Semaphore>,
-    pub(crate) log: LogLimit,
+    /// When the last warning was logged.
+    last_warning: Mutex<Option<Instant>>,
 }
 
 impl Table {
@@ -31,7 +30,16 @@ impl Table {
             frontends: RwLock::default(),
             inside,
             udp_flows: Arc::new(Semaphore::new(MAX_UDP_FLOWS)),
-            log: LogLimit::default(),
+            last_warning: Mutex::default(),
+        }
+    }
+
+    /// Logs a warning that a client causes, unless one was logged a moment ago.
+    pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
+        let mut last = self.last_warning.lock();
+        if last.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
+            *last = Some(Instant::now());
+            tracing::warn!("{}", text());
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) async fn serve(listener: std::net::TcpListener, address: Address, tab
                 tokio::spawn(join(client, source, address, Arc::clone(&table)));
             }
             Err(error) => {
-                table.log.warn(|| format!("{address}: accepting a connection failed: {error}; retrying"));
+                table.warn(|| format!("{address}: accepting a connection failed: {error}; retrying"));
                 sleep(ACCEPT_BACKOFF).await;
             }
         }
@@ -67,12 +67,10 @@ async fn connect(
                 return Some(stream);
             }
             Ok(Err(error)) => {
-                table.log.warn(|| format!("{address}: connecting to {endpoint} failed: {error}"));
+                table.warn(|| format!("{address}: connecting to {endpoint} failed: {error}"));
             }
             Err(_) => {
-                table
-                    .log
-                    .warn(|| format!("{address}: {endpoint} does not answer within {CONNECT_TIMEOUT:?}"));
+                table.warn(|| format!("{address}: {endpoint} does not answer within {CONNECT_TIMEOUT:?}"));
             }
         }
     }

@@ -75,7 +75,7 @@ pub(crate) async fn serve(socket: std::net::UdpSocket, address: Address, table: 
             }
             Ok(None) => {}
             Err(error) => {
-                table.log.warn(|| format!("{address}: a datagram of {client} is discarded: {error}"));
+                table.warn(|| format!("{address}: a datagram of {client} is discarded: {error}"));
             }
         }
     }
