@@ -295,7 +295,7 @@ fn line(names: &Names, element: &Element, value: &Value) -> Option<Option<String
         Map::External | Map::NodeExternal => format!("packets external {} {}", at()?, selector(number()?)?),
         Map::Forwarded => format!("packets forwarded {} {}", at()?, policy(number()?)?),
         Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
-            format!("packets endpoint {} {} -> {}", at()?, set(key.number()?), endpoint()?)
+            format!("packets endpoint {} {} -> {}", at()?, named(slot_of(key.number()?).0), endpoint()?)
         }
         Map::ServicePorts | Map::NodeServicePorts => {
             format!("packets service-port {} of {}", at()?, service_port(number()?)?)
@@ -351,10 +351,6 @@ fn key_of(element: &Element) -> Parts<'_> {
 
 fn policy(word: u32) -> Option<&'static str> {
     FrontendPolicy::of(word).map(FrontendPolicy::chain)
-}
-
-fn set(slot: u32) -> &'static str {
-    named(slot_of(slot).0)
 }
 
 fn named(set: u32) -> &'static str {

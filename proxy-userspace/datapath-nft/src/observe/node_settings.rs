@@ -105,10 +105,7 @@ impl NodeSettings {
                 "{} is 0: packets to Services that come from outside or from pods are translated, and then dropped",
                 off.join(" and ")
             ),
-            format!(
-                "switch it on: `sysctl -w {}`",
-                off.iter().map(|it| format!("{it}=1")).collect::<Vec<_>>().join(" ")
-            ),
+            format!("switch it on: `sysctl -w {}`", switched_on(&off)),
         )
     }
 
@@ -220,10 +217,7 @@ impl NodeSettings {
                      from the pod's own address, and drops it",
                     off.join(" and ")
                 ),
-                format!(
-                    "`modprobe br_netfilter; sysctl -w {}`",
-                    off.iter().map(|it| format!("{it}=1")).collect::<Vec<_>>().join(" ")
-                ),
+                format!("`modprobe br_netfilter; sysctl -w {}`", switched_on(&off)),
             )
         })
     }
@@ -267,6 +261,11 @@ impl NodeSettings {
             )
         })
     }
+}
+
+/// Settings as arguments of `sysctl` that switch them on.
+fn switched_on(settings: &[String]) -> String {
+    settings.iter().map(|it| format!("{it}=1")).collect::<Vec<_>>().join(" ")
 }
 
 /// The table of a chain, as its users know it.
