@@ -3,10 +3,9 @@
 //! Invariant: an answer does not depend on time. A packet that was sent after the question, and that no Service has, comes
 //! back after everything that the kernel has made of the question.
 
-mod cgroup;
-mod cpu;
 mod network;
 mod packet;
+mod place;
 mod relay;
 
 use std::{
@@ -23,10 +22,9 @@ use model::Protocol;
 use socket2::{Domain, Socket, Type};
 
 use self::{
-    cgroup::Cgroup,
-    cpu::Pinned,
     network::Network,
     packet::{Kind, Packet, first, parse, reply, reset},
+    place::{Cgroup, Pinned},
     relay::Relay,
 };
 use crate::{

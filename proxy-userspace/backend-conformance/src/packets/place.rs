@@ -1,9 +1,14 @@
-//! A cgroup for this process, whose sockets a backend translates.
+//! Where this process asks: in a cgroup, whose sockets a backend translates, and on one CPU.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
     process,
+};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
 };
 
 /// Leaves and removes the cgroup when dropped.
@@ -36,4 +41,29 @@ impl Drop for Cgroup {
 
 fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), process::id().to_string())
+}
+
+/// This thread stays on one CPU until this is dropped: the kernel handles what one CPU sends in the order in which it was sent.
+#[derive(Debug)]
+pub(super) struct Pinned(CpuSet);
+
+/// The calling thread.
+const THIS: Pid = Pid::from_raw(0);
+
+impl Pinned {
+    pub(super) fn to_this_cpu() -> io::Result<Self> {
+        let allowed = sched_getaffinity(THIS)?;
+        let first = (0..CpuSet::count()).find(|it| allowed.is_set(*it).unwrap_or_default());
+        let mut one = CpuSet::new();
+        one.set(first.unwrap_or_default())?;
+        sched_setaffinity(THIS, &one)?;
+        Ok(Self(allowed))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It was allowed before.
+        let _ = sched_setaffinity(THIS, &self.0);
+    }
 }
