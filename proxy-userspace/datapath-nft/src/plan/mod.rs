@@ -12,6 +12,5 @@ pub(crate) mod layout;
 pub(crate) mod removed_udp;
 pub(crate) mod rules;
 pub(crate) mod source_list;
-pub(crate) mod unassigned;
 pub(crate) mod untracked;
 pub(crate) mod watch;

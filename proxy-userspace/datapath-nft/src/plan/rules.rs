@@ -27,7 +27,7 @@ use crate::{
         config::{Config, Host, Pods, of_family},
         endpoint_selector::{DROP, FIRST_NUMBER_OF_A_TRANSLATED_PACKET, MatchKey, REFUSE, Registers, key},
         source_list::ALLOWED,
-        unassigned, untracked,
+        untracked,
     },
 };
 
@@ -173,7 +173,7 @@ impl TableConfig {
             Chain::base("postrouting", Hook::Postrouting, self.postrouting()),
         ]);
         chains.extend(untracked::chains(self.family, &self.untracked));
-        chains.extend(unassigned::chains(self.family, &self.service_cidrs));
+        chains.extend(self.unassigned());
         chains
     }
 
@@ -311,6 +311,20 @@ impl TableConfig {
         ]
     }
 
+    /// The chains that drop new connections to cluster IPs that no Service has, like kube-proxy's `cluster-ips-check`: they would
+    /// leave by the default route. A packet to a Service never gets there: it was translated or refused before.
+    fn unassigned(&self) -> Vec<Chain> {
+        let drop = |net: &IpNet| {
+            let rule = self.rule("a cluster IP that no Service has");
+            // An address of the host itself is reached by this interface.
+            rule.if_outgoing_interface_is_not("lo").if_to(*net).if_new().verdict(&Verdict::Drop)
+        };
+        let rules: Vec<_> = self.service_cidrs.iter().map(drop).collect();
+        let hooks = [("unassigned-forward", Hook::Forward), ("unassigned-output", Hook::OutputFilter)];
+        let hooks = hooks.into_iter().filter(|_| !rules.is_empty());
+        hooks.map(|(name, hook)| Chain::base(name, hook, rules.clone())).collect()
+    }
+
     fn postrouting(&self) -> Vec<Rule> {
         let translated = self.rule("translated").if_translated().verdict(&Verdict::Goto("translated".into()));
         let mut rules = vec![translated];
@@ -353,5 +367,21 @@ mod tests {
             chains.iter().flat_map(|it| &it.rules).filter(|it| it.comment == "count").count()
         };
         assert_eq!((counting(false), counting(true)), (4, 0));
+    }
+
+    #[test]
+    fn cluster_ips_of_no_service_are_dropped_in_the_ranges_of_the_family_only() {
+        let count = |family, ranges: &[&str]| {
+            let service_cidrs = ranges.iter().map(|it| it.parse().expect("a range")).collect();
+            let host = Host { service_cidrs, ..Host::default() };
+            let chains = TableConfig::new(family, &Config::default(), &host).chains();
+            let own = chains.iter().filter(|it| it.name.starts_with("unassigned-"));
+            own.map(|it| it.rules.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(count(Family::V4, &[]), [0; 0]);
+        assert_eq!(count(Family::V6, &["10.96.0.0/16"]), [0; 0]);
+        assert_eq!(count(Family::V4, &["10.96.0.0/16", "10.98.0.0/16", "fd00:96::/112"]), [2, 2]);
+        // Overlapping ranges are one.
+        assert_eq!(count(Family::V4, &["10.96.0.0/16", "10.96.0.0/24"]), [1, 1]);
     }
 }
