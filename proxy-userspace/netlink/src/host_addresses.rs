@@ -149,35 +149,25 @@ fn is_reachable(address: &IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::UdpSocket, os::fd::OwnedFd, process::Command, thread};
+    use std::{net::UdpSocket, os::fd::OwnedFd};
 
-    use nix::sched::{CloneFlags, unshare};
     use tokio::time::timeout;
 
     use super::*;
+    use crate::in_netns::{in_netns, run};
 
     fn ip(arguments: &str) {
-        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
+        run(&format!("ip {arguments}"));
     }
 
-    /// Runs a test in a network namespace that ends with its thread, or says why it cannot.
+    /// Runs a test in a network namespace, whose time is paused.
     fn in_a_netns(test: impl AsyncFnOnce() + Send) {
-        let run = || {
-            if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-                eprintln!("skipped: no network namespace can be created: {error}");
-                return;
-            }
-            if Command::new("ip").arg("-V").output().is_err() {
-                eprintln!("skipped: there is no ip: install iproute2");
-                return;
-            }
+        in_netns("ip", || {
             ip("link set lo up");
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
             runtime.unwrap().block_on(test());
-        };
-        thread::scope(|scope| scope.spawn(run).join().unwrap());
+        });
     }
 
     #[test]

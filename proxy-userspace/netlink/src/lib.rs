@@ -10,6 +10,8 @@ mod socket;
 pub mod conntrack;
 pub mod flow_cleanup;
 pub mod host_addresses;
+#[cfg(test)]
+mod in_netns;
 pub mod links;
 pub mod netns;
 pub mod nf_tables;

@@ -168,35 +168,16 @@ fn request(
 
 #[cfg(test)]
 mod tests {
-    use std::{process::Command, thread};
+    use std::process::Command;
 
-    use nix::{
-        net::if_::if_nametoindex,
-        sched::{CloneFlags, unshare},
-    };
+    use nix::net::if_::if_nametoindex;
 
     use super::*;
-
-    fn run(line: &str) {
-        let mut words = line.split(' ');
-        let mut command = Command::new(words.next().unwrap());
-        let output = command.args(words).output().unwrap();
-        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// Runs a test in a network namespace that ends with its thread, or says why it cannot.
-    fn in_a_netns(test: impl FnOnce() + Send) {
-        let run = || match unshare(CloneFlags::CLONE_NEWNET) {
-            Ok(()) if Command::new("tc").arg("-V").output().is_ok() => test(),
-            Ok(()) => eprintln!("skipped: there is no tc: install iproute2"),
-            Err(error) => eprintln!("skipped: no network namespace can be created: {error}"),
-        };
-        thread::scope(|scope| scope.spawn(run).join().unwrap());
-    }
+    use crate::in_netns::{in_netns, run};
 
     #[test]
     fn an_interface_is_read_until_it_is_deleted() {
-        in_a_netns(|| {
+        in_netns("tc", || {
             run("ip link add veth0 mtu 1400 type veth peer name veth1");
             let index = if_nametoindex("veth0").unwrap();
             let link = Link { name: "veth0".into(), mtu: 1400, is_ethernet: true, xdp: Vec::new() };
@@ -231,7 +212,7 @@ mod tests {
 
     #[test]
     fn classifiers_are_listed_by_direction() {
-        in_a_netns(|| {
+        in_netns("tc", || {
             run("ip link add veth0 type veth peer name veth1");
             let index = if_nametoindex("veth0").unwrap();
             let clsact = Command::new("tc").args(["qdisc", "add", "dev", "veth0", "clsact"]).status();
