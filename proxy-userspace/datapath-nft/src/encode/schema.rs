@@ -9,81 +9,114 @@ use datapath::FrontendAddress;
 use model::{Family, Protocol};
 use smallvec::SmallVec;
 
-/// A map or a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Map {
+/// Defines the maps, each with its name in the table, the fields of a key, and the data.
+macro_rules! maps {
+    ($($(#[$doc:meta])* $map:ident: $name:literal, $key:expr, $data:expr;)+) => {
+        /// A map or a set.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) enum Map {
+            $($(#[$doc])* $map,)+
+        }
+
+        impl Map {
+            const ALL: &[Self] = &[$(Self::$map),+];
+
+            /// Its name in the table.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Self::$map => $name,)+
+                }
+            }
+
+            pub(crate) fn key(self) -> &'static [Field] {
+                match self {
+                    $(Self::$map => $key,)+
+                }
+            }
+
+            /// The data type.
+            pub(crate) fn data(self) -> MapData {
+                match self {
+                    $(Self::$map => $data,)+
+                }
+            }
+        }
+    };
+}
+
+maps! {
     /// Frontend → policy.
-    Frontends,
+    Frontends: "frontends", FRONTEND, NUMBER;
     /// Frontend → selector for internal traffic.
-    Internal,
+    Internal: "internal", FRONTEND, NUMBER;
     /// Frontend → selector for external traffic, where that differs.
-    External,
+    External: "external", FRONTEND, NUMBER;
     /// Frontend that other nodes forward packets to → policy for these packets; [`Map::External`] has their selector.
-    Forwarded,
+    Forwarded: "forwarded", FRONTEND, NUMBER;
     /// Frontend that is reachable from outside and has endpoints → counter of the connections of its service port.
-    Counted,
+    Counted: "counted", FRONTEND, MapData::Counter;
     /// Frontend and slot → endpoint, without session affinity.
-    Endpoints,
+    Endpoints: "endpoints", SLOT, ENDPOINT;
     /// Frontend and slot → number of the member, with session affinity.
-    AffinityEndpoints,
+    AffinityEndpoints: "affinity-endpoints", SLOT, NUMBER;
     /// [`Map::Frontends`] of node ports, at any address.
-    NodeFrontends,
+    NodeFrontends: "node-frontends", NODE_PORT, NUMBER;
     /// [`Map::Internal`] of node ports.
-    NodeInternal,
+    NodeInternal: "node-internal", NODE_PORT, NUMBER;
     /// [`Map::External`] of node ports.
-    NodeExternal,
+    NodeExternal: "node-external", NODE_PORT, NUMBER;
     /// [`Map::Counted`] of node ports.
-    NodeCounted,
+    NodeCounted: "node-counted", NODE_PORT, MapData::Counter;
     /// [`Map::Endpoints`] of node ports.
-    NodeEndpoints,
+    NodeEndpoints: "node-endpoints", NODE_SLOT, ENDPOINT;
     /// [`Map::AffinityEndpoints`] of node ports.
-    NodeAffinityEndpoints,
+    NodeAffinityEndpoints: "node-affinity-endpoints", NODE_SLOT, NUMBER;
     /// Policy → chain.
-    Policies,
+    Policies: "policies", &[Field::Number], MapData::Verdict;
     /// Selector → chain.
-    Selectors,
+    Selectors: "selectors", &[Field::Number], MapData::Verdict;
     /// The same for node ports.
-    NodeSelectors,
+    NodeSelectors: "node-selectors", &[Field::Number], MapData::Verdict;
     /// Frontend of a service port with session affinity → number of the service port.
-    ServicePorts,
+    ServicePorts: "service-ports", FRONTEND, NUMBER;
     /// [`Map::ServicePorts`] of node ports.
-    NodeServicePorts,
+    NodeServicePorts: "node-service-ports", NODE_PORT, NUMBER;
     /// Client and service port → member, for clients whose connection was answered; written by rules.
-    Affinity,
+    Affinity: "affinity", CLIENT, NUMBER;
     /// Client and frontend → member, for a while before that, by some bits of the client's address.
-    AffinityUnanswered,
+    AffinityUnanswered: "affinity-unanswered", UNANSWERED, NUMBER;
     /// Service port → timeout of its session affinity in seconds.
-    AffinitySeconds,
+    AffinitySeconds: "affinity-seconds", &[Field::Number], NUMBER;
     /// Timeout → chain that writes [`Map::Affinity`].
-    AffinityTimeouts,
+    AffinityTimeouts: "affinity-timeouts", &[Field::Number], MapData::Verdict;
     /// Service ports with as many clients in [`Map::Affinity`] as one may have; written by user space from time to time.
-    AffinityFull,
+    AffinityFull: "affinity-full", &[Field::Number], MapData::None;
     /// Protocol and member → endpoint that affinity may keep, for set 0.
-    Members,
+    Members: "members", MEMBER, ENDPOINT;
     /// The same for the set of external traffic.
-    MembersExternal,
+    MembersExternal: "members-external", MEMBER, ENDPOINT;
     /// The same for the set of a cluster IP.
-    MembersInternal,
+    MembersInternal: "members-internal", MEMBER, ENDPOINT;
     /// Frontend that is restricted by source ranges → number of its list.
-    SourceLists,
+    SourceLists: "source-lists", FRONTEND, NUMBER;
     /// Number of a list of source ranges → chain that checks it.
-    SourceChains,
+    SourceChains: "source-chains", &[Field::Number], MapData::Verdict;
     /// Addresses at which node ports are served.
-    NodeAddresses,
+    NodeAddresses: "node-addresses", &[Field::Address], MapData::None;
     /// UDP endpoints that were removed a moment ago, and to which sockets are still connected.
-    RemovedUdp,
+    RemovedUdp: "removed-udp", &[Field::Address, Field::Port], MapData::None;
     /// The numbers of the interfaces with an address of the node, while there are such endpoints.
-    Uplinks,
+    Uplinks: "uplinks", &[Field::Interface], MapData::None;
     /// Which chains see every packet, see [`crate::plan::watch`]; no rule reads it.
-    Watches,
+    Watches: "watches", &[Field::Number], MapData::None;
     /// Cluster IPs; ports without a Service are rejected there.
-    ClusterIps,
+    ClusterIps: "cluster-ips", &[Field::Address], MapData::None;
     /// Endpoints on this node, each as source and destination: a hairpin packet must be masqueraded.
-    Hairpin,
+    Hairpin: "hairpin", &[Field::Address, Field::Address], MapData::None;
     /// No map: the counters of the table, each known by its name.
-    Counters,
+    Counters: "counters", &[], MapData::None;
     /// The allowed sources of one list: a set per list, see [`crate::plan::source_list`].
-    SourceRanges,
+    SourceRanges: "sources", &[Field::Address], MapData::None;
 }
 
 /// A field of a key or a value.
@@ -161,50 +194,10 @@ const MEMBER: &[Field] = &[Field::Protocol, Field::Number];
 const ENDPOINT: MapData = MapData::Fields(&[Field::Address, Field::Port]);
 const NUMBER: MapData = MapData::Fields(&[Field::Number]);
 
-/// Each map in the order of [`Map`]: its name in the table, the fields of a key, and the data.
-const MAPS: [(Map, &str, &[Field], MapData); 36] = [
-    (Map::Frontends, "frontends", FRONTEND, NUMBER),
-    (Map::Internal, "internal", FRONTEND, NUMBER),
-    (Map::External, "external", FRONTEND, NUMBER),
-    (Map::Forwarded, "forwarded", FRONTEND, NUMBER),
-    (Map::Counted, "counted", FRONTEND, MapData::Counter),
-    (Map::Endpoints, "endpoints", SLOT, ENDPOINT),
-    (Map::AffinityEndpoints, "affinity-endpoints", SLOT, NUMBER),
-    (Map::NodeFrontends, "node-frontends", NODE_PORT, NUMBER),
-    (Map::NodeInternal, "node-internal", NODE_PORT, NUMBER),
-    (Map::NodeExternal, "node-external", NODE_PORT, NUMBER),
-    (Map::NodeCounted, "node-counted", NODE_PORT, MapData::Counter),
-    (Map::NodeEndpoints, "node-endpoints", NODE_SLOT, ENDPOINT),
-    (Map::NodeAffinityEndpoints, "node-affinity-endpoints", NODE_SLOT, NUMBER),
-    (Map::Policies, "policies", &[Field::Number], MapData::Verdict),
-    (Map::Selectors, "selectors", &[Field::Number], MapData::Verdict),
-    (Map::NodeSelectors, "node-selectors", &[Field::Number], MapData::Verdict),
-    (Map::ServicePorts, "service-ports", FRONTEND, NUMBER),
-    (Map::NodeServicePorts, "node-service-ports", NODE_PORT, NUMBER),
-    (Map::Affinity, "affinity", CLIENT, NUMBER),
-    (Map::AffinityUnanswered, "affinity-unanswered", UNANSWERED, NUMBER),
-    (Map::AffinitySeconds, "affinity-seconds", &[Field::Number], NUMBER),
-    (Map::AffinityTimeouts, "affinity-timeouts", &[Field::Number], MapData::Verdict),
-    (Map::AffinityFull, "affinity-full", &[Field::Number], MapData::None),
-    (Map::Members, "members", MEMBER, ENDPOINT),
-    (Map::MembersExternal, "members-external", MEMBER, ENDPOINT),
-    (Map::MembersInternal, "members-internal", MEMBER, ENDPOINT),
-    (Map::SourceLists, "source-lists", FRONTEND, NUMBER),
-    (Map::SourceChains, "source-chains", &[Field::Number], MapData::Verdict),
-    (Map::NodeAddresses, "node-addresses", &[Field::Address], MapData::None),
-    (Map::RemovedUdp, "removed-udp", &[Field::Address, Field::Port], MapData::None),
-    (Map::Uplinks, "uplinks", &[Field::Interface], MapData::None),
-    (Map::Watches, "watches", &[Field::Number], MapData::None),
-    (Map::ClusterIps, "cluster-ips", &[Field::Address], MapData::None),
-    (Map::Hairpin, "hairpin", &[Field::Address, Field::Address], MapData::None),
-    (Map::Counters, "counters", &[], MapData::None),
-    (Map::SourceRanges, "sources", &[Field::Address], MapData::None),
-];
-
 impl Map {
     /// Those of which every table has exactly one: all but [`Map::SourceRanges`] and [`Map::Counters`].
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        MAPS.into_iter().map(|(it, ..)| it).filter(|it| !it.has_ranges() && !it.is_counters())
+        Self::ALL.iter().copied().filter(|it| !it.has_ranges() && !it.is_counters())
     }
 
     /// The endpoints of the set of a number that may be kept.
@@ -214,20 +207,6 @@ impl Map {
             1 => Self::MembersExternal,
             _ => Self::MembersInternal,
         }
-    }
-
-    /// Its name in the table.
-    pub(crate) fn name(self) -> &'static str {
-        MAPS[self as usize].1
-    }
-
-    pub(crate) fn key(self) -> &'static [Field] {
-        MAPS[self as usize].2
-    }
-
-    /// The data type.
-    pub(crate) fn data(self) -> MapData {
-        MAPS[self as usize].3
     }
 
     /// Whether its elements are the boundaries of ranges.
@@ -361,15 +340,5 @@ impl<'a> Parts<'a> {
         let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(*taken)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_map_is_at_its_place() {
-        assert!(MAPS.into_iter().enumerate().all(|(index, (it, ..))| it as usize == index));
     }
 }
