@@ -98,13 +98,8 @@ impl Snapshot {
         })
     }
 
-    /// The comment of the table of a family; `None` if it does not exist.
-    pub(crate) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<String>, Error> {
-        Ok(Self::table(netfilter, family)?.map(|(comment, _)| comment))
-    }
-
     /// The comment and the flags of the table of a family; `None` if it does not exist.
-    fn table(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
+    pub(crate) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
         let mut found = None;
         let all = Message {
             kind: kind(NFT_MSG_GETTABLE),
@@ -140,7 +135,7 @@ impl Snapshot {
         family: Family,
         with: &mut dyn FnMut(Element, Value),
     ) -> Result<Option<Self>, Error> {
-        let Some((comment, flags)) = Self::table(netfilter, family)? else { return Ok(None) };
+        let Some((comment, flags)) = Self::find(netfilter, family)? else { return Ok(None) };
         let mut snapshot = Self { comment, flags, ..Self::default() };
         // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
         let mut list = |command, what, name, each: &mut dyn FnMut(String, &[u8])| {
