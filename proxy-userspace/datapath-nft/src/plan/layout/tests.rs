@@ -262,29 +262,6 @@ fn members_keep_their_numbers_over_changes_and_restarts() {
 }
 
 #[test]
-fn a_restart_keeps_the_slots_of_sets_that_only_some_addresses_use() {
-    for affinity in [false, true] {
-        let made = |pods: &[u32], balancer| Made {
-            local: pods.len(),
-            external_local: true,
-            affinity,
-            balancer,
-            node_port: Some(30_053),
-            ..Made::new(1, pods)
-        };
-        for balancer in [None, Some(7)] {
-            let mut layout = Layout::default();
-            for pods in [[1, 2, 3], [2, 3, 4]] {
-                update(&mut layout, &[made(&pods, balancer)]);
-            }
-            let services = [made(&[2, 3, 4], balancer)];
-            let restarted = started(&state(&services), &mut left(layout.elements()));
-            assert_eq!(restarted.elements(), layout.elements(), "{affinity} {balancer:?}");
-        }
-    }
-}
-
-#[test]
 fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
     for affinity in [false, true] {
         let lines = |made: Made| {
@@ -345,18 +322,6 @@ fn a_family_without_ranges_or_with_a_zero_prefix_is_open() {
     for ranges in [vec!["2001:db8::/32"], vec!["10.0.0.0/8", "0.0.0.0/0"]] {
         let lines = sorted_lines(&laid_out(&[Made { balancer: Some(9), ranges, ..Made::new(1, &[1]) }]));
         assert!(lines.contains(&"packets frontend 203.0.113.9:53/UDP external".to_owned()), "{lines:?}");
-    }
-}
-
-#[test]
-fn an_address_can_move_from_one_service_to_another() {
-    let mut layout = Layout::default();
-    let at = |n: u8, balancer| Made { balancer, ..Made::new(n, &[n.into()]) };
-    // Services are updated by name: the first takes the address before the second gives it up, and the other way round.
-    for owner in [2, 1, 2] {
-        let services = [1, 2].map(|n| at(n, (n == owner).then_some(9)));
-        update(&mut layout, &services);
-        assert_eq!(layout.elements(), laid_out(&services).elements());
     }
 }
 
