@@ -155,20 +155,7 @@ fn is_own_jump(rule: &str) -> bool {
 mod tests {
     use super::*;
 
-    const OWNED: &str = "*nat
-:PREROUTING ACCEPT [0:0]
-:CNI-X - [0:0]
-:KPI-SERVICES - [0:0]
-:KPI-SVC-OLD - [0:0]
--A PREROUTING -m comment --comment \"a -j KPI-X\" -j CNI-X
--A PREROUTING -j KPI-SERVICES
--A CNI-X -s 10.0.0.1/32 -j RETURN
--A KPI-SERVICES -d 10.96.0.1/32 -j KPI-SVC-OLD
-COMMIT
-*raw
-:KPI-OTHER - [0:0]
-COMMIT
-";
+    const OWNED: &str = include_str!("ruleset/listing.txt");
 
     fn listing(text: &str) -> Listing {
         let mut listing = Listing::default();

@@ -212,19 +212,7 @@ mod tests {
         }
     }
 
-    const LIST: &str = "IP Virtual Server version 1.2.1 (size=4096)\n\
-        Prot LocalAddress:Port Scheduler Flags\n  \
-        -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\
-        TCP  192.0.2.1:80 rr\n  \
-        -> 10.9.0.1:80                  Masq    1      0          0\n\
-        FWM  7 rr\n  \
-        -> 10.9.0.1:80                  Masq    1      0          0\n\
-        FWM  1795162121 IPv6 mh persistent 10800 mask 64 (flag-1)\n  \
-        -> [fd00::1]:8080               Masq    0      1          2\n  \
-        -> [fd00::2]:8080               Masq    1      0          0\n  \
-        -> [fd00::3]:8080               Masq    0      0          0\n\
-        FWM  1795162129 lc\n  \
-        -> 10.1.0.1:8080                Masq    0      0          0\n";
+    const LIST: &str = include_str!("servers/list.txt");
 
     #[test]
     fn only_servers_of_this_program_are_read_and_idle_ones_deleted() {
