@@ -15,10 +15,9 @@ use nix::errno::Errno;
 use crate::{
     encode::{
         elements::{Element, Elements, Value},
-        expressions::protocol_family,
+        expressions::{Verdict, protocol_family},
         schema::{Bytes, Field, Map, Parts, list_of},
         tables::{TABLE, comment, kind, message, set_name},
-        verdict::Verdict,
     },
     error::{Error, TABLES},
     plan::{

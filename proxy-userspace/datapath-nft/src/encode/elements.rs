@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use model::Family;
 
 use crate::encode::{
+    expressions::Verdict,
     schema::{Bytes, Map},
-    verdict::Verdict,
 };
 
 /// A key in a map or a set of one table.

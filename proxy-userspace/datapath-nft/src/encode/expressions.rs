@@ -10,10 +10,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use model::Family;
 
-use crate::encode::{
-    schema::{Bytes, Field, Map, list_name},
-    verdict::Verdict,
-};
+use crate::encode::schema::{Bytes, Field, Map, list_name};
 use netlink::{Attribute, uapi::*};
 
 /// A register of four bytes, 0 to 15. A longer value occupies the following ones, too.
@@ -494,6 +491,43 @@ impl Rule {
     /// Ends the rule with a verdict.
     pub(crate) fn verdict(self, verdict: &Verdict) -> Self {
         self.immediate(NFT_REG_VERDICT, Attribute::nested(NFTA_DATA_VERDICT, verdict.attributes()))
+    }
+}
+
+/// What is done with a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Verdict {
+    Drop,
+    /// Continue in another chain, then return to this one.
+    Jump(String),
+    /// Continue in another chain.
+    Goto(String),
+    /// Return to the calling chain.
+    Return,
+}
+
+impl Verdict {
+    pub(crate) fn attributes(&self) -> Vec<Attribute> {
+        let (code, chain) = match self {
+            Self::Drop => (NF_DROP, None),
+            Self::Jump(chain) => (NFT_JUMP, Some(chain)),
+            Self::Goto(chain) => (NFT_GOTO, Some(chain)),
+            Self::Return => (NFT_RETURN, None),
+        };
+        let mut attributes = vec![Attribute::bytes(NFTA_VERDICT_CODE, code.to_be_bytes())];
+        attributes.extend(chain.map(|it| Attribute::text(NFTA_VERDICT_CHAIN, it)));
+        attributes
+    }
+
+    /// From the attributes of the kernel.
+    pub(crate) fn of(code: u32, chain: Option<String>) -> Option<Self> {
+        match (code.cast_signed(), chain) {
+            (NF_DROP, _) => Some(Self::Drop),
+            (NFT_JUMP, Some(chain)) => Some(Self::Jump(chain)),
+            (NFT_GOTO, Some(chain)) => Some(Self::Goto(chain)),
+            (NFT_RETURN, _) => Some(Self::Return),
+            _ => None,
+        }
     }
 }
 

@@ -7,4 +7,3 @@ pub(crate) mod elements;
 pub(crate) mod expressions;
 pub(crate) mod schema;
 pub(crate) mod tables;
-pub(crate) mod verdict;

@@ -20,9 +20,8 @@ use crate::{
     apply::transaction::commit,
     encode::{
         chain::Hook,
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         tables::{TABLE, delete_table, in_table, new_chain, new_rule, new_table},
-        verdict::Verdict,
     },
     error::Error,
     plan::{

@@ -12,9 +12,8 @@ use crate::{
     encode::{
         chain::Chain,
         elements::{Element, Elements, Value},
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         schema::{Bytes, Map, Parts},
-        verdict::Verdict,
     },
     plan::{
         affinity_numbers::{SERVICE_PORT_MASK, seconds_of, seconds_word},

@@ -9,9 +9,8 @@ use crate::{
     encode::{
         chain::Chain,
         elements::{Element, Elements, Value},
-        expressions::{Register, Rule},
+        expressions::{Register, Rule, Verdict},
         schema::{Bytes, Map, Parts, UNANSWERED_SECONDS},
-        verdict::Verdict,
     },
     plan::affinity_numbers::{SERVICE_PORT_MASK, if_member},
 };

@@ -13,9 +13,8 @@ use proxy_common::forward::{FORWARDED, FORWARDED_MASK, ICMP, ICMPV6, NO_SECOND};
 use crate::{
     encode::{
         chain::{Chain, Hook},
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         schema::Map,
-        verdict::Verdict,
     },
     plan::endpoint_selector::{MatchKey, Registers, key},
 };

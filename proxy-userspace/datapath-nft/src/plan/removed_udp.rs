@@ -18,10 +18,9 @@ use model::{Family, Protocol};
 use crate::{
     encode::{
         elements::{Element, Elements, Value},
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         schema::{Bytes, Map},
         tables::{self, expiring_elements},
-        verdict::Verdict,
     },
     plan::{
         compile::{PortImage, ServiceImage},

@@ -19,9 +19,8 @@ use crate::{
         chain::Chain,
         chain::Hook,
         elements::{Element, Elements, Value},
-        expressions::{Register, Rule},
+        expressions::{Register, Rule, Verdict},
         schema::{Bytes, Map},
-        verdict::Verdict,
     },
     plan::{
         config::{Config, Host, Pods, of_family},

@@ -18,9 +18,8 @@ use crate::{
     encode::{
         chain::Chain,
         elements::{Element, Elements, Value},
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         schema::{Bytes, Map, Parts, list_name},
-        verdict::Verdict,
     },
     plan::endpoint_selector::Registers,
 };

@@ -8,9 +8,8 @@ use crate::{
     encode::{
         chain::{Chain, Hook},
         elements::{Element, Elements, Value},
-        expressions::Rule,
+        expressions::{Rule, Verdict},
         schema::{Bytes, Map, Parts},
-        verdict::Verdict,
     },
     plan::{affinity, forwarding, removed_udp},
 };
