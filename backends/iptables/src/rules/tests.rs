@@ -128,33 +128,17 @@ fn session_affinity_looks_for_the_clients_endpoint_first() {
 
 #[test]
 fn a_port_without_endpoints_is_refused_or_dropped() {
-    let v4 = "-A KPI-SERVICES -d 10.96.0.10 -p";
-    let v6 = "-A KPI-SERVICES -d fd00::10 -p";
+    let [v4, v6] = ["10.96.0.10", "fd00::10"];
     let cases = [
-        (
-            Protocol::Tcp,
-            Family::V4,
-            false,
-            format!("{v4} tcp -m tcp --dport 80 -j REJECT --reject-with tcp-reset"),
-        ),
-        (
-            Protocol::Udp,
-            Family::V4,
-            false,
-            format!("{v4} udp -m udp --dport 80 -j REJECT --reject-with icmp-port-unreachable"),
-        ),
-        (
-            Protocol::Sctp,
-            Family::V6,
-            false,
-            format!("{v6} sctp -m sctp --dport 80 -j REJECT --reject-with icmp6-port-unreachable"),
-        ),
-        (Protocol::Tcp, Family::V6, true, format!("{v6} tcp -m tcp --dport 80 -j DROP")),
+        (Protocol::Tcp, v4, false, "tcp -m tcp --dport 80 -j REJECT --reject-with tcp-reset"),
+        (Protocol::Udp, v4, false, "udp -m udp --dport 80 -j REJECT --reject-with icmp-port-unreachable"),
+        (Protocol::Sctp, v6, false, "sctp -m sctp --dport 80 -j REJECT --reject-with icmp6-port-unreachable"),
+        (Protocol::Tcp, v6, true, "tcp -m tcp --dport 80 -j DROP"),
     ];
-    for (protocol, family, drops, expected) in cases {
-        let frontend = cluster_ip(if family == Family::V4 { "10.96.0.10" } else { "fd00::10" });
-        let it = ServedPort { protocol, family, drops, ..port(&[frontend], [&[], &[], &[]]) };
-        assert_eq!(written(&config(), it), format!("filter {expected}\n"));
+    for (protocol, ip, drops, expected) in cases {
+        let family = Family::of(ip.parse().unwrap());
+        let it = ServedPort { protocol, family, drops, ..port(&[cluster_ip(ip)], [&[], &[], &[]]) };
+        assert_eq!(written(&config(), it), format!("filter -A KPI-SERVICES -d {ip} -p {expected}\n"));
     }
 }
 
