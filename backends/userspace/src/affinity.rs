@@ -8,8 +8,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
-
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How many clients of a service port are remembered.
@@ -22,13 +21,13 @@ pub(crate) struct Affinity(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
 impl Affinity {
     /// The last endpoint of a client, unless the time has passed since.
     pub(crate) fn endpoint(&self, client: IpAddr, timeout: Duration) -> Option<SocketAddr> {
-        let (endpoint, at) = *self.clients().get(&client)?;
+        let (endpoint, at) = *self.0.lock().get(&client)?;
         (at.elapsed() < timeout).then_some(endpoint)
     }
 
     /// A client has a connection to this endpoint now.
     pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr, timeout: Duration, now: Instant) {
-        let mut clients = self.clients();
+        let mut clients = self.0.lock();
         if clients.len() >= MAX_CLIENTS && !clients.contains_key(&client) {
             clients.retain(|_, (_, at)| now.duration_since(*at) < timeout);
             let oldest = clients.iter().min_by_key(|(_, (_, at))| *at).map(|(client, _)| *client);
@@ -37,10 +36,6 @@ impl Affinity {
             }
         }
         clients.insert(client, (endpoint, now));
-    }
-
-    fn clients(&self) -> MutexGuard<'_, HashMap<IpAddr, (SocketAddr, Instant)>> {
-        self.0.lock()
     }
 }
 
@@ -59,10 +54,10 @@ mod tests {
         (1..=MAX_CLIENTS).for_each(|it| affinity.chosen(client(it), endpoint, timeout, Instant::now()));
         assert_eq!(affinity.endpoint(client(0), timeout), None, "it was longest without a connection");
         assert_eq!(affinity.endpoint(client(1), timeout), Some(endpoint));
-        assert_eq!(affinity.clients().len(), MAX_CLIENTS);
+        assert_eq!(affinity.0.lock().len(), MAX_CLIENTS);
         tokio::time::advance(timeout).await;
         assert_eq!(affinity.endpoint(client(1), timeout), None);
         affinity.chosen(client(0), endpoint, timeout, Instant::now());
-        assert_eq!(affinity.clients().len(), 1, "what has expired makes room");
+        assert_eq!(affinity.0.lock().len(), 1, "what has expired makes room");
     }
 }
