@@ -51,21 +51,19 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
         Err(error) => return Finding::failed(RULES, if_not, &error),
     };
     let host = &trial_host(!can_count(&mut netfilter));
-    let errors: Vec<_> =
-        Family::ALL.into_iter().map(|it| (it, attempt(&mut netfilter, config, host, it).err())).collect();
-    let missing: Vec<_> =
-        errors.iter().filter_map(|(family, it)| it.as_ref().map(|it| (family, it))).collect();
+    let error = |family| Some((family, attempt(&mut netfilter, config, host, family).err()?));
+    let missing: Vec<_> = Family::ALL.into_iter().filter_map(error).collect();
     match &*missing {
         [] => Finding::ok(RULES, "the kernel accepts every rule, for IPv4 and IPv6"),
         [(family, error)] => {
-            let says = model::error_chain(*error);
+            let says = model::error_chain(error);
             Finding::degraded(
                 RULES,
                 format!("{family} packets cannot be translated: {says}"),
                 "ignore this if that family is not used",
             )
         }
-        [(_, error), ..] => Finding::failed(RULES, if_not, *error),
+        [(_, error), ..] => Finding::failed(RULES, if_not, error),
     }
 }
 

@@ -137,19 +137,18 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_recognised_by_the_node_only_in_that_mode() {
-        let nets = vec!["10.244.0.0/24".parse().expect("a prefix")];
-        assert_eq!(host().pods(&DetectLocal::Off, Family::V4), None);
-        assert_eq!(host().pods(&DetectLocal::NodeCidr, Family::V4), Some(Pods::Within(nets)));
+    fn pods_are_recognised_by_one_mode_and_in_its_families_only() {
         // Its pods may have addresses that are not in the Node's `podCIDRs`, as with Calico.
-        let cluster: Vec<IpNet> = vec!["10.0.0.0/8".parse().expect("a prefix")];
-        let mode = DetectLocal::ClusterCidr(cluster.clone());
-        assert_eq!(host().pods(&mode, Family::V4), Some(Pods::Within(cluster)));
-    }
-
-    #[test]
-    fn a_cluster_cidr_applies_to_its_own_family_only() {
-        let mode = DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().expect("a prefix")]);
-        assert_eq!(host().pods(&mode, Family::V6), None);
+        let cluster = DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().expect("a prefix")]);
+        let cases = [
+            (DetectLocal::Off, Family::V4, None),
+            (DetectLocal::NodeCidr, Family::V4, Some("10.244.0.0/24")),
+            (cluster.clone(), Family::V4, Some("10.0.0.0/8")),
+            (cluster, Family::V6, None),
+        ];
+        for (mode, family, expect) in cases {
+            let expect = expect.map(|it| Pods::Within(vec![it.parse().expect("a prefix")]));
+            assert_eq!(host().pods(&mode, family), expect, "{mode:?}");
+        }
     }
 }
