@@ -145,7 +145,11 @@ fn services_have_these_elements() {
         ),
         (
             "a local policy has two sets and a local pod is a hairpin candidate",
-            Made { balancer: Some(9), local: 1, pods: pods.to_vec(), ..local },
+            Made { balancer: Some(9), local: 1, pods: pods.to_vec(), ..local.clone() },
+        ),
+        (
+            "session affinity is shared by all frontends of a port",
+            Made { node_port: Some(30_053), affinity: true, local: 1, pods: pods.to_vec(), ..local },
         ),
         (
             "source ranges are merged, and session affinity keeps equal sets apart",
@@ -210,31 +214,6 @@ fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
     // Another list replaces it.
     assert_eq!(take(&[service(2, RANGES - 1)]), (2 * (RANGES - 1), 2 * RANGES));
     assert_eq!(take(&[]), (0, 2 * (RANGES - 1)));
-}
-
-#[test]
-fn session_affinity_is_shared_by_all_frontends_of_a_port() {
-    let it = Made { external_local: true, node_port: Some(30_053), affinity: true, ..Made::new(1, &[1, 2]) };
-    let mut layout = laid_out(&[Made { local: 1, ..it.clone() }]);
-    let about = |layout: &Layout| -> Vec<_> {
-        let mut lines = sorted_lines(layout);
-        lines.retain(|it| it.contains("member") || it.contains("service-port"));
-        lines
-    };
-    let expect = [
-        "packets member 10.96.0.1:53/UDP any 10.244.0.1:5353",
-        "packets member 10.96.0.1:53/UDP any 10.244.0.2:5353",
-        "packets member 10.96.0.1:53/UDP external 10.244.0.1:5353",
-        "packets member 10.96.0.1:53/UDP internal 10.244.0.1:5353",
-        "packets member 10.96.0.1:53/UDP internal 10.244.0.2:5353",
-        "packets service-port 10.96.0.1:53/UDP of 10.96.0.1:53/UDP",
-        "packets service-port node:30053/UDP of 10.96.0.1:53/UDP",
-    ];
-    assert_eq!(about(&layout), expect);
-    // Who goes is no member from the same moment on.
-    update(&mut layout, &[Made { local: 1, pods: vec![1], ..it }]);
-    let expect: Vec<_> = expect.into_iter().filter(|it| !it.contains("10.244.0.2")).collect();
-    assert_eq!(about(&layout), expect);
 }
 
 #[test]
