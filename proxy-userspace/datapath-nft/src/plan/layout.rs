@@ -366,6 +366,7 @@ impl PlacedService {
             return None;
         }
         let (mut image, mut slots) = (ServiceImage::clone(&self.image), self.slots.clone());
+        let mut scratch = Vec::new();
         for (port, slots) in image.ports.iter_mut().zip(&mut slots) {
             let family = port.identity.family();
             let change =
@@ -381,7 +382,7 @@ impl PlacedService {
                 return None;
             }
             for ((scope, set), slots) in port.sets.iter_mut().zip(slots) {
-                change_set(set, slots, change_of(*scope)?)?;
+                change_set(set, slots, change_of(*scope)?, &mut scratch)?;
             }
             // Equal sets are stored once.
             let sets = || port.sets.iter().map(|(_, set)| set);
