@@ -94,34 +94,7 @@ fn write_objects(text: &mut String, service: &Service) -> fmt::Result {
 
 /// Invalid manifests: ports out of range, an endpoint of the wrong family, one cluster IP of two Services, and an external
 /// IP that is another Service's cluster IP.
-const INVALID: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: no-port, namespace: default}
-spec: {clusterIP: 10.95.0.1, clusterIPs: [10.95.0.1], ports: [{port: 0, name: a}, {port: 65536, name: b}]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: wrong-family, namespace: default}
-spec: {clusterIP: 10.95.0.2, clusterIPs: [10.95.0.2], ports: [{port: 53, protocol: UDP}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: wrong-family, namespace: default, labels: {kubernetes.io/service-name: wrong-family}}
-addressType: IPv4
-ports: [{port: 5353, protocol: UDP, name: ''}]
-endpoints: [{addresses: ['fd00::1']}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: z-again, namespace: default}
-spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{port: 53, protocol: UDP}]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: z-thief, namespace: default}
-spec: {clusterIP: 10.95.0.3, clusterIPs: [10.95.0.3], externalIPs: [10.64.0.1], ports: [{port: 53, protocol: UDP}]}
-";
+const INVALID: &str = include_str!("at_scale/invalid.yaml");
 /// What is reported about them.
 const REPORTED: [&str; 4] = ["default/no-port", "fd00::1", "default/z-again", "default/z-thief"];
 /// How many Services these are, and their frontends that are served nevertheless, without endpoints.

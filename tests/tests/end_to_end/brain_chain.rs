@@ -8,25 +8,7 @@ use std::{
 use build_tools::command::KilledOnDrop;
 use tests::{Build, TIMEOUT, eventually};
 
-const MANIFESTS: &str = "
-apiVersion: v1
-kind: List
-items:
-- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {topology.kubernetes.io/zone: a}}}
-- {apiVersion: v1, kind: Node, metadata: {name: n2, labels: {topology.kubernetes.io/zone: b}}}
-- apiVersion: v1
-  kind: Service
-  metadata: {name: web, namespace: ns}
-  spec: {clusterIP: 10.96.0.1, internalTrafficPolicy: POLICY, ports: [{port: 80}]}
-- apiVersion: discovery.k8s.io/v1
-  kind: EndpointSlice
-  metadata: {name: web-1, namespace: ns, labels: {kubernetes.io/service-name: web}}
-  addressType: IPv4
-  ports: [{port: 8080}]
-  endpoints:
-  - {addresses: [10.1.0.1], nodeName: n1, hints: {forZones: [{name: a}]}}
-  - {addresses: [10.1.0.2], nodeName: n2, hints: {forZones: [{name: b}]}}
-";
+const MANIFESTS: &str = include_str!("brain_chain/cluster.yaml");
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(Build::Product.binary());

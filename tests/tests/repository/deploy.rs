@@ -337,19 +337,7 @@ fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
     let folder = tempfile::tempdir().unwrap();
     let kubectl = folder.path().join("kubectl");
     // Of a trace, it also prints the names of pods that are in its input.
-    let script = r#"#!/bin/sh
-case "$*" in
-*' get pods '*spec.nodeName=worker-1,*) echo pod/p1; echo pod/p2 ;;
-*' get pods '*) ;;
-*metadata.name=client*|*status.podIP=10.244.1.7*) echo 'worker-1|0f-1||default/client||10.244.1.7 fd00::7' ;;
-*metadata.name=static*) echo 'worker-1|0f-2|abc|kube-system/static|true|192.0.2.1' ;;
-*metadata.name=other*) echo 'worker-2|0f-3||default/other||10.244.2.7' ;;
-*spec.nodeName=worker-1*) echo 'worker-1|0f-1||default/client||10.244.1.7'; echo 'worker-1|0f-2|abc|kube-system/static|true|' ;;
-'get pods '*) ;;
-*) printf '%s\n' "$*"; if [ -p /dev/stdin ]; then echo input; fi
-   case "$*" in *' trace '*) head -n 2 ;; esac ;;
-esac
-"#;
+    let script = include_str!("deploy/kubectl.sh");
     fs::write(&kubectl, script).unwrap();
     fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());

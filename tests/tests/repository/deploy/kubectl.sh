@@ -1,0 +1,12 @@
+#!/bin/sh
+case "$*" in
+*' get pods '*spec.nodeName=worker-1,*) echo pod/p1; echo pod/p2 ;;
+*' get pods '*) ;;
+*metadata.name=client*|*status.podIP=10.244.1.7*) echo 'worker-1|0f-1||default/client||10.244.1.7 fd00::7' ;;
+*metadata.name=static*) echo 'worker-1|0f-2|abc|kube-system/static|true|192.0.2.1' ;;
+*metadata.name=other*) echo 'worker-2|0f-3||default/other||10.244.2.7' ;;
+*spec.nodeName=worker-1*) echo 'worker-1|0f-1||default/client||10.244.1.7'; echo 'worker-1|0f-2|abc|kube-system/static|true|' ;;
+'get pods '*) ;;
+*) printf '%s\n' "$*"; if [ -p /dev/stdin ]; then echo input; fi
+   case "$*" in *' trace '*) head -n 2 ;; esac ;;
+esac
