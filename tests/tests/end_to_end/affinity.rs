@@ -14,7 +14,7 @@ use tests::{
     EchoServer, NetNs, TIMEOUT, TestNode, Transport,
     client::{exchange, exchange_connected, udp_socket},
     eventually,
-    fixtures::{WEB4, endpoint, web, web_frontends},
+    fixtures::{FRONTEND, endpoint, web, web_frontends},
     http::metric,
     manifest::Service,
     request,
@@ -23,10 +23,6 @@ use tests::{
 /// A node with `web` at ten endpoints.
 fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(affinity_seconds)], arguments)
-}
-
-fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
 }
 
 /// The servers that reply to `times` requests.
@@ -39,7 +35,7 @@ fn servers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<
 fn connect_from(source: [u8; 4]) -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
     socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-    socket.connect(&frontend().into()).unwrap();
+    socket.connect(&FRONTEND.into()).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket.into()
 }
@@ -87,7 +83,7 @@ fn concurrent_connects_of_a_new_client_get_one_endpoint() {
             let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
             socket.bind(&SocketAddr::from(([10, 244, 3, n], 0)).into()).unwrap();
             start.wait();
-            socket.connect(&frontend().into()).unwrap();
+            socket.connect(&FRONTEND.into()).unwrap();
             exchange_connected(&socket.into()).unwrap()
         };
         let servers: BTreeSet<_> = thread::scope(|scope| {
@@ -101,10 +97,10 @@ fn concurrent_connects_of_a_new_client_get_one_endpoint() {
 #[test]
 fn removing_an_endpoint_ends_its_affinity_at_once() {
     let Some(mut node) = node_or_skip(3600, &[]) else { return };
-    let first = request(Transport::Tcp, frontend()).unwrap();
+    let first = request(Transport::Tcp, FRONTEND).unwrap();
     let others = (1..=10).filter(|n| format!("web-{n}") != first);
     node.write(&[web(others).affinity(3600)]);
-    let now = || servers(Transport::Tcp, frontend(), 10);
+    let now = || servers(Transport::Tcp, FRONTEND, 10);
     node.wait_until(|_| !now().contains(&first));
     let second = now();
     assert_eq!(second.len(), 1);
@@ -132,7 +128,7 @@ fn each_namespace_and_each_address_of_the_node_is_a_client() {
     }
     assert!(servers_seen.len() > 1);
     // Neither a loopback address nor one that is not the node's identifies a client other than the namespace.
-    let unbound = request(Transport::Udp, frontend()).unwrap();
+    let unbound = request(Transport::Udp, FRONTEND).unwrap();
     assert!((1..=30).all(|n| server_of([127, 0, 1, n]) == unbound));
     assert!((1..=30).all(|n| server_of([10, 244, 3, n]) == unbound));
     // A socket that is not bound is identified by its namespace.
@@ -142,7 +138,7 @@ fn each_namespace_and_each_address_of_the_node_is_a_client() {
             let _servers: Vec<_> = (1..=10)
                 .map(|n| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], 8080).into()).unwrap())
                 .collect();
-            servers(Transport::Tcp, frontend(), 5)
+            servers(Transport::Tcp, FRONTEND, 5)
         });
         assert_eq!(servers.len(), 1, "{servers:?}");
         servers_seen.extend(servers);
@@ -201,19 +197,19 @@ fn binding_to_the_unspecified_address_does_not_identify_a_client() {
 fn affinity_expires_after_its_timeout() {
     let Some(_node) = node_or_skip(1, &[]) else { return };
     let has_expired = |_: usize| {
-        let before = request(Transport::Tcp, frontend()).unwrap();
+        let before = request(Transport::Tcp, FRONTEND).unwrap();
         thread::sleep(Duration::from_millis(1050));
-        request(Transport::Tcp, frontend()).unwrap() != before
+        request(Transport::Tcp, FRONTEND).unwrap() != before
     };
     // A new choice among ten endpoints differs with a probability of 9/10.
     assert!((0..9).any(has_expired), "the probability of this is 10^-9");
     // Every connect within the timeout extends it.
     let begin = Instant::now();
-    let mut last = (request(Transport::Tcp, frontend()).unwrap(), begin);
+    let mut last = (request(Transport::Tcp, FRONTEND).unwrap(), begin);
     while begin.elapsed() < Duration::from_secs(3) {
         thread::sleep(Duration::from_millis(50));
         let now = Instant::now();
-        let server = request(Transport::Tcp, frontend()).unwrap();
+        let server = request(Transport::Tcp, FRONTEND).unwrap();
         // Unless this machine was too busy to connect within the timeout.
         assert!(server == last.0 || last.1.elapsed() >= Duration::from_secs(1));
         last = (server, now);
@@ -229,7 +225,7 @@ fn the_least_recently_used_affinity_is_evicted_first() {
         |n| Service::new(&format!("s-{n}"), &[ip(n)]).port("", "UDP", 80, 8080).endpoints([1]).affinity(3600);
     node.write(&(0..1024).map(service).collect::<Vec<_>>());
     node.start(&["--affinity-clients", "128"]);
-    let socket = udp_socket(frontend()).unwrap();
+    let socket = udp_socket(FRONTEND).unwrap();
     for n in 0..1024 {
         socket.connect((ip(n), 80)).unwrap();
     }

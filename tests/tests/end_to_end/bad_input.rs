@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     os::unix::{
         fs::{PermissionsExt as _, symlink},
         process::CommandExt as _,
@@ -21,16 +21,12 @@ use tests::{
     AgentCommand, Build, ObjectTracker, TIMEOUT, TestNode, Transport,
     agent::{Output, run},
     eventually,
-    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
     http::{health, metrics},
     manifest::Service,
     request,
     sandbox::move_to,
 };
-
-fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
-}
 
 /// A node with `web`; no proxy runs yet.
 fn node_or_skip() -> Option<TestNode> {
@@ -62,7 +58,7 @@ fn text(path: &Path) -> &str {
 /// Whether a connect fails for lack of a route, because nothing is translated.
 #[track_caller]
 fn assert_not_translated() {
-    assert_eq!(TcpStream::connect(frontend()).unwrap_err().raw_os_error(), Some(nix::libc::ENETUNREACH));
+    assert_eq!(TcpStream::connect(FRONTEND).unwrap_err().raw_os_error(), Some(nix::libc::ENETUNREACH));
 }
 
 #[test]
@@ -155,7 +151,7 @@ fn a_second_instance_is_refused_and_the_first_keeps_running() {
     assert!(second.log().contains("another instance is running"), "{}", second.log());
     let pins = text(node.sandbox().pins());
     assert_fails(&["cleanup", "--pin-dir", pins], 1, &["another instance", "stop it first"]);
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 }
 
 #[test]
@@ -189,7 +185,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
         // Written in place, not atomically.
         fs::write(&file, broken).unwrap();
         node.wait_until_logged(&["all.yaml", "WARN"]);
-        assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+        assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     }
     // The next valid manifest is applied.
     let late = Service::new("late", &[[10, 96, 0, 11].into()]).port("", "TCP", 80, 8080);
@@ -222,10 +218,10 @@ fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
     // Between two attempts, whose interval grows.
     let redirects = || ["connect4", "sendmsg4", "sendmsg6"].iter().any(|it| links.join(it).exists());
     assert!(eventually(TIMEOUT, || !redirects()), "{}", node.log());
-    TcpStream::connect(frontend()).unwrap_err();
+    TcpStream::connect(FRONTEND).unwrap_err();
     assert!(links.join("sock_release").exists(), "sockets that were translated meanwhile are still released");
     drop(full);
-    node.wait_until(|_| request(Transport::Tcp, frontend()).is_ok());
+    node.wait_until(|_| request(Transport::Tcp, FRONTEND).is_ok());
 }
 
 #[test]
@@ -255,7 +251,7 @@ fn another_cgroup_is_refused_while_the_first_exists() {
     let pins = text(node.sandbox().pins());
     let run = ["run", "--source", &source, "--node-name", "n1", "--cgroup", root, "--pin-dir", pins];
     assert_fails(&run, 1, &["links/", "another cgroup", "--cgroup", "cleanup"]);
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 }
 
 #[test]
@@ -271,7 +267,7 @@ fn a_recreated_cgroup_is_served_again() {
         .unwrap();
     let is_served = || {
         move_to(&slice, process::id()).unwrap();
-        let reply = request(Transport::Tcp, frontend());
+        let reply = request(Transport::Tcp, FRONTEND);
         node.sandbox().add_process(process::id()).unwrap();
         reply.is_ok()
     };
@@ -294,7 +290,7 @@ fn cleanup_removes_everything_from_the_node() {
     assert!(!objects.observe().is_empty());
     node.terminate();
     // The kernel serves without the agent.
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert!(!objects.observe().is_empty());
     let _ = run(&mut node.cli("cleanup")).success();
     assert!(!node.sandbox().pins().exists());
@@ -398,12 +394,12 @@ fn a_changed_configuration_file_ends_the_proxy_and_an_invalid_one_does_not() {
 
     write("..2", &format!("{BEGIN}clusterCIDR: 10.0.0.0/33\n"));
     node.wait_until_logged(&["the changed file cannot be used", "clusterCIDR: \"10.0.0.0/33\""]);
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     write("..3", &format!("{BEGIN}clusterCIDR: 10.0.0.0/8\n"));
     let status = node.agent_mut().wait(TIMEOUT).unwrap();
     assert_eq!(status.code(), Some(1));
     assert!(node.log().contains("config.conf: the content was changed, a new start will use it"));
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1", "the kernel serves meanwhile");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1", "the kernel serves meanwhile");
     node.start(&[&config]);
     assert!(node.log().contains("--cluster-cidr=10.0.0.0/8"), "{}", node.log());
 }
@@ -417,7 +413,7 @@ fn names_at_their_longest_are_served_and_reported() {
     let service = Service::new(&label, &[WEB4.into()]).port(&label, "TCP", 80, TARGET_PORT);
     node.write(&[service.endpoint_on(&name, &name, &[endpoint(1)[0]])]);
     node.start_with(&AgentCommand::run(&Build::Product.binary(), node.sandbox(), &node.manifests(), &name));
-    TcpStream::connect((WEB4, 80)).unwrap();
+    TcpStream::connect(FRONTEND).unwrap();
     let status = run(node.cli("status").arg("-o").arg("json")).success();
     let explained = run(node.cli("explain").args(["node", &format!("{label}.default:80")])).success();
     for text in [&status, &explained, &metrics("/metrics").unwrap().body] {

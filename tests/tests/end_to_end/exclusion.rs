@@ -14,16 +14,12 @@ use tests::{
     agent::{APPLIED, run},
     client::{exchange, udp_socket},
     eventually,
-    fixtures::{WEB4, endpoint, web},
+    fixtures::{FRONTEND, endpoint, web},
     http, request,
     requirements::kernel_at_least,
     sandbox::move_to,
     test_node::NODE,
 };
-
-pub(super) fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
-}
 
 /// A node with `web`; no proxy runs yet.
 pub(super) fn node_or_skip() -> Option<TestNode> {
@@ -35,7 +31,7 @@ pub(super) fn node_or_skip() -> Option<TestNode> {
 #[track_caller]
 pub(super) fn assert_translated() {
     for transport in Transport::ALL {
-        assert_eq!(request(transport, frontend()).unwrap(), "web-1", "{transport:?}");
+        assert_eq!(request(transport, FRONTEND).unwrap(), "web-1", "{transport:?}");
     }
 }
 
@@ -43,7 +39,7 @@ pub(super) fn assert_translated() {
 #[track_caller]
 pub(super) fn assert_not_translated() {
     for transport in Transport::ALL {
-        let error = request(transport, frontend()).unwrap_err();
+        let error = request(transport, FRONTEND).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
     }
 }
@@ -108,15 +104,15 @@ fn an_excluded_cgroup_and_its_children_are_not_translated() {
     node.start(&[EXCLUDE, mesh.path(), EXCLUDE, vm.path()]);
 
     assert_translated();
-    let stream = TcpStream::connect(frontend()).unwrap();
-    let socket = udp_socket(frontend()).unwrap();
-    socket.connect(frontend()).unwrap();
+    let stream = TcpStream::connect(FRONTEND).unwrap();
+    let socket = udp_socket(FRONTEND).unwrap();
+    socket.connect(FRONTEND).unwrap();
     for excluded in [&mesh, &inner, &vm] {
         excluded.enter();
         assert_not_translated();
         // Sockets that were connected before keep working.
-        assert_eq!(stream.peer_addr().unwrap(), frontend());
-        assert_eq!(exchange(&socket, frontend()).unwrap().1, frontend());
+        assert_eq!(stream.peer_addr().unwrap(), FRONTEND);
+        assert_eq!(exchange(&socket, FRONTEND).unwrap().1, FRONTEND);
         other.enter();
         assert_translated();
         leave(&node);
@@ -140,7 +136,7 @@ fn an_excluded_cgroup_may_be_created_later_and_recreated() {
     for _ in 0..2 {
         let later = ChildCgroup::new(node.sandbox(), "later");
         later.enter();
-        assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_err()), "{}", node.log());
+        assert!(eventually(TIMEOUT, || request(Transport::Tcp, FRONTEND).is_err()), "{}", node.log());
         assert_not_translated();
         leave(&node);
         assert_translated();
@@ -159,7 +155,7 @@ fn excluding_a_path_that_is_not_a_cgroup_is_an_error() {
         assert!(agent.log().contains(text), "{}", agent.log());
         assert!(agent.log().contains(&*path.to_string_lossy()), "{}", agent.log());
     }
-    assert!(TcpStream::connect(frontend()).is_err(), "nothing was attached");
+    assert!(TcpStream::connect(FRONTEND).is_err(), "nothing was attached");
 }
 
 /// Unmounts all cgroup2 file systems, mounts its own cgroup namespace's at `$0`, and executes the arguments.

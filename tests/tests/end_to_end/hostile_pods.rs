@@ -1,18 +1,16 @@
 //! What a pod can do to the proxy and to other pods with nothing but sockets: no more than its share.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use aya::maps::{HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
     Attack, Build, EchoServer, MemoryCgroup, NetNs, Pod, TIMEOUT, TestNode, Transport, eventually,
-    fixtures::{WEB4, endpoint, web},
+    fixtures::{FRONTEND, WEB4, endpoint, web},
     http::metric,
     manifest::Service,
     repetitions, request,
 };
-
-const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 
 /// The address of a Service of [`resolvers`].
 fn resolver(n: u8) -> SocketAddr {
@@ -107,7 +105,7 @@ fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
 fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
     let Some(node) = TestNode::running_or_skip([], &[web([1])], &["--socket-slots", "2048"]) else { return };
     let before = node.used_socket_slots();
-    let attack = Attack::connect_tcp(4000, FRONTEND.into());
+    let attack = Attack::connect_tcp(4000, FRONTEND);
     let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
     assert_eq!((pod.report.done, pod.report.refused), (4000, 0), "TCP is never refused");
     assert!(node.used_socket_slots() <= before + 2048 / 4 + 8, "{} slots", node.used_socket_slots());
@@ -115,7 +113,7 @@ fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
     netns.run(|| {
         let connections: Vec<_> = (0..50).map(|_| TcpStream::connect(FRONTEND).unwrap()).collect();
         for connection in &connections {
-            assert_eq!(connection.peer_addr().unwrap(), FRONTEND.into());
+            assert_eq!(connection.peer_addr().unwrap(), FRONTEND);
         }
     });
     drop(pod);
@@ -135,10 +133,10 @@ fn a_pod_is_one_client_whatever_addresses_it_binds() {
     node.write(&[web(1..=10).affinity(3600)]);
     node.start(&["--affinity-clients", "128"]);
     let (netns, _servers) = innocent(10);
-    let server = || netns.run(|| request(Transport::Tcp, FRONTEND.into()).unwrap());
+    let server = || netns.run(|| request(Transport::Tcp, FRONTEND).unwrap());
     let first = server();
     assert_eq!(clients(&node), 1);
-    let attack = Attack::connect_from(1000, FRONTEND.into());
+    let attack = Attack::connect_from(1000, FRONTEND);
     let _pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
     assert_eq!(clients(&node), 2);
     assert!((0..20).all(|_| server() == first));
@@ -152,7 +150,7 @@ fn two_pods_with_one_address_are_two_clients() {
         netns.run(|| {
             let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
             socket.bind(&SocketAddr::from(([10, 244, 9, 9], 0)).into()).unwrap();
-            socket.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
+            socket.connect(&FRONTEND.into()).unwrap();
         });
         assert_eq!(clients(&node), expected);
     }

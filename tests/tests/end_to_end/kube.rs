@@ -2,7 +2,7 @@
 
 use std::{
     fs, iter,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -13,16 +13,12 @@ use build_tools::command::KilledOnDrop;
 use tests::{
     AgentCommand, Build, ConnectLoad, EchoConnection, TestNode, Transport,
     agent::{APPLIED, Output, run},
-    fixtures::WEB4,
+    fixtures::{FRONTEND, WEB4},
     http::{self, metric},
     manifest::{self, Service},
     request, scaled,
     test_node::{NODE, expected_dump},
 };
-
-fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
-}
 
 /// A Service of one port with these endpoints.
 fn service(name: &str, address: impl Into<IpAddr>, endpoints: &[u8]) -> Service {
@@ -63,8 +59,8 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     node.start_with(&command(&node, &kubeconfig));
     node.wait_until_active(&[other(), web(&[1])]);
-    let mut connection = EchoConnection::connect(frontend()).unwrap();
-    let load = ConnectLoad::start(Transport::Tcp, frontend(), 1, scaled(Duration::from_millis(1)));
+    let mut connection = EchoConnection::connect(FRONTEND).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
 
     set(&server, &[web(&[1, 2])]);
     node.wait_until_active(&[other(), web(&[1, 2])]);
@@ -293,7 +289,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     };
     let (mut refused, mut connects) = (0, 0);
     while refused < 3 && connects < 1_000 {
-        refused += usize::from(TcpStream::connect(frontend()).is_err());
+        refused += usize::from(TcpStream::connect(FRONTEND).is_err());
         connects += 1;
     }
     node.wait_until(|_| !events("EndpointEjected").is_empty());
@@ -330,7 +326,7 @@ fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
     set(&server, &[web(&[1]), zoo(&[1, 2, 3])]);
     let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     node.start_with(&command(&node, &kubeconfig).args(["--max-namespace-entries=5"]));
-    TcpStream::connect(frontend()).unwrap();
+    TcpStream::connect(FRONTEND).unwrap();
     node.wait_until_logged(&["not served item=Service default/zoo reason=its 4 entries", "may have 5"]);
     node.wait_until(|_| metric("kube_proxy_ebpf_namespace_entries") == Some(6.0));
     let explained = run(node.cli("explain").args(["node", "10.96.0.12:80"])).stdout;

@@ -1,17 +1,15 @@
 //! Which endpoint a connection gets: that with fewer connections, and fewer connections for a new one; on real sockets.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
 use tests::{
     EchoConnection, TIMEOUT, TestNode,
     client::{exchange_connected, udp_socket},
     eventually,
-    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
     manifest::Service,
     run, scaled,
 };
-
-const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 
 fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
     web4(endpoints).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
@@ -27,7 +25,7 @@ fn node_or_skip(servers: impl IntoIterator<Item = u8>, service: Service) -> Opti
 }
 
 fn hold(connections: usize) -> Vec<EchoConnection> {
-    (0..connections).map(|_| EchoConnection::connect(FRONTEND.into()).unwrap()).collect()
+    (0..connections).map(|_| EchoConnection::connect(FRONTEND).unwrap()).collect()
 }
 
 /// How many connections each server has.
@@ -85,7 +83,7 @@ fn failed_connections_do_not_stay_open() {
     node.write(&[least_connections([1, 2])]);
     node.start(&["--passive-health=off"]);
     for _ in 0..50 {
-        assert!(EchoConnection::connect(FRONTEND.into()).is_err());
+        assert!(EchoConnection::connect(FRONTEND).is_err());
     }
     node.serve([1, 2]);
     assert_eq!(by_server(&hold(20)), BTreeMap::from([("web-1", 10), ("web-2", 10)]));
@@ -95,20 +93,20 @@ fn failed_connections_do_not_stay_open() {
 #[test]
 fn a_socket_that_connects_again_is_counted_once() {
     let service = |endpoints: &[u8]| {
-        let service = Service::new("web", &[WEB4.into()]).port("", "UDP", FRONTEND.1, TARGET_PORT);
+        let service = Service::new("web", &[WEB4.into()]).port("", "UDP", 80, TARGET_PORT);
         service
             .endpoints(endpoints.iter().copied())
             .annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
     };
     let Some(mut node) = node_or_skip([1, 2], service(&[1])) else { return };
-    let sockets: Vec<_> = (0..20).map(|_| udp_socket(FRONTEND.into()).unwrap()).collect();
+    let sockets: Vec<_> = (0..20).map(|_| udp_socket(FRONTEND).unwrap()).collect();
     for socket in &sockets {
         (0..5).for_each(|_| socket.connect(FRONTEND).unwrap());
     }
     // Elsewhere, and no Service.
     sockets[10..].iter().for_each(|it| it.connect((endpoint(1)[0], TARGET_PORT)).unwrap());
     node.apply(&[service(&[1, 2])]);
-    let more: Vec<_> = (0..10).map(|_| udp_socket(FRONTEND.into()).unwrap()).collect();
+    let more: Vec<_> = (0..10).map(|_| udp_socket(FRONTEND).unwrap()).collect();
     for socket in &more {
         socket.connect(FRONTEND).unwrap();
         assert_eq!(exchange_connected(socket).unwrap(), "web-2", "ten are open to web-1");

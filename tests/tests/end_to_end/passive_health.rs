@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::TcpStream,
     thread,
     time::{Duration, Instant},
 };
@@ -15,13 +15,12 @@ use nix::{
 use socket2::{Domain, Socket, Type};
 use tests::{
     BlackHole, EchoServer, NetNs, TIMEOUT, TestNode, eventually,
-    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
+    fixtures::{FRONTEND, TARGET_PORT, endpoint, web4},
     http::metric,
     manifest::Service,
     run,
 };
 
-const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 /// Longer than any test.
 const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
 /// A SYN is retransmitted after a second, which is when its connection counts as failed.
@@ -42,7 +41,7 @@ enum Outcome {
 use Outcome::{Refused, Served, Unanswered};
 
 fn connect() -> Outcome {
-    match TcpStream::connect_timeout(&FRONTEND.into(), CONNECT_TIMEOUT) {
+    match TcpStream::connect_timeout(&FRONTEND, CONNECT_TIMEOUT) {
         Ok(mut stream) => {
             setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
             stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -125,7 +124,7 @@ fn failing_endpoints_get_no_new_connections() {
 /// Gives up connects of clients without patience: this many, one after the other, each after so long.
 fn give_up(connects: usize, after: Duration) {
     for _ in 0..connects {
-        let connected = TcpStream::connect_timeout(&FRONTEND.into(), after);
+        let connected = TcpStream::connect_timeout(&FRONTEND, after);
         assert_eq!(connected.unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }
@@ -216,7 +215,7 @@ fn a_socket_that_is_closed_early_is_no_failure() {
     for _ in 0..50 {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();
-        let error = socket.connect(&SocketAddr::from(FRONTEND).into()).unwrap_err();
+        let error = socket.connect(&FRONTEND.into()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(EINPROGRESS));
     }
     thread::sleep(CONNECT_TIMEOUT);

@@ -8,13 +8,13 @@ use std::{
 use tests::{
     AgentCommand, Build, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
     agent::{APPLIED, run},
-    eventually, request, scaled,
+    eventually,
+    fixtures::FRONTEND,
+    request, scaled,
     test_node::NODE,
 };
 
-use super::exclusion::{
-    ChildCgroup, assert_not_translated, assert_translated, frontend, leave, node_or_skip,
-};
+use super::exclusion::{ChildCgroup, assert_not_translated, assert_translated, leave, node_or_skip};
 
 pub(super) const FLAG: &str = "--pod-annotations";
 
@@ -48,7 +48,7 @@ pub(super) fn cgroup_of(sandbox: &Sandbox, digit: u8) -> ChildCgroup {
 }
 
 fn becomes_untranslated() -> bool {
-    eventually(TIMEOUT, || Transport::ALL.into_iter().all(|it| request(it, frontend()).is_err()))
+    eventually(TIMEOUT, || Transport::ALL.into_iter().all(|it| request(it, FRONTEND).is_err()))
 }
 
 #[test]
@@ -61,19 +61,19 @@ fn sockets_of_a_pod_are_left_alone_as_its_annotation_says() {
     node.start(&[FLAG]);
     assert_translated();
     // Whoever connected before keeps its endpoint.
-    let stream = TcpStream::connect(frontend()).unwrap();
+    let stream = TcpStream::connect(FRONTEND).unwrap();
     for of_first in [&container, &pods[0]] {
         of_first.enter();
         assert_not_translated();
-        assert_eq!(stream.peer_addr().unwrap(), frontend());
+        assert_eq!(stream.peer_addr().unwrap(), FRONTEND);
         // A network namespace that the pod has made.
         let nested = NetNs::with_local_endpoints().unwrap();
         nested.run(assert_not_translated);
     }
     pods[1].enter();
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     for transport in [Transport::Udp, Transport::UdpUnconnected] {
-        request(transport, frontend()).unwrap_err();
+        request(transport, FRONTEND).unwrap_err();
     }
     pods[2].enter();
     assert_translated();
@@ -92,7 +92,7 @@ fn sockets_of_a_pod_are_left_alone_as_its_annotation_says() {
     assert_translated();
     write(&node, &[]);
     pods[1].enter();
-    assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_ok()));
+    assert!(eventually(TIMEOUT, || request(Transport::Tcp, FRONTEND).is_ok()));
     assert_translated();
     leave(&node);
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, TcpListener},
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
     process::{Command, Stdio},
     time::Duration,
@@ -12,7 +12,7 @@ use tests::{
     AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
     agent::{brain_socket, run, status_socket},
     eventually,
-    fixtures::{WEB4, web4},
+    fixtures::{FRONTEND, web4},
     http::{
         self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe,
     },
@@ -20,10 +20,6 @@ use tests::{
     request, scaled,
     test_node::NODE,
 };
-
-fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
-}
 
 /// A node with `web`; no proxy runs yet.
 fn node_or_skip() -> Option<TestNode> {
@@ -43,7 +39,7 @@ fn health_metrics_and_status_pages_report_the_node() {
     write_node(&node, "");
     node.start_inactive(&node.command(Build::Product));
     node.wait_until_ready();
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1", "a ready node serves");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1", "a ready node serves");
 
     let healthz = health("/healthz").unwrap();
     assert_eq!(healthz.status, 200, "{healthz:?}");
@@ -100,7 +96,7 @@ fn an_address_in_use_is_reported_once_and_taken_when_it_is_free() {
     let listeners = ports.map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap());
     let socket = UnixListener::bind(status_socket(node.sandbox())).unwrap();
     node.start(&[]);
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     node.wait_until_logged(&[
         "0.0.0.0:10256",
         "127.0.0.1:10249",
@@ -129,7 +125,7 @@ fn disabled_pages_are_not_served() {
         "--status-socket=",
     ]));
     node.agent_mut().wait_until_applied(TIMEOUT).unwrap();
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     // Pages are served before the first state is applied.
     assert!(health("/livez").is_err() && metrics("/metrics").is_err());
     assert!(probe("/livez").is_err() && node.status_page("/status").is_err());
@@ -146,9 +142,9 @@ fn detached_programs_are_reattached_and_reported() {
         // The last reference of the link: the kernel detaches the program.
         fs::remove_file(links.join(hook)).unwrap();
     }
-    assert!(eventually(TIMEOUT, || request(Transport::Tcp, frontend()).is_err()), "it is detached");
+    assert!(eventually(TIMEOUT, || request(Transport::Tcp, FRONTEND).is_err()), "it is detached");
     node.wait_until(|_| metric("kube_proxy_ebpf_program_detachments_total") == Some(1.0) && is_ready());
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
     let log = node.log();
     assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
@@ -164,7 +160,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     let Some(mut node) = node_or_skip() else { return };
     node.start(&[]);
     node.wait_until_ready();
-    let load = ConnectLoad::start(Transport::Tcp, frontend(), 1, scaled(Duration::from_millis(1)));
+    let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
 
     // A resized map cannot be pinned, because there is a folder at the path of its pin.
     let sides = [0, 1].map(|side| node.program("").join(format!("../side{side}")));
@@ -189,7 +185,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     let finish_failures = metric("kube_proxy_ebpf_failures_total{step=\"finish\"}");
     assert_eq!(finish_failures, Some(0.0), "each failure counts once");
     assert_eq!(node.dump(Build::Product).unwrap(), before);
-    assert_eq!(request(Transport::Tcp, frontend()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 
     folders.iter().for_each(|it| fs::remove_dir(it).unwrap());
     node.wait_until_active(&services);

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Read as _,
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
 };
 
 use aya::{
@@ -13,12 +13,11 @@ use aya::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
     AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
-    fixtures::{WEB4, endpoint, web},
+    fixtures::{FRONTEND, WEB4, endpoint, web},
     http::{health_status, metric},
     request, run, skip,
 };
 
-const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 /// The default number of slots.
 const MANY: [&str; 2] = ["--socket-slots", "65536"];
 
@@ -26,7 +25,7 @@ fn node_or_skip(command: impl Fn(AgentCommand) -> AgentCommand, build: Build) ->
     let mut node = TestNode::serving_or_skip([1])?;
     node.write(&[web([1])]);
     node.start_with(&command(node.command(build)));
-    assert_eq!(request(Transport::Tcp, FRONTEND.into()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     Some(node)
 }
 
@@ -37,7 +36,7 @@ fn node_with_slots_or_skip(arguments: [&str; 2]) -> Option<TestNode> {
 }
 
 fn connect() -> EchoConnection {
-    EchoConnection::connect(FRONTEND.into()).unwrap()
+    EchoConnection::connect(FRONTEND).unwrap()
 }
 
 #[test]
@@ -53,12 +52,12 @@ fn sockets_beyond_the_slots_keep_their_service() {
     assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_socket_overflow_sockets_total") >= Some(38.0)));
     for connection in &mut connections {
         connection.ping().unwrap();
-        assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND.into());
+        assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND);
     }
     // A socket that reconnects to the endpoint itself shows the endpoint, wherever its Service was stored.
     let direct = SocketAddr::new(endpoint(1)[0], 8080);
     for socket in &sockets {
-        assert_eq!(socket.peer_addr().unwrap(), FRONTEND.into());
+        assert_eq!(socket.peer_addr().unwrap(), FRONTEND);
         socket.connect(direct).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), direct);
     }
@@ -69,7 +68,7 @@ fn sockets_of_the_node_that_have_used_up_their_share_do_not_make_it_unhealthy() 
     let small = |it: AgentCommand| it.args(["--socket-slots", "8", "--udp-addresses", "8"]);
     let Some(node) = node_or_skip(small, Build::Product) else { return };
     // A TCP socket without room shows the endpoint.
-    let is_stored = |it: &EchoConnection| it.stream().peer_addr().unwrap() == FRONTEND.into();
+    let is_stored = |it: &EchoConnection| it.stream().peer_addr().unwrap() == FRONTEND;
     let mut held: Vec<_> = std::iter::repeat_with(connect).take_while(is_stored).collect();
     let is_known =
         |hook: &str| metric(&format!("kube_proxy_ebpf_probe_success{{hook=\"{hook}\"}}")).is_some();
@@ -95,7 +94,7 @@ fn a_closed_socket_frees_its_slot() {
     assert_eq!(node.used_socket_slots(), 100);
     drop(connections);
     assert_eq!(node.used_socket_slots(), 100, "a duplicated descriptor is the same socket");
-    assert!(copies.iter().all(|it| it.peer_addr().unwrap() == FRONTEND.into()));
+    assert!(copies.iter().all(|it| it.peer_addr().unwrap() == FRONTEND));
     drop(copies);
     assert_eq!(node.used_socket_slots(), 0);
     // Nor is it counted any more: the share of the namespace is free. (The agent's probe may have one at any moment.)
@@ -117,13 +116,13 @@ fn a_process_in_the_root_cgroup_is_not_mistaken_for_the_kernel() {
     let (udp, udp6) = (UdpSocket::bind("0.0.0.0:0").unwrap(), UdpSocket::bind("[::]:0").unwrap());
     let root = node.sandbox().enter_root_cgroup().unwrap();
     let mapped = SocketAddr::from((WEB4.to_ipv6_mapped(), 80));
-    tcp.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
+    tcp.connect(&FRONTEND.into()).unwrap();
     tcp6.connect(&mapped.into()).unwrap();
     udp.connect(FRONTEND).unwrap();
     udp6.connect(mapped).unwrap();
     assert_eq!(node.used_socket_slots(), 4);
     drop(root);
-    assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(FRONTEND.into()));
+    assert_eq!(tcp.peer_addr().unwrap().as_socket(), Some(FRONTEND));
     assert_eq!(udp6.peer_addr().unwrap(), mapped);
     drop((tcp, tcp6, udp, udp6));
     assert_eq!(node.used_socket_slots(), 0);
@@ -152,7 +151,7 @@ fn programs_fall_back_if_the_verifier_rejects_socket_reads() {
     node.wait_until_logged(&["the calling process is checked instead", "error=\"load of program"]);
     assert!(eventually(TIMEOUT, || node.used_socket_slots() == 0));
     let connection = connect();
-    assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND.into());
+    assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND);
     assert_eq!(node.used_socket_slots(), 1);
     drop(connection);
     assert_eq!(node.used_socket_slots(), 0);
@@ -182,7 +181,7 @@ fn an_mptcp_client_reaches_a_service_and_leaks_no_slot() {
         Ok(socket) => socket,
         Err(error) => return skip(&format!("this kernel has no MPTCP: {error}")),
     };
-    mptcp.connect(&SocketAddr::from(FRONTEND).into()).unwrap();
+    mptcp.connect(&FRONTEND.into()).unwrap();
     let mut greeting = [0; 6];
     TcpStream::from(mptcp).read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"web-1\n");

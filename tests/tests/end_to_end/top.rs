@@ -13,12 +13,11 @@ use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 use tests::{
     EchoConnection, TIMEOUT, TestNode, eventually,
-    fixtures::{WEB4, web, web4},
+    fixtures::{FRONTEND, web, web4},
     manifest::Service,
     run,
 };
 
-const FRONTEND: (Ipv4Addr, u16) = (WEB4, 80);
 const REFUSING: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 11), 80);
 
 /// A node with `web` at two endpoints, and `none`, which has none.
@@ -96,7 +95,7 @@ fn a_terminal_shows_what_is_connected_now() {
     top.wait_for("each Service", |it| it.contains("default/web") && it.contains("default/none"));
     let connect = |top: &Terminal, what: &str, is_shown: &dyn Fn(&str) -> bool| {
         top.wait_for(what, |it| {
-            drop(EchoConnection::connect(FRONTEND.into()).unwrap());
+            drop(EchoConnection::connect(FRONTEND).unwrap());
             EchoConnection::connect(REFUSING.into()).unwrap_err();
             is_shown(it)
         });

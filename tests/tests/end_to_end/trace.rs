@@ -23,7 +23,7 @@ use tests::{
     agent::{Output, run, status_socket},
     client::{exchange, udp_socket},
     eventually,
-    fixtures::{TARGET_PORT, WEB, WEB4, endpoint, web, web4},
+    fixtures::{FRONTEND, TARGET_PORT, WEB, WEB4, endpoint, web, web4},
     manifest::Service,
     pod::{Attack, Pod},
     request,
@@ -58,10 +58,6 @@ pub(super) fn node_or_skip(services: &[Service]) -> Option<TestNode> {
 /// The Service `other` with IPv4 and TCP only.
 pub(super) fn other4(endpoints: impl IntoIterator<Item = u8>) -> Service {
     Service::new("other", &[OTHER4.into()]).port("http", "TCP", 80, TARGET_PORT).endpoints(endpoints)
-}
-
-pub(super) fn web4_address() -> SocketAddr {
-    (WEB4, 80).into()
 }
 
 /// The id of the program under a hook's link, and that of the product's.
@@ -162,12 +158,12 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
 
     // The endpoint itself is in no network of Services.
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     assert_eq!(trace.next()["verdict"], "redirected");
     let enter_excluded = || move_to(&excluded, process::id()).unwrap();
     for enter in [&enter_excluded as &dyn Fn(), &|| pod.enter()] {
         enter();
-        TcpStream::connect(web4_address()).unwrap_err();
+        TcpStream::connect(FRONTEND).unwrap_err();
         node.sandbox().add_process(process::id()).unwrap();
         let line = trace.next();
         assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
@@ -186,7 +182,7 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
 #[test]
 fn a_filter_lets_through_what_it_names() {
     let Some(node) = node_or_skip(&[web4([1]), other4([2])]) else { return };
-    let (web, other) = (web4_address(), SocketAddr::from((OTHER4, 80)));
+    let (web, other) = (FRONTEND, SocketAddr::from((OTHER4, 80)));
     let connect = |to| drop(EchoConnection::connect(to).unwrap());
     let own = process::id().to_string();
     let from_pod = || Pod::attack(node.sandbox(), "pod", &Attack::connect_tcp(1, other)).unwrap();
@@ -261,10 +257,10 @@ fn failures_alone_are_traced_on_request() {
         return;
     };
     let trace = start(&node, &["--failed"]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     TcpStream::connect((OTHER4, 80)).unwrap_err();
     assert_eq!(trace.next()["verdict"], "noEndpoints");
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     TcpStream::connect(("10.96.0.30", 80)).unwrap_err();
     let line = trace.next();
     assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"refused".into()), "{line}");
@@ -294,7 +290,7 @@ fn failures_alone_are_traced_on_request() {
 fn the_end_of_each_connection_is_traced_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
     let trace = start(&node, &["--close"]);
-    let connection = TcpStream::connect(web4_address()).unwrap();
+    let connection = TcpStream::connect(FRONTEND).unwrap();
     let begin = trace.next();
     assert_eq!(begin["event"], "connect");
     thread::sleep(Duration::from_secs(1));
@@ -308,7 +304,7 @@ fn the_end_of_each_connection_is_traced_on_request() {
     let [established, after] = ["establishedSeconds", "seconds"].map(|it| line[it].as_f64().unwrap());
     assert!(0.0 < established && established <= after, "{line}");
     // The server closes when the client has shut down its side: that counts as closed by the client.
-    let connection = TcpStream::connect(web4_address()).unwrap();
+    let connection = TcpStream::connect(FRONTEND).unwrap();
     connection.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = (&connection).read_to_end(&mut Vec::new());
     drop(connection);
@@ -320,8 +316,8 @@ fn the_end_of_each_connection_is_traced_on_request() {
 fn session_affinity_is_traced() {
     let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600)]) else { return };
     let trace = start(&node, &["--count", "2"]);
-    let first = request(Transport::Tcp, web4_address()).unwrap();
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), first);
+    let first = request(Transport::Tcp, FRONTEND).unwrap();
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), first);
     let (new, kept) = (trace.next(), trace.next());
     assert_eq!((&new["affinity"], &kept["affinity"]), (&"new".into(), &"kept".into()));
     assert_eq!(new["endpoint"], kept["endpoint"]);
@@ -341,11 +337,10 @@ pub(super) fn unread_trace(node: &TestNode, query: &str, datagrams: usize) -> im
         serde_json::from_str::<Value>(&line).ok()
     };
     while next().is_none_or(|it| it["event"] != "started") {}
-    let address = SocketAddr::from((WEB4, 80));
-    let socket = udp_socket(address).unwrap();
-    exchange(&socket, address).unwrap();
+    let socket = udp_socket(FRONTEND).unwrap();
+    exchange(&socket, FRONTEND).unwrap();
     for _ in 1..datagrams {
-        socket.send_to(b"who?", address).unwrap();
+        socket.send_to(b"who?", FRONTEND).unwrap();
     }
     next
 }
@@ -382,7 +377,7 @@ fn how_an_endpoint_was_chosen_is_traced() {
         "--passive-health-max-ejection-time=1s",
     ]);
     let trace = start(&node, &[]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     let line = trace.next();
     assert_eq!((&line["leastConnections"], &line["ejected"]), (&true.into(), &Value::Null), "{line}");
     let mut seen = BTreeMap::<String, String>::new();
@@ -415,7 +410,7 @@ fn the_connections_of_a_pod_are_traced_by_its_name() {
     assert!(error.contains("no network namespace on this node has an address of the pod"), "{error}");
     let _process = KilledOnDrop(pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap()));
     let trace = start(&node, &["--pod", "default/client"]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     // Nothing listens in the pod's network namespace.
     pod.run(|| TcpStream::connect((OTHER4, 80)).unwrap_err());
     let line = trace.next();
@@ -437,7 +432,7 @@ fn each_way_in_which_a_connection_ends_is_told_apart() {
         assert_eq!(line["event"], "end", "{line}");
         (line["end"].as_str().unwrap().to_owned(), line["establishedSeconds"].is_f64())
     };
-    let mut client = TcpStream::connect(web4_address()).unwrap();
+    let mut client = TcpStream::connect(FRONTEND).unwrap();
     let (server, _) = listener.accept().unwrap();
     setsockopt(&server, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
     drop(server);
@@ -446,7 +441,7 @@ fn each_way_in_which_a_connection_ends_is_told_apart() {
     drop(client);
     assert_eq!(end(), ("reset".into(), true));
 
-    let mut client = TcpStream::connect(web4_address()).unwrap();
+    let mut client = TcpStream::connect(FRONTEND).unwrap();
     drop(listener.accept().unwrap());
     client.read_to_end(&mut Vec::new()).unwrap();
     drop(client);
@@ -454,11 +449,11 @@ fn each_way_in_which_a_connection_ends_is_told_apart() {
 
     drop(listener);
     let _hole = BlackHole::at((endpoint(3)[0], TARGET_PORT).into());
-    let error = TcpStream::connect(web4_address()).unwrap_err();
+    let error = TcpStream::connect(FRONTEND).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(end(), ("noAnswer".into(), false));
     // It closes the socket.
-    let error = TcpStream::connect_timeout(&web4_address(), Duration::from_millis(100)).unwrap_err();
+    let error = TcpStream::connect_timeout(&FRONTEND, Duration::from_millis(100)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(end(), ("givenUp".into(), false));
 }

@@ -11,10 +11,14 @@ use nix::{
     pty::openpty,
 };
 use tests::{
-    EchoConnection, TIMEOUT, TestNode, Trace, Transport, agent::run, eventually, fixtures::web4, request,
+    EchoConnection, TIMEOUT, TestNode, Trace, Transport,
+    agent::run,
+    eventually,
+    fixtures::{FRONTEND, web4},
+    request,
 };
 
-use super::trace::{are_products, node_or_skip, refused, start, web4_address};
+use super::trace::{are_products, node_or_skip, refused, start};
 
 #[test]
 fn the_products_programs_return_however_the_trace_ends() {
@@ -37,10 +41,10 @@ fn the_products_programs_return_however_the_trace_ends() {
     node.kill();
     assert!(!are_products(&node));
     drop(traced);
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     node.start(&[]);
     assert!(are_products(&node));
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 }
 
 /// A trace with these streams, once it reports.
@@ -83,7 +87,7 @@ fn a_trace_ends_when_nobody_reads_it() {
     let (reader, writer) = io::pipe().unwrap();
     let mut child = start_with(&node, Stdio::piped(), writer.into());
     for _ in 0..1_000 {
-        drop(EchoConnection::connect(web4_address()).unwrap());
+        drop(EchoConnection::connect(FRONTEND).unwrap());
     }
     drop(child.0.stdin.take());
     ends(child, "the input ends while the output is full");
@@ -92,7 +96,7 @@ fn a_trace_ends_when_nobody_reads_it() {
     // Input that had ended before says nothing.
     for stdin in [Stdio::null(), io::pipe().unwrap().0.into()] {
         let mut trace = Trace::start(node.cli("trace").stdin(stdin));
-        drop(EchoConnection::connect(web4_address()).unwrap());
+        drop(EchoConnection::connect(FRONTEND).unwrap());
         assert_eq!(trace.next()["verdict"], "redirected");
         trace.kill();
     }
@@ -117,10 +121,10 @@ fn a_trace_takes_the_place_of_one_that_runs_on_request() {
     let (_reader, writer) = io::pipe().unwrap();
     let _stopped = start_with(&node, Stdio::null(), writer.into());
     for _ in 0..3_000 {
-        drop(EchoConnection::connect(web4_address()).unwrap());
+        drop(EchoConnection::connect(FRONTEND).unwrap());
     }
     let trace = start(&node, &["--replace"]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     assert_eq!(trace.next()["verdict"], "redirected");
 }
 

@@ -8,13 +8,13 @@ use tests::{
     EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
     client::{exchange, udp_socket},
     eventually,
-    fixtures::{TARGET_PORT, WEB, WEB4, web, web_frontends, web4},
+    fixtures::{FRONTEND, TARGET_PORT, WEB, web, web_frontends, web4},
     manifest::Service,
     request,
     requirements::kernel_at_least,
 };
 
-use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace, web4_address};
+use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace};
 
 const NODE_PORT: u16 = 30_080;
 /// The steps before and after that on the way to an endpoint.
@@ -66,9 +66,9 @@ fn every_step_of_a_connect_is_traced_in_order() {
         check(&trace.next(), &[&["node port: looked up found", "node address: loopback"], redirected]);
     }
     // A socket that connects again has its slot.
-    let socket = udp_socket(WEB.map(|ip| SocketAddr::new(ip, 80))[0]).unwrap();
+    let socket = udp_socket(FRONTEND).unwrap();
     for slot in ["slot: claimed", "slot: owned"] {
-        socket.connect((WEB4, 80)).unwrap();
+        socket.connect(FRONTEND).unwrap();
         check(&trace.next(), &[&FOUND, &["endpoint: read", slot, "decision: redirect"]]);
     }
 }
@@ -79,10 +79,10 @@ fn the_steps_of_affinity_are_traced() {
     let trace = start(&node, &["-v", "--service", "default/web"]);
     // The steps of another Service's are read, and belong to no event.
     drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     let rest: &[&str] = &["slot: claimed", "decision: redirect"];
     check(&trace.next(), &[&FOUND, &["endpoint: read", "affinity: looked up"], rest]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     let line = trace.next();
     check(&line, &[&FOUND, &["member: looked up found", "affinity: looked up found"], rest]);
     assert!(line["steps"][3]["idle_ms"].is_u64(), "{line}");
@@ -119,7 +119,7 @@ fn the_steps_of_an_ejection_are_traced() {
 fn the_steps_of_a_sockets_end_are_traced() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
     let trace = start(&node, &["-vv"]);
-    drop(EchoConnection::connect(web4_address()).unwrap());
+    drop(EchoConnection::connect(FRONTEND).unwrap());
     let begin = trace.next();
     check(&begin, &[&FOUND, &["endpoint: read", "slot: claimed", "decision: redirect"]]);
     let end = trace.next();
@@ -158,15 +158,15 @@ fn each_tracer_has_its_steps_and_a_killed_one_leaves_nothing() {
     let mut objects = ObjectTracker::new(node.sandbox());
     let before = objects.counts();
     let first = start(&node, &["-v"]);
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert_eq!(steps_of(&first.next()).len(), 5);
     // Another process has no lines, and the next trace has those of its level.
     let mut second = start(&node, &["-v", "--replace", "--pid", "1"]);
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     second.kill();
     drop(first);
     let mut third = start(&node, &[]);
-    assert_eq!(request(Transport::Tcp, web4_address()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert!(third.next()["steps"].is_null());
     third.kill();
     assert!(eventually(TIMEOUT, || are_products(&node)));
@@ -199,7 +199,7 @@ fn lost_steps_are_counted() {
     assert!(complete > 100, "{complete} of {events} events have steps, {lost_steps} lost");
     // What comes later is complete.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-    socket.send_to(b"who?", (WEB4, 80)).unwrap();
+    socket.send_to(b"who?", FRONTEND).unwrap();
     let line = loop {
         match next() {
             Some(line) if line["event"] == "send" => break line,

@@ -1,7 +1,7 @@
 //! A brain and an agent in two processes behave as `run` does in one, and each may crash and restart.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -11,16 +11,12 @@ use tests::{
     Agent, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
     agent::{APPLIED, brain_socket},
     eventually,
-    fixtures::{WEB4, endpoint, web4},
+    fixtures::{FRONTEND, endpoint, web4},
     http,
     manifest::{self, Service},
     scaled,
     test_node::{NODE, expected_dump},
 };
-
-fn frontend() -> SocketAddr {
-    (WEB4, 80).into()
-}
 
 /// `web` with these endpoints, and a Service that never changes.
 fn services(endpoints: &[u8]) -> Vec<Service> {
@@ -50,8 +46,8 @@ fn two_processes_behave_as_one() {
     // In one process.
     node.start(&[]);
     node.wait_until_active(&services(&[1]));
-    let mut connection = EchoConnection::connect(frontend()).unwrap();
-    let load = ConnectLoad::start(Transport::Tcp, frontend(), 1, scaled(Duration::from_millis(1)));
+    let mut connection = EchoConnection::connect(FRONTEND).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
     node.terminate();
 
     // The same in two, whichever starts first; connections survive.
