@@ -71,6 +71,14 @@ pub fn scaled(limit: Duration) -> Duration {
     limit.mul_f64(*FACTOR.get_or_init(factor))
 }
 
+/// Checks that a text has all of these parts.
+#[track_caller]
+pub fn assert_contains(text: &str, parts: &[&str]) {
+    for it in parts {
+        assert!(text.contains(it), "{it:?} is not in\n{text}");
+    }
+}
+
 /// Whether the machine is emulated, and repetitions are too slow there.
 #[must_use]
 pub fn is_slow_machine() -> bool {

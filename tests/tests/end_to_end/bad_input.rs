@@ -20,7 +20,7 @@ use aya::{
 use tests::{
     AgentCommand, Build, ObjectTracker, TIMEOUT, TestNode, Transport,
     agent::{Output, run},
-    eventually,
+    assert_contains, eventually,
     fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
     http::{health, metrics},
     manifest::Service,
@@ -44,9 +44,7 @@ fn product(arguments: &[&str]) -> Output {
 fn assert_fails(arguments: &[&str], code: i32, texts: &[&str]) {
     let Output { code: found, stderr, stdout } = product(arguments);
     assert_eq!(found, Some(code), "{arguments:?}: {stderr}");
-    for it in texts {
-        assert!(stderr.contains(it), "{arguments:?} does not report {it:?}: {stderr}");
-    }
+    assert_contains(&stderr, texts);
     assert!(stdout.is_empty(), "{stdout}");
     assert!(!stderr.contains("panicked"), "{stderr}");
 }
@@ -166,9 +164,7 @@ fn pins_of_an_unknown_layout_are_refused_and_not_modified() {
     node.start_inactive(&node.command(Build::Product));
     assert_eq!(node.agent_mut().wait(TIMEOUT).unwrap().code(), Some(1));
     let active = format!("{}/active", Build::Product.layout());
-    for it in [active.as_str(), "32 bytes", "4 bytes", "cleanup"] {
-        assert!(node.log().contains(it), "the log does not contain {it}: {}", node.log());
-    }
+    assert_contains(&node.log(), &[&active, "32 bytes", "4 bytes", "cleanup"]);
     let found = MapData::from_pin(layout.join("active")).unwrap();
     let found: Array<_, [u8; 32]> = Map::from_map_data(found).unwrap().try_into().unwrap();
     assert_eq!(found.get(&0, 0).unwrap(), [7; 32]);

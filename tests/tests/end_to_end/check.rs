@@ -12,7 +12,7 @@ use build_tools::command::KilledOnDrop;
 use tests::{
     Build, TIMEOUT, TestNode, Transport,
     agent::{Output, STATUS_SOCKET, run, status_socket},
-    eventually,
+    assert_contains, eventually,
     fixtures::{WEB4, web4},
     manifest, request,
     requirements::{kernel_at_least, nft_or_skip},
@@ -53,9 +53,7 @@ impl Report {
     fn has(&self, level: &str, subject: &str, texts: &[&str]) {
         let about = self.about(level, subject);
         let about = about.unwrap_or_else(|| panic!("{subject} is not {level} in\n{}", self.text));
-        for it in texts {
-            assert!(about.contains(it), "{it} is not in {about}");
-        }
+        assert_contains(&about, texts);
     }
 
     #[track_caller]
@@ -84,13 +82,6 @@ fn status(node: &TestNode, arguments: &[&str]) -> String {
     run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup()).args(arguments)).success()
 }
 
-#[track_caller]
-fn assert_has_all(text: &str, parts: &[&str]) {
-    for it in parts {
-        assert!(text.contains(it), "{it} is not in\n{text}");
-    }
-}
-
 #[test]
 fn check_finds_nothing_broken_on_a_working_node() {
     let Some(mut node) = TestNode::or_skip() else { return };
@@ -102,7 +93,7 @@ fn check_finds_nothing_broken_on_a_working_node() {
     report.exits_with(0);
     // An older kernel is degraded.
     let degraded = u8::from(!kernel_at_least(5, 18));
-    assert_has_all(&report.text, &[&format!("0 broken, {degraded} degraded")]);
+    assert_contains(&report.text, &[&format!("0 broken, {degraded} degraded")]);
     report.has(if degraded == 0 { "ok" } else { "degraded" }, "kernel", &["Linux"]);
     for (subject, text) in [
         ("instance", "one is running"),
@@ -248,7 +239,7 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
     };
     let text = status(&node, &[]);
     assert_eq!(row(&text), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert_has_all(
+    assert_contains(
         &text,
         &[
             "node n1: healthy",
@@ -258,7 +249,7 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
             "attached at all",
         ],
     );
-    assert_has_all(
+    assert_contains(
         &status(&node, &["--output", "json"]),
         &[
             "\"service\":\"default/web\"",
@@ -271,12 +262,12 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
     let other = node.sandbox().cgroup().parent().unwrap();
     let flags = ["--source=file:x", "--node-name=n1", "--packets=off", "--masquerade-all"];
     let text = run(node.cli("status").arg("--cgroup").arg(other).args(flags)).success();
-    assert_has_all(&text, &["none is attached to", "give the --cgroup that `run` was started with"]);
+    assert_contains(&text, &["none is attached to", "give the --cgroup that `run` was started with"]);
     assert!(run(node.cli("dump").args(flags)).success().contains("frontend 10.96.0.10:80/TCP"));
     node.kill();
     let text = status(&node, &[]);
     assert_eq!(row(&text), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert_has_all(&text, &["none answers", "generation 1 active"]);
+    assert_contains(&text, &["none answers", "generation 1 active"]);
 }
 
 /// Runs a read-only subcommand without the capabilities that override file permissions: its exit code and output.
@@ -322,7 +313,7 @@ fn check_and_status_find_the_agent_by_its_socket() {
     let Some(mut node) = TestNode::or_skip() else { return };
     start(&mut node);
     check(&node).has("ok", "health", &["serves 1 Service ", "status.sock"]);
-    assert_has_all(&status(&node, &[]), &["node n1: healthy", "default/web"]);
+    assert_contains(&status(&node, &[]), &["node n1: healthy", "default/web"]);
 
     // Without it, our own agent is not reported as a process that occupies the port of the health pages.
     let other = node.sandbox().files().join("other.sock");
@@ -335,7 +326,7 @@ fn check_and_status_find_the_agent_by_its_socket() {
     report.has("ok", "health", &["kube-proxy-ebpf answers", "--status-socket"]);
     assert!(!report.text.contains("in use"), "{}", report.text);
     let socket = other.display().to_string();
-    assert_has_all(
+    assert_contains(
         &status(&node, &["--status-socket", &socket]),
         &["kube-proxy-ebpf answers at", "--status-socket"],
     );
@@ -352,7 +343,7 @@ fn check_and_status_find_the_agent_by_its_socket() {
     node.terminate();
     let _other = TcpListener::bind("0.0.0.0:10256").unwrap();
     check(&node).has("degraded", "health port", &["in use", "stop the process that listens there"]);
-    assert_has_all(&status(&node, &[]), &["none answers"]);
+    assert_contains(&status(&node, &[]), &["none answers"]);
 }
 
 #[test]
@@ -369,7 +360,7 @@ fn status_lists_rejected_items() {
         ["default/bad", "(source)", "10.96.0.300"].iter().all(|it| rejected.contains(it))
     });
     // Valid Services are still listed.
-    assert_has_all(&status(&node, &[]), &["10.96.0.10:80/TCP"]);
+    assert_contains(&status(&node, &[]), &["10.96.0.10:80/TCP"]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
 use tests::{
     AgentCommand, Build, Explained, NetNs, TIMEOUT, TestNode, Transport,
     agent::{Output, brain_socket, run, status_socket},
-    eventually,
+    assert_contains, eventually,
     fixtures::{TARGET_PORT, WEB4, endpoint, web4},
     http::metric,
     request,
@@ -57,13 +57,6 @@ fn explain_failing(node: &TestNode, words: &[&str]) -> String {
     let output = run(node.cli("explain").args(words));
     assert_eq!(output.code, Some(1), "{output:?}");
     without_age(&output.stdout) + &output.stderr
-}
-
-#[track_caller]
-fn assert_contains(text: &str, expect: &[&str]) {
-    for it in expect {
-        assert!(text.contains(it), "{it:?} is not in\n{text}");
-    }
 }
 
 #[test]

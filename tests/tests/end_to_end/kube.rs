@@ -13,6 +13,7 @@ use build_tools::command::KilledOnDrop;
 use tests::{
     AgentCommand, Build, ConnectLoad, EchoConnection, TestNode, Transport,
     agent::{APPLIED, Output, run},
+    assert_contains,
     fixtures::{FRONTEND, WEB4},
     http::{self, metric},
     manifest::{self, Service},
@@ -195,13 +196,8 @@ fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
         || http::get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").map(|it| it.body).unwrap_or_default();
     node.wait_until(|_| readyz().contains("the kernel serves 2 Services of the last state"));
     let body = readyz();
-    for line in [
-        "[-]source-services failed: not synced yet",
-        "[-]state failed: no state received yet",
-        "[+]programs ok",
-    ] {
-        assert!(body.contains(line), "{line} is not in {body}");
-    }
+    assert_contains(&body, &["[-]source-services failed: not synced yet", "[+]programs ok"]);
+    assert_contains(&body, &["[-]state failed: no state received yet"]);
     let output = |node: &TestNode, command: &str| {
         let output = run(node.cli(command).arg("--cgroup").arg(node.sandbox().cgroup()));
         output.stdout.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -215,9 +211,7 @@ fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
         ),
     ] {
         let text = output(&node, command);
-        for it in texts {
-            assert!(text.contains(it), "{it} is not in {text}");
-        }
+        assert_contains(&text, &texts);
         assert!(!text.contains("0 Services") && !text.contains("healthy"), "{text}");
     }
     // An outage after that: the address, and when the server was heard last.

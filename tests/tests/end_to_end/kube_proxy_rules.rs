@@ -10,6 +10,7 @@ use std::{
 use tests::{
     Build, NetNs,
     agent::{Output, run},
+    assert_contains,
     requirements::nft_or_skip,
     skip::skip,
 };
@@ -90,14 +91,8 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
 
     let Output { code, stderr, .. } = cleanup(&left, &[]);
     assert_eq!(code, Some(0), "{stderr}");
-    for text in [
-        "removed table kube-proxy (nftables)",
-        "rules that jump there",
-        "(iptables, nft)",
-        "removed interface kube-ipvs0",
-    ] {
-        assert!(stderr.contains(text), "{text} is not in {stderr}");
-    }
+    assert_contains(&stderr, &["removed table kube-proxy (nftables)", "rules that jump there"]);
+    assert_contains(&stderr, &["(iptables, nft)", "removed interface kube-ipvs0"]);
     for (program, _) in PROGRAMS {
         let program = format!("{program}-save");
         assert_eq!(saved(&left, &program), saved(&clean, &program), "{program}");

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT, Trace,
     agent::{Output, run},
-    eventually,
+    assert_contains, eventually,
     ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
     manifest::Service,
     requirements::kernel_at_least,
@@ -106,15 +106,16 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
             let node = cluster.nodes.iter().find(|it| it.name() == name).unwrap();
             let address = node.addresses()[usize::from(frontend.is_ipv6())];
             let text = cli(&cluster, 2, &["explain", "outside", &client, &format!("{to}/tcp")]).success();
-            for expect in [
-                &format!("the only endpoint on node {name}\n") as &str,
-                &format!("from       {client}, outside the cluster, over node n3\n"),
-                "forwarding whole, to 2 nodes with endpoints, by the annotation kube-proxy-ebpf.io/external-forwarding\n",
-                "forwarded  row ",
-                &format!(" of 1024, by addresses and ports: wrapped for node {name} at {address}\n"),
-            ] {
-                assert!(text.contains(expect), "{expect:?} is not in\n{text}");
-            }
+            assert_contains(
+                &text,
+                &[
+                    &format!("the only endpoint on node {name}\n"),
+                    &format!("from       {client}, outside the cluster, over node n3\n"),
+                    "forwarding whole, to 2 nodes with endpoints, by the annotation kube-proxy-ebpf.io/external-forwarding\n",
+                    "forwarded  row ",
+                    &format!(" of 1024, by addresses and ports: wrapped for node {name} at {address}\n"),
+                ],
+            );
         }
     }
 }
@@ -141,13 +142,12 @@ fn explain_says_what_the_row_of_a_client_depends_on() {
         .collect();
     assert_eq!(shares, [("n1", ("served", 512)), ("n2", ("wrapped", 512))].into());
     let text = cli(&cluster, 0, &["explain", "outside", FRONTENDS[0]]).success();
-    for expect in [
+    let expect = [
         "forwarded  each address and port of a client has one of 1024 rows, of which\n",
         "            50.0 % are served here (node n1 at 192.168.50.1)\n",
         "            50.0 % are wrapped for node n2 at 192.168.50.2\n",
-    ] {
-        assert!(text.contains(expect), "{expect:?} is not in\n{text}");
-    }
+    ];
+    assert_contains(&text, &expect);
     // A client that cannot be.
     for (client, expect) in [
         ("192.0.2.1:70000", "\"192.0.2.1:70000\": not the address of a client, with or without its port"),
@@ -224,9 +224,8 @@ fn explain_says_why_a_service_is_translated_that_is_to_be_forwarded() {
     let Some(cluster) = cluster_or_skip(service) else { return };
     let to = format!("{}/tcp", FRONTENDS[0]);
     let text = cli(&cluster, 0, &["explain", "outside", "198.18.0.100:40000", &to]).success();
-    for expect in ["forwarding whole, to 3 nodes with endpoints", "\nforwarded  ", "translate", "address"] {
-        assert!(text.contains(expect), "{expect:?} is not in\n{text}");
-    }
+    let expect = ["forwarding whole, to 3 nodes with endpoints", "\nforwarded  ", "translate", "address"];
+    assert_contains(&text, &expect);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 use tests::{
     AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
     agent::{brain_socket, run, status_socket},
-    eventually,
+    assert_contains, eventually,
     fixtures::{FRONTEND, web4},
     http::{
         self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe,
@@ -177,11 +177,9 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     node.write(&services);
     node.wait_until(|_| metric("kube_proxy_ebpf_failures_total{step=\"apply\"}") >= Some(3.0));
     let text = status(&node);
-    for it in
-        ["revision 1 active", "pending    a change, for ", "apply: unlink of ", "_new failed", "irectory"]
-    {
-        assert!(text.contains(it), "{it} is not in\n{text}");
-    }
+    let parts =
+        ["revision 1 active", "pending    a change, for ", "apply: unlink of ", "_new failed", "irectory"];
+    assert_contains(&text, &parts);
     let finish_failures = metric("kube_proxy_ebpf_failures_total{step=\"finish\"}");
     assert_eq!(finish_failures, Some(0.0), "each failure counts once");
     assert_eq!(node.dump(Build::Product).unwrap(), before);
