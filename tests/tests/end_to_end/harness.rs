@@ -1,11 +1,10 @@
 //! The harness itself.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command};
 
 use aya::maps::{Array, MapData};
 use tests::{
-    ConnectLoad, EchoConnection, EchoServer, NetNs, ObjectTracker, Sandbox, TIMEOUT, Transport,
-    connect_error, eventually, kernel_objects::ObjectKind, load::LoadReport, request, requirements,
+    ObjectTracker, Sandbox, TIMEOUT, eventually, kernel_objects::ObjectKind, requirements,
     sandbox::remove_stale, skip::current_test,
 };
 
@@ -71,55 +70,4 @@ fn kernel_objects_of_a_sandbox_are_counted_and_leaks_are_found() {
     assert_eq!(objects.leaked().iter().map(|it| it.0).collect::<Vec<_>>(), [ObjectKind::Map]);
     std::fs::remove_file(elsewhere).unwrap();
     assert!(eventually(TIMEOUT, || objects.leaked().is_empty()));
-}
-
-#[test]
-fn a_namespace_has_only_its_own_addresses() {
-    let Some(_sandbox) = Sandbox::or_skip() else { return };
-    let namespace = NetNs::new().unwrap();
-    let _inside = namespace.enter().unwrap();
-    // Each address is used once: the kernel removes the routes of a removed address asynchronously.
-    for (ip, transport) in [
-        ("10.244.0.1", Transport::Tcp),
-        ("10.244.0.2", Transport::Udp),
-        ("10.244.0.3", Transport::UdpUnconnected),
-        ("fd00:10:244::1", Transport::Tcp),
-        ("fd00:10:244::2", Transport::Udp),
-        ("fd00:10:244::3", Transport::UdpUnconnected),
-    ] {
-        let address = SocketAddr::new(ip.parse().unwrap(), 8080);
-        assert!(request(transport, address).is_err(), "{address} replies before it was added");
-        namespace.add_address(address.ip()).unwrap();
-        let server = EchoServer::start("web-1", address).unwrap();
-        // On a busy machine the kernel may still be removing the route of the previous address.
-        let mut reply = None;
-        let has_reply = eventually(TIMEOUT, || {
-            reply = Some(request(transport, address));
-            reply.as_ref().is_some_and(Result::is_ok)
-        });
-        assert!(has_reply, "{address}: {reply:?}");
-        assert_eq!(reply.unwrap().unwrap(), "web-1");
-        drop(server);
-        namespace.remove_address(address.ip()).unwrap();
-    }
-    // A Service's address has no route: an untranslated connect fails at once.
-    let (error, duration) = connect_error("10.96.0.1:80".parse().unwrap()).unwrap();
-    assert!(duration < TIMEOUT, "{error} after {duration:?}");
-}
-
-#[test]
-fn a_connection_outlives_a_load() {
-    let server = EchoServer::start("echo", "127.0.0.1:0".parse().unwrap()).unwrap();
-    let mut connection = EchoConnection::connect(server.address()).unwrap();
-    let load = ConnectLoad::start(Transport::Tcp, server.address(), 4, Duration::ZERO);
-    assert!(eventually(TIMEOUT, || load.count() > 1000));
-    connection.ping().unwrap();
-    let samples = load.stop();
-    connection.ping().unwrap();
-
-    let report = LoadReport::of(&samples);
-    assert_eq!((report.failed, report.by_server["echo"]), (0, report.connects), "{:?}", report.errors);
-    assert!(report.p50 <= report.p99 && report.p99 <= report.max);
-    drop(server);
-    assert!(connection.ping().is_err());
 }

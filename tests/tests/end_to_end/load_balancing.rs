@@ -8,7 +8,7 @@ use tests::{
     eventually,
     fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
     manifest::Service,
-    run, scaled,
+    scaled,
 };
 
 fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
@@ -141,14 +141,4 @@ fn the_share_of_a_new_endpoint_grows_through_a_restart_and_anew_when_it_returns(
     node.apply(&[service(&[1, 2])]);
     let again = connections_to_the_second();
     assert!((5..110).contains(&again), "{again}");
-}
-
-#[test]
-fn the_dump_shows_how_endpoints_are_chosen() {
-    let service = least_connections([1]).annotation("kube-proxy-ebpf.io/slow-start", "90s");
-    let Some(node) = node_or_skip([1], service) else { return };
-    let dump = run(&mut node.cli("dump")).success();
-    let line = format!("frontend {WEB4}:80/TCP backends=1 least-connections slow-start=90s");
-    assert!(dump.contains(&line), "{dump}");
-    assert!(dump.contains(&format!("backend {WEB4}:80/TCP -> 10.244.1.1:{TARGET_PORT}")), "{dump}");
 }
