@@ -1,20 +1,20 @@
 //! A hostile pod: a process without capabilities, in a network namespace and a cgroup of its own.
 //!
 //! It is the test binary itself, run again for its ignored test [`PROCESS`], which a test file defines by calling [`attack`].
-//! An attack is described by one line of text; the pod reports in another how far it came, and holds its sockets until it is
+//! An attack is described by one line of JSON; the pod reports in another how far it came, and holds its sockets until it is
 //! dropped.
 
 use std::{
-    env, fmt, fs,
+    env, fs,
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    str::FromStr,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
 use crate::{NetNs, Sandbox, agent::spawn_without_capabilities, sandbox::move_to};
@@ -27,14 +27,14 @@ const ATTACK: &str = "KUBE_PROXY_EBPF_TEST_ATTACK";
 const REPORT: &str = "attacked:";
 
 /// What a pod does to some destinations.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Attack {
     kind: Kind,
     number: usize,
     to: Vec<SocketAddr>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 enum Kind {
     SendUdp,
     ConnectTcp,
@@ -62,7 +62,7 @@ impl Attack {
 }
 
 /// How far an attack came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct AttackReport {
     /// Calls that succeeded.
     pub done: usize,
@@ -96,7 +96,7 @@ impl Pod {
         let mut command = Command::new(env::current_exe()?);
         command
             .args([PROCESS, "--exact", "--ignored", "--nocapture"])
-            .env(ATTACK, attack.to_string())
+            .env(ATTACK, serde_json::to_string(attack)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = netns.run(|| spawn_without_capabilities(&mut command))?;
@@ -107,7 +107,7 @@ impl Pod {
         let mut lines = BufReader::new(output).lines().map_while(Result::ok);
         let report = lines.find_map(|it| it.split_once(REPORT).map(|(_, it)| it.to_owned()));
         let report = report.with_context(|| format!("{name} ended without a report"))?;
-        Ok(Self { netns, cgroup, process, report: report.parse()? })
+        Ok(Self { netns, cgroup, process, report: serde_json::from_str(&report)? })
     }
 
     /// Its network namespace.
@@ -132,12 +132,12 @@ impl Drop for Pod {
 /// If the process is not that of a [`Pod`].
 pub fn attack() {
     let Ok(attack) = env::var(ATTACK) else { return };
-    let attack: Attack = attack.parse().expect("a pod sets a valid attack");
+    let attack: Attack = serde_json::from_str(&attack).expect("a pod sets a valid attack");
     let mut line = String::new();
     io::stdin().read_line(&mut line).expect("a pod writes a line");
-    let mut report = AttackReport { done: 0, refused: 0 };
+    let mut report = AttackReport::default();
     let sockets = attack.run(&mut report).expect("an attack needs no privileges");
-    println!("{REPORT}{} {}", report.done, report.refused);
+    println!("{REPORT}{}", serde_json::json!(report));
     // Until the pod is dropped.
     let _ = io::stdin().read(&mut [0]);
     drop(sockets);
@@ -176,37 +176,5 @@ impl AttackReport {
             Err(Some(nix::libc::ENOBUFS | nix::libc::EPERM)) => self.refused += 1,
             Err(error) => panic!("an attack fails with errno {error:?}"),
         }
-    }
-}
-
-impl fmt::Display for Attack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {}", self.kind, self.number)?;
-        self.to.iter().try_for_each(|it| write!(f, " {it}"))
-    }
-}
-
-impl FromStr for Attack {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut words = text.split(' ');
-        let kind = match words.next().unwrap_or_default() {
-            "SendUdp" => Kind::SendUdp,
-            "ConnectTcp" => Kind::ConnectTcp,
-            "ConnectFrom" => Kind::ConnectFrom,
-            other => bail!("there is no attack {other:?}"),
-        };
-        let number = words.next().context("an attack has a number")?.parse()?;
-        Ok(Self { kind, number, to: words.map(SocketAddr::from_str).collect::<Result<_, _>>()? })
-    }
-}
-
-impl FromStr for AttackReport {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (done, refused) = text.split_once(' ').with_context(|| format!("the report {text:?}"))?;
-        Ok(Self { done: done.parse()?, refused: refused.trim().parse()? })
     }
 }
