@@ -2,7 +2,6 @@
 //! nothing of it is left behind.
 
 use std::{
-    fmt::{self, Write as _},
     fs,
     io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
@@ -47,49 +46,6 @@ fn large(endpoints: u32) -> Service {
 
 fn pod(n: u32) -> IpAddr {
     Ipv4Addr::from(0x0b00_0000 + n).into()
-}
-
-/// A list as `kubectl get -o json` prints it, which is parsed many times faster than YAML.
-fn list<'a>(services: impl IntoIterator<Item = &'a Service>) -> String {
-    let mut text = r#"{"apiVersion": "v1", "kind": "List", "items": ["#.to_owned();
-    for it in services {
-        write_objects(&mut text, it).expect("a String accepts all text");
-    }
-    text.truncate(text.len() - 1);
-    text + "]}"
-}
-
-fn write_objects(text: &mut String, service: &Service) -> fmt::Result {
-    let Service { name, cluster_ips, ports, endpoints, .. } = service;
-    let (ip, manifest::Port { protocol, port, target, .. }) = (cluster_ips[0], &ports[0]);
-    write!(
-        text,
-        r#"{{"apiVersion": "v1", "kind": "Service", "metadata": {{"name": "{name}", "namespace": "default"}},
-        "spec": {{"type": "ClusterIP", "clusterIP": "{ip}", "clusterIPs": ["{ip}"],
-        "ports": [{{"port": {port}, "protocol": "{protocol}", "targetPort": {target}}}]}}}},"#
-    )?;
-    // As many in one slice as an API server accepts.
-    for (number, endpoints) in endpoints.chunks(1000).enumerate() {
-        write!(
-            text,
-            r#"{{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {{"name": "{name}-{number}", "namespace": "default",
-            "labels": {{"kubernetes.io/service-name": "{name}"}}}},
-            "ports": [{{"name": "", "port": {target}, "protocol": "{protocol}"}}], "endpoints": ["#
-        )?;
-        for (n, it) in endpoints.iter().enumerate() {
-            let comma = if n > 0 { "," } else { "" };
-            let manifest::Endpoint { name, node, addresses, .. } = it;
-            write!(
-                text,
-                r#"{comma}{{"addresses": ["{}"], "conditions": {{"ready": true}}, "nodeName": "{node}",
-                "targetRef": {{"kind": "Pod", "name": "{name}", "namespace": "default"}}}}"#,
-                addresses[0]
-            )?;
-        }
-        write!(text, "]}},")?;
-    }
-    Ok(())
 }
 
 /// Invalid manifests: ports out of range, an endpoint of the wrong family, one cluster IP of two Services, and an external
@@ -144,12 +100,12 @@ fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
     let (services, endpoints) = sizes();
     node.netns().ip(&["route", "add", "local", "11.0.0.0/8", "dev", "lo"]).unwrap();
     let few = [service(0), service(1)];
-    node.write_file("all.json", &list(&few));
+    node.write_file("all.json", &manifest::list(&few));
     let (brain, mut agent) = (node.start_brain(), node.start_agent());
     wait_until_active(&node, &mut agent, &few, NOTHING);
 
     let all: Vec<_> = (0..services).map(service).chain([large(endpoints)]).collect();
-    node.write_file("all.json", &list(&all));
+    node.write_file("all.json", &manifest::list(&all));
     wait_until_active(&node, &mut agent, &all, NOTHING);
     assert!(capacity(&node) > MANY_ENTRIES);
     let [.., last_but_one, last, large] = &all[..] else { unreachable!("there are at least three") };
@@ -171,7 +127,7 @@ fn a_state_of_any_size_is_served_completely_and_leaves_nothing_behind() {
 
     // Back to few.
     fs::remove_file(node.manifests().join("invalid.yaml")).unwrap();
-    node.write_file("all.json", &list(&few));
+    node.write_file("all.json", &manifest::list(&few));
     wait_until_active(&node, &mut agent, &few, NOTHING);
     assert_eq!(redirected_to(&few[0]).unwrap(), few[0].endpoints[0].addresses[0]);
     // Maps shrink at a start: the spare side before it becomes active, the other side afterwards.

@@ -1,7 +1,7 @@
 //! The proxy follows an API server, and keeps serving without it.
 
 use std::{
-    fs, iter,
+    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
@@ -32,9 +32,7 @@ fn web(endpoints: &[u8]) -> Service {
 
 /// Adds Services and their slices to the server, or replaces them.
 fn set(server: &ApiServer, services: &[Service]) {
-    for it in services {
-        iter::once(it.service()).chain(it.slices()).for_each(|object| server.set(object));
-    }
+    services.iter().flat_map(Service::objects).for_each(|it| server.set(it));
 }
 
 /// A server that requires TLS and a token.

@@ -10,38 +10,30 @@ use std::{
 };
 
 use build_tools::command::KilledOnDrop;
-use tests::{Build, TIMEOUT, TestNode, agent, eventually, http::METRICS_PORT, repetitions};
+use tests::{
+    Build, TIMEOUT, TestNode, agent, eventually,
+    http::METRICS_PORT,
+    manifest::{self, Service},
+    repetitions,
+};
 
 /// How many endpoints each Service has.
 const ENDPOINTS: usize = 10;
 /// The most that a report may take in a process, in kB.
 const MAX_GROWTH: u64 = 20 << 10;
 
-/// A list of Services as `kubectl get -o json` prints it.
+/// A manifest of so many Services.
 fn list(services: usize) -> String {
-    let objects = (0..services).map(|n| {
-        let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 97, 0, 0).to_bits() + n as u32);
-        let endpoints = (0..ENDPOINTS).map(|it| {
-            let ip =
-                Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + (n * ENDPOINTS + it) as u32);
-            format!(
-                r#"{{"addresses":["{ip}"],"conditions":{{"ready":true}},"nodeName":"n{it}",
-                "targetRef":{{"kind":"Pod","name":"service-{n}-{it}","namespace":"default"}}}}"#
-            )
-        });
-        let endpoints = endpoints.collect::<Vec<_>>().join(",");
-        format!(
-            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"service-{n}","namespace":"default"}},
-            "spec":{{"type":"ClusterIP","clusterIP":"{ip}","clusterIPs":["{ip}"],
-            "ports":[{{"port":80,"protocol":"TCP","targetPort":8080}}]}}}},
-            {{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4",
-            "metadata":{{"name":"service-{n}","namespace":"default",
-            "labels":{{"kubernetes.io/service-name":"service-{n}"}}}},
-            "ports":[{{"name":"","port":8080,"protocol":"TCP"}}],"endpoints":[{endpoints}]}}"#
-        )
-    });
-    let objects = objects.collect::<Vec<_>>().join(",");
-    format!(r#"{{"apiVersion":"v1","kind":"List","items":[{objects}]}}"#)
+    let address =
+        |first, n: usize| Ipv4Addr::from_bits(Ipv4Addr::from_octets(first).to_bits() + n as u32).into();
+    let service = |n| {
+        let service = Service::new(&format!("service-{n}"), &[address([10, 97, 0, 0], n)]);
+        (0..ENDPOINTS).fold(service.port("", "TCP", 80, 8080), |service, it| {
+            let ip = address([10, 128, 0, 0], n * ENDPOINTS + it);
+            service.endpoint_on(&format!("n{it}"), &format!("service-{n}-{it}"), &[ip])
+        })
+    };
+    manifest::list(&(0..services).map(service).collect::<Vec<_>>())
 }
 
 /// What a report has, and the most memory that the command had while its output was read, without the pages of its binary.

@@ -1,7 +1,6 @@
 //! What a careless or large cluster costs stays within the memory that the process has, with the kernel's.
 
 use std::{
-    iter,
     net::{Ipv4Addr, SocketAddr, TcpStream},
     thread,
     time::{Duration, Instant},
@@ -32,7 +31,7 @@ fn service(name: &str, address: Ipv4Addr, endpoints: &[u8]) -> Service {
 }
 
 fn set(server: &ApiServer, service: &Service) {
-    iter::once(service.service()).chain(service.slices()).for_each(|it| server.set(it));
+    service.objects().for_each(|it| server.set(it));
 }
 
 fn is_served(address: impl Into<SocketAddr>) -> bool {
