@@ -34,20 +34,30 @@ pub struct EchoServer {
 #[derive(Debug)]
 struct Shared {
     name: String,
-    reply: fn(&str, IpAddr) -> String,
+    shows_source: bool,
     stop: AtomicBool,
     connections: AtomicU64,
     datagrams: AtomicU64,
 }
 
+impl Shared {
+    fn reply(&self, source: IpAddr) -> String {
+        if self.shows_source { format!("{} {source}", self.name) } else { self.name.clone() }
+    }
+}
+
 impl EchoServer {
     /// Starts a server in the network namespace of the calling thread; fails if the address cannot be bound.
     pub fn start(name: &str, address: SocketAddr) -> Result<Self> {
-        Self::start_with(name, address, |name, _| name.to_owned())
+        Self::start_with(name, address, false)
     }
 
-    /// As [`Self::start`], with a reply that depends on the source address of the request.
-    pub fn start_with(name: &str, address: SocketAddr, reply: fn(&str, IpAddr) -> String) -> Result<Self> {
+    /// As [`Self::start`], with the source address of the request in each reply, after the name and a space.
+    pub fn start_showing_source(name: &str, address: SocketAddr) -> Result<Self> {
+        Self::start_with(name, address, true)
+    }
+
+    fn start_with(name: &str, address: SocketAddr, shows_source: bool) -> Result<Self> {
         let tcp =
             TcpListener::bind(address).with_context(|| format!("{name} cannot listen on TCP {address}"))?;
         tcp.set_nonblocking(true)?;
@@ -59,7 +69,7 @@ impl EchoServer {
 
         let shared = Arc::new(Shared {
             name: name.to_owned(),
-            reply,
+            shows_source,
             stop: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             datagrams: AtomicU64::new(0),
@@ -120,7 +130,7 @@ fn serve_tcp(shared: &Shared, listener: &TcpListener) {
         streams.retain_mut(|stream| !ready_streams.next().copied().unwrap_or(false) || echo(stream));
         while let Ok((mut stream, from)) = listener.accept() {
             shared.connections.fetch_add(1, Ordering::Relaxed);
-            let greeting = (shared.reply)(&shared.name, from.ip()) + "\n";
+            let greeting = shared.reply(from.ip()) + "\n";
             let kept = stream.set_nonblocking(true).and_then(|()| stream.write_all(greeting.as_bytes()));
             if kept.is_ok() {
                 streams.push(stream);
@@ -146,7 +156,7 @@ fn serve_udp(shared: &Shared, socket: &UdpSocket) {
         if let Ok((_, from)) = received {
             shared.datagrams.fetch_add(1, Ordering::Relaxed);
             // The client may have closed its socket.
-            let _ = socket.send_to((shared.reply)(&shared.name, from.ip()).as_bytes(), from);
+            let _ = socket.send_to(shared.reply(from.ip()).as_bytes(), from);
         }
     }
 }

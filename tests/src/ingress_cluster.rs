@@ -12,7 +12,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU16, Ordering},
@@ -25,14 +25,16 @@ use crate::{
     manifest::{self, Service},
     requirements::{kernel_at_least, requirements},
     skip::{current_test, skip},
-    test_cluster::{TARGET, new_netns, pod},
+    test_cluster::{
+        FAMILIES, TARGET, add_addresses, addresses, forward, join, new_lan, new_netns, node_manifest, pod,
+        route,
+    },
 };
 
 /// The addresses of each client.
 pub const OUTSIDE_CLIENTS: [[IpAddr; 2]; 2] = [client_network(0, 100), client_network(1, 100)];
 /// The router's addresses for the nodes.
 const GATEWAY: [IpAddr; 2] = addresses([192, 168, 50, 254], [0xfd00, 0x50, 0, 0, 0, 0, 0, 0xfe]);
-const FAMILIES: [&str; 2] = ["-4", "-6"];
 /// The address of a Service without endpoints; its port is the number of the last write.
 const LAST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 255, 255));
 /// The number of a node's first pod.
@@ -41,10 +43,6 @@ const FIRST_POD: u8 = 10;
 /// An address in the network of a client, which the router has the first of.
 const fn client_network(client: u8, host: u8) -> [IpAddr; 2] {
     addresses([198, 18, client, host], [0x2001, 0x2, 0, client as u16, 0, 0, 0, host as u16])
-}
-
-const fn addresses(v4: [u8; 4], v6: [u16; 8]) -> [IpAddr; 2] {
-    [IpAddr::V4(Ipv4Addr::from_octets(v4)), IpAddr::V6(Ipv6Addr::from_segments(v6))]
 }
 
 /// The cluster.
@@ -119,10 +117,7 @@ impl IngressNode {
         }
         let _inside = self.pods.enter()?;
         let name = self.name();
-        let serve = |address| {
-            let reply = |name: &str, source| format!("{name} {source}");
-            EchoServer::start_with(&name, SocketAddr::new(address, TARGET), reply)
-        };
+        let serve = |address| EchoServer::start_showing_source(&name, SocketAddr::new(address, TARGET));
         self.servers.push([serve(addresses[0])?, serve(addresses[1])?]);
         Ok(())
     }
@@ -180,15 +175,8 @@ impl IngressCluster {
 
     /// Makes a cluster as [`Self::or_skip`] does, with a name of its own; fails if the machine lacks something.
     pub fn new(name: &str, nodes: u8) -> Result<Self> {
-        let (lan, router, clients) = (new_netns()?, new_netns()?, [new_netns()?, new_netns()?]);
-        lan.ip(&["link", "add", "br0", "type", "bridge"])?;
-        lan.ip(&["link", "set", "br0", "up"])?;
-        let join = |name: &str, host: &NetNs, addresses: [IpAddr; 2]| -> Result<()> {
-            lan.connect_veth(name, host, "eth0")?;
-            lan.ip(&["link", "set", name, "master", "br0"])?;
-            add_addresses(host, "eth0", addresses)
-        };
-        join("router", &router, GATEWAY)?;
+        let (lan, router, clients) = (new_lan()?, new_netns()?, [new_netns()?, new_netns()?]);
+        join(&lan, "router", &router, GATEWAY)?;
         for (number, client) in (0..).zip(&clients) {
             let interface = format!("client{number}");
             router.connect_veth(&interface, client, "eth0")?;
@@ -203,7 +191,7 @@ impl IngressCluster {
         let mut made = Vec::new();
         for number in 1..=nodes {
             let netns = new_netns()?;
-            join(&format!("n{number}"), &netns, node_addresses(number))?;
+            join(&lan, &format!("n{number}"), &netns, node_addresses(number))?;
             forward(&netns)?;
             route(&netns, ["default"; 2], GATEWAY)?;
             for other in (1..=nodes).filter(|it| *it != number) {
@@ -235,10 +223,7 @@ impl IngressCluster {
         let last = Service::new("last", &[LAST]).port("", "TCP", port, TARGET);
         let mut text: String = services.iter().chain([&last]).map(ToString::to_string).collect();
         for node in &self.nodes {
-            let n = node.number;
-            let cidrs = format!("spec:\n  podCIDRs: [10.244.{n}.0/24, 'fd00:244:{n:x}::/64']\n");
-            text +=
-                &format!("---\n{}{cidrs}", manifest::node_with_addresses(&node.name(), &node.addresses()));
+            text += &node_manifest(node.number, &node.addresses());
         }
         manifest::write_atomically(&self.manifests().join("all.yaml"), &text)
             .expect("the folder of manifests is writable");
@@ -357,21 +342,4 @@ impl IngressCluster {
             self.router.ip(&words).expect("the router takes the route");
         }
     }
-}
-
-fn add_addresses(host: &NetNs, interface: &str, addresses: [IpAddr; 2]) -> Result<()> {
-    let mut lengths = addresses.iter().zip([24, 64]);
-    lengths.try_for_each(|(it, length)| host.add_interface_address(&format!("{it}/{length}"), interface))
-}
-
-fn route(host: &NetNs, networks: [&str; 2], via: [IpAddr; 2]) -> Result<()> {
-    let mut routes = FAMILIES.iter().zip(networks).zip(via);
-    routes.try_for_each(|((family, network), via)| {
-        host.ip(&[family, "route", "add", network, "via", &via.to_string()])
-    })
-}
-
-fn forward(host: &NetNs) -> Result<()> {
-    host.set_sysctl("ipv4/ip_forward", "1")?;
-    host.set_sysctl("ipv6/conf/all/forwarding", "1")
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener, TcpStream},
 };
 
 use tests::{
@@ -71,9 +71,7 @@ fn packets_avoid_what_the_node_cannot_reach_until_it_can() {
     assert!(refused(&it, 1, 60) > 0);
     eject(&it, 1, &[with_p1(web(1))]);
     assert_eq!(refused(&it, 1, 100), 0);
-    let reply = |name: &str, source| format!("{name} {source}");
-    let _healed =
-        it.pods[1].run(|| EchoServer::start_with("p2", SocketAddr::new(DEAD.into(), TARGET), reply).unwrap());
+    let _healed = it.pods[1].run(|| EchoServer::start_showing_source("p2", at(DEAD, TARGET)).unwrap());
     eject(&it, 1, &[with_both(web(1))]);
     let served = |name: &str| {
         let reply = TestCluster::request(&it.client, Transport::Tcp, at(load_balancer_ips(1)[0], 80));

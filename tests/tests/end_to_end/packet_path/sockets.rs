@@ -388,10 +388,9 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
 
 /// Servers in the host's network: at this port of each node, which say who they are and whom they see.
 fn start_on_nodes(cluster: &TestCluster, port: u16) -> Vec<EchoServer> {
-    let text = |name: &str, source: IpAddr| format!("{name} {source}");
     let nodes = [("n1", &cluster.n1, N1), ("n2", &cluster.n2, N2)];
     let servers = nodes.into_iter().flat_map(|(name, netns, addresses)| {
-        addresses.map(|ip| netns.run(|| EchoServer::start_with(name, at(ip, port), text).unwrap()))
+        addresses.map(|ip| netns.run(|| EchoServer::start_showing_source(name, at(ip, port)).unwrap()))
     });
     servers.collect()
 }
