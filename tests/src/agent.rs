@@ -412,9 +412,14 @@ impl Agent {
         Ok(())
     }
 
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.pid().cast_signed()), signal).with_context(|| format!("kill({signal})"))
+    }
+
     /// Sends SIGTERM and waits for the end.
     pub fn terminate(mut self) -> Result<ExitStatus> {
-        kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM).context("kill(SIGTERM)")?;
+        self.signal(Signal::SIGTERM)?;
         self.wait(TIMEOUT)
     }
 

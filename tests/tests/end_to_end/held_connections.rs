@@ -169,10 +169,8 @@ fn large(last: u8) -> Vec<Service> {
 
 #[test]
 fn readers_of_many_states_that_never_read_cost_no_page() {
-    let Some(mut node) = TestNode::or_skip() else { return };
+    let Some(mut node) = TestNode::running_or_skip([], &large(19), &[]) else { return };
     let socket = status_socket(node.sandbox());
-    node.write(&large(19));
-    node.start(&[]);
     node.wait_until_ready();
     // What any reader costs, and what the process needs anyway.
     let page = node.status_page("/state").unwrap();

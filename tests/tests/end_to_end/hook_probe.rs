@@ -11,8 +11,9 @@ use tests::{
     sandbox::move_to,
 };
 
+/// Those of the reverse direction first: they cannot be probed once nothing is redirected.
 const HOOKS: [&str; 8] =
-    ["connect4", "connect6", "getpeername4", "getpeername6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6"];
+    ["getpeername4", "getpeername6", "recvmsg4", "recvmsg6", "connect4", "connect6", "sendmsg4", "sendmsg6"];
 
 fn start(node: &mut TestNode, arguments: &[&str]) {
     node.write(&[web4([1])]);
@@ -70,17 +71,7 @@ fn a_detached_hook_is_reported() {
     start(&mut node, &[]);
     node.kill();
     assert_eq!(check(&node).0, "ok", "the programs stay attached");
-    // The hooks of the reverse direction first: they cannot be probed once nothing is redirected.
-    for hook in [
-        "getpeername4",
-        "getpeername6",
-        "recvmsg4",
-        "recvmsg6",
-        "connect4",
-        "connect6",
-        "sendmsg4",
-        "sendmsg6",
-    ] {
+    for hook in HOOKS {
         fs::remove_file(node.sandbox().pins().join("links").join(hook)).unwrap();
         // The kernel detaches the program asynchronously.
         let is_reported = || {

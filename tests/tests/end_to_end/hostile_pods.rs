@@ -78,9 +78,9 @@ fn what_pods_open_does_not_charge_the_agent_beyond_its_budget() {
 
 #[test]
 fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&resolvers(10));
-    node.start(&["--udp-addresses", "512"]);
+    let Some(node) = TestNode::running_or_skip([], &resolvers(10), &["--udp-addresses", "512"]) else {
+        return;
+    };
     let attack = Attack::send_udp(200, &(1..=10).map(resolver).collect::<Vec<_>>());
     let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
     assert!(pod.report.refused > 1000, "{:?}", pod.report);
@@ -129,9 +129,8 @@ fn clients(node: &TestNode) -> usize {
 
 #[test]
 fn a_pod_is_one_client_whatever_addresses_it_binds() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web(1..=10).affinity(3600)]);
-    node.start(&["--affinity-clients", "128"]);
+    let (web, arguments) = (web(1..=10).affinity(3600), ["--affinity-clients", "128"]);
+    let Some(node) = TestNode::running_or_skip([], &[web], &arguments) else { return };
     let (netns, _servers) = innocent(10);
     let server = || netns.run(|| request(Transport::Tcp, FRONTEND).unwrap());
     let first = server();

@@ -79,9 +79,8 @@ fn open_connections_are_known_after_a_restart_and_counted_while_the_proxy_is_dow
 /// A refused one as well, as soon as the program closes its socket.
 #[test]
 fn failed_connections_do_not_stay_open() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[least_connections([1, 2])]);
-    node.start(&["--passive-health=off"]);
+    let (service, off) = (least_connections([1, 2]), ["--passive-health=off"]);
+    let Some(mut node) = TestNode::running_or_skip([], &[service], &off) else { return };
     for _ in 0..50 {
         assert!(EchoConnection::connect(FRONTEND).is_err());
     }

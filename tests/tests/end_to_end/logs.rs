@@ -10,8 +10,7 @@ use std::{
 
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+    sys::signal::Signal,
 };
 use tests::{
     Build, TestNode, Transport,
@@ -32,7 +31,7 @@ fn flood(node: &TestNode) {
 }
 
 fn change_level(node: &TestNode) {
-    kill(Pid::from_raw(node.agent().pid().cast_signed()), Signal::SIGUSR1).unwrap();
+    node.agent().signal(Signal::SIGUSR1).unwrap();
 }
 
 /// Reads the log until it says that lines were lost; false if it does not.

@@ -280,8 +280,7 @@ fn assert_found(findings: &[Finding], level: &str, expect: &str) {
 #[test]
 fn status_and_check_say_what_is_forwarded_and_where() {
     if !kernel_at_least(6, 6) {
-        skip("the programs of another proxy come first by links to interfaces, which need Linux 6.6");
-        return;
+        return skip("the programs of another proxy come first by links to interfaces, which need Linux 6.6");
     }
     let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     let status = |arguments: &[&str]| cli(&cluster, 0, &[&["status"], arguments].concat()).success();
@@ -333,8 +332,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
 #[test]
 fn an_uplink_without_programs_is_reported() {
     if !kernel_at_least(6, 6) {
-        skip("the test takes links to interfaces away, which need Linux 6.6");
-        return;
+        return skip("the test takes links to interfaces away, which need Linux 6.6");
     }
     let Some(mut cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
@@ -389,8 +387,7 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
 #[test]
 fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
     if !kernel_at_least(6, 6) {
-        skip("the program of a trace needs links to interfaces: Linux 6.6");
-        return;
+        return skip("the program of a trace needs links to interfaces: Linux 6.6");
     }
     let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
     cluster.set_next_hops(NETWORKS, &[2]);

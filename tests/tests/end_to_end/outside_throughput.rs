@@ -68,8 +68,7 @@ fn arrived(node: &IngressNode) -> [u64; 2] {
 #[test]
 fn large_segments_stay_whole_and_full_datagrams_pass() {
     if find("iperf3").is_none() {
-        skip("iperf3 is not installed");
-        return;
+        return skip("iperf3 is not installed");
     }
     // It uses several connections, which must reach one server.
     let service = |it: &IngressCluster| {

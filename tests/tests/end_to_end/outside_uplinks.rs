@@ -111,8 +111,7 @@ fn at_the_other_end(cluster: &IngressCluster) -> Xdp {
 #[test]
 fn the_driver_forwards_packets() {
     if !kernel_at_least(6, 6) {
-        skip("the test takes links to interfaces away, which need Linux 6.6");
-        return;
+        return skip("the test takes links to interfaces away, which need Linux 6.6");
     }
     let Some(mut cluster) = cluster_or_skip() else { return };
     // No sender leaves checksums to this driver.

@@ -8,13 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    libc::{EINPROGRESS, linger},
-    sys::socket::{setsockopt, sockopt},
-};
+use nix::libc::EINPROGRESS;
 use socket2::{Domain, Socket, Type};
 use tests::{
-    BlackHole, EchoServer, NetNs, TIMEOUT, TestNode, eventually,
+    BlackHole, EchoServer, NetNs, TIMEOUT, TestNode,
+    client::reset_on_close,
+    eventually,
     fixtures::{FRONTEND, TARGET_PORT, endpoint, web4},
     http::metric,
     manifest::Service,
@@ -43,7 +42,7 @@ use Outcome::{Refused, Served, Unanswered};
 fn connect() -> Outcome {
     match TcpStream::connect_timeout(&FRONTEND, CONNECT_TIMEOUT) {
         Ok(mut stream) => {
-            setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+            reset_on_close(&stream).unwrap();
             stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut name = [0; 64];
             let length = stream.read(&mut name).unwrap();
@@ -264,9 +263,8 @@ fn an_endpoint_that_left_and_returned_is_not_ejected() {
 #[test]
 fn a_client_with_session_affinity_returns_to_its_endpoint() {
     let arguments = ["--passive-health-ejection-time=10s", "--passive-health-max-ejection-time=10s"];
-    let Some(mut node) = TestNode::serving_or_skip([1, 3]) else { return };
-    node.write(&[web4(1..=3).affinity(3600)]);
-    node.start(&arguments);
+    let service = web4(1..=3).affinity(3600);
+    let Some(mut node) = TestNode::running_or_skip([1, 3], &[service], &arguments) else { return };
     node.apply(&[web4([2]).affinity(3600)]);
     assert_eq!(connect(), Refused);
     node.apply(&[web4(1..=3).affinity(3600)]);

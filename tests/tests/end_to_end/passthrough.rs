@@ -76,9 +76,7 @@ fn sockets_connected_before_the_proxy_started_are_not_translated() {
 
 #[test]
 fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    node.write(&[web()]);
-    node.start(&[]);
+    let Some(mut node) = TestNode::running_or_skip([1], &[web()], &[]) else { return };
     let frontend = SocketAddr::from((WEB4, 80));
     let is_served_by =
         |name: &str| Transport::ALL.iter().all(|it| request(*it, frontend).is_ok_and(|reply| reply == name));
@@ -105,10 +103,9 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
 
 #[test]
 fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let ips: [IpAddr; 2] = ["203.0.113.10", "fd00:10:eee::10"].map(|it| it.parse().unwrap());
-    node.write(&[web().load_balancer_ips(&ips).source_ranges(&["192.0.2.0/24"])]);
-    node.start(&[]);
+    let service = web().load_balancer_ips(&ips).source_ranges(&["192.0.2.0/24"]);
+    let Some(node) = TestNode::running_or_skip([1], &[service], &[]) else { return };
     // The ranges restrict only their own family.
     let open = SocketAddr::new(ips[1], 80);
     assert_eq!(request(Transport::Tcp, open).unwrap(), "web-1");
@@ -126,9 +123,7 @@ fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
 
 #[test]
 fn a_bind_without_a_port_is_never_refused() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    node.write(&[web()]);
-    node.start(&[]);
+    let Some(mut node) = TestNode::running_or_skip([1], &[web()], &[]) else { return };
     // An older kernel does not identify the node's namespace, and nothing is refused.
     assert_eq!(TcpListener::bind(("0.0.0.0", NODE_PORT)).is_err(), kernel_at_least(5, 14));
     // The only port that the kernel can choose. The agent's probe would use it for a moment.

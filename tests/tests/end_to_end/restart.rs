@@ -140,8 +140,7 @@ fn assert_no_objects(objects: &mut ObjectTracker, when: &str) {
 fn the_switch_of_grace_periods_is_set_only_while_an_update_waits() {
     let tickless = fs::read_to_string("/sys/devices/system/cpu/nohz_full").unwrap_or_default();
     if !matches!(tickless.trim(), "" | "(null)") {
-        skip("this machine has tickless CPUs");
-        return;
+        return skip("this machine has tickless CPUs");
     }
     let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let switch = node.sandbox().files().join("rcu_expedited");

@@ -8,10 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tests::{
     Agent, AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
@@ -165,7 +162,7 @@ fn a_brain_that_dies_or_hangs_costs_its_clients_a_reconnect_and_nothing_else() {
     running[died] = Some(brains.start(PORTS[died], &source));
     running[died].as_mut().unwrap().wait_until_logged(TIMEOUT, "serving gRPC").unwrap();
     let hanging = running[1 - died].take().unwrap();
-    kill(Pid::from_raw(hanging.pid().cast_signed()), Signal::SIGSTOP).unwrap();
+    hanging.signal(Signal::SIGSTOP).unwrap();
     brains.change(&mut agent, &[2], TIMEOUT);
     assert_eq!(brains.followed(&PORTS[died..=died]), [0]);
 

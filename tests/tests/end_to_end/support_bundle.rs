@@ -95,13 +95,9 @@ fn a_bundle_has_what_can_be_read_with_and_without_a_process() {
 
 #[test]
 fn pseudonyms_hide_addresses_and_names_and_are_the_same_in_all_files() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    let team = |it: Service| it.endpoint("secret-pod", &[[10, 244, 7, 7].into()]);
-    node.write(&[
-        web([1, 2]),
-        team(Service::new("billing", &[[10, 96, 0, 77].into()])).port("", "TCP", 80, 8080),
-    ]);
-    node.start(&[]);
+    let billing = Service::new("billing", &[[10, 96, 0, 77].into()]).port("", "TCP", 80, 8080);
+    let services = [web([1, 2]), billing.endpoint("secret-pod", &[[10, 244, 7, 7].into()])];
+    let Some(mut node) = TestNode::running_or_skip([], &services, &[]) else { return };
     node.wait_until_ready();
     node.write_file(
         "bad.yaml",

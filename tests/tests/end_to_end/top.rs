@@ -22,10 +22,8 @@ const REFUSING: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 11), 80);
 
 /// A node with `web` at two endpoints, and `none`, which has none.
 fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::serving_or_skip([1, 2])?;
-    node.write(&[web4([1, 2]), Service::new("none", &[REFUSING.0.into()]).port("http", "TCP", 80, 80)]);
-    node.start(&[]);
-    Some(node)
+    let none = Service::new("none", &[REFUSING.0.into()]).port("http", "TCP", 80, 80);
+    TestNode::running_or_skip([1, 2], &[web4([1, 2]), none], &[])
 }
 
 /// `top` on a terminal.
@@ -150,12 +148,10 @@ fn without_a_terminal_the_table_is_printed_once() {
 
 #[test]
 fn a_service_is_shown_at_its_cluster_ip_with_the_endpoints_there() {
-    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     // Addresses of both families, a node port, and one that sorts before the cluster IP.
     let external = Ipv4Addr::new(10, 1, 0, 1).into();
     let service = web([1, 2]).node_port(30_080).external_ips(&[external]);
-    node.write(&[service]);
-    node.start(&[]);
+    let Some(mut node) = TestNode::running_or_skip([1, 2], &[service], &[]) else { return };
     node.wait_until_ready();
     let json = run(node.cli("top").args(["--once", "--output", "json"])).success();
     let json: Value = serde_json::from_str(&json).unwrap();

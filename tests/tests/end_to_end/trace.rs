@@ -13,15 +13,11 @@ use std::{
 
 use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
 use build_tools::command::KilledOnDrop;
-use nix::{
-    libc::linger,
-    sys::socket::{setsockopt, sockopt},
-};
 use serde_json::Value;
 use tests::{
     BlackHole, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
     agent::{Output, run, status_socket},
-    client::{exchange, udp_socket},
+    client::{exchange, reset_on_close, udp_socket},
     eventually,
     fixtures::{FRONTEND, TARGET_PORT, WEB, WEB4, endpoint, web, web4},
     manifest::Service,
@@ -36,6 +32,12 @@ use super::pod_annotations;
 
 /// The hooks whose programs a trace replaces.
 const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
+/// Each failure ejects, for a moment.
+pub(super) const SHORT_EJECTIONS: [&str; 3] = [
+    "--passive-health-failures=1",
+    "--passive-health-ejection-time=1s",
+    "--passive-health-max-ejection-time=1s",
+];
 pub(super) const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
 
 #[track_caller]
@@ -367,15 +369,10 @@ fn lost_events_are_counted() {
 
 #[test]
 fn how_an_endpoint_was_chosen_is_traced() {
-    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let least = web4([1, 2]).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections");
     // Endpoint 3 refuses, and is tried again and again.
-    node.write(&[least, other4([1, 3])]);
-    node.start(&[
-        "--passive-health-failures=1",
-        "--passive-health-ejection-time=1s",
-        "--passive-health-max-ejection-time=1s",
-    ]);
+    let services = [least, other4([1, 3])];
+    let Some(node) = TestNode::running_or_skip([1, 2], &services, &SHORT_EJECTIONS) else { return };
     let trace = start(&node, &[]);
     drop(EchoConnection::connect(FRONTEND).unwrap());
     let line = trace.next();
@@ -434,7 +431,7 @@ fn each_way_in_which_a_connection_ends_is_told_apart() {
     };
     let mut client = TcpStream::connect(FRONTEND).unwrap();
     let (server, _) = listener.accept().unwrap();
-    setsockopt(&server, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+    reset_on_close(&server).unwrap();
     drop(server);
     let error = client.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");

@@ -14,7 +14,7 @@ use tests::{
     requirements::kernel_at_least,
 };
 
-use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace};
+use super::trace::{OTHER4, SHORT_EJECTIONS, are_products, node_or_skip, other4, start, unread_trace};
 
 const NODE_PORT: u16 = 30_080;
 /// The steps before and after that on the way to an endpoint.
@@ -90,14 +90,8 @@ fn the_steps_of_affinity_are_traced() {
 
 #[test]
 fn the_steps_of_an_ejection_are_traced() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     // Endpoint 3 refuses.
-    node.write(&[other4([1, 3])]);
-    node.start(&[
-        "--passive-health-failures=1",
-        "--passive-health-ejection-time=1s",
-        "--passive-health-max-ejection-time=1s",
-    ]);
+    let Some(node) = TestNode::running_or_skip([1], &[other4([1, 3])], &SHORT_EJECTIONS) else { return };
     let trace = start(&node, &["-vv"]);
     let (mut avoided, mut tried, mut failed) = (false, false, false);
     let has_seen_all = || {

@@ -89,9 +89,8 @@ fn load(from: usize, steps: usize) {
 #[test]
 #[ignore = "takes the pictures of the documents: cargo xtask pictures"]
 fn the_pictures_of_the_page() {
-    let Some(mut node) = TestNode::serving_or_skip([1, 2, 3, 4, 5]) else { return };
-    node.write(&services(&[1, 2], &[1, 3]));
-    node.start(&["--ui=127.0.0.1:10247"]);
+    let (services_at_first, arguments) = (services(&[1, 2], &[1, 3]), ["--ui=127.0.0.1:10247"]);
+    let Some(node) = TestNode::running_or_skip(1..=5, &services_at_first, &arguments) else { return };
     let browser = Browser::or_skip().unwrap();
     browser.resize(1280, 800);
     browser.open(PAGE);

@@ -13,11 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-
+use nix::sys::signal::Signal;
 use tests::{
     EchoConnection, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
@@ -143,12 +139,11 @@ fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() 
         }
         // An address comes to this host, and a flow meets it before the proxy knows it.
         let added = at(Ipv4Addr::new(192, 168, 50, 7), NODE_PORT + 1);
-        let process = Pid::from_raw(it.agent.pid().cast_signed());
-        kill(process, Signal::SIGSTOP).unwrap();
+        it.agent.signal(Signal::SIGSTOP).unwrap();
         it.n1.ip(&["address", "add", "192.168.50.7/24", "dev", "eth0"]).unwrap();
         let flow = SteadyFlow::start(&it.client, added);
         let is_refused = eventually(TIMEOUT, || flow.refusals() > 0);
-        kill(process, Signal::SIGCONT).unwrap();
+        it.agent.signal(Signal::SIGCONT).unwrap();
         assert!(is_refused, "the address is served though the proxy does not know it");
         assert!(eventually(TIMEOUT, || flow.replies() > 0), "the flow stays dead: {}", it.agent.log());
     }
