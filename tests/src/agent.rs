@@ -64,6 +64,18 @@ impl Output {
         assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
         self.stdout
     }
+
+    /// Standard error, if the command ended with this code.
+    ///
+    /// # Panics
+    ///
+    /// If it ended otherwise.
+    #[must_use]
+    #[track_caller]
+    pub fn exits_with(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
+        self.stderr
+    }
 }
 
 /// Runs a command to its end.

@@ -77,14 +77,14 @@ pub fn kernel_at_least(major: u32, minor: u32) -> bool {
     version(release.trim()) >= Some((major, minor))
 }
 
-/// Whether `nft` is installed; the current test is reported as skipped otherwise.
+/// Finds a program; the current test is reported as skipped if it is not installed.
 #[must_use]
-pub fn nft_or_skip() -> bool {
-    let is_installed = find("nft").is_some();
-    if !is_installed {
-        skip("nft is not installed");
+pub fn program_or_skip(name: &str) -> Option<PathBuf> {
+    let found = find(name);
+    if found.is_none() {
+        skip(&format!("{name} is not installed"));
     }
-    is_installed
+    found
 }
 
 /// The first two numbers of a kernel's release.

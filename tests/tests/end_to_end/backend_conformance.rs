@@ -29,28 +29,26 @@ fn ask(arguments: &[&str]) -> Option<Output> {
     Some(run(&mut command))
 }
 
+/// Checks that a backend passed, unless the machine lacks something.
 #[track_caller]
-fn assert_passes(backend: &str) {
-    let Some(output) = ask(&["--backend", backend]) else { return };
-    let text = output.success();
-    assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{text}");
+fn assert_passed(output: Option<Output>) {
+    let text = output.map(Output::success);
+    assert!(text.as_ref().is_none_or(|it| it.ends_with(" passed, 0 failed, 0 skipped\n")), "{text:?}");
 }
 
 #[test]
 fn the_ebpf_backend_passes_every_case() {
-    assert_passes("ebpf");
+    assert_passed(ask(&["--backend", "ebpf"]));
 }
 
 #[test]
 fn the_nftables_backend_passes_every_case() {
-    assert_passes("nft");
+    assert_passed(ask(&["--backend", "nft"]));
 }
 
 #[test]
 fn the_userspace_backend_passes_every_case() {
-    let Some(output) = ask_userspace("") else { return };
-    let text = output.success();
-    assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{text}");
+    assert_passed(ask_userspace(""));
 }
 
 #[test]
@@ -59,9 +57,8 @@ fn the_iptables_backend_passes_every_case_by_either_tool() {
     for mode in ["nft", "legacy"] {
         let backend = ["--iptables-mode", mode, "--healthz-bind-address=", "--metrics-bind-address="];
         let kit = ["--packets", "--", binary.to_str().unwrap()];
-        let Some(output) = ask(&[&kit, &backend[..]].concat()) else { return };
-        let text = output.success();
-        assert!(text.ends_with(" passed, 0 failed, 0 skipped\n"), "{mode}: {text}");
+        println!("{mode}");
+        assert_passed(ask(&[&kit, &backend[..]].concat()));
     }
 }
 

@@ -15,7 +15,7 @@ use tests::{
     assert_contains, eventually,
     fixtures::{WEB4, web4},
     manifest, request,
-    requirements::{kernel_at_least, nft_or_skip},
+    requirements::{kernel_at_least, program_or_skip},
 };
 
 /// What `check` printed, and its exit code.
@@ -166,9 +166,7 @@ fn foreign_programs_are_reported() {
 #[test]
 fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
     let Some(mut node) = TestNode::or_skip() else { return };
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     start(&mut node);
     check(&node).has("ok", "kube-proxy's rules", &["there are none"]);
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
@@ -181,9 +179,7 @@ fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
 #[test]
 fn after_the_switch_back_check_does_not_advise_to_stop_kube_proxy() {
     let Some(mut node) = TestNode::or_skip() else { return };
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     start(&mut node);
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
     nft("add table ip nat; add chain ip nat KUBE-SERVICES");

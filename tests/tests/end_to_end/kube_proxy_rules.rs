@@ -11,8 +11,7 @@ use tests::{
     Build, NetNs,
     agent::{Output, run},
     assert_contains,
-    requirements::nft_or_skip,
-    skip::skip,
+    requirements::program_or_skip,
 };
 
 /// What kube-proxy 1.36 writes in iptables mode, each line after a `-`, beside the chains of the kubelet and of network
@@ -63,21 +62,11 @@ fn cleanup(netns: &NetNs, arguments: &[&str]) -> Output {
     netns.run(|| run(Command::new(Build::Product.binary()).args(["cleanup", "--kube-proxy"]).args(arguments)))
 }
 
-/// Whether these programs are installed; the current test is reported as skipped otherwise.
-fn are_installed(programs: &[&str]) -> bool {
-    let is_missing = |it: &&&str| Command::new(it).arg("--version").output().is_err();
-    let missing = programs.iter().find(is_missing);
-    if let Some(missing) = missing {
-        skip(&format!("{missing} is not installed"));
-    }
-    missing.is_none()
-}
-
 #[test]
 fn rules_that_a_removed_kube_proxy_left_are_removed() {
     const PROGRAMS: [(&str, bool); 2] = [("iptables-nft", false), ("ip6tables-nft", true)];
-    if !nft_or_skip() || !are_installed(&["iptables-nft-restore", "ip6tables-nft-restore"]) {
-        return;
+    for it in ["nft", "iptables-nft-restore", "ip6tables-nft-restore"] {
+        let Some(_program) = program_or_skip(it) else { return };
     }
     // In the second namespace there was never a kube-proxy.
     let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
@@ -89,8 +78,7 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
     feed(&left, "nft", &["-f", "-"], NFTABLES);
     left.ip(&["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"]).unwrap();
 
-    let Output { code, stderr, .. } = cleanup(&left, &[]);
-    assert_eq!(code, Some(0), "{stderr}");
+    let stderr = cleanup(&left, &[]).exits_with(0);
     assert_contains(&stderr, &["removed table kube-proxy (nftables)", "rules that jump there"]);
     assert_contains(&stderr, &["(iptables, nft)", "removed interface kube-ipvs0"]);
     for (program, _) in PROGRAMS {
@@ -102,15 +90,14 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
     assert_eq!(tables, ["table ip kube-proxy-of-others", "table inet kube-proxy"]);
     left.ip(&["link", "show", "kube-ipvs0"]).unwrap_err();
     // Again: nothing to do, and no error.
-    let Output { code, stderr, .. } = cleanup(&left, &[]);
-    assert_eq!(code, Some(0), "{stderr}");
+    let stderr = cleanup(&left, &[]).exits_with(0);
     assert!(stderr.contains("nothing to remove"), "{stderr}");
 }
 
 #[test]
 fn rules_of_legacy_iptables_are_removed() {
-    if !are_installed(&["iptables-legacy-restore", "ip6tables-legacy-restore"]) {
-        return;
+    for it in ["iptables-legacy-restore", "ip6tables-legacy-restore"] {
+        let Some(_program) = program_or_skip(it) else { return };
     }
     let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
     for (program, is_ipv6) in [("iptables-legacy-restore", false), ("ip6tables-legacy-restore", true)] {
@@ -120,13 +107,11 @@ fn rules_of_legacy_iptables_are_removed() {
     // Without the programs, what may remain is named.
     let mut command = Command::new(Build::Product.binary());
     command.args(["cleanup", "--kube-proxy"]).env("PATH", "/nowhere");
-    let Output { code, stderr, .. } = left.run(|| run(&mut command));
-    assert_eq!(code, Some(0), "{stderr}");
+    let stderr = left.run(|| run(&mut command)).exits_with(0);
     assert!(stderr.contains("not removed: table nat of iptables (legacy)"), "{stderr}");
     assert!(stderr.contains("`kube-proxy --cleanup`"), "{stderr}");
 
-    let Output { code, stderr, .. } = cleanup(&left, &[]);
-    assert_eq!(code, Some(0), "{stderr}");
+    let stderr = cleanup(&left, &[]).exits_with(0);
     assert!(stderr.contains("removed its chains in table filter (ip6tables, legacy)"), "{stderr}");
     for program in ["iptables-legacy-save", "ip6tables-legacy-save"] {
         assert_eq!(saved(&left, program), saved(&clean, program), "{program}");
@@ -135,9 +120,7 @@ fn rules_of_legacy_iptables_are_removed() {
 
 #[test]
 fn rules_of_a_running_kube_proxy_are_kept() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let netns = NetNs::new().unwrap();
     feed(&netns, "nft", &["-f", "-"], NFTABLES);
     let has_rules = || {
@@ -155,12 +138,10 @@ fn rules_of_a_running_kube_proxy_are_kept() {
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("a process is named kube-proxy; stop it first, or give --force"), "{stderr}");
     let port = netns.run(|| TcpListener::bind("127.0.0.1:10256").unwrap());
-    let Output { code, stderr, .. } = cleanup(&netns, &[]);
-    assert_eq!(code, Some(1), "{stderr}");
+    let stderr = cleanup(&netns, &[]).exits_with(1);
     assert!(stderr.contains("another program than this one answers at 127.0.0.1:10256"), "{stderr}");
     assert!(has_rules());
-    let Output { code, stderr, .. } = cleanup(&netns, &["--force"]);
-    assert_eq!(code, Some(0), "{stderr}");
+    let _ = cleanup(&netns, &["--force"]).success();
     assert!(!has_rules());
     drop(port);
 }

@@ -8,12 +8,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-use build_tools::{command::KilledOnDrop, programs::find};
+use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
     NetNs, TIMEOUT, agent, eventually,
     ingress_cluster::{IngressCluster, IngressNode},
-    skip,
+    requirements::program_or_skip,
 };
 
 use crate::outside::{NETWORKS, frontends, running_cluster_or_skip, web};
@@ -67,9 +67,7 @@ fn arrived(node: &IngressNode) -> [u64; 2] {
 
 #[test]
 fn large_segments_stay_whole_and_full_datagrams_pass() {
-    if find("iperf3").is_none() {
-        return skip("iperf3 is not installed");
-    }
+    let Some(_iperf3) = program_or_skip("iperf3") else { return };
     // It uses several connections, which must reach one server.
     let service = |it: &IngressCluster| {
         web(it, &[0]).port("iperf-tcp", "TCP", PORT, PORT).port("iperf-udp", "UDP", PORT, PORT)

@@ -127,13 +127,8 @@ fn a_terminal_that_is_too_small_says_so() {
 #[test]
 fn without_a_terminal_the_table_is_printed_once() {
     let Some(node) = node_or_skip() else { return };
-    let none = run(&mut node.cli("top"));
-    assert_eq!(none.code, Some(1));
-    assert!(
-        none.stderr.contains("the output is no terminal; use --once to print the table"),
-        "{}",
-        none.stderr
-    );
+    let stderr = run(&mut node.cli("top")).exits_with(1);
+    assert!(stderr.contains("the output is no terminal; use --once to print the table"), "{stderr}");
     let text = run(node.cli("top").args(["--once", "--sort", "name"])).success();
     let rows: Vec<_> = text.lines().map(|it| it.split_whitespace().next().unwrap()).collect();
     assert_eq!(rows, ["SERVICE", "default/none", "default/web"], "{text}");

@@ -16,7 +16,7 @@ use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
     BlackHole, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
-    agent::{Output, run, status_socket},
+    agent::{run, status_socket},
     client::{exchange, reset_on_close, udp_socket},
     eventually,
     fixtures::{FRONTEND, TARGET_PORT, WEB, WEB4, endpoint, web, web4},
@@ -47,9 +47,7 @@ pub(super) fn start(node: &TestNode, arguments: &[&str]) -> Trace {
 
 #[track_caller]
 pub(super) fn refused(node: &TestNode, arguments: &[&str]) -> String {
-    let Output { code, stderr, .. } = run(node.cli("trace").args(arguments));
-    assert_eq!(code, Some(1), "{stderr}");
-    stderr
+    run(node.cli("trace").args(arguments)).exits_with(1)
 }
 
 /// A node with these Services, and servers at the endpoints 1 and 2.

@@ -15,7 +15,7 @@ use tests::{
     eventually, http,
     manifest::Service,
     repetitions,
-    requirements::nft_or_skip,
+    requirements::program_or_skip,
     test_cluster::{CLIENT, N1, P1, P2, P3},
 };
 
@@ -102,9 +102,7 @@ fn affinity_holds_only_at_addresses_that_have_the_endpoint() {
 
 #[test]
 fn affinity_to_a_removed_endpoint_is_ignored() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     RunningCluster::each(&[on_both_nodes(web())], &[], |it| {
         // The tables of a running proxy cannot be changed from Linux 6.9 on.
         let it = it.killed();
@@ -188,9 +186,7 @@ fn elements(it: &TestCluster, map: &str) -> Vec<String> {
 
 #[test]
 fn clients_that_are_never_answered_keep_an_endpoint_for_a_moment_and_take_no_room() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     RunningCluster::each(&[web_at(&PODS).affinity(10_800)], &[], |it| {
         let frontend = at(load_balancer_ips(1)[0], 80);
         connect_from_foreign_addresses(&it, Type::STREAM, frontend, 10_000);
@@ -220,9 +216,7 @@ fn clients_that_are_never_answered_keep_an_endpoint_for_a_moment_and_take_no_roo
 
 #[test]
 fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     RunningCluster::each(
         &[on_both_nodes(web()), on_both_nodes(external("other", 2)).affinity(600)],
         &[],
@@ -253,9 +247,7 @@ fn connections_are_watched_only_while_a_service_has_session_affinity() {
         let chains = it.n1.run(|| run(Command::new("nft").args(["list", "chains"]))).stdout;
         chains.matches("chain answered-").count()
     };
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let plain = || on_both_nodes(external("web", 1));
     let Some(mut it) = RunningCluster::or_skip("nft", &[plain()], &[]) else { return };
     assert_eq!(hooks(&it), 0);

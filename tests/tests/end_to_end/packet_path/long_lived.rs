@@ -21,7 +21,7 @@ use tests::{
     eventually,
     manifest::Service,
     repetitions,
-    requirements::{kernel_at_least, nft_or_skip},
+    requirements::{kernel_at_least, program_or_skip},
     scaled,
     test_cluster::{P1, P2, P3, TARGET},
 };
@@ -152,9 +152,7 @@ fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() 
 #[test]
 fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched() {
     const REPAIRED: &str = "were changed externally";
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let web = on_both_nodes(external("web", 1));
     let Some(it) = RunningCluster::or_skip("nft", &[web], &[]) else { return };
     nft(&it, &["add", "table", "ip", "theirs"]);
@@ -206,9 +204,7 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
 
 #[test]
 fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     for backend in BACKENDS {
         let web = on_both_nodes(external("web", 1));
         let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
@@ -244,9 +240,7 @@ fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead()
 
 #[test]
 fn a_table_of_another_version_is_replaced() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let Some(cluster) = TestCluster::or_skip() else { return };
     for family in ["ip", "ip6"] {
         nft(&cluster, &["add", "table", family, "kube-proxy-ebpf"]);

@@ -14,7 +14,7 @@ use tests::{
     AgentCommand, Build, TIMEOUT, TestCluster, Transport,
     agent::{APPLIED, Output, run},
     eventually, http,
-    requirements::{kernel_at_least, nft_or_skip},
+    requirements::{kernel_at_least, program_or_skip},
     skip,
     test_cluster::{N1, P1, P2, P3, Reply},
 };
@@ -137,9 +137,7 @@ fn the_socket_path_works_without_netfilter_and_reports_it() {
 
 #[test]
 fn the_socket_path_becomes_active_while_the_packet_path_fails() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     if !kernel_at_least(5, 12) {
         return skip("tables have no owners here (Linux 5.12)");
     }
@@ -179,9 +177,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
 
 #[test]
 fn sockets_follow_every_state_while_nftables_is_busy() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let web = |n: usize| external("web", 1).endpoint(["p1", "p2"][n % 2], &[P1, P2][n % 2]);
     let Some(it) = RunningCluster::or_skip("ebpf", &[web(0)], &[]) else { return };
     // One transaction of another program, of many ranges, during which no other is possible.
@@ -301,9 +297,7 @@ fn check_reports_the_state_of_the_packet_path() {
 #[test]
 fn settings_of_the_node_that_break_packets_are_reported() {
     let Some(cluster) = TestCluster::or_skip() else { return };
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     // The finding about a subject: its level, and what it says.
     let check = |subject: &str| {
         let output =
@@ -366,8 +360,7 @@ fn conntrack_settings_are_applied_where_packets_are_translated() {
         command.args(["run", "--source=file:/nowhere", "--init-only"]).args(mine);
         cluster.n1.run(|| run(&mut command))
     };
-    let Output { code, stderr, .. } = init();
-    assert_eq!(code, Some(0), "{stderr}");
+    let stderr = init().exits_with(0);
     assert!(stderr.contains("sysctl=\"nf_conntrack_udp_timeout\" value=70 before="), "{stderr}");
     assert_eq!(settings(), [86_400, 3600, 1, 70]);
     assert!(!init().stderr.contains("nf_conntrack"), "nothing is left to do");
@@ -441,7 +434,7 @@ fn incompatible_flags_are_rejected() {
             .args(["run", "--node-name=n1", "--healthz-bind-address=0", "--metrics-bind-address=0"])
             .arg(format!("--source=file:{}", folder.path().display()))
             .args(flags));
-        assert_eq!(output.code, Some(64), "{flags:?}: {}", output.stderr);
-        assert!(output.stderr.contains(text), "{flags:?}: {}", output.stderr);
+        let stderr = output.exits_with(64);
+        assert!(stderr.contains(text), "{flags:?}: {stderr}");
     }
 }

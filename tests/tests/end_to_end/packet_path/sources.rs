@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use tests::{
     TIMEOUT, TestCluster, Transport, eventually,
-    requirements::nft_or_skip,
+    requirements::program_or_skip,
     test_cluster::{CLIENT, N1, P1, P2, P3},
 };
 
@@ -58,9 +58,7 @@ fn masquerade_all_changes_every_source() {
 
 #[test]
 fn the_masquerade_mark_is_configurable() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let web = on_both_nodes(external("web", 1)).external_local();
     let Some(it) = RunningCluster::or_skip("nft", &[web], &["--nft-masquerade-bit=20"]) else { return };
     // Another table sets the default mark on all packets.

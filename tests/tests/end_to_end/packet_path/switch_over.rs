@@ -15,7 +15,7 @@ use tests::{
     agent::run,
     eventually, http,
     load::LoadReport,
-    requirements::nft_or_skip,
+    requirements::program_or_skip,
     skip,
     test_cluster::{P1, P2, TARGET},
 };
@@ -145,9 +145,7 @@ fn script(it: &TestCluster, program: &str, script: &str) {
 
 #[test]
 fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_goes() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     for mode in Mode::ALL {
         // kube-proxy's rules lead to p2, which lives.
         let web = || external("web", 1).endpoint("p1", &P1);
@@ -238,9 +236,7 @@ fn last_syncs(seconds: [u64; 2]) -> String {
 
 #[test]
 fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
-    if !nft_or_skip() {
-        return;
-    }
+    let Some(_nft) = program_or_skip("nft") else { return };
     let modes = Mode::ALL.into_iter().chain([Mode::Ipvs]);
     for (mode, backend) in modes.flat_map(|mode| BACKENDS.map(|backend| (mode, backend))) {
         let web = external("web", 1).endpoint("p1", &P1);
