@@ -90,6 +90,13 @@ pub fn udp_socket(for_address: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_with(scaled(REQUEST_TIMEOUT), for_address)
 }
 
+/// The same, connected to the address.
+pub fn connected_udp_socket(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = udp_socket(address)?;
+    socket.connect(address)?;
+    Ok(socket)
+}
+
 fn udp_socket_with(limit: Duration, for_address: SocketAddr) -> io::Result<UdpSocket> {
     let any = match for_address {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),

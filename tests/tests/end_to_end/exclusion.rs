@@ -12,7 +12,7 @@ use rustix::thread::CapabilitySet;
 use tests::{
     AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
     agent::{APPLIED, run},
-    client::{exchange, udp_socket},
+    client::{connected_udp_socket, exchange},
     eventually,
     fixtures::{FRONTEND, endpoint, web},
     http, request,
@@ -105,8 +105,7 @@ fn an_excluded_cgroup_and_its_children_are_not_translated() {
 
     assert_translated();
     let stream = TcpStream::connect(FRONTEND).unwrap();
-    let socket = udp_socket(FRONTEND).unwrap();
-    socket.connect(FRONTEND).unwrap();
+    let socket = connected_udp_socket(FRONTEND).unwrap();
     for excluded in [&mesh, &inner, &vm] {
         excluded.enter();
         assert_not_translated();

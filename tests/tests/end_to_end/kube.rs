@@ -41,10 +41,21 @@ fn secure_server() -> ApiServer {
     ApiServer::start(settings).unwrap()
 }
 
-fn command(node: &TestNode, kubeconfig: &Path) -> AgentCommand {
+/// A server that has the Node.
+fn server_with_node(settings: Settings) -> ApiServer {
+    let server = ApiServer::start(settings).unwrap();
+    set_node(&server, &manifest::node(NODE));
+    server
+}
+
+fn set_node(server: &ApiServer, manifest: &str) {
+    server.set(serde_saphyr::from_str(manifest).unwrap());
+}
+
+fn command(node: &TestNode, server: &ApiServer) -> AgentCommand {
     AgentCommand::new(&Build::Product.binary(), &[])
         .args(["run", "--source", "kube", "--node-name", NODE, "--kubeconfig"])
-        .arg(kubeconfig)
+        .arg(server.kubeconfig(node.sandbox().files()).unwrap())
         .kernel(node.sandbox())
 }
 
@@ -52,11 +63,10 @@ fn command(node: &TestNode, kubeconfig: &Path) -> AgentCommand {
 fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     let Some(mut node) = TestNode::serving_or_skip(1..=3) else { return };
     let mut server = secure_server();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    set_node(&server, &manifest::node(NODE));
     let other = || service("other", [10, 96, 0, 11], &[3]);
     set(&server, &[other(), web(&[1])]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    node.start_with(&command(&node, &kubeconfig));
+    node.start_with(&command(&node, &server));
     node.wait_until_active(&[other(), web(&[1])]);
     let mut connection = EchoConnection::connect(FRONTEND).unwrap();
     let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
@@ -83,7 +93,7 @@ fn the_kernel_state_follows_the_api_server_and_survives_its_outage() {
     // A start during an outage leaves the kernel state as it is.
     node.kill();
     server.stop();
-    node.start_inactive(&command(&node, &kubeconfig));
+    node.start_inactive(&command(&node, &server));
     node.wait_until_logged(&["there is no state yet"]);
     assert_eq!(node.dump(Build::Product).unwrap(), expected_dump(&after));
     connection.ping().unwrap();
@@ -100,13 +110,12 @@ fn a_missing_node_object_is_answered_as_by_kube_proxy() {
     let Some(mut node) = TestNode::or_skip() else { return };
     let server = ApiServer::start(Settings::default()).unwrap();
     set(&server, &[web(&[1])]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    node.start_with(&command(&node, &kubeconfig));
+    node.start_with(&command(&node, &server));
     let healthz = |status| move |_: &TestNode| http::health_status("/healthz") == status;
     // It never existed.
     node.wait_until(|_| http::is_ready());
     node.wait_until(healthz(503));
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    set_node(&server, &manifest::node(NODE));
     node.wait_until(healthz(200));
     // It is deleted, which the proxy knows when it serves the Service that came after that.
     server.delete(Resource::Nodes, NODE);
@@ -125,16 +134,15 @@ fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
     let server = ApiServer::start(Settings::default()).unwrap();
     for (name, address) in [(NODE, own), ("n2", other)] {
         let manifest = manifest::node_with_addresses(name, &[address.into()]);
-        server.set(serde_saphyr::from_str(&manifest).unwrap());
+        set_node(&server, &manifest);
     }
     let web = Service::new("web", &[WEB4.into()]).port("tcp", "TCP", 80, 8080).node_port(PORT);
     set(&server, &[web.endpoints([1])]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     let reaches = |address: [u8; 4]| request(Transport::Tcp, (address, PORT).into()).is_ok();
-    node.start_with(&command(&node, &kubeconfig));
+    node.start_with(&command(&node, &server));
     assert_eq!([own, other].map(reaches), [true, false]);
     node.terminate();
-    node.start_with(&command(&node, &kubeconfig).args(["--watch-all-nodes"]));
+    node.start_with(&command(&node, &server).args(["--watch-all-nodes"]));
     assert_eq!([own, other].map(reaches), [true, true]);
     node.terminate();
 }
@@ -146,7 +154,7 @@ fn a_node_watches_its_own_node_object_and_a_brain_of_many_nodes_watches_all() {
     for (arguments, is_selected) in cases {
         let server = ApiServer::start(Settings::default()).unwrap();
         for name in [NODE, "n2"] {
-            server.set(serde_saphyr::from_str(&manifest::node(name)).unwrap());
+            set_node(&server, &manifest::node(name));
         }
         let folder = tempfile::tempdir().unwrap();
         let socket = format!("unix://{}", folder.path().join("brain.sock").display());
@@ -181,11 +189,9 @@ fn a_node_watches_its_own_node_object_and_a_brain_of_many_nodes_watches_all() {
 #[test]
 fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
     let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    let mut server = ApiServer::start(Settings::default()).unwrap();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let mut server = server_with_node(Settings::default());
     set(&server, &[web(&[1]), service("other", [10, 96, 0, 11], &[1]).port("tls", "TCP", 443, 8080)]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    let command = command(&node, &kubeconfig);
+    let command = command(&node, &server);
     node.start_with(&command);
     node.terminate();
     server.stop();
@@ -230,12 +236,10 @@ fn a_health_check_port_in_use_is_an_event_of_its_service() {
     let Some(mut node) = TestNode::or_skip() else { return };
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
-    let server = ApiServer::start(Settings::default()).unwrap();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let server = server_with_node(Settings::default());
     let web = web(&[1]).load_balancer_ips(&[[203, 0, 113, 1].into()]);
     set(&server, &[web.external_local().health_check_node_port(port)]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    node.start_with(&command(&node, &kubeconfig));
+    node.start_with(&command(&node, &server));
     node.wait_until(|_| !server.events().is_empty());
     let event = &server.events()[0];
     let field = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
@@ -256,16 +260,14 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     // Endpoint 2 refuses.
     node.serve([1]);
     let settings = Settings { accepts_events: false, ..Settings::default() };
-    let server = ApiServer::start(settings).unwrap();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let server = server_with_node(settings);
     let web = |endpoints: &[u8]| web(endpoints).annotation("kube-proxy-ebpf.io/drian", "30s");
     // That of another node is posted there.
     let elsewhere = Service::new("elsewhere", &[[10, 96, 0, 12].into()]).port("tcp", "TCP", 80, 8080);
     let elsewhere = elsewhere.endpoint_on("n2", "web-3", &[[10, 244, 2, 3].into()]);
     set(&server, &[web(&[1, 2]), elsewhere.annotation("kube-proxy-ebpf.io/drian", "30s")]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
     let for_ever = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
-    node.start_with(&command(&node, &kubeconfig).args(for_ever));
+    node.start_with(&command(&node, &server).args(for_ever));
     // Without the right, Services are served all the same.
     node.wait_until_logged(&["cannot post the event", "InvalidAnnotation", "grant create of events"]);
     let status = run(&mut node.cli("status")).success();
@@ -310,14 +312,12 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
 #[test]
 fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
     let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    let server = ApiServer::start(Settings::default()).unwrap();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let server = server_with_node(Settings::default());
     const ADDRESS: [u8; 4] = [10, 96, 0, 12];
     // By age, and then by name, it comes after the other one.
     let zoo = |endpoints: &[u8]| service("zoo", ADDRESS, endpoints);
     set(&server, &[web(&[1]), zoo(&[1, 2, 3])]);
-    let kubeconfig = server.kubeconfig(node.sandbox().files()).unwrap();
-    node.start_with(&command(&node, &kubeconfig).args(["--max-namespace-entries=5"]));
+    node.start_with(&command(&node, &server).args(["--max-namespace-entries=5"]));
     TcpStream::connect(FRONTEND).unwrap();
     node.wait_until_logged(&["not served item=Service default/zoo reason=its 4 entries", "may have 5"]);
     node.wait_until(|_| metric("kube_proxy_ebpf_namespace_entries") == Some(6.0));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
     EchoConnection, EchoServer, TIMEOUT, TestNode, Transport,
-    client::{exchange, exchange_connected, udp_socket},
+    client::{connected_udp_socket, exchange, exchange_connected},
     eventually,
     fixtures::{WEB, WEB4, endpoint, web_frontends},
     manifest::Service,
@@ -30,8 +30,7 @@ struct Connected(UdpSocket, SocketAddr);
 
 impl Connected {
     fn new(peer: SocketAddr) -> Self {
-        let socket = udp_socket(peer).unwrap();
-        socket.connect(peer).unwrap();
+        let socket = connected_udp_socket(peer).unwrap();
         Self(socket, peer)
     }
 

@@ -11,7 +11,7 @@ use std::{
 use tests::{
     Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
     agent::APPLIED,
-    client::udp_socket,
+    client::connected_udp_socket,
     eventually,
     fixtures::{WEB, WEB4, web, web4},
     is_slow_machine,
@@ -52,8 +52,7 @@ impl LongLived {
         let tcp = WEB.map(|it| SocketAddr::new(it, 80)).map(|it| (EchoConnection::connect(it).unwrap(), it));
         // Connected UDP is terminated with its endpoint.
         let udp = steady().map(|it| SocketAddr::new(it, 80)).map(|service| {
-            let socket = udp_socket(service).unwrap();
-            socket.connect(service).unwrap();
+            let socket = connected_udp_socket(service).unwrap();
             (socket, service)
         });
         Self { tcp: tcp.into(), udp: udp.into() }

@@ -11,7 +11,7 @@ use std::{
 use socket2::{Domain, Socket, Type};
 use tests::{
     EchoConnection, EchoServer, NetNs, TIMEOUT, TestNode, Transport,
-    client::{self, exchange_connected, udp_socket},
+    client::{self, connected_udp_socket, exchange_connected, udp_socket},
     eventually,
     fixtures::{WEB4, WEB6, endpoint, web, web_frontends},
     manifest::Service,
@@ -67,8 +67,7 @@ fn getpeername_shows_the_service() {
         let mut connection = EchoConnection::connect(address).unwrap();
         assert_eq!(connection.stream().peer_addr().unwrap(), address);
         connection.ping().unwrap();
-        let socket = udp_socket(address).unwrap();
-        socket.connect(address).unwrap();
+        let socket = connected_udp_socket(address).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), address);
     }
 }
@@ -87,8 +86,7 @@ fn an_accepted_socket_shows_its_client() {
 fn sendto_on_a_connected_socket_goes_to_the_connected_endpoint() {
     let Some(_node) = node_or_skip(5) else { return };
     for address in web_frontends() {
-        let socket = udp_socket(address).unwrap();
-        socket.connect(address).unwrap();
+        let socket = connected_udp_socket(address).unwrap();
         let first = exchange_connected(&socket).unwrap();
         for _ in 0..20 {
             // A reply from another endpoint would be dropped, and the exchange would time out.
@@ -189,8 +187,7 @@ fn a_pod_can_be_its_own_endpoint() {
 fn a_refused_connect_keeps_the_previous_peer() {
     let Some(_node) = node_or_skip(3) else { return };
     let (service, empty) = (SocketAddr::from((WEB4, 80)), SocketAddr::from((EMPTY4, 80)));
-    let socket = udp_socket(service).unwrap();
-    socket.connect(service).unwrap();
+    let socket = connected_udp_socket(service).unwrap();
     if !kernel_at_least(5, 18) {
         // A program cannot refuse a connect on such a kernel: it redirects to a port without a listener.
         socket.connect(empty).unwrap();
@@ -250,8 +247,7 @@ fn untranslated_traffic_is_untouched() {
 fn a_udp_socket_that_reconnects_elsewhere_shows_its_new_peer() {
     let Some(_node) = node_or_skip(1) else { return };
     let (service, direct) = (SocketAddr::from((WEB4, 80)), SocketAddr::new(endpoint(1)[0], 8080));
-    let socket = udp_socket(service).unwrap();
-    socket.connect(service).unwrap();
+    let socket = connected_udp_socket(service).unwrap();
     assert_eq!(socket.peer_addr().unwrap(), service);
     // The same endpoint, by its own address.
     socket.connect(direct).unwrap();

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use tests::{
     EchoConnection, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
-    client::{exchange_connected, udp_socket},
+    client::{connected_udp_socket, exchange_connected},
     eventually,
     manifest::Service,
     repetitions,
@@ -36,8 +36,7 @@ struct Flow(UdpSocket);
 
 impl Flow {
     fn new(from: &NetNs, address: SocketAddr) -> Self {
-        let socket = from.run(|| udp_socket(address).unwrap());
-        socket.connect(address).unwrap();
+        let socket = from.run(|| connected_udp_socket(address).unwrap());
         socket.set_read_timeout(Some(scaled(Duration::from_millis(200)))).unwrap();
         Self(socket)
     }
@@ -395,8 +394,7 @@ fn direct_udp_to_an_endpoint_that_does_not_serve_is_not_refused() {
     assert!(eventually(TIMEOUT, || is_ready(&it)), "the sockets are served, too");
     for (frontend, p3) in internal_frontends(1).into_iter().zip(P3.map(|it| at(it, TARGET))) {
         let from_pod = connect(&it, p3);
-        let from_outside = it.client.run(|| udp_socket(p3).unwrap());
-        from_outside.connect(p3).unwrap();
+        let from_outside = it.client.run(|| connected_udp_socket(p3).unwrap());
         let direct = [&from_pod, &from_outside];
         let pass = || direct.iter().all(|it| is_answered_by("p3", it));
         assert!(pass());

@@ -26,7 +26,7 @@ use std::{
 use tests::{
     Agent, AgentCommand, ConnectLoad, NetNs, TIMEOUT, TestCluster, Transport,
     agent::run,
-    client::udp_socket,
+    client::connected_udp_socket,
     eventually, http,
     manifest::{self, Service},
     scaled,
@@ -88,8 +88,7 @@ fn on_both_nodes(service: Service) -> Service {
 /// A connected UDP socket of the pod p2.
 fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
     let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
-    let socket = udp_socket(to).unwrap();
-    socket.connect(to).unwrap();
+    let socket = connected_udp_socket(to).unwrap();
     socket
 }
 

@@ -14,7 +14,7 @@ use nix::{
 use socket2::{Domain, Socket, Type};
 use tests::{
     EchoServer, NetNs, TIMEOUT, TestCluster, Transport,
-    client::{REQUEST_TIMEOUT, exchange, exchange_connected},
+    client::{REQUEST_TIMEOUT, connected_udp_socket, exchange, exchange_connected},
     eventually,
     http::metric,
     manifest::{self, Service},
@@ -316,8 +316,7 @@ fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
             return;
         };
         let sockets = internal_frontends(1).map(|frontend| {
-            let socket = it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap());
-            socket.connect(frontend).unwrap();
+            let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
             assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{backend}: {frontend}");
             // TCP is redirected as ever.
             it.pods[0].run(|| TcpStream::connect(frontend)).unwrap();
@@ -364,8 +363,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
             it.n1.run(|| metric(&name)).unwrap_or_default()
         };
         let sockets = internal_frontends(1).map(|frontend| {
-            let socket = it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap());
-            socket.connect(frontend).unwrap();
+            let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
             assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{socket_lb}: {frontend}");
             assert_eq!(super::server(&it.pods[0], frontend), "p2");
             (frontend, socket)
