@@ -33,22 +33,29 @@ pub mod test_cluster;
 pub mod test_node;
 pub mod trace;
 
-pub use agent::{Agent, AgentCommand, Build, run};
+pub use self::http::metric;
+pub use agent::{APPLIED, Agent, AgentCommand, Build, Output, VERBOSE, brain_socket, run, status_socket};
 pub use black_hole::BlackHole;
-pub use client::{EchoConnection, Transport, connect_error, request};
+pub use client::{
+    EchoConnection, REQUEST_TIMEOUT, Transport, connect_error, connected_udp_socket, exchange,
+    exchange_connected, request, reset_on_close, udp_socket,
+};
 pub use echo::EchoServer;
 pub use explain::Explained;
-pub use kernel_objects::ObjectTracker;
-pub use load::ConnectLoad;
+pub use fixtures::{FRONTEND, TARGET_PORT, WEB, WEB4, WEB6, endpoint, web, web_frontends, web4};
+pub use ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS};
+pub use kernel_objects::{ObjectKind, ObjectTracker};
+pub use load::{ConnectLoad, LoadReport};
+pub use manifest::Service;
 pub use memory::MemoryCgroup;
 pub use netns::NetNs;
 pub use pod::{Attack, Pod};
-pub use requirements::{Host, requirements};
-pub use sandbox::Sandbox;
+pub use requirements::{Host, kernel_at_least, program_or_skip, requirements};
+pub use sandbox::{Sandbox, move_to};
 pub use skip::skip;
 pub use talk::Talk;
 pub use test_cluster::TestCluster;
-pub use test_node::TestNode;
+pub use test_node::{NODE, TestNode, expected_dump};
 pub use trace::Trace;
 
 use std::{

@@ -11,13 +11,8 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoServer, NetNs, TIMEOUT, TestNode, Transport,
-    client::{exchange, exchange_connected, udp_socket},
-    eventually,
-    fixtures::{FRONTEND, endpoint, web, web_frontends},
-    http::metric,
-    manifest::Service,
-    request,
+    EchoServer, FRONTEND, NetNs, Service, TIMEOUT, TestNode, Transport, endpoint, eventually, exchange,
+    exchange_connected, metric, request, udp_socket, web, web_frontends,
 };
 
 /// A node with `web` at ten endpoints.

@@ -8,12 +8,7 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, TIMEOUT, TestNode,
-    agent::APPLIED,
-    manifest::{self, Service},
-    repetitions,
-    requirements::kernel_at_least,
-    test_node::expected_dump,
+    APPLIED, Agent, Build, Service, TIMEOUT, TestNode, expected_dump, kernel_at_least, manifest, repetitions,
 };
 
 /// More entries than the maps of a few Services have room for, and fewer than all Services need.

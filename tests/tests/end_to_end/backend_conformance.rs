@@ -13,11 +13,7 @@ use build_tools::{
     command::workspace,
     other_systems::{windows_binary, wine},
 };
-use tests::{
-    Build, Sandbox, TIMEOUT,
-    agent::{Output, run},
-    scaled, skip,
-};
+use tests::{Build, Output, Sandbox, TIMEOUT, run, scaled, skip};
 
 /// Asks a backend; `None` if the machine lacks what every test here needs.
 fn ask(arguments: &[&str]) -> Option<Output> {

@@ -18,14 +18,10 @@ use aya::{
     programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
 };
 use tests::{
-    AgentCommand, Build, ObjectTracker, TIMEOUT, TestNode, Transport,
-    agent::{Output, run},
-    assert_contains, eventually,
-    fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
+    AgentCommand, Build, FRONTEND, ObjectTracker, Output, Service, TARGET_PORT, TIMEOUT, TestNode, Transport,
+    WEB4, assert_contains, endpoint, eventually,
     http::{health, metrics},
-    manifest::Service,
-    request,
-    sandbox::move_to,
+    move_to, request, run, web4,
 };
 
 /// A node with `web`; no proxy runs yet.

@@ -10,11 +10,8 @@ use std::{
 use nix::sched::{CloneFlags, setns};
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, EchoServer, TIMEOUT, TestNode, Transport, deploy, eventually,
-    fixtures::{TARGET_PORT, WEB4, endpoint, web, web_frontends},
-    http, request,
-    requirements::kernel_at_least,
-    run, skip,
+    AgentCommand, Build, EchoServer, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4, deploy, endpoint,
+    eventually, http, kernel_at_least, request, run, skip, web, web_frontends,
 };
 
 fn bounding_set(process: u32) -> u64 {

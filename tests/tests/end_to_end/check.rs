@@ -10,12 +10,8 @@ use std::{
 
 use build_tools::command::KilledOnDrop;
 use tests::{
-    Build, TIMEOUT, TestNode, Transport,
-    agent::{Output, STATUS_SOCKET, run, status_socket},
-    assert_contains, eventually,
-    fixtures::{WEB4, web4},
-    manifest, request,
-    requirements::{kernel_at_least, program_or_skip},
+    Build, Output, TIMEOUT, TestNode, Transport, WEB4, agent::STATUS_SOCKET, assert_contains, eventually,
+    kernel_at_least, manifest, program_or_skip, request, run, status_socket, web4,
 };
 
 /// What `check` printed, and its exit code.

@@ -8,17 +8,8 @@ use std::{
 };
 
 use tests::{
-    Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::{cli, run},
-    client::{exchange, udp_socket},
-    eventually,
-    fixtures::{WEB, WEB4, endpoint},
-    http,
-    manifest::{self, Service},
-    request,
-    requirements::kernel_at_least,
-    scaled,
-    test_node::NODE,
+    Build, ConnectLoad, NODE, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, agent::cli, endpoint,
+    eventually, exchange, http, kernel_at_least, manifest, request, run, scaled, udp_socket,
 };
 
 const EXTERNAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);

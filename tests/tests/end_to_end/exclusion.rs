@@ -10,15 +10,8 @@ use std::{
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
-    agent::{APPLIED, run},
-    client::{connected_udp_socket, exchange},
-    eventually,
-    fixtures::{FRONTEND, endpoint, web},
-    http, request,
-    requirements::kernel_at_least,
-    sandbox::move_to,
-    test_node::NODE,
+    APPLIED, AgentCommand, Build, EchoServer, FRONTEND, NODE, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
+    connected_udp_socket, endpoint, eventually, exchange, http, kernel_at_least, move_to, request, run, web,
 };
 
 /// A node with `web`; no proxy runs yet.

@@ -13,14 +13,9 @@ use build_tools::command::KilledOnDrop;
 use grpc_server::{Listener, ServedData};
 use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
 use tests::{
-    AgentCommand, Build, Explained, NetNs, TIMEOUT, TestNode, Transport,
-    agent::{Output, brain_socket, run, status_socket},
-    assert_contains, eventually,
-    fixtures::{TARGET_PORT, WEB4, endpoint, web4},
-    http::metric,
-    request,
-    requirements::kernel_at_least,
-    test_node::NODE,
+    AgentCommand, Build, Explained, NODE, NetNs, Output, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4,
+    assert_contains, brain_socket, endpoint, eventually, kernel_at_least, metric, request, run,
+    status_socket, web4,
 };
 
 const FRONTEND: &str = "10.96.0.10:80/tcp";

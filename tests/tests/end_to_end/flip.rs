@@ -15,13 +15,8 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt,
 };
 use tests::{
-    Build, TIMEOUT, TestNode,
-    agent::SLOW_PROGRAMS,
-    client::{REQUEST_TIMEOUT, udp_socket},
-    eventually,
-    manifest::{self, Service},
-    repetitions, scaled,
-    test_node::NODE,
+    Build, NODE, REQUEST_TIMEOUT, Service, TIMEOUT, TestNode, agent::SLOW_PROGRAMS, eventually, manifest,
+    repetitions, scaled, udp_socket,
 };
 
 /// The number of consecutive states.

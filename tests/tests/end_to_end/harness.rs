@@ -4,8 +4,8 @@ use std::{path::PathBuf, process::Command};
 
 use aya::maps::{Array, MapData};
 use tests::{
-    ObjectTracker, Sandbox, TIMEOUT, eventually, kernel_objects::ObjectKind, requirements,
-    sandbox::remove_stale, skip::current_test,
+    ObjectKind, ObjectTracker, Sandbox, TIMEOUT, eventually, requirements, sandbox::remove_stale,
+    skip::current_test,
 };
 
 fn own_cgroup() -> String {

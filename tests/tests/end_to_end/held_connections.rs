@@ -15,14 +15,9 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    NetNs, TestNode,
-    agent::status_socket,
-    eventually,
-    fixtures::web4,
-    http::{self, HEALTH_PORT, METRICS_PORT, health, metric, metrics, probe},
-    is_slow_machine,
-    manifest::Service,
-    repetitions,
+    NetNs, Service, TestNode, eventually,
+    http::{self, HEALTH_PORT, METRICS_PORT, health, metrics, probe},
+    is_slow_machine, metric, repetitions, status_socket, web4,
 };
 
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);

@@ -2,14 +2,7 @@
 
 use std::{fs, net::TcpStream, process};
 
-use tests::{
-    Build, TIMEOUT, TestNode,
-    agent::run,
-    eventually,
-    fixtures::{WEB4, web4},
-    http,
-    sandbox::move_to,
-};
+use tests::{Build, TIMEOUT, TestNode, WEB4, eventually, http, move_to, run, web4};
 
 /// Those of the reverse direction first: they cannot be probed once nothing is redirected.
 const HOOKS: [&str; 8] =

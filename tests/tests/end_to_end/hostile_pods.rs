@@ -5,11 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use aya::maps::{HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    Attack, Build, EchoServer, MemoryCgroup, NetNs, Pod, TIMEOUT, TestNode, Transport, eventually,
-    fixtures::{FRONTEND, WEB4, endpoint, web},
-    http::metric,
-    manifest::Service,
-    repetitions, request,
+    Attack, Build, EchoServer, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport,
+    WEB4, endpoint, eventually, metric, repetitions, request, web,
 };
 
 /// The address of a Service of [`resolvers`].

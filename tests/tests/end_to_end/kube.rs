@@ -11,14 +11,8 @@ use std::{
 use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use build_tools::command::KilledOnDrop;
 use tests::{
-    AgentCommand, Build, ConnectLoad, EchoConnection, TestNode, Transport,
-    agent::{APPLIED, Output, run},
-    assert_contains,
-    fixtures::{FRONTEND, WEB4},
-    http::{self, metric},
-    manifest::{self, Service},
-    request, scaled,
-    test_node::{NODE, expected_dump},
+    APPLIED, AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Output, Service, TestNode,
+    Transport, WEB4, assert_contains, expected_dump, http, manifest, metric, request, run, scaled,
 };
 
 /// A Service of one port with these endpoints.

@@ -7,12 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::{
-    Build, NetNs,
-    agent::{Output, run},
-    assert_contains,
-    requirements::program_or_skip,
-};
+use tests::{Build, NetNs, Output, assert_contains, program_or_skip, run};
 
 /// What kube-proxy 1.36 writes in iptables mode, each line after a `-`, beside the chains of the kubelet and of network
 /// plugins.

@@ -11,10 +11,7 @@ use std::{
 
 use build_tools::command::KilledOnDrop;
 use tests::{
-    Build, TIMEOUT, TestNode, agent, eventually,
-    http::METRICS_PORT,
-    manifest::{self, Service},
-    repetitions,
+    Build, Service, TIMEOUT, TestNode, agent, eventually, http::METRICS_PORT, manifest, repetitions,
 };
 
 /// How many endpoints each Service has.

@@ -3,12 +3,8 @@
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use tests::{
-    EchoConnection, TIMEOUT, TestNode,
-    client::{exchange_connected, udp_socket},
-    eventually,
-    fixtures::{FRONTEND, TARGET_PORT, WEB4, endpoint, web4},
-    manifest::Service,
-    scaled,
+    EchoConnection, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, WEB4, endpoint, eventually,
+    exchange_connected, scaled, udp_socket, web4,
 };
 
 fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {

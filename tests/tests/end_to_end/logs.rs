@@ -13,12 +13,9 @@ use nix::{
     sys::signal::Signal,
 };
 use tests::{
-    Build, TestNode, Transport,
-    agent::{APPLIED, VERBOSE, run},
-    assert_contains,
-    fixtures::{WEB4, web4},
+    APPLIED, Build, TestNode, Transport, VERBOSE, WEB4, assert_contains,
     http::{health_status, metrics},
-    request,
+    request, run, web4,
 };
 
 /// Has more lines logged than the pipe and the queue of the log hold: each signal changes the level, and is logged. A process that

@@ -9,14 +9,8 @@ use std::{
 use api_server::{ApiServer, Settings};
 use serde_json::{Value, json};
 use tests::{
-    AgentCommand, Build, MemoryCgroup, TIMEOUT, TestNode,
-    agent::{APPLIED, VERBOSE},
-    eventually,
-    fixtures::WEB4,
-    is_slow_machine,
-    manifest::{self, Service},
-    run, scaled,
-    test_node::NODE,
+    APPLIED, AgentCommand, Build, MemoryCgroup, NODE, Service, TIMEOUT, TestNode, VERBOSE, WEB4, eventually,
+    is_slow_machine, manifest, run, scaled,
 };
 
 const MB: u64 = 1 << 20;

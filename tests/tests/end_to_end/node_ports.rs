@@ -6,12 +6,8 @@ use std::{
 };
 
 use tests::{
-    EchoConnection, NetNs, TIMEOUT, TestNode, Transport, eventually,
-    fixtures::endpoint,
-    manifest::{self, Service},
-    request,
-    requirements::kernel_at_least,
-    test_node::NODE,
+    EchoConnection, NODE, NetNs, Service, TIMEOUT, TestNode, Transport, endpoint, eventually,
+    kernel_at_least, manifest, request,
 };
 
 const PORT: u16 = 30_080;

@@ -8,9 +8,7 @@ use std::{
 };
 
 use tests::{
-    EchoConnection, NetNs, TIMEOUT, Transport, eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    manifest::Service,
+    EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, Service, TIMEOUT, Transport, eventually,
     test_cluster::TARGET,
 };
 

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use tests::{EchoConnection, TIMEOUT, eventually, ingress_cluster::IngressCluster, run};
+use tests::{EchoConnection, IngressCluster, TIMEOUT, eventually, run};
 
 use crate::outside::{NETWORKS, cluster_or_skip, frontends, web};
 

@@ -12,11 +12,7 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoConnection, NetNs, TIMEOUT,
-    client::reset_on_close,
-    eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    run,
+    EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, eventually, reset_on_close, run,
 };
 
 use crate::outside::{NETWORKS, frontends, web, wrapped_datagram};

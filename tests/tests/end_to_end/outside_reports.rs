@@ -11,14 +11,8 @@ use std::{
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
 use tests::{
-    AgentCommand, Build, EchoConnection, Sandbox, TIMEOUT, Trace,
-    agent::{Output, run},
-    assert_contains, eventually,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    manifest::Service,
-    requirements::kernel_at_least,
-    skip,
-    test_cluster::TARGET,
+    AgentCommand, Build, EchoConnection, IngressCluster, OUTSIDE_CLIENTS, Output, Sandbox, Service, TIMEOUT,
+    Trace, assert_contains, eventually, kernel_at_least, run, skip, test_cluster::TARGET,
 };
 
 use crate::outside::{FRONTENDS, NETWORKS, frontends, running_cluster_or_skip, translated_web, web};

@@ -8,11 +8,8 @@ use std::{
 };
 
 use tests::{
-    Build, ConnectLoad, EchoConnection, TIMEOUT, Talk, Transport,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    load::ConnectSample,
-    manifest::Service,
-    repetitions, scaled,
+    Build, ConnectLoad, EchoConnection, IngressCluster, OUTSIDE_CLIENTS, Service, TIMEOUT, Talk, Transport,
+    load::ConnectSample, repetitions, scaled,
 };
 
 use crate::outside::{NETWORKS, frontends, running_cluster_or_skip, web};

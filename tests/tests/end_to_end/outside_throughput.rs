@@ -11,9 +11,7 @@ use std::{
 use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
-    NetNs, TIMEOUT, agent, eventually,
-    ingress_cluster::{IngressCluster, IngressNode},
-    requirements::program_or_skip,
+    IngressCluster, NetNs, TIMEOUT, agent, eventually, ingress_cluster::IngressNode, program_or_skip,
 };
 
 use crate::outside::{NETWORKS, frontends, running_cluster_or_skip, web};

@@ -9,9 +9,7 @@ use aya::programs::{
 };
 use aya_obj::programs::XdpAttachType;
 use tests::{
-    AgentCommand, Build, EchoConnection, NetNs, TIMEOUT,
-    ingress_cluster::{IngressCluster, OUTSIDE_CLIENTS},
-    requirements::kernel_at_least,
+    AgentCommand, Build, EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, kernel_at_least,
     run, skip,
 };
 

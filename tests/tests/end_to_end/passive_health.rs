@@ -11,13 +11,8 @@ use std::{
 use nix::libc::EINPROGRESS;
 use socket2::{Domain, Socket, Type};
 use tests::{
-    BlackHole, EchoServer, NetNs, TIMEOUT, TestNode,
-    client::reset_on_close,
-    eventually,
-    fixtures::{FRONTEND, TARGET_PORT, endpoint, web4},
-    http::metric,
-    manifest::Service,
-    run,
+    BlackHole, EchoServer, FRONTEND, NetNs, Service, TARGET_PORT, TIMEOUT, TestNode, endpoint, eventually,
+    metric, reset_on_close, run, web4,
 };
 
 /// Longer than any test.

@@ -4,13 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
-    EchoConnection, EchoServer, TIMEOUT, TestNode, Transport,
-    client::{connected_udp_socket, exchange, exchange_connected},
-    eventually,
-    fixtures::{WEB, WEB4, endpoint, web_frontends},
-    manifest::Service,
-    request,
-    requirements::kernel_at_least,
+    EchoConnection, EchoServer, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, connected_udp_socket,
+    endpoint, eventually, exchange, exchange_connected, kernel_at_least, request, web_frontends,
 };
 
 const NODE_PORT: u16 = 30_080;

@@ -6,12 +6,8 @@ use std::{
 };
 
 use tests::{
-    AgentCommand, Build, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
-    agent::{APPLIED, run},
-    eventually,
-    fixtures::FRONTEND,
-    request, scaled,
-    test_node::NODE,
+    APPLIED, AgentCommand, Build, FRONTEND, NODE, NetNs, Sandbox, TIMEOUT, TestNode, Transport, eventually,
+    request, run, scaled,
 };
 
 use super::exclusion::{ChildCgroup, assert_not_translated, assert_translated, leave, node_or_skip};

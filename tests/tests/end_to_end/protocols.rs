@@ -14,13 +14,8 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    TIMEOUT, TestNode, Transport,
-    client::REQUEST_TIMEOUT,
-    eventually,
-    fixtures::{WEB, endpoint, web, web_frontends},
-    manifest::Service,
-    request, scaled, skip,
-    test_node::PROBE,
+    REQUEST_TIMEOUT, Service, TIMEOUT, TestNode, Transport, WEB, endpoint, eventually, request, scaled, skip,
+    test_node::PROBE, web, web_frontends,
 };
 
 const PORT: u16 = 80;

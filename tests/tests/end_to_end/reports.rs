@@ -9,16 +9,10 @@ use std::{
 };
 
 use tests::{
-    AgentCommand, Build, ConnectLoad, TIMEOUT, TestNode, Transport,
-    agent::{brain_socket, run, status_socket},
-    assert_contains, eventually,
-    fixtures::{FRONTEND, web4},
-    http::{
-        self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metric, metrics, probe,
-    },
-    manifest::Service,
-    request, scaled,
-    test_node::NODE,
+    AgentCommand, Build, ConnectLoad, FRONTEND, NODE, Service, TIMEOUT, TestNode, Transport, assert_contains,
+    brain_socket, eventually,
+    http::{self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metrics, probe},
+    metric, request, run, scaled, status_socket, web4,
 };
 
 /// A node with `web`; no proxy runs yet.

@@ -9,16 +9,10 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
-    agent::APPLIED,
-    client::connected_udp_socket,
-    eventually,
-    fixtures::{WEB, WEB4, web, web4},
-    is_slow_machine,
+    APPLIED, Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, Service, TIMEOUT, TestNode, Transport,
+    WEB, WEB4, connected_udp_socket, eventually, expected_dump, is_slow_machine,
     kernel_objects::ObjectKind::{Link, Map, Program},
-    manifest::Service,
-    repetitions, scaled, skip,
-    test_node::expected_dump,
+    repetitions, scaled, skip, web, web4,
 };
 
 /// A Service whose endpoint stays.

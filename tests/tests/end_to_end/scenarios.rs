@@ -9,8 +9,8 @@ use std::{
 use scenarios::{Answer, Scenario, Step};
 use serde_json::Value;
 use tests::{
-    AgentCommand, Build, EchoServer, Explained, TIMEOUT, TestNode, Transport, eventually, http::metric,
-    request, requirements::kernel_at_least,
+    AgentCommand, Build, EchoServer, Explained, TIMEOUT, TestNode, Transport, eventually, kernel_at_least,
+    metric, request,
 };
 
 /// Addresses of the node, at which node ports are tried.

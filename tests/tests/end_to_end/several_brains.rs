@@ -11,11 +11,8 @@ use std::{
 use nix::sys::signal::Signal;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tests::{
-    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
-    agent::run,
-    fixtures::{WEB4, web4},
-    http, scaled,
-    test_node::{NODE, expected_dump},
+    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, NODE, TIMEOUT, TestNode, Transport, WEB4,
+    expected_dump, http, run, scaled, web4,
 };
 
 const PORTS: [u16; 3] = [7441, 7442, 7443];

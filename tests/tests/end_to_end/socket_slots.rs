@@ -12,10 +12,8 @@ use aya::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    AgentCommand, Build, EchoConnection, TIMEOUT, TestNode, Transport, eventually,
-    fixtures::{FRONTEND, WEB4, endpoint, web},
-    http::{health_status, metric},
-    request, run, skip,
+    AgentCommand, Build, EchoConnection, FRONTEND, TIMEOUT, TestNode, Transport, WEB4, endpoint, eventually,
+    http::health_status, metric, request, run, skip, web,
 };
 
 /// The default number of slots.

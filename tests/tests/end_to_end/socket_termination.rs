@@ -12,13 +12,9 @@ use std::{
 use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
-    Build, EchoServer, NetNs, TIMEOUT, TestNode, Transport, agent,
-    client::{EchoConnection, exchange_connected, udp_socket},
-    deploy, eventually,
-    fixtures::{TARGET_PORT, endpoint, web, web_frontends},
-    http::metric,
-    manifest::Service,
-    request, scaled, skip,
+    Build, EchoConnection, EchoServer, NetNs, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, agent,
+    deploy, endpoint, eventually, exchange_connected, metric, request, scaled, skip, udp_socket, web,
+    web_frontends,
 };
 
 /// A node with two endpoints' servers.

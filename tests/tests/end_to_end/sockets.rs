@@ -10,14 +10,9 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoConnection, EchoServer, NetNs, TIMEOUT, TestNode, Transport,
-    client::{self, connected_udp_socket, exchange_connected, udp_socket},
-    eventually,
-    fixtures::{WEB4, WEB6, endpoint, web, web_frontends},
-    manifest::Service,
-    request,
-    requirements::kernel_at_least,
-    sandbox::move_to,
+    EchoConnection, EchoServer, NetNs, Service, TIMEOUT, TestNode, Transport, WEB4, WEB6, client,
+    connected_udp_socket, endpoint, eventually, exchange_connected, kernel_at_least, move_to, request,
+    udp_socket, web, web_frontends,
 };
 
 const EMPTY4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);

@@ -14,11 +14,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 use tar::Archive;
 use tests::{
-    AgentCommand, Build, TIMEOUT, TestNode,
-    agent::{run, spawn_without_capabilities, status_socket},
-    fixtures::web,
-    manifest::Service,
-    test_node::NODE,
+    AgentCommand, Build, NODE, Service, TIMEOUT, TestNode, agent::spawn_without_capabilities, run,
+    status_socket, web,
 };
 
 /// The files of an archive, without the folder that contains them.

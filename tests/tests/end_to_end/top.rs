@@ -11,12 +11,7 @@ use std::{
 
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
-use tests::{
-    EchoConnection, TIMEOUT, TestNode, eventually,
-    fixtures::{FRONTEND, web, web4},
-    manifest::Service,
-    run,
-};
+use tests::{EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, eventually, run, web, web4};
 
 const REFUSING: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 11), 80);
 

@@ -15,17 +15,9 @@ use aya::programs::{ProgramInfo, links::PinnedLink, loaded_programs};
 use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
-    BlackHole, EchoConnection, NetNs, TIMEOUT, TestNode, Trace, Transport,
-    agent::{run, status_socket},
-    client::{exchange, reset_on_close, udp_socket},
-    eventually,
-    fixtures::{FRONTEND, TARGET_PORT, WEB, WEB4, endpoint, web, web4},
-    manifest::Service,
-    pod::{Attack, Pod},
-    request,
-    requirements::kernel_at_least,
-    sandbox::move_to,
-    skip::skip,
+    Attack, BlackHole, EchoConnection, FRONTEND, NetNs, Pod, Service, TARGET_PORT, TIMEOUT, TestNode, Trace,
+    Transport, WEB, WEB4, endpoint, eventually, exchange, kernel_at_least, move_to, request, reset_on_close,
+    run, skip, status_socket, udp_socket, web, web4,
 };
 
 use super::pod_annotations;

@@ -10,13 +10,7 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     pty::openpty,
 };
-use tests::{
-    EchoConnection, TIMEOUT, TestNode, Trace, Transport,
-    agent::run,
-    eventually,
-    fixtures::{FRONTEND, web4},
-    request,
-};
+use tests::{EchoConnection, FRONTEND, TIMEOUT, TestNode, Trace, Transport, eventually, request, run, web4};
 
 use super::trace::{are_products, node_or_skip, refused, start};
 

@@ -5,13 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 
 use serde_json::Value;
 use tests::{
-    EchoConnection, ObjectTracker, TIMEOUT, TestNode, Transport,
-    client::{exchange, udp_socket},
-    eventually,
-    fixtures::{FRONTEND, TARGET_PORT, WEB, web, web_frontends, web4},
-    manifest::Service,
-    request,
-    requirements::kernel_at_least,
+    EchoConnection, FRONTEND, ObjectTracker, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB,
+    eventually, exchange, kernel_at_least, request, udp_socket, web, web_frontends, web4,
 };
 
 use super::trace::{OTHER4, SHORT_EJECTIONS, are_products, node_or_skip, other4, start, unread_trace};

@@ -8,14 +8,8 @@ use std::{
 };
 
 use tests::{
-    Agent, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
-    agent::{APPLIED, brain_socket},
-    eventually,
-    fixtures::{FRONTEND, endpoint, web4},
-    http,
-    manifest::{self, Service},
-    scaled,
-    test_node::{NODE, expected_dump},
+    APPLIED, Agent, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Service, TIMEOUT, TestNode,
+    Transport, brain_socket, endpoint, eventually, expected_dump, http, manifest, scaled, web4,
 };
 
 /// `web` with these endpoints, and a Service that never changes.

@@ -10,10 +10,7 @@ use std::{
 
 use aya::maps::{HashMap, Map, MapData};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tests::{
-    TIMEOUT, TestNode, agent::run, client::udp_socket, eventually, fixtures::endpoint, manifest::Service,
-    requirements::kernel_at_least,
-};
+use tests::{Service, TIMEOUT, TestNode, endpoint, eventually, kernel_at_least, run, udp_socket};
 
 /// Far more Services than the one that a socket has in its slot.
 const MANY: u16 = 100;

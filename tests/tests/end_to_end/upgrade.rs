@@ -9,13 +9,8 @@ use std::{
 
 use aya::maps::MapData;
 use tests::{
-    AgentCommand, Build, ConnectLoad, EchoConnection, TIMEOUT, TestNode, Transport,
-    agent::run,
-    client::{receive, udp_socket},
-    fixtures::{WEB, WEB4, web, web4},
-    manifest::Service,
-    request, scaled,
-    test_node::expected_dump,
+    AgentCommand, Build, ConnectLoad, EchoConnection, Service, TIMEOUT, TestNode, Transport, WEB, WEB4,
+    client::receive, expected_dump, request, run, scaled, udp_socket, web, web4,
 };
 
 /// A UDP socket whose replies must all come from the same endpoint, with the Service's address.

@@ -28,9 +28,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tests::{
     Build, TIMEOUT,
-    agent::run,
     deploy::{self, Renderer},
-    eventually,
+    eventually, run,
 };
 
 use self::configuration::settings;

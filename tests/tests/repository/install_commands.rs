@@ -12,7 +12,7 @@ use std::{
 };
 
 use build_tools::command::workspace;
-use tests::{Build, agent::run, skip::skip};
+use tests::{Build, run, skip};
 
 /// Every program that the commands call.
 const PROGRAMS: [&str; 10] = [

@@ -7,12 +7,7 @@ mod pictures;
 
 use std::{net::Ipv4Addr, time::Duration};
 
-use tests::{
-    EchoConnection, TestNode,
-    fixtures::{WEB4, web4},
-    http,
-    manifest::Service,
-};
+use tests::{EchoConnection, Service, TestNode, WEB4, http, web4};
 
 use browser::Browser;
 

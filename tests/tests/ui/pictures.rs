@@ -9,7 +9,7 @@ use std::{
 };
 
 use build_tools::command::workspace;
-use tests::{ConnectLoad, TestNode, Transport, fixtures::endpoint, manifest::Service};
+use tests::{ConnectLoad, Service, TestNode, Transport, endpoint};
 
 use crate::{PAGE, browser::Browser};
 

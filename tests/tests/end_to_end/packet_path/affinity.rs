@@ -10,18 +10,13 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tests::{
-    NetNs, TIMEOUT, TestCluster, Transport,
-    agent::run,
-    eventually, http,
-    manifest::Service,
-    repetitions,
-    requirements::program_or_skip,
-    test_cluster::{CLIENT, N1, P1, P2, P3},
+    NetNs, Service, TIMEOUT, TestCluster, Transport, eventually, http, program_or_skip, repetitions, run,
 };
 
 use super::{
-    BACKENDS, NODE_PORT, RunningCluster, at, cluster_ips, external, external_frontends, internal_frontends,
-    load_balancer_ips, nft, on_both_nodes, replies, server, start_load,
+    BACKENDS, CLIENT, N1, NODE_PORT, P1, P2, P3, RunningCluster, at, cluster_ips, external,
+    external_frontends, internal_frontends, load_balancer_ips, nft, on_both_nodes, replies, server,
+    start_load,
 };
 
 /// The pods, with their nodes.

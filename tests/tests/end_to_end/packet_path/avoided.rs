@@ -5,14 +5,10 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
 };
 
-use tests::{
-    EchoServer, TIMEOUT, TestCluster, Transport, eventually, http,
-    manifest::Service,
-    test_cluster::{P1, TARGET},
-};
+use tests::{EchoServer, Service, TIMEOUT, TestCluster, Transport, eventually, http};
 
 use super::{
-    RunningCluster, at, cluster_ips, internal_frontends, is_active, load_balancer_ips,
+    P1, RunningCluster, TARGET, at, cluster_ips, internal_frontends, is_active, load_balancer_ips,
     node::request_by_socket,
 };
 

@@ -7,15 +7,11 @@ use std::{
     thread,
 };
 
-use tests::{
-    Explained, NetNs, TIMEOUT, TestCluster, Transport, eventually,
-    manifest::{self, Service},
-    test_cluster::{CLIENT, N1, N2, P1, P2, P3, TARGET},
-};
+use tests::{Explained, NetNs, Service, TIMEOUT, TestCluster, Transport, eventually, manifest};
 
 use super::{
-    NODE_PORT, RunningCluster, at, check_dropped, cluster_ips, external, external_frontends, external_ips,
-    internal_frontends, load_balancer_ips, on_both_nodes,
+    CLIENT, N1, N2, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, at, check_dropped, cluster_ips, external,
+    external_frontends, external_ips, internal_frontends, load_balancer_ips, on_both_nodes,
 };
 
 /// Checks that a client reaches the pods that an explanation names.

@@ -5,17 +5,14 @@ use std::{net::IpAddr, process::Command};
 use regex::Regex;
 use serde_json::Value;
 use tests::{
-    TIMEOUT, TestCluster, Transport,
-    agent::{Output, run},
-    eventually,
-    manifest::Service,
+    Output, Service, TIMEOUT, TestCluster, Transport, eventually,
     nft_versions::{Nft, nft_versions_or_skip},
-    test_cluster::{N1, P1, P2, P3, TARGET},
+    run,
 };
 
 use super::{
-    NODE_PORT, RunningCluster, apply_service_cidr, at, check_refused, cluster_ips, connect, external,
-    internal, is_ready, load_balancer_ips, on_both_nodes, replies,
+    N1, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, apply_service_cidr, at, check_refused, cluster_ips,
+    connect, external, internal, is_ready, load_balancer_ips, on_both_nodes, replies,
 };
 
 const TABLE: &str = "kube-proxy-ebpf";

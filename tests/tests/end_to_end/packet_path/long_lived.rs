@@ -15,20 +15,14 @@ use std::{
 
 use nix::sys::signal::Signal;
 use tests::{
-    EchoConnection, NetNs, TIMEOUT, TestCluster, Transport,
-    agent::run,
-    client::{connected_udp_socket, exchange_connected},
-    eventually,
-    manifest::Service,
-    repetitions,
-    requirements::{kernel_at_least, program_or_skip},
-    scaled,
-    test_cluster::{P1, P2, P3, TARGET},
+    EchoConnection, NetNs, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket, eventually,
+    exchange_connected, kernel_at_least, program_or_skip, repetitions, run, scaled,
 };
 
 use super::{
-    BACKENDS, NODE_PORT, RunningCluster, at, connect, dump, external, external_frontends, internal_frontends,
-    is_active, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_load, start_ready,
+    BACKENDS, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, at, connect, dump, external, external_frontends,
+    internal_frontends, is_active, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_load,
+    start_ready,
 };
 
 /// A connected UDP socket, which is one flow.

@@ -24,13 +24,9 @@ use std::{
 };
 
 use tests::{
-    Agent, AgentCommand, ConnectLoad, NetNs, TIMEOUT, TestCluster, Transport,
-    agent::run,
-    client::connected_udp_socket,
-    eventually, http,
-    manifest::{self, Service},
-    scaled,
-    test_cluster::{N1, P1, P3, Reply, TARGET},
+    Agent, AgentCommand, ConnectLoad, NetNs, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket,
+    eventually, http, manifest, run, scaled,
+    test_cluster::{CLIENT, N1, N2, P1, P2, P3, Reply, TARGET},
 };
 
 const BACKENDS: [&str; 2] = ["nft", "ebpf"];

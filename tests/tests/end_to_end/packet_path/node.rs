@@ -11,17 +11,13 @@ use aya::maps::Array;
 use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, TIMEOUT, TestCluster, Transport,
-    agent::{APPLIED, Output, run},
-    eventually, http,
-    requirements::{kernel_at_least, program_or_skip},
-    skip,
-    test_cluster::{N1, P1, P2, P3, Reply},
+    APPLIED, AgentCommand, Build, Output, TIMEOUT, TestCluster, Transport, eventually, http, kernel_at_least,
+    program_or_skip, run, skip,
 };
 
 use super::{
-    NODE_PORT, RunningCluster, at, check_dropped, dump, external, external_frontends, external_ips,
-    internal_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_ready,
+    N1, NODE_PORT, P1, P2, P3, Reply, RunningCluster, at, check_dropped, dump, external, external_frontends,
+    external_ips, internal_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_ready,
 };
 
 #[test]

@@ -2,15 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use tests::{
-    repetitions,
-    test_cluster::{CLIENT, N1, N2, P1, P2, P3},
-};
+use tests::repetitions;
 
 use super::{
-    NODE_PORT, RunningCluster, at, check, check_dropped, check_refused, cluster_ips, dump, external,
-    external_frontends, external_ips, internal, internal_frontends, load_balancer_ips, on_both_nodes, server,
-    sources::N1_AT_POD,
+    CLIENT, N1, N2, NODE_PORT, P1, P2, P3, RunningCluster, at, check, check_dropped, check_refused,
+    cluster_ips, dump, external, external_frontends, external_ips, internal, internal_frontends,
+    load_balancer_ips, on_both_nodes, server, sources::N1_AT_POD,
 };
 
 #[test]

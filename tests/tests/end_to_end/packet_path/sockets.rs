@@ -13,21 +13,14 @@ use nix::{
 };
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoServer, NetNs, TIMEOUT, TestCluster, Transport,
-    client::{REQUEST_TIMEOUT, connected_udp_socket, exchange, exchange_connected},
-    eventually,
-    http::metric,
-    manifest::{self, Service},
-    requirements::kernel_at_least,
-    sandbox::CgroupGuard,
-    scaled,
-    skip::skip,
-    test_cluster::{N1, N2, P1, P2, P3, Reply, TARGET},
+    EchoServer, NetNs, REQUEST_TIMEOUT, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket,
+    eventually, exchange, exchange_connected, kernel_at_least, manifest, metric, sandbox::CgroupGuard,
+    scaled, skip,
 };
 
 use super::{
-    super::pod_annotations, BACKENDS, NODE_PORT, RunningCluster, at, cluster_ips, internal,
-    internal_frontends, on_both_nodes, replies, start_ready,
+    super::pod_annotations, BACKENDS, N1, N2, NODE_PORT, P1, P2, P3, Reply, RunningCluster, TARGET, at,
+    cluster_ips, internal, internal_frontends, on_both_nodes, replies, start_ready,
 };
 
 /// A cluster whose sockets from now on are those of pods and nodes with the proxy.

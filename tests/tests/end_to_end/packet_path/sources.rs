@@ -2,15 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use tests::{
-    TIMEOUT, TestCluster, Transport, eventually,
-    requirements::program_or_skip,
-    test_cluster::{CLIENT, N1, P1, P2, P3},
-};
+use tests::{TIMEOUT, TestCluster, Transport, eventually, program_or_skip};
 
 use super::{
-    BACKENDS, NODE_PORT, RunningCluster, at, check, check_refused, cluster_ips, dump, external, external_ips,
-    internal, internal_frontends, load_balancer_ips, nft, on_both_nodes, server, start_ready,
+    BACKENDS, CLIENT, N1, NODE_PORT, P1, P2, P3, RunningCluster, at, check, check_refused, cluster_ips, dump,
+    external, external_ips, internal, internal_frontends, load_balancer_ips, nft, on_both_nodes, server,
+    start_ready,
 };
 
 /// The address of n1 on the veth pair to its pod, by family.

@@ -11,16 +11,13 @@ use std::{
 
 use build_tools::programs::find;
 use tests::{
-    EchoConnection, TIMEOUT, TestCluster, Transport,
-    agent::run,
-    eventually, http,
-    load::LoadReport,
-    requirements::program_or_skip,
-    skip,
-    test_cluster::{P1, P2, TARGET},
+    EchoConnection, LoadReport, TIMEOUT, TestCluster, Transport, eventually, http, program_or_skip, run, skip,
 };
 
-use super::{BACKENDS, RunningCluster, at, external, load_balancer_ips, server, start_load, start_ready};
+use super::{
+    BACKENDS, P1, P2, RunningCluster, TARGET, at, external, load_balancer_ips, server, start_load,
+    start_ready,
+};
 
 /// How kube-proxy writes its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

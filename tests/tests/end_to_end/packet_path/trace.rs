@@ -3,14 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
-use tests::{
-    TIMEOUT, TestCluster, Trace, Transport, eventually,
-    test_cluster::{CLIENT, P1, P3, TARGET},
-};
+use tests::{TIMEOUT, TestCluster, Trace, Transport, eventually};
 
 use super::{
-    RunningCluster, at, check_dropped, check_refused, cluster_ips, external, external_frontends, is_ready,
-    load_balancer_ips, nft, on_both_nodes, server,
+    CLIENT, P1, P3, RunningCluster, TARGET, at, check_dropped, check_refused, cluster_ips, external,
+    external_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server,
 };
 
 #[track_caller]

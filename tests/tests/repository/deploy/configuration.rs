@@ -6,7 +6,7 @@ use std::{
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
-use tests::{Build, agent::run, deploy};
+use tests::{Build, deploy, run};
 
 use super::{TOOLS, all_containers, containers, is_initializing, pod, rendered, strings};
 

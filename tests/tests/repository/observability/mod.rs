@@ -14,11 +14,10 @@ use build_tools::{
 use regex::Regex;
 use serde_json::{Value, json};
 use tests::{
-    AgentCommand, Build, TestNode,
+    AgentCommand, Build, NODE, TestNode,
     deploy::{self, Renderer},
     http::metrics,
     skip,
-    test_node::NODE,
 };
 
 use crate::deploy::with_components;
