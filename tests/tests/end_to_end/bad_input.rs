@@ -298,25 +298,8 @@ const ACTIVE_NAME: &str = "web\\u001b[2J\\u009b31m\\nERROR forged\\u202e\\u0007"
 fn nothing_that_a_tenant_names_acts_on_a_terminal() {
     let Some(mut node) = node_or_skip() else { return };
     node.start(&[]);
-    let names = format!(r#""name":"{ACTIVE_NAME}","namespace":"{ACTIVE_NAME}""#);
-    let slice = format!(
-        r#"{{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","metadata":{{"name":"bad",
-        "namespace":"default","labels":{{"kubernetes.io/service-name":"bad"}},
-        "annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{ACTIVE_NAME}"}}}},
-        "ports":[{{"name":"{ACTIVE_NAME}","port":80,"appProtocol":"{ACTIVE_NAME}"}}],
-        "endpoints":[{{"addresses":["{ACTIVE_NAME}"],"hostname":"{ACTIVE_NAME}"}},
-        {{"addresses":["10.244.1.9"],"hostname":"{ACTIVE_NAME}","nodeName":"{ACTIVE_NAME}",
-          "hints":{{"forZones":[{{"name":"{ACTIVE_NAME}"}}]}},"targetRef":{{"kind":"Pod","name":"{ACTIVE_NAME}"}}}}]}}"#
-    );
-    let service = |metadata: &str| {
-        format!(
-            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{{metadata}}},"spec":{{"clusterIP":"10.96.0.66",
-            "type":"{ACTIVE_NAME}","externalIPs":["{ACTIVE_NAME}"],"ports":[{{"name":"{ACTIVE_NAME}","port":80}},
-            {{"name":"ok","port":81,"protocol":"{ACTIVE_NAME}"}},{{"name":"fine","port":82,"targetPort":"{ACTIVE_NAME}"}}]}}}}"#
-        )
-    };
-    let (named, bad) = (service(&names), service(r#""name":"bad","namespace":"default""#));
-    node.write_file("bad.json", &format!("{named}\n{bad}\n{slice}"));
+    let objects = include_str!("bad_input/active.json").replace("NAME", ACTIVE_NAME);
+    node.write_file("bad.json", &objects);
     node.wait_until_logged(&["Service default/bad", "EndpointSlice default/bad"]);
     // A file that does not parse is quoted as well.
     node.write_file(

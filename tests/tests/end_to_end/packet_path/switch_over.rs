@@ -80,43 +80,19 @@ impl Mode {
         let (service, endpoint) = (load_balancer_ips(1)[family], at(P2[family], TARGET));
         let [ip, iptables] = [["ip", "iptables"], ["ip6", "ip6tables"]][family];
         let kind = ["ipv4_addr", "ipv6_addr"][family];
+        let rules = |template: &str| {
+            let rules = template.replace("%FAMILY%", ip).replace("%KIND%", kind);
+            rules.replace("%SERVICE%", &service.to_string()).replace("%ENDPOINT%", &endpoint.to_string())
+        };
         match self {
-            Self::Nftables => script(
-                it,
-                "nft -f -",
-                &format!(
-                    "table {ip} kube-proxy {{
-                       map service-ips {{ type {kind} . inet_proto . inet_service : verdict
-                         elements = {{ {service} . tcp . 80 : goto external }}; }}
-                       chain mark-for-masquerade {{ meta mark set meta mark or 0x4000; }}
-                       chain external {{ jump mark-for-masquerade
-                         meta l4proto tcp dnat {ip} to {endpoint}
-                       }}
-                       chain services {{ {ip} daddr . meta l4proto . th dport vmap @service-ips; }}
-                       chain nat-prerouting {{ type nat hook prerouting priority -100; jump services; }}
-                       chain nat-output {{ type nat hook output priority -100; jump services; }}
-                       chain nat-postrouting {{ type nat hook postrouting priority 100;
-                         meta mark & 0x4000 == 0 return
-                         meta mark set meta mark xor 0x4000
-                         masquerade fully-random
-                       }}
-                     }}"
-                ),
-            ),
+            Self::Nftables => {
+                script(it, "nft -f -", &rules(include_str!("switch_over/kube-proxy.nft")));
+            }
             Self::Ipvs => Self::Iptables("iptables-nft").write_family(it, family),
-            Self::Iptables(program) => script(
-                it,
-                &format!("{}-restore --noflush", program.replace("iptables", iptables)),
-                &format!(
-                    "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
-                     -A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n\
-                     -A KUBE-SERVICES -d {service} -p tcp --dport 80 -j MARK --set-xmark 0x4000/0x4000\n\
-                     -A KUBE-SERVICES -d {service} -p tcp --dport 80 -j DNAT --to-destination {endpoint}\n\
-                     -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
-                     -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n\
-                     -A KUBE-POSTROUTING -j MASQUERADE --random-fully\nCOMMIT\n"
-                ),
-            ),
+            Self::Iptables(program) => {
+                let program = format!("{}-restore --noflush", program.replace("iptables", iptables));
+                script(it, &program, &rules(include_str!("switch_over/iptables.txt")));
+            }
         }
     }
 
