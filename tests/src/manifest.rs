@@ -329,6 +329,15 @@ pub const fn endpoint(n: u8) -> [IpAddr; 2] {
     ]
 }
 
+/// A Service whose cluster IP, 10.96.0.300, is none.
+#[must_use]
+pub fn invalid_service(namespace: &str, name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+         spec: {{clusterIP: 10.96.0.300, ports: [{{port: 80}}]}}\n"
+    )
+}
+
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n")

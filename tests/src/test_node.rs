@@ -312,14 +312,21 @@ impl TestNode {
         self.program("connect6").exists()
     }
 
+    /// A pinned map, given by its path below the pin folder.
+    #[must_use]
+    #[track_caller]
+    pub fn map(&self, path: &str) -> Map {
+        let map = MapData::from_pin(self.sandbox.pins().join(path));
+        map.and_then(Map::from_map_data).expect("the map is pinned")
+    }
+
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
     #[must_use]
     pub fn used_socket_slots(&self) -> usize {
-        let slots = MapData::from_pin(self.sandbox.pins().join("sock_nat4/slots"));
-        let slots = slots.and_then(Map::from_map_data).expect("slots are pinned");
         // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
         // Service.
-        let slots: Array<MapData, [u64; 8]> = Array::try_from(slots).expect("slots have eight words");
+        let slots: Array<MapData, [u64; 8]> =
+            Array::try_from(self.map("sock_nat4/slots")).expect("slots have eight words");
         let is_probe = |slot: &[u64; 8]| {
             let mut ip = [0; 16];
             ip[..8].copy_from_slice(&slot[2].to_ne_bytes());
@@ -333,9 +340,7 @@ impl TestNode {
     /// not answer, how often because it refused, and a zero.
     #[must_use]
     pub fn health_words(&self) -> [u64; 4] {
-        let map = MapData::from_pin(self.sandbox.pins().join("health2/health"));
-        let map = map.and_then(Map::from_map_data).expect("the words are pinned");
-        let words: Array<MapData, u64> = Array::try_from(map).expect("they are words");
+        let words: Array<MapData, u64> = Array::try_from(self.map("health2/health")).expect("they are words");
         [0, 1, 2, 3].map(|it| words.get(&it, 0).expect("there are four"))
     }
 

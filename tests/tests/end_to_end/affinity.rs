@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
     EchoServer, FRONTEND, NetNs, Service, TIMEOUT, TestNode, Transport, endpoint, eventually, exchange,
@@ -35,15 +35,9 @@ fn connect_from(source: [u8; 4]) -> UdpSocket {
     socket.into()
 }
 
-/// A map of the affinity table.
-fn affinity_map(node: &TestNode, name: &str) -> Map {
-    let map = MapData::from_pin(node.sandbox().pins().join("affinity2").join(name)).unwrap();
-    Map::from_map_data(map).unwrap()
-}
-
-/// The number of clients in the table.
-fn clients(node: &TestNode) -> usize {
-    let clients: HashMap<MapData, [u64; 4], [u64; 4]> = affinity_map(node, "affinity").try_into().unwrap();
+/// The number of clients in the session affinity table.
+pub(super) fn clients(node: &TestNode) -> usize {
+    let clients: HashMap<MapData, [u64; 4], [u64; 4]> = node.map("affinity2/affinity").try_into().unwrap();
     clients.keys().count()
 }
 
@@ -227,7 +221,7 @@ fn the_least_recently_used_affinity_is_evicted_first() {
     let count = clients(&node);
     assert!((1..=128).contains(&count), "{count} clients");
     // The table accepted every client.
-    let inserts: Array<MapData, u64> = affinity_map(&node, "affinity_inserts").try_into().unwrap();
+    let inserts: Array<MapData, u64> = node.map("affinity2/affinity_inserts").try_into().unwrap();
     assert_eq!(inserts.get(&0, 0).unwrap(), 1024);
     assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_affinity_inserts_total") == Some(1024.0)));
     assert_eq!(metric("kube_proxy_ebpf_affinity_capacity"), Some(128.0));

@@ -16,11 +16,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-fn brain(source: &str, socket: &Path) -> KilledOnDrop {
-    brain_with(source, socket, &[])
-}
-
-fn brain_with(source: &str, socket: &Path, flags: &[&str]) -> KilledOnDrop {
+fn brain(source: &str, socket: &Path, flags: &[&str]) -> KilledOnDrop {
     let listen = format!("unix://{}", socket.display());
     let arguments =
         ["brain", "--source", source, "--node-name", "n1", "--serve-any-node", "--listen", &listen];
@@ -52,9 +48,9 @@ fn chained_brains_decide_alike() {
     let file = format!("file:{}", manifest.display());
     let api = |socket: &Path| format!("api:unix://{}", socket.display());
     let target = |socket: &Path| format!("unix://{}", socket.display());
-    let mut brains = vec![brain(&file, &sockets[0])];
+    let mut brains = vec![brain(&file, &sockets[0], &[])];
     for pair in sockets.windows(2) {
-        brains.push(brain(&api(&pair[0]), &pair[1]));
+        brains.push(brain(&api(&pair[0]), &pair[1], &[]));
     }
     for policy in ["Cluster", "Local"] {
         write(policy);
@@ -87,9 +83,9 @@ fn a_chain_of_brains_hands_out_the_labels_that_each_of_them_requests() {
     let [a, b, c] = sockets.each_ref().map(|it| format!("unix://{}", it.display()));
     let labels = ["--with-service-labels", "app,none", "--with-service-annotations", "example.com/*"];
     let _brains = [
-        brain_with(&format!("file:{}", manifest.display()), &sockets[0], &labels),
-        brain_with(&format!("api:{a}"), &sockets[1], &["--with-service-labels", "*"]),
-        brain_with(&format!("api:{b}"), &sockets[2], &[]),
+        brain(&format!("file:{}", manifest.display()), &sockets[0], &labels),
+        brain(&format!("api:{a}"), &sockets[1], &["--with-service-labels", "*"]),
+        brain(&format!("api:{b}"), &sockets[2], &[]),
     ];
     for app in ["one", "two"] {
         write(app);

@@ -343,9 +343,7 @@ fn status_lists_rejected_items() {
     let Some(mut node) = TestNode::or_skip() else { return };
     start(&mut node);
     assert!(!status(&node, &[]).contains("REJECTED"));
-    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
-               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
-    node.write_file("bad.yaml", bad);
+    node.write_file("bad.yaml", &manifest::invalid_service("default", "bad"));
     node.wait_until(|node| {
         let text = status(node, &[]);
         let rejected = text.split_once("\nREJECTED\n").map(|(_, it)| it).unwrap_or_default();

@@ -176,43 +176,36 @@ fn serve() {
 }
 
 /// Connects to `services` in turn and counts. A connect may see the state before or after a flip, but never an earlier one.
-struct Reader {
-    thread: thread::JoinHandle<(usize, usize)>,
-}
-
-impl Reader {
-    fn start(
-        stop: &Arc<AtomicBool>,
-        failures: &Arc<std::sync::Mutex<Vec<String>>>,
-        services: Vec<SocketAddr>,
-        connect: impl Fn(SocketAddr) -> std::io::Result<IpAddr> + Send + 'static,
-    ) -> Self {
-        let (stop, failures) = (Arc::clone(stop), Arc::clone(failures));
-        let thread = thread::spawn(move || {
-            let (mut connects, mut states, mut newest) = (0, 0, 0);
-            while !stop.load(Ordering::Relaxed) {
-                for service in &services {
-                    connects += 1;
-                    match connect(*service).map(state_of) {
-                        Ok(state) if state == newest => {}
-                        Ok(state) if state > newest => {
-                            newest = state;
-                            states += 1;
-                        }
-                        Ok(state) => failures
-                            .lock()
-                            .unwrap()
-                            .push(format!("{service} is redirected to state {state} after {newest}")),
-                        Err(error) => {
-                            failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"));
-                        }
+fn start_reader(
+    stop: &Arc<AtomicBool>,
+    failures: &Arc<std::sync::Mutex<Vec<String>>>,
+    services: Vec<SocketAddr>,
+    connect: impl Fn(SocketAddr) -> std::io::Result<IpAddr> + Send + 'static,
+) -> thread::JoinHandle<(usize, usize)> {
+    let (stop, failures) = (Arc::clone(stop), Arc::clone(failures));
+    thread::spawn(move || {
+        let (mut connects, mut states, mut newest) = (0, 0, 0);
+        while !stop.load(Ordering::Relaxed) {
+            for service in &services {
+                connects += 1;
+                match connect(*service).map(state_of) {
+                    Ok(state) if state == newest => {}
+                    Ok(state) if state > newest => {
+                        newest = state;
+                        states += 1;
+                    }
+                    Ok(state) => failures
+                        .lock()
+                        .unwrap()
+                        .push(format!("{service} is redirected to state {state} after {newest}")),
+                    Err(error) => {
+                        failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"));
                     }
                 }
             }
-            (connects, states)
-        });
-        Self { thread }
-    }
+        }
+        (connects, states)
+    })
 }
 
 #[test]
@@ -233,11 +226,11 @@ fn flip_is_atomic_under_load() {
     let tcp = vec![(A6, 80).into(), (B4, 80).into(), (A4, 81).into(), (A6, 81).into()];
     let socket = udp_socket(a).unwrap();
     let readers = [
-        Reader::start(&stop, &failures, udp.clone(), move |service| exchange(&socket, service)),
-        Reader::start(&stop, &failures, udp.clone(), connect_udp),
-        Reader::start(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
-        Reader::start(&stop, &failures, tcp, connect_tcp),
-        Reader::start(&stop, &failures, vec![a], connect_other_frontends),
+        start_reader(&stop, &failures, udp.clone(), move |service| exchange(&socket, service)),
+        start_reader(&stop, &failures, udp.clone(), connect_udp),
+        start_reader(&stop, &failures, udp.into_iter().rev().collect(), connect_udp),
+        start_reader(&stop, &failures, tcp, connect_tcp),
+        start_reader(&stop, &failures, vec![a], connect_other_frontends),
     ];
     let mut active = 0;
     let states = repetitions(STATES);
@@ -253,7 +246,7 @@ fn flip_is_atomic_under_load() {
         active += 1;
     }
     stop.store(true, Ordering::Relaxed);
-    let counts = readers.map(|it| it.thread.join().unwrap());
+    let counts = readers.map(|it| it.join().unwrap());
     eprintln!("{active} states; connects and states seen, by reader: {counts:?}");
     let failures = failures.lock().unwrap();
     assert!(

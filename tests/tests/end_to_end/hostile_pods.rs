@@ -2,12 +2,13 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 
-use aya::maps::{HashMap, Map, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
     Attack, Build, EchoServer, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport,
     WEB4, endpoint, eventually, metric, repetitions, request, web,
 };
+
+use super::affinity::clients;
 
 /// The address of a Service of [`resolvers`].
 fn resolver(n: u8) -> SocketAddr {
@@ -115,13 +116,6 @@ fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
     });
     drop(pod);
     assert!(eventually(TIMEOUT, || node.used_socket_slots() <= before));
-}
-
-/// The clients in the session affinity table.
-fn clients(node: &TestNode) -> usize {
-    let map = MapData::from_pin(node.sandbox().pins().join("affinity2/affinity")).unwrap();
-    let map: HashMap<MapData, [u64; 4], [u64; 4]> = Map::from_map_data(map).unwrap().try_into().unwrap();
-    map.keys().count()
 }
 
 #[test]

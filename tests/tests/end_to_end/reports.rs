@@ -12,7 +12,7 @@ use tests::{
     AgentCommand, Build, ConnectLoad, FRONTEND, NODE, Service, TIMEOUT, TestNode, Transport, assert_contains,
     brain_socket, eventually,
     http::{self, HEALTH_PORT, METRICS_PORT, PROBE_PORT, health, health_status, is_ready, metrics, probe},
-    metric, request, run, scaled, status_socket, web4,
+    manifest, metric, request, run, scaled, status_socket, web4,
 };
 
 /// A node with `web`; no proxy runs yet.
@@ -64,9 +64,7 @@ fn health_metrics_and_status_pages_report_the_node() {
 
     // A change, and a rejected item.
     node.write(&[web4([1, 2])]);
-    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: default}\n\
-               spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n";
-    node.write_file("bad.yaml", bad);
+    node.write_file("bad.yaml", &manifest::invalid_service("default", "bad"));
     node.wait_until(|_| {
         metric("kube_proxy_ebpf_map_entries{table=\"backends4\"}") == Some(2.0)
             && metric("kube_proxy_ebpf_rejected_items{by=\"source\"}") >= Some(1.0)

@@ -7,13 +7,13 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, Map, MapData},
+    maps::{Array, MapData},
     programs::ProgramInfo,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::{
-    AgentCommand, Build, EchoConnection, FRONTEND, TIMEOUT, TestNode, Transport, WEB4, endpoint, eventually,
-    http::health_status, metric, request, run, skip, web,
+    AgentCommand, Build, EchoConnection, FRONTEND, TIMEOUT, TestNode, Transport, WEB4, connected_udp_socket,
+    endpoint, eventually, http::health_status, metric, request, run, skip, web,
 };
 
 /// The default number of slots.
@@ -41,10 +41,7 @@ fn connect() -> EchoConnection {
 fn sockets_beyond_the_slots_keep_their_service() {
     let Some(node) = node_with_slots_or_skip(["--socket-slots", "8"]) else { return };
     let mut connections: Vec<_> = (0..20).map(|_| connect()).collect();
-    let sockets: Vec<_> = (0..20).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap()).collect();
-    for socket in &sockets {
-        socket.connect(FRONTEND).unwrap();
-    }
+    let sockets: Vec<_> = (0..20).map(|_| connected_udp_socket(FRONTEND).unwrap()).collect();
     // A network namespace may use a quarter of them.
     assert_eq!(node.used_socket_slots(), 2);
     assert!(eventually(TIMEOUT, || metric("kube_proxy_ebpf_socket_overflow_sockets_total") >= Some(38.0)));
@@ -101,8 +98,7 @@ fn a_closed_socket_frees_its_slot() {
 
 /// How many slots are counted in the shares of network namespaces.
 fn counted_slots(node: &TestNode) -> u64 {
-    let shares = MapData::from_pin(node.sandbox().pins().join("sock_nat4/slot_shares")).unwrap();
-    let shares: Array<MapData, u64> = Map::from_map_data(shares).unwrap().try_into().unwrap();
+    let shares: Array<MapData, u64> = node.map("sock_nat4/slot_shares").try_into().unwrap();
     shares.iter().map(Result::unwrap).sum()
 }
 

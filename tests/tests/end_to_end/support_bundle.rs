@@ -14,7 +14,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 use tar::Archive;
 use tests::{
-    AgentCommand, Build, NODE, Service, TIMEOUT, TestNode, agent::spawn_without_capabilities, run,
+    AgentCommand, Build, NODE, Service, TIMEOUT, TestNode, agent::spawn_without_capabilities, manifest, run,
     status_socket, web,
 };
 
@@ -96,11 +96,7 @@ fn pseudonyms_hide_addresses_and_names_and_are_the_same_in_all_files() {
     let services = [web([1, 2]), billing.endpoint("secret-pod", &[[10, 244, 7, 7].into()])];
     let Some(mut node) = TestNode::running_or_skip([], &services, &[]) else { return };
     node.wait_until_ready();
-    node.write_file(
-        "bad.yaml",
-        "apiVersion: v1\nkind: Service\nmetadata: {name: unserved, namespace: finance}\n\
-                                 spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n",
-    );
+    node.write_file("bad.yaml", &manifest::invalid_service("finance", "unserved"));
     node.wait_until_logged(&["finance/unserved"]);
     let files = bundle(&node, &["--anonymize"]);
     for secret in ["10.96.0.", "10.244.", "fd00:10", "billing", "secret-pod", "finance", "unserved"] {

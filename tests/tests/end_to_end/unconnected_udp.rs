@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, MapData};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tests::{Service, TIMEOUT, TestNode, endpoint, eventually, kernel_at_least, run, udp_socket};
 
@@ -171,9 +171,8 @@ impl Node {
 
     /// The number of entries beyond the sockets' slots.
     fn entries(&self) -> usize {
-        let entries = self.node.sandbox().pins().join("sock_nat4/overflow");
-        let map = Map::from_map_data(MapData::from_pin(entries).unwrap()).unwrap();
-        let entries: HashMap<MapData, [u64; 4], [u64; 6]> = HashMap::try_from(map).unwrap();
+        let entries: HashMap<MapData, [u64; 4], [u64; 6]> =
+            self.node.map("sock_nat4/overflow").try_into().unwrap();
         entries.keys().count()
     }
 }
