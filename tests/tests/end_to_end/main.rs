@@ -26,7 +26,6 @@ mod logs;
 mod memory_bounds;
 mod node_ports;
 mod outside;
-mod outside_icmp;
 mod outside_peers;
 mod outside_reports;
 mod outside_story;

@@ -11,7 +11,6 @@ mod sockets;
 mod sources;
 mod switch_over;
 mod trace;
-mod unassigned;
 mod untracked;
 
 use std::{
