@@ -56,8 +56,6 @@ pub struct LoadReport {
     pub p50: Duration,
     /// The 99th percentile of the durations.
     pub p99: Duration,
-    /// The maximum of the durations.
-    pub max: Duration,
 }
 
 impl LoadReport {
@@ -82,7 +80,6 @@ impl LoadReport {
             |share: usize| durations.get((durations.len() * share / 100).min(durations.len().max(1) - 1));
         report.p50 = at(50).copied().unwrap_or_default();
         report.p99 = at(99).copied().unwrap_or_default();
-        report.max = durations.last().copied().unwrap_or_default();
         report
     }
 }

@@ -5,8 +5,7 @@
 use std::{
     collections::VecDeque,
     io::{self, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
-    os::unix::net::UnixStream,
+    net::{Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -16,9 +15,11 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use tests::{
     NetNs, Service, TestNode, eventually,
-    http::{self, HEALTH_PORT, METRICS_PORT, health, metrics, probe},
-    is_slow_machine, metric, repetitions, status_socket, web4,
+    http::{self, HEALTH_PORT, health, metrics, probe},
+    is_slow_machine, metric, repetitions, web4,
 };
+
+use super::large_reports::unread;
 
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// A load balancer, beside the attackers.
@@ -165,7 +166,6 @@ fn large(last: u8) -> Vec<Service> {
 #[test]
 fn readers_of_many_states_that_never_read_cost_no_page() {
     let Some(mut node) = TestNode::running_or_skip([], &large(19), &[]) else { return };
-    let socket = status_socket(node.sandbox());
     node.wait_until_ready();
     // What any reader costs, and what the process needs anyway.
     let page = node.status_page("/state").unwrap();
@@ -173,16 +173,8 @@ fn readers_of_many_states_that_never_read_cost_no_page() {
     let rendering = page.body.len() as u64 / 1024;
     let before = node.agent().memory_kb("VmRSS").unwrap();
     let mut readers = Vec::new();
-    let mut scrapers = Vec::new();
     for round in 0..3 {
-        for _ in 0..20 {
-            let mut reader = UnixStream::connect(&socket).unwrap();
-            reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-            readers.push(reader);
-            let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
-            scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-            scrapers.push(scraper);
-        }
+        readers.extend((0..20).map(|_| unread(&node)));
         // Each round reads another state.
         let backends = |last: u8| {
             let rows = f64::from(last) * SERVICES as f64;
@@ -204,5 +196,5 @@ fn readers_of_many_states_that_never_read_cost_no_page() {
     assert!(node.status_page("/state").unwrap().body.contains("service-0"));
     assert!(metric("kube_proxy_ebpf_http_connections{pages=\"status\"}") <= Some(32.0));
     assert!(metric("kube_proxy_ebpf_http_connections{pages=\"metrics\"}") <= Some(16.0 + 1.0));
-    drop((readers, scrapers));
+    drop(readers);
 }

@@ -130,6 +130,15 @@ fn no_report_takes_more_than_20_mb_in_either_process() {
     assert!(growth.iter().all(|it| *it < MAX_GROWTH), "{growth:?}");
 }
 
+/// Asks for the state and for the metrics, and reads neither.
+pub(super) fn unread(node: &TestNode) -> (UnixStream, TcpStream) {
+    let mut reader = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
+    reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
+    scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    (reader, scraper)
+}
+
 #[test]
 fn readers_that_never_read_cost_no_page() {
     let Some(mut node) = TestNode::or_skip() else { return };
@@ -137,15 +146,7 @@ fn readers_that_never_read_cost_no_page() {
     node.start(&[]);
     node.wait_until_ready();
     let (readers, grown) = process_peak(&node, || {
-        let readers: Vec<_> = (0..30)
-            .map(|_| {
-                let mut reader = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
-                reader.write_all(b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-                let mut scraper = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT)).unwrap();
-                scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-                (reader, scraper)
-            })
-            .collect();
+        let readers: Vec<_> = (0..30).map(|_| unread(&node)).collect();
         // Others are served.
         assert!(node.status_page("/state").unwrap().body.contains("service-0"));
         readers

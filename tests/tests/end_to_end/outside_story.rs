@@ -101,13 +101,17 @@ impl Story {
         self.change(service, &shares, &format!("endpoints by node are {nodes:?}"));
     }
 
-    /// The endpoint of the third node ends, then it is gone, and then there is another one.
+    /// The endpoint of the third node ends, then it is gone, and then there is another one. One of the fourth node comes and goes.
     fn drain(&self) {
         let mut draining = web(&self.cluster, &[2]).terminating();
         draining.endpoints.extend(web(&self.cluster, &[0, 1]).endpoints);
         self.change(draining, &[(0, 1), (1, 1)], "an endpoint ends");
         self.change(web(&self.cluster, &[0, 1]), &[(0, 1), (1, 1)], "it is gone");
-        self.change(web(&self.cluster, &[0, 1, 2]), &[(0, 1), (1, 1), (2, 1)], "there is another one");
+        let shares = [(0, 1), (1, 1), (2, 1), (3, 1)];
+        self.change(web(&self.cluster, &[0, 1, 2]), &shares[..3], "there is another one");
+        // The fourth node gets rows of the others; what they know stays theirs.
+        self.change(web(&self.cluster, &[0, 1, 2, 3]), &shares, "a fourth node has one");
+        self.change(web(&self.cluster, &[0, 1, 2]), &shares[..3], "that is gone, too");
     }
 
     /// Other Services come, get other endpoints, and go.

@@ -15,6 +15,8 @@ use tests::{
     repetitions, scaled, skip, web, web4,
 };
 
+use super::upgrade;
+
 /// A Service whose endpoint stays.
 const STEADY: [&str; 2] = ["10.96.0.11", "fd00:10:96::11"];
 
@@ -54,12 +56,7 @@ impl LongLived {
 
     #[track_caller]
     fn check(&mut self, when: &str) {
-        for (connection, service) in &mut self.tcp {
-            connection
-                .ping()
-                .unwrap_or_else(|error| panic!("a connection to {service} broke {when}: {error}"));
-            assert_eq!(connection.stream().peer_addr().unwrap(), *service, "{when}");
-        }
+        upgrade::check(&mut self.tcp, when);
         for (socket, service) in &self.udp {
             let mut reply = [0; 64];
             socket.send(b"who?").unwrap();

@@ -61,11 +61,24 @@ fn start(node: &mut TestNode, build: Build, services: &[Service]) {
 }
 
 #[track_caller]
-fn check(connections: &mut [(EchoConnection, SocketAddr)], when: &str) {
+pub(super) fn check(connections: &mut [(EchoConnection, SocketAddr)], when: &str) {
     for (connection, service) in connections {
-        connection.ping().unwrap();
+        connection.ping().unwrap_or_else(|error| panic!("a connection to {service} broke {when}: {error}"));
         assert_eq!(connection.stream().peer_addr().unwrap(), *service, "{when}");
     }
+}
+
+/// What must survive, of each family: connections, flows, and those that connect all the time.
+fn connect(services: [SocketAddr; 2]) -> ([(EchoConnection, SocketAddr); 2], Vec<Flow>, [ConnectLoad; 3]) {
+    let connections = services.map(|it| (EchoConnection::connect(it).unwrap(), it));
+    let flows = services.into_iter();
+    let flows = flows.flat_map(|it| [Flow::new(it, true), Flow::new(it, false), Flow::new(it, false)]);
+    let mut flows: Vec<_> = flows.collect();
+    flows.iter_mut().for_each(|it| it.exchange("at first"));
+    let [v4, v6] = services;
+    let loads = [(Transport::Tcp, v4), (Transport::Udp, v6), (Transport::UdpUnconnected, v4)];
+    let interval = scaled(Duration::from_millis(1));
+    (connections, flows, loads.map(|(by, address)| ConnectLoad::start(by, address, 1, interval)))
 }
 
 #[test]
@@ -78,16 +91,7 @@ fn upgrade_keeps_sockets() {
     start(&mut node, Build::Failpoints, &services);
     assert_eq!(node.layouts(), [Build::Failpoints.layout()]);
 
-    let mut connections = [service, service6].map(|it| (EchoConnection::connect(it).unwrap(), it));
-    let mut flows: Vec<_> = [service, service6]
-        .into_iter()
-        .flat_map(|it| [Flow::new(it, true), Flow::new(it, false), Flow::new(it, false)])
-        .collect();
-    flows.iter_mut().for_each(|it| it.exchange("at first"));
-    let loads = [(Transport::Tcp, service), (Transport::Udp, service6), (Transport::UdpUnconnected, service)]
-        .map(|(transport, address)| {
-            ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
-        });
+    let (mut connections, mut flows, loads) = connect([service, service6]);
 
     let [layout, next_layout] = [Build::Failpoints, Build::NextLayout].map(Build::layout);
     for build in [Build::NextLayout, Build::Failpoints, Build::NextLayout, Build::Failpoints] {
@@ -135,14 +139,7 @@ fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
     };
     start(&mut node, &previous);
 
-    let mut connections = addresses.map(|it| (EchoConnection::connect(it).unwrap(), it));
-    let mut flows: Vec<_> =
-        addresses.into_iter().flat_map(|it| [Flow::new(it, true), Flow::new(it, false)]).collect();
-    flows.iter_mut().for_each(|it| it.exchange("at first"));
-    let loads =
-        [(Transport::Tcp, addresses[0]), (Transport::Udp, addresses[1])].map(|(transport, address)| {
-            ConnectLoad::start(transport, address, 1, scaled(Duration::from_millis(1)))
-        });
+    let (mut connections, mut flows, loads) = connect(addresses);
     for (binary, when) in
         [(&this, "after the upgrade"), (&previous, "after the downgrade"), (&this, "at the end")]
     {
