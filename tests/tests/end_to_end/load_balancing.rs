@@ -11,10 +11,6 @@ fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
     web4(endpoints).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
 }
 
-fn slow_start(endpoints: impl IntoIterator<Item = u8>, time: &str) -> Service {
-    web4(endpoints).annotation("kube-proxy-ebpf.io/slow-start", time)
-}
-
 /// A node with servers at some endpoints, and a Service.
 fn node_or_skip(servers: impl IntoIterator<Item = u8>, service: Service) -> Option<TestNode> {
     TestNode::running_or_skip(servers, &[service], &[])
@@ -123,7 +119,8 @@ fn connections_to_the_second() -> usize {
 #[test]
 fn the_share_of_a_new_endpoint_grows_through_a_restart_and_anew_when_it_returns() {
     let time = scaled(Duration::from_secs(12));
-    let service = |endpoints: &[u8]| slow_start(endpoints.iter().copied(), &format!("{}s", time.as_secs()));
+    let seconds = format!("{}s", time.as_secs());
+    let service = |it: &[u8]| web4(it.iter().copied()).annotation("kube-proxy-ebpf.io/slow-start", &seconds);
     let Some(mut node) = node_or_skip([1, 2], service(&[1])) else { return };
     thread::sleep(time + Duration::from_secs(1));
     node.apply(&[service(&[1, 2])]);

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -25,44 +25,37 @@ fn probe_address(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port + 1_000).into()
 }
 
-/// The files of mutual TLS: an authority, and a certificate with its key for brains and for agents.
-struct Certificates(PathBuf);
-
-impl Certificates {
-    fn new(folder: &Path) -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(folder.join("ca.crt"), authority.pem()).unwrap();
-        for name in [BRAIN, AGENT] {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new([name.to_owned()]).unwrap();
-            fs::write(folder.join(format!("{name}.crt")), params.signed_by(&key, &authority).unwrap().pem())
-                .unwrap();
-            fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Self(folder.to_owned())
+/// Writes the files of mutual TLS: an authority, and a certificate with its key for brains and for agents.
+fn write_certificates(folder: &Path) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(folder.join("ca.crt"), authority.pem()).unwrap();
+    for name in [BRAIN, AGENT] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        fs::write(folder.join(format!("{name}.crt")), certificate.pem()).unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
+}
 
+/// Brains and agents in the sandbox of a node, which has their certificates.
+struct Brains<'a>(&'a TestNode);
+
+impl Brains<'_> {
     /// The flags of one side; the authority's differs.
     fn flags(&self, name: &str, authority: &str) -> [String; 6] {
-        let file = |it: &str| self.0.join(it).display().to_string();
+        let file = |it: &str| self.0.sandbox().files().join(it).display().to_string();
         let [certificate, key] = ["crt", "key"].map(|it| file(&format!("{name}.{it}")));
         ["--tls-cert".into(), certificate, "--tls-key".into(), key, authority.into(), file("ca.crt")]
     }
 
-    fn of_client(&self) -> Vec<String> {
+    fn flags_of_client(&self) -> Vec<String> {
         let more = ["--tls-server-name".to_owned(), BRAIN.to_owned()];
         self.flags(AGENT, "--tls-ca").into_iter().chain(more).collect()
     }
-}
 
-struct Brains<'a> {
-    node: &'a TestNode,
-    certificates: Certificates,
-}
-
-impl Brains<'_> {
     fn start(&self, port: u16, source: &str) -> Agent {
         let (listen, probe) = (format!("tcp://127.0.0.1:{port}"), probe_address(port).to_string());
         AgentCommand::new(&Build::Product.binary(), &[])
@@ -78,9 +71,9 @@ impl Brains<'_> {
                 "--probe-bind-address",
                 &probe,
             ])
-            .args(self.certificates.flags(BRAIN, "--tls-client-ca"))
+            .args(self.flags(BRAIN, "--tls-client-ca"))
             .node(NODE)
-            .start(self.node.sandbox())
+            .start(self.0.sandbox())
             .unwrap()
     }
 
@@ -91,10 +84,10 @@ impl Brains<'_> {
     fn start_agent(&self) -> Agent {
         AgentCommand::new(&Build::Product.binary(), &[])
             .args(["agent", "--target", &Self::targets(&PORTS)])
-            .args(self.certificates.of_client())
+            .args(self.flags_of_client())
             .node(NODE)
-            .kernel(self.node.sandbox())
-            .start(self.node.sandbox())
+            .kernel(self.0.sandbox())
+            .start(self.0.sandbox())
             .unwrap()
     }
 
@@ -102,7 +95,7 @@ impl Brains<'_> {
     fn followed(&self, ports: &[u16]) -> Vec<usize> {
         let follows = |port: u16| {
             let mut command = Command::new(Build::Product.binary());
-            command.args(["nodes", "--target", &Self::targets(&[port])]).args(self.certificates.of_client());
+            command.args(["nodes", "--target", &Self::targets(&[port])]).args(self.flags_of_client());
             run(&mut command).stdout.lines().any(|it| it.starts_with(NODE))
         };
         ports.iter().enumerate().filter(|(_, port)| follows(**port)).map(|(index, _)| index).collect()
@@ -113,10 +106,10 @@ impl Brains<'_> {
     fn change(&self, agent: &mut Agent, endpoints: &[u8], limit: Duration) -> Duration {
         let services = [web4(endpoints.iter().copied())];
         let start = Instant::now();
-        self.node.write(&services);
+        self.0.write(&services);
         let expected = expected_dump(&services);
         agent
-            .wait_until(limit, || self.node.dump(Build::Product).is_ok_and(|it| it == expected))
+            .wait_until(limit, || self.0.dump(Build::Product).is_ok_and(|it| it == expected))
             .unwrap_or_else(|error| panic!("{endpoints:?}: {error}"));
         start.elapsed()
     }
@@ -127,7 +120,8 @@ fn a_brain_that_dies_or_hangs_costs_its_clients_a_reconnect_and_nothing_else() {
     let Some(node) = TestNode::serving_or_skip(1..=3) else { return };
     node.write(&[web4([1])]);
     let source = node.source();
-    let brains = Brains { node: &node, certificates: Certificates::new(node.sandbox().files()) };
+    write_certificates(node.sandbox().files());
+    let brains = Brains(&node);
     // The third one never has a state, and so gets no client.
     let mut running: Vec<_> = PORTS[..2].iter().map(|it| Some(brains.start(*it, &source))).collect();
     let _starting = brains.start(PORTS[2], "api:unix:///no/such.sock");

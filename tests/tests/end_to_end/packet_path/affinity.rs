@@ -103,11 +103,10 @@ fn affinity_to_a_removed_endpoint_is_ignored() {
         let it = it.killed();
         for (family, table) in ["ip", "ip6"].into_iter().enumerate() {
             let client = CLIENT[family];
-            let service_port = service_port(&it, table, cluster_ips(1)[family]);
+            let [upper, lower] = service_port(&it, table, cluster_ips(1)[family]);
             // As if it had been added just before its endpoint was removed.
-            let removed = format!("{:x}:{:x}", service_port >> 16, service_port & 0xffff | 9 << 1);
-            let service_port = format!("{:x}:{:x}", service_port >> 16, service_port & 0xffff);
-            let element = format!("{{ {client} . {service_port} timeout 600s : {removed} }}");
+            let removed = format!("{upper:x}:{:x}", lower | 9 << 1);
+            let element = format!("{{ {client} . {upper:x}:{lower:x} timeout 600s : {removed} }}");
             nft(&it, &["add", "element", table, "kube-proxy-ebpf", "affinity", &element]);
             let frontend = at(load_balancer_ips(1)[family], 80);
             let servers = servers(&it.client, Transport::Tcp, frontend);
@@ -161,14 +160,13 @@ fn connect_from_foreign_addresses(it: &TestCluster, transport: Type, to: SocketA
     });
 }
 
-/// The number of the TCP service port with a cluster IP.
-fn service_port(it: &TestCluster, table: &str, cluster_ip: IpAddr) -> u32 {
+/// The number of the TCP service port with a cluster IP: its upper half, and its lower half, whose last bits are free.
+fn service_port(it: &TestCluster, table: &str, cluster_ip: IpAddr) -> [u32; 2] {
     let list = nft(it, &["list", "map", table, "kube-proxy-ebpf", "service-ports"]);
     let (_, rest) = list.split_once(&format!("{cluster_ip} . tcp . 80 : ")).unwrap();
     let number = rest.split([',', ' ', '\n']).next().unwrap();
-    let (major, minor) = number.split_once(':').unwrap();
-    let half = |it| u32::from_str_radix(it, 16).unwrap();
-    half(major) << 16 | half(minor)
+    let (upper, lower) = number.split_once(':').unwrap();
+    [upper, lower].map(|it| u32::from_str_radix(it, 16).unwrap())
 }
 
 /// The elements of a map of the IPv4 table.
@@ -219,8 +217,8 @@ fn a_service_port_with_as_many_clients_as_one_may_have_gets_no_more() {
             // The tables of a running proxy cannot be changed from Linux 6.9 on.
             let it = it.killed();
             let [full, other] = [1, 2].map(|n| {
-                let number = service_port(&it, "ip", cluster_ips(n)[0]);
-                format!("{:x}:{:x}", number >> 16, number & 0xffff)
+                let [upper, lower] = service_port(&it, "ip", cluster_ips(n)[0]);
+                format!("{upper:x}:{lower:x}")
             });
             let full = format!("{{ {full} timeout 600s }}");
             nft(&it, &["add", "element", "ip", "kube-proxy-ebpf", "affinity-full", &full]);

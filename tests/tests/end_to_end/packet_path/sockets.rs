@@ -114,11 +114,9 @@ fn an_answer_is_no_request_to_a_service_whatever_the_clients_port() {
 
 #[test]
 fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_some() {
-    let empty = internal("empty", 1);
+    let empty = [internal("empty", 1)];
     for backend in BACKENDS {
-        let Some((_guard, mut it)) = cluster_or_skip(backend, std::slice::from_ref(&empty), &[]) else {
-            return;
-        };
+        let Some((_guard, mut it)) = cluster_or_skip(backend, &empty, &[]) else { return };
         let sockets = internal_frontends(1).map(|frontend| {
             let [connected, unconnected] =
                 [(); 2].map(|()| it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap()));
@@ -132,7 +130,7 @@ fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_som
             }
             (frontend, connected, unconnected)
         });
-        it.apply(&[empty.clone().endpoint_on("n2", "p3", &P3)]);
+        it.apply(&empty.clone().map(|it| it.endpoint_on("n2", "p3", &P3)));
         for (frontend, connected, unconnected) in sockets {
             let mut name = None;
             let arrives = || {
@@ -234,12 +232,10 @@ fn a_socket_at_an_address_that_endpoints_cannot_answer_reaches_them() {
     if !knows_the_nodes_netns() {
         return;
     }
-    let web = on_both_nodes(internal("web", 1));
+    let web = [on_both_nodes(internal("web", 1))];
     for backend in BACKENDS {
         let arguments = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
-        let Some((_guard, it)) = cluster_or_skip(backend, std::slice::from_ref(&web), &arguments) else {
-            return;
-        };
+        let Some((_guard, it)) = cluster_or_skip(backend, &web, &arguments) else { return };
         let bridge: [IpAddr; 2] = ["172.17.0.1", "fd00:17::1"].map(|it| it.parse().unwrap());
         it.n1.ip(&["link", "add", "docker0", "type", "bridge"]).unwrap();
         it.n1.ip(&["link", "set", "docker0", "up"]).unwrap();
@@ -305,9 +301,8 @@ fn a_client_bound_to_loopback_is_refused_at_a_node_port_on_loopback() {
 fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
     let web = || internal("web", 1).annotation("kube-proxy-ebpf.io/udp", "packets");
     for backend in BACKENDS {
-        let Some((_guard, mut it)) = cluster_or_skip(backend, &[web().endpoint("p2", &P2)], &[]) else {
-            return;
-        };
+        let services = [web().endpoint("p2", &P2)];
+        let Some((_guard, mut it)) = cluster_or_skip(backend, &services, &[]) else { return };
         let sockets = internal_frontends(1).map(|frontend| {
             let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
             assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{backend}: {frontend}");
@@ -339,10 +334,8 @@ fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
 fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
     let web = || internal("web", 1);
     for (socket_lb, redirected) in [("off", 0.0), ("tcp-only", 2.0)] {
-        let flag = [pod_annotations::FLAG];
-        let Some((_guard, mut it)) = cluster_or_skip("ebpf", &[web().endpoint("p2", &P2)], &flag) else {
-            return;
-        };
+        let (services, flag) = ([web().endpoint("p2", &P2)], [pod_annotations::FLAG]);
+        let Some((_guard, mut it)) = cluster_or_skip("ebpf", &services, &flag) else { return };
         let _kubelets = pod_annotations::kubelets(it.sandbox());
         let cgroup = pod_annotations::cgroup_of(it.sandbox(), 1);
         manifest::write_atomically(&it.manifests().join("pods.yaml"), &pod_annotations::pod(1, socket_lb))
