@@ -10,12 +10,12 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::sys::signal::Signal;
 use tests::{
-    EchoConnection, NetNs, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket, eventually,
+    EchoConnection, NetNs, Service, TIMEOUT, Talk, TestCluster, Transport, connected_udp_socket, eventually,
     exchange_connected, kernel_at_least, program_or_skip, repetitions, run, scaled,
 };
 
@@ -338,24 +338,8 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
         };
         let count = u16::try_from(repetitions(1_500)).unwrap();
         let all: Vec<_> = (1..=count).map(other).chain([web.clone()]).collect();
-        let is_done = Arc::new(AtomicBool::new(false));
-        let clients: Vec<_> = load_balancer_ips(1)
-            .into_iter()
-            .map(|ip| {
-                let mut connection = it.client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
-                let is_done = Arc::clone(&is_done);
-                thread::spawn(move || {
-                    let mut longest = Duration::ZERO;
-                    while !is_done.load(Ordering::Relaxed) {
-                        let began = Instant::now();
-                        connection.ping().unwrap_or_else(|error| panic!("{ip}: {error}"));
-                        longest = longest.max(began.elapsed());
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    (ip, longest)
-                })
-            })
-            .collect();
+        let connect = |ip: IpAddr| it.client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
+        let talks = load_balancer_ips(1).map(|ip| Talk::start(vec![connect(ip)]));
         let is_served = |ip| TestCluster::request_unanswered(&it.pods[1], Transport::Tcp, at(ip, 80)).is_ok();
         for _ in 0..2 {
             it.write(&all);
@@ -363,12 +347,7 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
             it.write(slice::from_ref(&web));
             assert!(eventually(TIMEOUT, || !ips(count).into_iter().any(is_served)), "{}", it.agent.log());
         }
-        is_done.store(true, Ordering::Relaxed);
-        for it in clients {
-            // For information: how long depends on what else the machine does.
-            let (ip, longest) = it.join().expect("every ping is answered");
-            println!("the longest ping of {ip} took {longest:?}");
-        }
+        talks.iter().for_each(|it| it.assert_alive("all other Services have come and gone"));
     });
 }
 
