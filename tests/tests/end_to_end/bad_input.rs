@@ -75,12 +75,9 @@ fn wrong_usage_exits_64() {
         (
             &[
                 "agent",
-                "--node-name",
-                "n1",
-                "--target",
-                "tcp://127.0.0.1:1",
-                "--cluster-cidr",
-                "10.0.0.0/16,10.1.0.0/16",
+                "--node-name=n1",
+                "--target=tcp://127.0.0.1:1",
+                "--cluster-cidr=10.0.0.0/16,10.1.0.0/16",
             ],
             &["--cluster-cidr", "10.0.0.0/16 and 10.1.0.0/16", "one per family"],
         ),

@@ -93,11 +93,8 @@ fn large_segments_stay_whole_and_full_datagrams_pass() {
 
         iperf.wait_for_client(2);
         let length = datagram.to_string();
-        let udp = send(
-            client,
-            frontend.ip(),
-            &["--udp", "--bitrate", "100M", "--bytes", "10M", "--length", &length],
-        );
+        let arguments = ["--udp", "--bitrate", "100M", "--bytes", "10M", "--length", &length];
+        let udp = send(client, frontend.ip(), &arguments);
         let [sent, lost] = ["packets", "lost_packets"].map(|it| udp["end"]["sum"][it].as_u64().unwrap());
         eprintln!("{frontend}: {sent} datagrams of {length} bytes, {lost} lost");
         // A server that does not run loses some.

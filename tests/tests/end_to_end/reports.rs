@@ -110,12 +110,8 @@ fn an_address_in_use_is_reported_once_and_taken_when_it_is_free() {
 #[test]
 fn disabled_pages_are_not_served() {
     let Some(mut node) = node_or_skip() else { return };
-    node.start_inactive(&node.command(Build::Product).args([
-        "--probe-bind-address=0",
-        "--healthz-bind-address=",
-        "--metrics-bind-address=0",
-        "--status-socket=",
-    ]));
+    let off = ["--probe-bind-address=0", "--healthz-bind-address=", "--metrics-bind-address=0"];
+    node.start_inactive(&node.command(Build::Product).args(off).arg("--status-socket="));
     node.agent_mut().wait_until_applied(TIMEOUT).unwrap();
     assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     // Pages are served before the first state is applied.

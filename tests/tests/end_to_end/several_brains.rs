@@ -59,18 +59,8 @@ impl Brains<'_> {
     fn start(&self, port: u16, source: &str) -> Agent {
         let (listen, probe) = (format!("tcp://127.0.0.1:{port}"), probe_address(port).to_string());
         AgentCommand::new(&Build::Product.binary(), &[])
-            .args([
-                "brain",
-                "--serve-any-node",
-                "--source",
-                source,
-                "--listen",
-                &listen,
-                "--tls-allow",
-                AGENT,
-                "--probe-bind-address",
-                &probe,
-            ])
+            .args(["brain", "--serve-any-node", "--source", source, "--listen", &listen])
+            .args(["--tls-allow", AGENT, "--probe-bind-address", &probe])
             .args(self.flags(BRAIN, "--tls-client-ca"))
             .node(NODE)
             .start(self.0.sandbox())

@@ -117,16 +117,8 @@ fn print_watches_a_brain_and_resumes_at_its_revision() {
     let _brain = node.start_brain();
     let start = |more: &[&str]| {
         let mut command = Command::new(Build::Product.binary());
-        command.args([
-            "print",
-            "--once",
-            "--output",
-            "json",
-            "--node-name",
-            NODE,
-            "--target",
-            &brain_socket(node.sandbox()),
-        ]);
+        command.args(["print", "--once", "--output", "json", "--node-name", NODE]);
+        command.arg("--target").arg(brain_socket(node.sandbox()));
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let end = |print: Child| {
