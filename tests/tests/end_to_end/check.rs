@@ -231,25 +231,11 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
     };
     let text = status(&node, &[]);
     assert_eq!(row(&text), ["default/web", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
-    assert_contains(
-        &text,
-        &[
-            "node n1: healthy",
-            "revision 1 active",
-            "1 Service, 1 endpoint",
-            "generation 1 active",
-            "attached at all",
-        ],
-    );
-    assert_contains(
-        &status(&node, &["--output", "json"]),
-        &[
-            "\"service\":\"default/web\"",
-            "\"endpoints\":[\"10.244.1.1:8080\"]",
-            "\"connect4\":true",
-            "\"generation\":1",
-        ],
-    );
+    assert_contains(&text, &["node n1: healthy", "revision 1 active", "1 Service, 1 endpoint"]);
+    assert_contains(&text, &["generation 1 active", "attached at all"]);
+    let json = status(&node, &["--output", "json"]);
+    assert_contains(&json, &[r#""service":"default/web""#, r#""endpoints":["10.244.1.1:8080"]"#]);
+    assert_contains(&json, &[r#""connect4":true"#, r#""generation":1"#]);
     // With another cgroup than that of `run`, and with its other flags, which fit.
     let other = node.sandbox().cgroup().parent().unwrap();
     let flags = ["--source=file:x", "--node-name=n1", "--packets=off", "--masquerade-all"];

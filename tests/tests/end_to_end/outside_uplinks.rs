@@ -9,8 +9,8 @@ use aya::programs::{
 };
 use aya_obj::programs::XdpAttachType;
 use tests::{
-    AgentCommand, Build, EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, kernel_at_least,
-    run, skip,
+    AgentCommand, Build, EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, assert_contains,
+    kernel_at_least, run, skip,
 };
 
 use crate::{
@@ -49,11 +49,7 @@ fn filters_forward_packets_and_leave_those_of_others() {
     let filters = |it: &IngressCluster, node: usize, side: &str| {
         tc(&it.nodes[node].netns, &format!("filter show dev eth0 {side}"))
     };
-    assert!(
-        filters(&cluster, 0, "ingress").contains("ingress direct-action"),
-        "{}",
-        filters(&cluster, 0, "ingress")
-    );
+    assert_contains(&filters(&cluster, 0, "ingress"), &["ingress direct-action"]);
     let explained = explain(&cluster, 0, &OUTSIDE_CLIENTS[0][0].to_string(), FRONTENDS[0]);
     assert_eq!(explained["kernel"]["forwarding"]["uplinks"], serde_json::json!(["eth0"]), "{explained}");
     // Filters outlive the proxy, and another one takes them over.

@@ -239,15 +239,8 @@ fn replies_of_a_server_are_no_failures_of_services() {
 #[test]
 fn failures_alone_are_traced_on_request() {
     // Endpoint 3 has no server.
-    let Some(node) = node_or_skip(&[
-        web4([1]),
-        other4([]),
-        Service::new("down", &[IpAddr::from([10, 96, 0, 30])])
-            .port("", "TCP", 80, TARGET_PORT)
-            .endpoints([3]),
-    ]) else {
-        return;
-    };
+    let down = Service::new("down", &[IpAddr::from([10, 96, 0, 30])]).port("", "TCP", 80, TARGET_PORT);
+    let Some(node) = node_or_skip(&[web4([1]), other4([]), down.endpoints([3])]) else { return };
     let trace = start(&node, &["--failed"]);
     drop(EchoConnection::connect(FRONTEND).unwrap());
     TcpStream::connect((OTHER4, 80)).unwrap_err();

@@ -10,15 +10,17 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     pty::openpty,
 };
-use tests::{EchoConnection, FRONTEND, TIMEOUT, TestNode, Trace, Transport, eventually, request, run, web4};
+use tests::{
+    EchoConnection, FRONTEND, TIMEOUT, TestNode, Trace, Transport, assert_contains, eventually, request, run,
+    web4,
+};
 
 use super::trace::{are_products, node_or_skip, refused, start};
 
 #[test]
 fn the_products_programs_return_however_the_trace_ends() {
     let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
-    let ended_by_time = run(node.cli("trace").args(["--for", "100ms"]));
-    assert_eq!(ended_by_time.code, Some(0), "{ended_by_time:?}");
+    let _ended_by_time = run(node.cli("trace").args(["--for", "100ms"])).success();
     assert!(eventually(TIMEOUT, || are_products(&node)));
     let mut killed = start(&node, &[]);
     assert!(!are_products(&node));
@@ -136,10 +138,7 @@ fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
     let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);
     assert!(error.contains("/none-such does not exist"), "{error}");
     let error = refused(&node, &["--pod", "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a"]);
-    assert!(
-        error.contains("no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"),
-        "{error}"
-    );
+    assert_contains(&error, &["no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"]);
     assert!(are_products(&node));
     node.terminate();
     let error = refused(&node, &[]);

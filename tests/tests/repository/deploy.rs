@@ -384,9 +384,8 @@ fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
         ("explain worker-1 pod default/other web.default", 1, "pod default/other runs on node worker-2"),
         ("check worker-9", 1, "runs on node worker-9 in namespace kube-system"),
     ] {
-        let output = plugin(arguments);
-        assert_eq!(output.code, Some(code), "{arguments}: {}", output.stderr);
-        assert!(output.stderr.contains(message), "{arguments}: {}", output.stderr);
+        let stderr = plugin(arguments).exits_with(code);
+        assert!(stderr.contains(message), "{arguments}: {stderr}");
     }
     // What it looks for are the pods of the DaemonSet, and the program is that of the image.
     let script = fs::read_to_string(deploy::folder().join("kubectl-service_proxy")).unwrap();
