@@ -72,7 +72,7 @@ fn of_a_namespace_with_too_many_entries_the_older_services_that_fit_are_served()
     brain.set_slice(endpoints_of(&huge, 4));
     let changed = brain.recompute();
     assert_eq!((served(&brain), changed.len()), (vec!["a/x".into(), "a/y".into(), "bb/z".into()], 1));
-    brain.delete(&ObjectName::Service(old.name.clone()));
+    brain.delete(&ObjectName::Service(old.name));
     brain.recompute();
     assert_eq!(served(&brain), ["a/w", "a/y", "bb/z"]);
     assert_eq!(brain.rejections().iter().count(), 0);

@@ -83,8 +83,7 @@ fn on_both_nodes(service: Service) -> Service {
 /// A connected UDP socket of the pod p2.
 fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
     let _inside = (it.sandbox().enter().unwrap(), it.pods[1].enter().unwrap());
-    let socket = connected_udp_socket(to).unwrap();
-    socket
+    connected_udp_socket(to).unwrap()
 }
 
 /// Every distinct reply.
