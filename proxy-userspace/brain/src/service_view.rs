@@ -33,8 +33,8 @@ pub(crate) struct ServiceView<'a> {
     options: &'a Options,
     /// The nodes that an endpoint refers to, once they are collected.
     nodes: Option<HashSet<&'a str>>,
-    /// The zones of the hints.
-    zones: BTreeSet<&'a str>,
+    /// The zones of the hints, once one is asked for.
+    zones: OnceCell<BTreeSet<&'a str>>,
     endpoints_by_node: OnceCell<Option<EndpointsByNode<'a>>>,
 }
 
@@ -60,10 +60,16 @@ impl<'a> ServiceView<'a> {
             Some(_) => cluster.slices_of(name).map(Arc::as_ref).collect(),
             None => Vec::new(),
         };
-        let endpoints = slices.iter().flat_map(|it| &it.endpoints);
-        let zones = endpoints.flat_map(Endpoint::zone_hints).map(AsRef::as_ref).collect();
         let admitted = admission.admitted(name);
-        Self { service, slices, admitted, options, nodes: None, zones, endpoints_by_node: OnceCell::new() }
+        Self {
+            service,
+            slices,
+            admitted,
+            options,
+            nodes: None,
+            zones: OnceCell::new(),
+            endpoints_by_node: OnceCell::new(),
+        }
     }
 
     /// Collects the nodes that an endpoint refers to, for the localities of many nodes.
@@ -90,7 +96,12 @@ impl<'a> ServiceView<'a> {
 
     /// The locality of the nodes in `zone` that no endpoint refers to.
     pub(crate) fn zone_locality(&self, zone: Option<&str>) -> Locality<'a> {
-        Locality { node: None, zone: zone.and_then(|it| self.zones.get(it).copied()) }
+        Locality { node: None, zone: zone.and_then(|it| self.zones().get(it).copied()) }
+    }
+
+    fn zones(&self) -> &BTreeSet<&'a str> {
+        let endpoints = || self.slices.iter().flat_map(|it| &it.endpoints);
+        self.zones.get_or_init(|| endpoints().flat_map(Endpoint::zone_hints).map(AsRef::as_ref).collect())
     }
 
     /// The state at a locality; none if the Service is not served.
