@@ -4,15 +4,11 @@
 //! The copies of an address and the addresses of a pod depend on each other, so they are derived together. The others keep
 //! their results while one of them is ready, no hint names a node, and hints for zones are followed, or not, as before.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use model::{
     Family, PerFamily,
-    cluster::{Endpoint, EndpointSlice, Service, SliceName, SlicePort},
+    cluster::{Endpoint, EndpointSlice, Service, SlicePort},
     state::{self, EndpointKey, Memo, PortTarget, ServiceState, TrafficPolicy},
 };
 
@@ -21,16 +17,13 @@ use crate::{
     candidates::{is_local, with_endpoints},
     select::{Others, Topology, matches_zone},
     service::trigger_time,
-    slice_index::{all_are_plain, hash, is_plain, may_contain_any, may_have_zone_hints},
+    slice_index::{Replaced, all_are_plain, has_zone_hints, hash, is_plain, may_contain_any},
 };
 
 /// The number of affected addresses up to which only they are derived again, however few endpoints there are.
 const FEW_ADDRESSES: usize = 4;
 /// In a large Service, one of this many endpoints may be affected.
 const AFFECTED_ONE_IN: usize = 8;
-
-/// The slices of a Service that have changed since it was derived, as they were then.
-pub(crate) type Replaced = BTreeMap<SliceName, Arc<EndpointSlice>>;
 
 /// The endpoints of a Service that a change can affect.
 #[derive(Debug)]
@@ -72,7 +65,7 @@ impl<'a> Affected<'a> {
             let before = (addresses.len(), pods.len());
             let hashes: Vec<_> = addresses.iter().map(hash).chain(pods.iter().map(hash)).collect();
             let with_some: Vec<_> =
-                slices.iter().copied().filter(|it| may_contain_any(it, &hashes)).collect();
+                slices.iter().copied().filter(|it| may_contain_any(it, replaced, &hashes)).collect();
             for it in with_some.iter().flat_map(|it| &it.endpoints) {
                 let pod = it.pod.as_ref();
                 if addresses.contains(&it.address) || pod.is_some_and(|it| pods.contains(it)) {
@@ -86,10 +79,11 @@ impl<'a> Affected<'a> {
         };
         let now = with_endpoints(with_some, |it| addresses.contains(&it.address));
         let is_plain = changed.iter().all(|it| is_plain(it));
-        let has_zone_hints = slices.iter().any(|it| may_have_zone_hints(it))
+        let has_zone_hints = slices.iter().any(|it| has_zone_hints(it, replaced))
             || changed.iter().any(|it| !it.zone_hints().is_empty());
         let found = Self { slices, now, addresses, pods, changed, has_zone_hints };
-        (is_plain && found.are_others_independent() && found.names_the_same_zones(replaced)).then_some(found)
+        (is_plain && found.are_others_independent(replaced) && found.names_the_same_zones(replaced))
+            .then_some(found)
     }
 
     /// The endpoints that the change does not affect, of the slices that are served.
@@ -100,11 +94,11 @@ impl<'a> Affected<'a> {
     }
 
     /// Whether the results of the others do not depend on the affected ones.
-    fn are_others_independent(&self) -> bool {
+    fn are_others_independent(&self, replaced: &Replaced) -> bool {
         let mut ports: PerFamily<Option<&[SlicePort]>> = PerFamily::default();
         for slice in self.slices.iter().filter(|it| !it.headless) {
             let of_family = ports.of_mut(slice.family).get_or_insert(&slice.ports);
-            if *of_family != slice.ports || !all_are_plain(slice) {
+            if *of_family != slice.ports || !all_are_plain(slice, replaced) {
                 return false;
             }
         }

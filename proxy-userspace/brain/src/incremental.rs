@@ -21,8 +21,9 @@ use model::{
 use crate::{
     NodeView, Options,
     admission::Admission,
-    affected::{Affected, Replaced},
+    affected::Affected,
     service_view::{Locality, ServiceView, referenced_nodes},
+    slice_index::Replaced,
 };
 
 /// The state of a cluster, and the states of the served nodes.

@@ -19,9 +19,10 @@ use model::{
 use crate::{
     NodeView, Options,
     admission::{Admission, Admitted},
-    affected::{Affected, Replaced},
+    affected::Affected,
     forwarding::{self, is_forwarded},
     service::{service_state, trigger_time},
+    slice_index::Replaced,
 };
 
 /// A Service whose state is to be derived, for one node or for many.

@@ -1,8 +1,15 @@
 //! A short index of each slice, kept with it: a change of one endpoint does not read the names of ten thousand others.
 
-use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher as _},
+    sync::Arc,
+};
 
-use model::cluster::{Endpoint, EndpointSlice};
+use model::cluster::{Endpoint, EndpointSlice, SliceName};
+
+/// The slices of a Service that have changed since it was derived, as they were then.
+pub(crate) type Replaced = BTreeMap<SliceName, Arc<EndpointSlice>>;
 
 /// Of more names, a pass over the endpoints takes less time than a search for each.
 const FEW_HASHES: usize = 16;
@@ -28,9 +35,9 @@ impl SliceIndex {
         }
     }
 
-    /// The index of a slice; `None` if somebody else has kept something with it.
-    fn of(slice: &EndpointSlice) -> Option<&Self> {
-        slice.memo.get_or_init(|| Self::new(slice))
+    /// The index of a slice; `None` if it was replaced: a slice that changes is read anyway, and has no index of use for later.
+    fn of<'a>(slice: &'a EndpointSlice, replaced: &Replaced) -> Option<&'a Self> {
+        if replaced.contains_key(&slice.name) { None } else { slice.memo.get_or_init(|| Self::new(slice)) }
     }
 }
 
@@ -42,19 +49,20 @@ pub(crate) fn hash(name: &(impl Hash + ?Sized)) -> u32 {
 }
 
 /// Whether a slice can contain an address or a pod of one of these hashes.
-pub(crate) fn may_contain_any(slice: &EndpointSlice, hashes: &[u32]) -> bool {
+pub(crate) fn may_contain_any(slice: &EndpointSlice, replaced: &Replaced, hashes: &[u32]) -> bool {
     let contains = |it: &SliceIndex| hashes.iter().any(|hash| it.hashes.binary_search(hash).is_ok());
-    hashes.len() > FEW_HASHES || SliceIndex::of(slice).is_none_or(contains)
+    hashes.len() > FEW_HASHES || SliceIndex::of(slice, replaced).is_none_or(contains)
 }
 
 /// Whether all endpoints of a slice are [plain](is_plain).
-pub(crate) fn all_are_plain(slice: &EndpointSlice) -> bool {
-    SliceIndex::of(slice).map_or_else(|| slice.endpoints.iter().all(is_plain), |it| it.is_plain)
+pub(crate) fn all_are_plain(slice: &EndpointSlice, replaced: &Replaced) -> bool {
+    SliceIndex::of(slice, replaced).map_or_else(|| slice.endpoints.iter().all(is_plain), |it| it.is_plain)
 }
 
-/// Whether an endpoint of a slice can have a hint for a zone.
-pub(crate) fn may_have_zone_hints(slice: &EndpointSlice) -> bool {
-    SliceIndex::of(slice).is_none_or(|it| it.has_zone_hints)
+/// Whether an endpoint of a slice has a hint for a zone.
+pub(crate) fn has_zone_hints(slice: &EndpointSlice, replaced: &Replaced) -> bool {
+    let any = || slice.endpoints.iter().any(|it| !it.zone_hints().is_empty());
+    SliceIndex::of(slice, replaced).map_or_else(any, |it| it.has_zone_hints)
 }
 
 /// Whether nothing but its own conditions, its node and its zones decide what an endpoint is used for, as long as others are

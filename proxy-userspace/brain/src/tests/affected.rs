@@ -2,10 +2,7 @@
 //! `tests/properties.rs`.
 
 use super::*;
-use crate::{
-    affected::{Affected, Replaced},
-    select::Topology,
-};
+use crate::{affected::Affected, select::Topology, slice_index::Replaced};
 
 /// Forty endpoints, each with a pod; the first also has an address of IPv6.
 fn slices() -> [EndpointSlice; 2] {
