@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     build::build_for_tests,
     command::{exit_code, output},
@@ -49,7 +49,7 @@ struct Arguments {
     #[arg(long, value_name = "K", hide = true, requires = "shares")]
     share: Option<usize>,
     /// How many shares there are
-    #[arg(long, value_name = "N", hide = true)]
+    #[arg(long, value_name = "N", hide = true, requires = "share")]
     shares: Option<usize>,
 }
 
@@ -84,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         bail!("the tracer knows the registers of x86-64 only, and this machine is {}", env::consts::ARCH);
     }
     if let (Some(index), Some(of)) = (arguments.share, arguments.shares) {
+        ensure!(index < of, "there is no share {index} of {of}: the first one is 0");
         let found = Share { index, of }.go_through(&arguments.selection)?;
         println!("{}", serde_json::to_string(&found)?);
         return Ok(());
