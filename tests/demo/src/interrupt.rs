@@ -1,6 +1,7 @@
 //! Ctrl-C and SIGTERM: the first ends the demo and removes the sandbox, the second ends it at once.
 
 use std::{
+    io::ErrorKind,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, ensure};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
@@ -32,6 +33,11 @@ pub(crate) fn watch() -> Result<()> {
 /// Whether the demo was interrupted.
 pub(crate) fn is_requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
+}
+
+/// Marks an error as a consequence of an interruption, if there was one, by an [`ErrorKind`].
+pub(crate) fn mark(error: Error) -> Error {
+    if is_requested() { error.context(ErrorKind::Interrupted) } else { error }
 }
 
 /// Fails if the demo was interrupted.

@@ -9,7 +9,7 @@ mod pods;
 mod screen;
 mod topology;
 
-use std::{net::SocketAddr, process::ExitCode, time::Instant};
+use std::{io::ErrorKind, net::SocketAddr, process::ExitCode, time::Instant};
 
 use anyhow::{Result, anyhow, bail};
 use build_tools::{
@@ -63,8 +63,8 @@ fn main() -> ExitCode {
         None => run(keep, ui),
     };
     match result {
-        // Whatever fails then is a consequence of it.
-        Err(_) if interrupt::is_requested() => {
+        // Marked by `interrupt::mark`.
+        Err(error) if error.is::<ErrorKind>() => {
             eprintln!("\ninterrupted; the sandbox is removed");
             ExitCode::from(interrupt::EXIT_CODE)
         }
@@ -93,9 +93,9 @@ fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {
 
     interrupt::watch()?;
     let started = Instant::now();
-    let mut demo = Demo::new(&host, &binary, ui)?;
-    if let Err(error) = show(&mut demo) {
-        if let Some(agent) = demo.agent.as_ref().filter(|_| !interrupt::is_requested()) {
+    let mut demo = Demo::new(&host, &binary, ui).map_err(interrupt::mark)?;
+    if let Err(error) = show(&mut demo).map_err(interrupt::mark) {
+        if let Some(agent) = demo.agent.as_ref().filter(|_| !error.is::<ErrorKind>()) {
             eprintln!("\nThe log of the agent:\n{}", agent.log());
         }
         return Err(error);
