@@ -65,7 +65,10 @@ fn while_dropped(netns: &NetNs, interface: &str, work: impl FnOnce() -> Result<f
     let chain = format!("type filter hook ingress device {interface} priority 0;");
     nft(netns, &format!("table netdev bench {{ chain drops {{ {chain} meta l4proto udp drop; }}; }}"))?;
     let result = work();
-    nft(netns, "delete table netdev bench").context("packets stay dropped").and(result)
+    let deleted = nft(netns, "delete table netdev bench").context("packets stay dropped");
+    let time = result?;
+    deleted?;
+    Ok(time)
 }
 
 fn nft(netns: &NetNs, command: &str) -> Result<()> {
