@@ -154,7 +154,7 @@ enum Report {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     // A connection is a file descriptor.
-    raise_max_open_files();
+    raise_max_open_files()?;
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let [socket, first, end] = &arguments[..] else { return Err(USAGE.into()) };
     let (socket, first, end) = (PathBuf::from(socket), first.parse::<u32>()?, end.parse::<u32>()?);

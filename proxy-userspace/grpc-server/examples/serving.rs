@@ -41,7 +41,7 @@ const USAGE: &str = "usage: serving SERVICES ENDPOINTS NODES WATCHED CHANGES STR
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     // A connection is a file descriptor.
-    raise_max_open_files();
+    raise_max_open_files()?;
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     if let [word, socket, first, end, streams] = &arguments[..]
         && word == "watch"

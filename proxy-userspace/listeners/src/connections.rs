@@ -189,12 +189,9 @@ pub fn max_open_files() -> usize {
 }
 
 /// Raises the maximum number of open files to the hard limit of this process.
-pub fn raise_max_open_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(error) = raised {
-        tracing::debug!(%error, "setrlimit(RLIMIT_NOFILE) failed");
-    }
+pub fn raise_max_open_files() -> nix::Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
 #[cfg(test)]

@@ -20,7 +20,9 @@ const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 /// Runs a command to its end.
 pub(super) fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     // Each client is an open file, and the soft limit is often that of programs that use select(2).
-    listeners::raise_max_open_files();
+    if let Err(error) = listeners::raise_max_open_files() {
+        tracing::debug!(%error, "setrlimit(RLIMIT_NOFILE) failed");
+    }
     // One thread is enough for the rest: slow system calls run in blocking threads; pages, and the source of a brain for
     // many nodes, have threads of their own.
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
