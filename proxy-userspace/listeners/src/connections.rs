@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
@@ -150,7 +151,6 @@ impl Table {
 }
 
 /// A connection; its place is free when this is dropped.
-#[derive(Debug)]
 pub struct Connection {
     connections: Connections,
     id: u64,
@@ -166,6 +166,12 @@ impl Connection {
     /// At the second call.
     pub fn closing(&mut self) -> oneshot::Receiver<()> {
         self.closing.take().expect("it is taken once")
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({})", self.id)
     }
 }
 
