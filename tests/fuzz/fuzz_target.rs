@@ -2,14 +2,17 @@
 
 #![no_main]
 
-use std::{env, sync::LazyLock};
+use std::{env, process, sync::LazyLock};
 
 use fuzz::targets::TARGETS;
 
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let name = env::var("FUZZ_TARGET").unwrap_or_default();
-    let target = TARGETS.into_iter().find(|(it, _)| *it == name);
-    target.unwrap_or_else(|| panic!("FUZZ_TARGET={name:?} names no target")).1
+    let Some((_, target)) = TARGETS.into_iter().find(|(it, _)| *it == name) else {
+        eprintln!("error: FUZZ_TARGET={name:?} names no target");
+        process::exit(1);
+    };
+    target
 });
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (*TARGET)(data));
+libfuzzer_sys::fuzz_target!(init: LazyLock::force(&TARGET), |data: &[u8]| (*TARGET)(data));

@@ -47,14 +47,19 @@ pub(crate) fn fuzz(targets: &[String], minutes: u32, keep: bool) -> Result<()> {
         outcomes.iter().filter(|it| !it.failed).try_for_each(|it| merge(&it.target))?;
     }
     let failed: Vec<_> = outcomes.iter().filter(|it| it.failed).map(|it| it.target.clone()).collect();
-    ensure!(failed.is_empty(), "{} failed: the inputs are in target/fuzz/artifacts", failed.join(", "));
+    ensure!(
+        failed.is_empty(),
+        "{} failed: `FUZZ_TARGET=NAME target/fuzz/*/release/fuzz_target INPUT` repeats an input of target/fuzz/artifacts",
+        failed.join(", ")
+    );
     Ok(())
 }
 
 /// The names of all targets: each has a corpus.
 fn names() -> Result<Vec<String>> {
     let corpora = fs::read_dir(workspace().join("tests/fuzz/corpus")).context("tests/fuzz/corpus")?;
-    let mut names: Vec<_> = corpora.flatten().filter_map(|it| it.file_name().into_string().ok()).collect();
+    let corpora = corpora.flatten().filter(|it| it.path().is_dir());
+    let mut names: Vec<_> = corpora.filter_map(|it| it.file_name().into_string().ok()).collect();
     names.sort();
     Ok(names)
 }
