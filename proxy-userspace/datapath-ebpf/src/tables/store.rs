@@ -54,7 +54,11 @@ macro_rules! tables {
         /// One table, of which each side has a map.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(crate) enum Table {
-            $($(#[$doc])* $table,)*
+            $(
+                #[doc = concat!("[`", stringify!($key), "`] to [`", stringify!($value), "`].")]
+                $(#[$doc])*
+                $table,
+            )*
         }
 
         impl Table {
