@@ -58,6 +58,7 @@ pub enum Outcome {
 pub struct TestBinary {
     suite: String,
     folder: PathBuf,
+    /// The binary.
     pub path: PathBuf,
 }
 

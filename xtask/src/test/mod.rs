@@ -31,11 +31,11 @@ const SLOW: [&str; 6] = ["tests", "kill-matrix", "soak", "backend-conformance", 
 /// After this time a test hangs, on a machine of ordinary speed.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long the work takes on a machine of ordinary speed that does nothing else (x86-64, 3 GHz, a debug build).
+/// How long [`time_factor`] takes on a machine of ordinary speed that does nothing else (x86-64, 3 GHz, a debug build).
 const REFERENCE: Duration = Duration::from_millis(100);
-/// How many words are hashed.
+/// How many words [`time_factor`] hashes.
 const WORDS: u64 = 1_000_000;
-/// A machine that is slower than this hangs.
+/// The highest [`time_factor`]: a machine that is slower hangs.
 const MAX_FACTOR: f64 = 20.0;
 
 /// Which tests run, and how.
