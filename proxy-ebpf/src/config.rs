@@ -2,7 +2,7 @@
 //!
 //! The verifier knows their values, and removes the branches that they rule out.
 
-/// Defines such globals, which are 0 unless user space sets them.
+/// Defines read-only globals, which are 0 unless user space sets them.
 macro_rules! globals {
     ($($(#[$attribute:meta])* $name:ident: $type:ty;)*) => {$(
         $(#[$attribute])*
