@@ -1,4 +1,4 @@
-//! Which Services are served.
+//! Which Services are served, and what becomes of packets to them from outside.
 
 use brain::DEFAULT_MAX_NAMESPACE_ENTRIES;
 use clap::{

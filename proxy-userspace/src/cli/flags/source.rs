@@ -1,4 +1,4 @@
-//! Where the cluster state comes from.
+//! Where the cluster state comes from, and which labels and annotations of Services backends receive.
 
 use std::{ffi::OsString, path::PathBuf};
 
