@@ -1,4 +1,4 @@
-//! Services and endpoints for tests.
+//! Services, endpoints and options for tests.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},

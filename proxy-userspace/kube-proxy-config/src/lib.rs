@@ -1,4 +1,5 @@
-//! Reads a `KubeProxyConfiguration`, as kubeadm writes it for kube-proxy, as values of flags.
+//! Reads a `KubeProxyConfiguration`, as kubeadm writes it for kube-proxy, as values of flags; and says why flags of kube-proxy are
+//! not taken.
 //!
 //! Invariant: every field is used, or a remark names it with the reason. Unknown fields are remarked on, too; only a file of
 //! another kind is an error.

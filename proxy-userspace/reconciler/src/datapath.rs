@@ -1,4 +1,4 @@
-//! Both halves of a node's datapath: the socket path (eBPF) and the packet path (nftables).
+//! Both halves of a node's datapath: the socket path (eBPF) and the packet path (nftables), and what an earlier start left of them.
 //!
 //! Invariant: the halves are independent. The socket path neither waits for the packet path nor fails with it.
 

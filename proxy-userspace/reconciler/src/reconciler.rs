@@ -1,4 +1,4 @@
-//! Hands every published state to both halves of the datapath, and reports what becomes of it.
+//! Hands every published state to both halves of the datapath, reports what becomes of it, and attaches the programs of traces.
 //!
 //! Invariant: neither half waits for the other. A state is active once both have it.
 //! Packets that are forwarded follow the packet path, which has to expect them.
@@ -313,7 +313,7 @@ enum TraceEvent {
     Ended,
 }
 
-/// The requests, and the trace that runs. The product's programs return when its reader is gone, however it ends.
+/// The requests for traces, and the trace that runs. The product's programs return when its reader is gone, however it ends.
 #[derive(Default)]
 struct Traces {
     requests: Option<mpsc::Receiver<TraceRequest>>,

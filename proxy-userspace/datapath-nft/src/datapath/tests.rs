@@ -24,7 +24,7 @@ fn start(is_beside_sockets: bool) -> Datapath {
     Datapath::start(&Options { is_beside_sockets, ..Options::default() }).unwrap()
 }
 
-/// One whose tables nobody owns, as before Linux 6.9: others can change them, and they stay as they are when it ends.
+/// A datapath whose tables nobody owns, as before Linux 6.9: others can change them, and they stay as they are when it ends.
 fn start_without_owner(is_beside_sockets: bool) -> Datapath {
     Datapath { is_owner: false, ..start(is_beside_sockets) }
 }

@@ -280,7 +280,7 @@ impl Names {
     }
 }
 
-/// The outer `None` stands for a malformed element, the inner one for a constant one.
+/// The line of an element. The outer `None` stands for a malformed element, the inner one for a constant one.
 fn line(names: &Names, element: &Element, value: &Value) -> Option<Option<String>> {
     let family = element.family;
     let mut key = key_of(element);

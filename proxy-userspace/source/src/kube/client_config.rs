@@ -1,4 +1,4 @@
-//! Where the API server is, and the credentials.
+//! Where the API server is, how it is connected to, and the credentials.
 //!
 //! An error names the file or value, and the remedy.
 
