@@ -1,4 +1,4 @@
-//! The frontends that new connections use.
+//! The frontends that new connections use, and what all connections share.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
