@@ -90,7 +90,7 @@ pub fn udp_socket(for_address: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_with(scaled(REQUEST_TIMEOUT), for_address)
 }
 
-/// The same, connected to the address.
+/// As [`udp_socket`], connected to the address.
 pub fn connected_udp_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = udp_socket(address)?;
     socket.connect(address)?;

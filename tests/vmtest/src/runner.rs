@@ -1,4 +1,4 @@
-//! Runs the end-to-end tests on a kernel: in a virtual machine, or on this machine's own.
+//! Builds the end-to-end tests and what they need, and runs them on a kernel: in a virtual machine, or on this machine's own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
