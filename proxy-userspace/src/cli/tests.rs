@@ -6,7 +6,7 @@ use api_server::{ApiServer, Settings};
 use clap::Command;
 
 use super::{
-    WITHOUT_VARIABLE, command,
+    command,
     config::{CommandLine, File, ParseError},
 };
 
@@ -417,7 +417,10 @@ fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() 
         without.filter(|it| !matches!(*it, "help" | "version"))
     });
     let flags: BTreeSet<_> = flags.collect();
-    assert_eq!(flags, BTreeSet::from(WITHOUT_VARIABLE));
+    // Not the constant of the product, which would agree with itself.
+    let expected = "anonymize behind filter force has init-only instance-id kube-proxy limit once print-config \
+                    rev sort wait-for-kube-proxy watch";
+    assert_eq!(flags, expected.split(' ').collect::<BTreeSet<_>>());
 }
 
 #[test]
