@@ -1,6 +1,11 @@
 //! Properties of the states that a brain computes, for random clusters.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
 
 use arbitrary::Unstructured;
 use brain::{Options, node_state};
@@ -8,12 +13,17 @@ use fuzz::{
     random_cluster::{NODES, change},
     wire::round_trip,
 };
+use ipnet::IpNet;
 use model::{
-    ServiceMetadata,
+    ServiceMetadata, Timestamp,
+    address::canonical_range,
     cluster::ClusterState,
-    state::{ExternalForwarding, Scopes, Service, ServiceState},
+    state::{ClientIpAffinity, ExternalForwarding, NodeShare, Scopes, ServiceState, TargetPort},
 };
-use proptest::{collection::vec, prelude::*};
+use proptest::{
+    collection::{btree_map, vec},
+    prelude::*,
+};
 use proxy_contract::localv1::EndpointScopes;
 
 /// The Services of each node after random changes, where packets from outside are forwarded whole by default.
@@ -29,15 +39,47 @@ fn states(bytes: &[u8]) -> Vec<Arc<ServiceState>> {
 
 proptest! {
     #[test]
-    fn a_round_trip_gives_the_same_state(bytes in vec(any::<u8>(), 0..4_000), note: String) {
+    fn a_round_trip_gives_the_same_state(
+        bytes in vec(any::<u8>(), 0..4_000),
+        note: String,
+        first_port in 1_u16..=65_533,
+        seconds in 1_u32..=0x7fff_ffff,
+        micros: i64,
+        ranges in vec((any::<IpAddr>(), 0_u8..=32), 0..3),
+        nodes in btree_map("[a-z]{1,3}(\\.[a-z])?", 1_u32.., 1..4),
+    ) {
         let labels = [("app".to_owned(), "web".to_owned())].into();
         let annotations = [("example.com/note".to_owned(), note)].into();
         let metadata = Arc::new(ServiceMetadata { labels, annotations });
+        let timeout_seconds = NonZeroU32::new(seconds).unwrap();
+        let port = |index: u16| NonZeroU16::new(first_port + index).unwrap();
+        let ranges: BTreeSet<_> =
+            ranges.into_iter().map(|(ip, length)| canonical_range(IpNet::new(ip, length).unwrap())).collect();
+        let share = |(node, endpoints): (String, _)| NodeShare { node: node.into(), endpoints };
+        let nodes: Arc<[_]> = nodes.into_iter().map(share).collect();
         for state in states(&bytes) {
             round_trip(&state);
-            let metadata = Some(Arc::clone(&metadata));
-            let service = Arc::new(Service { metadata, ..Service::clone(&state.service) });
-            round_trip(&ServiceState { service, ..ServiceState::clone(&state) });
+            // The random clusters have few values of these fields.
+            let mut state = ServiceState::clone(&state);
+            let service = Arc::make_mut(&mut state.service);
+            service.metadata = Some(Arc::clone(&metadata));
+            service.affinity = Some(ClientIpAffinity { timeout_seconds });
+            service.source_ranges = ranges.iter().copied().collect();
+            service.health_check_node_port = Some(port(0));
+            for (index, it) in (0..).zip(&mut service.ports) {
+                (it.port, it.node_port) = (port(index), Some(port(2 - index)));
+                if let TargetPort::Number(it) = &mut it.target_port {
+                    *it = port(0);
+                }
+            }
+            for it in state.endpoints.iter_mut().flat_map(|it| Arc::make_mut(&mut Arc::make_mut(it).ports)) {
+                it.port = port(it.index);
+            }
+            for it in Arc::make_mut(&mut state.forwarded) {
+                it.nodes = Arc::clone(&nodes);
+            }
+            state.trigger_time = Some(Timestamp::from_micros(micros));
+            round_trip(&state);
         }
     }
 
