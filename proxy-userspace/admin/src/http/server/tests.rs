@@ -140,6 +140,26 @@ async fn the_unspecified_address_of_ipv4_stands_for_both_families() {
 }
 
 #[tokio::test]
+async fn every_probe_is_answered_while_others_hold_connections() {
+    let admin = Admin::new("n1", Role::Backend);
+    let (_servers, address) = start(&admin, PageGroup::Health, local()).await;
+    let _ = get(address, "/livez").await;
+    let mut held = Vec::new();
+    for _ in 0..700 {
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        // It may have been closed already.
+        let _ = silent.write_all(b"GET /livez HTTP/1.1\r\n").await;
+        held.push(silent);
+    }
+    for path in ["/livez", "/healthz"] {
+        assert!(get(address, path).await.starts_with("HTTP/1.1 200 "));
+    }
+    let health = admin.connections.of(PageGroup::Health);
+    assert!(health.count() <= health.limits().per_source + 1, "{} connections", health.count());
+    assert!(health.closed() >= 600, "{} were closed", health.closed());
+}
+
+#[tokio::test]
 async fn a_client_that_sends_no_request_is_disconnected() {
     let admin = Admin::new("n1", Role::Backend);
     let (_servers, address) = start(&admin, PageGroup::Probes, local()).await;
