@@ -264,7 +264,15 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_is_one_of_ethernet() {
+    fn an_uplink_is_one_of_ethernet_with_programs_in_both_directions() {
+        for (names, expect) in [
+            (&["ingress", "egress"][..], (Level::Ok, "eth0 has the programs in both directions")),
+            (&["egress"], (Level::Broken, "eth0 has only egress: ")),
+            (&[], (Level::Broken, "eth0 has none of the programs: ")),
+        ] {
+            let found = attached(&uplink(names, &[], &[]));
+            assert!(found.level == expect.0 && found.says.starts_with(expect.1), "{found:?}");
+        }
         let mut of_a_tunnel = uplink(&["ingress", "egress"], &[], &[]);
         of_a_tunnel.link.is_ethernet = false;
         assert_eq!(attached(&of_a_tunnel).level, Level::Broken);
@@ -303,7 +311,10 @@ mod tests {
 
     #[test]
     fn other_programs_matter_if_they_see_packets_first() {
-        let first = others(&[uplink(&[], &["XDP: filter (id 7)"], &["tc ingress: u32"])]);
+        let finding = |before: &[&str], after: &[&str]| others(&[uplink(&[], before, after)]);
+        assert_eq!(finding(&[], &[]).level, Level::Ok);
+        assert_eq!(finding(&[], &["tc ingress: u32"]).level, Level::Ok);
+        let first = finding(&["XDP: filter (id 7)"], &["tc ingress: u32"]);
         assert_eq!(first.level, Level::Degraded);
         assert!(first.says.ends_with("eth0: XDP: filter (id 7); others after them: eth0: tc ingress: u32"));
     }
