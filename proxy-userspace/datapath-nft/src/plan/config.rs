@@ -114,7 +114,9 @@ mod tests {
                 ],
                 is_being_deleted: false,
             },
-            interfaces: ["192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"].map(ip).into(),
+            interfaces: ["127.0.0.1", "::1", "192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"]
+                .map(ip)
+                .into(),
             service_cidrs: Vec::new(),
             cannot_count: false,
         }
@@ -131,7 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn ranges_choose_among_existing_addresses_except_loopback() {
+    fn node_ports_are_served_at_existing_addresses_except_loopback() {
+        check(NodePortAddresses::All, &["10.0.0.1", "192.168.0.2", "192.168.0.3", "fd00::2"]);
+        check(NodePortAddresses::Primary { bind_address: None }, &["192.168.0.2", "fd00::2"]);
         check(within(&["192.168.0.0/31", "127.0.0.0/8", "fd01::/16"]), &[]);
         check(within(&["192.168.0.2/31", "127.0.0.0/8", "fd01::/16"]), &["192.168.0.2", "192.168.0.3"]);
     }
