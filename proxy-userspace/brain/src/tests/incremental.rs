@@ -163,8 +163,8 @@ fn the_services_of_a_zone_are_dropped_with_its_last_node() {
 
 #[test]
 fn every_node_has_the_service_cidrs_and_the_pods() {
-    let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
-    let pod = Pod { name: "ns/p".into(), uid: "u".into(), socket_lb: SocketLb::Off };
+    let cidr = |range: &str| ServiceCidr { name: "c".into(), cidrs: vec![range.parse().unwrap()] };
+    let pod = |uid: &str| Pod { name: "ns/p".into(), uid: uid.into(), socket_lb: SocketLb::Off };
     let check = |brain: &mut Brain, changed| {
         assert_eq!(brain.recompute().len(), changed);
         for node in brain.served_nodes() {
@@ -172,18 +172,25 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
             assert_eq!(brain.state(node), Some(&expect));
         }
     };
-    for object in [Object::ServiceCidr(cidr.into()), Object::Pod(pod.into())] {
+    for [object, other] in [
+        ["10.96.0.0/16", "10.97.0.0/16"].map(|it| Object::ServiceCidr(cidr(it).into())),
+        ["u", "v"].map(|it| Object::Pod(pod(it).into())),
+    ] {
         let mut brain = brain();
         brain.set(object.clone());
         check(&mut brain, NODES.len());
         brain.set(object.clone());
         check(&mut brain, 0);
+        brain.set(other);
+        check(&mut brain, NODES.len());
         brain.start_serving("n4");
         check(&mut brain, 1);
-        brain.delete(&object.name());
-        check(&mut brain, NODES.len() + 1);
-        let mut cluster = (**brain.cluster_state()).clone();
+        let (name, mut cluster) = (object.name(), (**brain.cluster_state()).clone());
         cluster.set(object);
+        brain.replace_cluster(cluster.clone().into());
+        check(&mut brain, NODES.len() + 1);
+        brain.delete(&name);
+        check(&mut brain, NODES.len() + 1);
         brain.replace_cluster(cluster.into());
         check(&mut brain, NODES.len() + 1);
     }
