@@ -3,7 +3,7 @@
 
 use model::{
     Timestamp,
-    cluster::Object,
+    cluster::{Object, ObjectName},
     state::{EndpointKey, ExternalForwarding, Pod, ServiceCidr, Services, SocketLb, TrafficPolicy},
 };
 
@@ -146,6 +146,12 @@ fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have() {
     brain.recompute();
     assert_ne!(of(&brain, "n5", "web"), of(&brain, "n3", "web"));
     assert!(Arc::ptr_eq(of(&brain, "n5", "api"), of(&brain, "n3", "api")));
+    // Without their Nodes both are outside.
+    for it in ["n3", "n5"] {
+        brain.delete(&ObjectName::Node(it.into()));
+        brain.recompute();
+    }
+    assert!(Arc::ptr_eq(of(&brain, "n5", "web"), of(&brain, "n3", "web")));
 }
 
 #[test]
