@@ -6,7 +6,7 @@ use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource};
 
 use super::source_test::{
-    ALWAYS, SourceTest, at, fail, has_error, options, server, status, synced, with_kubeconfig,
+    ALWAYS, SourceTest, at, has_error, options, paging, server, status, synced, with_kubeconfig,
 };
 
 #[tokio::test]
@@ -21,14 +21,20 @@ async fn a_failed_list_is_reported_and_retried() {
         (Fault::NoResponse, &["services: no response within"]),
     ];
     for (fault, words) in cases {
-        let server = server(Settings::default());
-        fail(&server, Resource::Services, ALWAYS, &fault);
-        let mut test = SourceTest::follow(&server);
-        test.wait_for(has_error(0, words)).await;
-        assert!(!test.is_synced());
-        server.clear_faults();
-        test.next().await;
-        assert!(test.service("web").is_some());
+        // As the beginning of a watch, and in pages.
+        let lists = [(Settings::default(), &[Verb::Watch, Verb::List][..]), (paging(), &[Verb::List])];
+        for (settings, verbs) in lists {
+            let server = server(settings);
+            for it in verbs {
+                server.inject_fault(Resource::Services, *it, ALWAYS, fault.clone());
+            }
+            let mut test = SourceTest::follow(&server);
+            test.wait_for(has_error(0, words)).await;
+            assert!(!test.is_synced());
+            server.clear_faults();
+            test.next().await;
+            assert!(test.service("web").is_some());
+        }
     }
 }
 
