@@ -68,17 +68,21 @@ pub(super) fn check(connections: &mut [(EchoConnection, SocketAddr)], when: &str
     }
 }
 
-/// What must survive, of each family: connections, flows, and those that connect all the time.
-fn connect(services: [SocketAddr; 2]) -> ([(EchoConnection, SocketAddr); 2], Vec<Flow>, [ConnectLoad; 3]) {
+/// What must survive, of each family: connections, flows that are connected or not, and those that connect all the time.
+fn connect(
+    services: [SocketAddr; 2],
+    flows: &[bool],
+    loads: &[Transport],
+) -> ([(EchoConnection, SocketAddr); 2], Vec<Flow>, Vec<ConnectLoad>) {
     let connections = services.map(|it| (EchoConnection::connect(it).unwrap(), it));
-    let flows = services.into_iter();
-    let flows = flows.flat_map(|it| [Flow::new(it, true), Flow::new(it, false), Flow::new(it, false)]);
+    let flows =
+        services.into_iter().flat_map(|it| flows.iter().map(move |connected| Flow::new(it, *connected)));
     let mut flows: Vec<_> = flows.collect();
     flows.iter_mut().for_each(|it| it.exchange("at first"));
-    let [v4, v6] = services;
-    let loads = [(Transport::Tcp, v4), (Transport::Udp, v6), (Transport::UdpUnconnected, v4)];
     let interval = scaled(Duration::from_millis(1));
-    (connections, flows, loads.map(|(by, address)| ConnectLoad::start(by, address, 1, interval)))
+    let loads = loads.iter().zip(services.into_iter().cycle());
+    let loads = loads.map(|(by, address)| ConnectLoad::start(*by, address, 1, interval));
+    (connections, flows, loads.collect())
 }
 
 #[test]
@@ -91,7 +95,9 @@ fn upgrade_keeps_sockets() {
     start(&mut node, Build::Failpoints, &services);
     assert_eq!(node.layouts(), [Build::Failpoints.layout()]);
 
-    let (mut connections, mut flows, loads) = connect([service, service6]);
+    let transports = [Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
+    let (mut connections, mut flows, loads) =
+        connect([service, service6], &[true, false, false], &transports);
 
     let [layout, next_layout] = [Build::Failpoints, Build::NextLayout].map(Build::layout);
     for build in [Build::NextLayout, Build::Failpoints, Build::NextLayout, Build::Failpoints] {
@@ -139,7 +145,8 @@ fn sockets_are_kept_by_an_upgrade_from_the_previous_release() {
     };
     start(&mut node, &previous);
 
-    let (mut connections, mut flows, loads) = connect(addresses);
+    let (mut connections, mut flows, loads) =
+        connect(addresses, &[true, false], &[Transport::Tcp, Transport::Udp]);
     for (binary, when) in
         [(&this, "after the upgrade"), (&previous, "after the downgrade"), (&this, "at the end")]
     {
