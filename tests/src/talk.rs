@@ -13,9 +13,6 @@ use parking_lot::Mutex;
 
 use crate::{EchoConnection, TIMEOUT, eventually};
 
-/// The pause between two rounds, which leaves the processor to others.
-const PAUSE: Duration = Duration::from_millis(20);
-
 /// A thread that pings each of its connections, one after the other, until it is dropped.
 #[derive(Debug)]
 pub struct Talk {
@@ -33,13 +30,13 @@ struct Shared {
 }
 
 impl Talk {
-    /// Begins to talk.
+    /// Begins to talk; the pause between two rounds leaves the processor to others.
     #[must_use]
-    pub fn start(connections: Vec<EchoConnection>) -> Self {
+    pub fn start(connections: Vec<EchoConnection>, pause: Duration) -> Self {
         let shared = Arc::<Shared>::default();
         let thread = thread::spawn({
             let shared = Arc::clone(&shared);
-            move || talk(&shared, connections)
+            move || talk(&shared, connections, pause)
         });
         Self { shared, thread: Some(thread) }
     }
@@ -71,7 +68,7 @@ impl Drop for Talk {
     }
 }
 
-fn talk(shared: &Shared, mut connections: Vec<EchoConnection>) {
+fn talk(shared: &Shared, mut connections: Vec<EchoConnection>, pause: Duration) {
     while !shared.stop.load(Ordering::Relaxed) {
         connections.retain_mut(|it| {
             if shared.stop.load(Ordering::Relaxed) {
@@ -84,6 +81,6 @@ fn talk(shared: &Shared, mut connections: Vec<EchoConnection>) {
             result.is_ok()
         });
         shared.rounds.fetch_add(1, Ordering::Relaxed);
-        thread::sleep(PAUSE);
+        thread::sleep(pause);
     }
 }

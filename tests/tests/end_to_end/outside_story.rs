@@ -55,7 +55,7 @@ impl Story {
             for (number, it) in connections.iter().enumerate() {
                 assert_eq!(source(it.name()), sources[number % 2].to_string(), "{it:?}");
             }
-            self.talks.push(Talk::start(connections));
+            self.talks.push(Talk::start(connections, Duration::from_millis(20)));
         }
     }
 

@@ -339,7 +339,7 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
         let count = u16::try_from(repetitions(1_500)).unwrap();
         let all: Vec<_> = (1..=count).map(other).chain([web.clone()]).collect();
         let connect = |ip: IpAddr| it.client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();
-        let talks = load_balancer_ips(1).map(|ip| Talk::start(vec![connect(ip)]));
+        let talks = load_balancer_ips(1).map(|ip| Talk::start(vec![connect(ip)], Duration::from_millis(1)));
         let is_served = |ip| TestCluster::request_unanswered(&it.pods[1], Transport::Tcp, at(ip, 80)).is_ok();
         for _ in 0..2 {
             it.write(&all);
