@@ -332,20 +332,26 @@ async fn deleting_a_file_removes_its_objects() {
 
 #[tokio::test]
 async fn a_file_that_is_truncated_or_deleted_and_written_again_keeps_its_objects() {
-    let (folder, mut follower) = follow(&[("a.yaml", &service("a", 80))]).await;
-    let file = folder.path().join("a.yaml");
-    for number in 81..85 {
-        if number % 2 == 0 { fs::remove_file(&file) } else { fs::write(&file, "") }.unwrap();
-        sleep(GRACE_PERIOD / 20).await;
-        fs::write(&file, service("a", number)).unwrap();
-        assert_eq!(follower.next().await.port("a"), Some(number));
+    for is_folder in [false, true] {
+        let folder = folder_with(&[("a.yaml", &service("a", 80))]);
+        let file = folder.path().join("a.yaml");
+        let source: &Path = if is_folder { folder.path() } else { &file };
+        let mut follower = TestSource::new(source).await;
+        for number in 81..85 {
+            // That the source itself is deleted is reported at once.
+            let is_deleted = is_folder && number % 2 == 0;
+            if is_deleted { fs::remove_file(&file) } else { fs::write(&file, "") }.unwrap();
+            sleep(GRACE_PERIOD / 20).await;
+            fs::write(&file, service("a", number)).unwrap();
+            assert_eq!(follower.next().await.port("a"), Some(number));
+        }
+        // If it stays empty, that is reported, and the last valid content stays active.
+        fs::write(&file, "").unwrap();
+        follower
+            .wait_for(|it| it.report.problems.iter().any(|it| it.to_string().contains("a.yaml: empty")))
+            .await;
+        follower.keeps(|it| it.names() == "a").await;
     }
-    // If it stays empty, that is reported, and the last valid content stays active.
-    fs::write(&file, "").unwrap();
-    follower
-        .wait_for(|it| it.report.problems.iter().any(|it| it.to_string().contains("a.yaml: empty")))
-        .await;
-    follower.keeps(|it| it.names() == "a").await;
 }
 
 #[tokio::test]
