@@ -1,9 +1,10 @@
 //! `cleanup --kube-proxy` removes what a removed kube-proxy has left in the kernel, and nothing of others.
 
 use std::{
-    fs,
+    env, fs,
     io::Write as _,
     net::TcpListener,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -16,15 +17,24 @@ const IPTABLES: &str = include_str!("kube_proxy_rules/iptables.txt");
 /// What kube-proxy 1.36 writes in nftables mode, and a table of another program.
 const NFTABLES: &str = include_str!("kube_proxy_rules/nftables.nft");
 
+/// For each family the programs that restore and save its rules, and whether it is IPv6.
+fn iptables_or_skip(kind: &str) -> Option<[(PathBuf, PathBuf, bool); 2]> {
+    let of = |family: &str, is_ipv6| {
+        let [restore, save] = ["restore", "save"].map(|it| program_or_skip(&format!("{family}-{kind}-{it}")));
+        Some((restore?, save?, is_ipv6))
+    };
+    Some([of("iptables", false)?, of("ip6tables", true)?])
+}
+
 /// A program that reads standard input.
 #[track_caller]
-fn feed(netns: &NetNs, program: &str, arguments: &[&str], input: &str) {
+fn feed(netns: &NetNs, program: &Path, arguments: &[&str], input: &str) {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = netns.run(|| command.spawn()).unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// All rules, or those of others.
@@ -47,40 +57,39 @@ fn iptables(with_kube_proxy: bool, is_ipv6: bool) -> String {
 
 /// What a program saves, without its comments and counters.
 #[track_caller]
-fn saved(netns: &NetNs, program: &str) -> Vec<String> {
+fn saved(netns: &NetNs, program: &Path) -> Vec<String> {
     let text = netns.run(|| run(&mut Command::new(program))).success();
     let lines = text.lines().filter(|it| !it.starts_with('#'));
     lines.map(|it| it.split(" [").next().unwrap().to_owned()).collect()
 }
 
 fn cleanup(netns: &NetNs, arguments: &[&str]) -> Output {
-    netns.run(|| run(Command::new(Build::Product.binary()).args(["cleanup", "--kube-proxy"]).args(arguments)))
+    let mut command = Command::new(Build::Product.binary());
+    command.args(["cleanup", "--kube-proxy"]).args(arguments);
+    // Where the test finds programs, too.
+    command.env("PATH", env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin");
+    netns.run(|| run(&mut command))
 }
 
 #[test]
 fn rules_that_a_removed_kube_proxy_left_are_removed() {
-    const PROGRAMS: [(&str, bool); 2] = [("iptables-nft", false), ("ip6tables-nft", true)];
-    for it in ["nft", "iptables-nft-restore", "ip6tables-nft-restore"] {
-        let Some(_program) = program_or_skip(it) else { return };
-    }
+    let (Some(nft), Some(programs)) = (program_or_skip("nft"), iptables_or_skip("nft")) else { return };
     // In the second namespace there was never a kube-proxy.
     let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
-    for (program, is_ipv6) in PROGRAMS {
-        let program = format!("{program}-restore");
-        feed(&left, &program, &[], &iptables(true, is_ipv6));
-        feed(&clean, &program, &[], &iptables(false, is_ipv6));
+    for (restore, _, is_ipv6) in &programs {
+        feed(&left, restore, &[], &iptables(true, *is_ipv6));
+        feed(&clean, restore, &[], &iptables(false, *is_ipv6));
     }
-    feed(&left, "nft", &["-f", "-"], NFTABLES);
+    feed(&left, &nft, &["-f", "-"], NFTABLES);
     left.ip(&["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"]).unwrap();
 
     let stderr = cleanup(&left, &[]).exits_with(0);
     assert_contains(&stderr, &["removed table kube-proxy (nftables)", "rules that jump there"]);
     assert_contains(&stderr, &["(iptables, nft)", "removed interface kube-ipvs0"]);
-    for (program, _) in PROGRAMS {
-        let program = format!("{program}-save");
-        assert_eq!(saved(&left, &program), saved(&clean, &program), "{program}");
+    for (_, save, _) in &programs {
+        assert_eq!(saved(&left, save), saved(&clean, save), "{}", save.display());
     }
-    let tables = left.run(|| run(Command::new("nft").args(["list", "tables"]))).success();
+    let tables = left.run(|| run(Command::new(nft).args(["list", "tables"]))).success();
     let tables: Vec<_> = tables.lines().filter(|it| it.contains("kube-proxy")).collect();
     assert_eq!(tables, ["table ip kube-proxy-of-others", "table inet kube-proxy"]);
     left.ip(&["link", "show", "kube-ipvs0"]).unwrap_err();
@@ -91,13 +100,11 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
 
 #[test]
 fn rules_of_legacy_iptables_are_removed() {
-    for it in ["iptables-legacy-restore", "ip6tables-legacy-restore"] {
-        let Some(_program) = program_or_skip(it) else { return };
-    }
+    let Some(programs) = iptables_or_skip("legacy") else { return };
     let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
-    for (program, is_ipv6) in [("iptables-legacy-restore", false), ("ip6tables-legacy-restore", true)] {
-        feed(&left, program, &[], &iptables(true, is_ipv6));
-        feed(&clean, program, &[], &iptables(false, is_ipv6));
+    for (restore, _, is_ipv6) in &programs {
+        feed(&left, restore, &[], &iptables(true, *is_ipv6));
+        feed(&clean, restore, &[], &iptables(false, *is_ipv6));
     }
     // Without the programs, what may remain is named.
     let mut command = Command::new(Build::Product.binary());
@@ -108,18 +115,18 @@ fn rules_of_legacy_iptables_are_removed() {
 
     let stderr = cleanup(&left, &[]).exits_with(0);
     assert!(stderr.contains("removed its chains in table filter (ip6tables, legacy)"), "{stderr}");
-    for program in ["iptables-legacy-save", "ip6tables-legacy-save"] {
-        assert_eq!(saved(&left, program), saved(&clean, program), "{program}");
+    for (_, save, _) in &programs {
+        assert_eq!(saved(&left, save), saved(&clean, save), "{}", save.display());
     }
 }
 
 #[test]
 fn rules_of_a_running_kube_proxy_are_kept() {
-    let Some(_nft) = program_or_skip("nft") else { return };
+    let Some(nft) = program_or_skip("nft") else { return };
     let netns = NetNs::new().unwrap();
-    feed(&netns, "nft", &["-f", "-"], NFTABLES);
+    feed(&netns, &nft, &["-f", "-"], NFTABLES);
     let has_rules = || {
-        let tables = netns.run(|| run(Command::new("nft").args(["list", "tables"]))).success();
+        let tables = netns.run(|| run(Command::new(&nft).args(["list", "tables"]))).success();
         tables.lines().any(|it| it == "table ip kube-proxy")
     };
     // It is recognized by its name, or by its port where its processes are invisible.
