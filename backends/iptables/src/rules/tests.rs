@@ -76,28 +76,61 @@ fn written(config: &Config, port: ServedPort) -> String {
     text.replace("-m comment --comment \"ns/web:http\" ", "")
 }
 
-/// The rules of a case in a file, which begin after its name.
-fn expected(name: &str) -> String {
-    let mut cases = include_str!("rules.txt").split("# ");
-    let rules = cases.find_map(|it| it.strip_prefix(name)?.strip_prefix('\n'));
-    rules.unwrap_or_else(|| panic!("there is no case {name}")).trim_end().to_owned() + "\n"
-}
-
-#[track_caller]
-fn check(name: &str, config: &Config, port: ServedPort) {
-    let (found, expected) = (written(config, port), expected(name));
-    assert!(found == expected, "found:\n{found}\nexpected:\n{expected}");
+/// What does not depend on Services.
+fn written_frame(family: Family) -> String {
+    let config = Config { node_port_addresses: vec!["192.0.2.0/24".parse().unwrap()], ..config() };
+    let service_cidrs = ["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()];
+    let chains = frame(&config, &service_cidrs, family);
+    let lines = chains.iter().flat_map(|(id, rules)| rules.lines().map(|it| format!("{} {it}\n", id.table)));
+    lines.collect()
 }
 
 const BOTH: &[&str] = &["10.1.0.1:8080", "10.1.0.2:8080"];
 const ONE: &[&str] = &["10.1.0.1:8080"];
 
+/// Cases with their rules in a file, each under its name.
 #[test]
-fn an_endpoint_is_selected_at_random_and_outside_traffic_masqueraded() {
-    let frontends = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10"), external_ip("192.0.2.1")];
-    let name = "an endpoint is selected at random, and outside traffic masqueraded";
-    check(name, &config(), port(&frontends, [BOTH; 3]));
-    // The first rule of a cluster IP's chain.
+fn ports_and_the_frame_have_these_rules() {
+    let external = [external_ip("192.0.2.1")];
+    let inside = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10")];
+    let all = [&inside[..], &external].concat();
+    let sources = Some(vec!["203.0.113.0/24".parse().unwrap()]);
+    let restricted = [Frontend { sources, ..external_ip("192.0.2.1") }];
+    let local = ServedPort { keeps_source: true, ..port(&inside, [BOTH, BOTH, ONE]) };
+    let elsewhere = ServedPort { drops: true, ..port(&external, [&[], ONE, &[]]) };
+    let affinity = Some(Duration::from_secs(60));
+    let of_clients = port(&[cluster_ip("10.96.0.10")], [BOTH; 3]);
+    let of_clients = ServedPort { affinity, protocol: Protocol::Udp, ..of_clients };
+    let cases = [
+        (
+            "an endpoint is selected at random, and outside traffic masqueraded",
+            written(&config(), port(&all, [BOTH; 3])),
+        ),
+        (
+            "the policy Local keeps the source, and gives inside traffic all endpoints",
+            written(&config(), local),
+        ),
+        ("without an endpoint here, outside traffic alone gets to filter", written(&config(), elsewhere)),
+        ("session affinity looks for the endpoint of the client first", written(&CONFIG, of_clients)),
+        ("other sources than the ranges are dropped", written(&config(), port(&restricted, [ONE; 3]))),
+        (
+            "without endpoints, sources in the ranges are refused",
+            written(&config(), port(&restricted, [&[]; 3])),
+        ),
+        ("the frame has the jumps, and what does not depend on Services", written_frame(Family::V4)),
+    ];
+    let expected = include_str!("rules.txt").strip_prefix("# ").unwrap().split("\n# ");
+    let mut expected: BTreeMap<_, _> = expected.map(|it| it.split_once('\n').unwrap()).collect();
+    for (name, found) in cases {
+        let expected = expected.remove(name).unwrap_or_else(|| panic!("there is no case {name}"));
+        assert!(found == expected, "{name}: found:\n{found}\nexpected:\n{expected}");
+    }
+    assert!(expected.is_empty(), "{expected:?}");
+}
+
+#[test]
+fn what_is_masqueraded_at_a_cluster_ip_depends_on_the_configuration() {
+    // The first rule of its chain.
     let cases = [
         (Config { masquerade_all: true, ..config() }, "-d 10.96.0.10 -j KPI-MARK-MASQ"),
         (CONFIG, "-p tcp -j DNAT --to-destination 10.1.0.1:8080"),
@@ -107,23 +140,6 @@ fn an_endpoint_is_selected_at_random_and_outside_traffic_masqueraded() {
         let text = written(&config, port(&[cluster_ip("10.96.0.10")], [ONE; 3]));
         assert!(text.lines().nth(1).is_some_and(|it| it.ends_with(first)), "{text}");
     }
-}
-
-#[test]
-fn the_policy_local_keeps_the_source_and_gives_inside_traffic_all_endpoints() {
-    let frontends = [at(FrontendAddress::Node, 30080), cluster_ip("10.96.0.10")];
-    let it = ServedPort { keeps_source: true, ..port(&frontends, [BOTH, BOTH, ONE]) };
-    check("the policy Local keeps the source, and gives inside traffic all endpoints", &config(), it);
-    let frontends = [external_ip("192.0.2.1")];
-    let it = ServedPort { drops: true, external: Vec::new(), ..port(&frontends, [&[], ONE, &[]]) };
-    check("without an endpoint here, outside traffic alone gets to filter", &config(), it);
-}
-
-#[test]
-fn session_affinity_looks_for_the_clients_endpoint_first() {
-    let it = port(&[cluster_ip("10.96.0.10")], [BOTH, BOTH, BOTH]);
-    let it = ServedPort { affinity: Some(Duration::from_secs(60)), protocol: Protocol::Udp, ..it };
-    check("session affinity looks for the endpoint of the client first", &CONFIG, it);
 }
 
 #[test]
@@ -143,15 +159,7 @@ fn a_port_without_endpoints_is_refused_or_dropped() {
 }
 
 #[test]
-fn other_sources_than_the_ranges_are_dropped() {
-    let sources = Some(vec!["203.0.113.0/24".parse().unwrap()]);
-    let frontends = [Frontend { sources, ..external_ip("192.0.2.1") }];
-    check("other sources than the ranges are dropped", &config(), port(&frontends, [ONE, ONE, ONE]));
-    check(
-        "without endpoints, sources in the ranges are refused",
-        &config(),
-        port(&frontends, [&[], &[], &[]]),
-    );
+fn without_a_range_every_source_is_dropped() {
     let none = [Frontend { sources: Some(Vec::new()), ..external_ip("192.0.2.1") }];
     let text = written(&config(), port(&none, [ONE, ONE, ONE]));
     assert!(text.contains("filter -A KPI-SERVICES -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP"), "{text}");
@@ -171,17 +179,8 @@ fn a_name_cannot_end_a_comment() {
 }
 
 #[test]
-fn the_frame_has_the_jumps_and_what_does_not_depend_on_services() {
-    let config = Config { node_port_addresses: vec!["192.0.2.0/24".parse().unwrap()], ..config() };
-    let service_cidrs = ["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()];
-    let text = |family| {
-        let chains = frame(&config, &service_cidrs, family);
-        let lines =
-            chains.iter().flat_map(|(id, rules)| rules.lines().map(|it| format!("{} {it}\n", id.table)));
-        lines.collect::<String>()
-    };
-    assert_eq!(text(Family::V4), expected("the frame has the jumps, and what does not depend on Services"));
-    let v6 = text(Family::V6);
+fn the_frame_of_ipv6_has_its_addresses() {
+    let v6 = written_frame(Family::V6);
     for expected in [
         "filter -A KPI-SERVICES -d ::1 -j RETURN\nfilter -A KPI-SERVICES -m addrtype --dst-type LOCAL -j KPI-NODEPORTS\n",
         "filter -A KPI-SERVICES -d fd00::/108 -j DROP\n",
