@@ -288,14 +288,14 @@ fn cleanup_removes_everything_from_the_node() {
     let _ = run(&mut node.cli("cleanup")).success();
 }
 
-/// A screen is cleared, a line is forged, a direction is reversed.
+/// What NAME stands for in a file of objects: a screen is cleared, a line is forged, a direction is reversed.
 const ACTIVE_NAME: &str = "web\\u001b[2J\\u009b31m\\nERROR forged\\u202e\\u0007";
 
 #[test]
 fn nothing_that_a_tenant_names_acts_on_a_terminal() {
     let Some(mut node) = node_or_skip() else { return };
     node.start(&[]);
-    let objects = include_str!("bad_input/active.json").replace("NAME", ACTIVE_NAME);
+    let objects = include_str!("bad_input/active.json.txt").replace("NAME", ACTIVE_NAME);
     node.write_file("bad.json", &objects);
     node.wait_until_logged(&["Service default/bad", "EndpointSlice default/bad"]);
     // A file that does not parse is quoted as well.

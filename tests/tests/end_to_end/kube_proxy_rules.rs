@@ -10,8 +10,7 @@ use std::{
 
 use tests::{Build, NetNs, Output, assert_contains, program_or_skip, run};
 
-/// What kube-proxy 1.36 writes in iptables mode, each line after a `-`, beside the chains of the kubelet and of network
-/// plugins.
+/// What kube-proxy 1.36 writes in iptables mode, beside the chains of the kubelet and of network plugins.
 const IPTABLES: &str = include_str!("kube_proxy_rules/iptables.txt");
 
 /// What kube-proxy 1.36 writes in nftables mode, and a table of another program.
@@ -39,7 +38,8 @@ fn feed(netns: &NetNs, program: &Path, arguments: &[&str], input: &str) {
 
 /// All rules, or those of others.
 fn iptables(with_kube_proxy: bool, is_ipv6: bool) -> String {
-    let lines = IPTABLES.lines().filter_map(|line| match line.strip_prefix('-') {
+    let lines = IPTABLES.lines().filter(|it| !it.starts_with('#'));
+    let lines = lines.filter_map(|line| match line.strip_prefix('-') {
         Some(rest) if rest.starts_with(['-', ':']) => with_kube_proxy.then_some(rest),
         _ => Some(line),
     });

@@ -335,7 +335,6 @@ fn a_node_is_served_or_cleaned_up_never_both() {
 fn the_plugin_calls_a_command_in_the_pod_of_the_node() {
     let folder = tempfile::tempdir().unwrap();
     let kubectl = folder.path().join("kubectl");
-    // Of a trace, it also prints the names of pods that are in its input.
     let script = include_str!("deploy/kubectl.sh");
     fs::write(&kubectl, script).unwrap();
     fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();

@@ -11,8 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use build_tools::files_below;
 
-/// Features that the tests use and distributions build as modules.
-/// A module that a kernel does not have is omitted: the tests that need it are skipped with that reason.
+/// The names of modules, and comments.
 const WANTED: &str = include_str!("kernel_modules.txt");
 
 /// A module, ready for `insmod`.
@@ -25,7 +24,7 @@ pub(crate) struct KernelModule {
 pub(crate) fn modules(folder: &Path) -> Result<Vec<KernelModule>> {
     let files = files_below(folder)?.into_iter().filter_map(|it| Some((module_name(&it)?, it))).collect();
     let mut loader = Loader { files, loaded: Vec::new() };
-    for name in WANTED.lines() {
+    for name in WANTED.lines().filter(|it| !it.starts_with('#')) {
         if loader.files.contains_key(name) {
             loader.load(name)?;
         }
