@@ -22,8 +22,6 @@ use crate::{
 
 /// How many rejected parts of a state are logged one by one.
 const MAX_LOGGED: usize = 10;
-/// A change of more entries frees enough memory that it is worth returning to the system.
-const LARGE_CHANGE: usize = 10_000;
 /// How long states are counted for one summary.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -73,9 +71,8 @@ impl<'a> Reports<'a> {
             tracing::warn!(more, "more parts are not served; `status` has all of them");
         }
         self.rejected = rejected;
-        let ApplyReport { is_full, entries, .. } = report;
-        if *is_full || *entries > LARGE_CHANGE {
-            // The change took far more memory than keeping its result does.
+        if report.is_full {
+            // It took far more memory than keeping its result does.
             spawn_blocking(give_back_memory);
         }
     }
