@@ -17,7 +17,7 @@ use crate::{
     candidates::{is_local, with_endpoints},
     select::{Others, Topology, matches_zone},
     service::trigger_time,
-    slice_index::{Replaced, all_are_plain, has_zone_hints, hash, is_plain, may_contain_any},
+    slice_index::{Replaced, all_are_plain, has_zone_hints, hash, is_hinted, is_plain, may_contain_any},
 };
 
 /// The number of affected addresses up to which only they are derived again, however few endpoints there are.
@@ -79,8 +79,8 @@ impl<'a> Affected<'a> {
         };
         let now = with_endpoints(with_some, |it| addresses.contains(&it.address));
         let is_plain = changed.iter().all(|it| is_plain(it));
-        let has_zone_hints = slices.iter().any(|it| has_zone_hints(it, replaced))
-            || changed.iter().any(|it| !it.zone_hints().is_empty());
+        let has_zone_hints =
+            slices.iter().any(|it| has_zone_hints(it, replaced)) || changed.iter().any(|it| is_hinted(it));
         let found = Self { slices, now, addresses, pods, changed, has_zone_hints };
         (is_plain && found.are_others_independent(replaced) && found.names_the_same_zones(replaced))
             .then_some(found)
@@ -121,7 +121,6 @@ impl<'a> Affected<'a> {
 
     /// Which hints are followed at a node in one family, before and now; `None` if that may differ.
     pub(crate) fn topology_at(&self, family: Family, node: NodeView<'_>) -> Option<Topology> {
-        let is_hinted = |it: &Endpoint| !it.zone_hints().is_empty();
         let is_here = |it: &Endpoint| matches_zone(it, node);
         let of_family = |it: &&Endpoint| Family::of(it.address) == family && it.conditions.ready;
         let others = || self.others().map(|(_, it)| it).filter(of_family);

@@ -31,7 +31,7 @@ impl SliceIndex {
         Self {
             hashes,
             is_plain: slice.endpoints.iter().all(is_plain),
-            has_zone_hints: slice.endpoints.iter().any(|it| !it.zone_hints().is_empty()),
+            has_zone_hints: slice.endpoints.iter().any(is_hinted),
         }
     }
 
@@ -61,8 +61,13 @@ pub(crate) fn all_are_plain(slice: &EndpointSlice, replaced: &Replaced) -> bool 
 
 /// Whether an endpoint of a slice has a hint for a zone.
 pub(crate) fn has_zone_hints(slice: &EndpointSlice, replaced: &Replaced) -> bool {
-    let any = || slice.endpoints.iter().any(|it| !it.zone_hints().is_empty());
-    SliceIndex::of(slice, replaced).map_or_else(any, |it| it.has_zone_hints)
+    SliceIndex::of(slice, replaced)
+        .map_or_else(|| slice.endpoints.iter().any(is_hinted), |it| it.has_zone_hints)
+}
+
+/// Whether an endpoint has a hint for a zone.
+pub(crate) fn is_hinted(it: &Endpoint) -> bool {
+    !it.zone_hints().is_empty()
 }
 
 /// Whether nothing but its own conditions, its node and its zones decide what an endpoint is used for, as long as others are
