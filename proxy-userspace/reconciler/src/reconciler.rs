@@ -317,7 +317,7 @@ enum TraceEvent {
 #[derive(Default)]
 struct Traces {
     requests: Option<mpsc::Receiver<TraceRequest>>,
-    /// Of the trace that runs.
+    /// Says that the running trace has ended.
     ended: Option<oneshot::Receiver<()>>,
 }
 

@@ -21,7 +21,7 @@ macro_rules! maps {
         impl Map {
             const ALL: &[Self] = &[$(Self::$map),+];
 
-            /// Its name in the table.
+            /// The name of the map in its table.
             pub(crate) fn name(self) -> &'static str {
                 match self {
                     $(Self::$map => $name,)+
@@ -34,7 +34,7 @@ macro_rules! maps {
                 }
             }
 
-            /// The data type.
+            /// The type of the map's values.
             pub(crate) fn data(self) -> MapData {
                 match self {
                     $(Self::$map => $data,)+
@@ -75,7 +75,7 @@ maps! {
     Policies: "policies", &[Field::Number], MapData::Verdict;
     /// Selector → chain.
     Selectors: "selectors", &[Field::Number], MapData::Verdict;
-    /// The same for node ports.
+    /// [`Map::Selectors`] of node ports.
     NodeSelectors: "node-selectors", &[Field::Number], MapData::Verdict;
     /// Frontend of a service port with session affinity → number of the service port.
     ServicePorts: "service-ports", FRONTEND, NUMBER;

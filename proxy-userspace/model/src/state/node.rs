@@ -138,8 +138,8 @@ pub struct Pod {
 /// Which sockets of a pod are load-balanced, rather than left to packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketLb {
-    /// None.
+    /// No socket of the pod.
     Off,
-    /// Those of TCP.
+    /// The TCP sockets of the pod.
     TcpOnly,
 }
