@@ -68,6 +68,15 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
+    /// Sets a value, or deletes it if there is none.
+    #[cfg(feature = "client")]
+    pub(crate) fn put(&mut self, key: K, value: Option<V>) {
+        match value {
+            Some(value) => self.set(key, value),
+            None => self.delete(&key),
+        }
+    }
+
     /// The current value.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key)

@@ -74,12 +74,8 @@ impl View for ClusterView {
     type Service = ServiceInfo;
     type Endpoint = EndpointInfo;
 
-    fn request(connector: &Connector) -> GlobalWatchReq {
-        GlobalWatchReq { extensions: connector.extension_numbers(), ..GlobalWatchReq::default() }
-    }
-
-    fn resume(request: &mut GlobalWatchReq, have: Option<Digests>) {
-        request.have = have;
+    fn request(connector: &Connector, have: Option<Digests>) -> GlobalWatchReq {
+        GlobalWatchReq { extensions: connector.extension_numbers(), have }
     }
 
     fn position(set: Set, name: &str) -> u32 {

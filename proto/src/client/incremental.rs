@@ -164,15 +164,11 @@ impl Store {
                 services.keep(|it| kept.contains(position(Set::ServicesSet, it)));
                 endpoints.keep(|(service, _)| kept.contains(position(Set::ServicesSet, service)));
             }
-            Event::SetNode(name, node) => nodes.set(name, node),
-            Event::DeleteNode(name) => nodes.delete(&name),
             // Backends without a packet path have no use for them.
-            Event::SetServiceCidr(..) | Event::DeleteServiceCidr(_) => {}
-            Event::SetPod(..) | Event::DeletePod(_) => {}
-            Event::SetService(name, service) => services.set(name, service),
-            Event::DeleteService(name) => services.delete(&name),
-            Event::SetEndpoint(service, key, endpoint) => endpoints.set((service, key), endpoint),
-            Event::DeleteEndpoint(service, key) => endpoints.delete(&(service, key)),
+            Event::ServiceCidr(..) | Event::Pod(..) => {}
+            Event::Node(name, node) => nodes.put(name, node),
+            Event::Service(name, service) => services.put(name, service),
+            Event::Endpoint(service, key, endpoint) => endpoints.put((service, key), endpoint),
             Event::Sync(_) => {
                 nodes.done();
                 services.done();

@@ -21,9 +21,9 @@ impl View for NodeView {
     type Service = Service;
     type Endpoint = Endpoint;
 
-    fn request(connector: &Connector) -> WatchReq {
+    fn request(connector: &Connector, have: Option<Digests>) -> WatchReq {
         let extensions = connector.extension_numbers();
-        WatchReq { node_name: connector.node.clone(), extensions, ..WatchReq::default() }
+        WatchReq { node_name: connector.node.clone(), extensions, have, ..WatchReq::default() }
     }
 
     fn unconfirmed(request: &mut WatchReq) {
@@ -32,10 +32,6 @@ impl View for NodeView {
 
     fn confirmed(request: &mut WatchReq, revision: Revision) {
         request.confirmed = Some(revision);
-    }
-
-    fn resume(request: &mut WatchReq, have: Option<Digests>) {
-        request.have = have;
     }
 
     fn position(set: Set, name: &str) -> u32 {

@@ -208,8 +208,7 @@ impl<V: View> Session<V> {
     fn open(&mut self) -> Opening<V> {
         let have = self.inventory.as_ref().and_then(Inventory::message);
         self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
-        let mut request = V::request(&self.connector);
-        V::resume(&mut request, have);
+        let request = V::request(&self.connector, have);
         let (connector, mut round) = (self.connector.clone(), mem::take(&mut self.round));
         Box::pin(async move {
             let stream = open(connector, &mut round, request).await;
@@ -265,7 +264,7 @@ async fn open<V: View>(
     let channel = connector.connect(round).await?;
     // A request, and a confirmation.
     let (requests, outgoing) = mpsc::channel(2);
-    let request = V::request(&connector);
+    let request = V::request(&connector, None);
     requests.try_send(first).map_err(|it| it.to_string())?;
     let response = timeout(CONNECT_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
     let items = response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))??;

@@ -101,11 +101,22 @@ impl<N, S, E> Snapshot<N, S, E> {
     }
 }
 
+impl<N, S, E> Change<N, S, E> {
+    /// Whether anything was added, changed or deleted.
+    pub(super) fn has_edits(&self) -> bool {
+        let Self { service_cidrs, pods, nodes, services, .. } = self;
+        !(service_cidrs.is_empty() && pods.is_empty() && nodes.is_empty() && services.is_empty())
+    }
+}
+
 fn edit<T>(values: &mut Values<T>, edits: Edits<T>) {
-    for (name, value) in edits {
-        match value {
-            Some(value) => drop(values.insert(name, value)),
-            None => drop(values.remove(&name)),
-        }
+    edits.into_iter().for_each(|(name, value)| put(values, name, value));
+}
+
+/// Sets a value, or deletes it if there is none.
+pub(super) fn put<V>(values: &mut BTreeMap<Arc<str>, V>, name: Arc<str>, value: Option<V>) {
+    match value {
+        Some(value) => drop(values.insert(name, value)),
+        None => drop(values.remove(&name)),
     }
 }

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    state::{Change, Edits, Values, WithEndpoints},
+    state::{Change, Edits, Values, WithEndpoints, put},
     view::{Event, View},
 };
 use crate::{
@@ -60,38 +60,28 @@ impl<V: View> Tracker<V> {
                 self.nodes.keep(|it| kept.contains(V::position(Set::NodesSet, it)));
                 self.services.keep(|it| kept.contains(V::position(Set::ServicesSet, it)));
             }
-            Event::SetServiceCidr(name, it) => self.service_cidrs.set(name, Arc::new(it)),
-            Event::DeleteServiceCidr(name) => self.service_cidrs.delete(&name),
-            Event::SetPod(name, it) => self.pods.set(name, Arc::new(it)),
-            Event::DeletePod(name) => self.pods.delete(&name),
-            Event::SetNode(name, node) => self.nodes.set(name, Arc::new(node)),
-            Event::DeleteNode(name) => self.nodes.delete(&name),
-            Event::SetService(name, service) => {
+            Event::ServiceCidr(name, it) => self.service_cidrs.put(name, it.map(Arc::new)),
+            Event::Pod(name, it) => self.pods.put(name, it.map(Arc::new)),
+            Event::Node(name, it) => self.nodes.put(name, it.map(Arc::new)),
+            Event::Service(name, Some(service)) => {
                 let endpoints = match self.services.get(&name) {
                     Some(it) => it.endpoints.clone(),
                     None => self.orphans.remove(&name).unwrap_or_default(),
                 };
                 self.services.set(name, Arc::new(WithEndpoints { service, endpoints }));
             }
-            Event::DeleteService(name) => {
+            Event::Service(name, None) => {
                 if let Some(it) = self.services.get(&name).filter(|it| !it.endpoints.is_empty()) {
                     self.orphans.insert(Arc::clone(&name), it.endpoints.clone());
                 }
                 self.services.delete(&name);
             }
-            Event::SetEndpoint(service, key, endpoint) => {
+            Event::Endpoint(service, key, endpoint) => {
                 let endpoints = match self.services.get_mut(&service) {
                     Some(it) => &mut Arc::make_mut(it).endpoints,
                     None => self.orphans.entry(service).or_default(),
                 };
-                endpoints.insert(key, Arc::new(endpoint));
-            }
-            Event::DeleteEndpoint(service, key) => {
-                if let Some(it) = self.services.get_mut(&service) {
-                    Arc::make_mut(it).endpoints.remove(&key);
-                } else if let Some(it) = self.orphans.get_mut(&service) {
-                    it.remove(&key);
-                }
+                put(endpoints, key, endpoint.map(Arc::new));
             }
             Event::Sync(_) => {}
         }
@@ -102,18 +92,16 @@ impl<V: View> Tracker<V> {
         &mut self,
         revision: Option<Revision>,
     ) -> Option<Change<V::Node, V::Service, V::Endpoint>> {
-        let (service_cidrs, pods) = (edits(&mut self.service_cidrs), edits(&mut self.pods));
-        let (nodes, services) = (edits(&mut self.nodes), edits(&mut self.services));
-        if service_cidrs.is_empty()
-            && pods.is_empty()
-            && nodes.is_empty()
-            && services.is_empty()
-            && self.last_extensions.as_ref() == Some(&self.extensions)
-        {
-            return None;
-        }
-        self.last_extensions = Some(self.extensions.clone());
-        Some(Change { revision, extensions: self.extensions.clone(), service_cidrs, pods, nodes, services })
+        let change = Change {
+            revision,
+            extensions: self.extensions.clone(),
+            service_cidrs: edits(&mut self.service_cidrs),
+            pods: edits(&mut self.pods),
+            nodes: edits(&mut self.nodes),
+            services: edits(&mut self.services),
+        };
+        let before = self.last_extensions.replace(self.extensions.clone());
+        (change.has_edits() || before.as_ref() != Some(&self.extensions)).then_some(change)
     }
 }
 
@@ -127,7 +115,7 @@ fn edits<T: PartialEq>(tracked: &mut Tracked<T>) -> Edits<T> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{collection::vec, prelude::*};
+    use proptest::{collection::vec, option, prelude::*};
 
     use super::*;
     use crate::{
@@ -142,19 +130,19 @@ mod tests {
         let service = |r#type| Service { r#type, ..Service::default() };
         let endpoint = |hostname| Endpoint { hostname, ..Endpoint::default() };
         let node = |is_being_deleted| Node { is_being_deleted, ..Node::default() };
+        let cidr = |cidr| ServiceCidr { cidrs: vec![cidr], ..ServiceCidr::default() };
+        let pod = |uid| Pod { uid, ..Pod::default() };
         prop_oneof![
             1 => Just(()).prop_map(|()| Event::Reset(Vec::new())),
-            4 => (name(), value().prop_map(service)).prop_map(|(it, value)| Event::SetService(it, value)),
-            2 => name().prop_map(Event::DeleteService),
-            4 => (name(), name(), value().prop_map(endpoint))
-                .prop_map(|(of, it, value)| Event::SetEndpoint(of, it, value)),
-            2 => (name(), name()).prop_map(|(of, it)| Event::DeleteEndpoint(of, it)),
-            1 => (name(), any::<bool>().prop_map(node)).prop_map(|(it, value)| Event::SetNode(it, value)),
-            1 => name().prop_map(Event::DeleteNode),
-            1 => (name(), value()).prop_map(|(it, cidr)| Event::SetServiceCidr(it, ServiceCidr { cidrs: vec![cidr], ..ServiceCidr::default() })),
-            1 => name().prop_map(Event::DeleteServiceCidr),
-            1 => (name(), value()).prop_map(|(it, uid)| Event::SetPod(it, Pod { uid, ..Pod::default() })),
-            1 => name().prop_map(Event::DeletePod),
+            6 => (name(), option::weighted(0.7, value().prop_map(service)))
+                .prop_map(|(it, value)| Event::Service(it, value)),
+            6 => (name(), name(), option::weighted(0.7, value().prop_map(endpoint)))
+                .prop_map(|(of, it, value)| Event::Endpoint(of, it, value)),
+            2 => (name(), option::of(any::<bool>().prop_map(node)))
+                .prop_map(|(it, value)| Event::Node(it, value)),
+            2 => (name(), option::of(value().prop_map(cidr)))
+                .prop_map(|(it, value)| Event::ServiceCidr(it, value)),
+            2 => (name(), option::of(value().prop_map(pod))).prop_map(|(it, value)| Event::Pod(it, value)),
             3 => Just(()).prop_map(|()| Event::Sync(None)),
         ]
     }
@@ -173,20 +161,14 @@ mod tests {
         fn apply(&mut self, event: Event<NodeView>) {
             match event {
                 Event::Reset(_) => *self = Self::default(),
-                Event::SetService(it, value) => drop(self.services.insert(it, value)),
-                Event::DeleteService(it) => drop(self.services.remove(&it)),
-                Event::SetEndpoint(of, it, value) => {
-                    self.endpoints.entry(of).or_default().insert(it, value.into());
+                Event::Service(it, value) => put(&mut self.services, it, value),
+                Event::Endpoint(of, it, value) => {
+                    put(self.endpoints.entry(of).or_default(), it, value.map(Arc::new));
                 }
-                Event::DeleteEndpoint(of, it) => drop(self.endpoints.entry(of).or_default().remove(&it)),
-                Event::SetServiceCidr(it, value) => drop(self.service_cidrs.insert(it, value.into())),
-                Event::DeleteServiceCidr(it) => drop(self.service_cidrs.remove(&it)),
-                Event::SetPod(it, value) => drop(self.pods.insert(it, value.into())),
-                Event::DeletePod(it) => drop(self.pods.remove(&it)),
-                Event::SetNode(it, value) => drop(self.nodes.insert(it, value.into())),
-                Event::DeleteNode(it) => drop(self.nodes.remove(&it)),
-                Event::Keep(_) => {}
-                Event::Sync(_) => {}
+                Event::ServiceCidr(it, value) => put(&mut self.service_cidrs, it, value.map(Arc::new)),
+                Event::Pod(it, value) => put(&mut self.pods, it, value.map(Arc::new)),
+                Event::Node(it, value) => put(&mut self.nodes, it, value.map(Arc::new)),
+                Event::Keep(_) | Event::Sync(_) => {}
             }
         }
 
@@ -219,11 +201,7 @@ mod tests {
                 match tracker.finish(None) {
                     None => prop_assert!(before.is_some(), "the first state is returned even if it is empty"),
                     Some(change) => {
-                        let is_empty = change.service_cidrs.is_empty()
-                            && change.pods.is_empty()
-                            && change.nodes.is_empty()
-                            && change.services.is_empty();
-                        prop_assert!(!is_empty || before.is_none(), "an empty difference is not returned");
+                        prop_assert!(change.has_edits() || before.is_none(), "an empty difference is not returned");
                         state.get_or_insert_default().apply(change);
                     }
                 }

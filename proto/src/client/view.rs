@@ -19,10 +19,8 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     type Service: Message + Clone + Default + PartialEq;
     type Endpoint: Message + Clone + Default + PartialEq;
 
-    fn request(connector: &Connector) -> Self::Request;
-
-    /// Adds to the first request of a stream what the client has.
-    fn resume(request: &mut Self::Request, have: Option<Digests>);
+    /// A request; the first one of a stream says what the client has.
+    fn request(connector: &Connector, have: Option<Digests>) -> Self::Request;
 
     /// The position of the group of a name. The kind of the object is given by its set in [`localv1`](crate::localv1).
     fn position(set: Set, name: &str) -> u32;
@@ -55,55 +53,44 @@ pub(super) enum Path {
     Duplicate,
 }
 
-/// An operation of the stream. Names are those of [`Path`].
+/// An operation of the stream. Names are those of [`Path`]; an object that is `None` was deleted.
 #[derive(Clone, Debug)]
 pub(super) enum Event<V: View> {
     /// Everything received before is void; the stream carries these extensions.
     Reset(Vec<Extension>),
     /// Objects in these buckets stay valid.
     Keep(Arc<KeptBuckets>),
-    SetServiceCidr(Arc<str>, ServiceCidr),
-    DeleteServiceCidr(Arc<str>),
-    SetPod(Arc<str>, Pod),
-    DeletePod(Arc<str>),
-    SetNode(Arc<str>, V::Node),
-    DeleteNode(Arc<str>),
-    SetService(Arc<str>, V::Service),
-    DeleteService(Arc<str>),
-    SetEndpoint(Arc<str>, Arc<str>, V::Endpoint),
-    DeleteEndpoint(Arc<str>, Arc<str>),
+    ServiceCidr(Arc<str>, Option<ServiceCidr>),
+    Pod(Arc<str>, Option<Pod>),
+    Node(Arc<str>, Option<V::Node>),
+    Service(Arc<str>, Option<V::Service>),
+    /// By its Service, and its key within it.
+    Endpoint(Arc<str>, Arc<str>, Option<V::Endpoint>),
     /// The change set is complete.
     Sync(Option<Revision>),
 }
 
 /// The event of an operation; `None` for an endpoint's second path.
 pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
-    Ok(Some(match op {
-        Op::Reset(it) => Event::Reset(it.extensions().collect()),
-        Op::Sync(it) => Event::Sync(it.revision),
+    let (path, bytes) = match op {
+        Op::Reset(it) => return Ok(Some(Event::Reset(it.extensions().collect()))),
+        Op::Sync(it) => return Ok(Some(Event::Sync(it.revision))),
         // Neither was requested.
         Op::Kept(_) | Op::Heartbeat(_) => return Ok(None),
-        Op::Set(Value { r#ref, bytes }) => match parse_ref::<V>(r#ref)? {
-            Path::ServiceCidr(name) => {
-                Event::SetServiceCidr(name.clone(), message("ServiceCIDR", &name, &bytes)?)
-            }
-            Path::Pod(name) => Event::SetPod(name.clone(), message("pod", &name, &bytes)?),
-            Path::Node(name) => Event::SetNode(name.clone(), message("node", &name, &bytes)?),
-            Path::Service(name) => Event::SetService(name.clone(), message("service", &name, &bytes)?),
-            Path::Endpoint(service, key) => {
-                let endpoint = message("endpoint", &format!("{service}/{key}"), &bytes)?;
-                Event::SetEndpoint(service, key, endpoint)
-            }
-            Path::Duplicate => return Ok(None),
-        },
-        Op::Delete(it) => match parse_ref::<V>(Some(it))? {
-            Path::ServiceCidr(name) => Event::DeleteServiceCidr(name),
-            Path::Pod(name) => Event::DeletePod(name),
-            Path::Node(name) => Event::DeleteNode(name),
-            Path::Service(name) => Event::DeleteService(name),
-            Path::Endpoint(service, key) => Event::DeleteEndpoint(service, key),
-            Path::Duplicate => return Ok(None),
-        },
+        Op::Set(Value { r#ref, bytes }) => (parse_ref::<V>(r#ref)?, Some(bytes)),
+        Op::Delete(it) => (parse_ref::<V>(Some(it))?, None),
+    };
+    let bytes = bytes.as_deref();
+    Ok(Some(match path {
+        Path::ServiceCidr(name) => Event::ServiceCidr(name.clone(), message("ServiceCIDR", &name, bytes)?),
+        Path::Pod(name) => Event::Pod(name.clone(), message("pod", &name, bytes)?),
+        Path::Node(name) => Event::Node(name.clone(), message("node", &name, bytes)?),
+        Path::Service(name) => Event::Service(name.clone(), message("service", &name, bytes)?),
+        Path::Endpoint(service, key) => {
+            let endpoint = message("endpoint", &format!("{service}/{key}"), bytes)?;
+            Event::Endpoint(service, key, endpoint)
+        }
+        Path::Duplicate => return Ok(None),
     }))
 }
 
@@ -114,6 +101,7 @@ fn parse_ref<V: View>(it: Option<Ref>) -> Result<Path, String> {
         .ok_or_else(|| format!("path {path:?}, which is invalid in set {}", known.as_str_name()))
 }
 
-fn message<T: Message + Default>(kind: &str, name: &str, bytes: &[u8]) -> Result<T, String> {
-    T::decode(bytes).map_err(|it| format!("{kind} {name}: {it}"))
+/// The object in these bytes; `None` if it was deleted.
+fn message<T: Message + Default>(kind: &str, name: &str, bytes: Option<&[u8]>) -> Result<Option<T>, String> {
+    bytes.map(T::decode).transpose().map_err(|it| format!("{kind} {name}: {it}"))
 }
