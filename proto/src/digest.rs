@@ -63,13 +63,13 @@ pub fn group_of(set: Set, path: &str) -> Option<(Set, Cow<'_, str>)> {
 
 /// The position of a group: its bucket is this number modulo the number of buckets.
 pub fn position(set: Set, path: &str) -> u32 {
-    let [a, b, c, d, ..] = truncated(hash(|it| write_key(it, set, path)));
+    let [a, b, c, d, ..] = hash(|it| write_key(it, set, path));
     u32::from_be_bytes([a, b, c, d])
 }
 
 /// The digest of an object.
 pub fn object(set: Set, path: &str, bytes: &[u8]) -> Digest {
-    truncated(hash(|it| {
+    hash(|it| {
         write_key(it, set, path);
         it.update([0]);
         match set {
@@ -79,13 +79,13 @@ pub fn object(set: Set, path: &str, bytes: &[u8]) -> Digest {
             }
             _ => it.update(bytes),
         }
-    }))
+    })
 }
 
 /// The digest of a group, from those of its objects, which it sorts; or that of a bucket, from those of its groups.
 pub fn all(digests: &mut [Digest]) -> Digest {
     digests.sort_unstable();
-    truncated(hash(|it| digests.iter().for_each(|digest| it.update(digest))))
+    hash(|it| digests.iter().for_each(|digest| it.update(digest)))
 }
 
 /// The digests of groups, by bucket.
@@ -186,13 +186,10 @@ impl KeptBuckets {
     }
 }
 
-fn hash(write: impl FnOnce(&mut Sha256)) -> [u8; 32] {
+fn hash(write: impl FnOnce(&mut Sha256)) -> Digest {
     let mut hasher = Sha256::new();
     write(&mut hasher);
-    hasher.finalize().into()
-}
-
-fn truncated(hash: [u8; 32]) -> Digest {
+    let hash: [u8; 32] = hasher.finalize().into();
     let mut digest = Digest::default();
     digest.copy_from_slice(&hash[..16]);
     digest

@@ -234,8 +234,7 @@ mod tests {
     };
 
     fn set(addresses: &[&str]) -> Option<IpSet> {
-        let (v4, v6) = addresses.iter().map(|it| (*it).to_owned()).partition(|it: &String| it.contains('.'));
-        Some(IpSet { v4, v6 })
+        Some(IpSet::of(addresses))
     }
 
     fn endpoint(address: &str, scopes: (bool, bool, bool)) -> Arc<Endpoint> {

@@ -24,7 +24,7 @@ use tower::service_fn;
 use crate::{Target, Targets, localv1::Extension};
 
 /// The time limit of a connection attempt, and of each other step on the way to a stream.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest message that is accepted; the longest ones are Services.
 pub(super) const MAX_MESSAGE_SIZE: usize = 64 << 20;
 
@@ -181,13 +181,18 @@ impl Connector {
 /// Fails if a brain does not serve yet, or does not respond in time. One without the health service is considered serving.
 async fn check_serving(channel: &Channel) -> Result<(), String> {
     let mut health = HealthClient::new(channel.clone());
-    let answer = timeout(CONNECT_TIMEOUT, health.check(HealthCheckRequest::default())).await;
-    match answer.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))? {
+    match in_time(health.check(HealthCheckRequest::default())).await? {
         Ok(it) if it.get_ref().status() == ServingStatus::Serving => Ok(()),
         Ok(_) => Err("the brain has no state yet".to_owned()),
         Err(status) if status.code() == Code::Unimplemented => Ok(()),
         Err(status) => Err(error_chain(&status)),
     }
+}
+
+/// The response of a brain, unless it takes too long.
+pub(super) async fn in_time<T>(response: impl Future<Output = T>) -> Result<T, String> {
+    let response = timeout(CONNECT_TIMEOUT, response).await;
+    response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))
 }
 
 /// The address of one brain.

@@ -1,9 +1,7 @@
 //! Lists the clients of brains.
 
-use tokio::time::timeout;
-
 use super::{
-    connect::{Address, CONNECT_TIMEOUT, Connector, error_chain},
+    connect::{Address, Connector, error_chain, in_time},
     session::Refused,
 };
 use crate::globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient};
@@ -28,8 +26,7 @@ pub(super) async fn list(connector: &Connector, address: &str) -> Result<Vec<Nod
 
 async fn of_brain(connector: &Connector, brain: &Address, address: &str) -> Result<Vec<NodeStatus>, String> {
     let mut nodes = NodesClient::new(connector.connect_to(brain).await?);
-    let answer = timeout(CONNECT_TIMEOUT, nodes.list(ListNodesReq { address: address.to_owned() })).await;
-    let answer = answer.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))?;
+    let answer = in_time(nodes.list(ListNodesReq { address: address.to_owned() })).await?;
     let mut items = answer.map_err(|it| error_chain(&it))?.into_inner();
     let mut all = Vec::new();
     while let Some(it) = items.message().await.map_err(|it| error_chain(&it))? {

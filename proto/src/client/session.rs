@@ -6,7 +6,7 @@ use std::{fmt, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep_until, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -14,7 +14,7 @@ use tracing::{Instrument as _, Span};
 
 use super::{
     backoff::ReconnectBackoff,
-    connect::{CONNECT_TIMEOUT, Connector, Round, error_chain},
+    connect::{Connector, Round, error_chain, in_time},
     inventory::Inventory,
     view::{Event, View, decode},
 };
@@ -137,15 +137,23 @@ impl<V: View> Session<V> {
 
     /// The next request says that the last state is not active.
     pub(super) fn unconfirmed(&mut self) {
-        if let Stage::Open(stream) = &mut self.stage {
-            stream.unconfirmed();
+        if let Stage::Open(stream) = &mut self.stage
+            && stream.activity == Activity::Active
+        {
+            stream.activity = Activity::Inactive;
         }
     }
 
     /// The last state, which was unconfirmed, is active now.
     pub(super) fn confirm(&mut self) {
-        if let Stage::Open(stream) = &mut self.stage {
-            stream.confirm();
+        let Stage::Open(stream) = &mut self.stage else { return };
+        // Unless the next request says so anyway.
+        if let (Activity::Unconfirmed, Some(revision)) =
+            (mem::replace(&mut stream.activity, Activity::Active), stream.revision)
+        {
+            let mut request = stream.request.clone();
+            V::confirmed(&mut request, revision);
+            let _ = stream.requests.try_send(request);
         }
     }
 
@@ -266,8 +274,7 @@ async fn open<V: View>(
     let (requests, outgoing) = mpsc::channel(2);
     let request = V::request(&connector, None);
     requests.try_send(first).map_err(|it| it.to_string())?;
-    let response = timeout(CONNECT_TIMEOUT, V::open(channel, ReceiverStream::new(outgoing))).await;
-    let items = response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))??;
+    let items = in_time(V::open(channel, ReceiverStream::new(outgoing))).await??;
     Ok(OpenStream {
         request,
         requests,
@@ -283,23 +290,6 @@ async fn open<V: View>(
 }
 
 impl<V: View> OpenStream<V> {
-    fn unconfirmed(&mut self) {
-        if self.activity == Activity::Active {
-            self.activity = Activity::Inactive;
-        }
-    }
-
-    fn confirm(&mut self) {
-        // Unless the next request says so anyway.
-        if let (Activity::Unconfirmed, Some(revision)) =
-            (mem::replace(&mut self.activity, Activity::Active), self.revision)
-        {
-            let mut request = self.request.clone();
-            V::confirmed(&mut request, revision);
-            let _ = self.requests.try_send(request);
-        }
-    }
-
     /// The next operation; requests a change set before, if the last one is complete.
     async fn next(&mut self) -> Result<Op, Failure> {
         loop {
