@@ -8,7 +8,7 @@ use std::{convert::Infallible, future::Future, iter::Peekable, pin::Pin, sync::A
 use proxy_contract::localv1::{EmptyOp, Extension, OpItem, op_item::Op};
 use tokio::{
     sync::{
-        Semaphore,
+        Mutex,
         mpsc::{self, Sender},
     },
     task::yield_now,
@@ -80,14 +80,8 @@ pub(crate) enum RequestKind {
 /// Serializes batches of long change sets across the streams of a server, so that short ones are not starved.
 ///
 /// A stream keeps its turn until its connection has had a chance to send the batch, and never while it waits for its client.
-#[derive(Clone)]
-pub(crate) struct Turns(Arc<Semaphore>);
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
-    }
-}
+#[derive(Clone, Default)]
+pub(crate) struct Turns(Arc<Mutex<()>>);
 
 impl Turns {
     /// Whether there are so many streams that what they have in common is worth keeping.
@@ -205,8 +199,7 @@ impl<S: ChangeSource> ChangeStream<S> {
         permits.zip(&mut changes).for_each(|(permit, item)| permit.send(Ok(item)));
         while changes.peek().is_some() {
             let permits = reserve_with_timeout(self.sender.reserve_many(BATCH_SIZE)).await?;
-            // It is never closed.
-            let _turn = self.turns.0.acquire().await;
+            let _turn = self.turns.0.lock().await;
             permits.zip(&mut changes).for_each(|(permit, item)| permit.send(Ok(item)));
             // First the task of the response, and then that of the connection.
             yield_now().await;

@@ -8,7 +8,7 @@ use std::{pin::Pin, sync::Arc};
 use prost::Message as _;
 use proxy_contract::localv1::{ExplainReq, Explanation, explanations_server::Explanations};
 use publish::SubscribeError;
-use tokio::sync::Semaphore;
+use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use super::{authz::Peer, status};
@@ -35,14 +35,8 @@ pub enum Unexplained {
 }
 
 pub(crate) struct ExplanationService {
-    explainer: Explain,
-    turn: Arc<Semaphore>,
-}
-
-impl ExplanationService {
-    pub(crate) fn new(explainer: Explain) -> Self {
-        Self { explainer, turn: Arc::new(Semaphore::new(1)) }
-    }
+    pub(crate) explainer: Explain,
+    pub(crate) turn: Arc<Mutex<()>>,
 }
 
 #[tonic::async_trait]
@@ -51,8 +45,7 @@ impl Explanations for ExplanationService {
         let peer = Peer::of(&request)?;
         let ExplainReq { node_name, question } = request.into_inner();
         peer.authorize_node(&node_name)?;
-        // It is never closed.
-        let turn = Arc::clone(&self.turn).acquire_owned().await;
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         let pending = (self.explainer)(node_name.clone(), question);
         // A client that goes does not let the next one begin before this answer is computed.
         let answer = tokio::spawn(async move {

@@ -42,7 +42,7 @@ use publish::{
     cluster::{ClusterPublisher, ClusterSubscription},
     followers::Followers,
 };
-use tokio::time::timeout;
+use tokio::{sync::Mutex, time::timeout};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 
@@ -121,13 +121,15 @@ pub async fn serve(
     let node_watch = SetsServer::new(NodeSets::new(Arc::clone(&nodes), turns.clone(), followers.clone()));
     let long_poll = EndpointsServer::new(LongPoll { nodes });
     let cluster_watch = cluster_sets_server::SetsServer::new(ClusterSets { cluster, turns });
-    let explanations = explainer.map(|it| ExplanationsServer::new(ExplanationService::new(it)));
+    let nodes_list = NodesServer::new(NodesList { followers, turn: Mutex::default() });
+    let explanations = explainer
+        .map(|explainer| ExplanationsServer::new(ExplanationService { explainer, turn: Arc::default() }));
     let mut routes = Routes::new(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .add_service(node_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(cluster_watch.max_decoding_message_size(MAX_REQUEST_SIZE))
-        .add_service(NodesServer::new(NodesList::new(followers)).max_decoding_message_size(MAX_REQUEST_SIZE))
+        .add_service(nodes_list.max_decoding_message_size(MAX_REQUEST_SIZE))
         .add_service(long_poll.max_decoding_message_size(MAX_REQUEST_SIZE));
     if let Some(it) = explanations {
         routes = routes.add_service(it.max_decoding_message_size(MAX_REQUEST_SIZE));

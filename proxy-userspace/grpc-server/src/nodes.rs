@@ -14,7 +14,7 @@ use publish::{
     Published,
     followers::{FollowerStatus, Followers},
 };
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use tokio::{sync::Mutex, task::spawn_blocking};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -23,13 +23,7 @@ use super::authz::Peer;
 pub(crate) struct NodesList {
     pub(crate) followers: Followers,
     /// An answer may take a while: one at a time.
-    pub(crate) turn: Semaphore,
-}
-
-impl NodesList {
-    pub(crate) fn new(followers: Followers) -> Self {
-        Self { followers, turn: Semaphore::new(1) }
-    }
+    pub(crate) turn: Mutex<()>,
 }
 
 #[tonic::async_trait]
@@ -46,8 +40,7 @@ impl Nodes for NodesList {
                 Status::invalid_argument(format!("{shown:?} is no IP address; give that of an endpoint"))
             })?),
         };
-        // It is never closed.
-        let _turn = self.turn.acquire().await;
+        let _turn = self.turn.lock().await;
         let statuses = self.followers.statuses();
         let messages = spawn_blocking(move || messages(&statuses, address)).await;
         let messages = messages.map_err(|it| Status::internal(it.to_string()))?;
