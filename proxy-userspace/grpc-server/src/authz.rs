@@ -19,13 +19,16 @@ const MAX_SHOWN: usize = 3;
 
 /// The other end of a connection; without a certificate if it is local.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(Option<Arc<Certified>>);
+pub(crate) struct Peer(Option<Arc<Certificate>>);
 
-/// A peer with a certificate.
-#[derive(Debug)]
-struct Certified {
-    names: Names,
-    /// Whether one of its names is on the allow-list.
+/// What a certificate says of its peer.
+#[derive(Debug, Default)]
+struct Certificate {
+    /// DNS names, URIs and common names, verbatim.
+    names: BTreeSet<String>,
+    /// The node names among them.
+    nodes: BTreeSet<String>,
+    /// Whether one of the names is on the allow-list.
     is_allowed: bool,
 }
 
@@ -35,9 +38,9 @@ impl Peer {
 
     /// A peer with this certificate, which has been verified.
     pub(crate) fn certified(certificate: &[u8], allowed: &BTreeSet<String>) -> Self {
-        let names = Names::of(certificate);
-        let is_allowed = names.all.iter().any(|it| allowed.contains(it));
-        Self(Some(Arc::new(Certified { names, is_allowed })))
+        let certificate = Certificate::parse(certificate);
+        let is_allowed = certificate.names.iter().any(|it| allowed.contains(it));
+        Self(Some(Arc::new(Certificate { is_allowed, ..certificate })))
     }
 
     /// The clients that this one counts with.
@@ -45,7 +48,7 @@ impl Peer {
         match &self.0 {
             None => Identity::Host,
             Some(it) if it.is_allowed => Identity::Trusted,
-            Some(it) => Identity::Certificate { names: it.names.all.clone(), shown: shown(&it.names.all) },
+            Some(it) => Identity::Certificate { names: it.names.clone(), shown: shown(&it.names) },
         }
     }
 
@@ -58,7 +61,7 @@ impl Peer {
     /// Authorizes a request for the state of a node, or of the brain's own node if the name is empty.
     pub(crate) fn authorize_node(&self, node: &str) -> Result<(), Status> {
         match &self.0 {
-            Some(it) if !it.is_allowed && !it.names.nodes.contains(node) => {
+            Some(it) if !it.is_allowed && !it.nodes.contains(node) => {
                 let own = "the brain's own node".to_owned();
                 Err(it.denied(&if node.is_empty() { own } else { format!("node {node:?}") }))
             }
@@ -80,61 +83,49 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             None => f.write_str("local"),
-            Some(it) => f.write_str(&shown(&it.names.all)),
+            Some(it) => f.write_str(&shown(&it.names)),
         }
     }
 }
 
-impl Certified {
+impl Certificate {
     fn denied(&self, what: &str) -> Status {
-        let names = &self.names;
-        let nodes = if names.nodes.is_empty() {
+        let nodes = if self.nodes.is_empty() {
             "names no node".to_owned()
         } else {
-            format!("permits only node {}", shown(&names.nodes))
+            format!("permits only node {}", shown(&self.nodes))
         };
         Status::permission_denied(format!(
             "no access to {what}: the certificate of {} {nodes}; request that node, or add one of these names to the \
              brain's --tls-allow",
-            shown(&names.all)
+            shown(&self.names)
         ))
     }
-}
 
-/// The names in a certificate.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Names {
-    /// DNS names, URIs and common names, verbatim.
-    all: BTreeSet<String>,
-    /// The node names among them.
-    nodes: BTreeSet<String>,
-}
-
-impl Names {
-    /// Empty if the certificate cannot be parsed.
-    fn of(certificate: &[u8]) -> Self {
-        let mut names = Self::default();
-        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return names };
+    /// Without names if it cannot be parsed.
+    fn parse(der: &[u8]) -> Self {
+        let mut found = Self::default();
+        let Ok((_, certificate)) = X509Certificate::from_der(der) else { return found };
         for it in certificate.subject().iter_common_name().filter_map(|it| it.as_str().ok()) {
-            names.nodes.extend(it.strip_prefix(KUBELET_PREFIX).map(str::to_owned));
-            names.all.insert(it.to_owned());
+            found.nodes.extend(it.strip_prefix(KUBELET_PREFIX).map(str::to_owned));
+            found.names.insert(it.to_owned());
         }
         let alternatives = certificate.subject_alternative_name().ok().flatten();
         for it in alternatives.iter().flat_map(|it| &it.value.general_names) {
             match it {
                 GeneralName::DNSName(it) => {
-                    names.nodes.insert(it.to_ascii_lowercase());
-                    names.all.insert((*it).to_owned());
+                    found.nodes.insert(it.to_ascii_lowercase());
+                    found.names.insert((*it).to_owned());
                 }
                 GeneralName::URI(it) => {
-                    names.nodes.extend(node_of_uri(it).map(str::to_owned));
-                    names.all.insert((*it).to_owned());
+                    found.nodes.extend(node_of_uri(it).map(str::to_owned));
+                    found.names.insert((*it).to_owned());
                 }
                 _ => {}
             }
         }
-        names.nodes.retain(|it| !it.is_empty());
-        names
+        found.nodes.retain(|it| !it.is_empty());
+        found
     }
 }
 

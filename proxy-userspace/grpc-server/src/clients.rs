@@ -6,10 +6,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -39,7 +36,6 @@ struct ClientTable {
     max_clients: usize,
     handshakes: Connections,
     open: Mutex<OpenClients>,
-    refused: [AtomicU64; 2],
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +43,8 @@ struct OpenClients {
     total: usize,
     /// Of those with a limit.
     by_identity: HashMap<Identity, usize>,
+    refused_in_all: u64,
+    refused_of_peer: u64,
     last_logged: Option<Instant>,
 }
 
@@ -63,13 +61,6 @@ pub(crate) enum Identity {
         /// The names for a message, not all of them.
         shown: String,
     },
-}
-
-/// The reasons why clients are refused.
-#[derive(Clone, Copy, Debug)]
-enum Refusal {
-    Total,
-    Peer,
 }
 
 /// The numbers of connected and of refused clients.
@@ -94,7 +85,6 @@ impl Default for Clients {
             max_clients: MAX_CLIENTS.min(max_open_files() / 2),
             handshakes: Connections::new("gRPC handshakes", HANDSHAKES),
             open: Mutex::default(),
-            refused: Default::default(),
         }))
     }
 }
@@ -102,12 +92,13 @@ impl Default for Clients {
 impl Clients {
     /// The current numbers.
     pub fn stats(&self) -> ClientStats {
-        let ClientTable { open, handshakes, refused: [total, peer], .. } = &*self.0;
+        let ClientTable { open, handshakes, .. } = &*self.0;
+        let open = open.lock();
         ClientStats {
-            open: open.lock().total,
+            open: open.total,
             handshakes: handshakes.count(),
-            refused_in_all: total.load(Ordering::Relaxed),
-            refused_of_peer: peer.load(Ordering::Relaxed),
+            refused_in_all: open.refused_in_all,
+            refused_of_peer: open.refused_of_peer,
             closed_handshakes: handshakes.closed(),
         }
     }
@@ -130,20 +121,20 @@ impl Clients {
             Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "this host without TLS"),
             Identity::Certificate { shown, .. } => (MAX_CLIENTS_OF_CERTIFICATE, shown.as_str()),
         };
-        let mut open = table.open.lock();
+        let open = &mut *table.open.lock();
         let of_peer = open.by_identity.get(&identity).copied().unwrap_or_default();
         let refusal = if of_peer >= limit {
-            Some((Refusal::Peer, of_peer))
+            Some(("Peer", of_peer, &mut open.refused_of_peer))
         } else if open.total >= table.max_clients {
-            Some((Refusal::Total, open.total))
+            Some(("Total", open.total, &mut open.refused_in_all))
         } else {
             None
         };
-        if let Some((refusal, connected)) = refusal {
-            let refused = table.refused[refusal as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some((limit, connected, refused)) = refusal {
+            *refused += 1;
             if open.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
                 open.last_logged = Some(Instant::now());
-                tracing::warn!(client, limit = ?refusal, connected, refused, "gRPC client refused: limit reached");
+                tracing::warn!(client, %limit, connected, refused = *refused, "gRPC client refused: limit reached");
             }
             return None;
         }
