@@ -272,7 +272,7 @@ impl Observer for Admin {
         let is_update = report.flipped || !state.is_active(published);
         let delays = state.on_applied(published, report, Moment::now());
         drop(state);
-        self.active.send_replace(Some((published.instance_id, published.rev)));
+        self.active.send_replace(Some(published.revision()));
         if is_update {
             self.metrics.datapath.on_applied(report, took, &delays);
         }

@@ -118,8 +118,7 @@ impl Collector for Followers {
 impl Following {
     /// Records that a state was sent completely.
     pub fn sent(&self, state: &Arc<Published>) {
-        let revision = (state.instance_id, state.rev);
-        let state = Arc::clone(state);
+        let (revision, state) = (state.revision(), Arc::clone(state));
         // A client that has just come has not waited for what is older than itself.
         self.change(|it| it.sent = Some(Sent { revision, at: state.published_at().max(it.since), state }));
     }
@@ -158,10 +157,8 @@ impl Drop for Following {
 impl FollowingClient {
     fn status(&self) -> FollowerStatus {
         let newest = self.states.current();
-        let is_same =
-            |a: &Arc<Published>, b: &Arc<Published>| (a.instance_id, a.rev) == (b.instance_id, b.rev);
-        let missing =
-            newest.as_ref().filter(|it| !self.acknowledged.as_ref().is_some_and(|ack| is_same(ack, it)));
+        let acknowledged = self.acknowledged.as_deref().map(Published::revision);
+        let missing = newest.as_ref().filter(|it| acknowledged != Some(it.revision()));
         // A client that has just come does not lack what is older than itself.
         let behind = missing.map(|it| it.published_at().max(self.since).elapsed());
         FollowerStatus {

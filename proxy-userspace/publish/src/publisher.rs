@@ -69,6 +69,11 @@ impl Published {
         Self { instance_id, rev, node: node.into(), changed, at, state }
     }
 
+    /// Its instance and its revision, which identify it.
+    pub fn revision(&self) -> (u64, u64) {
+        (self.instance_id, self.rev)
+    }
+
     /// The time of publication.
     pub fn published_at(&self) -> Instant {
         self.at.0
@@ -216,11 +221,9 @@ impl Subscription {
     /// Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<Published>> {
         let seen = self.seen;
-        let is_new = |it: &Option<Arc<Published>>| {
-            it.as_ref().is_some_and(|it| Some((it.instance_id, it.rev)) != seen)
-        };
+        let is_new = |it: &Option<Arc<Published>>| it.as_ref().is_some_and(|it| Some(it.revision()) != seen);
         let published = self.receiver.wait_for(is_new).await.ok()?.clone()?;
-        self.seen = Some((published.instance_id, published.rev));
+        self.seen = Some(published.revision());
         Some(published)
     }
 }

@@ -101,7 +101,7 @@ impl Upstream {
     /// Waits until the published state is active.
     async fn active(&self) {
         let (Some(active), Some(published)) = (&self.active, self.publisher.current()) else { return };
-        let revision = Some((published.instance_id, published.rev));
+        let revision = Some(published.revision());
         if active.clone().wait_for(|it| *it == revision).await.is_err() {
             pending::<()>().await;
         }

@@ -26,7 +26,7 @@ pub use self::readers::{
     Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
 };
 pub(crate) use self::{
-    moment::{Moment, key, wall_time},
+    moment::{Moment, triggered},
     readers::{Explainer, Readers},
 };
 use self::{
@@ -150,7 +150,7 @@ impl AdminState {
 
     /// Records a published state, and returns its difference from the one before; empty if it was recorded already.
     pub(crate) fn on_published(&mut self, published: &Arc<Published>, now: Moment) -> ChangeCounts {
-        if self.published.as_ref().is_some_and(|(it, _)| key(it) == key(published)) {
+        if self.published.as_ref().is_some_and(|(it, _)| it.revision() == published.revision()) {
             return ChangeCounts::default();
         }
         let empty = NodeState::default();
@@ -182,7 +182,7 @@ impl AdminState {
         if let Some(it) = &mut self.timeline {
             it.on_dequeued(published, Instant::now());
         }
-        self.pending.on_dequeued(key(published))
+        self.pending.on_dequeued(published.revision())
     }
 
     /// Records that a state is active; returns the delay of each change in it whose time is known, in each family of its
@@ -196,35 +196,30 @@ impl AdminState {
         let empty = NodeState::default();
         let before = self.active.as_ref().map_or(&empty, |it| &it.published.state);
         self.totals.update(before, &published.state);
-        let triggers = published.state.diff(before).filter_map(|(_, before, after)| {
-            let (after, trigger) = (after?, after?.trigger_time?);
-            // An unchanged time means that something else of the Service changed.
-            (before.and_then(|it| it.trigger_time) != Some(trigger)).then_some((after, trigger))
-        });
-        // Like kube-proxy, ignore changes that precede the start of the process.
-        let delays = triggers.filter_map(|(service, trigger)| {
-            let trigger = wall_time(trigger).filter(|it| *it >= self.started.wall)?;
+        let delays = published.state.diff(before).filter_map(|(_, before, after)| {
+            // Like kube-proxy, ignore changes that precede the start of the process.
+            let trigger = triggered(before, after).filter(|it| *it >= self.started.wall)?;
             let delay = now.wall.duration_since(trigger).unwrap_or_default();
-            Some(service.service.cluster_ips.iter().map(move |ip| (Family::of(*ip), delay)))
+            Some(after?.service.cluster_ips.iter().map(move |ip| (Family::of(*ip), delay)))
         });
         let delays = delays.flatten().collect();
         if let Some(it) = &mut self.timeline {
             it.on_applied(published, report, now.instant);
         }
-        let before = self.active.as_ref().filter(|it| key(&it.published) == key(published));
+        let before = self.active.as_ref().filter(|it| it.published.revision() == published.revision());
         let since = before.map_or(now, |it| it.since);
         self.active =
             Some(ActiveState { published: Arc::clone(published), since, tables: report.tables.clone() });
         self.inherited = None;
         self.rejected.insert(RejectedBy::Backend, report.rejected.iter().cloned().collect());
-        self.pending.on_applied(key(published));
+        self.pending.on_applied(published.revision());
         self.failure = None;
         delays
     }
 
     /// Whether this state is the active one.
     pub(crate) fn is_active(&self, published: &Published) -> bool {
-        self.active.as_ref().is_some_and(|it| key(&it.published) == key(published))
+        self.active.as_ref().is_some_and(|it| it.published.revision() == published.revision())
     }
 
     pub(crate) fn on_failed(&mut self, step: Step, error: &str) {

@@ -1,9 +1,11 @@
-//! Moments, and what names a published state.
+//! Moments, and when a change happened in the cluster.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use model::Timestamp;
-use publish::Published;
+use model::state::ServiceState;
 use tokio::time::Instant;
 
 /// One moment on the monotonic clock and on the wall clock.
@@ -25,12 +27,13 @@ impl Default for Moment {
     }
 }
 
-/// Its instance and revision.
-pub(crate) fn key(published: &Published) -> (u64, u64) {
-    (published.instance_id, published.rev)
-}
-
-pub(crate) fn wall_time(timestamp: Timestamp) -> Option<SystemTime> {
-    let micros = u64::try_from(timestamp.as_micros()).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
+/// When the difference between two states of a Service happened in the cluster, where the cluster says so.
+pub(crate) fn triggered(
+    before: Option<&Arc<ServiceState>>,
+    after: Option<&Arc<ServiceState>>,
+) -> Option<SystemTime> {
+    let [before, after] = [before, after].map(|it| it.and_then(|it| it.trigger_time));
+    // An unchanged time means that something else of the Service changed.
+    let micros = after.filter(|_| after != before)?.as_micros();
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(u64::try_from(micros).ok()?))
 }

@@ -11,7 +11,7 @@ use pipeline::PublishSteps;
 use publish::Published;
 use tokio::time::Instant;
 
-use crate::state::{Moment, key, wall_time};
+use crate::state::{Moment, triggered};
 
 /// How many generations are kept.
 pub(crate) const MAX_GENERATIONS: usize = 128;
@@ -85,11 +85,7 @@ impl Changes {
         before: Option<&Arc<ServiceState>>,
         after: Option<&Arc<ServiceState>>,
     ) {
-        let trigger = after.and_then(|it| it.trigger_time).filter(|it| {
-            // An unchanged time means that something else of the Service changed.
-            before.and_then(|it| it.trigger_time) != Some(*it)
-        });
-        self.triggered = self.triggered.max(trigger.and_then(wall_time));
+        self.triggered = self.triggered.max(triggered(before, after));
         self.count += 1;
         if self.named.len() < MAX_NAMED {
             let count = |it: Option<&Arc<ServiceState>>| it.map(|it| it.endpoints.len());
@@ -110,7 +106,7 @@ impl Timeline {
     pub(crate) fn on_published(&mut self, published: &Published, changes: Changes, now: Moment) {
         let Changes { named, count, triggered } = changes;
         self.version += 1;
-        let key = key(published);
+        let key = published.revision();
         let steps = self.steps.filter(|it| (it.instance_id, it.rev) == key);
         let generation = Generation {
             key,
@@ -136,13 +132,13 @@ impl Timeline {
     }
 
     pub(crate) fn on_dequeued(&mut self, published: &Published, now: Instant) {
-        self.update(key(published), |it| {
+        self.update(published.revision(), |it| {
             it.dequeued.get_or_insert(now);
         });
     }
 
     pub(crate) fn on_applied(&mut self, published: &Published, report: &ApplyReport, now: Instant) {
-        let key = key(published);
+        let key = published.revision();
         self.update(key, |it| {
             if it.active.is_none() {
                 (it.active, it.entries, it.is_full) = (Some(now), report.entries, report.is_full);

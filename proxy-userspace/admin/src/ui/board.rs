@@ -9,7 +9,7 @@ use model::{ServiceName, state::ServiceState};
 use publish::Published;
 use tokio::time::Instant;
 
-use crate::state::{PortCountLookup, key, rates};
+use crate::state::{PortCountLookup, rates};
 
 /// How many rates a plot shows.
 pub(super) const HISTORY: usize = 60;
@@ -78,8 +78,8 @@ impl Board {
 
     /// Takes the state that is served.
     pub(super) fn set_state(&mut self, published: Option<Arc<Published>>) {
-        let key = |it: &Option<Arc<Published>>| it.as_deref().map(key);
-        if key(&published) == key(&self.published) {
+        let revision = |it: &Option<Arc<Published>>| it.as_deref().map(Published::revision);
+        if revision(&published) == revision(&self.published) {
             return;
         }
         let mut before = mem::take(&mut self.rows).into_iter().peekable();

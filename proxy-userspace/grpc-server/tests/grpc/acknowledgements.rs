@@ -7,7 +7,6 @@ use proxy_contract::{
     globalv1::{ListNodesReq, NodeStatus, nodes_client::NodesClient},
     localv1::{Revision, WatchReq},
 };
-use publish::Published;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
@@ -52,10 +51,6 @@ fn unconfirmed() -> WatchReq {
     WatchReq { node_name: "n1".into(), unconfirmed: true, ..WatchReq::default() }
 }
 
-fn revision(state: &Published) -> Option<(u64, u64)> {
-    Some((state.instance_id, state.rev))
-}
-
 #[tokio::test]
 async fn the_next_request_acknowledges_a_state_unless_it_says_otherwise() {
     let (folder, brain) = Brain::new().await;
@@ -96,7 +91,7 @@ async fn an_agent_acknowledges_what_is_in_force() {
     while_following(&upstream, async {
         let first = states.next().await.unwrap();
         assert_eq!(acknowledged_at(&folder, 1).await, None);
-        active.send_replace(revision(&first));
+        active.send_replace(Some(first.revision()));
         wait_for(&folder, |it| newest(it).1 == Some(1)).await;
         // What cannot be applied is not acknowledged, and delays the next state by a moment only.
         brain.publish([service("ns/a", &[])]);
@@ -104,7 +99,7 @@ async fn an_agent_acknowledges_what_is_in_force() {
         brain.publish([service("ns/b", &[])]);
         let third = states.next().await.unwrap();
         assert_eq!(acknowledged_at(&folder, 3).await, Some(1));
-        active.send_replace(revision(&third));
+        active.send_replace(Some(third.revision()));
         wait_for_acknowledged(&folder, 3).await;
     })
     .await;
@@ -177,15 +172,15 @@ async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
         let first = states.next().await.unwrap();
         sleep(Duration::from_secs(3)).await;
         assert_eq!(acknowledged_at(&folder, 1).await, None);
-        active.send_replace(revision(&first));
+        active.send_replace(Some(first.revision()));
         wait_for_acknowledged(&folder, 1).await;
         // Later ones are acknowledged, and paced, as ever.
         brain.publish([service("ns/a", &[])]);
         let second = states.next().await.unwrap();
         brain.publish([service("ns/b", &[])]);
-        active.send_replace(revision(&second));
+        active.send_replace(Some(second.revision()));
         let third = states.next().await.unwrap();
-        active.send_replace(revision(&third));
+        active.send_replace(Some(third.revision()));
         wait_for_acknowledged(&folder, 3).await;
     })
     .await;
@@ -209,7 +204,7 @@ async fn a_reconnect_acknowledges_nothing_that_is_not_active() {
         assert_eq!(newest(&wait_for(&folder, |it| it.newest.is_some()).await).1, None);
         sleep(Duration::from_secs(4)).await;
         assert_eq!(newest(&wait_for(&folder, |it| it.newest.is_some()).await).1, None);
-        active.send_replace(revision(&first));
+        active.send_replace(Some(first.revision()));
         wait_for(&folder, |it| it.behind_ms.is_none()).await;
         brain.stop().await;
     })

@@ -131,8 +131,7 @@ async fn revisions_are_unique_across_nodes() {
     let revision = async |node: &str, endpoint| {
         let mut states = requests.subscribe(node).unwrap();
         nodes.publish(node, state_of(node, &[("p", endpoint)]));
-        let it = states.next().await.unwrap();
-        (it.instance_id, it.rev)
+        states.next().await.unwrap().revision()
     };
     let (instance, first) = revision("n1", 1).await;
     assert_eq!(first, 1);
