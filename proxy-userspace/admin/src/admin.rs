@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
-
 use datapath::{ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats};
 use jiff::Timestamp;
 use model::{Effect, Rejected, Rejections, ServiceName};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use pipeline::{PublishSteps, Stage, SyncStatus};
 use prometheus_client::registry::Registry;
-use publish::{Published, Subscription, Watchers};
+use publish::{Published, Subscription};
 use reconciler::{Observer, Step};
 use tokio::{
     sync::{
@@ -23,10 +22,7 @@ use crate::{
     http::HttpConnections,
     metrics::Metrics,
     pages::{RunningTrace, TraceStatus},
-    state::{
-        AdminState, Configuration, Inherited, Moment, PendingAnswer, PendingTrace, PortCountLookup,
-        RejectedBy, Role, TraceFilters, timeline::Timeline,
-    },
+    state::{AdminState, Inherited, Moment, Readers, RejectedBy, Role, timeline::Timeline},
     ui::Ui,
 };
 
@@ -60,9 +56,9 @@ impl Admin {
         self.metrics.registry.lock()
     }
 
-    /// Sets the watchers that the page `/status` counts.
-    pub fn set_watchers(&self, watchers: Watchers) {
-        self.state().readers.watchers = Some(watchers);
+    /// What the pages ask of other parts of the process, which set it.
+    pub fn readers(&self) -> MappedMutexGuard<'_, Readers> {
+        MutexGuard::map(self.state(), |it| &mut it.readers)
     }
 
     /// Makes a node without a Node object ineligible for load balancers.
@@ -70,39 +66,9 @@ impl Admin {
         self.state().requires_node = true;
     }
 
-    /// Sets the pages `/config`, `/configz` and `/flagz`.
-    pub fn set_configuration(&self, configuration: Configuration) {
-        self.state().readers.configuration = configuration;
-    }
-
-    /// Sets how the page `/log` is read.
-    pub fn set_log(&self, read: impl Fn() -> String + Send + Sync + 'static) {
-        self.state().readers.log = Some(Arc::new(read));
-    }
-
     /// Instance and revision of the active state, whenever it changes.
     pub fn active(&self) -> watch::Receiver<Option<(u64, u64)>> {
         self.active.subscribe()
-    }
-
-    /// Sets how the counters of service ports are read; pages omit them while that fails.
-    pub fn set_counter_source(&self, read: impl Fn() -> Option<PortCountLookup> + Send + Sync + 'static) {
-        self.state().readers.counters = Some(Arc::new(read));
-    }
-
-    /// Sets that this process redirects sockets.
-    pub fn set_has_sockets(&self) {
-        self.state().readers.has_sockets = true;
-    }
-
-    /// Sets how the page `/explain` is answered: from the words of the question to an answer in JSON.
-    pub fn set_explainer(&self, answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static) {
-        self.state().readers.explainer = Some(Arc::new(answer));
-    }
-
-    /// Sets how the page `/trace` is served: from filters to lines.
-    pub fn set_tracer(&self, start: impl Fn(TraceFilters) -> PendingTrace + Send + Sync + 'static) {
-        self.state().readers.tracer = Some(Arc::new(start));
     }
 
     /// Registers the one trace that runs.
@@ -126,14 +92,6 @@ impl Admin {
         if let Some(running) = &mut self.state().trace {
             running.replacing = None;
         }
-    }
-
-    /// Sets how the page for people gets explanations, with what the kernel has for the connections of any client.
-    pub fn set_kernel_explainer(
-        &self,
-        answer: impl Fn(Vec<String>) -> PendingAnswer + Send + Sync + 'static,
-    ) {
-        self.state().readers.kernel_explainer = Some(Arc::new(answer));
     }
 
     /// Records what each generation changes, and how long its steps take, from now on.

@@ -1,5 +1,7 @@
 //! What the fuzz targets call: a client that sends arbitrary bytes to the pages.
 
+use std::sync::Arc;
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 use crate::{Admin, PageGroup, Role, http::server::serve_one};
@@ -13,8 +15,9 @@ pub struct Pages(Admin);
 impl Default for Pages {
     fn default() -> Self {
         let admin = Admin::new("n1", Role::Backend);
-        admin.set_explainer(|words| Box::pin(async move { Ok(format!("{words:?}")) }));
-        admin.set_tracer(|filters| Box::pin(async move { Err(format!("{filters:?}")) }));
+        admin.readers().explainer = Some(Arc::new(|words| Box::pin(async move { Ok(format!("{words:?}")) })));
+        admin.readers().tracer =
+            Some(Arc::new(|filters| Box::pin(async move { Err(format!("{filters:?}")) })));
         Self(admin)
     }
 }

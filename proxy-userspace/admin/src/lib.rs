@@ -27,7 +27,7 @@ pub use pages::{
     CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus, TraceStatus,
 };
 pub use state::{
-    Configuration, CounterLookup, Inherited, PendingAnswer, PendingTrace, PortCountLookup, Role,
+    Configuration, CounterLookup, Inherited, PendingAnswer, PendingTrace, PortCountLookup, Readers, Role,
     TraceFilters,
     rates::{History, Rates, rate},
 };

@@ -1,6 +1,6 @@
 //! The datapath of `run` and `agent`.
 
-use std::{cell::OnceCell, future::pending, net::SocketAddr, path::Path, time::Duration};
+use std::{cell::OnceCell, future::pending, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use ::datapath::{PortCounts, described};
 use admin::{Admin, CounterLookup, HealthChecks, Inherited};
@@ -39,11 +39,12 @@ pub(super) async fn run(
         tracing::warn!("{reason}");
     }
     if options.sockets.is_some() {
-        admin.set_has_sockets();
+        admin.readers().has_sockets = true;
     }
     let (pin_dir, has_packets) =
         (options.sockets.as_ref().map(|it| it.pin_dir.clone()), options.packets.is_some());
-    admin.set_counter_source(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?)));
+    admin.readers().counters =
+        Some(Arc::new(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?))));
     let traces = trace::serve(admin, &options);
     let metrics = Metrics::new(&mut admin.registry());
     if let Some(packets) = &mut options.packets {

@@ -58,7 +58,7 @@ fn busy(role: Role) -> Admin {
         max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
-    admin.set_counter_source(|| {
+    admin.readers().counters = Some(Arc::new(|| {
         let count = |packets| PacketCount { packets, bytes: 100 * packets };
         let forwarding = ForwardCounts {
             sent: count(11),
@@ -76,7 +76,7 @@ fn busy(role: Role) -> Admin {
             external_connections,
             forwarding,
         }))
-    });
+    }));
     admin
 }
 
@@ -198,7 +198,7 @@ fn zero_counters_have_no_series() {
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
-    admin.set_counter_source(|| Some(Box::new(PortCounts::default())));
+    admin.readers().counters = Some(Arc::new(|| Some(Box::new(PortCounts::default()))));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }

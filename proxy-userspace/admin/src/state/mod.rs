@@ -23,11 +23,11 @@ use reconciler::Step;
 use tokio::time::Instant;
 
 pub use self::readers::{
-    Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, TraceFilters,
+    Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, Readers, TraceFilters,
 };
 pub(crate) use self::{
     moment::{Moment, triggered},
-    readers::{Explainer, Readers},
+    readers::Explainer,
 };
 use self::{
     timeline::{Changes, Timeline},

@@ -15,23 +15,23 @@ use tokio::sync::mpsc;
 /// How pages get what is not reported; `None` where no part of the process has it. A call may take a while: none is made while
 /// the state is locked, but for numbers.
 #[derive(Default)]
-pub(crate) struct Readers {
-    /// What the process was started with.
-    pub(crate) configuration: Configuration,
+pub struct Readers {
+    /// What the process was started with: the pages `/config`, `/configz` and `/flagz`.
+    pub configuration: Configuration,
     /// Whether this process redirects sockets.
-    pub(crate) has_sockets: bool,
-    /// The newest lines of the log.
-    pub(crate) log: Option<Arc<dyn Fn() -> String + Send + Sync>>,
-    /// The clients that watch the states of this process.
-    pub(crate) watchers: Option<Watchers>,
-    /// The kernel's counters.
-    pub(crate) counters: Option<Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
-    /// Explains connections.
-    pub(crate) explainer: Option<Explainer>,
-    /// Explains connections on the page for people, with the contents of the kernel.
-    pub(crate) kernel_explainer: Option<Explainer>,
-    /// Starts traces.
-    pub(crate) tracer: Option<Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
+    pub has_sockets: bool,
+    /// The newest lines of the log: the page `/log`.
+    pub log: Option<Arc<dyn Fn() -> String + Send + Sync>>,
+    /// The clients that watch the states of this process, which the page `/status` counts.
+    pub watchers: Option<Watchers>,
+    /// Reads the kernel's counters of service ports; pages omit them while that fails.
+    pub counters: Option<Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
+    /// Answers the page `/explain`.
+    pub explainer: Option<Explainer>,
+    /// Explains connections on the page for people, with what the kernel has for the connections of any client.
+    pub kernel_explainer: Option<Explainer>,
+    /// Starts what the page `/trace` serves.
+    pub tracer: Option<Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
 }
 
 impl fmt::Debug for Readers {

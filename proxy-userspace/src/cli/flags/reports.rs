@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use admin::{Admin, BindAddress, Configuration, PageGroup, Servers, UiAddress};
@@ -89,8 +90,8 @@ fn status_socket(text: &str) -> Result<StatusSocket, Infallible> {
 impl ReportFlags {
     /// Serves the pages, until `servers` is dropped. `configuration` is what the process was started with.
     pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers, configuration: Configuration) {
-        admin.set_configuration(configuration);
-        admin.set_log(logging::newest_lines);
+        admin.readers().configuration = configuration;
+        admin.readers().log = Some(Arc::new(logging::newest_lines));
         let pages = [
             (PageGroup::Probes, self.probe_bind_address.0),
             (PageGroup::Health, self.healthz_bind_address.0),

@@ -6,6 +6,7 @@
 
 use std::{
     path::PathBuf,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -50,10 +51,10 @@ pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<
     let has_packets = options.packets.is_some();
     let tracer =
         Tracer { admin: admin.clone(), sockets: options.sockets.clone(), has_packets, requests: sender };
-    admin.set_tracer(move |filters| {
+    admin.readers().tracer = Some(Arc::new(move |filters| {
         let tracer = tracer.clone();
         Box::pin(async move { tracer.start(filters).await.map_err(|it| format!("{it:#}")) })
-    });
+    }));
     requests
 }
 
