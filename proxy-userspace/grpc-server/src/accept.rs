@@ -111,9 +111,8 @@ async fn handshake(
     client: SocketAddr,
 ) -> Result<Option<Connection>, HandshakeError> {
     let mut place = clients.begin_handshake(client.ip()).await;
-    let closing = place.closing();
     tokio::select! {
-        _ = closing => Ok(None),
+        _ = &mut place.closing => Ok(None),
         result = tls.handshake(stream) => match result {
             Ok((stream, peer)) => {
                 let admission = clients.admit(peer.identity());

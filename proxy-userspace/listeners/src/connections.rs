@@ -95,7 +95,7 @@ impl Connections {
         table.last_id += 1;
         let id = table.last_id;
         table.entries.insert(id, Entry { source, close: Some(close) });
-        Connection { connections: self.clone(), id, closing: Some(closing), _permit: permit }
+        Connection { connections: self.clone(), id, closing, _permit: permit }
     }
 
     /// Closes the oldest connection, for example when there are no file descriptors left. Returns whether there was one.
@@ -154,19 +154,9 @@ impl Table {
 pub struct Connection {
     connections: Connections,
     id: u64,
-    closing: Option<oneshot::Receiver<()>>,
+    /// Resolves when the connection must be closed.
+    pub closing: oneshot::Receiver<()>,
     _permit: OwnedSemaphorePermit,
-}
-
-impl Connection {
-    /// A future that resolves when the connection must be closed.
-    ///
-    /// # Panics
-    ///
-    /// At the second call.
-    pub fn closing(&mut self) -> oneshot::Receiver<()> {
-        self.closing.take().expect("it is taken once")
-    }
 }
 
 impl fmt::Debug for Connection {
@@ -219,8 +209,7 @@ mod tests {
     }
 
     fn is_closing(connection: &mut Connection) -> bool {
-        let closing = connection.closing.as_mut().unwrap();
-        closing.try_recv().is_ok()
+        connection.closing.try_recv().is_ok()
     }
 
     #[tokio::test]

@@ -11,8 +11,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use datapath::NodePortAddresses;
 use hyper::{
     Response, StatusCode,
@@ -22,6 +20,7 @@ use model::{
     Family, Rejected, ServiceName,
     state::{NodeState, ServiceState, TrafficPolicy},
 };
+use parking_lot::Mutex;
 use publish::Subscription;
 use tokio::{
     runtime::Handle,

@@ -5,12 +5,11 @@
 
 use std::{error::Error, sync::Arc, task::Poll, time::Duration};
 
-use parking_lot::Mutex;
-
 use futures_util::stream::poll_fn;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Bytes, Frame};
 use model::escaped;
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::Instant};
 
 /// From this size on, a piece is handed to the connection, in bytes.

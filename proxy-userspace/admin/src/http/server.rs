@@ -17,8 +17,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -28,6 +26,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use listeners::{Connection, Connections, RuntimeThread, UnixSocket, UnixSocketError};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream},
@@ -216,7 +215,6 @@ async fn serve_client(
     mut connection: Connection,
     handler: Handler,
 ) {
-    let mut closing = connection.closing();
     let expiry = Arc::new(Mutex::new(Instant::now() + HEAD_TIMEOUT));
     let renewed = Arc::clone(&expiry);
     let served = AtomicUsize::new(0);
@@ -246,7 +244,7 @@ async fn serve_client(
         tokio::select! {
             // An error concerns only this client.
             _ = &mut serving => return,
-            _ = &mut closing => return,
+            _ = &mut connection.closing => return,
             () = sleep_until(expires) => {
                 if *expiry.lock() <= expires {
                     return;

@@ -2,11 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use parking_lot::Mutex;
-
 use datapath::{AttachStatus, ProbeResult, TableFill};
 use metrics::{MetricWriter, by_family, ip_family};
 use model::{Family, Rejections};
+use parking_lot::Mutex;
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use tokio::time::Instant;
 

@@ -15,11 +15,10 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use datapath::{ApplyReport, PortCounts};
 use metrics::{Histograms, Label, add, by_family, help, histograms, ip_family, sync_durations, with_series};
-use model::{Family as IpFamily, state::Services};
+use model::{Family as IpFamily, ServiceName, state::Services};
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding,
     metrics::{
@@ -160,8 +159,8 @@ fn service_ports(services: Services, reading: Arc<Reading>) -> impl Iterator<Ite
                 for (way, value) in values.filter(|(_, value)| *value != 0) {
                     let way = if way.is_empty() { String::new() } else { format!(",way=\"{way}\"") };
                     // Neither names nor protocols have characters that would need an escape.
-                    let (namespace, service) = (&port.service.namespace, &port.service.name);
-                    let (port, protocol) = (port.port, port.protocol);
+                    let ServiceName { namespace, name: service } = &it.service.name;
+                    let (port, protocol) = (&port.name, port.protocol);
                     // Writing to a string cannot fail.
                     let _ = writeln!(
                         lines,

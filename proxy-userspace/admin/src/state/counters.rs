@@ -5,12 +5,10 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
-use datapath::PortCounts;
-use model::{Protocol, ServiceName, state::ServiceState};
-
 use crate::state::{AdminState, PortCountLookup};
+use datapath::PortCounts;
+use model::state::{ServicePort, ServiceState};
+use parking_lot::Mutex;
 
 /// The newest reading of the counters; `None` if there are none or they cannot be read.
 pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
@@ -18,13 +16,6 @@ pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
 /// The reading that all readers share, while there are any.
 #[derive(Default)]
 pub(crate) struct NewestReading(Mutex<Weak<Reading>>);
-
-/// The names of a service port.
-pub(crate) struct PortLabels<'a> {
-    pub(crate) service: &'a ServiceName,
-    pub(crate) port: &'a str,
-    pub(crate) protocol: Protocol,
-}
 
 impl NewestReading {
     /// Reads the kernel's counters.
@@ -48,16 +39,14 @@ impl NewestReading {
 
 impl Reading {
     /// The counters of each port of a Service.
-    pub(crate) fn each_port(&self, state: &ServiceState, mut each: impl FnMut(PortLabels<'_>, PortCounts)) {
+    pub(crate) fn each_port(&self, state: &ServiceState, mut each: impl FnMut(&ServicePort, PortCounts)) {
         let counts = self.0.lock();
         let Some(counts) = &*counts else { return };
-        let service = &state.service.name;
         for it in &state.service.ports {
             let external_connections = counts.external_connections(&state.service, it);
-            let sockets = counts.port(service, &it.name, it.protocol);
+            let sockets = counts.port(&state.service.name, &it.name, it.protocol);
             if sockets.is_some() || external_connections > 0 {
-                let counts = PortCounts { external_connections, ..sockets.unwrap_or_default() };
-                each(PortLabels { service, port: &it.name, protocol: it.protocol }, counts);
+                each(it, PortCounts { external_connections, ..sockets.unwrap_or_default() });
             }
         }
     }

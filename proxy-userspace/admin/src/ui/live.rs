@@ -4,9 +4,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-
 use hyper::StatusCode;
+use parking_lot::Mutex;
 use tokio::{
     sync::Mutex as AsyncMutex,
     task::spawn_blocking,
