@@ -61,8 +61,7 @@ pub(crate) fn rest(all: ClusterDiff, theirs: &[Digest]) -> ChangeSet<ClusterDiff
 mod tests {
     use std::collections::BTreeMap;
 
-    use arbitrary::Unstructured;
-    use fuzz::random_cluster::change;
+    use fuzz::random_cluster::apply_changes;
     use model::cluster::ClusterState;
     use proptest::{collection::vec, prelude::*, sample::Index};
     use prost::{Message as _, bytes::Bytes};
@@ -140,13 +139,6 @@ mod tests {
         (client, count)
     }
 
-    fn change_randomly(state: &mut ClusterState, bytes: &[u8]) {
-        let mut bytes = Unstructured::new(bytes);
-        while let (false, Ok(change)) = (bytes.is_empty(), change(&mut bytes)) {
-            state.apply([change].into());
-        }
-    }
-
     proptest! {
         #[test]
         fn a_client_ends_with_the_state_of_the_server(
@@ -156,7 +148,7 @@ mod tests {
             garbage in vec((any::<Index>(), any::<Digest>()), 0..3),
         ) {
             let mut state = ClusterState::default();
-            change_randomly(&mut state, &before);
+            apply_changes(&mut state, &before);
             let client = objects(ChangeSet::new(everything(&state)));
             let mut digests = digests(&client, count);
             garbage.iter().for_each(|(bucket, it)| *bucket.get_mut(&mut digests) = *it);
@@ -164,7 +156,7 @@ mod tests {
                 let (after, sent) = resume(client.clone(), &digests, &state);
                 prop_assert_eq!((&after, sent), (&client, 0));
             }
-            change_randomly(&mut state, &missed);
+            apply_changes(&mut state, &missed);
             let (after, _) = resume(client, &digests, &state);
             prop_assert_eq!(after, objects(ChangeSet::new(everything(&state))));
         }

@@ -11,7 +11,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use model::{
     Family, Protocol, ServiceName, Timestamp,
     cluster::{
-        Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service, SliceName, SlicePort,
+        ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Object, ObjectName, Service,
+        SliceName, SlicePort,
     },
     state::{
         self, Algorithm, ClientIpAffinity, ExternalForwarding, LoadBalancing, Memo, PassiveHealth,
@@ -37,6 +38,14 @@ pub type Change = (ObjectName, Option<Object>);
 pub fn change(u: &mut Unstructured<'_>) -> Result<Change> {
     let kind = u.int_in_range(0..=11)?;
     change_of(kind, u)
+}
+
+/// Makes random changes, as many as the bytes suffice for.
+pub fn apply_changes(cluster: &mut ClusterState, bytes: &[u8]) {
+    let mut u = Unstructured::new(bytes);
+    while let (false, Ok(change)) = (u.is_empty(), change(&mut u)) {
+        cluster.apply([change].into());
+    }
 }
 
 /// A random change of a kind from 0 to 11; slices change most often.

@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use arbitrary::Unstructured;
 use brain::{Options, node_state};
-use fuzz::random_cluster::change;
+use fuzz::random_cluster::apply_changes;
 use model::{
     Timestamp,
     cluster::{ClusterState, Node},
@@ -52,14 +51,6 @@ fn node_states(state: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)>
     states
 }
 
-/// Makes random changes.
-fn change_randomly(state: &mut ClusterState, bytes: &[u8]) {
-    let mut bytes = Unstructured::new(bytes);
-    while let (false, Ok(change)) = (bytes.is_empty(), change(&mut bytes)) {
-        state.apply([change].into());
-    }
-}
-
 /// Changes with each batch, so that there is always a change to wait for.
 fn mark(batch: usize) -> Node {
     let zone = Some(format!("zone-{batch}").into());
@@ -73,7 +64,7 @@ async fn play(batches: Vec<Vec<u8>>) {
     let mut state = ClusterState::default();
     let mut peer: Option<ClusterPeer> = None;
     for (batch, bytes) in batches.into_iter().enumerate() {
-        change_randomly(&mut state, &bytes);
+        apply_changes(&mut state, &bytes);
         state.set_node(mark(batch));
         if batch % 2 == 0 {
             let cidrs = vec![format!("10.{batch}.0.0/16").parse().unwrap()];
@@ -116,7 +107,7 @@ async fn play_with_restarts(batches: Vec<Vec<u8>>) {
     let mut downstream = Downstream::new(&folder);
     let mut state = ClusterState::default();
     for (batch, bytes) in batches.into_iter().enumerate() {
-        change_randomly(&mut state, &bytes);
+        apply_changes(&mut state, &bytes);
         state.set_node(mark(batch));
         let brain = Brain::start(&folder).await;
         brain.publish_cluster(state.clone());
@@ -141,8 +132,7 @@ async fn the_scenarios_are_unchanged_by_the_wire() {
     for (count, step) in steps.enumerate() {
         let mut state = step.cluster();
         // A change even if the scenario before has the same objects.
-        let zone = Some(format!("zone-{count}").into());
-        state.set_node(Node { name: "mark".into(), zone, info: state::NodeInfo::default() });
+        state.set_node(mark(count));
         brain.publish_cluster(state.clone());
         assert_eq!(node_states(&*downstream.next().await), node_states(&state), "{}", step.about);
     }
