@@ -115,7 +115,6 @@ impl Buckets {
     }
 }
 
-/// The bucket of a group.
 fn bucket(position: u32, count: usize) -> usize {
     usize::try_from(position).unwrap_or_default() % count
 }

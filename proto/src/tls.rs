@@ -24,7 +24,6 @@ use rustls::{
 };
 use tonic::transport::{ClientTlsConfig, Identity};
 
-/// The time limit of a client's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The paths of the three files. See [`ClientTls`] for an example.

@@ -14,7 +14,6 @@ const ALLOWED: &str = "
     slab smallvec socket2 syn sync_wrapper thiserror thiserror-impl tokio tokio-stream tokio-util tonic tonic-health tonic-prost
     tower tower-layer tower-service tracing tracing-attributes tracing-core try-lock typenum unicode-ident want
 ";
-/// The further dependencies of mutual TLS.
 const ALLOWED_FOR_TLS: &str = "
     getrandom log ring rustls rustls-pki-types rustls-webpki subtle tokio-macros tokio-rustls untrusted zeroize
 ";
@@ -24,7 +23,6 @@ fn the_client_library_has_few_dependencies() {
     check(&[], ALLOWED);
 }
 
-/// The further dependencies of flags.
 const ALLOWED_FOR_CLAP: &str = "
     anstream anstyle anstyle-parse anstyle-query bitflags clap clap_builder clap_derive clap_lex colorchoice heck
     is_terminal_polyfill linux-raw-sys rustix strsim terminal_size utf8parse

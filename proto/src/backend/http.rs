@@ -13,12 +13,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How many connections a page has at once.
 const MAX_CONNECTIONS: usize = 32;
 /// How long a connection may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,

@@ -14,7 +14,6 @@ use prometheus_client::{
 
 use super::http::Answer;
 
-/// What a backend measures of itself.
 #[derive(Debug)]
 pub(super) struct Metrics {
     registry: Registry,

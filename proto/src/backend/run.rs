@@ -164,7 +164,6 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-/// The pages of the flags.
 async fn pages(flags: &Flags, client: &Client, metrics: &Arc<Metrics>) -> Result<Vec<Server>, RunError> {
     let mut servers = Vec::new();
     let all = [
@@ -220,7 +219,6 @@ impl<'a, B: Backend> Applier<'a, B> {
         self.state.apply(change);
     }
 
-    /// Applies the newest state.
     async fn apply(&mut self) -> Result<(), String> {
         let begin = Instant::now();
         let changed = if self.is_stale { Changed::Everything } else { Changed::Services(&self.changed) };

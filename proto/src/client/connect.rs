@@ -28,7 +28,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest message that is accepted; the longest ones are Services.
 pub(super) const MAX_MESSAGE_SIZE: usize = 64 << 20;
 
-/// A connection to a brain.
 pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
@@ -98,7 +97,6 @@ impl Connector {
         Ok(channel)
     }
 
-    /// Connects to any of the brains.
     pub(super) async fn connect_any(&self) -> Result<Channel, String> {
         let mut round = Round::default();
         loop {
@@ -127,7 +125,6 @@ impl Connector {
         all
     }
 
-    /// Connects to this brain.
     pub(super) async fn connect_to(&self, brain: &Address) -> Result<Channel, String> {
         let scheme = self.scheme();
         let uri = match &brain.target {
@@ -195,7 +192,6 @@ pub(super) async fn in_time<T>(response: impl Future<Output = T>) -> Result<T, S
     response.map_err(|_| format!("no response within {CONNECT_TIMEOUT:?}"))
 }
 
-/// The address of one brain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     target: Target,
@@ -241,7 +237,6 @@ impl Round {
     }
 }
 
-/// An error with its causes.
 pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut cause = Some(error);

@@ -53,7 +53,6 @@ impl Inventory {
         (!self.synced.is_empty()).then(|| Digests::of(&buckets.finish()))
     }
 
-    /// Records an operation of the stream.
     pub(super) fn record(&mut self, op: &Op) {
         let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
         match op {

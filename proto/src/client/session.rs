@@ -70,7 +70,6 @@ struct OpenStream<V: View> {
     is_answered: bool,
     /// Whether any has been.
     is_synced: bool,
-    /// The revision of the last state.
     revision: Option<Revision>,
     activity: Activity,
     /// When the brain is considered dead, if it sends heartbeats.

@@ -147,7 +147,6 @@ mod tests {
         ]
     }
 
-    /// A naive model.
     #[derive(Default)]
     struct Naive {
         service_cidrs: Values<ServiceCidr>,

@@ -31,7 +31,6 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     /// Marks in a request that the unconfirmed state of this revision is active now.
     fn confirmed(_request: &mut Self::Request, _revision: Revision) {}
 
-    /// Opens the stream.
     fn open(
         channel: Channel,
         requests: ReceiverStream<Self::Request>,

@@ -113,7 +113,6 @@ async fn measure(cluster: SyntheticCluster, watched: u32, changes: u32, streams:
     Ok(())
 }
 
-/// A brain at work.
 struct Bench {
     cluster: SyntheticCluster,
     brain: Brain,

@@ -25,7 +25,6 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// After a failed handshake, further ones with the same reason are not logged as warnings for this time.
 const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Accepts the connections of a listener.
 pub(crate) struct Acceptor {
     listener: Listener,
     clients: Clients,
@@ -130,7 +129,6 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// The connection of a client.
 pub(crate) struct Connection {
     pub(crate) stream: Box<dyn ByteStream>,
     pub(crate) peer: Peer,

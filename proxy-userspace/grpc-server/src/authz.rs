@@ -69,7 +69,6 @@ impl Peer {
         }
     }
 
-    /// Authorizes a request for the cluster state.
     pub(crate) fn authorize_cluster(&self) -> Result<(), Status> {
         match &self.0 {
             Some(it) if !it.is_allowed => Err(it.denied("the cluster state")),

@@ -16,7 +16,6 @@ use model::{
 use prost::{Message as _, bytes::Bytes};
 use proxy_contract::localv1::{OpItem, Ref, Set, Value, op_item::Op};
 
-/// The difference between two states.
 pub(crate) trait Diff: Send + 'static {
     /// The number of changes that may have operations of a kind.
     fn len(&self, kind: Kind) -> usize;
@@ -55,7 +54,6 @@ const PHASES: [Phase; 10] = [
     Phase::Delete(Kind::ServiceCidrs),
 ];
 
-/// The operations of a difference.
 pub(crate) struct ChangeSet<D> {
     diff: D,
     phase: usize,
@@ -69,7 +67,6 @@ impl<D: Diff> ChangeSet<D> {
         Self { diff, phase: 0, position: 0, ready: VecDeque::new() }
     }
 
-    /// The difference.
     pub(crate) fn into_diff(self) -> D {
         self.diff
     }

@@ -39,7 +39,6 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The time for which a client may leave a change set unread. Then its stream ends, and its states are freed.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The response stream.
 pub(crate) type Items = Pin<Box<dyn Stream<Item = Result<OpItem, Status>> + Send>>;
 
 /// The source of the change sets of a stream.
@@ -50,7 +49,6 @@ pub(crate) trait ChangeSource: Send + 'static {
     /// The extensions of the first request that the stream will carry.
     fn negotiate(&mut self, request: &Self::Request) -> Extensions;
 
-    /// Takes a request.
     fn request(&mut self, request: Self::Request) -> Result<RequestKind, Status>;
 
     /// Waits for a state that was not sent yet, and returns the change set that leads to it. Cancel safe.
@@ -62,7 +60,6 @@ pub(crate) trait ChangeSource: Send + 'static {
     /// The change set is empty, and is not sent.
     fn skipped(&self) {}
 
-    /// The sync after a change set.
     fn sync(&self) -> EmptyOp;
 }
 

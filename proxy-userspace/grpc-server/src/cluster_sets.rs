@@ -50,7 +50,6 @@ struct ClusterChangeSource {
     have: Option<Vec<Digest>>,
     /// The first change set of a client that has something.
     resuming: Option<JoinHandle<ChangeSet<ClusterDiff>>>,
-    /// The last state that was sent.
     sent: Option<Arc<ClusterState>>,
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::authz::Peer;
 
-/// The name on the allow-list.
 const ALLOWED: &str = "brain";
 
 /// A peer with a certificate gets what its names permit: the state of its node, and the cluster's if it is allowed. Returns

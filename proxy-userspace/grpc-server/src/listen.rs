@@ -18,7 +18,6 @@ use super::{
     tls::ServerTls,
 };
 
-/// The backlog of listen(2).
 const BACKLOG: u32 = 1024;
 
 /// Why an address cannot be listened on.
@@ -73,7 +72,6 @@ pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// An accepted connection.
 pub(crate) enum Accepted {
     /// Of a client on this host.
     Local(Box<dyn ByteStream>, Identity),

@@ -118,7 +118,6 @@ impl Diff for NodeDiff {
     }
 }
 
-/// A Service before and after.
 struct ServiceChange<'a> {
     name: &'a ServiceName,
     old: Option<&'a Arc<ServiceState>>,

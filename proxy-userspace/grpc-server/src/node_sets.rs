@@ -72,7 +72,6 @@ struct NodeChangeSource {
     extensions: Extensions,
     /// The digests of what the client has, until the first state is sent.
     have: Option<Vec<Digest>>,
-    /// The last state that was sent.
     sent: Option<Arc<Published>>,
     /// This client among the followers.
     following: Option<Following>,

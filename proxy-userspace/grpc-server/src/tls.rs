@@ -21,7 +21,6 @@ use tokio_rustls::{
 
 use super::authz::Peer;
 
-/// The time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval at which the files are reloaded while no client connects, so that errors are reported early.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);

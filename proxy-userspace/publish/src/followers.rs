@@ -32,7 +32,6 @@ struct FollowerTable {
     all: Mutex<BTreeMap<u64, FollowingClient>>,
 }
 
-/// A client that follows a node.
 #[derive(Clone, Debug)]
 struct FollowingClient {
     states: Subscription,

@@ -25,7 +25,6 @@ pub const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// The limit of nodes without a Node object: the largest supported number of nodes of a cluster.
 const MAX_UNKNOWN_NODES: usize = 5_000;
 
-/// The length of the longest valid node name.
 const MAX_NAME_LENGTH: usize = 253;
 
 /// The nodes that clients have requested, beside the brain's own. The brain holds it; the server holds [`NodeRequests`].

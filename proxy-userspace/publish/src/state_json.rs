@@ -31,7 +31,6 @@ pub fn json_parts(published: &Published) -> impl Iterator<Item = serde_json::Res
     parts.chain(nodes).chain(service_cidrs).chain(pods).chain(text("}\n"))
 }
 
-/// A part of a document.
 type Part = serde_json::Result<String>;
 
 fn text(text: &'static str) -> impl Iterator<Item = Part> {

@@ -41,7 +41,6 @@ pub(crate) struct Health {
     pub(crate) problems: Vec<String>,
 }
 
-/// The health of one address family.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyHealth {

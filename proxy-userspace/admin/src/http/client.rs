@@ -155,7 +155,6 @@ fn buffered(mut reader: impl io::BufRead) -> io::Result<(u16, String)> {
     Ok((status, body))
 }
 
-/// Sends a request.
 fn send(stream: &mut impl io::Write, host: &str, path: &str) -> io::Result<()> {
     // HTTP/1.0: the body is not chunked, and ends with the connection.
     // In one write: a server may answer, and close, before it has read everything.

@@ -22,7 +22,6 @@ pub enum PageGroup {
 }
 
 impl PageGroup {
-    /// All of them.
     pub(crate) const ALL: [Self; 5] = [Self::Probes, Self::Health, Self::Metrics, Self::Status, Self::Ui];
 
     /// The name in metrics and in the log, the flag that sets the address, and the paths of the pages.

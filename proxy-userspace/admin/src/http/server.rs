@@ -50,7 +50,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of requests on a connection: a client may send many at once, and never read.
 const MAX_REQUESTS: usize = 8;
-/// Maximum size of the head of a request.
 const MAX_HEAD: usize = 16 << 10;
 /// How many connections are accepted before those that were accepted have their turn.
 const MAX_ACCEPTS: u64 = 8;

@@ -39,7 +39,6 @@ impl Slis {
         self.all.get_or_create(&[name, status, page]).inc();
     }
 
-    /// The body of the page.
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut openmetrics = String::new();
         encoding::text::encode(&mut openmetrics, &self.registry)?;

@@ -3,7 +3,6 @@
 //! The library writes OpenMetrics. In format 0.0.4 the headers of a counter have the name of its samples (`_total`), and
 //! there are no `# UNIT` lines and no `# EOF`.
 
-/// Converts OpenMetrics to format 0.0.4.
 pub(super) fn from_openmetrics(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut lines = openmetrics.lines().peekable();

@@ -42,7 +42,6 @@ const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Status, content type and body.
 type Page = (StatusCode, &'static str, PageBody);
 
 impl Admin {
@@ -154,7 +153,6 @@ impl Admin {
         }
     }
 
-    /// The served state.
     fn state_page(&self) -> Page {
         let Some(published) = self.state().served() else {
             return text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", health::NO_STATE));
@@ -162,13 +160,11 @@ impl Admin {
         large(JSON, Box::new(json_parts(&published).map(|it| it.map_err(|it| it.to_string()))))
     }
 
-    /// The answer to a question.
     async fn explain_page(&self, query: &str) -> Page {
         let explainer = self.state().readers.explainer.clone();
         explained(explain::answer(explainer, query).await)
     }
 
-    /// The lines of a trace.
     async fn trace_page(&self, query: &str, expiry: Option<&Expiry>) -> Page {
         let tracer = self.state().readers.tracer.clone();
         let Some(tracer) = tracer else {

@@ -160,7 +160,6 @@ impl Admin {
         Status { rejected: rejected.collect(), ..status }
     }
 
-    /// The parts of the page.
     pub(crate) fn status_parts(&self) -> Result<Parts, String> {
         let (status, rejected) = self.status_and_rejected();
         let text = serde_json::to_string(&status).map_err(|it| it.to_string())?;

@@ -17,7 +17,6 @@ impl Configuration {
         json!({ "kubeproxy.config.k8s.io": self.fields }).to_string()
     }
 
-    /// The body of `/flagz`.
     pub(crate) fn flagz(&self) -> String {
         let flags = self.flags.iter().map(|(name, value)| format!("{name}={value}\n"));
         format!("\n{COMPONENT} flags\n{WARNING}\n\n{}", flags.collect::<String>())

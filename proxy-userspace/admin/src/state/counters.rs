@@ -18,7 +18,6 @@ pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
 pub(crate) struct NewestReading(Mutex<Weak<Reading>>);
 
 impl NewestReading {
-    /// Reads the kernel's counters.
     pub(crate) fn read(&self, state: &Mutex<AdminState>) -> Arc<Reading> {
         let source = state.lock().readers.counters.clone();
         let counts = source.and_then(|it| it());

@@ -59,7 +59,6 @@ pub(crate) enum RejectedBy {
 }
 
 impl RejectedBy {
-    /// All of them.
     pub(crate) const ALL: [Self; 4] = [Self::Source, Self::Brain, Self::Backend, Self::HealthChecks];
 
     /// Its name, as in metrics.
@@ -98,7 +97,6 @@ pub(crate) struct AdminState {
     /// Whether the last Node object of this node was not about to be deleted; `None` if there never was one.
     was_node_eligible: Option<bool>,
     pub(crate) readers: Readers,
-    /// The trace that runs.
     pub(crate) trace: Option<RunningTrace>,
     /// The newest generations; `None` if there is no page for people.
     pub(crate) timeline: Option<Timeline>,
@@ -217,7 +215,6 @@ impl AdminState {
         delays
     }
 
-    /// Whether this state is the active one.
     pub(crate) fn is_active(&self, published: &Published) -> bool {
         self.active.as_ref().is_some_and(|it| it.published.revision() == published.revision())
     }
@@ -270,7 +267,6 @@ pub(crate) struct DatapathState {
     pub(crate) attach_check_error: Option<String>,
     /// Why the packet path is unavailable or behind.
     pub(crate) packet_path_error: Option<Rejected>,
-    /// The results of the last probe.
     pub(crate) probe_results: Vec<ProbeResult>,
     /// The last conclusive probe; before that, the time since when one is expected. Where the hooks could never be probed,
     /// the last attempt.

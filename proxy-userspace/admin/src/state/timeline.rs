@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::state::{Moment, triggered};
 
-/// How many generations are kept.
 pub(crate) const MAX_GENERATIONS: usize = 128;
 /// How many changed Services are named for each.
 const MAX_NAMED: usize = 6;
@@ -183,7 +182,6 @@ mod tests {
     use super::*;
     use crate::fixtures::{published, report, service};
 
-    /// What differs between two states.
     fn changes(before: &NodeState, after: &NodeState) -> Changes {
         let mut changes = Changes::default();
         after.diff(before).for_each(|(name, before, after)| changes.add(name, before, after));

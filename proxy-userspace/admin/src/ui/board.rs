@@ -35,7 +35,6 @@ pub(super) struct Board {
     pub(super) counters: Option<PortCountLookup>,
 }
 
-/// A Service.
 pub(super) struct Row {
     pub(super) state: Arc<ServiceState>,
     pub(super) counts: Option<PortCounts>,
@@ -71,7 +70,6 @@ fn mean(Rates { connections, .. }: &Rates) -> f64 {
 }
 
 impl Board {
-    /// Whether another reading is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.at.is_none_or(|it| now.duration_since(it) >= INTERVAL)
     }

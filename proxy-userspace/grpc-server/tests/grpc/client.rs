@@ -12,7 +12,6 @@ use crate::common::{Brain, in_time, is_pending, service, state, until, while_fol
 
 type Records = Arc<std::sync::Mutex<Vec<String>>>;
 
-/// Records the callbacks.
 #[derive(Debug, Default)]
 struct Recorder {
     records: Records,

@@ -76,7 +76,6 @@ pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
     timeout(LIMIT, work).await.expect("it ends in time")
 }
 
-/// Waits until a condition holds.
 pub(crate) async fn until(holds: impl Fn() -> bool) {
     in_time(async {
         while !holds() {

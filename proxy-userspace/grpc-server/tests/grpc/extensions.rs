@@ -21,7 +21,6 @@ use crate::{
     peer::NodePeer,
 };
 
-/// The number of an unknown extension.
 const UNKNOWN: i32 = 4711;
 
 /// A state with a trigger time.

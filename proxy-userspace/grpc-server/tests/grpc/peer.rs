@@ -86,7 +86,6 @@ impl<O: Objects> Peer<O> {
         in_time(self.items.message()).await.unwrap().unwrap().op.unwrap()
     }
 
-    /// Nothing arrives for a while.
     pub(crate) async fn receives_nothing(&mut self) {
         let item = timeout(Duration::from_millis(150), self.items.message()).await;
         assert!(item.is_err(), "{item:?}");

@@ -33,7 +33,6 @@ impl Pair {
     }
 }
 
-/// A certificate authority.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) pem: String,

@@ -44,7 +44,6 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
     state
 }
 
-/// Ports that are free now.
 fn free<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|it| it.local_addr().unwrap().port())
