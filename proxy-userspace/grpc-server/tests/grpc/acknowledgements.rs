@@ -87,8 +87,7 @@ async fn an_agent_acknowledges_what_is_in_force() {
     let (folder, brain) = Brain::serving(NodeState::default()).await;
     let active = watch::Sender::new(None);
     let upstream = folder.upstream().confirmed_by(active.subscribe());
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(upstream, async |mut states| {
         let first = states.next().await.unwrap();
         assert_eq!(acknowledged_at(&folder, 1).await, None);
         active.send_replace(Some(first.revision()));
@@ -167,8 +166,7 @@ async fn an_agent_acknowledges_a_state_that_becomes_active_late() {
     let (folder, brain) = Brain::serving(NodeState::default()).await;
     let active = watch::Sender::new(None);
     let upstream = folder.upstream().confirmed_by(active.subscribe());
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(upstream, async |mut states| {
         let first = states.next().await.unwrap();
         sleep(Duration::from_secs(3)).await;
         assert_eq!(acknowledged_at(&folder, 1).await, None);
@@ -194,8 +192,7 @@ async fn a_reconnect_acknowledges_nothing_that_is_not_active() {
     brain.publisher.publish(served.clone());
     let active = watch::Sender::new(None);
     let upstream = folder.upstream().confirmed_by(active.subscribe());
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(upstream, async |mut states| {
         let first = states.next().await.unwrap();
         // It cannot be applied; meanwhile the brain is replaced by one with the same state.
         sleep(Duration::from_secs(3)).await;

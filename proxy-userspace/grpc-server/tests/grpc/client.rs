@@ -117,9 +117,7 @@ async fn the_last_state_stays_during_an_outage_and_unchanged_values_are_shared()
 #[tokio::test]
 async fn an_upstream_publishes_the_same_states_and_revisions() {
     let (folder, brain) = Brain::new().await;
-    let upstream = folder.upstream();
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(folder.upstream(), async |mut states| {
         for round in 1..20 {
             let endpoints = |it| [("p", round), ("@x", 100 + it)];
             brain.publish((0..round).map(|it| service(&format!("ns/s{it}"), &endpoints(it))));

@@ -13,7 +13,7 @@ use model::{
 };
 use proxy_contract::{Target, client::Client};
 use publish::{
-    NodeRegistry, NodeStates, Publisher, SingleNode,
+    NodeRegistry, NodeStates, Publisher, SingleNode, Subscription,
     cluster::{ClusterPublisher, ClusterSnapshot},
     upstream::Upstream,
 };
@@ -90,10 +90,10 @@ pub(crate) async fn is_pending<T>(millis: u64, work: impl Future<Output = T>) ->
     timeout(Duration::from_millis(millis), work).await.is_err()
 }
 
-/// The result of `check`, which runs while `upstream` follows its brain.
-pub(crate) async fn while_following<T>(upstream: &Upstream, check: impl Future<Output = T>) -> T {
+/// The result of `check`, which gets the states that `upstream` publishes while it follows its brain.
+pub(crate) async fn while_following<T>(upstream: Upstream, check: impl AsyncFnOnce(Subscription) -> T) -> T {
     tokio::select! {
-        it = in_time(check) => it,
+        it = in_time(check(upstream.subscribe())) => it,
         () = upstream.run() => panic!("it never returns"),
     }
 }

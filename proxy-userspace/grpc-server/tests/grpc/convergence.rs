@@ -49,10 +49,8 @@ async fn play(steps: Vec<Step>) {
     let (folder, mut brain) = Brain::new().await;
     let mut newest = NodeState::default();
     brain.publisher.publish(newest.clone());
-    let upstream = folder.upstream();
-    let mut states = upstream.subscribe();
     let mut peer = NodePeer::start(&folder, "n1").await;
-    while_following(&upstream, async {
+    while_following(folder.upstream(), async |mut states| {
         for step in steps {
             match step {
                 Step::Publish(state) => {

@@ -180,8 +180,7 @@ fn trigger_times(state: &NodeState) -> Vec<Option<Timestamp>> {
 async fn an_agent_has_the_same_state_as_its_brain() {
     let (folder, brain) = Brain::new().await;
     for upstream in [folder.upstream(), folder.upstream().resume_from(0, 0)] {
-        let mut states = upstream.subscribe();
-        while_following(&upstream, async {
+        while_following(upstream, async |mut states| {
             let without_nodes = NodeState { nodes: NodeInfos::default(), ..with_node("192.0.2.1", 9) };
             for expected in
                 [with_node("192.0.2.1", 8), with_node("192.0.2.2", 8), without_nodes, NodeState::default()]

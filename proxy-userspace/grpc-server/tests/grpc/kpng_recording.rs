@@ -32,9 +32,7 @@ fn recording() -> ScriptedBrain {
 async fn the_recording_is_decoded() {
     let folder = Folder::new();
     recording().serve(&folder.socket());
-    let upstream = folder.upstream();
-    let mut states = upstream.subscribe();
-    let published = while_following(&upstream, states.next()).await.unwrap();
+    let published = while_following(folder.upstream(), async |mut states| states.next().await.unwrap()).await;
     // KPNG sends no revisions: the publisher counts.
     assert_eq!((published.rev, published.state.services.len()), (1, 1));
     let state = published.state.services.values().next().unwrap();

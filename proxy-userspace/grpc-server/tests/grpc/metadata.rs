@@ -62,8 +62,7 @@ async fn a_change_of_a_label_is_none_for_a_client_that_keeps_no_labels() {
         .map(|it| folder.upstream().with_metadata(it));
     for (upstream, keeps) in [(plain, false), (keeping, true)] {
         brain.publisher.publish(labelled("one"));
-        let mut states = upstream.subscribe();
-        while_following(&upstream, async {
+        while_following(upstream, async |mut states| {
             let one = states.next().await.unwrap();
             brain.publisher.publish(labelled("two"));
             let two = states.next().await.unwrap();

@@ -13,7 +13,6 @@ use model::{
     state::{NodeInfo, NodeState, ServiceState},
 };
 use proxy_contract::localv1::{Digests, EmptyOp, Extension, Kept, op_item::Op};
-use publish::upstream::Upstream;
 use tokio::{
     io::copy_bidirectional,
     net::{UnixListener, UnixStream},
@@ -56,10 +55,6 @@ impl Front {
         front
     }
 
-    fn upstream(&self) -> Upstream {
-        Upstream::new(self.folder.client(), "n1")
-    }
-
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
@@ -83,9 +78,7 @@ pub(crate) fn large(services: usize) -> NodeState {
 async fn bytes_of_a_restart(before: NodeState, after: NodeState, until: &str) -> usize {
     let (folder, brain) = Brain::serving(before.clone()).await;
     let front = Front::new(folder.socket());
-    let upstream = front.upstream();
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(front.folder.upstream(), async |mut states| {
         let first = states.next().await.unwrap();
         assert_eq!(first.state, before);
         brain.stop().await;

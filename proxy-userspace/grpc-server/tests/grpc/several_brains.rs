@@ -58,8 +58,7 @@ async fn a_client_whose_brain_is_lost_receives_almost_nothing_from_another() {
     }
     let fronts = brains.each_ref().map(|(folder, _)| Front::new(folder.socket()));
     let upstream = Upstream::new(Client::new(targets(fronts.each_ref().map(|it| &it.folder)), "n1"), "n1");
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(upstream, async |mut states| {
         let first = states.next().await.unwrap();
         assert_eq!(first.state, before);
         let lost = instances.iter().position(|it| *it == first.instance_id).unwrap();
@@ -128,8 +127,7 @@ async fn a_brain_that_is_behind_takes_its_clients_back_until_it_has_caught_up() 
     let (old, new) = (state([service("ns/a", &[("p", 1)])]), state([service("ns/a", &[("p", 2)])]));
     brain.publisher.publish(new.clone());
     let upstream = Upstream::new(Client::new(targets([&first, &second]), "n1"), "n1");
-    let mut states = upstream.subscribe();
-    while_following(&upstream, async {
+    while_following(upstream, async |mut states| {
         // The other one has no state yet.
         assert_eq!(states.next().await.unwrap().state, new);
         behind.publisher.publish(old.clone());
