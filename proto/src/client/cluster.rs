@@ -4,7 +4,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
-    connect::{Connector, MAX_MESSAGE_SIZE},
+    connect::{Client, MAX_MESSAGE_SIZE},
     session::{Refused, Session},
     state::ClusterChange,
     tracker::Tracker,
@@ -37,8 +37,8 @@ pub struct ClusterWatch {
 }
 
 impl ClusterWatch {
-    pub(super) fn new(connector: &Connector) -> Self {
-        Self { session: Session::new(connector), tracker: Tracker::default() }
+    pub(super) fn new(client: &Client) -> Self {
+        Self { session: Session::new(client), tracker: Tracker::default() }
     }
 
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty state.
@@ -74,8 +74,8 @@ impl View for ClusterView {
     type Service = ServiceInfo;
     type Endpoint = EndpointInfo;
 
-    fn request(connector: &Connector, have: Option<Digests>) -> GlobalWatchReq {
-        GlobalWatchReq { extensions: connector.extension_numbers(), have }
+    fn request(client: &Client, have: Option<Digests>) -> GlobalWatchReq {
+        GlobalWatchReq { extensions: client.extension_numbers(), have }
     }
 
     fn position(set: Set, name: &str) -> u32 {

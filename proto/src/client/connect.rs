@@ -57,9 +57,17 @@ impl fmt::Debug for ConnectBy {
     }
 }
 
-/// Connects the views of the client library to a brain.
+/// A client of a brain, on behalf of a node.
+///
+/// ```
+/// use proxy_contract::client::Client;
+///
+/// let client = Client::new("brain-0:9090,brain-1:9090".parse()?, "node-1");
+/// assert_eq!((client.targets().iter().count(), client.node()), (2, "node-1"));
+/// # Ok::<_, proxy_contract::TargetError>(())
+/// ```
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
+pub struct Client {
     pub(super) targets: Targets,
     /// The node whose state is requested; empty for the brain's own node.
     pub(super) node: String,
@@ -72,7 +80,7 @@ pub(super) struct Connector {
     pub(super) tls: Option<crate::tls::ClientTls>,
 }
 
-impl Connector {
+impl Client {
     /// The requested extensions, as requests have them.
     pub(super) fn extension_numbers(&self) -> Vec<i32> {
         self.extensions.iter().map(|it| (*it).into()).collect()
@@ -257,12 +265,12 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::client::Client;
+    use super::*;
 
     #[tokio::test]
     async fn each_address_of_each_name_is_a_brain_of_its_own() {
         let targets = "unix:///x,localhost:1,[::1]:2,10.0.0.1:3,no-name.invalid:4".parse().unwrap();
-        let all = Client::new(targets, "").0.addresses().await;
+        let all = Client::new(targets, "").addresses().await;
         let mut shown: Vec<_> = all.iter().map(ToString::to_string).collect();
         // It may have one of each family.
         let of_name = shown.extract_if(.., |it| it.starts_with("tcp://localhost:1 (")).count();

@@ -2,7 +2,7 @@
 
 use tonic::Code;
 
-use super::connect::{Connector, MAX_MESSAGE_SIZE, error_chain};
+use super::connect::{Client, MAX_MESSAGE_SIZE, error_chain};
 use crate::localv1::{ExplainReq, Explanation, explanations_client::ExplanationsClient};
 
 /// Why a brain does not explain a connection; returned by [`Client::explain`](super::Client::explain).
@@ -21,10 +21,10 @@ pub enum ExplainError {
     Failed(String),
 }
 
-pub(super) async fn ask(connector: &Connector, question: &[String]) -> Result<Explanation, ExplainError> {
-    let channel = connector.connect_any().await.map_err(ExplainError::Failed)?;
+pub(super) async fn ask(client: &Client, question: &[String]) -> Result<Explanation, ExplainError> {
+    let channel = client.connect_any().await.map_err(ExplainError::Failed)?;
     let mut brain = ExplanationsClient::new(channel).max_decoding_message_size(MAX_MESSAGE_SIZE);
-    let request = ExplainReq { node_name: connector.node.clone(), question: question.to_vec() };
+    let request = ExplainReq { node_name: client.node.clone(), question: question.to_vec() };
     match brain.explain(request).await {
         Ok(answer) => Ok(answer.into_inner()),
         Err(status) => Err(match status.code() {

@@ -10,7 +10,7 @@ use std::{
     task::Poll,
 };
 
-use super::{connect::Connector, node_view::NodeView, session::Session, view::Event};
+use super::{connect::Client, node_view::NodeView, session::Session, view::Event};
 use crate::{
     DiffStore,
     digest::position,
@@ -104,12 +104,12 @@ pub trait Incremental {
 /// Calls the backend at each sync that changes something, and at the first one: for what was added or changed, and then
 /// for what was deleted, which after a reset is what was not set again. Returns between change sets, once `cancelled` is ready.
 pub(super) async fn run<B: Incremental>(
-    connector: &Connector,
+    client: &Client,
     backend: &mut B,
     cancelled: impl Future<Output = ()>,
     is_once: bool,
 ) -> Result<(), B::Error> {
-    let mut session = Session::<NodeView>::new(connector);
+    let mut session = Session::<NodeView>::new(client);
     let mut store = Store::default();
     let mut is_first = true;
     let mut cancelled = pin!(cancelled);

@@ -60,7 +60,7 @@ use std::{convert::Infallible, future::pending, io};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::connect::{ConnectBy, Connector};
+use self::connect::ConnectBy;
 use crate::{
     Targets,
     globalv1::NodeStatus,
@@ -72,6 +72,7 @@ use crate::{
 pub use self::flags::{Flags, FlagsError};
 pub use self::{
     cluster::ClusterWatch,
+    connect::Client,
     explain::ExplainError,
     incremental::Incremental,
     poll::Poll,
@@ -83,18 +84,6 @@ pub use self::{
     watch::{ChangeWatch, Watch},
 };
 
-/// A client of a brain, on behalf of a node.
-///
-/// ```
-/// use proxy_contract::client::Client;
-///
-/// let client = Client::new("brain-0:9090,brain-1:9090".parse()?, "node-1");
-/// assert_eq!((client.targets().iter().count(), client.node()), (2, "node-1"));
-/// # Ok::<_, proxy_contract::TargetError>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Client(Connector);
-
 impl Client {
     /// A client of the brain at `targets`, for the state of the node `node_name`, or of the brain's own node if that is
     /// empty. Does not connect yet.
@@ -102,7 +91,7 @@ impl Client {
     /// If there are several addresses, given or of a host's name, it follows one brain at a time, a random one that serves;
     /// when it loses that one, it goes to another.
     pub fn new(targets: Targets, node_name: impl Into<String>) -> Self {
-        Self(Connector {
+        Self {
             targets,
             node: node_name.into(),
             extensions: vec![Extension::Revisions],
@@ -110,7 +99,7 @@ impl Client {
             connect_by: None,
             #[cfg(feature = "tls")]
             tls: None,
-        })
+        }
     }
 
     /// Requests extensions of KPNG's API, in addition to revisions; [`State::extensions`] has those that the brain sends.
@@ -124,8 +113,8 @@ impl Client {
     #[must_use]
     pub fn request_extensions(mut self, extensions: impl IntoIterator<Item = Extension>) -> Self {
         for it in extensions {
-            if !self.0.extensions.contains(&it) {
-                self.0.extensions.push(it);
+            if !self.extensions.contains(&it) {
+                self.extensions.push(it);
             }
         }
         self
@@ -151,7 +140,7 @@ impl Client {
         F: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        self.0.connect_by = Some(ConnectBy::new(connect));
+        self.connect_by = Some(ConnectBy::new(connect));
         self
     }
 
@@ -159,18 +148,18 @@ impl Client {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: crate::tls::ClientTls) -> Self {
-        self.0.tls = Some(tls);
+        self.tls = Some(tls);
         self
     }
 
     /// The addresses of the brains.
     pub fn targets(&self) -> &Targets {
-        &self.0.targets
+        &self.targets
     }
 
     /// The name of the node; empty for the brain's own node.
     pub fn node(&self) -> &str {
-        &self.0.node
+        &self.node
     }
 
     /// Why the brain cannot be followed now; `None` while it can be, and before the first attempt has failed. Each state and each
@@ -184,17 +173,17 @@ impl Client {
     /// # Ok::<_, proxy_contract::TargetError>(())
     /// ```
     pub fn outage(&self) -> tokio::sync::watch::Receiver<Option<String>> {
-        self.0.outage.subscribe()
+        self.outage.subscribe()
     }
 
     /// Follows the full state, over a stream that carries only changes (`localv1.Sets/Watch`, as in KPNG).
     pub fn watch(&self) -> Watch {
-        Watch::new(&self.0)
+        Watch::new(self)
     }
 
     /// Follows the differences between states, over the same kind of stream.
     pub fn changes(&self) -> ChangeWatch {
-        ChangeWatch::new(&self.0)
+        ChangeWatch::new(self)
     }
 
     /// Calls `backend` for every change, until it returns an error.
@@ -207,7 +196,7 @@ impl Client {
     /// The first error of the backend, of which the brain does not learn that it has the change set.
     pub async fn run<B: Incremental>(&self, backend: &mut B) -> Result<Infallible, B::Error> {
         loop {
-            incremental::run(&self.0, backend, pending(), false).await?;
+            incremental::run(self, backend, pending(), false).await?;
         }
     }
 
@@ -233,7 +222,7 @@ impl Client {
         backend: &mut B,
         cancelled: impl Future<Output = ()>,
     ) -> Result<(), B::Error> {
-        incremental::run(&self.0, backend, cancelled, false).await
+        incremental::run(self, backend, cancelled, false).await
     }
 
     /// Calls `backend` for everything in the current state, once; or for nothing, if `cancelled` is ready before.
@@ -246,12 +235,12 @@ impl Client {
         backend: &mut B,
         cancelled: impl Future<Output = ()>,
     ) -> Result<(), B::Error> {
-        incremental::run(&self.0, backend, cancelled, true).await
+        incremental::run(self, backend, cancelled, true).await
     }
 
     /// Follows the changes of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.
     pub fn cluster(&self) -> ClusterWatch {
-        ClusterWatch::new(&self.0)
+        ClusterWatch::new(self)
     }
 
     /// The clients that follow the brains, and what they have acknowledged (`globalv1.Nodes/List`); if `address` is given, also
@@ -270,7 +259,7 @@ impl Client {
     /// # }
     /// ```
     pub async fn nodes(&self, address: Option<std::net::IpAddr>) -> Result<Vec<NodeStatus>, Refused> {
-        nodes::list(&self.0, &address.map(|it| it.to_string()).unwrap_or_default()).await
+        nodes::list(self, &address.map(|it| it.to_string()).unwrap_or_default()).await
     }
 
     /// Asks the brain where a connection from the node goes, and why (`localv1.Explanations/Explain`); the words of the
@@ -288,12 +277,12 @@ impl Client {
     /// # }
     /// ```
     pub async fn explain(&self, question: &[String]) -> Result<Explanation, ExplainError> {
-        explain::ask(&self.0, question).await
+        explain::ask(self, question).await
     }
 
     /// Polls for full states (`localnetv1.Endpoints/Next`, the long poll of KEP-2104), starting with the first one whose
     /// revision differs from that of `from`; [`NextFilter::default`] returns the current state at once.
     pub fn poll(&self, from: NextFilter) -> Poll {
-        Poll::new(&self.0, from)
+        Poll::new(self, from)
     }
 }

@@ -4,7 +4,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::{
-    connect::{Connector, MAX_MESSAGE_SIZE},
+    connect::{Client, MAX_MESSAGE_SIZE},
     view::{Path, View},
 };
 use crate::{
@@ -21,9 +21,9 @@ impl View for NodeView {
     type Service = Service;
     type Endpoint = Endpoint;
 
-    fn request(connector: &Connector, have: Option<Digests>) -> WatchReq {
-        let extensions = connector.extension_numbers();
-        WatchReq { node_name: connector.node.clone(), extensions, have, ..WatchReq::default() }
+    fn request(client: &Client, have: Option<Digests>) -> WatchReq {
+        let extensions = client.extension_numbers();
+        WatchReq { node_name: client.node.clone(), extensions, have, ..WatchReq::default() }
     }
 
     fn unconfirmed(request: &mut WatchReq) {

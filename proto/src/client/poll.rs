@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 
 use super::{
     backoff::ReconnectBackoff,
-    connect::{Connector, MAX_MESSAGE_SIZE, Round, error_chain},
+    connect::{Client, MAX_MESSAGE_SIZE, Round, error_chain},
     state::{ServiceEndpoints, State},
 };
 use crate::{
@@ -35,7 +35,7 @@ type Pending = Pin<Box<dyn Future<Output = (Round, Response)> + Send>>;
 /// # }
 /// ```
 pub struct Poll {
-    connector: Connector,
+    client: Client,
     filter: NextFilter,
     /// Empty while there is a request, which holds it.
     round: Round,
@@ -48,17 +48,17 @@ pub struct Poll {
 
 impl fmt::Debug for Poll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poll").field("connector", &self.connector).finish_non_exhaustive()
+        f.debug_struct("Poll").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
 impl Poll {
-    pub(super) fn new(connector: &Connector, from: NextFilter) -> Self {
-        let extensions = connector.extension_numbers();
-        let filter = NextFilter { node_name: connector.node.clone(), extensions, ..from };
-        let backoff = ReconnectBackoff::new(&connector.targets, &connector.outage);
+    pub(super) fn new(client: &Client, from: NextFilter) -> Self {
+        let extensions = client.extension_numbers();
+        let filter = NextFilter { node_name: client.node.clone(), extensions, ..from };
+        let backoff = ReconnectBackoff::new(&client.targets, &client.outage);
         Self {
-            connector: connector.clone(),
+            client: client.clone(),
             filter,
             round: Round::default(),
             backoff,
@@ -77,10 +77,10 @@ impl Poll {
                 Some(pending) => pending,
                 none => {
                     sleep_until(self.retry_at).await;
-                    let (connector, filter) = (self.connector.clone(), self.filter.clone());
+                    let (client, filter) = (self.client.clone(), self.filter.clone());
                     let (connection, mut round) = (self.connection.take(), mem::take(&mut self.round));
                     none.insert(Box::pin(async move {
-                        let response = request(connector, &mut round, connection, filter).await;
+                        let response = request(client, &mut round, connection, filter).await;
                         (round, response)
                     }))
                 }
@@ -102,14 +102,14 @@ impl Poll {
 }
 
 async fn request(
-    connector: Connector,
+    client: Client,
     round: &mut Round,
     connection: Option<Channel>,
     filter: NextFilter,
 ) -> Response {
     let channel = match connection {
         Some(it) => it,
-        None => connector.connect(round).await?,
+        None => client.connect(round).await?,
     };
     let mut endpoints = EndpointsClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_SIZE);
     let mut items = endpoints.next(filter).await.map_err(|it| error_chain(&it))?.into_inner();

@@ -14,7 +14,7 @@ use tracing::{Instrument as _, Span};
 
 use super::{
     backoff::ReconnectBackoff,
-    connect::{Connector, Round, error_chain, in_time},
+    connect::{Client, Round, error_chain, in_time},
     inventory::Inventory,
     view::{Event, View, decode},
 };
@@ -38,7 +38,7 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Refused(pub String);
 
 pub(super) struct Session<V: View> {
-    connector: Connector,
+    client: Client,
     /// Empty while a stream is being opened, which holds it.
     round: Round,
     backoff: ReconnectBackoff,
@@ -116,21 +116,21 @@ impl From<String> for Failure {
 
 impl<V: View> fmt::Debug for Session<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("connector", &self.connector).finish_non_exhaustive()
+        f.debug_struct("Session").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
 impl<V: View> Session<V> {
-    pub(super) fn new(connector: &Connector) -> Self {
-        let wants_resume = connector.extensions.contains(&Extension::Resume);
+    pub(super) fn new(client: &Client) -> Self {
+        let wants_resume = client.extensions.contains(&Extension::Resume);
         Self {
-            connector: connector.clone(),
+            client: client.clone(),
             round: Round::default(),
-            backoff: ReconnectBackoff::new(&connector.targets, &connector.outage),
+            backoff: ReconnectBackoff::new(&client.targets, &client.outage),
             stage: Stage::Waiting(Instant::now()),
             inventory: wants_resume.then(Inventory::default),
             buckets: 0,
-            span: tracing::info_span!("session", node = connector.node),
+            span: tracing::info_span!("session", node = client.node),
         }
     }
 
@@ -215,10 +215,10 @@ impl<V: View> Session<V> {
     fn open(&mut self) -> Opening<V> {
         let have = self.inventory.as_ref().and_then(Inventory::message);
         self.buckets = have.as_ref().map_or(0, |it| it.buckets.len() / size_of::<Digest>());
-        let request = V::request(&self.connector, have);
-        let (connector, mut round) = (self.connector.clone(), mem::take(&mut self.round));
+        let request = V::request(&self.client, have);
+        let (client, mut round) = (self.client.clone(), mem::take(&mut self.round));
         Box::pin(async move {
-            let stream = open(connector, &mut round, request).await;
+            let stream = open(client, &mut round, request).await;
             (round, stream)
         })
     }
@@ -246,7 +246,7 @@ impl<V: View> Session<V> {
                 event
             }
             Err(error) => {
-                let brain = self.round.shown(&self.connector.targets);
+                let brain = self.round.shown(&self.client.targets);
                 tracing::warn!(brain, error, "ignored an operation");
                 // The caller has not received it.
                 self.forget();
@@ -264,14 +264,14 @@ impl<V: View> Session<V> {
 }
 
 async fn open<V: View>(
-    connector: Connector,
+    client: Client,
     round: &mut Round,
     first: V::Request,
 ) -> Result<OpenStream<V>, Failure> {
-    let channel = connector.connect(round).await?;
+    let channel = client.connect(round).await?;
     // A request, and a confirmation.
     let (requests, outgoing) = mpsc::channel(2);
-    let request = V::request(&connector, None);
+    let request = V::request(&client, None);
     requests.try_send(first).map_err(|it| it.to_string())?;
     let items = in_time(V::open(channel, ReceiverStream::new(outgoing))).await??;
     Ok(OpenStream {
@@ -284,7 +284,7 @@ async fn open<V: View>(
         activity: Activity::Active,
         silent_until: None,
         is_postponed: false,
-        outage: connector.outage,
+        outage: client.outage,
     })
 }
 

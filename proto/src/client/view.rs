@@ -6,7 +6,7 @@ use prost::Message;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
-use super::connect::Connector;
+use super::connect::Client;
 use crate::{
     digest::KeptBuckets,
     localv1::{Digests, Extension, OpItem, Pod, Ref, Revision, ServiceCidr, Set, Value, op_item::Op},
@@ -20,7 +20,7 @@ pub(super) trait View: Clone + fmt::Debug + Send + 'static {
     type Endpoint: Message + Clone + Default + PartialEq;
 
     /// A request; the first one of a stream says what the client has.
-    fn request(connector: &Connector, have: Option<Digests>) -> Self::Request;
+    fn request(client: &Client, have: Option<Digests>) -> Self::Request;
 
     /// The position of the group of a name. The kind of the object is given by its set in [`localv1`](crate::localv1).
     fn position(set: Set, name: &str) -> u32;

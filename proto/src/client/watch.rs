@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    connect::Connector,
+    connect::Client,
     node_view::NodeView,
     session::Session,
     state::{NodeChange, State},
@@ -55,8 +55,8 @@ pub struct Watch {
 }
 
 impl ChangeWatch {
-    pub(super) fn new(connector: &Connector) -> Self {
-        Self { session: Session::new(connector), tracker: Tracker::default(), is_unconfirmed: false }
+    pub(super) fn new(client: &Client) -> Self {
+        Self { session: Session::new(client), tracker: Tracker::default(), is_unconfirmed: false }
     }
 
     /// Tells the brain that the last difference is not active yet. Without this, the next call of [`next`](Self::next)
@@ -107,8 +107,8 @@ impl ChangeWatch {
 }
 
 impl Watch {
-    pub(super) fn new(connector: &Connector) -> Self {
-        Self { changes: ChangeWatch::new(connector), last: Arc::default() }
+    pub(super) fn new(client: &Client) -> Self {
+        Self { changes: ChangeWatch::new(client), last: Arc::default() }
     }
 
     /// Waits for a state that differs from the last one, and returns the newest; intermediate states are skipped.
