@@ -27,7 +27,6 @@ const LOG_DEDUP_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(crate) struct Acceptor {
     listener: Listener,
-    clients: Clients,
     handshakes: JoinSet<Result<Option<Connection>, HandshakeError>>,
     /// Before that, after a failed accept, only handshakes go on.
     accept_at: Instant,
@@ -42,8 +41,7 @@ struct HandshakeError {
 
 impl Acceptor {
     pub(crate) fn new(listener: Listener) -> Self {
-        let clients = listener.clients().clone();
-        Self { listener, clients, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None }
+        Self { listener, handshakes: JoinSet::new(), accept_at: Instant::now(), last_warning: None }
     }
 
     /// The next connection, whose handshake is complete. Cancel safe.
@@ -70,17 +68,18 @@ impl Acceptor {
             };
             match accepted {
                 Ok(Accepted::Local(stream, identity)) => {
-                    if let Some(admission) = self.clients.admit(identity) {
+                    if let Some(admission) = self.listener.clients.admit(identity) {
                         return Connection { stream, peer: Peer::LOCAL, admission };
                     }
                 }
                 Ok(Accepted::Tls(stream, client, tls)) => {
-                    self.handshakes.spawn(handshake(tls, self.clients.clone(), stream, client));
+                    self.handshakes.spawn(handshake(tls, self.listener.clients.clone(), stream, client));
                 }
                 Err(error) => {
                     let address = self.listener.address();
                     tracing::warn!(%address, %error, retry_in = ?ACCEPT_BACKOFF, "accept failed");
-                    self.clients.close_handshake();
+                    // There may be no file descriptors left.
+                    self.listener.clients.handshakes().close_one();
                     self.accept_at = Instant::now() + ACCEPT_BACKOFF;
                 }
             }
@@ -109,7 +108,7 @@ async fn handshake(
     stream: TcpStream,
     client: SocketAddr,
 ) -> Result<Option<Connection>, HandshakeError> {
-    let mut place = clients.begin_handshake(client.ip()).await;
+    let mut place = clients.handshakes().admit(client.ip()).await;
     tokio::select! {
         _ = &mut place.closing => Ok(None),
         result = tls.handshake(stream) => match result {

@@ -55,7 +55,7 @@ const PHASES: [Phase; 10] = [
 ];
 
 pub(crate) struct ChangeSet<D> {
-    diff: D,
+    pub(crate) diff: D,
     phase: usize,
     /// The number of changes that this phase has passed.
     position: usize,
@@ -65,10 +65,6 @@ pub(crate) struct ChangeSet<D> {
 impl<D: Diff> ChangeSet<D> {
     pub(crate) fn new(diff: D) -> Self {
         Self { diff, phase: 0, position: 0, ready: VecDeque::new() }
-    }
-
-    pub(crate) fn into_diff(self) -> D {
-        self.diff
     }
 
     /// Puts an operation before the others.

@@ -5,7 +5,6 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
-    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -103,14 +102,9 @@ impl Clients {
         }
     }
 
-    /// A handshake begins: closes the oldest one if there are too many.
-    pub(crate) async fn begin_handshake(&self, client: IpAddr) -> listeners::Connection {
-        self.0.handshakes.admit(client).await
-    }
-
-    /// Closes a pending handshake, as when there are no file descriptors left.
-    pub(crate) fn close_handshake(&self) {
-        self.0.handshakes.close_one();
+    /// The pending handshakes.
+    pub(crate) fn handshakes(&self) -> &Connections {
+        &self.0.handshakes
     }
 
     /// Admits a client, which is connected until the result is dropped; `None` if there are too many.

@@ -110,7 +110,7 @@ impl ClusterChangeSource {
     async fn diff(&mut self) -> Result<ClusterDiff, End> {
         match self.cluster.next(self.sent.as_ref()).await {
             Some(ClusterSnapshot::State(state)) => {
-                let proxy_name = self.cluster.proxy_name().map(AsRef::as_ref);
+                let proxy_name = self.cluster.proxy_name.as_deref();
                 let filter = Filter { proxy_name, extensions: self.extensions };
                 let diff = match &self.sent {
                     Some(sent) => ClusterDiff::new(sent, &state, filter),

@@ -57,7 +57,7 @@ pub enum ListenError {
 pub struct Listener {
     address: Target,
     kind: Kind,
-    clients: Clients,
+    pub(crate) clients: Clients,
 }
 
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Listener {
     ) -> Result<Self, ListenError> {
         match target {
             Target::Unix(path) => {
-                let kind = Kind::Unix(UnixSocket::bind_for(path, BACKLOG, access).await?);
+                let kind = Kind::Unix(UnixSocket::bind(path, BACKLOG, access).await?);
                 Ok(Self { address: target.clone(), kind, clients: Clients::default() })
             }
             Target::Tcp { host, port } => tcp(target, host, *port, tls).await,
@@ -117,10 +117,6 @@ impl Listener {
     #[must_use]
     pub fn with_clients(self, clients: Clients) -> Self {
         Self { clients, ..self }
-    }
-
-    pub(crate) fn clients(&self) -> &Clients {
-        &self.clients
     }
 
     /// The TLS that every connection must use.

@@ -52,7 +52,7 @@ pub(crate) fn rest(all: ClusterDiff, theirs: &[Digest]) -> ChangeSet<ClusterDiff
         buckets.add(digest::position(set, &path), digest::all(&mut objects));
     }
     let kept = KeptBuckets::equal(&buckets.finish(), theirs);
-    let mut rest = ChangeSet::new(all.into_diff().without(&kept));
+    let mut rest = ChangeSet::new(all.diff.without(&kept));
     rest.begin_with(keep(&kept));
     rest
 }

@@ -60,15 +60,10 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens for this user and root; must be called within a tokio runtime.
+    /// Listens for those that `access` permits; must be called within a tokio runtime.
     ///
     /// Creates the directory if needed, and replaces a socket without a listening process.
-    pub async fn bind(path: &Path, backlog: u32) -> Result<Self, UnixSocketError> {
-        Self::bind_for(path, backlog, SocketAccess::default()).await
-    }
-
-    /// Listens for those that `access` permits; must be called within a tokio runtime.
-    pub async fn bind_for(path: &Path, backlog: u32, access: SocketAccess) -> Result<Self, UnixSocketError> {
+    pub async fn bind(path: &Path, backlog: u32, access: SocketAccess) -> Result<Self, UnixSocketError> {
         let system = |call| move |error| UnixSocketError::System { path: path.to_owned(), call, error };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(system("mkdir of its directory"))?;

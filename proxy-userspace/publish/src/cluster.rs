@@ -22,7 +22,8 @@ pub struct ClusterSubscription {
 /// Watches the cluster state; while there is one, the brain publishes it.
 #[derive(Debug)]
 pub struct ClusterWatcher {
-    proxy_name: Option<Arc<str>>,
+    /// The value of the label `service.kubernetes.io/service-proxy-name` of the Services that this proxy serves.
+    pub proxy_name: Option<Arc<str>>,
     receiver: watch::Receiver<ClusterSnapshot>,
 }
 
@@ -90,11 +91,6 @@ impl ClusterSubscription {
 }
 
 impl ClusterWatcher {
-    /// The label's value of the Services that this proxy serves.
-    pub fn proxy_name(&self) -> Option<&Arc<str>> {
-        self.proxy_name.as_ref()
-    }
-
     /// Waits for a snapshot other than `seen` and [`ClusterSnapshot::Pending`]; `None` if the publisher was dropped.
     ///
     /// Cancel safe.

@@ -85,7 +85,7 @@ impl NodeRegistry {
     pub fn requests(&self) -> NodeRequests {
         let nodes = self.registry.nodes.lock();
         NodeRequests {
-            own_name: Arc::clone(nodes.own.node()),
+            own_name: Arc::clone(&nodes.own.node),
             own_states: nodes.own.subscribe(),
             registry: Arc::downgrade(&self.registry),
         }
@@ -122,7 +122,7 @@ impl NodeRegistry {
         let nodes = self.registry.nodes.lock();
         let publisher = nodes.publisher(node)?;
         let rev = publisher.publish(state);
-        Some((publisher.instance_id(), rev))
+        Some((publisher.instance_id, rev))
     }
 
     /// Removes the nodes that have had no subscriber since the last call, and returns them. To be called every
@@ -148,7 +148,7 @@ impl NodeRegistry {
 
 impl Nodes {
     fn publisher(&self, node: &str) -> Option<&Publisher> {
-        if *node == **self.own.node() {
+        if *node == *self.own.node {
             return Some(&self.own);
         }
         self.requested.get(node).map(|it| &it.publisher)

@@ -94,10 +94,10 @@ impl Published {
 /// Publishes the states of one node under revisions.
 #[derive(Debug)]
 pub struct Publisher {
-    instance_id: u64,
+    pub(crate) instance_id: u64,
     /// The last revision of all nodes: no two states of a process have the same one.
     last_rev: Arc<AtomicU64>,
-    node: Arc<str>,
+    pub(crate) node: Arc<str>,
     sender: watch::Sender<Option<Arc<Published>>>,
 }
 
@@ -113,16 +113,6 @@ impl Publisher {
     pub fn for_node(&self, node: impl Into<Arc<str>>) -> Self {
         let last_rev = Arc::clone(&self.last_rev);
         Self { instance_id: self.instance_id, last_rev, node: node.into(), sender: watch::Sender::new(None) }
-    }
-
-    /// The name of the node.
-    pub fn node(&self) -> &Arc<str> {
-        &self.node
-    }
-
-    /// The process that numbers the revisions.
-    pub fn instance_id(&self) -> u64 {
-        self.instance_id
     }
 
     /// Publishes a state if it differs from the previous one, and returns the current revision.

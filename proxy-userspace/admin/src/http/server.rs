@@ -25,7 +25,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use listeners::{Connection, Connections, RuntimeThread, UnixSocket, UnixSocketError};
+use listeners::{Connection, Connections, RuntimeThread, SocketAccess, UnixSocket, UnixSocketError};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -124,7 +124,7 @@ async fn serve_at_socket(admin: Admin, pages: PageGroup, path: PathBuf) {
         let remedy = format!("a second instance on this node needs another {}", pages.flag());
         report_failure(pages, &path.display(), &error, &remedy);
     };
-    let bind = || UnixSocket::bind(&path, BACKLOG);
+    let bind = || UnixSocket::bind(&path, BACKLOG, SocketAccess::default());
     let socket = retry(bind, ToString::to_string, on_error).await;
     serve_pages(&admin, pages, &socket, &format!("unix://{}", path.display())).await;
 }
