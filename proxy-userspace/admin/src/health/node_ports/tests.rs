@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{fixtures, state::Role};
+use crate::fixtures;
 
 /// A Service with a health-check node port, `local` endpoints on this node and one on another.
 fn service(name: &str, port: u16, local: usize) -> ServiceState {
@@ -49,13 +49,14 @@ fn free<const N: usize>() -> [u16; N] {
     listeners.map(|it| it.local_addr().unwrap().port())
 }
 
-fn start() -> (Admin, Publisher, tokio::task::JoinHandle<()>) {
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
-    let checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current());
-    let states = publisher.subscribe();
-    let task = tokio::spawn(checks.run(states));
-    (admin, publisher, task)
+fn health_checks(admin: &Admin) -> HealthChecks {
+    HealthChecks::new(admin, "n1", NodePortAddresses::All, &Handle::current())
+}
+
+fn start() -> (Admin, Publisher) {
+    let (admin, publisher) = fixtures::node();
+    tokio::spawn(health_checks(&admin).run(publisher.subscribe()));
+    (admin, publisher)
 }
 
 async fn connect(port: u16) -> TcpStream {
@@ -89,7 +90,7 @@ async fn check(port: u16, expect: &[&str]) {
 
 #[tokio::test]
 async fn responses_are_those_of_kube_proxy() {
-    let (_admin, publisher, _task) = start();
+    let (_admin, publisher) = start();
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
     let body =
@@ -103,7 +104,7 @@ async fn responses_are_those_of_kube_proxy() {
 
 #[tokio::test]
 async fn checks_fail_while_the_packet_path_is_unavailable() {
-    let (admin, publisher, _task) = start();
+    let (admin, publisher) = start();
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
     check(port, &["200 OK"]).await;
@@ -116,7 +117,7 @@ async fn checks_fail_while_the_packet_path_is_unavailable() {
 
 #[tokio::test]
 async fn a_listener_that_is_still_wanted_survives_a_change() {
-    let (_admin, publisher, _task) = start();
+    let (_admin, publisher) = start();
     let [kept, removed, added] = free();
     publisher.publish(state([service("kept", kept, 1), service("removed", removed, 1)]));
     let mut connection = connect(kept).await;
@@ -132,11 +133,9 @@ async fn a_listener_that_is_still_wanted_survives_a_change() {
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_and_bound_once_it_is_free() {
-    let admin = Admin::new("n1", Role::Backend);
-    let publisher = Publisher::new("n1");
+    let (admin, publisher) = fixtures::node();
     let (sender, mut failures) = mpsc::channel(4);
-    let checks =
-        HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current()).report_failures(sender);
+    let checks = health_checks(&admin).report_failures(sender);
     tokio::spawn(checks.run(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
@@ -193,8 +192,8 @@ fn terminating_endpoints_do_not_count_and_an_address_counts_once() {
 
 #[tokio::test]
 async fn of_two_services_with_one_port_the_first_by_name_is_served() {
-    let admin = Admin::new("n1", Role::Backend);
-    let mut checks = HealthChecks::new(&admin, "n1", NodePortAddresses::All, &Handle::current());
+    let (admin, _publisher) = fixtures::node();
+    let mut checks = health_checks(&admin);
     let [port, other] = free();
     let served = |checks: &HealthChecks, port| {
         let checks = checks.shared.checks.lock();
