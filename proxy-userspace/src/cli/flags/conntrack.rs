@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Args};
+use clap::Args;
 use datapath_nft::ConntrackSettings;
-use jiff::SignedDuration;
+
+use super::{SwitchArg as _, go_duration};
 
 /// The settings of connection tracking.
 #[derive(Clone, Debug, Args)]
@@ -18,27 +19,19 @@ pub(in crate::cli) struct ConntrackFlags {
     #[arg(long, value_name = "NUMBER", default_value_t = 131_072)]
     conntrack_min: u32,
     /// Timeout of idle established TCP connections, such as 24h; 0 keeps the host's setting
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = timeout)]
     conntrack_tcp_timeout_established: Duration,
     /// Timeout of half-closed TCP connections (CLOSE_WAIT); 0 keeps the host's setting
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = timeout)]
     conntrack_tcp_timeout_close_wait: Duration,
     /// Do not count TCP packets outside the window as invalid (net.netfilter.nf_conntrack_tcp_be_liberal)
-    #[arg(
-        long,
-        value_name = "true|false",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        action = ArgAction::Set
-    )]
+    #[arg(long, switch())]
     conntrack_tcp_be_liberal: bool,
     /// Timeout of unanswered UDP flows; 0 keeps the host's setting
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = timeout)]
     conntrack_udp_timeout: Duration,
     /// Timeout of answered UDP flows; 0 keeps the host's setting
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = timeout)]
     conntrack_udp_timeout_stream: Duration,
     /// Folder of these settings; in a container, a mount of the host's /proc/sys/net, since its own is read-only
     #[arg(long, value_name = "PATH", default_value = "/proc/sys/net")]
@@ -61,18 +54,15 @@ impl ConntrackFlags {
     }
 }
 
-/// A duration in Go's notation.
-fn duration(text: &str) -> Result<Duration, String> {
-    let invalid = || "not a duration such as 24h or 1h30m; use 0 to leave it to the host".to_owned();
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    let parsed: SignedDuration = text.parse().map_err(|_| invalid())?;
-    let duration = Duration::try_from(parsed).map_err(|_| invalid())?;
-    // The kernel counts whole seconds, and 0 would leave the setting to the host.
-    match (duration.is_zero(), duration.as_secs()) {
-        (false, 0) => Err("shorter than a second; use 1s or more, or 0 to leave it to the host".into()),
-        _ => Ok(duration),
+/// How long the kernel tracks a connection.
+fn timeout(text: &str) -> Result<Duration, String> {
+    match go_duration(text) {
+        None => Err("not a duration such as 24h or 1h30m; use 0 to leave it to the host".into()),
+        // The kernel counts whole seconds, and 0 would leave the setting to the host.
+        Some(it) if !it.is_zero() && it.as_secs() == 0 => {
+            Err("shorter than a second; use 1s or more, or 0 to leave it to the host".into())
+        }
+        Some(it) => Ok(it),
     }
 }
 
@@ -82,15 +72,7 @@ pub(in crate::cli) struct InitFlag {
     /// Apply the settings that need a writable /proc/sys (--conntrack-…), and exit
     ///
     /// For a container that runs before this one and has what this one lacks; what cannot be set is logged.
-    #[arg(
-        long,
-        value_name = "true|false",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        action = ArgAction::Set
-    )]
+    #[arg(long, switch())]
     pub(in crate::cli) init_only: bool,
 }
 
@@ -103,10 +85,10 @@ mod tests {
         for (text, seconds) in
             [("24h0m0s", 86_400), ("24h", 86_400), ("1h30m", 5400), ("0s", 0), ("0", 0), ("90.5s", 90)]
         {
-            assert_eq!(duration(text).map(|it| it.as_secs()), Ok(seconds), "{text}");
+            assert_eq!(timeout(text).map(|it| it.as_secs()), Ok(seconds), "{text}");
         }
         for text in ["", "24", "a day", "-1h", "500ms"] {
-            let error = duration(text).unwrap_err();
+            let error = timeout(text).unwrap_err();
             assert!(error.contains("use "), "{text}: {error}");
         }
     }

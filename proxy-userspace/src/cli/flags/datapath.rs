@@ -11,10 +11,9 @@ use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_pars
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
 use ipnet::IpNet;
-use jiff::SignedDuration;
 use nix::sys::sysinfo::sysinfo;
 
-use super::passive_health::PassiveHealthFlags;
+use super::{go_duration, passive_health::PassiveHealthFlags};
 use crate::cli::output::wrong_usage;
 
 /// The eBPF datapath, and what both datapaths share.
@@ -243,12 +242,8 @@ fn ip(text: &str) -> Result<IpAddr, String> {
 }
 
 fn peer_timeout(text: &str) -> Result<Duration, String> {
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    let timeout = text.parse().ok().and_then(|it: SignedDuration| Duration::try_from(it).ok());
+    let timeout = go_duration(text).filter(|it| text == "0" || *it >= ebpf::MIN_FORWARDING_TIMEOUT);
     timeout
-        .filter(|it| *it >= ebpf::MIN_FORWARDING_TIMEOUT)
         .ok_or_else(|| "use 2s or more, since one probe may be lost; or 0 to forward without probes".into())
 }
 

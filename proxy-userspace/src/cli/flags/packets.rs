@@ -5,14 +5,14 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{ArgAction, ArgMatches, Args, ValueEnum, parser::ValueSource, value_parser};
+use clap::{ArgMatches, Args, ValueEnum, parser::ValueSource, value_parser};
 use datapath::Level;
 use datapath_ebpf as ebpf;
 use datapath_nft::{self as nft, Config, ConntrackSettings, DetectLocal};
 use ipnet::IpNet;
 use reconciler::Options;
 
-use super::conntrack::ConntrackFlags;
+use super::{SwitchArg as _, conntrack::ConntrackFlags};
 use crate::cli::output::wrong_usage;
 
 /// Which datapaths run, and how nftables translates.
@@ -43,15 +43,7 @@ pub(in crate::cli) struct PacketFlags {
     #[arg(long, value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
     /// Masquerade all packets to cluster IPs; without effect on sockets that eBPF redirects
-    #[arg(
-        long,
-        value_name = "true|false",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        action = ArgAction::Set
-    )]
+    #[arg(long, switch())]
     masquerade_all: bool,
     /// Bit of the packet mark that marks packets to masquerade; must not be used by others
     #[arg(
@@ -66,15 +58,7 @@ pub(in crate::cli) struct PacketFlags {
     ///
     /// Rules of others see them as untracked: network policies that let replies pass because they belong to an established
     /// connection drop those to the host, and masquerading does not apply to them.
-    #[arg(
-        long,
-        value_name = "true|false",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        action = ArgAction::Set
-    )]
+    #[arg(long, switch())]
     nft_notrack: bool,
     #[command(flatten)]
     conntrack: ConntrackFlags,

@@ -4,8 +4,8 @@ use std::{num::NonZeroU8, time::Duration};
 
 use clap::{Args, ValueEnum};
 use datapath::PassiveHealthOptions;
-use jiff::SignedDuration;
 
+use super::go_duration;
 use crate::cli::output::wrong_usage;
 
 /// When endpoints that fail are ejected, unless their Service says otherwise.
@@ -64,12 +64,11 @@ fn up_to<const MAX: u8>(text: &str) -> Result<NonZeroU8, String> {
     number.ok_or_else(|| format!("use a number from 1 to {MAX}"))
 }
 
-/// A duration from a second to so many hours, in Go's notation.
-fn up_to_hours<const MAX: i64>(text: &str) -> Result<Duration, String> {
-    let max = SignedDuration::from_hours(MAX);
-    let duration = text.parse().ok().filter(|it| (SignedDuration::from_secs(1)..=max).contains(it));
-    let duration = duration.and_then(|it| it.try_into().ok());
-    duration.ok_or_else(|| format!("use a duration from 1s to {max:#}, such as 30s"))
+/// A duration from a second to so many hours.
+fn up_to_hours<const MAX: u64>(text: &str) -> Result<Duration, String> {
+    let allowed = Duration::from_secs(1)..=Duration::from_secs(MAX * 3600);
+    let duration = go_duration(text).filter(|it| allowed.contains(it));
+    duration.ok_or_else(|| format!("use a duration from 1s to {MAX}h, such as 30s"))
 }
 
 #[cfg(test)]

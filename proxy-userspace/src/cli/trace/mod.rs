@@ -18,13 +18,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use jiff::SignedDuration;
 use model::escaped;
 
 pub(super) use self::server::serve;
 use self::{filters::FilterFlags, line::Line};
 use super::{
-    flags::StatusSocketFlag,
+    flags::{StatusSocketFlag, go_duration},
     output::wrong_usage,
     reader::{self, PodNames},
 };
@@ -68,10 +67,10 @@ enum Output {
     Json,
 }
 
-/// A duration of at least a millisecond, in Go's notation.
+/// A duration of at least a millisecond.
 pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let duration = text.parse().ok().filter(|it: &SignedDuration| *it >= SignedDuration::from_millis(1));
-    duration.and_then(|it| it.try_into().ok()).ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
+    let duration = go_duration(text).filter(|it| *it >= Duration::from_millis(1));
+    duration.ok_or_else(|| "use a duration such as 30s or 5m".to_owned())
 }
 
 /// Prints the lines of a trace until it ends; with the steps of decisions from verbosity 1 on.
