@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use admin::{Admin, Role, Servers};
+use admin::{Admin, HealthChecks, Role, Servers};
 use anyhow::{Result, bail};
 use clap::Args;
 use pipeline::{Explainer, Observer as _, Stage, SyncStatus};
@@ -55,8 +55,9 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Backend);
     let servers = Servers::start()?;
-    let health_checks = flags.datapath.health_checks(&admin, &name, &servers)?;
-    let sockets = flags.pods.of_sockets(flags.datapath.options(&name)?);
+    let sockets = flags.datapath.options(&name, flags.pods.pod_annotations)?;
+    let node_port_addresses = sockets.node_port_addresses.clone();
+    let health_checks = HealthChecks::new(&admin, name.as_str(), node_port_addresses, servers.handle());
     let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());

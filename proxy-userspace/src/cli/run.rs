@@ -1,6 +1,6 @@
 //! `run`: brain and datapath in one process.
 
-use admin::{Admin, Role, Servers};
+use admin::{Admin, HealthChecks, Role, Servers};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use pipeline::Pipeline;
@@ -55,11 +55,12 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
         admin.require_node();
     }
     let servers = Servers::start()?;
-    let mut health_checks = flags.datapath.health_checks(&admin, pipeline.node(), &servers)?;
+    let sockets = flags.datapath.options(pipeline.node(), flags.source.options.pods.pod_annotations)?;
+    let node_port_addresses = sockets.node_port_addresses.clone();
+    let mut health_checks = HealthChecks::new(&admin, pipeline.node(), node_port_addresses, servers.handle());
     if let Some(events) = events::start(&admin, &pipeline, flags.listen.serve_any_node) {
         health_checks = health_checks.report_failures(events);
     }
-    let sockets = flags.source.options.pods.of_sockets(flags.datapath.options(pipeline.node())?);
     let options = flags.packets.options(sockets)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use admin::{Admin, HealthChecks, Servers};
 use clap::{ArgAction, Args, ValueEnum, builder::RangedI64ValueParser, value_parser};
 use datapath::NodePortAddresses;
 use datapath_ebpf as ebpf;
@@ -131,16 +130,6 @@ enum NodePortAddress {
 }
 
 impl DatapathFlags {
-    /// The server of the health-check node ports.
-    pub(in crate::cli) fn health_checks(
-        &self,
-        admin: &Admin,
-        node: &str,
-        servers: &Servers,
-    ) -> anyhow::Result<HealthChecks> {
-        Ok(HealthChecks::new(admin, node, self.node_port_addresses()?, servers.handle()))
-    }
-
     fn node_port_addresses(&self) -> anyhow::Result<NodePortAddresses> {
         let mut ranges = Vec::new();
         for it in &self.node_port_addresses {
@@ -160,8 +149,8 @@ impl DatapathFlags {
         Ok(if ranges.is_empty() { NodePortAddresses::All } else { NodePortAddresses::In(ranges) })
     }
 
-    /// The options of the eBPF datapath on the node with this name, which honors no annotations of pods.
-    pub(in crate::cli) fn options(self, node: &str) -> anyhow::Result<ebpf::Options> {
+    /// The options of the eBPF datapath on the node with this name.
+    pub(in crate::cli) fn options(self, node: &str, pod_annotations: bool) -> anyhow::Result<ebpf::Options> {
         let node_port_addresses = self.node_port_addresses()?;
         Ok(ebpf::Options {
             cgroup: self.cgroup,
@@ -172,7 +161,7 @@ impl DatapathFlags {
             affinity_clients: self.affinity_clients.next_power_of_two(),
             host_only: self.socket_lb == SocketLb::Host,
             excluded_cgroups: self.socket_lb_exclude_cgroup,
-            pod_annotations: false,
+            pod_annotations,
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,
@@ -194,13 +183,6 @@ pub(in crate::cli) struct PodFlags {
     /// agent needs the flag, too. With it, each connect(2) looks the cgroup of its program up, at three levels.
     #[arg(long, help_heading = "Datapath")]
     pub(in crate::cli) pod_annotations: bool,
-}
-
-impl PodFlags {
-    /// The options of the eBPF datapath, with this flag.
-    pub(in crate::cli) fn of_sockets(&self, options: ebpf::Options) -> ebpf::Options {
-        ebpf::Options { pod_annotations: self.pod_annotations, ..options }
-    }
 }
 
 /// Where maps, links and programs are pinned.

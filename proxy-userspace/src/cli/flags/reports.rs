@@ -1,10 +1,6 @@
 //! Where a process serves health, metrics and status pages.
 
-use std::{
-    convert::Infallible,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use admin::{Admin, BindAddress, Configuration, PageGroup, Servers, UiAddress};
 use clap::Args;
@@ -73,18 +69,9 @@ pub(in crate::cli) struct StatusSocketFlag {
         long,
         value_name = "PATH",
         default_value = "/run/kube-proxy-ebpf/status.sock",
-        value_parser = status_socket,
         help_heading = "Reports"
     )]
-    status_socket: StatusSocket,
-}
-
-/// A path, or none.
-#[derive(Clone, Debug)]
-struct StatusSocket(Option<PathBuf>);
-
-fn status_socket(text: &str) -> Result<StatusSocket, Infallible> {
-    Ok(StatusSocket((!matches!(text, "" | "0")).then(|| text.into())))
+    status_socket: String,
 }
 
 impl ReportFlags {
@@ -111,6 +98,6 @@ impl ReportFlags {
 impl StatusSocketFlag {
     /// The socket, unless it is disabled.
     pub(in crate::cli) fn path(&self) -> Option<&Path> {
-        self.status_socket.0.as_deref()
+        Some(&*self.status_socket).filter(|it| !matches!(*it, "" | "0")).map(Path::new)
     }
 }

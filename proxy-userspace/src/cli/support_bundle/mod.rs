@@ -110,7 +110,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         archive::check_path(&flags.file)?;
     }
     // The name of the node does not matter for reading.
-    let sockets = flags.datapath.options("")?;
+    let sockets = flags.datapath.options("", false)?;
     let options = flags.packets.options(sockets.clone())?;
     let entries = entries(&sockets, &options, &flags.reports);
     let source = Source { sockets: &sockets, reports: &flags.reports };
