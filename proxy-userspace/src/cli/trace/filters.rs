@@ -1,8 +1,8 @@
-//! The filters of a trace: from flags to the query of the page `/trace`, and from there to what the programs are given.
+//! The filters of a trace: from flags to the query of the page `/trace`, and back.
 
 use std::{
     net::{IpAddr, SocketAddr},
-    num::NonZeroU32,
+    num::{NonZeroU32, ParseIntError},
     path::{Path, PathBuf},
 };
 
@@ -12,44 +12,42 @@ use brain::Explanation;
 use clap::Args;
 use datapath_ebpf as ebpf;
 
-/// What is traced.
-#[derive(Debug, Args)]
-pub(super) struct FilterFlags {
+/// What is traced: the flags of the command, and what the process reads of its request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub(super) struct Filters {
     /// Only connections to this Service
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = parse_service)]
-    service: Option<String>,
+    pub(super) service: Option<String>,
     /// Only connections to this address, of a Service or of an endpoint
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = parse_address)]
-    to: Option<SocketAddr>,
+    pub(super) to: Option<SocketAddr>,
     /// Only connections of this process
     #[arg(long, value_name = "PID")]
-    pid: Option<NonZeroU32>,
+    pub(super) pid: Option<NonZeroU32>,
     /// Only connections of processes in this cgroup and below
     #[arg(long, value_name = "PATH")]
-    cgroup: Option<PathBuf>,
+    pub(super) cgroup: Option<PathBuf>,
     /// Only connections of this pod, by its UID, or by its name if it is an endpoint of a Service
     #[arg(long, value_name = "UID|NAMESPACE/NAME", value_parser = parse_pod)]
-    pod: Option<PodName>,
+    pub(super) pod: Option<String>,
     /// Only failures: no endpoints, no room, and connections that the endpoint refuses or does not answer
     #[arg(long)]
-    failed: bool,
+    pub(super) failed: bool,
     /// Also show how each connection ended, and when
     #[arg(long)]
-    close: bool,
+    pub(super) close: bool,
     /// Include destinations in networks without Services, and every datagram
     #[arg(long)]
-    all: bool,
+    pub(super) all: bool,
     /// End a running trace first
     #[arg(long)]
-    replace: bool,
-}
-
-/// Which pod.
-#[derive(Clone, Debug)]
-enum PodName {
-    Uid(String),
-    /// `NAMESPACE/NAME`.
-    Name(String),
+    pub(super) replace: bool,
+    /// The cookie of the network namespace of a pod that was given by name.
+    #[arg(skip)]
+    pub(super) netns: Option<u64>,
+    /// 1 with steps, 2 with those of the ends of sockets.
+    #[arg(skip)]
+    pub(super) verbosity: u8,
 }
 
 /// An address, and a port or 0 for all.
@@ -69,35 +67,29 @@ fn parse_service(text: &str) -> Result<String, String> {
     }
 }
 
-fn parse_pod(text: &str) -> Result<PodName, String> {
+/// A UID in lower case, or `NAMESPACE/NAME`.
+fn parse_pod(text: &str) -> Result<String, String> {
     if text.contains('/') {
-        return match parse_service(text) {
-            Ok(name) => Ok(PodName::Name(name)),
-            Err(_) => Err("use a UID, or NAMESPACE/NAME such as default/web-0".into()),
-        };
+        let name = parse_service(text);
+        return name.map_err(|_| "use a UID, or NAMESPACE/NAME such as default/web-0".into());
     }
     // The UID of a static pod is a hash without dashes.
     let is_uid = text.len() >= 32 && text.bytes().all(|it| it.is_ascii_hexdigit() || it == b'-');
     if is_uid {
-        Ok(PodName::Uid(text.to_ascii_lowercase()))
+        Ok(text.to_ascii_lowercase())
     } else {
         Err("use a UID (`kubectl get pod NAME --output jsonpath={.metadata.uid}`), or NAMESPACE/NAME".into())
     }
 }
 
-impl FilterFlags {
-    /// The filters as the page takes them.
-    ///
-    /// # Errors
-    ///
-    /// If the pod is not known.
+impl Filters {
+    /// The flags as the page takes them. A pod that is named must be known.
     pub(super) fn given(&self, socket: &Path, verbosity: u8) -> Result<TraceFilters> {
         let cgroup = self.cgroup.as_ref();
         let cgroup = cgroup.map(|it| it.to_str().context("--cgroup is not valid UTF-8")).transpose()?;
         let (pod, netns) = match &self.pod {
-            Some(PodName::Uid(uid)) => (Some(uid.clone()), None),
-            Some(PodName::Name(name)) => (None, Some(netns_of(socket, name)?.to_string())),
-            None => (None, None),
+            Some(name) if name.contains('/') => (None, Some(netns_of(socket, name)?.to_string())),
+            uid => (uid.clone(), None),
         };
         let flag = |is_set: bool| is_set.then(String::new);
         let filters = [
@@ -115,6 +107,32 @@ impl FilterFlags {
             (VERBOSE, flag(verbosity > 1)),
         ];
         Ok(filters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+    }
+
+    /// Reads the filters of a request; an error names the one that is unknown or invalid.
+    pub(super) fn parse(filters: &TraceFilters) -> Result<Self, String> {
+        let mut it = Self::default();
+        for (name, value) in filters {
+            let wrong = |error: String| format!("{name}={value}: {error}");
+            match name.as_str() {
+                "service" => it.service = Some(parse_service(value).map_err(wrong)?),
+                "to" => it.to = Some(parse_address(value).map_err(wrong)?),
+                "pid" => {
+                    it.pid = Some(value.parse().map_err(|error: ParseIntError| wrong(error.to_string()))?);
+                }
+                "cgroup" => it.cgroup = Some(value.into()),
+                "pod" if value.contains('/') => return Err(wrong("use a UID".into())),
+                "pod" => it.pod = Some(parse_pod(value).map_err(wrong)?),
+                "netns" => it.netns = Some(value.parse().map_err(|_| wrong("use a cookie".into()))?),
+                "failed" => it.failed = true,
+                "close" => it.close = true,
+                "all" => it.all = true,
+                VERBOSE => it.verbosity = it.verbosity.saturating_add(1),
+                "replace" => it.replace = true,
+                _ => return Err(format!("there is no filter {name:?}: this process has another version")),
+            }
+        }
+        Ok(it)
     }
 }
 
@@ -139,59 +157,6 @@ fn netns_of(socket: &Path, pod: &str) -> Result<u64> {
     }
 }
 
-/// The filters of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Requested {
-    pub(super) service: Option<String>,
-    pub(super) to: Option<SocketAddr>,
-    pub(super) pid: Option<u32>,
-    pub(super) cgroup: Option<String>,
-    pub(super) pod: Option<String>,
-    pub(super) netns: Option<u64>,
-    pub(super) failed: bool,
-    pub(super) close: bool,
-    pub(super) all: bool,
-    /// 1 with steps, 2 with those of the ends of sockets.
-    pub(super) verbosity: u8,
-    /// Whether it ends the trace that runs.
-    pub(super) replace: bool,
-}
-
-impl Requested {
-    /// Reads the filters of a request.
-    ///
-    /// # Errors
-    ///
-    /// Which one is unknown or invalid.
-    pub(super) fn parse(filters: &TraceFilters) -> Result<Self, String> {
-        let mut it = Self::default();
-        for (name, value) in filters {
-            let wrong = |error: String| format!("{name}={value}: {error}");
-            match name.as_str() {
-                "service" => it.service = Some(parse_service(value).map_err(wrong)?),
-                "to" => it.to = Some(parse_address(value).map_err(wrong)?),
-                "pid" => {
-                    let pid = value.parse::<NonZeroU32>().map_err(|error| wrong(error.to_string()))?;
-                    it.pid = Some(pid.get());
-                }
-                "cgroup" => it.cgroup = Some(value.clone()),
-                "pod" => match parse_pod(value).map_err(wrong)? {
-                    PodName::Uid(uid) => it.pod = Some(uid),
-                    PodName::Name(_) => return Err(wrong("use a UID".into())),
-                },
-                "netns" => it.netns = Some(value.parse().map_err(|_| wrong("use a cookie".into()))?),
-                "failed" => it.failed = true,
-                "close" => it.close = true,
-                "all" => it.all = true,
-                VERBOSE => it.verbosity = it.verbosity.saturating_add(1),
-                "replace" => it.replace = true,
-                _ => return Err(format!("there is no filter {name:?}: this process has another version")),
-            }
-        }
-        Ok(it)
-    }
-}
-
 /// The filters as flags, to tell others who traces.
 pub(super) fn described(filters: &TraceFilters) -> String {
     let flag = |(name, value): &(String, String)| match value.as_str() {
@@ -211,13 +176,13 @@ mod tests {
     #[derive(Debug, clap::Parser)]
     struct Command {
         #[command(flatten)]
-        filters: FilterFlags,
+        filters: Filters,
     }
 
-    fn requested(words: &[&str]) -> Result<Requested, String> {
+    fn requested(words: &[&str]) -> Result<Filters, String> {
         let command = Command::try_parse_from([&["trace"], words].concat()).map_err(|it| it.to_string())?;
         let filters = command.filters.given(Path::new("/none"), 2).map_err(|it| it.to_string())?;
-        Requested::parse(&filters)
+        Filters::parse(&filters)
     }
 
     #[test]
@@ -226,10 +191,10 @@ mod tests {
         let flags = "--service default/web --to [fd00::1]:80 --pid 7 --failed --close --all --replace";
         let words: Vec<_> =
             flags.split(' ').chain(["--cgroup", "/sys/fs/cgroup/a b", "--pod", uid]).collect();
-        let expect = Requested {
+        let expect = Filters {
             service: Some("default/web".into()),
             to: Some("[fd00::1]:80".parse().unwrap()),
-            pid: Some(7),
+            pid: NonZeroU32::new(7),
             cgroup: Some("/sys/fs/cgroup/a b".into()),
             pod: Some(uid.into()),
             netns: None,
@@ -240,7 +205,7 @@ mod tests {
             replace: true,
         };
         assert_eq!(requested(&words), Ok(expect));
-        assert_eq!(requested(&[]), Ok(Requested { verbosity: 2, ..Requested::default() }));
+        assert_eq!(requested(&[]), Ok(Filters { verbosity: 2, ..Filters::default() }));
         let any_port = requested(&["--to", "10.96.0.10"]).unwrap().to;
         assert_eq!(any_port, Some("10.96.0.10:0".parse().unwrap()));
     }
@@ -258,8 +223,8 @@ mod tests {
             assert!(error.contains(expect), "{words:?}: {error}");
         }
         let filters = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
-        assert!(Requested::parse(&filters("color", "red")).unwrap_err().contains("no filter \"color\""));
-        assert!(Requested::parse(&filters("pid", "x")).unwrap_err().contains("pid=x"));
+        assert!(Filters::parse(&filters("color", "red")).unwrap_err().contains("no filter \"color\""));
+        assert!(Filters::parse(&filters("pid", "x")).unwrap_err().contains("pid=x"));
     }
 
     #[test]

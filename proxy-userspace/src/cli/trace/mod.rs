@@ -21,7 +21,7 @@ use clap::{Args, ValueEnum};
 use model::escaped;
 
 pub(super) use self::server::serve;
-use self::{filters::FilterFlags, line::Line};
+use self::{filters::Filters, line::Line};
 use super::{
     flags::{StatusSocketFlag, go_duration},
     output::wrong_usage,
@@ -45,7 +45,7 @@ use super::{
   kube-proxy-ebpf trace --pid 4242 --close --output json")]
 pub(super) struct Flags {
     #[command(flatten)]
-    filters: FilterFlags,
+    filters: Filters,
     /// Output format
     #[arg(long, short, default_value = "text")]
     output: Output,

@@ -18,7 +18,7 @@ use netlink::uapi::IPPROTO_UDP;
 use publish::Published;
 
 use super::{
-    filters::Requested,
+    filters::Filters,
     line::Line,
     names::{port_label, protocol},
     packet::{ForwardedTo, Packet, PacketResult},
@@ -152,11 +152,11 @@ impl Packets {
     /// If the kernel refuses.
     pub(super) fn start(
         admin: &Admin,
-        requested: &Requested,
+        requested: &Filters,
         service: Option<&ServiceName>,
         sockets: Option<&ebpf::Options>,
     ) -> Result<Option<Self>> {
-        let Requested { to, pid, cgroup, pod, netns, .. } = requested;
+        let Filters { to, pid, cgroup, pod, netns, .. } = requested;
         let is_of_process = pid.is_some() || cgroup.is_some() || pod.is_some() || netns.is_some();
         let wanted = match (service, to) {
             _ if is_of_process => return Ok(None),

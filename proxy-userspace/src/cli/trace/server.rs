@@ -5,7 +5,7 @@
 //! buffer fills up, and the programs count what they lose.
 
 use std::{
-    path::PathBuf,
+    num::NonZeroU32,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use super::{
-    filters::{Requested, described},
+    filters::{Filters, described},
     line::Line,
     names::Names,
     packets::Packets,
@@ -69,7 +69,7 @@ struct Tracer {
 impl Tracer {
     /// Starts a trace, and returns its lines.
     async fn start(self, filters: TraceFilters) -> Result<mpsc::Receiver<String>> {
-        let requested = Requested::parse(&filters).map_err(|it| anyhow!(it))?;
+        let requested = Filters::parse(&filters).map_err(|it| anyhow!(it))?;
         let guard = begin(&self.admin, &described(&filters), requested.replace).await?;
         let requests = self.requests.clone();
         let (programs, sockets, packets) = spawn_blocking(move || self.prepare(requested)).await??;
@@ -94,7 +94,7 @@ impl Tracer {
     /// Finds what the filters name, loads the programs, and has the kernel report packets.
     fn prepare(
         &self,
-        requested: Requested,
+        requested: Filters,
     ) -> Result<(Option<TracedPrograms>, Option<Sockets>, Option<Packets>)> {
         let service = requested.service.as_deref().map(|it| find_service(&self.admin, it)).transpose()?;
         let packets = match self.has_packets {
@@ -180,11 +180,11 @@ impl Sockets {
     fn load(
         admin: &Admin,
         options: &ebpf::Options,
-        requested: Requested,
+        requested: Filters,
         service: Option<ServiceName>,
     ) -> Result<(TracedPrograms, Self)> {
         let names = Names::read(admin, options)?;
-        let cgroup = match (requested.cgroup.map(PathBuf::from), requested.pod) {
+        let cgroup = match (requested.cgroup, requested.pod) {
             (Some(_), Some(_)) => bail!("--cgroup and --pod exclude each other: a pod is a cgroup"),
             (cgroup, None) => cgroup,
             (None, Some(uid)) => Some(names.cgroups.of_pod(&uid).with_context(|| {
@@ -195,7 +195,7 @@ impl Sockets {
         let filter = TraceFilter {
             ports: service.as_ref().map(|it| names.ports_of(it)),
             address: requested.to,
-            pid: requested.pid,
+            pid: requested.pid.map(NonZeroU32::get),
             cgroup,
             netns: requested.netns,
             failed_only,
