@@ -4,57 +4,13 @@ use std::{
     collections::{BTreeSet, HashMap},
     io::{self, Write},
     mem,
-    net::SocketAddr,
 };
 
 use datapath::{ActiveFrontend, HookStatus, PortCounts, PortId};
-use datapath_ebpf::{Counts, check};
-use serde::{Serialize, Serializer};
+use datapath_ebpf::check;
 use serde_json::{Map, Value, json, to_writer};
 
 use super::seen::Seen;
-
-#[derive(Serialize)]
-struct Frontend<'a> {
-    endpoints: &'a [SocketAddr],
-    frontend: &'a str,
-    port: &'a str,
-    service: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Counters<'a> {
-    connections: u64,
-    denied: u64,
-    endpoints: Endpoints<'a>,
-    left_to_packets: u64,
-    no_backend: u64,
-    port: &'a str,
-    service: Option<&'a str>,
-}
-
-/// The endpoints of a service port, each with its connections.
-struct Endpoints<'a> {
-    counts: &'a Counts,
-    port: PortId,
-    endpoints: BTreeSet<SocketAddr>,
-}
-
-#[derive(Serialize)]
-struct Endpoint {
-    connections: u64,
-    endpoint: SocketAddr,
-}
-
-impl Serialize for Endpoints<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let all = self.endpoints.iter();
-        serializer.collect_seq(
-            all.map(|it| Endpoint { connections: self.counts.to(self.port, *it), endpoint: *it }),
-        )
-    }
-}
 
 /// Writes one object, on a line. What cannot be read meanwhile is among the errors, which come last.
 pub(super) fn write(seen: &mut Seen, out: &mut impl Write) -> io::Result<()> {
@@ -96,9 +52,13 @@ fn frontends(seen: &mut Seen, out: &mut impl Write) -> io::Result<Counted> {
     let (mut first_rows, mut counted, mut separator) = (HashMap::new(), Vec::new(), "");
     seen.rows.each(|row, name, ActiveFrontend { frontend, backends, port }| {
         counted.extend(port.map(|it| (*first_rows.entry(it).or_insert(row), it, row)));
-        out.write_all(mem::replace(&mut separator, ",").as_bytes())?;
-        let (endpoints, frontend, service) = (&*backends, &*frontend, service(&name.service));
-        Ok(to_writer(&mut *out, &Frontend { endpoints, frontend, port: &name.port, service })?)
+        let row = json!({
+            "endpoints": backends,
+            "frontend": frontend,
+            "port": &*name.port,
+            "service": service(&name.service),
+        });
+        write!(out, "{}{row}", mem::replace(&mut separator, ","))
     })?;
     counted.sort_unstable();
     Ok(counted)
@@ -116,18 +76,20 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             }
         }
         let Some((name, port)) = found else { continue };
+        let separator = if number > 0 { "," } else { "" };
+        let endpoints =
+            endpoints.iter().map(|it| json!({ "connections": counts.to(port, *it), "endpoint": it }));
         let PortCounts { connections, no_backend, denied, left_to_packets, .. } = counts.of(port);
-        let counters = Counters {
-            connections,
-            denied,
-            endpoints: Endpoints { counts, port, endpoints },
-            left_to_packets,
-            no_backend,
-            port: &name.port,
-            service: service(&name.service),
-        };
-        out.write_all(if number > 0 { b"," } else { b"" })?;
-        to_writer(&mut *out, &counters)?;
+        let counters = json!({
+            "connections": connections,
+            "denied": denied,
+            "endpoints": endpoints.collect::<Vec<_>>(),
+            "leftToPackets": left_to_packets,
+            "noBackend": no_backend,
+            "port": &*name.port,
+            "service": service(&name.service),
+        });
+        write!(out, "{separator}{counters}")?;
     }
     Ok(())
 }
