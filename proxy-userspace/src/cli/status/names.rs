@@ -3,6 +3,7 @@
 //! Invariant: the page is parsed as it comes, and nothing of endpoints is kept.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::Read,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -24,85 +25,58 @@ pub(in crate::cli) struct PortName {
     pub(in crate::cli) port: Arc<str>,
 }
 
+/// The name of a frontend.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct NamedFrontend {
-    pub(in crate::cli) name: PortName,
-    pub(in crate::cli) address: FrontendAddress,
+pub(in crate::cli) struct FrontendName {
+    pub(in crate::cli) port: PortName,
     /// Whether it is at a cluster IP.
     pub(in crate::cli) is_cluster_ip: bool,
 }
 
-/// Frontends with their names, in the order of their addresses.
+/// The names of frontends by their addresses. Of two Services with the same address, the last one names it.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Names(Vec<NamedFrontend>);
+pub(in crate::cli) struct Names(pub(in crate::cli) BTreeMap<FrontendAddress, FrontendName>);
 
 impl Names {
     /// Reads the page `/state`.
     pub(super) fn read(page: impl Read) -> serde_json::Result<Self> {
-        let State { items: Frontends(mut frontends) } = serde_json::from_reader(page)?;
-        // Of two Services with the same address, the last one names it.
-        frontends.reverse();
-        frontends.sort_by_key(|it| it.address);
-        frontends.dedup_by_key(|it| it.address);
-        Ok(Self(frontends))
+        #[derive(Deserialize)]
+        struct State {
+            #[serde(default)]
+            items: Names,
+        }
+        serde_json::from_reader(page).map(|State { items }| items)
     }
 
-    /// The frontend at an address, if it has a name.
-    pub(in crate::cli) fn get(&self, address: &FrontendAddress) -> Option<&NamedFrontend> {
-        self.0.binary_search_by_key(address, |it| it.address).ok().map(|it| &self.0[it])
-    }
-
-    /// The frontends in the order of their names.
-    pub(super) fn into_sorted(mut self) -> Vec<NamedFrontend> {
-        let text = |it: &NamedFrontend| it.address.to_string();
-        self.0.sort_by(|a, b| a.name.cmp(&b.name).then_with(|| text(a).cmp(&text(b))));
-        self.0
-    }
-}
-
-fn add_frontends(service: &Service, frontends: &mut Vec<NamedFrontend>) {
-    let others = service.external_ips.iter().chain(&service.load_balancer_ips);
-    // A node port is listed with the unspecified address of each family.
-    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let service_name: Arc<str> = service.name.to_string().into();
-    for port in &service.ports {
-        let name = PortName { service: Arc::clone(&service_name), port: port.name.as_str().into() };
-        // At a conflicting address, another Service is served.
-        let is_own = |it: &&IpAddr| !port.conflicting_addresses.contains(it);
-        let addresses = service.cluster_ips.iter().filter(is_own).map(|it| (*it, port.port, true));
-        let addresses = addresses.chain(others.clone().filter(is_own).map(|it| (*it, port.port, false)));
-        let node_ports = port.node_port.into_iter().flat_map(|port| any.map(|it| (it, port, false)));
-        frontends.extend(addresses.chain(node_ports).map(|(ip, number, is_cluster_ip)| {
-            let address = SocketAddr::new(ip, number.get());
-            let address = FrontendAddress { address, protocol: port.protocol };
-            NamedFrontend { name: name.clone(), address, is_cluster_ip }
-        }));
+    fn add(&mut self, service: &Service) {
+        let others = service.external_ips.iter().chain(&service.load_balancer_ips);
+        // A node port is listed with the unspecified address of each family.
+        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let service_name: Arc<str> = service.name.to_string().into();
+        for port in &service.ports {
+            let name = PortName { service: Arc::clone(&service_name), port: port.name.as_str().into() };
+            // At a conflicting address, another Service is served.
+            let is_own = |it: &&IpAddr| !port.conflicting_addresses.contains(it);
+            let addresses = service.cluster_ips.iter().filter(is_own).map(|it| (*it, port.port, true));
+            let addresses = addresses.chain(others.clone().filter(is_own).map(|it| (*it, port.port, false)));
+            let node_ports = port.node_port.into_iter().flat_map(|port| any.map(|it| (it, port, false)));
+            self.0.extend(addresses.chain(node_ports).map(|(ip, number, is_cluster_ip)| {
+                let address = SocketAddr::new(ip, number.get());
+                let address = FrontendAddress { address, protocol: port.protocol };
+                (address, FrontendName { port: name.clone(), is_cluster_ip })
+            }));
+        }
     }
 }
 
-/// The page `/state`.
-#[derive(Deserialize)]
-struct State {
-    #[serde(default)]
-    items: Frontends,
-}
-
-/// The frontends of its Services, of which each is forgotten before the next one is read.
-#[derive(Default)]
-struct Frontends(Vec<NamedFrontend>);
-
-#[derive(Deserialize)]
-struct Item {
-    service: localv1::Service,
-}
-
-impl<'de> Deserialize<'de> for Frontends {
+impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(Self::default())
     }
 }
 
-impl<'de> Visitor<'de> for Frontends {
+/// Each Service is forgotten before the next one is read.
+impl<'de> Visitor<'de> for Names {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,9 +84,13 @@ impl<'de> Visitor<'de> for Frontends {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
+        #[derive(Deserialize)]
+        struct Item {
+            service: localv1::Service,
+        }
         while let Some(Item { service }) = items.next_element()? {
             let state = wire::service_state(&service, [], &RequestedMetadata::default()).value;
-            state.into_iter().for_each(|it| add_frontends(&it.service, &mut self.0));
+            state.into_iter().for_each(|it| self.add(&it.service));
         }
         Ok(self)
     }
@@ -131,7 +109,7 @@ mod tests {
                           "conflictingAddresses":{"v4":["192.0.2.1"]}}]},
                 "endpoints":[{"ips":{"v4":["10.1.0.1"]}}]}],"nodes":[{"name":"n1"}]}"#;
         let names = Names::read(state.as_bytes()).unwrap();
-        let found: Vec<_> = names.0.iter().map(|it| (it.address.to_string(), it.is_cluster_ip)).collect();
+        let found: Vec<_> = names.0.iter().map(|(at, it)| (at.to_string(), it.is_cluster_ip)).collect();
         let expect = [
             ("0.0.0.0:30080/TCP", false),
             ("10.96.0.10:80/TCP", true),
@@ -139,7 +117,8 @@ mod tests {
             ("[fd00::10]:80/TCP", true),
         ];
         assert_eq!(found, expect.map(|(it, is_cluster_ip)| (it.to_owned(), is_cluster_ip)));
-        let web = names.get(&names.0[1].address).unwrap();
-        assert_eq!((&*web.name.service, &*web.name.port), ("default/web", "http"));
+        for FrontendName { port, .. } in names.0.values() {
+            assert_eq!((&*port.service, &*port.port), ("default/web", "http"));
+        }
     }
 }

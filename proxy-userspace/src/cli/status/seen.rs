@@ -8,7 +8,7 @@ use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, ForwardSummary, Optio
 use datapath_nft as nft;
 
 use super::{
-    names::{NamedFrontend, Names, PortName},
+    names::{Names, PortName},
     process::Process,
 };
 use crate::cli::flags::ReportFlags;
@@ -29,7 +29,7 @@ pub(in crate::cli) struct Seen {
 /// The frontends, read one by one.
 pub(super) struct Rows {
     /// Those that the process names, sorted by name, after those that are in the kernel and have no name.
-    frontends: Vec<NamedFrontend>,
+    frontends: Vec<(PortName, FrontendAddress)>,
     kernel: Frontends,
     /// Why one could not be read.
     pub(super) error: Option<String>,
@@ -39,13 +39,12 @@ impl Rows {
     /// The addresses are those in the kernel that have no name.
     fn new(kernel: Frontends, unnamed: Result<Vec<FrontendAddress>, String>, names: Names) -> Self {
         let error = unnamed.as_ref().err().cloned();
-        let unnamed = unnamed.unwrap_or_default().into_iter();
-        let unnamed =
-            unnamed.map(|address| NamedFrontend { name: PortName::default(), address, is_cluster_ip: false });
-        let mut frontends: Vec<_> = unnamed.collect();
-        frontends.sort_by_cached_key(|it| it.address.to_string());
-        frontends.extend(names.into_sorted());
-        Self { frontends, kernel, error }
+        let mut unnamed = unnamed.unwrap_or_default();
+        unnamed.sort_by_cached_key(ToString::to_string);
+        let mut named: Vec<_> = names.0.into_iter().map(|(address, it)| (it.port, address)).collect();
+        named.sort_by(|(a, at), (b, other)| a.cmp(b).then_with(|| at.to_string().cmp(&other.to_string())));
+        let unnamed = unnamed.into_iter().map(|address| (PortName::default(), address));
+        Self { frontends: unnamed.chain(named).collect(), kernel, error }
     }
 
     /// All that the kernel has, each with its number and its name.
@@ -66,7 +65,7 @@ impl Rows {
     }
 
     pub(super) fn get(&mut self, number: usize) -> Option<(&PortName, ActiveFrontend)> {
-        let NamedFrontend { name, address, .. } = self.frontends.get(number)?;
+        let (name, address) = self.frontends.get(number)?;
         let found = match &mut self.kernel {
             Frontends::Sockets(it) => it.get(address).map_err(message),
             Frontends::Packets(it) => it.get(&self.frontends, number),
@@ -101,14 +100,18 @@ struct Batch {
 
 impl Batch {
     /// The frontend with this number among all.
-    fn get(&mut self, all: &[NamedFrontend], number: usize) -> Result<Option<ActiveFrontend>, String> {
+    fn get(
+        &mut self,
+        all: &[(PortName, FrontendAddress)],
+        number: usize,
+    ) -> Result<Option<ActiveFrontend>, String> {
         if !self.range.contains(&number) {
             self.range = number..all.len().min(number + BATCH);
             self.frontends.clear();
-            let addresses = all[self.range.clone()].iter().map(|it| it.address).collect();
+            let addresses = all[self.range.clone()].iter().map(|(_, address)| *address).collect();
             self.frontends = nft::frontends_at(&addresses).map_err(message)?;
         }
-        let address = all[number].address.to_string();
+        let address = all[number].1.to_string();
         let found = self.frontends.binary_search_by(|it| it.frontend.cmp(&address));
         Ok(found.ok().map(|it| self.frontends[it].clone()))
     }
@@ -126,7 +129,7 @@ impl Seen {
         let mut process = Process::query(reports);
         let pins = &options.pin_dir;
         let names = mem::take(&mut process.names);
-        let is_unnamed = |it: &FrontendAddress| names.get(it).is_none();
+        let is_unnamed = |it: &FrontendAddress| !names.0.contains_key(it);
         let sockets = ActiveFrontends::open(pins).and_then(|it| Ok((it, ebpf::generation(pins)?)));
         let (kernel, unnamed, generation) = match sockets {
             Ok((mut frontends, generation)) => {
@@ -168,7 +171,7 @@ impl Seen {
 
     /// The Services that have frontends, as in `default/web`.
     pub(in crate::cli) fn services(&self) -> impl Iterator<Item = &str> {
-        self.rows.frontends.iter().map(|it| &*it.name.service)
+        self.rows.frontends.iter().map(|(name, _)| &*name.service)
     }
 
     /// Whether only nftables is programmed, so that no program should be attached.

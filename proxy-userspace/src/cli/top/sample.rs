@@ -115,7 +115,7 @@ impl Reader {
         let mut ports = BTreeMap::<PortId, PortSample>::new();
         let mut frontends = ActiveFrontends::open(&self.pin_dir)?.filter_map(Some)?;
         // The first one of a service port names it. Node ports are listed with the unspecified address.
-        let named = |it: &FrontendRow| process.names.get(&it.address);
+        let named = |it: &FrontendRow| process.names.0.get(&it.address);
         frontends.sort_by_cached_key(|it| {
             let is_cluster_ip = named(it).is_some_and(|it| it.is_cluster_ip);
             (!is_cluster_ip, it.address.address.ip().is_unspecified(), it.address.to_string())
@@ -123,7 +123,7 @@ impl Reader {
         for it in frontends {
             ports.entry(it.port).or_insert_with(|| PortSample {
                 id: it.port,
-                name: named(&it).map(|it| it.name.clone()).unwrap_or_default(),
+                name: named(&it).map(|it| it.port.clone()).unwrap_or_default(),
                 address: it.address.to_string(),
                 endpoint_count: it.backends,
                 counts: PortCounts::default(),
