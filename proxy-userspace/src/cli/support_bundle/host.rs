@@ -1,6 +1,10 @@
 //! The node as the proxy sees it: files of /proc and /sys, the environment, and the pinned objects.
 
-use std::{env, fmt::Write as _, fs, path::Path};
+use std::{
+    env, fs,
+    io::{self, Write},
+    path::Path,
+};
 
 /// Files whose whole content is of interest.
 const FILES: [&str; 15] = [
@@ -21,57 +25,43 @@ const FILES: [&str; 15] = [
     "/sys/kernel/security/lsm",
 ];
 
-/// The kernel, the limits and settings, our environment variables, and the names of the pinned objects.
-pub(super) fn describe(pin_dir: &Path) -> String {
-    let mut text = format!("architecture {}\n", env::consts::ARCH);
+/// Writes the kernel, the limits and settings, our environment variables, and the names of the pinned objects.
+pub(super) fn describe(pin_dir: &Path, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "architecture {}", env::consts::ARCH)?;
     for path in FILES {
-        section(&mut text, path, &read(path));
+        let text = read(path);
+        let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+        write!(out, "\n== {path}\n{text}{end}")?;
     }
-    let mounts = read("/proc/self/mountinfo");
+    writeln!(out, "\n== /proc/self/mountinfo (cgroup and bpf)")?;
     // Only these matter, and other mounts name volumes and servers.
-    let mounts = mounts.lines().filter(|it| [" - cgroup", " - bpf "].iter().any(|kind| it.contains(kind)));
-    section(
-        &mut text,
-        "/proc/self/mountinfo (cgroup and bpf)",
-        &mounts.map(|it| format!("{it}\n")).collect::<String>(),
-    );
+    let is_ours = |it: &&str| [" - cgroup", " - bpf "].iter().any(|kind| it.contains(kind));
+    read("/proc/self/mountinfo").lines().filter(is_ours).try_for_each(|it| writeln!(out, "{it}"))?;
+    writeln!(out, "\n== environment")?;
     let mut variables: Vec<_> = env::vars_os().collect();
     variables.retain(|(name, _)| name.to_string_lossy().starts_with("KUBE_PROXY_EBPF_"));
     variables.sort();
-    let variables = variables.iter().map(|(name, value)| format!("{}={}\n", name.display(), value.display()));
-    section(&mut text, "environment", &variables.collect::<String>());
-    let mut pins = String::new();
-    list(pin_dir, &mut pins);
-    section(&mut text, "pinned objects", &pins);
-    text
-}
-
-fn section(text: &mut String, title: &str, content: &str) {
-    let end = if content.is_empty() || content.ends_with('\n') { "" } else { "\n" };
-    // Writing to a string cannot fail.
-    let _ = write!(text, "\n== {title}\n{content}{end}");
+    for (name, value) in variables {
+        writeln!(out, "{}={}", name.display(), value.display())?;
+    }
+    writeln!(out, "\n== pinned objects")?;
+    list(pin_dir, out)
 }
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| format!("cannot be read: {error}"))
 }
 
-/// Appends the paths of a folder's files, sorted.
-fn list(folder: &Path, paths: &mut String) {
+/// Writes the paths of a folder's files, sorted.
+fn list(folder: &Path, out: &mut dyn Write) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Ok(it) => it,
-        Err(error) => {
-            let _ = writeln!(paths, "{}: cannot be read: {error}", folder.display());
-            return;
-        }
+        Err(error) => return writeln!(out, "{}: cannot be read: {error}", folder.display()),
     };
     let mut entries: Vec<_> = entries.flatten().map(|it| it.path()).collect();
     entries.sort();
-    for it in entries {
-        if it.is_dir() {
-            list(&it, paths);
-        } else {
-            let _ = writeln!(paths, "{}", it.display());
-        }
-    }
+    entries.iter().try_for_each(|it| match it.is_dir() {
+        true => list(it, out),
+        false => writeln!(out, "{}", it.display()),
+    })
 }

@@ -53,35 +53,48 @@ pub(super) struct Flags {
     reports: ReportFlags,
 }
 
-/// A file of the archive.
-struct Entry {
-    name: &'static str,
-    about: &'static str,
-    content: Content,
-}
+/// What the archive has, in this order: the names of files, what they are, and where they come from.
+const FILES: [(&str, &str, Content); 11] = [
+    ("check.txt", "`check`: what is wrong on this node, and the remedy", Content::Check),
+    ("status.txt", "`status`: what is programmed, Service by Service", Content::Status(Output::Table)),
+    ("status.json", "the same as JSON, with counters of each endpoint", Content::Status(Output::Json)),
+    ("dump.txt", "`dump`: every entry in the kernel", Content::Dump),
+    ("hooks.txt", "our programs and those of others at the hooks that we use", Content::Hooks),
+    ("host.txt", "kernel, limits, settings, environment", Content::Host),
+    ("process/status.json", "the process' own view", Content::Page("/status")),
+    ("process/state.json", "the state that it serves", Content::Page("/state")),
+    ("process/metrics.txt", "its metrics", Content::Page("/metrics")),
+    ("process/config.txt", "its flags, with the origin of each", Content::Page("/config")),
+    ("process/log.txt", "the newest lines of its log", Content::Page("/log")),
+];
 
-/// What is in a file, read when it is written if it may be large.
+/// What is in a file.
 enum Content {
-    Text(Result<String>),
+    Check,
     Status(Output),
     Dump,
+    Hooks,
+    Host,
     /// Of the process.
     Page(&'static str),
 }
 
-/// Where the large files come from.
+/// Where files come from; what may be large is read when it is written.
 struct Source<'a> {
     sockets: &'a ebpf::Options,
     reports: &'a ReportFlags,
+    /// What `check` prints; read first, as it takes much memory for a moment.
+    check: String,
 }
 
 impl Source<'_> {
     fn write(&self, content: &Content, out: &mut dyn Write) -> Result<()> {
         match content {
-            Content::Text(Ok(text)) => Ok(out.write_all(text.as_bytes())?),
-            Content::Text(Err(error)) => Err(anyhow!("{error:#}")),
+            Content::Check => Ok(out.write_all(self.check.as_bytes())?),
             Content::Status(format) => Ok(status::write(&mut self.seen()?, *format, out)?),
             Content::Dump => dump::write(&self.sockets.pin_dir, out),
+            Content::Hooks => write_hooks(self.sockets, out),
+            Content::Host => Ok(host::describe(&self.sockets.pin_dir, out)?),
             Content::Page(path) => Ok(io::copy(&mut self.page(path)?, out).map(drop)?),
         }
     }
@@ -112,17 +125,17 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     // The name of the node does not matter for reading.
     let sockets = flags.datapath.options("", false)?;
     let options = flags.packets.options(sockets.clone())?;
-    let entries = entries(&sockets, &options, &flags.reports);
-    let source = Source { sockets: &sockets, reports: &flags.reports };
-    let pseudonyms = flags.anonymize.then(|| learn(&entries, &source));
+    let check = check::report(&options, &flags.reports);
+    let source = Source { sockets: &sockets, reports: &flags.reports, check };
+    let pseudonyms = flags.anonymize.then(|| learn(&source));
     let unread = if to_stdout {
         let mut stdout = io::stdout().lock();
-        let unread = pack(&entries, &source, pseudonyms, &mut stdout)?;
+        let unread = pack(&source, pseudonyms, &mut stdout)?;
         stdout.flush()?;
         unread
     } else {
         let (unread, size) = archive::create(&flags.file, |file| {
-            let unread = pack(&entries, &source, pseudonyms, file)?;
+            let unread = pack(&source, pseudonyms, file)?;
             Ok((unread, file.metadata()?.len()))
         })?;
         tracing::info!(file = %flags.file.display(), kilobytes = size.div_ceil(1000), "archive written");
@@ -137,40 +150,8 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     Ok(())
 }
 
-/// What the archive has, in this order.
-fn entries(sockets: &ebpf::Options, options: &reconciler::Options, reports: &ReportFlags) -> Vec<Entry> {
-    let entry = |name, about, content| Entry { name, about, content };
-    let text = |name, about, text| Entry { name, about, content: Content::Text(text) };
-    vec![
-        text(
-            "check.txt",
-            "`check`: what is wrong on this node, and the remedy",
-            Ok(check::report(options, reports)),
-        ),
-        entry(
-            "status.txt",
-            "`status`: what is programmed, Service by Service",
-            Content::Status(Output::Table),
-        ),
-        entry(
-            "status.json",
-            "the same as JSON, with counters of each endpoint",
-            Content::Status(Output::Json),
-        ),
-        entry("dump.txt", "`dump`: every entry in the kernel", Content::Dump),
-        text("hooks.txt", "our programs and those of others at the hooks that we use", hooks(sockets)),
-        text("host.txt", "kernel, limits, settings, environment", Ok(host::describe(&sockets.pin_dir))),
-        entry("process/status.json", "the process' own view", Content::Page("/status")),
-        entry("process/state.json", "the state that it serves", Content::Page("/state")),
-        entry("process/metrics.txt", "its metrics", Content::Page("/metrics")),
-        entry("process/config.txt", "its flags, with the origin of each", Content::Page("/config")),
-        entry("process/log.txt", "the newest lines of its log", Content::Page("/log")),
-    ]
-}
-
 /// Reads everything into an archive; returns the names of the files that could not be read.
 fn pack(
-    entries: &[Entry],
     source: &Source<'_>,
     mut pseudonyms: Option<Pseudonyms>,
     out: &mut dyn Write,
@@ -178,7 +159,7 @@ fn pack(
     let is_anonymized = pseudonyms.is_some();
     let mut archive = Archive::new(out);
     let mut unread = Vec::new();
-    for Entry { name, content, .. } in entries {
+    for (name, _, content) in &FILES {
         let written = archive.add(name, |out| {
             let mut out = Escaped::new(out);
             let written = match &mut pseudonyms {
@@ -200,22 +181,23 @@ fn pack(
         process::give_back_memory();
     }
     // It says what could not be read, and so it comes last.
-    let overview = overview(entries, &unread, is_anonymized);
+    let overview = overview(&unread, is_anonymized);
     archive.add("README.txt", |out| Ok(out.write_all(overview.as_bytes())?))??;
     archive.finish()?;
     Ok(unread)
 }
 
 /// The names in everything that will be in the archive.
-fn learn(entries: &[Entry], source: &Source<'_>) -> Pseudonyms {
+fn learn(source: &Source<'_>) -> Pseudonyms {
     let mut pseudonyms = Pseudonyms::default();
     if let Ok(name) = nix::unistd::gethostname() {
         pseudonyms.learn("node", &name.to_string_lossy());
     }
     // A file may name what only a later one is known to name.
-    for content in
-        entries.iter().map(|it| &it.content).filter(|it| matches!(it, Content::Text(_) | Content::Page(_)))
-    {
+    for (_, _, content) in &FILES {
+        if matches!(content, Content::Status(_) | Content::Dump) {
+            continue;
+        }
         // What cannot be read now is said where it is read again.
         let _ = write_anonymized(source, content, &mut pseudonyms, &mut io::sink());
         process::give_back_memory();
@@ -243,7 +225,8 @@ fn write_anonymized(
         }
         _ => {}
     }
-    let has_names = matches!(content, Content::Text(_) | Content::Page("/log"));
+    let has_names =
+        matches!(content, Content::Check | Content::Hooks | Content::Host | Content::Page("/log"));
     let mut out = Anonymized::new(pseudonyms, out, has_names);
     let written = match (content, &mut seen) {
         (Content::Status(format), Some(seen)) => status::write(seen, *format, &mut out).map_err(Into::into),
@@ -253,11 +236,10 @@ fn write_anonymized(
     written
 }
 
-/// The hooks of the cgroup, one line each.
-fn hooks(options: &ebpf::Options) -> Result<String> {
+/// Writes the hooks of the cgroup, one line each.
+fn write_hooks(options: &ebpf::Options, out: &mut dyn Write) -> Result<()> {
     let status = ebpf::query_at(options.cgroup.as_deref(), &options.pin_dir)?;
-    use std::fmt::Write as _;
-    let mut text = format!("cgroup {}\n", status.cgroup.display());
+    writeln!(out, "cgroup {}", status.cgroup.display())?;
     for hook in &status.hooks {
         let own = match (hook.program, hook.is_attached) {
             (Some(id), true) => format!("ours (id {id})"),
@@ -265,29 +247,27 @@ fn hooks(options: &ebpf::Options) -> Result<String> {
             (None, _) => "none of ours".to_owned(),
         };
         let others = hook.foreign.iter().map(|it| format!("; also {it}")).collect::<String>();
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{:<14}{own}{others}", hook.name);
+        writeln!(out, "{:<14}{own}{others}", hook.name)?;
     }
-    Ok(text)
+    Ok(())
 }
 
 /// What the archive is, and what its files are.
-fn overview(entries: &[Entry], unread: &[&str], is_anonymized: bool) -> String {
-    use std::fmt::Write as _;
-    let mut text = format!(
-        "kube-proxy-ebpf {} support bundle of {}\n",
-        env!("CARGO_PKG_VERSION"),
-        Timestamp::now().strftime("%FT%TZ")
-    );
-    text += if is_anonymized {
-        "Addresses and names are pseudonyms, the same in all files. A log line or a reason may still quote what users wrote.\n"
+fn overview(unread: &[&str], is_anonymized: bool) -> String {
+    let names = if is_anonymized {
+        "Addresses and names are pseudonyms, the same in all files. A log line or a reason may still quote what users wrote."
     } else {
-        "It contains addresses and names; `--anonymize` replaces them.\n"
+        "It contains addresses and names; `--anonymize` replaces them."
     };
-    text += "A large file is in parts, as in state.json.0000: `cat state.json.*` is the whole.\n\n";
-    for Entry { name, about, .. } in entries {
+    let file = |(name, about, _): &(&str, &str, Content)| {
         let unread = if unread.contains(name) { " (cannot be read)" } else { "" };
-        let _ = writeln!(text, "{name:<22}{about}{unread}");
-    }
-    text
+        format!("{name:<22}{about}{unread}\n")
+    };
+    format!(
+        "kube-proxy-ebpf {} support bundle of {}\n{names}\n\
+         A large file is in parts, as in state.json.0000: `cat state.json.*` is the whole.\n\n{}",
+        env!("CARGO_PKG_VERSION"),
+        Timestamp::now().strftime("%FT%TZ"),
+        FILES.iter().map(file).collect::<String>()
+    )
 }
