@@ -2,10 +2,11 @@
 
 use std::{
     fmt,
-    io::{self, Write as _},
+    io::{self, ErrorKind, Write as _},
+    path::Path,
 };
 
-use clap::{ValueEnum, error::ErrorKind};
+use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use model::escaped;
 
@@ -85,9 +86,21 @@ pub(super) fn duration(seconds: u64) -> String {
     }
 }
 
+/// Why the process at a socket cannot be asked; `absent` says what follows if there is none.
+pub(super) fn unanswered(socket: &Path, error: &io::Error, absent: &str, remedy: &str) -> String {
+    let at = socket.display();
+    match error.kind() {
+        ErrorKind::PermissionDenied => format!("{at}: {error}; run this as root, or {remedy}"),
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            format!("no process answers at {at}, {absent}: {remedy}")
+        }
+        _ => format!("{at}: {error}; {remedy}"),
+    }
+}
+
 /// An error about flags that are valid one by one, but not together.
 pub(super) fn wrong_usage(message: impl fmt::Display) -> anyhow::Error {
-    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n")).into()
+    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, format!("{message}\n")).into()
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ mod kernel;
 mod server;
 mod text;
 
-use std::{io::ErrorKind, net::SocketAddr};
+use std::net::SocketAddr;
 
-use admin::{EjectedStatus, Listener};
+use admin::EjectedStatus;
 use anyhow::{Error, Result, bail};
 use brain::{ClientKind, Explanation, Query};
 use clap::Args;
@@ -145,26 +145,20 @@ fn ask(flags: &Flags) -> Result<Result<Explanation, String>, String> {
     let Some(socket) = flags.status.path() else {
         return Err(format!("--status-socket is disabled: {REMEDY}"));
     };
-    let at = socket.display();
-    match admin::query_explanation(socket, &flags.words) {
-        Ok(Ok(answer)) => serde_json::from_str(&answer)
-            .map(Ok)
-            .map_err(|error| format!("{at}: the process has another version than this command: {error}")),
-        Ok(Err(error)) => Ok(Err(error)),
-        Err(error) => Err(match error.kind() {
-            ErrorKind::PermissionDenied => format!("{at}: {error}; run this as root, or {REMEDY}"),
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                format!("no process answers at {at}, so that the reasons are unknown: {REMEDY}")
-            }
-            _ => format!("{at}: {error}; {REMEDY}"),
+    let answer = admin::query_explanation(socket, &flags.words)
+        .map_err(|error| output::unanswered(socket, &error, "so that the reasons are unknown", REMEDY))?;
+    match answer {
+        Ok(answer) => serde_json::from_str(&answer).map(Ok).map_err(|error| {
+            let at = socket.display();
+            format!("{at}: the process has another version than this command: {error}")
         }),
+        Err(error) => Ok(Err(error)),
     }
 }
 
 /// Adds what the process reports of itself, and returns the endpoints that are ejected.
 fn add_status(answer: &mut Answer, flags: &Flags) -> Vec<EjectedStatus> {
-    let status = flags.status.path().map(admin::query_status);
-    let Some(Ok(Listener::Proxy(status))) = status else { return Vec::new() };
+    let Some(status) = flags.status.status() else { return Vec::new() };
     let since = status.active.map(|it| Timestamp::now().as_second().saturating_sub(it.since.as_second()));
     answer.active_seconds = since.and_then(|it| u64::try_from(it).ok());
     let pending = status.pending_seconds.map(|it| format!("a change has been pending for {it:.1} s"));

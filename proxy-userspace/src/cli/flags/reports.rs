@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use admin::{Admin, BindAddress, Configuration, PageGroup, Servers, UiAddress};
+use admin::{Admin, BindAddress, Configuration, Listener, PageGroup, Servers, Status, UiAddress};
 use clap::Args;
 
 use crate::cli::logging;
@@ -99,5 +99,13 @@ impl StatusSocketFlag {
     /// The socket, unless it is disabled.
     pub(in crate::cli) fn path(&self) -> Option<&Path> {
         Some(&*self.status_socket).filter(|it| !matches!(*it, "" | "0")).map(Path::new)
+    }
+
+    /// The status of the process that serves its pages there, if it answers.
+    pub(in crate::cli) fn status(&self) -> Option<Box<Status>> {
+        match admin::query_status(self.path()?) {
+            Ok(Listener::Proxy(status)) => Some(status),
+            _ => None,
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use admin::{EjectedStatus, History, Listener};
+use admin::History;
 use anyhow::Result;
 use datapath::{PortCounts, PortId};
 use datapath_ebpf::{self as ebpf, ActiveFrontends, Counts, FrontendRow};
@@ -85,7 +85,8 @@ impl Reader {
             self.generation = Some(generation);
         }
         (self.counts, self.at) = (ebpf::counts(&self.pin_dir)?, Instant::now());
-        let ejected = self.ejected();
+        // None if no process answers.
+        let ejected = self.reports.status.status().map(|it| it.ejected).unwrap_or_default();
         let mut ports = self.ports.clone();
         for port in &mut ports {
             port.counts = self.counts.of(port.id);
@@ -131,13 +132,5 @@ impl Reader {
             });
         }
         Ok(ports.into_values().collect())
-    }
-
-    /// The ejected endpoints; none if no process answers.
-    fn ejected(&self) -> Vec<EjectedStatus> {
-        match self.reports.status.path().map(admin::query_status) {
-            Some(Ok(Listener::Proxy(status))) => status.ejected,
-            _ => Vec::new(),
-        }
     }
 }

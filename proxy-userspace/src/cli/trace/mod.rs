@@ -24,7 +24,7 @@ pub(super) use self::server::serve;
 use self::{filters::Filters, line::Line};
 use super::{
     flags::{StatusSocketFlag, go_duration},
-    output::wrong_usage,
+    output::{unanswered, wrong_usage},
     reader::{self, PodNames},
 };
 
@@ -79,18 +79,14 @@ pub(super) fn main(flags: &Flags, verbosity: u8) -> Result<()> {
     let Some(socket) = flags.status.path() else {
         return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
     };
-    let at = socket.display();
     let pods = reader::watch()?;
     let lines = match admin::query_trace(socket, &flags.filters.given(socket, verbosity)?) {
         Ok(Ok(lines)) => lines,
         Ok(Err(refusal)) => bail!("{refusal}"),
-        Err(error) => match error.kind() {
-            ErrorKind::PermissionDenied => bail!("{at}: {error}; run this as root, or {REMEDY}"),
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => bail!(
-                "no process answers at {at}, and only the process that serves this node can trace: {REMEDY}"
-            ),
-            _ => bail!("{at}: {error}; {REMEDY}"),
-        },
+        Err(error) => {
+            let absent = "and only the process that serves this node can trace";
+            bail!(unanswered(socket, &error, absent, REMEDY));
+        }
     };
     flags.print(lines, &pods)
 }
