@@ -59,11 +59,11 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
     let sockets = flags.datapath.options("", flags.pods.pod_annotations)?;
     let options = flags.packets.options(sockets)?;
     let groups = examine(&options, &flags.reports, flags.forwarding.external_forwarding);
-    let counts = counts(&groups);
+    let [ok, degraded, broken] = counts(&groups);
     let mut stdout = io::stdout().lock();
     match flags.output {
         Output::Text => {
-            stdout.write_all(text(&groups, counts, io::stdout().is_terminal()).as_bytes())?;
+            stdout.write_all(text(&groups, io::stdout().is_terminal()).as_bytes())?;
         }
         Output::Json => {
             let findings = groups.iter().flat_map(|(group, findings)| {
@@ -77,22 +77,19 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
                     })
                 })
             });
-            let [ok, degraded, broken] = counts;
             let findings: Vec<_> = findings.collect();
             let all = json!({ "ok": ok, "degraded": degraded, "broken": broken, "findings": findings });
             writeln!(stdout, "{}", escaped(&all.to_string()))?;
         }
     }
     stdout.flush()?;
-    let [_, _, broken] = counts;
     Ok(broken == 0)
 }
 
 /// What `check` prints.
 pub(super) fn report(options: &Options, reports: &ReportFlags) -> String {
     // Of a Service that is forwarded the kernel knows.
-    let groups = examine(options, reports, ExternalForwarding::default());
-    text(&groups, counts(&groups), false)
+    text(&examine(options, reports, ExternalForwarding::default()), false)
 }
 
 /// The environment variable with the memory limit of the container in bytes, which the manifests set.
@@ -120,48 +117,38 @@ fn counts(groups: &Groups) -> [usize; 3] {
 /// Findings about the running process, and about the ports of one that is not running.
 fn process(reports: &ReportFlags, is_left_to_kube_proxy: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut is_found = false;
     if let Some(socket) = reports.status.path() {
+        let at = socket.display();
         match admin::query_status(socket) {
-            Ok(Listener::Proxy(status)) => {
-                is_found = true;
-                findings.extend(running(&status, socket));
-            }
-            Ok(Listener::Foreign) => findings.push(foreign_socket(socket)),
+            // It owns the ports, or its log says that it does not.
+            Ok(Listener::Proxy(status)) => return running(&status, socket),
+            Ok(Listener::Foreign) => findings.push(Finding::degraded(
+                "status socket",
+                format!("{at}: what answers there is not this program"),
+                "stop that process, or choose another --status-socket",
+            )),
             Ok(Listener::None) => {}
             Err(error) => {
-                let says = format!("{}: {error}", socket.display());
+                let says = format!("{at}: {error}");
                 findings.push(Finding::degraded("status socket", says, "run this command as root"));
             }
         }
-    }
-    // If the process was found, it owns the ports, or its log says that it does not.
-    if is_found {
-        return findings;
     }
     if let Some(address) = reports.metrics_bind_address.0 {
         findings.push(port("metrics port", PageGroup::Metrics, address, is_left_to_kube_proxy));
     }
     if let Some(address) = reports.healthz_bind_address.0 {
+        let page = format!("http://{address}/readyz");
         findings.push(match admin::query_readiness(address) {
-            Some(ready) => health_only(ready, address),
+            // Its status pages are at an unknown socket.
+            Some(Ok(())) => {
+                Finding::ok("health", format!("kube-proxy-ebpf answers at {page}; {STATUS_HINT}"))
+            }
+            Some(Err(missing)) => Finding::degraded("health", format!("{missing} ({page})"), STATUS_HINT),
             None => port("health port", PageGroup::Health, address, is_left_to_kube_proxy),
         });
     }
     findings
-}
-
-/// The process serves its health pages here, and its status pages at an unknown socket.
-fn health_only(ready: Result<(), String>, address: SocketAddr) -> Finding {
-    match ready {
-        Ok(()) => Finding::ok(
-            "health",
-            format!("kube-proxy-ebpf answers at http://{address}/readyz; {STATUS_HINT}"),
-        ),
-        Err(missing) => {
-            Finding::degraded("health", format!("{missing} (http://{address}/readyz)"), STATUS_HINT)
-        }
-    }
 }
 
 fn port(
@@ -188,11 +175,6 @@ fn port(
             Finding::degraded(subject, says, format!("choose another {}", pages.flag()))
         }
     }
-}
-
-fn foreign_socket(socket: &Path) -> Finding {
-    let says = format!("{}: what answers there is not this program", socket.display());
-    Finding::degraded("status socket", says, "stop that process, or choose another --status-socket")
 }
 
 /// What both paths take at most, at a start and with the memory of the kernel, in bytes: measured from 10,000 Services of 10
@@ -320,7 +302,8 @@ fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
 /// Maximum width of a line.
 const MAX_WIDTH: usize = 110;
 
-fn text(groups: &[(&str, Vec<Finding>)], [ok, degraded, broken]: [usize; 3], colours: bool) -> String {
+fn text(groups: &Groups, colours: bool) -> String {
+    let [ok, degraded, broken] = counts(groups);
     let mut out = String::new();
     let width = groups.iter().flat_map(|(_, it)| it).map(|it| it.subject.len()).max().unwrap_or_default();
     let indent = 2 + 8 + 2 + width + 2;
