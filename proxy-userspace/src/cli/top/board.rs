@@ -96,11 +96,6 @@ impl Board {
         self.endpoints = Some(endpoints);
     }
 
-    /// Whether the endpoints of this service port were read.
-    pub(super) fn has_endpoints_of(&self, port: PortId) -> bool {
-        self.endpoints.as_ref().is_some_and(|it| it.of == port)
-    }
-
     pub(super) fn generation(&self) -> Option<u32> {
         self.read.map(|(_, generation)| generation)
     }
@@ -112,8 +107,8 @@ impl Board {
     }
 
     /// The endpoints of a service port; none until they are read.
-    pub(super) fn endpoints_of(&self, port: PortId) -> &[Endpoint] {
-        self.endpoints.as_ref().filter(|it| it.of == port).map_or(&[], |it| &it.all)
+    pub(super) fn endpoints_of(&self, port: PortId) -> Option<&[Endpoint]> {
+        self.endpoints.as_ref().filter(|it| it.of == port).map(|it| &*it.all)
     }
 
     /// The service ports that pass the filter, in order.
@@ -326,14 +321,13 @@ pub(super) mod tests {
     #[test]
     fn endpoints_have_the_rates_since_they_are_shown() {
         let (mut board, at) = (board(), Instant::now());
-        assert!(!board.has_endpoints_of(PortId(2)));
+        assert!(board.endpoints_of(PortId(2)).is_none());
         for (of, seconds, connections) in [(2, 0, 5), (2, 1, 35), (2, 2, 35)] {
             board.set_endpoints(endpoints(of, at + SECOND * seconds, connections));
         }
-        assert_eq!(board.endpoints_of(PortId(2))[0].rates.iter().collect::<Vec<_>>(), [30.0, 0.0]);
+        assert_eq!(board.endpoints_of(PortId(2)).unwrap()[0].rates.iter().collect::<Vec<_>>(), [30.0, 0.0]);
         board.set_endpoints(endpoints(1, at + SECOND * 3, 1));
-        assert!(
-            board.endpoints_of(PortId(2)).is_empty() && board.endpoints_of(PortId(1))[0].rates.is_empty()
-        );
+        assert!(board.endpoints_of(PortId(2)).is_none());
+        assert!(board.endpoints_of(PortId(1)).unwrap()[0].rates.is_empty());
     }
 }

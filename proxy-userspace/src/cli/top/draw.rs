@@ -60,7 +60,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board, shown: &mut TableState)
     frame.render_widget(Line::from(title(board, rows.len())).bold(), top);
     frame.render_widget(Line::from(help(board)).dim(), bottom);
     match opened {
-        Some(it) => draw_endpoints(frame, middle, it, board.endpoints_of(it.port.id)),
+        Some(it) => draw_endpoints(frame, middle, it, board.endpoints_of(it.port.id).unwrap_or_default()),
         None => {
             shown.select(board.position_in(&rows));
             let rows = rows.into_iter().map(|it| {
@@ -161,7 +161,8 @@ fn cells(Row { port, rates }: &Row) -> [String; 10] {
 fn title(board: &Board, count: usize) -> String {
     if let Some(Row { port, .. }) = board.opened() {
         let name = format!("{} {}", port.name.service, port.name.port);
-        let endpoints = model::counted(board.endpoints_of(port.id).len(), "endpoint");
+        let endpoints = board.endpoints_of(port.id).unwrap_or_default();
+        let endpoints = model::counted(endpoints.len(), "endpoint");
         return format!("{} at {}: {endpoints}", escaped(name.trim()), port.address);
     }
     if let Some(failure) = &board.failure {

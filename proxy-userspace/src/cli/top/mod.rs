@@ -122,7 +122,7 @@ fn interact(terminal: &mut ratatui::DefaultTerminal, board: &mut Board, reader: 
             }
         }
         if let Some(port) = board.opened().map(|it| it.port.id)
-            && (is_due || !board.has_endpoints_of(port))
+            && (is_due || board.endpoints_of(port).is_none())
         {
             match reader.endpoints(port) {
                 Ok(endpoints) => board.set_endpoints(endpoints),
