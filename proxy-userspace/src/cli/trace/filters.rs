@@ -11,13 +11,14 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use brain::Explanation;
 use clap::Args;
 use datapath_ebpf as ebpf;
+use model::ServiceName;
 
 /// What is traced: the flags of the command, and what the process reads of its request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(super) struct Filters {
     /// Only connections to this Service
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = parse_service)]
-    pub(super) service: Option<String>,
+    pub(super) service: Option<ServiceName>,
     /// Only connections to this address, of a Service or of an endpoint
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = parse_address)]
     pub(super) to: Option<SocketAddr>,
@@ -57,11 +58,10 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "use ADDRESS or ADDRESS:PORT, such as 10.96.0.10:80 or [fd00::1]:80".into())
 }
 
-/// `NAMESPACE/NAME`, as it is.
-fn parse_service(text: &str) -> Result<String, String> {
+fn parse_service(text: &str) -> Result<ServiceName, String> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(text.to_owned())
+            Ok(ServiceName::new(namespace, name))
         }
         _ => Err("use NAMESPACE/NAME, such as default/web".into()),
     }
@@ -70,7 +70,7 @@ fn parse_service(text: &str) -> Result<String, String> {
 /// A UID in lower case, or `NAMESPACE/NAME`.
 fn parse_pod(text: &str) -> Result<String, String> {
     if text.contains('/') {
-        let name = parse_service(text);
+        let name = parse_service(text).map(|it| it.to_string());
         return name.map_err(|_| "use a UID, or NAMESPACE/NAME such as default/web-0".into());
     }
     // The UID of a static pod is a hash without dashes.
@@ -93,7 +93,7 @@ impl Filters {
         };
         let flag = |is_set: bool| is_set.then(String::new);
         let filters = [
-            ("service", self.service.clone()),
+            ("service", self.service.as_ref().map(ToString::to_string)),
             ("to", self.to.map(|it| it.to_string())),
             ("pid", self.pid.map(|it| it.to_string())),
             ("cgroup", cgroup.map(ToOwned::to_owned)),
@@ -192,7 +192,7 @@ mod tests {
         let words: Vec<_> =
             flags.split(' ').chain(["--cgroup", "/sys/fs/cgroup/a b", "--pod", uid]).collect();
         let expect = Filters {
-            service: Some("default/web".into()),
+            service: Some(ServiceName::new("default", "web")),
             to: Some("[fd00::1]:80".parse().unwrap()),
             pid: NonZeroU32::new(7),
             cgroup: Some("/sys/fs/cgroup/a b".into()),

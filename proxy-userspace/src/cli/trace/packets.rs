@@ -153,10 +153,9 @@ impl Packets {
     pub(super) fn start(
         admin: &Admin,
         requested: &Filters,
-        service: Option<&ServiceName>,
         sockets: Option<&ebpf::Options>,
     ) -> Result<Option<Self>> {
-        let Filters { to, pid, cgroup, pod, netns, .. } = requested;
+        let Filters { service, to, pid, cgroup, pod, netns, .. } = requested;
         let is_of_process = pid.is_some() || cgroup.is_some() || pod.is_some() || netns.is_some();
         let wanted = match (service, to) {
             _ if is_of_process => return Ok(None),

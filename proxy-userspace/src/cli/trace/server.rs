@@ -96,12 +96,14 @@ impl Tracer {
         &self,
         requested: Filters,
     ) -> Result<(Option<TracedPrograms>, Option<Sockets>, Option<Packets>)> {
-        let service = requested.service.as_deref().map(|it| find_service(&self.admin, it)).transpose()?;
+        if let Some(service) = &requested.service {
+            check_service(&self.admin, service)?;
+        }
         let packets = match self.has_packets {
-            true => Packets::start(&self.admin, &requested, service.as_ref(), self.sockets.as_ref())?,
+            true => Packets::start(&self.admin, &requested, self.sockets.as_ref())?,
             false => None,
         };
-        let load = |options| Sockets::load(&self.admin, options, requested, service);
+        let load = |options| Sockets::load(&self.admin, options, requested);
         let (programs, sockets) = self.sockets.as_ref().map(load).transpose()?.unzip();
         if sockets.is_none() && packets.is_none() {
             bail!("this process serves packets only: give --service or --to, and no filter for processes");
@@ -147,14 +149,13 @@ async fn attach(
     timeout(TIMEOUT, answer).await.context(waiting)??.map_err(|it| anyhow!(it))
 }
 
-fn find_service(admin: &Admin, text: &str) -> Result<ServiceName> {
-    let (namespace, name) = text.split_once('/').context("use NAMESPACE/NAME")?;
-    let service = ServiceName::new(namespace, name);
+/// An unknown Service is an error that names similar ones.
+fn check_service(admin: &Admin, service: &ServiceName) -> Result<()> {
     let state = admin.served().context("no state is active yet: try again when `status` shows one")?;
-    if state.state.services.contains_key(&service) {
-        return Ok(service);
+    if state.state.services.contains_key(service) {
+        return Ok(());
     }
-    let nearest = nearest(text, state.state.services.keys(), MIN_SIMILARITY);
+    let nearest = nearest(&service.to_string(), state.state.services.keys(), MIN_SIMILARITY);
     let nearest =
         if nearest.is_empty() { String::new() } else { format!("; nearest: {}", nearest.join(", ")) };
     bail!("there is no Service {service}{nearest}")
@@ -177,12 +178,7 @@ struct Sockets {
 
 impl Sockets {
     /// Finds what the filters name, and loads the programs.
-    fn load(
-        admin: &Admin,
-        options: &ebpf::Options,
-        requested: Filters,
-        service: Option<ServiceName>,
-    ) -> Result<(TracedPrograms, Self)> {
+    fn load(admin: &Admin, options: &ebpf::Options, requested: Filters) -> Result<(TracedPrograms, Self)> {
         let names = Names::read(admin, options)?;
         let cgroup = match (requested.cgroup, requested.pod) {
             (Some(_), Some(_)) => bail!("--cgroup and --pod exclude each other: a pod is a cgroup"),
@@ -193,7 +189,7 @@ impl Sockets {
         };
         let (failed_only, has_all) = (requested.failed, requested.all || requested.to.is_some());
         let filter = TraceFilter {
-            ports: service.as_ref().map(|it| names.ports_of(it)),
+            ports: requested.service.as_ref().map(|it| names.ports_of(it)),
             address: requested.to,
             pid: requested.pid.map(NonZeroU32::get),
             cgroup,
@@ -211,7 +207,10 @@ impl Sockets {
         if let Some(reason) = &events.refused_steps {
             tracing::info!("this kernel has no room for the steps of a trace: {}", error_chain(reason));
         }
-        Ok((programs, Self { events, names, failed_only, has_all, service, lost: 0, lost_steps: 0 }))
+        Ok((
+            programs,
+            Self { events, names, failed_only, has_all, service: requested.service, lost: 0, lost_steps: 0 },
+        ))
     }
 
     /// The line that says why there are no steps, if they were asked for.
