@@ -58,7 +58,7 @@ pub(super) struct ConfigFile {
 pub(super) struct CommandLine {
     /// The command without the file's defaults.
     command: Command,
-    matches: ArgMatches,
+    pub(super) matches: ArgMatches,
     file: Option<File>,
     /// The `--cgroup` that disables the nftables path.
     packets_off: Option<PathBuf>,
@@ -106,11 +106,6 @@ impl CommandLine {
             packets_off = Some(cgroup);
         }
         Ok(Self { command: original, matches, file: read.map(|(_, file)| file), packets_off })
-    }
-
-    /// The parsed arguments.
-    pub(super) fn matches(&self) -> &ArgMatches {
-        &self.matches
     }
 
     /// What to log about the file and about implied values; nothing for commands that only inspect.

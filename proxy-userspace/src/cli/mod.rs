@@ -148,7 +148,7 @@ fn with_flags_of_the_process(command: clap::Command, name: &str) -> clap::Comman
 /// Parses the command line and runs the command.
 pub(crate) fn main() -> ExitCode {
     let parsed = CommandLine::parse(command(), env::args_os()).and_then(|line| {
-        let cli = Cli::from_arg_matches(line.matches())?;
+        let cli = Cli::from_arg_matches(&line.matches)?;
         Ok((line, cli))
     });
     let (line, cli) = match parsed {
