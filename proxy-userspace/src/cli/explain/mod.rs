@@ -5,7 +5,6 @@
 
 mod answer;
 mod forwarding;
-mod kernel;
 mod server;
 mod text;
 
@@ -20,9 +19,8 @@ use model::Protocol;
 use pipeline::Pipeline;
 
 use self::{
-    answer::Answer,
+    answer::{Answer, Asked, Kernel},
     forwarding::Forwarding,
-    kernel::{Asked, Kernel},
 };
 use super::{
     flags::{PinFlags, SourceArg, SourceOptions, StatusSocketFlag, source},

@@ -9,10 +9,7 @@ use pipeline::{Explainer, NoReasons};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::{
-    answer::Answer,
-    kernel::{Asked, Kernel},
-};
+use super::answer::{Answer, Asked, Kernel};
 
 /// Lets the status pages answer questions.
 pub(in crate::cli) fn serve(admin: &Admin, explainer: Explainer) {

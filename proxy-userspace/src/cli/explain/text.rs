@@ -5,15 +5,15 @@ use std::{
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
+    slice,
 };
 
 use brain::{ClientKind, Explanation, Verdict};
 use comfy_table::Table;
 
 use super::{
-    answer::Answer,
+    answer::{Answer, Ejected, Kernel, Packets},
     forwarding,
-    kernel::{Ejected, Kernel, Packets},
 };
 use crate::cli::output::{duration, lines};
 
@@ -34,28 +34,27 @@ pub(super) fn render(answer: &Answer) -> String {
         let _ = writeln!(out, "PROBLEM {it}");
     }
     out.push('\n');
-    let mut line = |name: &str, says: &str| {
-        let _ = writeln!(out, "{name:WIDTH$} {says}");
+    // The first line has the name.
+    let mut say = |mut name: &str, lines: &[String]| {
+        for it in lines {
+            let _ = writeln!(out, "{name:WIDTH$} {it}");
+            name = "";
+        }
     };
     if let Some(it) = &answer.explanation {
-        line("from", &client(it, answer.client_port));
-        line("to", &format!("{}/{}", it.destination, it.protocol));
-        it.rules.iter().for_each(|it| line(&it.rule, &it.says));
+        say("from", &[client(it, answer.client_port)]);
+        say("to", &[format!("{}/{}", it.destination, it.protocol)]);
+        it.rules.iter().for_each(|it| say(&it.rule, slice::from_ref(&it.says)));
     }
     if let Some(kernel) = &answer.kernel {
         let since = answer.active_seconds.map_or_else(String::new, |it| format!(", for {}", duration(it)));
-        let says = describe(kernel, &since, answer.explanation.is_none());
-        for (number, says) in says.iter().enumerate() {
-            line(if number == 0 { "kernel" } else { "" }, says);
-        }
+        say("kernel", &describe(kernel, &since, answer.explanation.is_none()));
         let unforwarded = answer.explanation.as_ref().and_then(forwarding::unforwarded);
-        let says = match &kernel.forwarding {
+        let forwarded = match &kernel.forwarding {
             Some(it) => it.describe(),
             None => unforwarded.filter(|_| kernel.errors.is_empty()).into_iter().map(Into::into).collect(),
         };
-        for (number, says) in says.iter().enumerate() {
-            line(if number == 0 { "forwarded" } else { "" }, says);
-        }
+        say("forwarded", &forwarded);
     }
     if let Some(it) = answer.explanation.as_ref().filter(|it| !it.endpoints.is_empty()) {
         out.push('\n');
