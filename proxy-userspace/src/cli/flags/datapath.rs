@@ -131,22 +131,19 @@ enum NodePortAddress {
 
 impl DatapathFlags {
     fn node_port_addresses(&self) -> anyhow::Result<NodePortAddresses> {
-        let mut ranges = Vec::new();
-        for it in &self.node_port_addresses {
-            match it {
-                NodePortAddress::In(range) => ranges.push(*range),
-                NodePortAddress::Primary if self.node_port_addresses.len() == 1 => {
-                    let bind_address = self.bind_address.filter(|it| !it.is_unspecified());
-                    return Ok(NodePortAddresses::Primary { bind_address });
-                }
-                NodePortAddress::Primary => {
-                    return Err(wrong_usage(
-                        "--nodeport-addresses: `primary` cannot be combined with CIDRs; give one or the other",
-                    ));
-                }
-            }
-        }
-        Ok(if ranges.is_empty() { NodePortAddresses::All } else { NodePortAddresses::In(ranges) })
+        let range = |it: &NodePortAddress| match it {
+            NodePortAddress::In(range) => Ok(*range),
+            NodePortAddress::Primary => Err(wrong_usage(
+                "--nodeport-addresses: `primary` cannot be combined with CIDRs; give one or the other",
+            )),
+        };
+        Ok(match &self.node_port_addresses[..] {
+            [] => NodePortAddresses::All,
+            [NodePortAddress::Primary] => NodePortAddresses::Primary {
+                bind_address: self.bind_address.filter(|it| !it.is_unspecified()),
+            },
+            all => NodePortAddresses::In(all.iter().map(range).collect::<Result<_, _>>()?),
+        })
     }
 
     /// The options of the eBPF datapath on the node with this name.
