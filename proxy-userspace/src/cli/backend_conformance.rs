@@ -155,12 +155,10 @@ fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Inte
     Ok((command, interface))
 }
 
-/// The name of the folders of this process.
 fn own_folder() -> String {
     format!("kube-proxy-ebpf-conformance-{}", process::id())
 }
 
-/// Where the eBPF backend pins what it has.
 fn pin_dir() -> PathBuf {
     Path::new("/sys/fs/bpf").join(own_folder())
 }

@@ -23,9 +23,6 @@ pub(super) struct BackendProcess {
 }
 
 impl PrivateSocket {
-    /// # Errors
-    ///
-    /// The folder cannot be made.
     pub(super) fn new() -> Result<Self> {
         let folder = env::temp_dir().join(format!("kube-proxy-ebpf-{}", process::id()));
         let made = fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -33,7 +30,6 @@ impl PrivateSocket {
         Ok(Self(folder))
     }
 
-    /// Its address.
     pub(super) fn target(&self) -> Target {
         Target::Unix(self.0.join("proxy.sock"))
     }
@@ -48,10 +44,6 @@ impl Drop for PrivateSocket {
 
 impl BackendProcess {
     /// Starts a command with the variables that name its brain and its node.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be started.
     pub(super) fn start(command: &[OsString], target: &Target, node: &str) -> Result<Self> {
         let Some((program, arguments)) = command.split_first() else { bail!("the command is empty") };
         let name = program.to_string_lossy().into_owned();
@@ -62,10 +54,6 @@ impl BackendProcess {
     }
 
     /// Waits until it ends by itself.
-    ///
-    /// # Errors
-    ///
-    /// It has failed.
     pub(super) async fn ended(&mut self) -> Result<()> {
         let status = self.child.wait().await?;
         if !status.success() {
@@ -74,7 +62,6 @@ impl BackendProcess {
         Ok(())
     }
 
-    /// Ends it.
     pub(super) async fn stop(mut self) {
         let pid = self.child.id().and_then(|it| i32::try_from(it).ok());
         // It may have ended by itself.

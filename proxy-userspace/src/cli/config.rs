@@ -64,13 +64,11 @@ pub(super) struct CommandLine {
     packets_off: Option<PathBuf>,
 }
 
-/// Why a command line cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(super) enum ParseError {
     /// Invalid flags, or a request for help.
     Usage(#[from] clap::Error),
-    /// An invalid file.
     File(ConfigError),
 }
 

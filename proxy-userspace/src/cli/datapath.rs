@@ -24,11 +24,7 @@ const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Takes over the state in the kernel and applies what is published, until the publisher is gone.
 ///
-/// May be dropped at any point: the next start continues from there.
-///
-/// # Errors
-///
-/// If the kernel lacks a feature or denies access. What was active before stays active.
+/// May be dropped at any point: the next start continues from there. After an error, what was active before stays active.
 pub(super) async fn run(
     mut options: Options,
     health_checks: HealthChecks,

@@ -28,11 +28,7 @@ pub(super) fn main(flags: &Flags) -> Result<()> {
     if errors.is_empty() { Ok(()) } else { Err(anyhow!(errors.join("; "))) }
 }
 
-/// Writes what `dump` prints, errors included.
-///
-/// # Errors
-///
-/// If nothing can be read.
+/// Writes what `dump` prints, errors included; fails if nothing can be read.
 pub(super) fn write(pin_dir: &Path, out: &mut dyn Write) -> Result<()> {
     let (count, errors) = write_lines(pin_dir, out)?;
     if count == 0 && !errors.is_empty() {

@@ -52,7 +52,6 @@ impl LogFlags {
         self.klog_level.map_or(0, kube_proxy_config::verbosity).max(self.verbose)
     }
 
-    /// Installs the logger.
     pub(super) fn init(&self) {
         self.install(to_stderr);
     }
@@ -128,7 +127,6 @@ pub(super) fn flush() {
     QUEUE.flush(FLUSH_TIMEOUT);
 }
 
-/// Where the line of an event goes.
 type Sink = fn(&[u8]) -> io::Result<()>;
 
 fn to_stderr(line: &[u8]) -> io::Result<()> {

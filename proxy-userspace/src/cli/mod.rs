@@ -145,7 +145,6 @@ fn with_flags_of_the_process(command: clap::Command, name: &str) -> clap::Comman
     command.mut_subcommand(name, |it| it.args(ignored))
 }
 
-/// Parses the command line and runs the command.
 pub(crate) fn main() -> ExitCode {
     let parsed = CommandLine::parse(command(), env::args_os()).and_then(|line| {
         let cli = Cli::from_arg_matches(&line.matches)?;
@@ -184,7 +183,6 @@ pub(crate) fn main() -> ExitCode {
     code
 }
 
-/// Runs the command and reports errors.
 fn execute(cli: Cli, line: &CommandLine) -> ExitCode {
     let done = |()| true;
     // The result is false if `check`, `status` or `explain` has printed a problem, or a case has failed.

@@ -29,10 +29,6 @@ pub(super) type PodNames = Arc<Mutex<HashMap<String, String>>>;
 /// input that has ended before, as that of a job without one, says nothing.
 ///
 /// Returns the names that come in through a pipe, in lines `UID NAMESPACE/NAME`.
-///
-/// # Errors
-///
-/// If the input cannot be examined.
 pub(super) fn watch() -> Result<PodNames> {
     let mut input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let kind = input.metadata()?.file_type();

@@ -17,7 +17,6 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often freed heap memory is returned to the kernel, as after a start or a burst of watchers.
 const MEMORY_TRIM_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Runs a command to its end.
 pub(super) fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     // Each client is an open file, and the soft limit is often that of programs that use select(2).
     if let Err(error) = listeners::raise_max_open_files() {

@@ -95,7 +95,6 @@ pub(super) fn report(options: &Options, reports: &ReportFlags) -> String {
 /// The environment variable with the memory limit of the container in bytes, which the manifests set.
 const MEMORY_LIMIT: &str = "MEMORY_LIMIT";
 
-/// Findings under their headings.
 type Groups = [(&'static str, Vec<Finding>); 4];
 
 fn examine(options: &Options, reports: &ReportFlags, forwarding: ExternalForwarding) -> Groups {
@@ -183,7 +182,6 @@ fn needed_memory(services: usize, endpoints: usize) -> u64 {
     (70 << 20) + services as u64 * 6_800 + endpoints as u64 * 620
 }
 
-/// The limit of this container, if it has one.
 fn memory_limit() -> Option<u64> {
     let limit = env::var(MEMORY_LIMIT).or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory.max"));
     limit.ok()?.trim().parse().ok()
@@ -282,7 +280,6 @@ fn running(status: &Status, socket: &Path) -> Vec<Finding> {
 /// How many Services with ejected endpoints are named.
 const MAX_NAMED: usize = 3;
 
-/// The endpoints that clients avoid.
 fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
     let services: BTreeSet<_> = endpoints.iter().map(|it| it.service.as_str()).collect();
     let addresses: BTreeSet<_> = endpoints.iter().map(|it| it.endpoint.as_str()).collect();
@@ -299,7 +296,6 @@ fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
     (!endpoints.is_empty()).then(|| Finding::degraded("endpoints", says, remedy))
 }
 
-/// Maximum width of a line.
 const MAX_WIDTH: usize = 110;
 
 fn text(groups: &Groups, colours: bool) -> String {

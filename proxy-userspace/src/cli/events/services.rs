@@ -20,7 +20,6 @@ const REFILL_INTERVAL: Duration = Duration::from_secs(10);
 /// How many endpoints an Event names.
 const MAX_NAMED: usize = 5;
 
-/// The problems of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Problems {
     /// The annotations that are ignored, and why.
@@ -64,7 +63,6 @@ pub(super) struct ServiceEvents {
 }
 
 impl ServiceEvents {
-    /// For the node with this name. Nothing was posted.
     pub(super) fn new(node: String, now: Instant) -> Self {
         Self {
             node,

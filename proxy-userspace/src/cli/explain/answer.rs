@@ -64,7 +64,6 @@ impl Answer {
     }
 }
 
-/// What the kernel has for a connection.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Kernel {
@@ -75,12 +74,10 @@ pub(super) struct Kernel {
     /// Whether the port is a node port, which this node may serve at other addresses only.
     #[serde(skip)]
     has_node_port: bool,
-    /// Whether the address is one of this node's.
     #[serde(skip)]
     is_own_address: bool,
     /// Whether the client's network namespace was found.
     pub(super) is_client_known: bool,
-    /// Whether there are nftables tables.
     pub(super) has_tables: bool,
     /// Where nftables sends packets; none if it does not translate them.
     pub(super) packets: Option<Packets>,
@@ -90,11 +87,9 @@ pub(super) struct Kernel {
     pub(super) affinity: Option<Kept>,
     /// What becomes of packets from outside; none if they are not forwarded, or if the client is not outside.
     pub(super) forwarding: Option<Forwarding>,
-    /// What could not be read.
     pub(super) errors: Vec<String>,
 }
 
-/// Where packets go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Packets {
@@ -103,7 +98,6 @@ pub(super) enum Packets {
     Dropped,
 }
 
-/// An endpoint that is ejected.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Ejected {
@@ -246,7 +240,6 @@ impl Kernel {
         self.affinity = affinity.map(|(endpoint, it)| Kept { endpoint, seconds: it.as_secs() });
     }
 
-    /// Adds what becomes of packets from outside.
     pub(super) fn add_forwarding(&mut self, found: Result<Option<Forwarding>, ebpf::Error>) {
         match found {
             Ok(found) => self.forwarding = found,

@@ -18,13 +18,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Forwarding {
-    /// How many rows the frontend has.
     rows: u32,
     /// Whether the client's address alone selects the row (session affinity).
     by_client: bool,
     /// Whether forwarding has ended, and only connections that exist are forwarded.
     has_ended: bool,
-    /// How many rows each node owns.
     shares: Vec<Share>,
     /// The row of the client; none if it depends on a port that the question does not name.
     row: Option<ClientRow>,
@@ -40,7 +38,6 @@ struct Share {
     rows: u32,
 }
 
-/// The row of a client.
 #[derive(Clone, Debug, Serialize)]
 struct ClientRow {
     number: u32,
@@ -48,7 +45,6 @@ struct ClientRow {
     second: Option<Node>,
 }
 
-/// A node in a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Node {
@@ -72,7 +68,6 @@ enum Action {
     Translated,
 }
 
-/// The names of nodes by their addresses.
 pub(super) type NodeNames = BTreeMap<IpAddr, String>;
 
 /// Reads the names of nodes of the page `/state`; none if it cannot be read.

@@ -39,7 +39,6 @@ pub(in crate::cli) struct ConntrackFlags {
 }
 
 impl ConntrackFlags {
-    /// The settings.
     pub(super) fn settings(&self) -> ConntrackSettings {
         ConntrackSettings {
             max_per_core: self.conntrack_max_per_core,

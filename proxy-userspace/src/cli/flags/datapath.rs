@@ -113,7 +113,6 @@ fn default_socket_slots() -> u32 {
     u32::try_from(slots).unwrap_or(u32::MAX).clamp(16_384, 524_288)
 }
 
-/// The value of `--socket-lb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SocketLb {
     /// Sockets in every network namespace

@@ -8,7 +8,6 @@ use proxy_contract::{Target, Targets, client::Client};
 
 use super::tls::{ClientTlsFlags, ServerTlsFlags};
 
-/// The default address of a brain.
 pub(in crate::cli) const DEFAULT_SOCKET: &str = "unix:///run/kube-proxy-ebpf/proxy.sock";
 
 /// The brain that an agent follows.
@@ -25,7 +24,6 @@ pub(in crate::cli) struct UpstreamFlags {
 }
 
 impl UpstreamFlags {
-    /// A client of the brain, for the state of a node.
     pub(in crate::cli) fn client(self, node: &str) -> Result<Client> {
         self.tls.client(Client::new(self.target, node))
     }

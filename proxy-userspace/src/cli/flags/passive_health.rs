@@ -41,7 +41,6 @@ enum Switch {
 }
 
 impl PassiveHealthFlags {
-    /// The options.
     pub(super) fn options(self) -> anyhow::Result<PassiveHealthOptions> {
         if self.passive_health_max_ejection_time < self.passive_health_ejection_time {
             return Err(wrong_usage(format_args!(

@@ -59,7 +59,6 @@ impl SelectionFlags {
         }
     }
 
-    /// The options of the brain.
     pub(in crate::cli) fn options(&self) -> brain::Options {
         let mut options = brain::Options {
             // An environment variable that is set but empty counts as not set.

@@ -61,7 +61,6 @@ pub(in crate::cli) struct MetadataFlags {
 }
 
 impl MetadataFlags {
-    /// The labels and annotations that are requested.
     pub(in crate::cli) fn requested(&self) -> RequestedMetadata {
         RequestedMetadata::new(self.with_service_labels.clone(), self.with_service_annotations.clone())
     }
@@ -130,7 +129,6 @@ impl SourceOptions {
     }
 }
 
-/// The value of `--source`.
 #[derive(Clone, Debug)]
 pub(in crate::cli) enum SourceArg {
     /// A manifest or a folder of manifests.

@@ -42,11 +42,7 @@ pub(super) fn is_health_port_taken() -> bool {
     TcpStream::connect_timeout(&HEALTH, CONNECT_TIMEOUT).is_ok() && admin::query_readiness(HEALTH).is_none()
 }
 
-/// Waits until kube-proxy serves this node.
-///
-/// # Errors
-///
-/// If it does not within `limit`, or its rules cannot be listed.
+/// Waits until kube-proxy serves this node; fails if it does not within `limit`.
 pub(super) fn wait(limit: Duration) -> Result<()> {
     let start = Instant::now();
     let mut reported = None;

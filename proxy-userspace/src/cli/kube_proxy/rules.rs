@@ -31,15 +31,12 @@ const FAMILIES: [(u8, &str, &str); 2] =
 /// What shows whether kube-proxy translates the Services of an IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cli) enum Rules {
-    /// They are written.
     Written,
-    /// There are none yet.
     Missing,
     /// Legacy iptables has a table nat, and no program here can read it.
     Unreadable,
 }
 
-/// What was removed, and what could not be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::cli) struct Removal {
     /// Each kind of rules that was removed.
@@ -140,10 +137,6 @@ pub(in crate::cli) fn finding(has_run: bool) -> (Finding, bool) {
 /// kube-proxy's chains are there before their rules, which it writes in one transaction per family; its IPVS mode writes them
 /// after the services of IPVS. As kube-proxy does, this takes IPv6 for absent without `if_inet6`
 /// (cmd/kube-proxy/app/server_linux.go).
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub(in crate::cli) fn rules() -> io::Result<Vec<(&'static str, Rules)>> {
     let has_ipv6 = Path::new("/proc/thread-self/net/if_inet6").exists();
     let families = ["IPv4", "IPv6"].into_iter().zip(FAMILIES).take(1 + usize::from(has_ipv6));
@@ -166,18 +159,13 @@ fn rules_of((family, program, names): (u8, &str, &str)) -> io::Result<Rules> {
     })
 }
 
-/// Whether a process of kube-proxy is visible.
 pub(in crate::cli) fn is_process_visible() -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut names = processes.filter_map(|it| fs::read_to_string(it.path().join("comm")).ok());
     names.any(|it| it.trim_end() == "kube-proxy")
 }
 
-/// Removes what kube-proxy has in the kernel, and nothing of others.
-///
-/// # Errors
-///
-/// If the kernel or a program of iptables refuses it. What was removed before stays removed.
+/// Removes what kube-proxy has in the kernel, and nothing of others. After an error, what was removed before stays removed.
 pub(in crate::cli) fn remove() -> io::Result<Removal> {
     let mut removal = Removal::default();
     remove_from_nf_tables(&mut removal)?;

@@ -251,7 +251,6 @@ fn fields(message: Option<&Value>) -> BTreeMap<String, String> {
     fields
 }
 
-/// The first characters of a text.
 fn shortened(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]).into(),

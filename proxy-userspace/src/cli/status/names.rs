@@ -25,11 +25,9 @@ pub(in crate::cli) struct PortName {
     pub(in crate::cli) port: Arc<str>,
 }
 
-/// The name of a frontend.
 #[derive(Clone, Debug)]
 pub(in crate::cli) struct FrontendName {
     pub(in crate::cli) port: PortName,
-    /// Whether it is at a cluster IP.
     pub(in crate::cli) is_cluster_ip: bool,
 }
 

@@ -11,7 +11,6 @@ use crate::cli::{
     output,
 };
 
-/// What the running process reports.
 #[derive(Default)]
 pub(in crate::cli) struct Process {
     pub(in crate::cli) status: Option<Box<Status>>,
@@ -19,7 +18,6 @@ pub(in crate::cli) struct Process {
     pub(super) health_only: Option<SocketAddr>,
     /// Why that socket cannot be used.
     pub(super) denied: Option<String>,
-    /// The names of its frontends.
     pub(in crate::cli) names: Names,
 }
 
@@ -56,7 +54,6 @@ impl Process {
     }
 }
 
-/// The status of a process in lines.
 fn describe(status: &Status, now: Timestamp) -> String {
     // Writing to a string cannot fail.
     let mut out = String::new();
@@ -127,7 +124,6 @@ fn reason_suffix(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |it| format!(": {it}"))
 }
 
-/// The time since a moment.
 fn age(now: Timestamp, since: Timestamp) -> String {
     output::duration(now.as_second().saturating_sub(since.as_second()).max(0).unsigned_abs())
 }

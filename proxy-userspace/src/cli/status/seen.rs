@@ -48,10 +48,6 @@ impl Rows {
     }
 
     /// All that the kernel has, each with its number and its name.
-    ///
-    /// # Errors
-    ///
-    /// Those of the callback.
     pub(super) fn each(
         &mut self,
         mut each: impl FnMut(usize, &PortName, ActiveFrontend) -> io::Result<()>,
@@ -78,7 +74,6 @@ impl Rows {
     }
 }
 
-/// The frontends in the kernel.
 enum Frontends {
     /// Those of eBPF are looked up one by one.
     Sockets(Box<ActiveFrontends>),
@@ -118,12 +113,8 @@ impl Batch {
 }
 
 impl Seen {
-    /// Reads the process, the eBPF datapath, and nftables. The frontends are those of nftables if there are no eBPF maps; they are
-    /// read when they are written.
-    ///
-    /// # Errors
-    ///
-    /// If neither datapath has been programmed.
+    /// Reads the process, the eBPF datapath, and nftables; fails if neither datapath has been programmed. The frontends are those
+    /// of nftables if there are no eBPF maps; they are read when they are written.
     pub(in crate::cli) fn read(options: &Options, reports: &ReportFlags) -> Result<Self> {
         // The process is queried first: the kernel's state is then at least as new.
         let mut process = Process::query(reports);
@@ -180,7 +171,6 @@ impl Seen {
         self.generation == Ok(None) && self.packets.is_ok() && !self.hooks.as_ref().is_ok_and(is_pinned)
     }
 
-    /// Why something could not be read.
     pub(super) fn errors(&self) -> Vec<&String> {
         let hooks = self.hooks.as_ref().err().filter(|_| !self.is_nftables_only());
         let maps = [self.generation.as_ref().err(), self.rows.error.as_ref(), self.counts.as_ref().err()];

@@ -55,7 +55,6 @@ fn describe_kernel(seen: &Seen, out: &mut String) {
     let _ = writeln!(out, "kernel     {}", check::kernel().says);
 }
 
-/// Where the programs are attached.
 fn programs(seen: &Seen) -> String {
     if seen.is_nftables_only() {
         return "none: nftables only".into();

@@ -18,12 +18,10 @@ use anyhow::{Context as _, Result, bail};
 use flate2::{Compression, write::GzEncoder};
 use tar::{Builder, Header};
 
-/// The folder in the archive.
 const FOLDER: &str = "kube-proxy-ebpf-support";
 /// The size of the parts of a large file, in bytes.
 const PART: usize = 1 << 20;
 
-/// A compressed tar archive.
 pub(super) struct Archive<W: Write> {
     builder: Builder<GzEncoder<W>>,
     /// In seconds since 1970.
@@ -38,10 +36,6 @@ impl<W: Write> Archive<W> {
 
     /// Adds a file with what is written, or, if it is large, its parts with a number behind the name. The inner result is that of
     /// the callback.
-    ///
-    /// # Errors
-    ///
-    /// If the archive cannot be written.
     pub(super) fn add<T>(
         &mut self,
         name: &str,

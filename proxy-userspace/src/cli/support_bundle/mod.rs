@@ -68,7 +68,6 @@ const FILES: [(&str, &str, Content); 11] = [
     ("process/log.txt", "the newest lines of its log", Content::Page("/log")),
 ];
 
-/// What is in a file.
 enum Content {
     Check,
     Status(Output),
@@ -113,7 +112,6 @@ impl Source<'_> {
     }
 }
 
-/// Writes the archive.
 pub(super) fn main(flags: Flags) -> Result<()> {
     let to_stdout = flags.file == Path::new("-");
     if to_stdout && io::stdout().is_terminal() {

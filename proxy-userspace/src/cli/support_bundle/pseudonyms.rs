@@ -21,7 +21,6 @@ const COMMON: [&str; 6] =
 /// How much of a text is replaced at a time, in bytes.
 const BUFFER: usize = 64 << 10;
 
-/// The kinds of names.
 const KINDS: [&str; 5] = ["namespace", "service", "pod", "node", "host"];
 /// The words of the filter of names: with two million names, one of 20,000 other words is taken for a name.
 const FILTER_WORDS: usize = 1 << 20;

@@ -28,7 +28,6 @@ pub(super) enum SortBy {
     Name,
 }
 
-/// The board.
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) sort: SortBy,
@@ -60,7 +59,6 @@ impl Board {
         Self { sort, filter, ..Self::default() }
     }
 
-    /// Takes a new reading.
     pub(super) fn update(&mut self, sample: Sample) {
         self.failure = None;
         let seconds = self.read.map_or(1.0, |(at, _)| seconds(at, sample.at));

@@ -31,7 +31,6 @@ const COLUMNS: [(&str, Constraint); 10] = [
     ("EJECTED", Constraint::Length(7)),
     ("FORWARDED/S", Constraint::Length(11)),
 ];
-/// The column of the plot.
 const PLOTTED: usize = 5;
 /// The column of packets that are forwarded whole.
 const FORWARDED: usize = 9;

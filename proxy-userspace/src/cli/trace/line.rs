@@ -18,25 +18,12 @@ use super::packet::Packet;
 pub(super) enum Line {
     /// The programs report from now on.
     Started,
-    /// Events were lost, because they were not read in time.
-    Lost {
-        /// How many since the last such line.
-        count: u64,
-        /// How many in all.
-        total: u64,
-    },
+    /// Events were lost, because they were not read in time: so many since the last such line, and in all.
+    Lost { count: u64, total: u64 },
     /// The programs say no steps, as the kernel has no room for them.
-    NoSteps {
-        /// What the kernel says.
-        reason: String,
-    },
-    /// Steps were lost, because they were not read in time.
-    StepsLost {
-        /// How many since the last such line.
-        count: u64,
-        /// How many in all.
-        total: u64,
-    },
+    NoSteps { reason: String },
+    /// Steps were lost, because they were not read in time: so many since the last such line, and in all.
+    StepsLost { count: u64, total: u64 },
     /// A decision on a connect.
     Connect(Decision),
     /// A decision on a datagram of an unconnected socket.
@@ -48,10 +35,7 @@ pub(super) enum Line {
     /// Packets were lost, because their reports were not read in time.
     PacketsLost,
     /// Packets that are forwarded to other nodes are not shown.
-    NoSentPackets {
-        /// Why not.
-        reason: String,
-    },
+    NoSentPackets { reason: String },
 }
 
 /// A decision, and the end of its connection.
@@ -223,7 +207,6 @@ impl Line {
 }
 
 impl Decision {
-    /// What came of it.
     fn result(&self) -> String {
         let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
         if let Some(end) = self.end {

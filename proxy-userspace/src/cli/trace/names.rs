@@ -36,11 +36,6 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Reads the names.
-    ///
-    /// # Errors
-    ///
-    /// If the counters or the clock cannot be read.
     pub(super) fn read(admin: &Admin, options: &ebpf::Options) -> Result<Self> {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
         let wall = Timestamp::now().as_duration();

@@ -74,7 +74,6 @@ impl fmt::Display for ForwardedTo {
     }
 }
 
-/// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum PacketResult {
@@ -110,7 +109,6 @@ impl Packet {
         out
     }
 
-    /// What came of it.
     fn result(&self) -> String {
         let endpoint = self.endpoint.map_or_else(String::new, |it| it.to_string());
         let what = match self.verdict {

@@ -92,7 +92,6 @@ impl Sent {
     }
 }
 
-/// Which packets.
 enum Wanted {
     Service(ServiceName),
     /// Port 0 stands for all.
@@ -146,10 +145,6 @@ impl Wanted {
 
 impl Packets {
     /// Begins to follow packets; `None` if the filters need a process, or name no destination.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub(super) fn start(
         admin: &Admin,
         requested: &Filters,
@@ -179,10 +174,6 @@ impl Packets {
     }
 
     /// Follows a Service to other addresses.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub(super) fn refresh(&mut self) -> Result<()> {
         if self.read_at.elapsed() < READ_INTERVAL {
             return Ok(());
@@ -208,10 +199,6 @@ impl Packets {
     }
 
     /// The next line; more may follow the end.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel ends its reports.
     pub(super) fn poll(&mut self) -> Result<Option<Line>> {
         if let Some(notice) = self.notice.take() {
             return Ok(Some(notice));

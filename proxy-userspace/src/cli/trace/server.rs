@@ -67,7 +67,6 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Starts a trace, and returns its lines.
     async fn start(self, filters: TraceFilters) -> Result<mpsc::Receiver<String>> {
         let requested = Filters::parse(&filters).map_err(|it| anyhow!(it))?;
         let guard = begin(&self.admin, &described(&filters), requested.replace).await?;
@@ -168,11 +167,9 @@ struct Sockets {
     failed_only: bool,
     /// Whether all datagrams are shown that pass.
     has_all: bool,
-    /// The Service that is traced.
     service: Option<ServiceName>,
     /// How many events were reported as lost.
     lost: u64,
-    /// How many steps were reported as lost.
     lost_steps: u64,
 }
 
@@ -258,7 +255,6 @@ impl Sockets {
     }
 }
 
-/// Writes events as lines.
 struct Forwarding {
     sockets: Option<Sockets>,
     packets: Option<Packets>,
