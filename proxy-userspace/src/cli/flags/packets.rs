@@ -114,6 +114,7 @@ pub(in crate::cli) fn implied_off(matches: &ArgMatches) -> Option<PathBuf> {
 impl PacketFlags {
     /// The options of both datapaths, from those of the eBPF datapath.
     pub(in crate::cli) fn options(self, sockets: ebpf::Options) -> Result<Options> {
+        let (has_sockets, has_packets) = (self.backend == Backend::Ebpf, self.packets == Packets::Nft);
         self.check_cluster_cidr()?;
         let config = Config {
             node_port_addresses: sockets.node_port_addresses.clone(),
@@ -126,19 +127,17 @@ impl PacketFlags {
             node_name: sockets.node_name.clone(),
             config,
             conntrack: self.conntrack.settings(),
-            is_beside_sockets: self.backend == Backend::Ebpf,
+            is_beside_sockets: has_sockets,
             ..nft::Options::default()
         };
-        let stale_pin_dir = (self.backend == Backend::Nft).then(|| sockets.pin_dir.clone());
-        let (sockets, packets) = match (self.backend == Backend::Ebpf, self.packets) {
-            (true, Packets::Nft) => (Some(sockets), Some(packets)),
-            (true, Packets::Off) => (Some(sockets), None),
-            (false, Packets::Nft) => (None, Some(packets)),
-            (false, Packets::Off) => {
-                return Err(wrong_usage("--backend nft with --packets off would serve nothing"));
-            }
-        };
-        Ok(Options { sockets, packets, stale_pin_dir })
+        if !has_sockets && !has_packets {
+            return Err(wrong_usage("--backend nft with --packets off would serve nothing"));
+        }
+        Ok(Options {
+            stale_pin_dir: (!has_sockets).then(|| sockets.pin_dir.clone()),
+            sockets: has_sockets.then_some(sockets),
+            packets: has_packets.then_some(packets),
+        })
     }
 
     /// Applies the settings of connection tracking, where packets are translated; what cannot be set is logged.
