@@ -48,9 +48,7 @@ const MIN_SIMILARITY: f64 = 0.75;
 pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<TraceRequest> {
     let (sender, requests) = mpsc::channel(1);
     // The pages do not keep themselves alive.
-    let has_packets = options.packets.is_some();
-    let tracer =
-        Tracer { admin: admin.clone(), sockets: options.sockets.clone(), has_packets, requests: sender };
+    let tracer = Tracer { admin: admin.clone(), options: options.clone(), requests: sender };
     admin.readers().tracer = Some(Arc::new(move |filters| {
         let tracer = tracer.clone();
         Box::pin(async move { tracer.start(filters).await.map_err(|it| format!("{it:#}")) })
@@ -61,8 +59,7 @@ pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<
 #[derive(Clone)]
 struct Tracer {
     admin: Admin,
-    sockets: Option<ebpf::Options>,
-    has_packets: bool,
+    options: Options,
     requests: mpsc::Sender<TraceRequest>,
 }
 
@@ -98,12 +95,12 @@ impl Tracer {
         if let Some(service) = &requested.service {
             check_service(&self.admin, service)?;
         }
-        let packets = match self.has_packets {
-            true => Packets::start(&self.admin, &requested, self.sockets.as_ref())?,
-            false => None,
+        let packets = match self.options.packets {
+            Some(_) => Packets::start(&self.admin, &requested, self.options.sockets.as_ref())?,
+            None => None,
         };
         let load = |options| Sockets::load(&self.admin, options, requested);
-        let (programs, sockets) = self.sockets.as_ref().map(load).transpose()?.unzip();
+        let (programs, sockets) = self.options.sockets.as_ref().map(load).transpose()?.unzip();
         if sockets.is_none() && packets.is_none() {
             bail!("this process serves packets only: give --service or --to, and no filter for processes");
         }
