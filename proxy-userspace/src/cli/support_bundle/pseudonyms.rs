@@ -9,10 +9,9 @@ use std::{
     hash::{BuildHasher as _, Hash, RandomState},
     io::{self, Read, Write},
     net::IpAddr,
-    rc::Rc,
 };
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Names that every cluster has.
 const COMMON: [&str; 6] =
@@ -59,15 +58,14 @@ impl Pseudonyms {
     /// Copies the JSON of a page with pseudonyms. The names in it are recognized by their keys, and learned before they are
     /// written.
     pub(super) fn replace_page(&mut self, page: impl Read, out: &mut dyn Write) -> io::Result<()> {
-        let copied = Rc::default();
-        let mut page = serde_json::Deserializer::from_reader(Copied { page, copied: Rc::clone(&copied) });
-        let mut walker = Walker { out: Anonymized::new(self, out, false), copied, error: None };
+        let copied = RefCell::default();
+        let mut page = serde_json::Deserializer::from_reader(Copied { page, copied: &copied });
+        let mut walker = Walker { out: Anonymized::new(self, out, false), copied: &copied };
         let parsed = Value { walker: &mut walker, parent: "", key: "" }.deserialize(&mut page);
-        let parsed = parsed.and_then(|()| page.end()).map_err(io::Error::from);
-        walker.drain(0);
-        walker.error.map_or(Ok(()), Err)?;
+        let parsed = parsed.and_then(|()| page.end());
+        walker.drain(0)?;
         walker.out.finish()?;
-        parsed
+        Ok(parsed?)
     }
 
     fn learn_field(&mut self, parent: &str, key: &str, text: &str) {
@@ -252,12 +250,12 @@ impl Write for Anonymized<'_> {
 }
 
 /// A reader of which a copy is kept until it is taken.
-struct Copied<R> {
+struct Copied<'a, R> {
     page: R,
-    copied: Rc<RefCell<Vec<u8>>>,
+    copied: &'a RefCell<Vec<u8>>,
 }
 
-impl<R: Read> Read for Copied<R> {
+impl<R: Read> Read for Copied<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.page.read(buffer)?;
         self.copied.borrow_mut().extend_from_slice(&buffer[..length]);
@@ -268,18 +266,18 @@ impl<R: Read> Read for Copied<R> {
 /// Learns the names of a page, and writes what was read of it.
 struct Walker<'a> {
     out: Anonymized<'a>,
-    copied: Rc<RefCell<Vec<u8>>>,
-    error: Option<io::Error>,
+    copied: &'a RefCell<Vec<u8>>,
 }
 
 impl Walker<'_> {
     /// Writes what was read, if it is as much.
-    fn drain(&mut self, size: usize) {
+    fn drain(&mut self, size: usize) -> io::Result<()> {
         let mut copied = self.copied.borrow_mut();
-        if copied.len() >= size && self.error.is_none() {
-            self.error = self.out.write_all(&copied).err();
+        if copied.len() >= size {
+            self.out.write_all(&copied)?;
             copied.clear();
         }
+        Ok(())
     }
 }
 
@@ -305,10 +303,9 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
         f.write_str("JSON")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
         self.walker.out.pseudonyms.learn_field(self.parent, self.key, text);
-        self.walker.drain(BUFFER);
-        Ok(())
+        self.walker.drain(BUFFER).map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
