@@ -58,7 +58,6 @@ impl Output {
     /// # Panics
     ///
     /// If it failed.
-    #[must_use]
     #[track_caller]
     pub fn success(self) -> String {
         assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
@@ -70,7 +69,6 @@ impl Output {
     /// # Panics
     ///
     /// If it ended otherwise.
-    #[must_use]
     #[track_caller]
     pub fn exits_with(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
@@ -91,7 +89,6 @@ pub fn run(command: &mut Command) -> Output {
 }
 
 /// A subcommand of a binary that finds the proxy of a sandbox: its status socket and, except for `trace`, its pin folder.
-#[must_use]
 pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
     let mut command = Command::new(binary);
     command.arg(subcommand).env(STATUS_SOCKET, status_socket(sandbox));
@@ -103,6 +100,7 @@ pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
 
 /// The command line and the environment of a proxy.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct AgentCommand {
     binary: PathBuf,
     arguments: Vec<OsString>,
@@ -116,27 +114,23 @@ pub struct AgentCommand {
 
 impl AgentCommand {
     /// `BINARY run` with a folder of manifests as its source, for one node, in a sandbox.
-    #[must_use]
     pub fn run(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
         Self::new(binary, &["run".as_ref()]).source(manifests).node(node).kernel(sandbox)
     }
 
     /// `BINARY run` that follows the API server at a URL, for one node, in a sandbox.
-    #[must_use]
     pub fn kube(binary: &Path, sandbox: &Sandbox, url: &str, node: &str) -> Self {
         let command = Self::new(binary, &["run".as_ref(), "--source=kube".as_ref()]);
         command.arg(format!("--kube-api-server={url}")).node(node).kernel(sandbox)
     }
 
     /// `BINARY brain` with a folder of manifests as its source, for one node; [`Self::agent`] in the same sandbox uses it.
-    #[must_use]
     pub fn brain(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
         let command = Self::new(binary, &["brain".as_ref()]).source(manifests).node(node);
         command.arg("--listen").arg(brain_socket(sandbox))
     }
 
     /// `BINARY agent` with the [`Self::brain`] of the same sandbox.
-    #[must_use]
     pub fn agent(binary: &Path, sandbox: &Sandbox, node: &str) -> Self {
         let command = Self::new(binary, &["agent".as_ref()]).node(node).kernel(sandbox);
         command.arg("--target").arg(brain_socket(sandbox))
@@ -149,7 +143,6 @@ impl AgentCommand {
     }
 
     /// Adds `--node-name`.
-    #[must_use]
     pub fn node(self, node: &str) -> Self {
         self.args(["--node-name", node])
     }
@@ -157,7 +150,6 @@ impl AgentCommand {
     /// `BINARY` with any arguments. The packet path is off unless an argument turns it on: most places in which tests
     /// start a proxy share their network namespace with others, whose traffic must not be translated. The log has level
     /// debug, at which each state is in it.
-    #[must_use]
     pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
         let environment =
             vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into()), (VERBOSE.into(), "1".into())];
@@ -175,40 +167,34 @@ impl AgentCommand {
     }
 
     /// Adds an argument.
-    #[must_use]
     pub fn arg(self, argument: impl AsRef<OsStr>) -> Self {
         self.args([argument])
     }
 
     /// Adds arguments.
-    #[must_use]
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.arguments.extend(arguments.into_iter().map(|it| it.as_ref().to_owned()));
         self
     }
 
     /// Adds `--cgroup` and `--pin-dir` of a sandbox.
-    #[must_use]
     pub fn kernel(self, sandbox: &Sandbox) -> Self {
         self.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pins())
     }
 
     /// Sets an environment variable.
-    #[must_use]
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((key.into(), value.into()));
         self
     }
 
     /// Replaces the capabilities of the DaemonSet.
-    #[must_use]
     pub fn capabilities(mut self, capabilities: CapabilitySet) -> Self {
         self.capabilities = Some(capabilities);
         self
     }
 
     /// Denies netlink sockets of netfilter, as on a kernel without it.
-    #[must_use]
     pub fn without_netfilter(mut self) -> Self {
         self.without_netfilter = true;
         self
@@ -216,7 +202,6 @@ impl AgentCommand {
 
     /// Starts another program, which starts this one, with these arguments before the binary's name. It may make system calls
     /// that the shipped profile does not allow.
-    #[must_use]
     pub fn under(mut self, program: &Path, arguments: Vec<String>) -> Self {
         let binary = mem::replace(&mut self.binary, program.to_owned());
         let arguments = arguments.into_iter().map(OsString::from).chain([binary.into()]);
@@ -226,21 +211,18 @@ impl AgentCommand {
     }
 
     /// Moves the process into a memory cgroup as soon as it exists.
-    #[must_use]
     pub fn memory_cgroup(mut self, cgroup: &MemoryCgroup) -> Self {
         self.memory_cgroup = Some(cgroup.path());
         self
     }
 
     /// Writes the log to a pipe instead of a file.
-    #[must_use]
     pub fn log_to(mut self, pipe: PipeWriter) -> Self {
         self.log = Some(Arc::new(pipe));
         self
     }
 
     /// The command line, as one would type it.
-    #[must_use]
     pub fn line(&self) -> String {
         line(&self.command())
     }
@@ -291,7 +273,6 @@ impl AgentCommand {
 }
 
 /// The address of the Unix socket between brain and agent.
-#[must_use]
 pub fn brain_socket(sandbox: &Sandbox) -> String {
     format!("unix://{}", sandbox.files().join("proxy.sock").display())
 }
@@ -300,7 +281,6 @@ pub fn brain_socket(sandbox: &Sandbox) -> String {
 pub const STATUS_SOCKET: &str = "KUBE_PROXY_EBPF_STATUS_SOCKET";
 
 /// The socket of the status pages of every proxy in a sandbox.
-#[must_use]
 pub fn status_socket(sandbox: &Sandbox) -> PathBuf {
     sandbox.files().join("status.sock")
 }
@@ -391,25 +371,21 @@ pub struct Agent {
 
 impl Agent {
     /// Its process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The log so far.
-    #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The file of the log.
-    #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
     /// How often the log contains a text.
-    #[must_use]
     pub fn count_logged(&self, text: &str) -> usize {
         self.log().matches(text).count()
     }

@@ -163,13 +163,11 @@ impl EchoConnection {
     }
 
     /// The server's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The connection itself.
-    #[must_use]
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }

@@ -58,7 +58,6 @@ pub fn allowed_calls() -> Result<Vec<String>> {
 }
 
 /// The folder `deploy`.
-#[must_use]
 pub fn folder() -> PathBuf {
     build_tools::command::workspace().join("deploy")
 }
@@ -101,7 +100,6 @@ impl Renderer {
     }
 
     /// Finds one, or reports that the current test is skipped.
-    #[must_use]
     pub fn or_skip() -> Option<Self> {
         Self::find().inspect_err(|reason| skip(&reason.to_string())).ok()
     }

@@ -88,19 +88,16 @@ impl EchoServer {
     }
 
     /// The address on which it listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The number of accepted TCP connections.
-    #[must_use]
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
     /// The number of received datagrams.
-    #[must_use]
     pub fn datagrams(&self) -> u64 {
         self.shared.datagrams.load(Ordering::Relaxed)
     }

@@ -23,7 +23,6 @@ impl Explained {
     /// # Panics
     ///
     /// If it fails: also if the kernel differs from the explanation.
-    #[must_use]
     #[track_caller]
     pub fn ask(command: &mut Command, words: &[&str]) -> Self {
         let Output { code, stdout, stderr } = run(command.args(["--output", "json"]).args(words));

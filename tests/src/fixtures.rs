@@ -18,7 +18,6 @@ pub const FRONTEND: SocketAddr = SocketAddr::new(WEB[0], 80);
 pub const TARGET_PORT: u16 = 8080;
 
 /// The Service `web`: TCP and UDP at port 80, in both families, with the endpoints `web-N`.
-#[must_use]
 pub fn web(endpoints: impl IntoIterator<Item = u8>) -> Service {
     Service::new("web", &WEB)
         .port("tcp", "TCP", 80, TARGET_PORT)
@@ -27,13 +26,11 @@ pub fn web(endpoints: impl IntoIterator<Item = u8>) -> Service {
 }
 
 /// The Service `web` with IPv4 and TCP only.
-#[must_use]
 pub fn web4(endpoints: impl IntoIterator<Item = u8>) -> Service {
     Service::new("web", &WEB[..1]).port("", "TCP", 80, TARGET_PORT).endpoints(endpoints)
 }
 
 /// Every notation of the frontend `web:80`: IPv4, IPv6 and IPv4-mapped.
-#[must_use]
 pub fn web_frontends() -> [SocketAddr; 3] {
     [WEB[0], WEB[1], WEB4.to_ipv6_mapped().into()].map(|ip| SocketAddr::new(ip, 80))
 }

@@ -72,13 +72,11 @@ pub fn probe(path: &str) -> io::Result<Response> {
 }
 
 /// The status code of a health page; 0 if there is no response.
-#[must_use]
 pub fn health_status(path: &str) -> u16 {
     health(path).map_or(0, |it| it.status)
 }
 
 /// Whether the proxy in this network namespace reports that it is ready.
-#[must_use]
 pub fn is_ready() -> bool {
     health_status("/readyz") == 200
 }
@@ -89,7 +87,6 @@ pub fn metrics(path: &str) -> io::Result<Response> {
 }
 
 /// The value of a series among the proxy's metrics, if it exists.
-#[must_use]
 pub fn metric(series: &str) -> Option<f64> {
     let text = metrics("/metrics").ok()?.body;
     text.lines().find_map(|it| it.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())

@@ -81,19 +81,16 @@ pub struct IngressNode {
 
 impl IngressNode {
     /// Its name, and that of its pods' servers, which reply with the source address of the client.
-    #[must_use]
     pub fn name(&self) -> String {
         format!("n{}", self.number)
     }
 
     /// Its addresses.
-    #[must_use]
     pub fn addresses(&self) -> [IpAddr; 2] {
         node_addresses(self.number)
     }
 
     /// The addresses of its first pod.
-    #[must_use]
     pub fn pod_addresses(&self) -> [IpAddr; 2] {
         pod_addresses(self.number, 0)
     }
@@ -123,7 +120,6 @@ impl IngressNode {
     }
 
     /// The pinned links of its proxy whose names begin with a text.
-    #[must_use]
     pub fn links(&self, prefix: &str) -> Vec<PathBuf> {
         let links = fs::read_dir(self.sandbox.pins().join("links")).expect("the proxy has pinned links");
         let mut links: Vec<_> = links.flatten().map(|it| it.path()).collect();
@@ -132,7 +128,6 @@ impl IngressNode {
     }
 
     /// A subcommand of its binary that finds its proxy.
-    #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
         agent::cli(&self.binary, &self.sandbox, subcommand)
     }
@@ -159,7 +154,6 @@ fn pod_addresses(number: u8, pod: u8) -> [IpAddr; 2] {
 impl IngressCluster {
     /// Makes a cluster of so many nodes, or reports why the current test is skipped. No proxy runs, and the router has no next
     /// hop.
-    #[must_use]
     pub fn or_skip(nodes: u8) -> Option<Self> {
         if let Err(missing) = requirements() {
             skip(&missing.join("; "));
@@ -211,7 +205,6 @@ impl IngressCluster {
     }
 
     /// The folder of manifests, which all proxies read.
-    #[must_use]
     pub fn manifests(&self) -> PathBuf {
         self.manifests.files().join("manifests")
     }
@@ -263,7 +256,7 @@ impl IngressCluster {
     /// Removes what the proxy of a node has left.
     pub fn cleanup(&self, node: usize) {
         let node = &self.nodes[node];
-        let _ = node.netns.run(|| agent::run(&mut node.cli("cleanup"))).success();
+        node.netns.run(|| agent::run(&mut node.cli("cleanup"))).success();
     }
 
     /// The nodes whose proxies run.

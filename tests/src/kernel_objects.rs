@@ -92,7 +92,6 @@ pub struct ObjectTracker {
 
 impl ObjectTracker {
     /// A tracker that has seen nothing yet.
-    #[must_use]
     pub fn new(sandbox: &crate::Sandbox) -> Self {
         Self {
             cgroup_processes: sandbox.cgroup().join("cgroup.procs"),
@@ -148,7 +147,6 @@ impl ObjectTracker {
 }
 
 /// Every pin below a folder, sorted; none if the folder does not exist.
-#[must_use]
 pub fn pins_below(folder: &Path) -> Vec<PathBuf> {
     files_below(folder).unwrap_or_default()
 }

@@ -71,7 +71,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub use build_tools::TIMEOUT_FACTOR;
 
 /// A limit of time, multiplied by [`TIMEOUT_FACTOR`].
-#[must_use]
 pub fn scaled(limit: Duration) -> Duration {
     static FACTOR: OnceLock<f64> = OnceLock::new();
     let factor = || env::var(TIMEOUT_FACTOR).ok().and_then(|it| it.parse().ok()).unwrap_or(1.0);
@@ -87,7 +86,6 @@ pub fn assert_contains(text: &str, parts: &[&str]) {
 }
 
 /// Whether the machine is emulated, and repetitions are too slow there.
-#[must_use]
 pub fn is_slow_machine() -> bool {
     repetition_divisor() > 1
 }
@@ -96,7 +94,6 @@ pub fn is_slow_machine() -> bool {
 pub const REPETITION_DIVISOR: &str = "KUBE_PROXY_EBPF_TEST_REPETITION_DIVISOR";
 
 /// A number of repetitions, divided by [`REPETITION_DIVISOR`], but at least three.
-#[must_use]
 pub fn repetitions(times: usize) -> usize {
     (times / repetition_divisor()).max(3)
 }

@@ -29,13 +29,11 @@ pub struct ConnectSample {
 
 impl ConnectSample {
     /// When it ended.
-    #[must_use]
     pub fn ended(&self) -> Instant {
         self.started + self.duration
     }
 
     /// Whether the server of this name replied.
-    #[must_use]
     pub fn is_from(&self, name: &str) -> bool {
         self.result.as_ref().is_ok_and(|it| it == name)
     }
@@ -121,14 +119,12 @@ impl ConnectLoad {
     }
 
     /// The samples so far, from index `first`.
-    #[must_use]
     pub fn since(&self, first: usize) -> Vec<ConnectSample> {
         let samples = self.shared.samples.lock();
         samples.get(first..).unwrap_or_default().to_vec()
     }
 
     /// The number of samples so far.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.shared.samples.lock().len()
     }
@@ -146,7 +142,6 @@ impl ConnectLoad {
     }
 
     /// Stops and returns every connect.
-    #[must_use]
     pub fn stop(mut self) -> Vec<ConnectSample> {
         self.end();
         std::mem::take(&mut *self.shared.samples.lock())

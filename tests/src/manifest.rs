@@ -16,6 +16,7 @@ const MAX_SLICE: usize = 1000;
 
 /// A Service together with its EndpointSlices, one per family unless they are very many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct Service {
     pub name: String,
     pub namespace: String,
@@ -68,7 +69,6 @@ pub struct Endpoint {
 
 impl Service {
     /// A Service in the namespace `default`, without ports or endpoints.
-    #[must_use]
     pub fn new(name: &str, cluster_ips: &[IpAddr]) -> Self {
         Self {
             name: name.to_owned(),
@@ -79,21 +79,18 @@ impl Service {
     }
 
     /// Sets its external IPs.
-    #[must_use]
     pub fn external_ips(mut self, ips: &[IpAddr]) -> Self {
         self.external_ips = ips.to_vec();
         self
     }
 
     /// Sets the addresses of its load balancer.
-    #[must_use]
     pub fn load_balancer_ips(mut self, ips: &[IpAddr]) -> Self {
         self.load_balancer_ips = ips.to_vec();
         self
     }
 
     /// Adds a port.
-    #[must_use]
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
         self.ports.push(Port { name: name.to_owned(), protocol, port, target, node_port: None });
         self
@@ -104,74 +101,63 @@ impl Service {
     /// # Panics
     ///
     /// If there is none.
-    #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
         self.ports.last_mut().expect("a port is added before its node port").node_port = Some(number);
         self
     }
 
     /// Sets the session affinity ClientIP.
-    #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = Some(seconds);
         self
     }
 
     /// Sets the annotation `kube-proxy-ebpf.io/drain`.
-    #[must_use]
     pub fn drain(self, seconds: u32) -> Self {
         self.annotation("kube-proxy-ebpf.io/drain", &format!("{seconds}s"))
     }
 
     /// Sets an annotation.
-    #[must_use]
     pub fn annotation(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.insert(name, value.to_owned());
         self
     }
 
     /// Sets `externalTrafficPolicy: Local`.
-    #[must_use]
     pub fn external_local(mut self) -> Self {
         self.external_local = true;
         self
     }
 
     /// Sets `internalTrafficPolicy: Local`.
-    #[must_use]
     pub fn internal_local(mut self) -> Self {
         self.internal_local = true;
         self
     }
 
     /// Sets `loadBalancerSourceRanges`.
-    #[must_use]
     pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
         self.source_ranges = ranges.iter().map(|&it| it.to_owned()).collect();
         self
     }
 
     /// Sets `healthCheckNodePort`.
-    #[must_use]
     pub fn health_check_node_port(mut self, number: u16) -> Self {
         self.health_check_node_port = Some(number);
         self
     }
 
     /// Adds a ready endpoint on node `n1`.
-    #[must_use]
     pub fn endpoint(self, name: &str, addresses: &[IpAddr]) -> Self {
         self.endpoint_on("n1", name, addresses)
     }
 
     /// Adds the ready endpoints `web-N` at [`endpoint`]`(N)`.
-    #[must_use]
     pub fn endpoints(self, numbers: impl IntoIterator<Item = u8>) -> Self {
         numbers.into_iter().fold(self, |it, n| it.endpoint(&format!("web-{n}"), &endpoint(n)))
     }
 
     /// Adds a ready endpoint on a node.
-    #[must_use]
     pub fn endpoint_on(mut self, node: &str, name: &str, addresses: &[IpAddr]) -> Self {
         self.endpoints.push(Endpoint {
             name: name.to_owned(),
@@ -184,7 +170,6 @@ impl Service {
     }
 
     /// Makes all endpoints so far neither ready nor serving.
-    #[must_use]
     pub fn not_ready(mut self) -> Self {
         for it in &mut self.endpoints {
             (it.ready, it.terminating) = (false, false);
@@ -193,7 +178,6 @@ impl Service {
     }
 
     /// Makes all endpoints so far serving and terminating.
-    #[must_use]
     pub fn terminating(mut self) -> Self {
         for it in &mut self.endpoints {
             (it.ready, it.terminating) = (false, true);
@@ -202,7 +186,6 @@ impl Service {
     }
 
     /// Where each of its ports is reached, given the addresses at which node ports are.
-    #[must_use]
     pub fn frontends(&self, node: [IpAddr; 2]) -> Vec<(SocketAddr, &Port)> {
         let own = [&self.cluster_ips, &self.load_balancer_ips, &self.external_ips].into_iter().flatten();
         let at_own = own.flat_map(|ip| self.ports.iter().map(|it| (SocketAddr::new(*ip, it.port), it)));
@@ -220,7 +203,6 @@ impl Service {
     }
 
     /// The Service alone.
-    #[must_use]
     pub fn service(&self) -> Value {
         let port = |it: &Port| {
             let Port { name, protocol, port, target, node_port } = it;
@@ -321,7 +303,6 @@ impl fmt::Display for Service {
 }
 
 /// The addresses of an endpoint. In a [`TestNode`](crate::TestNode)'s namespace the first is local.
-#[must_use]
 pub const fn endpoint(n: u8) -> [IpAddr; 2] {
     [
         IpAddr::V4(Ipv4Addr::new(10, 244, 1, n)),
@@ -330,7 +311,6 @@ pub const fn endpoint(n: u8) -> [IpAddr; 2] {
 }
 
 /// A Service whose cluster IP, 10.96.0.300, is none.
-#[must_use]
 pub fn invalid_service(namespace: &str, name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
@@ -338,13 +318,11 @@ pub fn invalid_service(namespace: &str, name: &str) -> String {
     )
 }
 
-#[must_use]
 pub fn node(name: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n")
 }
 
 /// A Node with addresses of the type InternalIP.
-#[must_use]
 pub fn node_with_addresses(name: &str, addresses: &[IpAddr]) -> String {
     let addresses: Vec<_> =
         addresses.iter().map(|it| format!("{{type: InternalIP, address: '{it}'}}")).collect();

@@ -15,7 +15,6 @@ pub struct MemoryCgroup {
 
 impl MemoryCgroup {
     /// Makes one beside a sandbox, or reports why the current test is skipped.
-    #[must_use]
     pub fn or_skip(sandbox: &Sandbox) -> Option<Self> {
         match Self::new(sandbox) {
             Ok(cgroup) => Some(cgroup),
@@ -52,7 +51,6 @@ impl MemoryCgroup {
         Ok(cgroup)
     }
 
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         self.path.clone()
     }

@@ -62,7 +62,6 @@ impl NetNs {
     }
 
     /// A path by which other programs can open it while this value lives.
-    #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
     }

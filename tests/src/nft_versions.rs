@@ -31,7 +31,6 @@ pub struct Nft {
 
 impl Nft {
     /// Runs it with its own libraries.
-    #[must_use]
     pub fn command(&self) -> Command {
         let folders: Vec<_> = ["usr/lib", "lib"]
             .iter()
@@ -62,7 +61,6 @@ impl Nft {
 }
 
 /// Those of [`SUITES`], fetched once into target/tools; the current test is reported as skipped for those that cannot be.
-#[must_use]
 pub fn nft_versions_or_skip() -> Vec<Nft> {
     static FETCH: Mutex<()> = Mutex::new(());
     let _one_at_a_time = FETCH.lock();

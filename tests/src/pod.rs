@@ -43,19 +43,16 @@ enum Kind {
 
 impl Attack {
     /// Opens UDP sockets, and sends from each one datagram to each destination.
-    #[must_use]
     pub fn send_udp(sockets: usize, to: &[SocketAddr]) -> Self {
         Self { kind: Kind::SendUdp, number: sockets, to: to.to_vec() }
     }
 
     /// Opens TCP sockets that connect to a destination.
-    #[must_use]
     pub fn connect_tcp(sockets: usize, to: SocketAddr) -> Self {
         Self { kind: Kind::ConnectTcp, number: sockets, to: vec![to] }
     }
 
     /// Connects UDP sockets from many source addresses that are not the pod's own, one after the other.
-    #[must_use]
     pub fn connect_from(sources: u16, to: SocketAddr) -> Self {
         Self { kind: Kind::ConnectFrom, number: sources.into(), to: vec![to] }
     }
@@ -111,7 +108,6 @@ impl Pod {
     }
 
     /// Its network namespace.
-    #[must_use]
     pub fn netns(&self) -> &NetNs {
         &self.netns
     }

@@ -71,14 +71,12 @@ pub fn requirements() -> Result<Host, Vec<String>> {
 }
 
 /// Whether the kernel is at least of this version, for tests of features that older kernels lack.
-#[must_use]
 pub fn kernel_at_least(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     version(release.trim()) >= Some((major, minor))
 }
 
 /// Finds a program; the current test is reported as skipped if it is not installed.
-#[must_use]
 pub fn program_or_skip(name: &str) -> Option<PathBuf> {
     let found = find(name);
     if found.is_none() {
@@ -88,7 +86,6 @@ pub fn program_or_skip(name: &str) -> Option<PathBuf> {
 }
 
 /// The first two numbers of a kernel's release.
-#[must_use]
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

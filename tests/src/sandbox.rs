@@ -68,7 +68,6 @@ impl Sandbox {
     /// # Panics
     ///
     /// If no requirement is missing and it fails nevertheless.
-    #[must_use]
     pub fn or_skip() -> Option<Self> {
         if let Err(missing) = requirements() {
             skip(&missing.join("; "));
@@ -88,31 +87,26 @@ impl Sandbox {
     }
 
     /// Its name, unique on this machine.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The child cgroup: the value of `--cgroup`.
-    #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
     }
 
     /// The root of the cgroup2 hierarchy.
-    #[must_use]
     pub fn root_cgroup(&self) -> &Path {
         self.cgroup.parent().expect("a child cgroup has a parent")
     }
 
     /// The pin folder: the value of `--pin-dir`.
-    #[must_use]
     pub fn pins(&self) -> &Path {
         &self.pins
     }
 
     /// A folder for ordinary files.
-    #[must_use]
     pub fn files(&self) -> &Path {
         &self.files
     }
@@ -139,7 +133,6 @@ impl Sandbox {
     }
 
     /// The processes in the cgroup.
-    #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         let members = fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
         members.lines().filter_map(|it| it.parse().ok()).collect()

@@ -9,7 +9,6 @@ use std::{
 pub use build_tools::SKIPPED_TESTS_FILE;
 
 /// The name of the test that runs in this thread, without its modules: libtest names the thread after the test.
-#[must_use]
 pub fn current_test() -> String {
     let thread = thread::current();
     let name = thread.name().unwrap_or("unknown");

@@ -71,7 +71,6 @@ pub struct TestCluster {
 
 impl TestCluster {
     /// Makes a cluster in which every pod serves, or reports why the current test is skipped.
-    #[must_use]
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
         Some(Self::new(sandbox).expect("the machine has everything a test needs"))
@@ -108,31 +107,26 @@ impl TestCluster {
         Ok(Self { client, n1, n2, pods, _lan: lan, _servers: servers, sandbox })
     }
 
-    #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
     }
 
     /// The folder of manifests.
-    #[must_use]
     pub fn manifests(&self) -> PathBuf {
         self.sandbox.files().join("manifests")
     }
 
     /// The command line of the proxy on n1, with a value of `--backend`.
-    #[must_use]
     pub fn command(&self, backend: &str) -> AgentCommand {
         self.default_command().arg(format!("--backend={backend}")).arg("--packets=nft")
     }
 
     /// The command line of the proxy on n1, with the default backend and without the packet path.
-    #[must_use]
     pub fn default_command(&self) -> AgentCommand {
         AgentCommand::run(&Build::Product.binary(), &self.sandbox, &self.manifests(), "n1")
     }
 
     /// A subcommand of the binary that finds the proxy; to be run on n1.
-    #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
         agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }

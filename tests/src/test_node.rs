@@ -48,14 +48,12 @@ pub struct TestNode {
 
 impl TestNode {
     /// Enters a new node, or reports why the current test is skipped.
-    #[must_use]
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
     /// Enters a new node with echo servers at these endpoints, or reports why the current test is skipped.
-    #[must_use]
     pub fn serving_or_skip(endpoints: impl IntoIterator<Item = u8>) -> Option<Self> {
         let mut node = Self::or_skip()?;
         node.serve(endpoints);
@@ -64,7 +62,6 @@ impl TestNode {
 
     /// Enters a new node with echo servers at these endpoints and a proxy that serves these Services, or reports why the current
     /// test is skipped.
-    #[must_use]
     #[track_caller]
     pub fn running_or_skip(
         endpoints: impl IntoIterator<Item = u8>,
@@ -91,25 +88,21 @@ impl TestNode {
         Ok(Self { servers: Vec::new(), agent: None, _netns_guard, _cgroup_guard, netns, sandbox })
     }
 
-    #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
     }
 
     /// Its network namespace.
-    #[must_use]
     pub fn netns(&self) -> &NetNs {
         &self.netns
     }
 
     /// The folder of manifests.
-    #[must_use]
     pub fn manifests(&self) -> PathBuf {
         self.sandbox.files().join("manifests")
     }
 
     /// The folder of manifests as a value of `--source`.
-    #[must_use]
     pub fn source(&self) -> String {
         format!("file:{}", self.manifests().display())
     }
@@ -128,7 +121,6 @@ impl TestNode {
     }
 
     /// The servers started by [`Self::serve`].
-    #[must_use]
     pub fn servers(&self) -> &[EchoServer] {
         &self.servers
     }
@@ -145,7 +137,6 @@ impl TestNode {
     }
 
     /// The command line of the proxy on this node.
-    #[must_use]
     pub fn command(&self, build: Build) -> AgentCommand {
         AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
@@ -190,14 +181,12 @@ impl TestNode {
     }
 
     /// The running proxy.
-    #[must_use]
     #[track_caller]
     pub fn agent(&self) -> &Agent {
         self.agent.as_ref().expect("a proxy runs")
     }
 
     /// The running proxy.
-    #[must_use]
     #[track_caller]
     pub fn agent_mut(&mut self) -> &mut Agent {
         self.agent.as_mut().expect("a proxy runs")
@@ -217,7 +206,6 @@ impl TestNode {
     }
 
     /// The proxy's log.
-    #[must_use]
     #[track_caller]
     pub fn log(&self) -> String {
         self.agent().log()
@@ -260,7 +248,6 @@ impl TestNode {
     }
 
     /// A subcommand of the binary that finds the proxy.
-    #[must_use]
     pub fn cli(&self, subcommand: &str) -> Command {
         agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }
@@ -289,14 +276,12 @@ impl TestNode {
     }
 
     /// The pin of the program of a hook, in the folder of the newest map layout.
-    #[must_use]
     pub fn program(&self, hook: &str) -> PathBuf {
         let newest = self.layouts().into_iter().filter_map(|it| it[1..].parse::<u32>().ok()).max();
         self.sandbox.pins().join(format!("v{}/programs/{hook}", newest.unwrap_or_default()))
     }
 
     /// The folders of map layouts, such as `v5`, sorted.
-    #[must_use]
     pub fn layouts(&self) -> Vec<String> {
         let pins = fs::read_dir(self.sandbox.pins()).expect("pins can be listed").flatten();
         let names = pins.map(|it| it.file_name().to_string_lossy().into_owned());
@@ -307,13 +292,11 @@ impl TestNode {
 
     /// Whether every program is attached and pinned: that of connect6 is the last one, and is pinned after its link.
     /// Before, connects may be translated already, but a crash detaches what is not pinned.
-    #[must_use]
     pub fn is_attached(&self) -> bool {
         self.program("connect6").exists()
     }
 
     /// A pinned map, given by its path below the pin folder.
-    #[must_use]
     #[track_caller]
     pub fn map(&self, path: &str) -> Map {
         let map = MapData::from_pin(self.sandbox.pins().join(path));
@@ -321,7 +304,6 @@ impl TestNode {
     }
 
     /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
-    #[must_use]
     pub fn used_socket_slots(&self) -> usize {
         // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
         // Service.
@@ -338,14 +320,12 @@ impl TestNode {
 
     /// What the programs keep of failing endpoints: 1 if there is a record, how often an endpoint was ejected because it did
     /// not answer, how often because it refused, and a zero.
-    #[must_use]
     pub fn health_words(&self) -> [u64; 4] {
         let words: Array<MapData, u64> = Array::try_from(self.map("health2/health")).expect("they are words");
         [0, 1, 2, 3].map(|it| words.get(&it, 0).expect("there are four"))
     }
 
     /// Every pin, as its path below the pin folder, sorted.
-    #[must_use]
     pub fn pins(&self) -> Vec<String> {
         let top = self.sandbox.pins().to_string_lossy();
         let pins = pins_below(self.sandbox.pins());
@@ -354,7 +334,6 @@ impl TestNode {
 }
 
 /// What `dump` prints when exactly these Services are active.
-#[must_use]
 pub fn expected_dump(services: &[Service]) -> Vec<String> {
     // A node port has one row per family.
     let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];

@@ -56,7 +56,6 @@ impl Trace {
     /// # Panics
     ///
     /// If none comes.
-    #[must_use]
     #[track_caller]
     pub fn next(&self) -> Value {
         self.lines.recv_timeout(TIMEOUT).expect("another line comes")
@@ -67,7 +66,6 @@ impl Trace {
     /// # Panics
     ///
     /// If that does not come.
-    #[must_use]
     #[track_caller]
     pub fn until(&self, destination: SocketAddr) -> Vec<Value> {
         let mut lines = Vec::new();

@@ -189,7 +189,7 @@ fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
     let mut idle =
         CgroupSockAddr::from_pin(node.program("connect6"), CgroupSockAddrAttachType::Connect6).unwrap();
     node.terminate();
-    let _ = run(&mut node.cli("cleanup")).success();
+    run(&mut node.cli("cleanup")).success();
     // As many as the kernel allows at one cgroup (BPF_CGROUP_MAX_PROGS).
     let cgroup = fs::File::open(node.sandbox().cgroup()).unwrap();
     let mut attach = || {
@@ -279,13 +279,13 @@ fn cleanup_removes_everything_from_the_node() {
     // The kernel serves without the agent.
     assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert!(!objects.observe().is_empty());
-    let _ = run(&mut node.cli("cleanup")).success();
+    run(&mut node.cli("cleanup")).success();
     assert!(!node.sandbox().pins().exists());
     assert_not_translated();
     let is_clean = eventually(TIMEOUT, || objects.observe().is_empty() && objects.leaked().is_empty());
     assert!(is_clean, "{:?} now; leaked: {:?}", objects.observe(), objects.leaked());
     // Again: nothing to do, and no error.
-    let _ = run(&mut node.cli("cleanup")).success();
+    run(&mut node.cli("cleanup")).success();
 }
 
 /// What NAME stands for in a file of objects: a screen is cleared, a line is forged, a direction is reversed.

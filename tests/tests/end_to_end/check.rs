@@ -151,7 +151,7 @@ fn foreign_programs_are_reported() {
     });
     let report = check(&node);
     drop(KilledOnDrop(other));
-    let _ = run(product().args(["cleanup", "--pin-dir", &pins])).success();
+    run(product().args(["cleanup", "--pin-dir", &pins])).success();
     logged.unwrap();
     node.wait_until_logged(&["is no longer attached to our hooks"]);
     assert!(checked, "{}", report.text);
@@ -181,7 +181,7 @@ fn after_the_switch_back_check_does_not_advise_to_stop_kube_proxy() {
     nft("add table ip nat; add chain ip nat KUBE-SERVICES");
     node.terminate();
     check(&node).has("degraded", "kube-proxy's rules", &["`cleanup` removes what this program has there"]);
-    run(product().args(["cleanup", "--pin-dir"]).arg(node.sandbox().pins())).success().clear();
+    run(product().args(["cleanup", "--pin-dir"]).arg(node.sandbox().pins())).success();
     let _kube_proxy = ["0.0.0.0:10256", "127.0.0.1:10249"].map(|it| TcpListener::bind(it).unwrap());
     let report = check(&node);
     report.exits_with(0);

@@ -143,7 +143,7 @@ fn rules_of_a_running_kube_proxy_are_kept() {
     let stderr = cleanup(&netns, &[]).exits_with(1);
     assert!(stderr.contains("another program than this one answers at 127.0.0.1:10256"), "{stderr}");
     assert!(has_rules());
-    let _ = cleanup(&netns, &["--force"]).success();
+    cleanup(&netns, &["--force"]).success();
     assert!(!has_rules());
     drop(port);
 }

@@ -110,7 +110,7 @@ fn the_driver_forwards_packets() {
     let Some(mut cluster) = cluster_or_skip() else { return };
     // No sender leaves checksums to this driver.
     let ethtool = |netns: &NetNs, words: &str| {
-        let _ = netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
+        netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
     };
     ethtool(&cluster.clients[0], "-K eth0 tx off");
     cluster.set_next_hops(NETWORKS, &[0]);

@@ -116,7 +116,7 @@ fn crash_at(node: &TestNode, failpoint: &str, round: &mut usize, others: &mut us
 }
 
 fn cleanup(node: &TestNode) {
-    let _ = tests::run(&mut node.cli("cleanup")).success();
+    tests::run(&mut node.cli("cleanup")).success();
     assert!(!node.sandbox().pins().exists());
 }
 
@@ -147,7 +147,7 @@ fn the_switch_of_grace_periods_is_set_only_while_an_update_waits() {
     node.wait_until(|_| last_written() > started && is_unset());
     node.kill();
     fs::write(&switch, "2").unwrap();
-    let _ = tests::run(node.cli("cleanup").arg(&flag)).success();
+    tests::run(node.cli("cleanup").arg(&flag)).success();
     assert!(is_unset(), "cleanup leaves nothing");
 }
 

@@ -367,7 +367,7 @@ fn replies_bear_the_services_address_while_the_programs_are_removed() {
     let removals: [fn(&mut TestNode); 2] = [
         |node| {
             node.terminate();
-            let _ = run(&mut node.cli("cleanup")).success();
+            run(&mut node.cli("cleanup")).success();
         },
         // Another backend removes them once its tables are active.
         |node| {

@@ -191,7 +191,7 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
     assert_eq!(agent.count_logged(REPAIRED), repairs);
 
     assert!(agent.terminate().unwrap().success());
-    let _ = cluster.n1.run(|| run(&mut cluster.cli("cleanup")).success());
+    cluster.n1.run(|| run(&mut cluster.cli("cleanup")).success());
     assert_eq!(nft(&cluster, &["list", "tables"]), "table ip theirs\n");
 }
 

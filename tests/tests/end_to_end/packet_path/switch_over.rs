@@ -159,7 +159,7 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         // The way back.
         assert!(agent.terminate().unwrap().success());
         decides("p1", "ours is stopped");
-        let _ = it.n1.run(|| run(&mut it.cli("cleanup")).success());
+        it.n1.run(|| run(&mut it.cli("cleanup")).success());
         decides("p2", "kube-proxy's alone");
         // The switch-over.
         let agent = start_ready(&it, &it.command("nft"));
