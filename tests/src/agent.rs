@@ -53,22 +53,14 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output, if the command succeeded.
-    ///
-    /// # Panics
-    ///
-    /// If it failed.
+    /// Standard output of a command that must succeed.
     #[track_caller]
     pub fn success(self) -> String {
         assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
         self.stdout
     }
 
-    /// Standard error, if the command ended with this code.
-    ///
-    /// # Panics
-    ///
-    /// If it ended otherwise.
+    /// Standard error of a command that must end with this code.
     #[track_caller]
     pub fn exits_with(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
@@ -76,11 +68,7 @@ impl Output {
     }
 }
 
-/// Runs a command to its end.
-///
-/// # Panics
-///
-/// If it cannot be started or does not write UTF-8.
+/// Runs a command, which must start and write UTF-8, to its end.
 #[track_caller]
 pub fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
@@ -424,11 +412,7 @@ impl Agent {
         }
     }
 
-    /// Waits until `condition` holds.
-    ///
-    /// # Errors
-    ///
-    /// If the agent ends first, or the condition does not hold within `limit`; the message has the whole log.
+    /// Waits until `condition` holds; fails if the agent ends first, or it does not within `limit`, with the whole log.
     pub fn wait_until(&mut self, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
         let mut ended = None;
         let done = eventually(limit, || {

@@ -19,10 +19,6 @@ pub struct BlackHole {
 
 impl BlackHole {
     /// One in the network namespace of the calling thread.
-    ///
-    /// # Panics
-    ///
-    /// If the address cannot be bound, or answers nevertheless.
     #[must_use]
     #[track_caller]
     pub fn at(address: SocketAddr) -> Self {

@@ -37,11 +37,7 @@ impl Transport {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::UdpUnconnected];
 }
 
-/// Requests the name of the server at `address`.
-///
-/// # Errors
-///
-/// The system call's, or [`io::ErrorKind::InvalidData`] for an invalid reply.
+/// Requests the name of the server at `address`; [`io::ErrorKind::InvalidData`] for an invalid reply.
 pub fn request(transport: Transport, address: SocketAddr) -> io::Result<String> {
     request_within(scaled(REQUEST_TIMEOUT), transport, address)
 }
@@ -126,11 +122,8 @@ pub fn receive(socket: &UdpSocket) -> io::Result<(String, SocketAddr)> {
     Ok((name(&reply[..length])?, from))
 }
 
-/// Connects to an address that should refuse: the error, and after how long it came.
-///
-/// # Errors
-///
-/// [`io::ErrorKind::AlreadyExists`] if the connection is accepted.
+/// Connects to an address that should refuse: the error, and after how long it came; [`io::ErrorKind::AlreadyExists`] if it
+/// accepts.
 pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
     let started = Instant::now();
     match TcpStream::connect(address) {
@@ -172,11 +165,7 @@ impl EchoConnection {
         &self.stream
     }
 
-    /// Sends a line and waits for its echo.
-    ///
-    /// # Errors
-    ///
-    /// The system call's, or [`io::ErrorKind::InvalidData`] if something else came back.
+    /// Sends a line and waits for its echo; [`io::ErrorKind::InvalidData`] if something else comes back.
     pub fn ping(&mut self) -> io::Result<()> {
         self.stream.write_all(b"still there?\n")?;
         let echo = read_line(&mut self.stream)?;

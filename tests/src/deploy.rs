@@ -18,10 +18,6 @@ use crate::skip::skip;
 pub const IMAGE: &str = "kube-proxy-ebpf";
 
 /// The capabilities that the DaemonSet gives its container.
-///
-/// # Errors
-///
-/// If the manifest cannot be read or names an unknown capability.
 pub fn capabilities() -> Result<CapabilitySet> {
     let file = folder().join("base/daemonset.yaml");
     let documents =
@@ -31,11 +27,7 @@ pub fn capabilities() -> Result<CapabilitySet> {
     capabilities_of(container)
 }
 
-/// The capabilities that a container adds.
-///
-/// # Errors
-///
-/// If one is unknown.
+/// The capabilities that a container adds; fails if one is unknown.
 pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
     let added = container["securityContext"]["capabilities"]["add"].as_array();
     let names = added.into_iter().flatten().map(|it| it.as_str().unwrap_or_default());
@@ -45,10 +37,6 @@ pub fn capabilities_of(container: &Value) -> Result<CapabilitySet> {
 }
 
 /// The system calls that the shipped seccomp profile allows.
-///
-/// # Errors
-///
-/// If it cannot be read.
 pub fn allowed_calls() -> Result<Vec<String>> {
     // In the binary, because a virtual machine that runs the tests has no sources.
     let profile: Value = serde_json::from_str(include_str!("../../deploy/seccomp/kube-proxy-ebpf.json"))?;
@@ -63,10 +51,6 @@ pub fn folder() -> PathBuf {
 }
 
 /// The documents of a YAML stream.
-///
-/// # Errors
-///
-/// If the text is not YAML.
 pub fn documents(text: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(text).map_err(|error| anyhow!("not YAML: {error}"))
 }
@@ -76,11 +60,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>> {
 pub struct Renderer(&'static [&'static str]);
 
 impl Renderer {
-    /// Finds one of a supported version.
-    ///
-    /// # Errors
-    ///
-    /// If there is none: what to install.
+    /// Finds one of a supported version; the error says what to install.
     pub fn find() -> Result<Self> {
         const KNOWN: [(&[&str], &[&str]); 2] = [
             (&["kubectl", "version", "--client"], &["kubectl", "kustomize"]),
@@ -104,11 +84,7 @@ impl Renderer {
         Self::find().inspect_err(|reason| skip(&reason.to_string())).ok()
     }
 
-    /// The objects of a kustomization in a folder: relative to `deploy`, or absolute.
-    ///
-    /// # Errors
-    ///
-    /// If the program fails: its standard error.
+    /// The objects of a kustomization in a folder: relative to `deploy`, or absolute; the error is the program's.
     pub fn render(&self, folder: impl AsRef<Path>) -> Result<Vec<Value>> {
         let folder = self::folder().join(folder);
         let Self(program) = self;

@@ -18,11 +18,7 @@ pub struct Explained {
 }
 
 impl Explained {
-    /// Asks with a command `explain`; the words are those of the question.
-    ///
-    /// # Panics
-    ///
-    /// If it fails: also if the kernel differs from the explanation.
+    /// Asks with a command `explain`; the words are those of the question. The kernel must have what the explanation says.
     #[track_caller]
     pub fn ask(command: &mut Command, words: &[&str]) -> Self {
         let Output { code, stdout, stderr } = run(command.args(["--output", "json"]).args(words));

@@ -1,4 +1,4 @@
-//! A minimal HTTP client for the pages of the proxy.
+//! A minimal HTTP client for the pages of the proxy. A request fails if nothing listens there, or the response is not HTTP.
 
 use std::{
     io,
@@ -27,10 +27,6 @@ pub struct Response {
 }
 
 /// Requests a page.
-///
-/// # Errors
-///
-/// If nothing listens there, or the response is not HTTP.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(scaled(TIMEOUT)))?;
@@ -38,10 +34,6 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 }
 
 /// Requests a page from a Unix socket.
-///
-/// # Errors
-///
-/// If nothing listens there, or the response is not HTTP.
 pub fn get_from_socket(socket: &Path, path: &str) -> io::Result<Response> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(scaled(TIMEOUT)))?;

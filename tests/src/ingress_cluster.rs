@@ -8,7 +8,6 @@
 //! ```
 //! The pods of a node share a network namespace, in which each has addresses of its own.
 //! IPv6 has the same numbers. The router hashes addresses and ports, so that another set of next hops moves connections.
-//! A method panics if the test cannot go on.
 
 use std::{
     fs,

@@ -6,6 +6,8 @@
 //! namespace), starts [`EchoServer`]s at the endpoints' addresses, writes [`manifest`]s, starts the proxy, and then
 //! connects: once ([`request`]), over one long-lived connection ([`EchoConnection`]), or continuously ([`ConnectLoad`]).
 //! Tests of forwarded traffic use a [`TestCluster`] of several network namespaces.
+//!
+//! What returns no `Result` panics if the test cannot go on; an error says what failed, and why.
 
 #![forbid(unsafe_code)]
 

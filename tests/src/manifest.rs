@@ -97,10 +97,6 @@ impl Service {
     }
 
     /// Sets the node port of the port that was added last.
-    ///
-    /// # Panics
-    ///
-    /// If there is none.
     pub fn node_port(mut self, number: u16) -> Self {
         self.ports.last_mut().expect("a port is added before its node port").node_port = Some(number);
         self
@@ -330,10 +326,6 @@ pub fn node_with_addresses(name: &str, addresses: &[IpAddr]) -> String {
 }
 
 /// Replaces a file so that a reader sees all of the old or all of the new text; returns the time just before.
-///
-/// # Errors
-///
-/// If the folder is not writable.
 pub fn write_atomically(file: &Path, text: &str) -> Result<Instant> {
     // The file source ignores files with this extension.
     let draft = file.with_extension("draft");

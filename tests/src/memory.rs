@@ -25,11 +25,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// Makes one beside a sandbox.
-    ///
-    /// # Errors
-    ///
-    /// If the machine has no memory cgroups, or the kernel refuses.
+    /// Makes one beside a sandbox; fails if the machine has no memory cgroups.
     pub fn new(sandbox: &Sandbox) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let v1 = mounts.lines().find_map(|it| {

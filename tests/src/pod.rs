@@ -78,11 +78,8 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Makes a pod, in which all endpoints' addresses are local and have no servers, and attacks.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses, or the process ends without a report.
+    /// Makes a pod, in which all endpoints' addresses are local and have no servers, and attacks; fails if its process ends
+    /// without a report.
     pub fn attack(sandbox: &Sandbox, name: &str, attack: &Attack) -> Result<Self> {
         // A process without capabilities inherits the limit.
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("getrlimit")?;
@@ -121,11 +118,7 @@ impl Drop for Pod {
     }
 }
 
-/// Carries out the attack of this process. Call it in an ignored test named [`PROCESS`].
-///
-/// # Panics
-///
-/// If the process is not that of a [`Pod`].
+/// Carries out the attack of this process, if it is that of a [`Pod`]. Call it in an ignored test named [`PROCESS`].
 pub fn attack() {
     let Ok(attack) = env::var(ATTACK) else { return };
     let attack: Attack = serde_json::from_str(&attack).expect("a pod sets a valid attack");

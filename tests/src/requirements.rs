@@ -26,11 +26,7 @@ pub struct Host {
     pub kernel: String,
 }
 
-/// Checks the requirements.
-///
-/// # Errors
-///
-/// Every missing one, with its remedy.
+/// Checks the requirements; the error is every missing one, with its remedy.
 pub fn requirements() -> Result<Host, Vec<String>> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

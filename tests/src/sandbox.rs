@@ -44,11 +44,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Makes a sandbox.
-    ///
-    /// # Errors
-    ///
-    /// If a requirement is missing or a folder cannot be created.
+    /// Makes a sandbox; fails if a requirement is missing.
     pub fn new(name: &str) -> Result<Self> {
         let host =
             requirements().map_err(|missing| anyhow!("requirements are missing:\n{}", missing.join("\n")))?;
@@ -64,10 +60,6 @@ impl Sandbox {
     }
 
     /// Makes a sandbox for the current test, or reports why the test is skipped.
-    ///
-    /// # Panics
-    ///
-    /// If no requirement is missing and it fails nevertheless.
     pub fn or_skip() -> Option<Self> {
         if let Err(missing) = requirements() {
             skip(&missing.join("; "));

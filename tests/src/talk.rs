@@ -41,11 +41,8 @@ impl Talk {
         Self { shared, thread: Some(thread) }
     }
 
-    /// Waits until every connection has sent and received something that was sent after this call.
-    ///
-    /// # Panics
-    ///
-    /// If one broke; with `after` in the message.
+    /// Waits until every connection has sent and received something that was sent after this call; `after` says what may have
+    /// broken one.
     #[track_caller]
     pub fn assert_alive(&self, after: &str) {
         let rounds = || self.shared.rounds.load(Ordering::Relaxed);

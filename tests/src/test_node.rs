@@ -75,10 +75,6 @@ impl TestNode {
     }
 
     /// Enters a new node in a sandbox.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses, or `ip` is missing.
     pub fn enter(sandbox: Sandbox) -> Result<Self> {
         let netns = NetNs::with_local_endpoints()?;
         netns.ip(&["-6", "route", "add", "local", "fd00:10:244::/64", "dev", "lo"])?;
@@ -252,20 +248,12 @@ impl TestNode {
         agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }
 
-    /// A status page of the proxy.
-    ///
-    /// # Errors
-    ///
-    /// If nothing listens at its socket.
+    /// A status page of the proxy; fails if nothing listens at its socket.
     pub fn status_page(&self, path: &str) -> io::Result<http::Response> {
         http::get_from_socket(&agent::status_socket(&self.sandbox), path)
     }
 
-    /// What `dump` prints about Services, without the node's addresses.
-    ///
-    /// # Errors
-    ///
-    /// Its standard error if it failed.
+    /// What `dump` prints about Services, without the node's addresses; its standard error if it fails.
     pub fn dump(&self, build: Build) -> Result<Vec<String>> {
         let output = agent::run(&mut agent::cli(&build.binary(), &self.sandbox, "dump"));
         if output.code != Some(0) {

@@ -24,10 +24,6 @@ pub struct Trace {
 
 impl Trace {
     /// Starts a command `trace` with its filters, and waits until it reports.
-    ///
-    /// # Panics
-    ///
-    /// If it does not.
     #[must_use]
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
@@ -52,20 +48,12 @@ impl Trace {
     }
 
     /// The next line.
-    ///
-    /// # Panics
-    ///
-    /// If none comes.
     #[track_caller]
     pub fn next(&self) -> Value {
         self.lines.recv_timeout(TIMEOUT).expect("another line comes")
     }
 
     /// The lines before that of a connect to this address.
-    ///
-    /// # Panics
-    ///
-    /// If that does not come.
     #[track_caller]
     pub fn until(&self, destination: SocketAddr) -> Vec<Value> {
         let mut lines = Vec::new();
@@ -78,10 +66,6 @@ impl Trace {
     }
 
     /// Kills it, and waits until another trace may begin.
-    ///
-    /// # Panics
-    ///
-    /// If the process does not end the trace.
     #[track_caller]
     pub fn kill(&mut self) {
         // It may have ended.
