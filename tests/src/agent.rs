@@ -76,13 +76,11 @@ pub fn run(command: &mut Command) -> Output {
     Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// A subcommand of a binary that finds the proxy of a sandbox: its status socket and, except for `trace`, its pin folder.
+/// A subcommand of a binary that finds the proxy of a sandbox by its environment, as a command in the pod does.
 pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
     let mut command = Command::new(binary);
     command.arg(subcommand).env(STATUS_SOCKET, status_socket(sandbox));
-    if subcommand != "trace" {
-        command.arg("--pin-dir").arg(sandbox.pins());
-    }
+    command.env("KUBE_PROXY_EBPF_PIN_DIR", sandbox.pins());
     command
 }
 

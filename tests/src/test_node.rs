@@ -243,9 +243,16 @@ impl TestNode {
         self.wait_until(|node| node.dump(Build::Product).is_ok_and(|it| it == expected));
     }
 
-    /// A subcommand of the binary that finds the proxy.
+    /// A subcommand of the binary that finds the proxy, and its cgroup.
     pub fn cli(&self, subcommand: &str) -> Command {
-        agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
+        self.cli_of(Build::Product, subcommand)
+    }
+
+    /// The same of another build.
+    pub fn cli_of(&self, build: Build, subcommand: &str) -> Command {
+        let mut command = agent::cli(&build.binary(), &self.sandbox, subcommand);
+        command.env("KUBE_PROXY_EBPF_CGROUP", self.sandbox.cgroup());
+        command
     }
 
     /// A status page of the proxy; fails if nothing listens at its socket.
@@ -255,7 +262,7 @@ impl TestNode {
 
     /// What `dump` prints about Services, without the node's addresses; its standard error if it fails.
     pub fn dump(&self, build: Build) -> Result<Vec<String>> {
-        let output = agent::run(&mut agent::cli(&build.binary(), &self.sandbox, "dump"));
+        let output = agent::run(&mut self.cli_of(build, "dump"));
         if output.code != Some(0) {
             bail!("dump failed: {}", output.stderr);
         }

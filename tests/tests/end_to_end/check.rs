@@ -75,7 +75,7 @@ fn start(node: &mut TestNode) {
 /// What `status` prints.
 #[track_caller]
 fn status(node: &TestNode, arguments: &[&str]) -> String {
-    run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup()).args(arguments)).success()
+    run(node.cli("status").args(arguments)).success()
 }
 
 #[test]
@@ -360,13 +360,8 @@ fn status_watch_shows_changes() {
     let Some(mut node) = TestNode::or_skip() else { return };
     start(&mut node);
     let shown = node.sandbox().files().join("shown");
-    let mut watch = node
-        .cli("status")
-        .args(["--watch", "--cgroup"])
-        .arg(node.sandbox().cgroup())
-        .stdout(fs::File::create(&shown).unwrap())
-        .spawn()
-        .unwrap();
+    let mut watch =
+        node.cli("status").arg("--watch").stdout(fs::File::create(&shown).unwrap()).spawn().unwrap();
     let shows = |it: &str| fs::read_to_string(&shown).unwrap_or_default().contains(it);
     let before = eventually(TIMEOUT, || shows("10.244.1.1:8080"));
     node.write(&[web4([2])]);

@@ -8,8 +8,8 @@ use std::{
 };
 
 use tests::{
-    Build, ConnectLoad, NODE, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, agent::cli, endpoint,
-    eventually, exchange, http, kernel_at_least, manifest, request, run, scaled, udp_socket,
+    Build, ConnectLoad, NODE, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, endpoint, eventually,
+    exchange, http, kernel_at_least, manifest, request, run, scaled, udp_socket,
 };
 
 const EXTERNAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
@@ -39,9 +39,7 @@ struct Counters {
 
 /// The counters that `status` reports, by the name of the port.
 fn counters(node: &TestNode, build: Build) -> BTreeMap<String, Counters> {
-    let mut command = cli(&build.binary(), node.sandbox(), "status");
-    command.args(["--output", "json", "--cgroup"]).arg(node.sandbox().cgroup());
-    let output = run(&mut command).success();
+    let output = run(node.cli_of(build, "status").args(["--output", "json"])).success();
     let status: serde_json::Value = serde_json::from_str(&output).unwrap();
     let number = |it: &serde_json::Value| it.as_u64().unwrap();
     let counters = status["counters"].as_array().unwrap().iter().map(|it| {

@@ -185,7 +185,7 @@ fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
     assert_contains(&body, &["[-]source-services failed: not synced yet", "[+]programs ok"]);
     assert_contains(&body, &["[-]state failed: no state received yet"]);
     let output = |node: &TestNode, command: &str| {
-        let output = run(node.cli(command).arg("--cgroup").arg(node.sandbox().cgroup()));
+        let output = run(&mut node.cli(command));
         output.stdout.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let address = format!("({}", server.url());

@@ -83,9 +83,6 @@ fn commands(node: &TestNode) -> Vec<(String, usize, u64, u64)> {
     ];
     let measured = commands.map(|(name, arguments)| {
         let mut command = node.cli(name);
-        if !["dump", "top"].contains(&name) {
-            command.arg("--cgroup").arg(node.sandbox().cgroup());
-        }
         let ((size, peak), grown) = process_peak(node, || read(&mut spawn(command.args(arguments))));
         (format!("{name} {}", arguments.join(" ")), size, peak, grown)
     });

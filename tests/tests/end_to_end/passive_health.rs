@@ -106,7 +106,7 @@ fn failing_endpoints_get_no_new_connections() {
     node.wait_until_logged(&["10.244.1.3:8080 of"]);
     let status = run(&mut node.cli("status")).success();
     assert!(status.contains("ejected    10.244.1.3:8080 of default/web for 1 client"), "{status}");
-    let check = run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    let check = run(&mut node.cli("check")).stdout;
     let check = check.split_whitespace().collect::<Vec<_>>().join(" ");
     let finding = "degraded endpoints connections from this node to 2 endpoints of default/web fail";
     assert!(check.contains(finding), "{check}");

@@ -132,11 +132,6 @@ fn detached_programs_are_reattached_and_reported() {
     assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
 }
 
-/// What `status` prints.
-fn status(node: &TestNode) -> String {
-    run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup())).success()
-}
-
 #[test]
 fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     let Some(mut node) = node_or_skip() else { return };
@@ -158,6 +153,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     let before = node.dump(Build::Product).unwrap();
     node.write(&services);
     node.wait_until(|_| metric("kube_proxy_ebpf_failures_total{step=\"apply\"}") >= Some(3.0));
+    let status = |node: &TestNode| run(&mut node.cli("status")).success();
     let text = status(&node);
     let parts =
         ["revision 1 active", "pending    a change, for ", "apply: unlink of ", "_new failed", "irectory"];

@@ -33,7 +33,7 @@ fn unpack(archive: &[u8]) -> BTreeMap<String, String> {
 /// `support-bundle` on a node.
 fn command(node: &TestNode, arguments: &[&str]) -> Command {
     let mut command = node.cli("support-bundle");
-    command.arg("--cgroup").arg(node.sandbox().cgroup()).args(["--packets=off"]).args(arguments);
+    command.arg("--packets=off").args(arguments);
     command
 }
 

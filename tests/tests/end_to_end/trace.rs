@@ -117,7 +117,7 @@ fn every_connect_is_traced_and_nothing_else() {
     let each = THREADS * REQUESTS;
     assert_eq!(calls, BTreeMap::from([("connect".to_owned(), 2 * each), ("send".to_owned(), each)]));
     assert_eq!(ports, BTreeMap::from([("tcp".to_owned(), each), ("udp".to_owned(), 2 * each)]));
-    let status = run(node.cli("status").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    let status = run(&mut node.cli("status")).stdout;
     assert!(status.contains("\ntrace      runs since 2"), "{status}");
     assert!(status.contains("attached at all 12 hooks"), "{status}");
     drop(trace);

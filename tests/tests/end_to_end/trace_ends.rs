@@ -102,7 +102,7 @@ fn a_trace_ends_when_nobody_reads_it() {
 fn a_trace_takes_the_place_of_one_that_runs_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
     let first = node.cli("trace").args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
-    let runs = || run(node.cli("check").arg("--cgroup").arg(node.sandbox().cgroup())).stdout;
+    let runs = || run(&mut node.cli("check")).stdout;
     assert!(eventually(TIMEOUT, || runs().contains("one runs since 2")), "{}", runs());
     assert!(runs().contains("with --pid 1"), "{}", runs());
     drop(start(&node, &["--replace"]));
