@@ -93,6 +93,13 @@ pub fn connected_udp_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
+/// A UDP socket at a source address, with the same read timeout.
+pub fn udp_socket_at(source: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(source)?;
+    socket.set_read_timeout(Some(scaled(REQUEST_TIMEOUT)))?;
+    Ok(socket)
+}
+
 fn udp_socket_with(limit: Duration, for_address: SocketAddr) -> io::Result<UdpSocket> {
     let any = match for_address {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),

@@ -103,7 +103,8 @@ impl ObjectTracker {
     /// The objects that belong to the sandbox now.
     pub fn observe(&mut self) -> KernelObjects {
         // BPF_OBJ_GET opens every kind of pin; fdinfo then names the kind and the id.
-        let opened: Vec<_> = pins_below(&self.pins).into_iter().map(PinnedLink::from_pin).collect();
+        let pins = files_below(&self.pins).unwrap_or_default();
+        let opened: Vec<_> = pins.into_iter().map(PinnedLink::from_pin).collect();
         let mut objects = read_fdinfo("self");
         drop(opened);
         let processes = fs::read_to_string(&self.cgroup_processes).unwrap_or_default();
@@ -144,9 +145,4 @@ impl ObjectTracker {
         let loaded = loaded();
         self.seen.iter().filter(|it| loaded.contains(it) && !now.contains(it)).copied().collect()
     }
-}
-
-/// Every pin below a folder, sorted; none if the folder does not exist.
-pub fn pins_below(folder: &Path) -> Vec<PathBuf> {
-    files_below(folder).unwrap_or_default()
 }

@@ -40,7 +40,7 @@ pub use agent::{APPLIED, Agent, AgentCommand, Build, Output, VERBOSE, brain_sock
 pub use black_hole::BlackHole;
 pub use client::{
     EchoConnection, REQUEST_TIMEOUT, Transport, connect_error, connected_udp_socket, exchange,
-    exchange_connected, request, reset_on_close, udp_socket,
+    exchange_connected, request, reset_on_close, udp_socket, udp_socket_at,
 };
 pub use echo::EchoServer;
 pub use explain::Explained;
@@ -57,7 +57,7 @@ pub use sandbox::{Sandbox, move_to};
 pub use skip::skip;
 pub use talk::Talk;
 pub use test_cluster::TestCluster;
-pub use test_node::{NODE, TestNode, expected_dump};
+pub use test_node::{NODE, TestNode, expected_dump, pod_with_servers};
 pub use trace::Trace;
 
 use std::{

@@ -14,12 +14,12 @@ use std::{
 
 use anyhow::{Result, bail};
 use aya::maps::{Array, Map, MapData};
+use build_tools::files_below;
 
 use crate::{
     Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, agent,
     fixtures::{TARGET_PORT, endpoint},
     http,
-    kernel_objects::pins_below,
     manifest::{self, Service},
     netns::NetNsGuard,
     sandbox::CgroupGuard,
@@ -323,9 +323,18 @@ impl TestNode {
     /// Every pin, as its path below the pin folder, sorted.
     pub fn pins(&self) -> Vec<String> {
         let top = self.sandbox.pins().to_string_lossy();
-        let pins = pins_below(self.sandbox.pins());
+        let pins = files_below(self.sandbox.pins()).unwrap_or_default();
         pins.iter().map(|it| it.to_string_lossy().trim_start_matches(&*top).to_owned()).collect()
     }
+}
+
+/// A pod: a network namespace in which the IPv4 addresses of all endpoints are local, with the servers `web-N` at some.
+pub fn pod_with_servers(endpoints: impl IntoIterator<Item = u8>) -> (NetNs, Vec<EchoServer>) {
+    let netns = NetNs::with_local_endpoints().expect("the kernel has network namespaces");
+    let start = |n: u8| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], TARGET_PORT).into());
+    let start = |n| start(n).expect("the address is local");
+    let servers = netns.run(|| endpoints.into_iter().map(start).collect());
+    (netns, servers)
 }
 
 /// What `dump` prints when exactly these Services are active.

@@ -11,8 +11,8 @@ use std::{
 use aya::maps::{Array, HashMap, MapData};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    EchoServer, FRONTEND, NetNs, Service, TIMEOUT, TestNode, Transport, endpoint, eventually, exchange,
-    exchange_connected, metric, request, udp_socket, web, web_frontends,
+    FRONTEND, Service, TIMEOUT, TestNode, Transport, endpoint, eventually, exchange, exchange_connected,
+    metric, pod_with_servers, request, udp_socket, udp_socket_at, web, web_frontends,
 };
 
 /// A node with `web` at ten endpoints.
@@ -28,11 +28,9 @@ fn servers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<
 
 /// Connects a UDP socket that is bound to a source address.
 fn connect_from(source: [u8; 4]) -> UdpSocket {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-    socket.connect(&FRONTEND.into()).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    socket.into()
+    let socket = udp_socket_at((source, 0).into()).unwrap();
+    socket.connect(FRONTEND).unwrap();
+    socket
 }
 
 /// The number of clients in the session affinity table.
@@ -69,11 +67,10 @@ fn concurrent_connects_of_a_new_client_get_one_endpoint() {
     for n in 0..50 {
         let start = Barrier::new(THREADS);
         let connect = || {
-            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-            socket.bind(&SocketAddr::from(([10, 244, 3, n], 0)).into()).unwrap();
+            let socket = udp_socket_at(([10, 244, 3, n], 0).into()).unwrap();
             start.wait();
-            socket.connect(&FRONTEND.into()).unwrap();
-            exchange_connected(&socket.into()).unwrap()
+            socket.connect(FRONTEND).unwrap();
+            exchange_connected(&socket).unwrap()
         };
         let servers: BTreeSet<_> = thread::scope(|scope| {
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(connect)).collect();
@@ -123,12 +120,8 @@ fn each_namespace_and_each_address_of_the_node_is_a_client() {
     // A socket that is not bound is identified by its namespace.
     let mut servers_seen = BTreeSet::new();
     for _ in 0..30 {
-        let servers = NetNs::with_local_endpoints().unwrap().run(|| {
-            let _servers: Vec<_> = (1..=10)
-                .map(|n| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], 8080).into()).unwrap())
-                .collect();
-            servers(Transport::Tcp, FRONTEND, 5)
-        });
+        let (pod, _servers) = pod_with_servers(1..=10);
+        let servers = pod.run(|| servers(Transport::Tcp, FRONTEND, 5));
         assert_eq!(servers.len(), 1, "{servers:?}");
         servers_seen.extend(servers);
     }

@@ -3,15 +3,16 @@
 use std::{
     ffi::OsStr,
     fs,
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     path::PathBuf,
     process::{self, Command},
 };
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    APPLIED, AgentCommand, Build, EchoServer, FRONTEND, NODE, NetNs, Sandbox, TIMEOUT, TestNode, Transport,
-    connected_udp_socket, endpoint, eventually, exchange, http, kernel_at_least, move_to, request, run, web,
+    APPLIED, AgentCommand, Build, FRONTEND, NODE, Sandbox, TIMEOUT, TestNode, Transport,
+    connected_udp_socket, eventually, exchange, http, kernel_at_least, move_to, pod_with_servers, request,
+    run, web,
 };
 
 /// A node with `web`; no proxy runs yet.
@@ -40,8 +41,7 @@ pub(super) fn assert_not_translated() {
 #[test]
 fn socket_lb_host_does_not_translate_in_other_namespaces() {
     let Some(mut node) = node_or_skip() else { return };
-    let pod = NetNs::with_local_endpoints().unwrap();
-    let _server = pod.run(|| EchoServer::start("web-1", SocketAddr::new(endpoint(1)[0], 8080)).unwrap());
+    let (pod, _server) = pod_with_servers([1]);
     for (scope, includes_pods) in [("host", false), ("all", true), ("host", false)] {
         node.start(&["--socket-lb", scope]);
         // An older kernel takes the initial namespace for the node's, and this is another.

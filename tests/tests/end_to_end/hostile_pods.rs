@@ -1,11 +1,10 @@
 //! What a pod can do to the proxy and to other pods with nothing but sockets: no more than its share.
 
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use socket2::{Domain, Socket, Type};
 use tests::{
-    Attack, Build, EchoServer, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport,
-    WEB4, endpoint, eventually, metric, repetitions, request, web,
+    Attack, Build, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport, WEB4,
+    eventually, exchange, metric, pod_with_servers, repetitions, request, udp_socket, udp_socket_at, web,
 };
 
 use super::affinity::clients;
@@ -22,24 +21,13 @@ fn resolvers(number: u8) -> Vec<Service> {
     (1..=number).map(service).collect()
 }
 
-/// A pod that means no harm: a namespace with a server at each endpoint, which names itself.
-fn innocent(endpoints: u8) -> (NetNs, Vec<EchoServer>) {
-    let netns = NetNs::with_local_endpoints().unwrap();
-    let start = |n: u8| EchoServer::start(&n.to_string(), (endpoint(n)[0], 8080).into()).unwrap();
-    let servers = netns.run(|| (1..=endpoints).map(start).collect());
-    (netns, servers)
-}
-
 /// Sends to every Service of [`resolvers`] from one socket, and expects each reply from the Service's address.
 #[track_caller]
 fn resolve_all(netns: &NetNs, number: u8) {
     netns.run(|| {
-        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let socket = udp_socket(resolver(1)).unwrap();
         for n in 1..=number {
-            socket.send_to(b"who?", resolver(n)).unwrap();
-            let (length, from) = socket.recv_from(&mut [0; 64]).unwrap();
-            assert!(length > 0 && from == resolver(n), "a reply of {from} instead of {}", resolver(n));
+            assert_eq!(exchange(&socket, resolver(n)).unwrap(), (format!("web-{n}"), resolver(n)));
         }
     });
 }
@@ -68,7 +56,7 @@ fn what_pods_open_does_not_charge_the_agent_beyond_its_budget() {
         node.kill();
         node.start_with(&node.command(Build::Product).memory_cgroup(&memory));
     }
-    let (netns, _servers) = innocent(4);
+    let (netns, _servers) = pod_with_servers(1..=4);
     resolve_all(&netns, 4);
     // The cgroup waits for its processes.
     node.kill();
@@ -82,7 +70,7 @@ fn a_pod_that_fills_its_share_of_udp_addresses_affects_no_other() {
     let attack = Attack::send_udp(200, &(1..=10).map(resolver).collect::<Vec<_>>());
     let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
     assert!(pod.report.refused > 1000, "{:?}", pod.report);
-    let (netns, _servers) = innocent(10);
+    let (netns, _servers) = pod_with_servers(1..=10);
     for _ in 0..3 {
         resolve_all(&netns, 10);
     }
@@ -107,7 +95,7 @@ fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
     let pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
     assert_eq!((pod.report.done, pod.report.refused), (4000, 0), "TCP is never refused");
     assert!(node.used_socket_slots() <= before + 2048 / 4 + 8, "{} slots", node.used_socket_slots());
-    let (netns, _servers) = innocent(1);
+    let (netns, _servers) = pod_with_servers([1]);
     netns.run(|| {
         let connections: Vec<_> = (0..50).map(|_| TcpStream::connect(FRONTEND).unwrap()).collect();
         for connection in &connections {
@@ -122,7 +110,7 @@ fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
 fn a_pod_is_one_client_whatever_addresses_it_binds() {
     let (web, arguments) = (web(1..=10).affinity(3600), ["--affinity-clients", "128"]);
     let Some(node) = TestNode::running_or_skip([], &[web], &arguments) else { return };
-    let (netns, _servers) = innocent(10);
+    let (netns, _servers) = pod_with_servers(1..=10);
     let server = || netns.run(|| request(Transport::Tcp, FRONTEND).unwrap());
     let first = server();
     assert_eq!(clients(&node), 1);
@@ -136,12 +124,8 @@ fn a_pod_is_one_client_whatever_addresses_it_binds() {
 fn two_pods_with_one_address_are_two_clients() {
     let Some(node) = TestNode::running_or_skip([], &[web(1..=10).affinity(3600)], &[]) else { return };
     for expected in 1..=3 {
-        let (netns, _servers) = innocent(10);
-        netns.run(|| {
-            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-            socket.bind(&SocketAddr::from(([10, 244, 9, 9], 0)).into()).unwrap();
-            socket.connect(&FRONTEND.into()).unwrap();
-        });
+        let (netns, _servers) = pod_with_servers(1..=10);
+        netns.run(|| udp_socket_at(([10, 244, 9, 9], 0).into()).unwrap().connect(FRONTEND)).unwrap();
         assert_eq!(clients(&node), expected);
     }
 }

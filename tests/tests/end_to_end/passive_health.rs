@@ -11,8 +11,8 @@ use std::{
 use nix::libc::EINPROGRESS;
 use socket2::{Domain, Socket, Type};
 use tests::{
-    BlackHole, EchoServer, FRONTEND, NetNs, Service, TARGET_PORT, TIMEOUT, TestNode, endpoint, eventually,
-    metric, reset_on_close, run, web4,
+    BlackHole, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, endpoint, eventually, metric,
+    pod_with_servers, reset_on_close, run, web4,
 };
 
 /// Longer than any test.
@@ -187,12 +187,7 @@ fn where_all_endpoints_fail_all_are_used() {
 #[test]
 fn what_fails_for_a_pod_is_not_ejected_for_others() {
     let Some((_node, _hole)) = node_or_skip(&[web4(1..=3)], &FOR_EVER) else { return };
-    let other = NetNs::with_local_endpoints().unwrap();
-    let _servers = other.run(|| {
-        let start =
-            |n: u8| EchoServer::start(&format!("web-{n}"), (endpoint(n)[0], TARGET_PORT).into()).unwrap();
-        (1..=3).map(start).collect::<Vec<_>>()
-    });
+    let (other, _servers) = pod_with_servers(1..=3);
     for _ in 0..3 {
         outcomes_at_once(60);
     }

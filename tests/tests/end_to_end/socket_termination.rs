@@ -12,8 +12,8 @@ use std::{
 use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
-    Build, EchoConnection, EchoServer, NetNs, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, agent,
-    deploy, endpoint, eventually, exchange_connected, metric, request, scaled, skip, udp_socket, web,
+    Build, EchoConnection, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, agent, deploy, endpoint,
+    eventually, exchange_connected, metric, pod_with_servers, request, scaled, skip, udp_socket, web,
     web_frontends,
 };
 
@@ -133,12 +133,10 @@ fn sockets_of_pods_are_terminated_with_cap_sys_admin() {
     // CAP_SYS_PTRACE is needed to open the namespace of another process.
     let capabilities = deploy::capabilities().unwrap() | CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
     node.start_with(&node.command(Build::Product).capabilities(capabilities));
-    let namespace = NetNs::with_local_endpoints().unwrap();
+    let (namespace, _servers) = pod_with_servers([1, 2]);
     let [frontend, ..] = web_frontends();
     let inside = namespace.enter().unwrap();
     let _pod = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
-    let _servers = [1, 2]
-        .map(|n| EchoServer::start(&format!("web-{n}"), SocketAddr::new(endpoint(n)[0], 8080)).unwrap());
     let mut flows: Vec<_> = [frontend; 24].map(Flow::new).into();
     flows.push(Flow::new(SocketAddr::new(endpoint(1)[0], 8080)));
     let connection = connect_to(frontend);
