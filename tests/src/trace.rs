@@ -53,6 +53,14 @@ impl Trace {
         self.lines.recv_timeout(TIMEOUT).expect("another line comes")
     }
 
+    /// The next line, whose fields have these values.
+    #[track_caller]
+    pub fn expect(&self, fields: &[(&str, &str)]) -> Value {
+        let line = self.next();
+        assert_fields(&line, fields);
+        line
+    }
+
     /// The lines before that of a connect to this address.
     #[track_caller]
     pub fn until(&self, destination: SocketAddr) -> Vec<Value> {
@@ -80,6 +88,14 @@ impl Trace {
         let status = http::get_from_socket(&self.socket, "/status");
         let status = status.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
         status.is_some_and(|it| !it["trace"].is_null())
+    }
+}
+
+/// Checks fields of a line.
+#[track_caller]
+pub fn assert_fields(line: &Value, fields: &[(&str, &str)]) {
+    for (field, value) in fields {
+        assert_eq!(line[field], *value, "{field} of {line}");
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeSet,
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
     time::Duration,
@@ -18,6 +18,8 @@ use tests::{
 pub(crate) const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8::/64"];
 pub(crate) const FRONTENDS: [&str; 2] = ["203.0.113.1:80", "[2001:db8::1]:80"];
 const CONNECTIONS: usize = 100;
+/// The first three nodes, by index, with an endpoint each.
+pub(crate) const FIRST_THREE: [(usize, u32); 3] = [(0, 1), (1, 1), (2, 1)];
 /// What a wrapping leaves of the MTU, and what it leaves behind the router.
 const ROOM: [u32; 2] = [1_456, 1_424];
 const NARROW: &str = "1400";
@@ -45,7 +47,7 @@ pub(crate) fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> S
 /// A cluster of four nodes with endpoints on the first three, which forward.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
     let cluster = running_cluster_or_skip(4, |it| web(it, &[0, 1, 2]))?;
-    wait_until_forwarded(&cluster);
+    wait_until_forwarded(&cluster, &FIRST_THREE);
     Some(cluster)
 }
 
@@ -65,7 +67,8 @@ pub(crate) fn running_cluster_or_skip(
     Some(cluster)
 }
 
-fn connect(cluster: &IngressCluster, count: usize) -> Vec<EchoConnection> {
+/// Connects from the first client, to each address in turn.
+pub(crate) fn connect(cluster: &IngressCluster, count: usize) -> Vec<EchoConnection> {
     let _outside = cluster.clients[0].enter().unwrap();
     (0..count).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect()
 }
@@ -82,21 +85,12 @@ fn every_server_sees_the_clients_own_address() {
     // Also by a node without an endpoint.
     for hops in [&[0][..], &[3], &[0, 1, 2, 3]] {
         cluster.set_next_hops(NETWORKS, hops);
-        let mut servers = Vec::new();
-        for it in connect(&cluster, 40) {
-            let (name, source) = it.name().split_once(' ').unwrap();
-            assert!(OUTSIDE_CLIENTS[0].contains(&source.parse().unwrap()), "{source}");
-            servers.push(name.to_owned());
-        }
-        servers.sort_unstable();
-        servers.dedup();
-        assert_eq!(servers, ["n1", "n2", "n3"], "by {hops:?}");
+        let connections = connect(&cluster, 40);
+        let servers: BTreeSet<_> = connections.iter().map(|it| seen(it.name())).collect();
+        assert_eq!(servers, [("n1", true), ("n2", true), ("n3", true)].into(), "by {hops:?}");
         for frontend in frontends() {
             let reply = cluster.clients[0].run(|| tests::request(Transport::Udp, frontend)).unwrap();
-            assert!(
-                OUTSIDE_CLIENTS[0].contains(&reply.split_once(' ').unwrap().1.parse().unwrap()),
-                "{reply}"
-            );
+            assert!(seen(&reply).1, "{reply}");
         }
     }
 }
@@ -104,9 +98,7 @@ fn every_server_sees_the_clients_own_address() {
 #[test]
 fn a_node_forwards_to_another() {
     let Some(cluster) = running_cluster_or_skip(2, |it| web(it, &[1])) else { return };
-    for frontend in frontends() {
-        cluster.wait_until_forwarded(frontend, &[(1, 1)]);
-    }
+    wait_until_forwarded(&cluster, &[(1, 1)]);
     cluster.set_next_hops(NETWORKS, &[0]);
     let connections = connect(&cluster, 2);
     assert!(connections.iter().all(has_own_address), "{connections:?}");
@@ -136,7 +128,7 @@ fn connections_survive_the_beginning_and_the_end_of_forwarding() {
     let mut connections = connect(&cluster, CONNECTIONS);
     assert!(!has_own_address(&connections[0]), "{:?} is translated", connections[0]);
     cluster.write(&[web(&cluster, &[0, 1, 2])]);
-    wait_until_forwarded(&cluster);
+    wait_until_forwarded(&cluster, &FIRST_THREE);
     assert_alive(&mut connections, "forwarding has begun");
     let forwarded = connect(&cluster, CONNECTIONS);
     assert!(forwarded.iter().all(has_own_address));
@@ -146,7 +138,7 @@ fn connections_survive_the_beginning_and_the_end_of_forwarding() {
     assert_alive(&mut connections, "forwarding has ended");
     connections.extend(connect(&cluster, CONNECTIONS));
     cluster.write(&[web(&cluster, &[0, 1, 2])]);
-    wait_until_forwarded(&cluster);
+    wait_until_forwarded(&cluster, &FIRST_THREE);
     assert_alive(&mut connections, "forwarding has begun again");
     // As an upgrade with other flags does.
     cluster.write(&[translated_web(&cluster, &[0, 1, 2])]);
@@ -159,7 +151,7 @@ fn connections_survive_the_beginning_and_the_end_of_forwarding() {
             assert_alive(&mut connections, &format!("n{} has the flag {flag}", node + 1));
         }
         if flag == "dsr" {
-            wait_until_forwarded(&cluster);
+            wait_until_forwarded(&cluster, &FIRST_THREE);
         } else {
             wait_until_translated(&cluster);
         }
@@ -189,16 +181,20 @@ fn a_node_with_a_narrow_uplink_translates_and_serves_what_others_forward() {
     assert!(by_another.iter().any(|it| it.name().starts_with("n1 ")), "{by_another:?}");
 }
 
-/// Whether its server sees the client's own address.
+/// The server of a reply, and whether it saw the client's own address.
+pub(crate) fn seen(reply: &str) -> (&str, bool) {
+    let (server, source) = reply.split_once(' ').unwrap();
+    (server, OUTSIDE_CLIENTS[0].contains(&source.parse().unwrap()))
+}
+
 fn has_own_address(connection: &EchoConnection) -> bool {
-    let source = connection.name().split_once(' ').unwrap().1;
-    OUTSIDE_CLIENTS[0].contains(&source.parse().unwrap())
+    seen(connection.name()).1
 }
 
 #[track_caller]
-fn wait_until_forwarded(cluster: &IngressCluster) {
+pub(crate) fn wait_until_forwarded(cluster: &IngressCluster, nodes: &[(usize, u32)]) {
     for frontend in frontends() {
-        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1), (2, 1)]);
+        cluster.wait_until_forwarded(frontend, nodes);
     }
 }
 
@@ -230,27 +226,30 @@ fn data_of_any_size_passes() {
 fn what_no_node_has_wrapped_is_not_taken() {
     let Some(cluster) = cluster_or_skip() else { return };
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
-    let node = SocketAddr::new(cluster.nodes[0].addresses()[0], 16_081);
-    let send = |from: &NetNs, bytes: &[u8]| {
-        let _inside = from.enter().unwrap();
-        UdpSocket::bind("0.0.0.0:0").unwrap().send_to(bytes, node).unwrap();
-    };
-    // A datagram from the client, wrapped by another host.
-    let is_answered = |wrapped_by: &NetNs| {
-        let client = cluster.clients[0].run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        send(wrapped_by, &wrapped_datagram(client.local_addr().unwrap().port()));
-        client.recv(&mut [0; 64]).is_ok()
-    };
-    assert!(!is_answered(&cluster.clients[0]), "the client is no node");
+    assert!(!is_taken(&cluster, &cluster.clients[0]), "the client is no node");
     for length in [0, 8, 16, 24, 60, 1_000] {
-        send(&cluster.clients[0], &vec![0x45; length]);
+        send_wrapped(&cluster, &cluster.clients[0], &vec![0x45; length]).unwrap();
     }
     assert_alive(&mut connect(&cluster, 20), "forged packets");
 }
 
+/// Whether the first node takes a datagram of the client that another host has wrapped.
+pub(crate) fn is_taken(cluster: &IngressCluster, wrapped_by: &NetNs) -> bool {
+    let client = cluster.clients[0].run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    // The kernel may tell the sender at once that it drops the packet.
+    let _ = send_wrapped(cluster, wrapped_by, &wrapped_datagram(client.local_addr().unwrap().port()));
+    client.recv(&mut [0; 64]).is_ok()
+}
+
+/// Sends these bytes to the first node as if they were wrapped.
+fn send_wrapped(cluster: &IngressCluster, from: &NetNs, bytes: &[u8]) -> io::Result<usize> {
+    let node = SocketAddr::new(cluster.nodes[0].addresses()[0], 16_081);
+    from.run(|| UdpSocket::bind("0.0.0.0:0")?.send_to(bytes, node))
+}
+
 /// What the header of UDP is followed by in a wrapped datagram from a port of the client to the IPv4 frontend.
-pub(crate) fn wrapped_datagram(source_port: u16) -> Vec<u8> {
+fn wrapped_datagram(source_port: u16) -> Vec<u8> {
     let IpAddr::V4(client) = OUTSIDE_CLIENTS[0][0] else { panic!("IPv4 comes first") };
     let mut ip =
         [&[0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0][..], &client.octets(), &[203, 0, 113, 1]].concat();
@@ -266,7 +265,7 @@ pub(crate) fn wrapped_datagram(source_port: u16) -> Vec<u8> {
 fn wait_for_servers(cluster: &IngressCluster, names: &[&str]) {
     let servers = || {
         let connections = connect(cluster, 40);
-        connections.iter().map(|it| it.name().split_once(' ').unwrap().0.to_owned()).collect::<BTreeSet<_>>()
+        connections.iter().map(|it| seen(it.name()).0.to_owned()).collect::<BTreeSet<_>>()
     };
     assert!(eventually(TIMEOUT, || servers().iter().eq(names)), "{:?} instead of {names:?}", servers());
 }
@@ -331,20 +330,12 @@ fn the_second_is_told_how_long_answers_of_its_connections_may_be() {
     let Some(cluster) = cluster_or_skip() else { return };
     send_less(&cluster);
     cluster.set_next_hops(NETWORKS, &[3]);
-    let connections: Vec<_> = frontends()
-        .into_iter()
-        .cycle()
-        .take(30)
-        .map(|it| cluster.clients[0].run(|| EchoConnection::connect(it)).unwrap())
-        .collect();
+    let connections = connect(&cluster, 30);
     // Its endpoint gets no new connections, and its rows another owner.
     cluster.write(&[web(&cluster, &[1, 2])]);
-    frontends().iter().for_each(|it| cluster.wait_until_forwarded(*it, &[(1, 1), (2, 1)]));
+    wait_until_forwarded(&cluster, &[(1, 1), (2, 1)]);
     cluster.router.ip(&["link", "set", "client0", "mtu", NARROW]).unwrap();
-    let held: Vec<_> = connections
-        .iter()
-        .filter(|it| it.name().starts_with(&format!("{} ", cluster.nodes[0].name())))
-        .collect();
+    let held: Vec<_> = connections.iter().filter(|it| seen(it.name()).0 == "n1").collect();
     assert!(held.len() >= 2, "{} connections", held.len());
     held.into_iter().for_each(check_long_answer);
 }

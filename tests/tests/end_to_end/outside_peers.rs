@@ -4,18 +4,15 @@ use std::{
     collections::BTreeSet,
     fs,
     io::Read as _,
-    net::{SocketAddr, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream},
     ops::RangeInclusive,
     process::Command,
-    time::Duration,
 };
 
 use socket2::{Domain, Socket, Type};
-use tests::{
-    EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, eventually, reset_on_close, run,
-};
+use tests::{EchoConnection, IngressCluster, OUTSIDE_CLIENTS, TIMEOUT, eventually, reset_on_close, run};
 
-use crate::outside::{NETWORKS, frontends, web, wrapped_datagram};
+use crate::outside::{NETWORKS, connect, frontends, is_taken, seen, web};
 
 /// A cluster of three nodes with endpoints on each; no proxy runs.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
@@ -29,11 +26,8 @@ pub(crate) fn servers(cluster: &IngressCluster) -> BTreeSet<(String, bool)> {
     let _outside = cluster.clients[0].enter().unwrap();
     let connect = |it: usize| EchoConnection::connect(frontends()[it % 2]).ok();
     let connections: Vec<_> = (0..40).filter_map(connect).collect();
-    let seen = |it: &EchoConnection| {
-        let (name, source) = it.name().split_once(' ')?;
-        Some((name.to_owned(), OUTSIDE_CLIENTS[0].contains(&source.parse().ok()?)))
-    };
-    connections.iter().filter_map(seen).collect()
+    let replies = connections.iter().map(|it| seen(it.name()));
+    replies.map(|(server, is_own)| (server.to_owned(), is_own)).collect()
 }
 
 #[track_caller]
@@ -95,10 +89,7 @@ fn a_connection_from_the_port_of_a_translated_one_goes_to_its_node_while_forward
     cluster.start(0, &[]);
     cluster.start(1, &[]);
     wait_for(&cluster, &["n1", "n2", "n3"], false);
-    let _forwarding_begins = {
-        let _outside = cluster.clients[0].enter().unwrap();
-        EchoConnection::connect(frontends()[0]).unwrap()
-    };
+    let _forwarding_begins = connect(&cluster, 1);
     connect_and_reset(&cluster);
     cluster.start(2, &[]);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
@@ -141,22 +132,12 @@ fn pods_and_programs_of_nodes_cannot_send_wrapped_packets() {
         cluster.start(node, &[]);
     }
     wait_for(&cluster, &["n1", "n2", "n3"], true);
-    let node = SocketAddr::new(cluster.nodes[0].addresses()[0], 16_081);
-    let is_taken = |sender: &NetNs| {
-        let client = cluster.clients[0].run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
-        client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let bytes = wrapped_datagram(client.local_addr().unwrap().port());
-        let _inside = sender.enter().unwrap();
-        // The kernel may tell the sender at once.
-        let _ = UdpSocket::bind("0.0.0.0:0").unwrap().send_to(&bytes, node);
-        client.recv(&mut [0; 64]).is_ok()
-    };
     let last = &cluster.nodes[2];
-    assert!(!is_taken(&last.netns), "of a program of a node");
-    assert!(!is_taken(&last.pods), "of a pod");
-    assert!(!is_taken(&cluster.clients[0]), "of a host that is no node");
+    assert!(!is_taken(&cluster, &last.netns), "of a program of a node");
+    assert!(!is_taken(&cluster, &last.pods), "of a pod");
+    assert!(!is_taken(&cluster, &cluster.clients[0]), "of a host that is no node");
     // What protects is the program at the sender's uplink: without it the packet of a node is taken.
     cluster.nodes[2].agent.take().unwrap().kill9().unwrap();
     cluster.cleanup(2);
-    assert!(is_taken(&cluster.nodes[2].netns), "the packet is a good one");
+    assert!(is_taken(&cluster, &cluster.nodes[2].netns), "the packet is a good one");
 }

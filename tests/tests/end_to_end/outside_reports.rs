@@ -5,17 +5,20 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoConnection, IngressCluster, OUTSIDE_CLIENTS, Output, Sandbox, Service, TIMEOUT,
-    Trace, assert_contains, eventually, kernel_at_least, run, skip, test_cluster::TARGET,
+    Trace, assert_contains, eventually, exchange, kernel_at_least, run, skip, test_cluster::TARGET,
+    trace::assert_fields, udp_socket_at,
 };
 
-use crate::outside::{FRONTENDS, NETWORKS, frontends, running_cluster_or_skip, translated_web, web};
+use crate::outside::{
+    FIRST_THREE, FRONTENDS, NETWORKS, frontends, running_cluster_or_skip, seen, translated_web,
+    wait_until_forwarded, web,
+};
 
 const FORWARDED: &str = "packets from outside are forwarded";
 
@@ -32,9 +35,7 @@ fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<Ingress
     for node in &mut cluster.nodes {
         node.agent.as_mut().unwrap().wait_until_logged(TIMEOUT, FORWARDED).unwrap();
     }
-    for frontend in frontends() {
-        cluster.wait_until_forwarded(frontend, &[(0, 1), (1, 1)]);
-    }
+    wait_until_forwarded(&cluster, &FIRST_THREE[..2]);
     Some(cluster)
 }
 
@@ -81,20 +82,15 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
         let mut servers = BTreeMap::new();
         for _ in 0..8 {
             let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
-            let (name, _) = connection.name().split_once(' ').unwrap();
+            let (name, _) = seen(connection.name());
             let client = connection.stream().local_addr().unwrap().to_string();
             assert_served_by(&cluster, &client, &format!("{to}/tcp"), name);
             servers.insert(name.to_owned(), client);
         }
-        let udp =
-            cluster.clients[0].run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
-        udp.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        udp.send_to(b"?", frontend).unwrap();
-        let mut reply = [0; 64];
-        let length = udp.recv(&mut reply).unwrap();
-        let reply = str::from_utf8(&reply[..length]).unwrap();
+        let udp = udp_client(&cluster, frontend);
+        let (reply, _) = exchange(&udp, frontend).unwrap();
         let client = udp.local_addr().unwrap().to_string();
-        assert_served_by(&cluster, &client, &format!("{to}/udp"), reply.split_once(' ').unwrap().0);
+        assert_served_by(&cluster, &client, &format!("{to}/udp"), seen(&reply).0);
         // In words, on the node without an endpoint.
         for (name, client) in servers {
             let node = cluster.nodes.iter().find(|it| it.name() == name).unwrap();
@@ -116,6 +112,10 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
 
 fn own_address(frontend: SocketAddr) -> IpAddr {
     OUTSIDE_CLIENTS[0][usize::from(frontend.is_ipv6())]
+}
+
+fn udp_client(cluster: &IngressCluster, frontend: SocketAddr) -> UdpSocket {
+    cluster.clients[0].run(|| udp_socket_at((own_address(frontend), 0).into())).unwrap()
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn with_session_affinity_explain_needs_no_port_of_the_client() {
     let Some(cluster) = forwarding_or_skip(|it| web(it, &[0, 1]).affinity(3600)) else { return };
     for (frontend, to) in frontends().into_iter().zip(FRONTENDS) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
-        let (name, _) = connection.name().split_once(' ').unwrap();
+        let (name, _) = seen(connection.name());
         assert_served_by(&cluster, &own_address(frontend).to_string(), &format!("{to}/tcp"), name);
     }
 }
@@ -354,7 +354,7 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
     });
     for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
-        let (server, _) = connection.name().split_once(' ').unwrap();
+        let (server, _) = seen(connection.name());
         let node = (0..2).find(|it| cluster.nodes[*it].name() == server).unwrap();
         let endpoint = SocketAddr::new(cluster.nodes[node].pod_addresses()[family], TARGET);
         let client =
@@ -364,16 +364,17 @@ fn the_node_that_serves_a_forwarded_connection_traces_it() {
         if line["event"] == "noSentPackets" {
             line = traces[node].next();
         }
-        for (field, expect) in [
-            ("event", "packet".to_owned()),
-            ("source", client.to_string()),
-            ("destination", frontend.to_string()),
-            ("verdict", "redirected".to_owned()),
-            ("endpoint", endpoint.to_string()),
-            ("service", "default/web".to_owned()),
-        ] {
-            assert_eq!(line[field], *expect, "{field} of {line}");
-        }
+        assert_fields(
+            &line,
+            &[
+                ("event", "packet"),
+                ("source", &client.to_string()),
+                ("destination", &frontend.to_string()),
+                ("verdict", "redirected"),
+                ("endpoint", &endpoint.to_string()),
+                ("service", "default/web"),
+            ],
+        );
         assert!(line["masqueraded"].is_null(), "{line}");
     }
 }
@@ -387,30 +388,16 @@ fn the_node_that_a_forwarded_connection_enters_by_traces_where_it_goes() {
     cluster.set_next_hops(NETWORKS, &[2]);
     let entry = &cluster.nodes[2];
     let trace = entry.netns.run(|| Trace::start(entry.cli("trace").args(["--service", "default/web"])));
-    for (family, frontend) in frontends().into_iter().enumerate().cycle().take(8) {
+    for frontend in frontends().into_iter().cycle().take(8) {
         let connection = cluster.clients[0].run(|| EchoConnection::connect(frontend)).unwrap();
-        let (server, _) = connection.name().split_once(' ').unwrap();
-        let port = connection.stream().local_addr().unwrap().port();
-        check_forwarded(
-            &trace.next(),
-            "TCP",
-            (SocketAddr::new(OUTSIDE_CLIENTS[0][family], port), frontend),
-            server,
-        );
+        let client = connection.stream().local_addr().unwrap();
+        check_forwarded(&trace, "TCP", (client, frontend), seen(connection.name()).0);
     }
     for frontend in frontends() {
-        let client =
-            cluster.clients[0].run(|| UdpSocket::bind(SocketAddr::new(own_address(frontend), 0))).unwrap();
-        client.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let mut reply = [0; 512];
+        let client = udp_client(&cluster, frontend);
         // The next line is that of another flow.
-        for _ in 0..3 {
-            client.send_to(b"?", frontend).unwrap();
-            let _ = client.recv(&mut reply).unwrap();
-        }
-        let text = String::from_utf8_lossy(&reply).into_owned();
-        let (server, _) = text.split_once(' ').unwrap();
-        check_forwarded(&trace.next(), "UDP", (client.local_addr().unwrap(), frontend), server);
+        let [.., reply] = [(); 3].map(|()| exchange(&client, frontend).unwrap().0);
+        check_forwarded(&trace, "UDP", (client.local_addr().unwrap(), frontend), seen(&reply).0);
     }
     let before = findings(&cluster, &[]);
     assert!(!before.iter().any(|it| it.says.contains("before ours do")), "the program of the trace is ours");
@@ -442,20 +429,23 @@ fn top_shows_how_many_packets_are_forwarded() {
     assert!(rates.into_iter().any(|it| it.as_f64().unwrap() > 0.0), "{top}");
 }
 
-/// Checks the line of a packet that goes on to a node.
+/// Checks the next line: that of a packet that goes on to a node.
 #[track_caller]
-fn check_forwarded(line: &Value, protocol: &str, (client, frontend): (SocketAddr, SocketAddr), server: &str) {
-    for (field, expect) in [
-        ("event", "packet".to_owned()),
-        ("protocol", protocol.to_owned()),
-        ("source", client.to_string()),
-        ("destination", frontend.to_string()),
-        ("verdict", "forwarded".to_owned()),
-        ("service", "default/web".to_owned()),
-        ("interface", "eth0".to_owned()),
-    ] {
-        assert_eq!(line[field], *expect, "{field} of {line}");
-    }
+fn check_forwarded(
+    trace: &Trace,
+    protocol: &str,
+    (client, frontend): (SocketAddr, SocketAddr),
+    server: &str,
+) {
+    let line = trace.expect(&[
+        ("event", "packet"),
+        ("protocol", protocol),
+        ("source", &client.to_string()),
+        ("destination", &frontend.to_string()),
+        ("verdict", "forwarded"),
+        ("service", "default/web"),
+        ("interface", "eth0"),
+    ]);
     let to = &line["forwardedTo"];
     assert_eq!(to["node"], server, "{line}");
     assert!(to["row"].as_u64().unwrap() < to["rows"].as_u64().unwrap(), "{line}");

@@ -12,7 +12,7 @@ use tests::{
     load::ConnectSample, repetitions, scaled,
 };
 
-use crate::outside::{NETWORKS, frontends, running_cluster_or_skip, web};
+use crate::outside::{FIRST_THREE, NETWORKS, frontends, running_cluster_or_skip, wait_until_forwarded, web};
 
 /// How many connections last from the beginning to the end; a hundred on a slow machine.
 const CONNECTIONS: usize = 1_000;
@@ -33,7 +33,7 @@ impl Story {
     fn begin() -> Option<Self> {
         let cluster = running_cluster_or_skip(5, |it| web(it, &[0, 1, 2]))?;
         let mut story = Self { talks: Vec::new(), loads: Vec::new(), changes: RefCell::default(), cluster };
-        story.wait_until_forwarded(&[(0, 1), (1, 1), (2, 1)]);
+        wait_until_forwarded(&story.cluster, &FIRST_THREE);
         story.cluster.set_next_hops(NETWORKS, &[0, 1, 2, 3]);
         story.connect(repetitions(CONNECTIONS).max(100));
         for (number, client) in story.cluster.clients.iter().enumerate() {
@@ -65,11 +65,6 @@ impl Story {
     }
 
     #[track_caller]
-    fn wait_until_forwarded(&self, nodes: &[(usize, u32)]) {
-        frontends().into_iter().for_each(|it| self.cluster.wait_until_forwarded(it, nodes));
-    }
-
-    #[track_caller]
     fn set_next_hops(&self, nodes: &[usize]) {
         self.cluster.set_next_hops(NETWORKS, nodes);
         self.assert_alive(&format!("the router's next hops are {nodes:?}"));
@@ -81,7 +76,7 @@ impl Story {
         let begin = Instant::now();
         self.cluster.write(&[service]);
         self.cluster.wait_until_applied();
-        self.wait_until_forwarded(nodes);
+        wait_until_forwarded(&self.cluster, nodes);
         self.changes.borrow_mut().push(begin..Instant::now());
         self.assert_alive(what);
     }

@@ -9,12 +9,12 @@ use aya::programs::{
 };
 use aya_obj::programs::XdpAttachType;
 use tests::{
-    AgentCommand, Build, EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, assert_contains,
-    kernel_at_least, run, skip,
+    AgentCommand, Build, IngressCluster, NetNs, OUTSIDE_CLIENTS, TIMEOUT, assert_contains, kernel_at_least,
+    run, skip,
 };
 
 use crate::{
-    outside::{FRONTENDS, NETWORKS, frontends},
+    outside::{FRONTENDS, NETWORKS, connect},
     outside_peers::{cluster_or_skip, servers, wait_for},
     outside_reports::explain,
 };
@@ -42,10 +42,7 @@ fn filters_forward_packets_and_leave_those_of_others() {
     }
     cluster.set_next_hops(NETWORKS, &[0, 1]);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
-    let mut connections = {
-        let _outside = cluster.clients[0].enter().unwrap();
-        (0..20).map(|it| EchoConnection::connect(frontends()[it % 2]).unwrap()).collect::<Vec<_>>()
-    };
+    let mut connections = connect(&cluster, 20);
     let filters = |it: &IngressCluster, node: usize, side: &str| {
         tc(&it.nodes[node].netns, &format!("filter show dev eth0 {side}"))
     };
@@ -126,11 +123,8 @@ fn the_driver_forwards_packets() {
     cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
     detach_ingress(&cluster, 0);
     let of_others = |it: &IngressCluster| {
-        servers(it)
-            .into_iter()
-            .filter(|(name, is_own)| name != "n1" && *is_own)
-            .map(|(name, _)| name)
-            .collect::<Vec<_>>()
+        let forwarded = servers(it).into_iter().filter(|(name, is_own)| name != "n1" && *is_own);
+        forwarded.map(|(name, _)| name).collect::<Vec<_>>()
     };
     assert_eq!(of_others(&cluster), ["n2", "n3"]);
     cluster.cleanup(0);

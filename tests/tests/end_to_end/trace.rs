@@ -138,15 +138,14 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap(), pod_annotations::FLAG]);
     let trace = start(&node, &[]);
     assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
-    let line = trace.next();
-    assert_eq!((&line["verdict"], &line["service"]), (&"noEndpoints".into(), &"default/other".into()));
-    assert_eq!((&line["port"], &line["endpoint"]), (&"http".into(), &Value::Null));
+    let expect = [("verdict", "noEndpoints"), ("service", "default/other"), ("port", "http")];
+    let line = trace.expect(&expect);
+    assert!(line["endpoint"].is_null(), "{line}");
 
     // The network is known, the address is not.
     TcpStream::connect((Ipv4Addr::new(10, 96, 0, 99), 80)).unwrap_err();
-    let line = trace.next();
-    assert_eq!((&line["verdict"], &line["service"]), (&"passed".into(), &Value::Null));
-    assert_eq!(line["destination"], "10.96.0.99:80");
+    let line = trace.expect(&[("verdict", "passed"), ("destination", "10.96.0.99:80")]);
+    assert!(line["service"].is_null(), "{line}");
 
     // The endpoint itself is in no network of Services.
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
@@ -157,9 +156,8 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
         enter();
         TcpStream::connect(FRONTEND).unwrap_err();
         node.sandbox().add_process(process::id()).unwrap();
-        let line = trace.next();
-        assert_eq!((&line["verdict"], &line["endpoint"]), (&"excluded".into(), &Value::Null), "{line}");
-        assert_eq!(line["destination"], "10.96.0.10:80");
+        let line = trace.expect(&[("verdict", "excluded"), ("destination", "10.96.0.10:80")]);
+        assert!(line["endpoint"].is_null(), "{line}");
     }
     fs::remove_dir(&excluded).unwrap();
     drop(trace);
@@ -231,9 +229,8 @@ fn replies_of_a_server_are_no_failures_of_services() {
     server.send_to(b"a reply", client.local_addr().unwrap()).unwrap();
     // Where a Service is, but not this port, that is what is looked for. There is no route to it.
     server.send_to(b"a question", (WEB4, 81)).unwrap_err();
-    let line = trace.next();
-    assert_eq!((&line["event"], &line["destination"]), (&"send".into(), &"10.96.0.10:81".into()), "{line}");
-    assert_eq!(line["reason"], "default/web has no such port: it has 80/TCP", "{line}");
+    let reason = ("reason", "default/web has no such port: it has 80/TCP");
+    trace.expect(&[("event", "send"), ("destination", "10.96.0.10:81"), reason]);
 }
 
 #[test]
@@ -247,15 +244,13 @@ fn failures_alone_are_traced_on_request() {
     assert_eq!(trace.next()["verdict"], "noEndpoints");
     drop(EchoConnection::connect(FRONTEND).unwrap());
     TcpStream::connect(("10.96.0.30", 80)).unwrap_err();
-    let line = trace.next();
-    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"refused".into()), "{line}");
-    assert_eq!((&line["service"], &line["port"]), (&"default/down".into(), &"80".into()), "{line}");
+    let expect = [("event", "end"), ("end", "refused"), ("service", "default/down"), ("port", "80")];
+    let line = trace.expect(&expect);
     // An endpoint is not.
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
     TcpStream::connect((WEB4, 81)).unwrap_err();
-    let failure = trace.next();
-    assert_eq!((&failure["verdict"], &failure["destination"]), (&"passed".into(), &"10.96.0.10:81".into()));
-    assert_eq!(failure["reason"], "default/web has no such port: it has 80/TCP", "{failure}");
+    let reason = ("reason", "default/web has no such port: it has 80/TCP");
+    trace.expect(&[("verdict", "passed"), ("destination", "10.96.0.10:81"), reason]);
     let text = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
                 spec: {cidrs: [10.96.0.0/16]}\n";
     node.write_file("service-cidr.yaml", text);
@@ -276,16 +271,13 @@ fn the_end_of_each_connection_is_traced_on_request() {
     let Some(node) = node_or_skip(&[web4([1])]) else { return };
     let trace = start(&node, &["--close"]);
     let connection = TcpStream::connect(FRONTEND).unwrap();
-    let begin = trace.next();
-    assert_eq!(begin["event"], "connect");
+    let begin = trace.expect(&[("event", "connect")]);
     thread::sleep(Duration::from_secs(1));
     drop(connection);
-    let line = trace.next();
-    assert_eq!((&line["event"], &line["end"]), (&"end".into(), &"closed".into()), "{line}");
+    let line = trace.expect(&[("event", "end"), ("end", "closed"), ("destination", "10.96.0.10:80")]);
     // To the second, as in 2026-01-02T03:04:05.
     let [from, to] = [&begin, &line].map(|it| &it["time"].as_str().unwrap()[..19]);
     assert!(from < to, "{begin}, {line}");
-    assert_eq!(line["destination"], "10.96.0.10:80");
     let [established, after] = ["establishedSeconds", "seconds"].map(|it| line[it].as_f64().unwrap());
     assert!(0.0 < established && established <= after, "{line}");
     // The server closes when the client has shut down its side: that counts as closed by the client.
@@ -293,8 +285,8 @@ fn the_end_of_each_connection_is_traced_on_request() {
     connection.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = (&connection).read_to_end(&mut Vec::new());
     drop(connection);
-    assert_eq!(trace.next()["event"], "connect");
-    assert_eq!(trace.next()["end"], "closed");
+    trace.expect(&[("event", "connect")]);
+    trace.expect(&[("end", "closed")]);
 }
 
 #[test]
@@ -393,8 +385,7 @@ fn the_connections_of_a_pod_are_traced_by_its_name() {
     drop(EchoConnection::connect(FRONTEND).unwrap());
     // Nothing listens in the pod's network namespace.
     pod.run(|| TcpStream::connect((OTHER4, 80)).unwrap_err());
-    let line = trace.next();
-    assert_eq!(line["destination"], "10.96.0.20:80", "{line}");
+    trace.expect(&[("destination", "10.96.0.20:80")]);
     let error = refused(&node, &["--pod", "default/none"]);
     assert!(error.contains("no endpoint is of a pod default/none"), "{error}");
 }
@@ -407,9 +398,8 @@ fn each_way_in_which_a_connection_ends_is_told_apart() {
     let listener = TcpListener::bind((endpoint(3)[0], TARGET_PORT)).unwrap();
     let trace = start(&node, &["--close"]);
     let end = || {
-        assert_eq!(trace.next()["event"], "connect");
-        let line = trace.next();
-        assert_eq!(line["event"], "end", "{line}");
+        trace.expect(&[("event", "connect")]);
+        let line = trace.expect(&[("event", "end")]);
         (line["end"].as_str().unwrap().to_owned(), line["establishedSeconds"].is_f64())
     };
     let mut client = TcpStream::connect(FRONTEND).unwrap();

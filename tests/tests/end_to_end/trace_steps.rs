@@ -91,9 +91,7 @@ fn the_steps_of_an_ejection_are_traced() {
     let (mut avoided, mut tried, mut failed) = (false, false, false);
     let has_seen_all = || {
         drop(TcpStream::connect((OTHER4, 80)));
-        let (begin, end) = (trace.next(), trace.next());
-        assert_eq!((&begin["event"], &end["event"]), (&"connect".into(), &"end".into()), "{begin} {end}");
-        let (begin, end) = (steps_of(&begin), steps_of(&end));
+        let [begin, end] = ["connect", "end"].map(|it| steps_of(&trace.expect(&[("event", it)])));
         let has = |steps: &[String], step: &str| steps.iter().any(|it| it == step);
         assert!(has(&begin, "endpoint: read"), "{begin:?}");
         avoided |= has(&begin, "choice: made avoided");
@@ -111,8 +109,7 @@ fn the_steps_of_a_sockets_end_are_traced() {
     drop(EchoConnection::connect(FRONTEND).unwrap());
     let begin = trace.next();
     check(&begin, &[&FOUND, &["endpoint: read", "slot: claimed", "decision: redirect"]]);
-    let end = trace.next();
-    assert_eq!(end["event"], "end", "{end}");
+    let end = trace.expect(&[("event", "end")]);
     check(&end, &[&["connection: established", "slot: freed", "closed"]]);
 }
 

@@ -25,13 +25,6 @@ fn ip_of(socket: &Value) -> IpAddr {
     socket.as_str().unwrap().parse::<SocketAddr>().unwrap().ip()
 }
 
-#[track_caller]
-fn check_line(line: &Value, expected: &[(&str, &str)]) {
-    for (field, value) in expected {
-        assert_eq!(line[field], *value, "{field} of {line}");
-    }
-}
-
 #[test]
 fn each_connection_from_outside_is_traced_with_its_endpoint() {
     let services = [on_both_nodes(external("web", 1)), on_both_nodes(external("other", 2))];
@@ -41,20 +34,16 @@ fn each_connection_from_outside_is_traced_with_its_endpoint() {
             // Another Service is not traced.
             server(&it.client, external_frontends(2)[0]);
             let pod = server(&it.client, frontend);
-            let line = trace.next();
-            check_line(
-                &line,
-                &[
-                    ("event", "packet"),
-                    ("destination", &frontend.to_string()),
-                    ("verdict", "redirected"),
-                    ("endpoint", &endpoint_of(&pod, frontend)),
-                    ("service", "default/web"),
-                    ("port", "tcp"),
-                    ("protocol", "TCP"),
-                    ("interface", "eth0"),
-                ],
-            );
+            let line = trace.expect(&[
+                ("event", "packet"),
+                ("destination", &frontend.to_string()),
+                ("verdict", "redirected"),
+                ("endpoint", &endpoint_of(&pod, frontend)),
+                ("service", "default/web"),
+                ("port", "tcp"),
+                ("protocol", "TCP"),
+                ("interface", "eth0"),
+            ]);
             assert_eq!(ip_of(&line["source"]), CLIENT[usize::from(frontend.is_ipv6())], "{line}");
             assert!(line["masqueraded"].is_string(), "{line}");
             assert!(line["steps"].to_string().contains("kube-proxy-ebpf services"), "{line}");
@@ -78,13 +67,12 @@ fn why_a_packet_fails_is_traced() {
         };
         let (refused, frontend) = traced(1);
         check_refused(&it.client, frontend);
-        check_line(&refused.next(), &[("verdict", "noEndpoints"), ("service", "default/empty")]);
+        refused.expect(&[("verdict", "noEndpoints"), ("service", "default/empty")]);
         drop(refused);
         for (n, reason) in [(2, "traffic policy"), (3, "loadBalancerSourceRanges")] {
             let (dropped, frontend) = traced(n);
             check_dropped(&it.client, frontend);
-            let line = dropped.next();
-            check_line(&line, &[("verdict", "dropped"), ("table", "kube-proxy-ebpf")]);
+            let line = dropped.expect(&[("verdict", "dropped"), ("table", "kube-proxy-ebpf")]);
             assert!(line["reason"].to_string().contains(reason), "{line}");
         }
     }
@@ -92,7 +80,7 @@ fn why_a_packet_fails_is_traced() {
     let frontend = at(cluster_ips(4)[0], 81);
     let refused = trace(&it, &["--to", &frontend.to_string(), "--failed"]);
     check_refused(&it.client, frontend);
-    check_line(&refused.next(), &[("verdict", "noPort"), ("destination", &frontend.to_string())]);
+    refused.expect(&[("verdict", "noPort"), ("destination", &frontend.to_string())]);
     drop(refused);
     // What others drop is named, with the endpoint that it was sent to.
     let chain = "chain forward { type filter hook forward priority 0; policy drop; };";
@@ -100,11 +88,8 @@ fn why_a_packet_fails_is_traced() {
     let frontend = at(load_balancer_ips(4)[0], 80);
     let trace = trace(&it, &["--to", &frontend.ip().to_string(), "--failed"]);
     TestCluster::request_unanswered(&it.client, Transport::Udp, frontend).unwrap_err();
-    let line = trace.next();
-    check_line(
-        &line,
-        &[("verdict", "dropped"), ("table", "firewall"), ("chain", "forward"), ("port", "udp")],
-    );
+    let expect = [("verdict", "dropped"), ("table", "firewall"), ("chain", "forward"), ("port", "udp")];
+    let line = trace.expect(&expect);
     assert!(line["endpoint"].is_string(), "{line}");
 }
 
