@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::process::ExitStatusExt as _,
     thread,
     time::{Duration, Instant},
@@ -10,12 +10,12 @@ use std::{
 
 use tests::{
     APPLIED, Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, Service, TIMEOUT, TestNode, Transport,
-    WEB, WEB4, connected_udp_socket, eventually, expected_dump, is_slow_machine,
+    WEB, WEB4, eventually, expected_dump, is_slow_machine,
     kernel_objects::ObjectKind::{Link, Map, Program},
     repetitions, scaled, skip, web, web4,
 };
 
-use super::upgrade;
+use super::upgrade::{self, Flow};
 
 /// A Service whose endpoint stays.
 const STEADY: [&str; 2] = ["10.96.0.11", "fd00:10:96::11"];
@@ -40,30 +40,21 @@ fn services(round: usize, others: usize) -> Vec<Service> {
 /// Connections made at the start that must survive.
 struct LongLived {
     tcp: Vec<(EchoConnection, SocketAddr)>,
-    udp: Vec<(UdpSocket, SocketAddr)>,
+    udp: Vec<Flow>,
 }
 
 impl LongLived {
     fn connect() -> Self {
         let tcp = WEB.map(|it| SocketAddr::new(it, 80)).map(|it| (EchoConnection::connect(it).unwrap(), it));
         // Connected UDP is terminated with its endpoint.
-        let udp = steady().map(|it| SocketAddr::new(it, 80)).map(|service| {
-            let socket = connected_udp_socket(service).unwrap();
-            (socket, service)
-        });
+        let udp = steady().map(|it| Flow::new(SocketAddr::new(it, 80), true));
         Self { tcp: tcp.into(), udp: udp.into() }
     }
 
     #[track_caller]
     fn check(&mut self, when: &str) {
         upgrade::check(&mut self.tcp, when);
-        for (socket, service) in &self.udp {
-            let mut reply = [0; 64];
-            socket.send(b"who?").unwrap();
-            let (_, from) =
-                socket.recv_from(&mut reply).unwrap_or_else(|error| panic!("{service} {when}: {error}"));
-            assert_eq!((from, socket.peer_addr().unwrap()), (*service, *service), "{when}");
-        }
+        self.udp.iter_mut().for_each(|it| it.exchange(when));
     }
 }
 

@@ -14,7 +14,7 @@ use tests::{
 };
 
 /// A UDP socket whose replies must all come from the same endpoint, with the Service's address.
-struct Flow {
+pub(super) struct Flow {
     socket: UdpSocket,
     service: SocketAddr,
     is_connected: bool,
@@ -22,7 +22,7 @@ struct Flow {
 }
 
 impl Flow {
-    fn new(service: SocketAddr, is_connected: bool) -> Self {
+    pub(super) fn new(service: SocketAddr, is_connected: bool) -> Self {
         let socket = udp_socket(service).unwrap();
         if is_connected {
             socket.connect(service).unwrap();
@@ -37,14 +37,15 @@ impl Flow {
 
     #[track_caller]
     fn receive(&mut self, when: &str) {
-        let (name, from) = receive(&self.socket).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let received = receive(&self.socket);
+        let (name, from) = received.unwrap_or_else(|error| panic!("{} {when}: {error}", self.service));
         assert_eq!(from, self.service, "the source of a reply, {when}");
         let before = self.server.get_or_insert_with(|| name.clone());
         assert_eq!(*before, name, "the server of a flow, {when}");
     }
 
     #[track_caller]
-    fn exchange(&mut self, when: &str) {
+    pub(super) fn exchange(&mut self, when: &str) {
         self.send();
         if self.is_connected {
             assert_eq!(self.socket.peer_addr().unwrap(), self.service, "{when}");
