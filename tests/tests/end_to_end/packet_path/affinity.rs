@@ -13,11 +13,7 @@ use tests::{
     NetNs, Service, TIMEOUT, TestCluster, Transport, eventually, http, program_or_skip, repetitions, run,
 };
 
-use super::{
-    BACKENDS, CLIENT, N1, NODE_PORT, P1, P2, P3, RunningCluster, at, cluster_ips, external,
-    external_frontends, internal_frontends, load_balancer_ips, nft, on_both_nodes, replies, server,
-    start_load,
-};
+use super::*;
 
 /// The pods, with their nodes.
 const PODS: [(&str, &str, [IpAddr; 2]); 3] = [("n1", "p1", P1), ("n1", "p2", P2), ("n2", "p3", P3)];

@@ -7,10 +7,7 @@ use std::{
 
 use tests::{EchoServer, Service, TIMEOUT, TestCluster, Transport, eventually, http};
 
-use super::{
-    P1, RunningCluster, TARGET, at, cluster_ips, internal_frontends, is_active, load_balancer_ips,
-    node::request_by_socket,
-};
+use super::{node::request_by_socket, *};
 
 /// A second address of the pod p2, without a server.
 const DEAD: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);

@@ -9,10 +9,7 @@ use std::{
 
 use tests::{Explained, NetNs, Service, TIMEOUT, TestCluster, Transport, eventually, manifest};
 
-use super::{
-    CLIENT, N1, N2, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, at, check_dropped, cluster_ips, external,
-    external_frontends, external_ips, internal_frontends, load_balancer_ips, on_both_nodes,
-};
+use super::*;
 
 /// Checks that a client reaches the pods that an explanation names.
 #[track_caller]

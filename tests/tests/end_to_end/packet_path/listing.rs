@@ -10,10 +10,7 @@ use tests::{
     run,
 };
 
-use super::{
-    N1, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, apply_service_cidr, at, check_refused, cluster_ips,
-    connect, external, internal, is_ready, load_balancer_ips, on_both_nodes, replies,
-};
+use super::*;
 
 const TABLE: &str = "kube-proxy-ebpf";
 
@@ -130,7 +127,7 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
             assert_eq!(replies(&it.client, Transport::Tcp, at(load_balancer_ips(1)[1], 80)).len(), 2);
         }
         // A proxy that starts finds its own tables.
-        let _agent = super::start_ready(&it, &it.command("ebpf").args(arguments));
+        let _agent = start_ready(&it, &it.command("ebpf").args(arguments));
         assert!(eventually(TIMEOUT, || replies(&it.client, Transport::Tcp, at(local, 80)).len() == 1));
     }
 }

@@ -19,11 +19,7 @@ use tests::{
     exchange_connected, kernel_at_least, program_or_skip, repetitions, run, scaled,
 };
 
-use super::{
-    BACKENDS, NODE_PORT, P1, P2, P3, RunningCluster, TARGET, at, connect, dump, external, external_frontends,
-    internal_frontends, is_active, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_load,
-    start_ready,
-};
+use super::*;
 
 /// A connected UDP socket, which is one flow.
 struct Flow(UdpSocket);

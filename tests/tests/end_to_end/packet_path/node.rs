@@ -15,10 +15,7 @@ use tests::{
     program_or_skip, run, skip,
 };
 
-use super::{
-    N1, NODE_PORT, P1, P2, P3, Reply, RunningCluster, at, check_dropped, dump, external, external_frontends,
-    external_ips, internal_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server, start_ready,
-};
+use super::*;
 
 #[test]
 fn the_packet_path_needs_one_capability() {

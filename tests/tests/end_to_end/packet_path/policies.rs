@@ -4,11 +4,7 @@ use std::time::{Duration, Instant};
 
 use tests::{EchoServer, TIMEOUT, Transport, eventually, repetitions};
 
-use super::{
-    CLIENT, N1, N2, NODE_PORT, P1, P2, P3, RunningCluster, apply_service_cidr, at, check, check_dropped,
-    check_refused, cluster_ips, dump, external, external_frontends, external_ips, has_service_cidr, internal,
-    internal_frontends, load_balancer_ips, on_both_nodes, server, sources::N1_AT_POD,
-};
+use super::{sources::N1_AT_POD, *};
 
 #[test]
 fn a_cluster_ip_reaches_every_endpoint_and_keeps_the_source() {

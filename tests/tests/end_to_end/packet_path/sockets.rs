@@ -18,10 +18,8 @@ use tests::{
     scaled, skip,
 };
 
-use super::{
-    super::pod_annotations, BACKENDS, N1, N2, NODE_PORT, P1, P2, P3, Reply, RunningCluster, TARGET, at,
-    cluster_ips, internal, internal_frontends, on_both_nodes, replies, start_ready,
-};
+use super::*;
+use crate::pod_annotations;
 
 /// A cluster whose sockets from now on are those of pods and nodes with the proxy.
 fn cluster_or_skip(
@@ -31,7 +29,7 @@ fn cluster_or_skip(
 ) -> Option<(CgroupGuard, RunningCluster)> {
     let it = RunningCluster::or_skip(backend, services, arguments)?;
     // Sockets leave nothing to packets before they are known to serve.
-    assert!(eventually(TIMEOUT, || super::is_ready(&it)));
+    assert!(eventually(TIMEOUT, || is_ready(&it)));
     Some((it.sandbox().enter().unwrap(), it))
 }
 
@@ -351,7 +349,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
         let sockets = internal_frontends(1).map(|frontend| {
             let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
             assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{socket_lb}: {frontend}");
-            assert_eq!(super::server(&it.pods[0], frontend), "p2");
+            assert_eq!(server(&it.pods[0], frontend), "p2");
             (frontend, socket)
         });
         assert_eq!((connections("tcp", "TCP"), connections("udp", "UDP")), (redirected, 0.0), "{socket_lb}");

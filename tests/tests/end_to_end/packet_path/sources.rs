@@ -4,11 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use tests::{TIMEOUT, TestCluster, Transport, eventually, program_or_skip};
 
-use super::{
-    BACKENDS, CLIENT, N1, NODE_PORT, P1, P2, P3, RunningCluster, at, check, check_refused, cluster_ips, dump,
-    external, external_ips, internal, internal_frontends, load_balancer_ips, nft, on_both_nodes, server,
-    start_ready,
-};
+use super::*;
 
 /// The address of n1 on the veth pair to its pod, by family.
 pub(crate) const N1_AT_POD: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)), N1[1]];

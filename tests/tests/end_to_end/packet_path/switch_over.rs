@@ -14,10 +14,7 @@ use tests::{
     EchoConnection, LoadReport, TIMEOUT, TestCluster, Transport, eventually, http, program_or_skip, run, skip,
 };
 
-use super::{
-    BACKENDS, P1, P2, RunningCluster, TARGET, at, external, load_balancer_ips, server, start_load,
-    start_ready,
-};
+use super::*;
 
 /// How kube-proxy writes its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

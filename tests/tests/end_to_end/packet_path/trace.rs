@@ -5,10 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::Value;
 use tests::{TIMEOUT, TestCluster, Trace, Transport, eventually};
 
-use super::{
-    CLIENT, P1, P3, RunningCluster, TARGET, at, check_dropped, check_refused, cluster_ips, external,
-    external_frontends, is_ready, load_balancer_ips, nft, on_both_nodes, server,
-};
+use super::*;
 
 #[track_caller]
 fn trace(it: &RunningCluster, arguments: &[&str]) -> Trace {

@@ -4,10 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tests::{TIMEOUT, TestCluster, Transport, eventually};
 
-use super::{
-    RunningCluster, external, external_frontends, internal_frontends, is_ready, nft, node::request_by_socket,
-    on_both_nodes, server,
-};
+use super::{node::request_by_socket, *};
 
 const PODS: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
 /// An address that no host has, and to which pods have a route.
