@@ -46,9 +46,7 @@ pub const APPLIED: &str = "state active";
 pub struct Output {
     /// The exit code; `None` after a signal.
     pub code: Option<i32>,
-    /// Standard output.
     pub stdout: String,
-    /// Standard error.
     pub stderr: String,
 }
 
@@ -152,12 +150,10 @@ impl AgentCommand {
         .args(arguments)
     }
 
-    /// Adds an argument.
     pub fn arg(self, argument: impl AsRef<OsStr>) -> Self {
         self.args([argument])
     }
 
-    /// Adds arguments.
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.arguments.extend(arguments.into_iter().map(|it| it.as_ref().to_owned()));
         self
@@ -168,7 +164,6 @@ impl AgentCommand {
         self.arg("--cgroup").arg(sandbox.cgroup()).arg("--pin-dir").arg(sandbox.pins())
     }
 
-    /// Sets an environment variable.
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((key.into(), value.into()));
         self
@@ -356,22 +351,18 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The file of the log.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// How often the log contains a text.
     pub fn count_logged(&self, text: &str) -> usize {
         self.log().matches(text).count()
     }
@@ -386,7 +377,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).with_context(|| format!("kill({signal})"))
     }
@@ -441,7 +431,6 @@ impl Agent {
         self.wait_until_logged(limit, APPLIED)
     }
 
-    /// As [`memory_kb`].
     pub fn memory_kb(&self, field: &str) -> Result<u64> {
         memory_kb(self.pid(), field)
     }

@@ -24,16 +24,13 @@ const UNANSWERED: Duration = Duration::from_secs(2);
 /// How a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A TCP connection.
     Tcp,
-    /// A connected UDP socket.
     Udp,
     /// `sendto` and `recvfrom` on an unconnected UDP socket; the reply must come from the address of the request.
     UdpUnconnected,
 }
 
 impl Transport {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::UdpUnconnected];
 }
 
@@ -162,12 +159,10 @@ impl EchoConnection {
         Ok(Self { name: name(&line)?, stream })
     }
 
-    /// The server's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The connection itself.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }

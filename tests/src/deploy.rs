@@ -45,12 +45,10 @@ pub fn allowed_calls() -> Result<Vec<String>> {
     Ok(names.filter_map(|it| it.as_str().map(ToOwned::to_owned)).collect())
 }
 
-/// The folder `deploy`.
 pub fn folder() -> PathBuf {
     build_tools::command::workspace().join("deploy")
 }
 
-/// The documents of a YAML stream.
 pub fn documents(text: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(text).map_err(|error| anyhow!("not YAML: {error}"))
 }

@@ -87,7 +87,6 @@ impl EchoServer {
         Ok(Self { address, shared, threads })
     }
 
-    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

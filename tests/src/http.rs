@@ -21,19 +21,16 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// The status code.
     pub status: u16,
     pub body: String,
 }
 
-/// Requests a page.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(scaled(TIMEOUT)))?;
     request(stream, path)
 }
 
-/// Requests a page from a Unix socket.
 pub fn get_from_socket(socket: &Path, path: &str) -> io::Result<Response> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(scaled(TIMEOUT)))?;

@@ -44,7 +44,6 @@ const fn client_network(client: u8, host: u8) -> [IpAddr; 2] {
     addresses([198, 18, client, host], [0x2001, 0x2, 0, client as u16, 0, 0, 0, host as u16])
 }
 
-/// The cluster.
 #[derive(Debug)]
 pub struct IngressCluster {
     /// The clients outside.
@@ -60,13 +59,10 @@ pub struct IngressCluster {
     writes: AtomicU16,
 }
 
-/// A node of it.
 #[derive(Debug)]
 pub struct IngressNode {
     number: u8,
-    /// The node itself.
     pub netns: NetNs,
-    /// Its pods.
     pub pods: NetNs,
     /// Of each pod one for each family.
     servers: Vec<[EchoServer; 2]>,
@@ -84,7 +80,6 @@ impl IngressNode {
         format!("n{}", self.number)
     }
 
-    /// Its addresses.
     pub fn addresses(&self) -> [IpAddr; 2] {
         node_addresses(self.number)
     }
@@ -258,7 +253,6 @@ impl IngressCluster {
         node.netns.run(|| agent::run(&mut node.cli("cleanup"))).success();
     }
 
-    /// The nodes whose proxies run.
     fn running(&self) -> impl Iterator<Item = &IngressNode> {
         self.nodes.iter().filter(|it| it.agent.is_some())
     }

@@ -17,7 +17,6 @@ use aya::{
 };
 use build_tools::files_below;
 
-/// What a BPF object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// A map, or an inner map.
@@ -73,7 +72,6 @@ fn follow(objects: &mut KernelObjects) {
     }
 }
 
-/// Every object that the kernel has.
 fn loaded() -> KernelObjects {
     let maps = loaded_maps().flatten().map(|it| (ObjectKind::Map, it.id()));
     let programs = loaded_programs().flatten().map(|it| (ObjectKind::Program, it.id()));

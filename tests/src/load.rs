@@ -19,7 +19,6 @@ use crate::client::{Transport, request};
 
 #[derive(Clone, Debug)]
 pub struct ConnectSample {
-    /// When it started.
     pub started: Instant,
     /// How long it took until the reply or the error.
     pub duration: Duration,
@@ -28,7 +27,6 @@ pub struct ConnectSample {
 }
 
 impl ConnectSample {
-    /// When it ended.
     pub fn ended(&self) -> Instant {
         self.started + self.duration
     }
@@ -42,9 +40,7 @@ impl ConnectSample {
 /// A summary of many connects.
 #[derive(Clone, Debug, Default)]
 pub struct LoadReport {
-    /// How many there were.
     pub connects: usize,
-    /// How many of them failed.
     pub failed: usize,
     /// The first errors.
     pub errors: Vec<String>,
@@ -57,7 +53,6 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Summarizes the samples.
     pub fn of<'a>(samples: impl IntoIterator<Item = &'a ConnectSample>) -> Self {
         let mut report = Self::default();
         let mut durations = Vec::new();
@@ -124,7 +119,6 @@ impl ConnectLoad {
         samples.get(first..).unwrap_or_default().to_vec()
     }
 
-    /// The number of samples so far.
     pub fn count(&self) -> usize {
         self.shared.samples.lock().len()
     }

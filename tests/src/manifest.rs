@@ -33,7 +33,6 @@ pub struct Service {
     pub internal_local: bool,
     /// `loadBalancerSourceRanges`; none allows all sources.
     pub source_ranges: Vec<String>,
-    /// `healthCheckNodePort`.
     pub health_check_node_port: Option<u16>,
     /// The timeout of its session affinity in seconds, if it has one.
     pub affinity: Option<u32>,
@@ -61,7 +60,6 @@ pub struct Endpoint {
     pub node: String,
     /// Its addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// Whether it is ready.
     pub ready: bool,
     /// Whether it is serving and terminating.
     pub terminating: bool,
@@ -78,19 +76,16 @@ impl Service {
         }
     }
 
-    /// Sets its external IPs.
     pub fn external_ips(mut self, ips: &[IpAddr]) -> Self {
         self.external_ips = ips.to_vec();
         self
     }
 
-    /// Sets the addresses of its load balancer.
     pub fn load_balancer_ips(mut self, ips: &[IpAddr]) -> Self {
         self.load_balancer_ips = ips.to_vec();
         self
     }
 
-    /// Adds a port.
     pub fn port(mut self, name: &str, protocol: &'static str, port: u16, target: u16) -> Self {
         self.ports.push(Port { name: name.to_owned(), protocol, port, target, node_port: None });
         self
@@ -102,7 +97,6 @@ impl Service {
         self
     }
 
-    /// Sets the session affinity ClientIP.
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = Some(seconds);
         self
@@ -113,31 +107,26 @@ impl Service {
         self.annotation("kube-proxy-ebpf.io/drain", &format!("{seconds}s"))
     }
 
-    /// Sets an annotation.
     pub fn annotation(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.insert(name, value.to_owned());
         self
     }
 
-    /// Sets `externalTrafficPolicy: Local`.
     pub fn external_local(mut self) -> Self {
         self.external_local = true;
         self
     }
 
-    /// Sets `internalTrafficPolicy: Local`.
     pub fn internal_local(mut self) -> Self {
         self.internal_local = true;
         self
     }
 
-    /// Sets `loadBalancerSourceRanges`.
     pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
         self.source_ranges = ranges.iter().map(|&it| it.to_owned()).collect();
         self
     }
 
-    /// Sets `healthCheckNodePort`.
     pub fn health_check_node_port(mut self, number: u16) -> Self {
         self.health_check_node_port = Some(number);
         self
@@ -153,7 +142,6 @@ impl Service {
         numbers.into_iter().fold(self, |it, n| it.endpoint(&format!("web-{n}"), &endpoint(n)))
     }
 
-    /// Adds a ready endpoint on a node.
     pub fn endpoint_on(mut self, node: &str, name: &str, addresses: &[IpAddr]) -> Self {
         self.endpoints.push(Endpoint {
             name: name.to_owned(),

@@ -160,7 +160,6 @@ impl NetNs {
         Ok(())
     }
 
-    /// Runs `ip` inside.
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         let _inside = self.enter()?;
         ip(arguments)

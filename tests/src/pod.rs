@@ -104,7 +104,6 @@ impl Pod {
         Ok(Self { netns, cgroup, process, report: serde_json::from_str(&report)? })
     }
 
-    /// Its network namespace.
     pub fn netns(&self) -> &NetNs {
         &self.netns
     }

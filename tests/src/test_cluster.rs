@@ -33,11 +33,9 @@ use crate::{
 
 /// The port that every pod serves, over TCP and UDP.
 pub const TARGET: u16 = 8080;
-/// The client's addresses.
 pub const CLIENT: [IpAddr; 2] = addresses([192, 168, 50, 100], [0xfd00, 0x50, 0, 0, 0, 0, 0, 0x100]);
 /// The addresses of node n1, where the proxy runs.
 pub const N1: [IpAddr; 2] = addresses([192, 168, 50, 1], [0xfd00, 0x50, 0, 0, 0, 0, 0, 1]);
-/// The addresses of node n2.
 pub const N2: [IpAddr; 2] = addresses([192, 168, 50, 2], [0xfd00, 0x50, 0, 0, 0, 0, 0, 2]);
 /// A pod on n1.
 pub const P1: [IpAddr; 2] = addresses([10, 244, 1, 10], [0xfd00, 0x244, 1, 0, 0, 0, 0, 0x10]);
@@ -111,7 +109,6 @@ impl TestCluster {
         &self.sandbox
     }
 
-    /// The folder of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.sandbox.files().join("manifests")
     }
@@ -131,7 +128,6 @@ impl TestCluster {
         agent::cli(&Build::Product.binary(), &self.sandbox, subcommand)
     }
 
-    /// Starts the proxy on n1.
     #[must_use]
     pub fn start(&self, command: &AgentCommand) -> Agent {
         self.n1.run(|| command.start(&self.sandbox).expect("the proxy starts"))
@@ -156,10 +152,8 @@ impl TestCluster {
     }
 }
 
-/// The reply of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reply {
-    /// The pod's name.
     pub name: String,
     /// The source address of the request, as the pod saw it.
     pub source: IpAddr,

@@ -25,7 +25,6 @@ use crate::{
     sandbox::CgroupGuard,
 };
 
-/// The name of the node.
 pub const NODE: &str = "n1";
 
 /// The addresses that the agent's probe connects to.
@@ -88,12 +87,10 @@ impl TestNode {
         &self.sandbox
     }
 
-    /// Its network namespace.
     pub fn netns(&self) -> &NetNs {
         &self.netns
     }
 
-    /// The folder of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.sandbox.files().join("manifests")
     }
@@ -188,7 +185,6 @@ impl TestNode {
         self.agent.as_mut().expect("a proxy runs")
     }
 
-    /// Kills the proxy.
     #[track_caller]
     pub fn kill(&mut self) {
         self.agent.take().expect("a proxy runs").kill9().expect("it runs until it is killed");
@@ -201,7 +197,6 @@ impl TestNode {
         assert!(status.success(), "the proxy ended with {status}");
     }
 
-    /// The proxy's log.
     #[track_caller]
     pub fn log(&self) -> String {
         self.agent().log()

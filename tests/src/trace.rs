@@ -47,7 +47,6 @@ impl Trace {
         Self { child, lines, socket }
     }
 
-    /// The next line.
     #[track_caller]
     pub fn next(&self) -> Value {
         self.lines.recv_timeout(TIMEOUT).expect("another line comes")

@@ -15,7 +15,6 @@ use tests::{
     metric, pod_with_servers, request, udp_socket, udp_socket_at, web, web_frontends,
 };
 
-/// A node with `web` at ten endpoints.
 fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(affinity_seconds)], arguments)
 }

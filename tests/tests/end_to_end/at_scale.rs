@@ -30,7 +30,6 @@ fn service(n: u32) -> Service {
     }
 }
 
-/// The Service with this many endpoints.
 fn large(endpoints: u32) -> Service {
     let mut it = Service::new("large", &[[10, 96, 0, 1].into()]).port("", "UDP", 53, 5353);
     for n in 0..endpoints {

@@ -72,7 +72,6 @@ fn start(node: &mut TestNode) {
     node.wait_until_ready();
 }
 
-/// What `status` prints.
 #[track_caller]
 fn status(node: &TestNode, arguments: &[&str]) -> String {
     run(node.cli("status").args(arguments)).success()

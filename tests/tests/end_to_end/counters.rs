@@ -28,7 +28,6 @@ fn web(endpoints: &[u8]) -> Service {
         .endpoints(endpoints.iter().copied())
 }
 
-/// The counters of a service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counters {
     connections: u64,

@@ -22,7 +22,6 @@ const FRONTEND: &str = "10.96.0.10:80/tcp";
 /// Longer than any test.
 const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
 
-/// A node that serves `web` at the endpoints 1 and 2.
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip([1, 2], &[web4([1, 2])], arguments)
 }

@@ -19,7 +19,6 @@ use tests::{
     repetitions, scaled, udp_socket,
 };
 
-/// The number of consecutive states.
 const STATES: usize = 2000;
 /// The maximum number of backends of a state; no two states have a backend in common.
 const MAX_BACKENDS: u16 = 4;

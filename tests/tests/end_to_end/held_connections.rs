@@ -25,7 +25,6 @@ const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// A load balancer, beside the attackers.
 const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const CHECK_PORT: u16 = 32_001;
-/// How many connections the attackers hold.
 const HELD: usize = 10_000;
 
 /// The namespace of the attackers, who have every address of 10.99.0.0/16.
@@ -152,7 +151,6 @@ mod alone {
 /// On slow machines, too: a small rendering says nothing about the memory of many.
 const SERVICES: usize = 800;
 
-/// Services whose state is large.
 fn large(last: u8) -> Vec<Service> {
     let service = |n: usize| {
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 96, 16, 0).to_bits() + n as u32);

@@ -35,7 +35,6 @@ fn secure_server() -> ApiServer {
     ApiServer::start(settings).unwrap()
 }
 
-/// A server that has the Node.
 fn server_with_node(settings: Settings) -> ApiServer {
     let server = ApiServer::start(settings).unwrap();
     set_node(&server, &manifest::node(NODE));

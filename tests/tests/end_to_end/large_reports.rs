@@ -14,12 +14,10 @@ use tests::{
     Build, Service, TIMEOUT, TestNode, agent, eventually, http::METRICS_PORT, manifest, repetitions,
 };
 
-/// How many endpoints each Service has.
 const ENDPOINTS: usize = 10;
 /// The most that a report may take in a process, in kB.
 const MAX_GROWTH: u64 = 20 << 10;
 
-/// A manifest of so many Services.
 fn list(services: usize) -> String {
     let address =
         |first, n: usize| Ipv4Addr::from_bits(Ipv4Addr::from_octets(first).to_bits() + n as u32).into();

@@ -11,7 +11,6 @@ fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
     web4(endpoints).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections")
 }
 
-/// A node with servers at some endpoints, and a Service.
 fn node_or_skip(servers: impl IntoIterator<Item = u8>, service: Service) -> Option<TestNode> {
     TestNode::running_or_skip(servers, &[service], &[])
 }
@@ -20,7 +19,6 @@ fn hold(connections: usize) -> Vec<EchoConnection> {
     (0..connections).map(|_| EchoConnection::connect(FRONTEND).unwrap()).collect()
 }
 
-/// How many connections each server has.
 fn by_server(connections: &[EchoConnection]) -> BTreeMap<&str, usize> {
     let mut count = BTreeMap::new();
     for it in connections {

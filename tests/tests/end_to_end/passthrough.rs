@@ -10,7 +10,6 @@ use tests::{
 
 const NODE_PORT: u16 = 30_080;
 
-/// The Service `web` with node ports.
 fn web() -> Service {
     Service::new("web", &WEB)
         .port("tcp", "TCP", 80, 8080)
@@ -20,7 +19,6 @@ fn web() -> Service {
         .endpoint("web-1", &endpoint(1))
 }
 
-/// A connected UDP socket, and its peer.
 struct Connected(UdpSocket, SocketAddr);
 
 impl Connected {

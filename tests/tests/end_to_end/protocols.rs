@@ -150,7 +150,6 @@ fn mount_share(node: &TestNode, ip: Ipv4Addr) -> Errno {
     mount(Some(&*source), &mount_point, Some("cifs"), MsFlags::empty(), Some(&*options)).unwrap_err()
 }
 
-/// A node whose kernel has a CIFS client.
 fn node_with_cifs_or_skip() -> Option<TestNode> {
     if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|it| it.ends_with("\tcifs")) {
         skip("this kernel has no CIFS");

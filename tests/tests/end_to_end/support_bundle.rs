@@ -30,7 +30,6 @@ fn unpack(archive: &[u8]) -> BTreeMap<String, String> {
     archive.entries().unwrap().map(|it| file(it.unwrap())).collect()
 }
 
-/// `support-bundle` on a node.
 fn command(node: &TestNode, arguments: &[&str]) -> Command {
     let mut command = node.cli("support-bundle");
     command.arg("--packets=off").args(arguments);

@@ -42,7 +42,6 @@ pub(super) fn refused(node: &TestNode, arguments: &[&str]) -> String {
     run(node.cli("trace").args(arguments)).exits_with(1)
 }
 
-/// A node with these Services, and servers at the endpoints 1 and 2.
 pub(super) fn node_or_skip(services: &[Service]) -> Option<TestNode> {
     TestNode::running_or_skip([1, 2], services, &[])
 }

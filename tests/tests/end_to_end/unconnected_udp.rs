@@ -50,7 +50,6 @@ impl Notation {
     }
 }
 
-/// A client's socket.
 struct Client {
     notation: Notation,
     socket: UdpSocket,
@@ -61,7 +60,6 @@ impl Client {
         Self { notation, socket: udp_socket(notation.address(0)).unwrap() }
     }
 
-    /// One of each notation.
     fn all() -> [Self; 3] {
         [Notation::V4, Notation::V6, Notation::Mapped].map(Self::new)
     }
@@ -70,7 +68,6 @@ impl Client {
         self.socket.send_to(b"who?", self.notation.address(service))
     }
 
-    /// Sends a request to each of the first Services.
     #[track_caller]
     fn send(&self, services: u16) {
         (0..services).for_each(|it| {
@@ -132,7 +129,6 @@ impl Node {
         panic!("no endpoint of Service {service} received a request");
     }
 
-    /// Discards every request that an endpoint has received so far.
     fn discard(&self, n: u8) {
         let servers = (0..self.services).flat_map(|service| &self.servers[&(service, n)]);
         servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});

@@ -75,7 +75,6 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     one
 }
 
-/// The pod of the DaemonSet.
 fn pod(objects: &[Value]) -> &Value {
     &one(objects, "DaemonSet")["spec"]["template"]["spec"]
 }

@@ -122,7 +122,6 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": [feature] }));
     }
 
-    /// The value of an expression in the page.
     pub(crate) fn evaluate(&self, expression: &str) -> Value {
         let script = format!("return {expression}");
         self.wait(async { self.driver.execute(script, Vec::new()).await?.convert() })
@@ -136,7 +135,6 @@ impl Browser {
         self.wait(async { self.element(css).await?.click().await });
     }
 
-    /// Types into an element.
     pub(crate) fn type_in(&self, css: &str, keys: &str) {
         self.wait(async { self.element(css).await?.send_keys(keys).await });
     }

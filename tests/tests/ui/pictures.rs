@@ -13,7 +13,6 @@ use tests::{ConnectLoad, Service, TestNode, Transport, endpoint};
 
 use crate::{PAGE, browser::Browser};
 
-/// A Service of the pictures.
 struct Pictured {
     namespace: &'static str,
     name: &'static str,

@@ -86,7 +86,6 @@ fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
     connected_udp_socket(to).unwrap()
 }
 
-/// Every distinct reply.
 #[track_caller]
 fn replies(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<Reply> {
     (0..40)
@@ -169,7 +168,6 @@ impl RunningCluster {
         Some(Self { cluster, agent })
     }
 
-    /// Runs a test with each backend.
     fn each(services: &[Service], arguments: &[&str], test: impl Fn(Self)) {
         for backend in BACKENDS {
             let Some(cluster) = Self::or_skip(backend, services, arguments) else { return };
@@ -264,7 +262,6 @@ fn nft(cluster: &TestCluster, arguments: &[&str]) -> String {
     cluster.n1.run(|| run(Command::new("nft").args(arguments)).success())
 }
 
-/// Whether the proxy on n1 reports that it is ready.
 fn is_ready(cluster: &TestCluster) -> bool {
     cluster.n1.run(http::is_ready)
 }

@@ -10,7 +10,6 @@ const PODS: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
 /// An address that no host has, and to which pods have a route.
 const MASQUERADED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 50, 77));
 
-/// Replaces the rules of others on n1.
 fn others(cluster: &TestCluster, rules: &str) {
     nft(cluster, &["add table inet others; delete table inet others"]);
     nft(cluster, &[&format!("table inet others {{ {rules} }}")]);

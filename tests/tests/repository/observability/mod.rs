@@ -42,7 +42,6 @@ fn string(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is not a string"))
 }
 
-/// The alerts by their names.
 fn alerts() -> BTreeMap<String, Value> {
     let groups = rules();
     let rules = list(&groups["groups"]).iter().flat_map(|it| list(&it["rules"]));
