@@ -59,16 +59,22 @@ impl TestNode {
         Some(node)
     }
 
-    /// Enters a new node with echo servers at these endpoints and a proxy that serves these Services, or reports why the current
-    /// test is skipped.
+    /// Enters a new node with echo servers at these endpoints and manifests of these Services, or reports why the current test is
+    /// skipped.
+    pub fn prepared_or_skip(endpoints: impl IntoIterator<Item = u8>, services: &[Service]) -> Option<Self> {
+        let node = Self::serving_or_skip(endpoints)?;
+        node.write(services);
+        Some(node)
+    }
+
+    /// The same with a running proxy.
     #[track_caller]
     pub fn running_or_skip(
         endpoints: impl IntoIterator<Item = u8>,
         services: &[Service],
         arguments: &[&str],
     ) -> Option<Self> {
-        let mut node = Self::serving_or_skip(endpoints)?;
-        node.write(services);
+        let mut node = Self::prepared_or_skip(endpoints, services)?;
         node.start(arguments);
         Some(node)
     }

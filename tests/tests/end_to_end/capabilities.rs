@@ -10,8 +10,8 @@ use std::{
 use nix::sched::{CloneFlags, setns};
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, EchoServer, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4, deploy, endpoint,
-    eventually, http, kernel_at_least, request, run, skip, web, web_frontends,
+    AgentCommand, Build, EchoServer, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4, deploy, endpoint, http,
+    kernel_at_least, request, run, skip, web,
 };
 
 fn bounding_set(process: u32) -> u64 {
@@ -20,33 +20,19 @@ fn bounding_set(process: u32) -> u64 {
     u64::from_str_radix(set.trim(), 16).unwrap()
 }
 
-/// Every other end-to-end test starts the proxy in the same way.
+/// Every other end-to-end test starts the proxy in the same way, and connects.
 #[test]
 fn the_capabilities_of_the_manifest_suffice() {
     let Some(mut node) = TestNode::running_or_skip([1], &[web([1])], &[]) else { return };
     assert_eq!(bounding_set(node.agent().pid()), deploy::capabilities().unwrap().bits());
 
-    node.wait_until_active(&[web([1])]);
-    for frontend in &web_frontends()[..2] {
-        for transport in Transport::ALL {
-            let is_served = || request(transport, *frontend).is_ok_and(|it| it == "web-1");
-            let reply = || request(transport, *frontend);
-            assert!(
-                eventually(TIMEOUT, is_served),
-                "{transport:?} to {frontend}: {:?}\n{}",
-                reply(),
-                node.log()
-            );
-        }
-    }
     // The pages of the liveness and readiness probes.
     node.wait_until(|_| ["/livez", "/readyz"].iter().all(|it| http::health_status(it) == 200));
 }
 
 #[test]
 fn without_any_of_its_capabilities_the_proxy_reports_what_it_needs() {
-    let Some(node) = TestNode::or_skip() else { return };
-    node.write(&[web([1])]);
+    let Some(node) = TestNode::prepared_or_skip([], &[web([1])]) else { return };
     let all = deploy::capabilities().unwrap();
     for (name, missing) in all.iter_names() {
         let command = node.command(Build::Product).capabilities(all.difference(missing));
@@ -60,8 +46,7 @@ fn without_any_of_its_capabilities_the_proxy_reports_what_it_needs() {
 
 #[test]
 fn a_low_memlock_limit_is_raised_or_reported() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    node.write(&[web([1])]);
+    let Some(mut node) = TestNode::prepared_or_skip([], &[web([1])]) else { return };
     let line = format!("ulimit -l 64 && exec {}", node.command(Build::Product).line());
     node.start_inactive(&AgentCommand::new(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]));
     if kernel_at_least(5, 11) {

@@ -115,8 +115,7 @@ const TIME_TO_RELEASE: Duration = Duration::from_secs(11);
 
 #[test]
 fn counters_survive_updates_crashes_and_upgrades() {
-    let Some(mut node) = TestNode::serving_or_skip(1..=4) else { return };
-    node.write(&[web(&[1, 2])]);
+    let Some(mut node) = TestNode::prepared_or_skip(1..=4, &[web(&[1, 2])]) else { return };
     let start = |node: &mut TestNode, build| {
         node.start_with(&node.command(build));
         node.wait_until_ready();

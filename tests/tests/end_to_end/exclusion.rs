@@ -17,9 +17,7 @@ use tests::{
 
 /// A node with `web`; no proxy runs yet.
 pub(super) fn node_or_skip() -> Option<TestNode> {
-    let node = TestNode::serving_or_skip([1])?;
-    node.write(&[web([1])]);
-    Some(node)
+    TestNode::prepared_or_skip([1], &[web([1])])
 }
 
 #[track_caller]

@@ -218,8 +218,7 @@ fn an_agent_asks_its_brain_and_answers_as_run_does() {
 
 #[test]
 fn with_a_brain_that_explains_nothing_the_kernel_is_shown() {
-    let Some(node) = TestNode::or_skip() else { return };
-    node.write(&[web4([1, 2])]);
+    let Some(node) = TestNode::prepared_or_skip([], &[web4([1, 2])]) else { return };
     let (brain, mut agent) = (node.start_brain(), node.start_agent());
     agent.wait_until_applied(TIMEOUT).unwrap();
     brain.kill9().unwrap();

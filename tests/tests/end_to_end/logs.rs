@@ -54,8 +54,7 @@ fn answer() -> Option<String> {
 
 #[test]
 fn an_unread_log_delays_nothing_and_its_lost_lines_are_counted() {
-    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
-    node.write(&[web4([1])]);
+    let Some(mut node) = TestNode::prepared_or_skip([1, 2], &[web4([1])]) else { return };
     let (mut reader, writer) = pipe().unwrap();
     node.start_inactive(&node.command(Build::Product).log_to(writer));
     node.wait_until(|_| answer().as_deref() == Some("web-1"));
@@ -94,8 +93,7 @@ fn the_first_line_says_version_commit_and_flags() {
 
 #[test]
 fn at_level_info_only_the_first_of_many_states_is_logged() {
-    let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
-    node.write(&[web4([1])]);
+    let Some(mut node) = TestNode::prepared_or_skip([1, 2], &[web4([1])]) else { return };
     node.start_with(&node.command(Build::Product).env(VERBOSE, "0"));
     for n in [2, 1, 2] {
         node.write(&[web4([n])]);

@@ -17,9 +17,7 @@ use tests::{
 
 /// A node with `web`; no proxy runs yet.
 fn node_or_skip() -> Option<TestNode> {
-    let node = TestNode::serving_or_skip([1, 2])?;
-    node.write(&[web4([1])]);
-    Some(node)
+    TestNode::prepared_or_skip([1, 2], &[web4([1])])
 }
 
 fn write_node(node: &TestNode, spec: &str) {

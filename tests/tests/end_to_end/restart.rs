@@ -144,8 +144,7 @@ fn the_switch_of_grace_periods_is_set_only_while_an_update_waits() {
 
 #[test]
 fn the_next_start_completes_a_first_start_that_crashed() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    node.write(&[web4([1])]);
+    let Some(mut node) = TestNode::prepared_or_skip([1], &[web4([1])]) else { return };
     let service = SocketAddr::from((WEB4, 80));
     let mut objects = ObjectTracker::new(node.sandbox());
     for failpoint in

@@ -107,8 +107,7 @@ impl Brains<'_> {
 
 #[test]
 fn a_brain_that_dies_or_hangs_costs_its_clients_a_reconnect_and_nothing_else() {
-    let Some(node) = TestNode::serving_or_skip(1..=3) else { return };
-    node.write(&[web4([1])]);
+    let Some(node) = TestNode::prepared_or_skip(1..=3, &[web4([1])]) else { return };
     let source = node.source();
     write_certificates(node.sandbox().files());
     let brains = Brains(&node);

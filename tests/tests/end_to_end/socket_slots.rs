@@ -20,8 +20,7 @@ use tests::{
 const MANY: [&str; 2] = ["--socket-slots", "65536"];
 
 fn node_or_skip(command: impl Fn(AgentCommand) -> AgentCommand, build: Build) -> Option<TestNode> {
-    let mut node = TestNode::serving_or_skip([1])?;
-    node.write(&[web([1])]);
+    let mut node = TestNode::prepared_or_skip([1], &[web([1])])?;
     node.start_with(&command(node.command(build)));
     assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     Some(node)

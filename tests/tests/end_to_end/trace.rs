@@ -127,8 +127,7 @@ fn every_connect_is_traced_and_nothing_else() {
 
 #[test]
 fn what_is_not_redirected_is_traced_with_its_reason() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    node.write(&[web4([1]), other4([])]);
+    let Some(mut node) = TestNode::prepared_or_skip([1], &[web4([1]), other4([])]) else { return };
     let excluded = node.sandbox().cgroup().join("excluded");
     fs::create_dir(&excluded).unwrap();
     pod_annotations::write(&node, &[(1, "off")]);

@@ -34,8 +34,7 @@ fn assert_active(node: &TestNode, endpoints: &[u8]) {
 
 #[test]
 fn two_processes_behave_as_one() {
-    let Some(mut node) = TestNode::serving_or_skip(1..=3) else { return };
-    node.write(&services(&[1]));
+    let Some(mut node) = TestNode::prepared_or_skip(1..=3, &services(&[1])) else { return };
 
     // In one process.
     node.start(&[]);
@@ -101,8 +100,7 @@ fn two_processes_behave_as_one() {
 
 #[test]
 fn brain_and_agent_report_an_unknown_node_name() {
-    let Some(node) = TestNode::or_skip() else { return };
-    node.write(&services(&[1]));
+    let Some(node) = TestNode::prepared_or_skip([], &services(&[1])) else { return };
     node.write_file("node.yaml", &manifest::node("n2"));
     // Both must run until both have reported it.
     for process in &mut [node.start_brain(), node.start_agent()] {
@@ -112,8 +110,7 @@ fn brain_and_agent_report_an_unknown_node_name() {
 
 #[test]
 fn print_watches_a_brain_and_resumes_at_its_revision() {
-    let Some(node) = TestNode::or_skip() else { return };
-    node.write(&services(&[1]));
+    let Some(node) = TestNode::prepared_or_skip([], &services(&[1])) else { return };
     let _brain = node.start_brain();
     let start = |more: &[&str]| {
         let mut command = Command::new(Build::Product.binary());
