@@ -18,9 +18,9 @@ use tests::{
     status_socket, web4,
 };
 
+use super::passive_health::FOR_EVER;
+
 const FRONTEND: &str = "10.96.0.10:80/tcp";
-/// Longer than any test.
-const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
 
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip([1, 2], &[web4([1, 2])], arguments)

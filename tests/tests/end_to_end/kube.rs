@@ -15,8 +15,10 @@ use tests::{
     Transport, WEB4, assert_contains, expected_dump, http, manifest, metric, request, run, scaled,
 };
 
+use super::passive_health::FOR_EVER;
+
 /// A Service of one port with these endpoints.
-fn service(name: &str, address: impl Into<IpAddr>, endpoints: &[u8]) -> Service {
+pub(super) fn service(name: &str, address: impl Into<IpAddr>, endpoints: &[u8]) -> Service {
     Service::new(name, &[address.into()]).port("tcp", "TCP", 80, 8080).endpoints(endpoints.iter().copied())
 }
 
@@ -25,7 +27,7 @@ fn web(endpoints: &[u8]) -> Service {
 }
 
 /// Adds Services and their slices to the server, or replaces them.
-fn set(server: &ApiServer, services: &[Service]) {
+pub(super) fn set(server: &ApiServer, services: &[Service]) {
     services.iter().flat_map(Service::objects).for_each(|it| server.set(it));
 }
 
@@ -35,7 +37,7 @@ fn secure_server() -> ApiServer {
     ApiServer::start(settings).unwrap()
 }
 
-fn server_with_node(settings: Settings) -> ApiServer {
+pub(super) fn server_with_node(settings: Settings) -> ApiServer {
     let server = ApiServer::start(settings).unwrap();
     set_node(&server, &manifest::node(NODE));
     server
@@ -247,8 +249,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     let elsewhere = Service::new("elsewhere", &[[10, 96, 0, 12].into()]).port("tcp", "TCP", 80, 8080);
     let elsewhere = elsewhere.endpoint_on("n2", "web-3", &[[10, 244, 2, 3].into()]);
     set(&server, &[web(&[1, 2]), elsewhere.annotation("kube-proxy-ebpf.io/drian", "30s")]);
-    let for_ever = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
-    node.start_with(&command(&node, &server).args(for_ever));
+    node.start_with(&command(&node, &server).args(FOR_EVER));
     // Without the right, Services are served all the same.
     node.wait_until_logged(&["cannot post the event", "InvalidAnnotation", "grant create of events"]);
     let status = run(&mut node.cli("status")).success();

@@ -9,9 +9,11 @@ use std::{
 use api_server::{ApiServer, Settings};
 use serde_json::{Value, json};
 use tests::{
-    APPLIED, AgentCommand, Build, MemoryCgroup, NODE, Service, TIMEOUT, TestNode, VERBOSE, WEB4, eventually,
-    is_slow_machine, manifest, run, scaled,
+    APPLIED, AgentCommand, Build, MemoryCgroup, NODE, TIMEOUT, TestNode, VERBOSE, WEB4, eventually,
+    is_slow_machine, run, scaled,
 };
+
+use super::kube::{server_with_node, service, set};
 
 const MB: u64 = 1 << 20;
 /// The limit of the manifests.
@@ -19,14 +21,6 @@ const SHIPPED_LIMIT: u64 = 512 * MB;
 /// The limit that docs/install.md names for a million endpoints.
 const LIMIT_OF_A_MILLION: u64 = 1024 * MB;
 const LARGE: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 1);
-
-fn service(name: &str, address: Ipv4Addr, endpoints: &[u8]) -> Service {
-    Service::new(name, &[address.into()]).port("tcp", "TCP", 80, 8080).endpoints(endpoints.iter().copied())
-}
-
-fn set(server: &ApiServer, service: &Service) {
-    service.objects().for_each(|it| server.set(it));
-}
 
 fn is_served(address: impl Into<SocketAddr>) -> bool {
     TcpStream::connect(address.into()).is_ok()
@@ -47,8 +41,7 @@ fn start(
 fn serve(node: &TestNode, limit: u64, fill: impl FnOnce(&ApiServer)) -> Option<(ApiServer, MemoryCgroup)> {
     let memory = MemoryCgroup::or_skip(node.sandbox())?;
     memory.limit(limit).unwrap();
-    let server = ApiServer::start(Settings::default()).unwrap();
-    server.set(serde_saphyr::from_str(&manifest::node(NODE)).unwrap());
+    let server = server_with_node(Settings::default());
     fill(&server);
     Some((server, memory))
 }
@@ -90,7 +83,7 @@ fn a_million_endpoints_fit_into_their_limit_at_a_start_and_a_restart() {
     let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
     let fill = |server: &ApiServer| {
         (0..services).flat_map(with_a_hundred).for_each(|it| server.set(it));
-        set(server, &service("web", WEB4, &[1]));
+        set(server, &[service("web", WEB4, &[1])]);
     };
     let Some((server, memory)) = serve(&node, LIMIT_OF_A_MILLION, fill) else { return };
     let command = follow(&node, &server, &memory).arg("--packets=nft");
@@ -128,7 +121,7 @@ fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
     let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
     let fill = |server: &ApiServer| {
         with_ports("large", 20_000, true).into_iter().for_each(|it| server.set(it));
-        set(server, &service("web", WEB4, &[2]));
+        set(server, &[service("web", WEB4, &[2])]);
     };
     let Some((server, _memory)) = start(&mut node, SHIPPED_LIMIT, fill) else { return };
     for port in [1, 80, 20_000] {
@@ -138,7 +131,7 @@ fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
     for is_ready in [false, true, false, true] {
         let [_, slice] = with_ports("large", 20_000, is_ready);
         server.set(slice);
-        set(&server, &service("web", WEB4, if is_ready { &[2] } else { &[] }));
+        set(&server, &[service("web", WEB4, if is_ready { &[2] } else { &[] })]);
         node.wait_until(|_| is_served((WEB4, 80)) == is_ready);
         node.wait_until(|_| is_served((LARGE, 20_000)) == is_ready);
     }
@@ -153,12 +146,12 @@ fn a_node_of_128_mb_serves_a_thousand_services() {
     let fill = |server: &ApiServer| {
         for n in 0..1_000_u16 {
             let [high, low] = n.to_be_bytes();
-            set(server, &service(&format!("s{n}"), Ipv4Addr::new(10, 97, high, low), &[1]));
+            set(server, &[service(&format!("s{n}"), Ipv4Addr::new(10, 97, high, low), &[1])]);
         }
     };
     let Some((server, _memory)) = start(&mut node, 100 * MB, fill) else { return };
     node.wait_until(|_| is_served((Ipv4Addr::new(10, 97, 3, 231), 80)));
-    set(&server, &service("web", WEB4, &[1]));
+    set(&server, &[service("web", WEB4, &[1])]);
     node.wait_until(|_| is_served((WEB4, 80)));
     let status = run(&mut node.cli("status")).success();
     assert!(status.contains("1001 Services"), "{status}");
@@ -168,9 +161,8 @@ fn a_node_of_128_mb_serves_a_thousand_services() {
 #[test]
 fn an_object_that_never_stops_changing_takes_no_memory_and_holds_nothing_up() {
     let Some(mut node) = TestNode::serving_or_skip([1, 2]) else { return };
-    let large = service("large", LARGE, &[1]);
-    let fill =
-        |server: &ApiServer| [&large, &service("web", WEB4, &[2])].iter().for_each(|it| set(server, it));
+    let services = [service("large", LARGE, &[1]), service("web", WEB4, &[2])];
+    let fill = |server: &ApiServer| set(server, &services);
     let Some((server, _memory)) = start(&mut node, SHIPPED_LIMIT, fill) else { return };
     node.wait_until(|_| is_served((WEB4, 80)));
     let changes = |seconds: u64| {
@@ -193,7 +185,7 @@ fn an_object_that_never_stops_changing_takes_no_memory_and_holds_nothing_up() {
                 break;
             }
             let is_served_now = n % 2 == 1;
-            set(&server, &service("web", WEB4, if is_served_now { &[2] } else { &[] }));
+            set(&server, &[service("web", WEB4, if is_served_now { &[2] } else { &[] })]);
             assert!(eventually(TIMEOUT, || is_served((WEB4, 80)) == is_served_now));
         }
     });

@@ -15,8 +15,9 @@ use tests::{
     pod_with_servers, reset_on_close, run, web4,
 };
 
-/// Longer than any test.
-const FOR_EVER: [&str; 2] = ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
+/// Ejections that last longer than any test.
+pub(super) const FOR_EVER: [&str; 2] =
+    ["--passive-health-ejection-time=1h", "--passive-health-max-ejection-time=1h"];
 /// A SYN is retransmitted after a second, which is when its connection counts as failed.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
 
