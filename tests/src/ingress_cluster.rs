@@ -22,8 +22,9 @@ use anyhow::Result;
 use crate::{
     Agent, AgentCommand, Build, EchoServer, NetNs, Sandbox, TIMEOUT, agent, eventually,
     manifest::{self, Service},
-    requirements::{kernel_at_least, requirements},
-    skip::{current_test, skip},
+    requirements::kernel_at_least,
+    sandbox::name_or_skip,
+    skip::skip,
     test_cluster::{
         FAMILIES, TARGET, add_addresses, addresses, forward, join, new_lan, new_netns, node_manifest, pod,
         route,
@@ -149,15 +150,11 @@ impl IngressCluster {
     /// Makes a cluster of so many nodes, or reports why the current test is skipped. No proxy runs, and the router has no next
     /// hop.
     pub fn or_skip(nodes: u8) -> Option<Self> {
-        if let Err(missing) = requirements() {
-            skip(&missing.join("; "));
-            return None;
-        }
+        let name = name_or_skip()?;
         if !kernel_at_least(5, 12) {
             skip("forwarding needs Linux 5.12");
             return None;
         }
-        let name: String = current_test().chars().take(40).collect();
         Some(Self::new(&name, nodes).expect("the machine has everything a test needs"))
     }
 

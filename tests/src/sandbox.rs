@@ -27,7 +27,7 @@ use crate::{
 /// It has no dots: a BPF file system refuses them.
 const PREFIX: &str = "kpe-sandbox-";
 /// The longest name of a test in a sandbox's name: the path of a Unix socket inside must be shorter than 108 bytes.
-const MAX_NAME: usize = 48;
+const MAX_NAME: usize = 45;
 /// Where a BPF file system is usually mounted.
 const BPFFS: &str = "/sys/fs/bpf";
 /// The file with the id of the process that keeps a sandbox after its owner has ended.
@@ -61,12 +61,7 @@ impl Sandbox {
 
     /// Makes a sandbox for the current test, or reports why the test is skipped.
     pub fn or_skip() -> Option<Self> {
-        if let Err(missing) = requirements() {
-            skip(&missing.join("; "));
-            return None;
-        }
-        let name: String = current_test().chars().take(MAX_NAME).collect();
-        Some(Self::new(&name).expect("the machine has everything a sandbox needs"))
+        Some(Self::new(&name_or_skip()?).expect("the machine has everything a sandbox needs"))
     }
 
     fn of(host: &Host, name: String) -> Result<Self> {
@@ -168,6 +163,15 @@ impl Sandbox {
         }
         bail!("cannot remove {}: it stays busy", self.cgroup.display())
     }
+}
+
+/// A name for sandboxes of the current test, or reports why the test is skipped.
+pub(crate) fn name_or_skip() -> Option<String> {
+    if let Err(missing) = requirements() {
+        skip(&missing.join("; "));
+        return None;
+    }
+    Some(current_test().chars().take(MAX_NAME).collect())
 }
 
 impl Drop for Sandbox {

@@ -39,7 +39,7 @@ fn attackers(node: &TestNode) -> NetNs {
 }
 
 /// Raises this process's limit of open files, which is 1,024 by default.
-fn allow_open_files(number: usize) {
+pub(super) fn allow_open_files(number: usize) {
     let number = number as u64;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(number), hard.max(number)).unwrap();

@@ -9,8 +9,9 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tests::{Service, TIMEOUT, TestNode, endpoint, eventually, kernel_at_least, run, udp_socket};
+
+use super::held_connections::allow_open_files;
 
 /// Far more Services than the one that a socket has in its slot.
 const MANY: u16 = 100;
@@ -331,8 +332,7 @@ fn answer_late(socket: &UdpSocket, is_over: &AtomicBool) {
 fn ask_all_along(address: SocketAddr, answers: &AtomicUsize, is_over: &AtomicBool) -> BTreeSet<SocketAddr> {
     const SOCKETS: usize = 1000;
     const UNANSWERED: Duration = Duration::from_millis(500);
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, soft.max(2 * SOCKETS as u64).min(hard), hard).unwrap();
+    allow_open_files(2 * SOCKETS);
     let new = |_| {
         let socket = udp_socket(address).unwrap();
         socket.set_nonblocking(true).unwrap();

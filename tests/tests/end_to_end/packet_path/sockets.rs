@@ -295,6 +295,20 @@ fn a_client_bound_to_loopback_is_refused_at_a_node_port_on_loopback() {
     }
 }
 
+/// Waits until a flow has left its endpoint for p3, a moment after the change; the socket gets no error.
+#[track_caller]
+fn wait_for_p3(socket: &UdpSocket, what: &str) {
+    let mut name = None;
+    let arrives = || match exchange_connected(socket) {
+        Ok(it) => name.insert(it).starts_with("p3 "),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{what}");
+            false
+        }
+    };
+    assert!(eventually(TIMEOUT, arrives), "{what}: {name:?}");
+}
+
 #[test]
 fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
     let web = || internal("web", 1).annotation("kube-proxy-ebpf.io/udp", "packets");
@@ -310,16 +324,7 @@ fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
         });
         it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
         for (frontend, socket) in sockets {
-            let mut name = None;
-            // The flow ends a moment after the change; the socket gets no error.
-            let arrives = || match exchange_connected(&socket) {
-                Ok(it) => name.insert(it).starts_with("p3 "),
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{backend}: {frontend}");
-                    false
-                }
-            };
-            assert!(eventually(TIMEOUT, arrives), "{backend}: {frontend}: {name:?}");
+            wait_for_p3(&socket, &format!("{backend}: {frontend}"));
         }
         if backend == "ebpf" {
             assert_eq!(left(&it, "web", "udp", "UDP"), Some(2.0));
@@ -355,14 +360,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
         assert_eq!((connections("tcp", "TCP"), connections("udp", "UDP")), (redirected, 0.0), "{socket_lb}");
         it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
         for (frontend, socket) in sockets {
-            let arrives = || match exchange_connected(&socket) {
-                Ok(it) => it.starts_with("p3 "),
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{socket_lb}: {frontend}");
-                    false
-                }
-            };
-            assert!(eventually(TIMEOUT, arrives), "{socket_lb}: {frontend}");
+            wait_for_p3(&socket, &format!("{socket_lb}: {frontend}"));
         }
         it.sandbox().add_process(std::process::id()).unwrap();
     }
