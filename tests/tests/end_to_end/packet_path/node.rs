@@ -383,7 +383,7 @@ fn the_health_check_node_port_reports_local_endpoints() {
     let local = || web().endpoint("p1", &P1).endpoint("p2", &P2);
     RunningCluster::each(&[local()], &[], |mut it| {
         #[track_caller]
-        fn wait_for(it: &RunningCluster, ip: std::net::IpAddr, status: u16, local_endpoints: usize) {
+        fn wait_for(it: &RunningCluster, ip: IpAddr, status: u16, local_endpoints: usize) {
             let page = || it.client.run(|| http::get(at(ip, PORT), "/"));
             let count = format!("\"localEndpoints\":{local_endpoints}");
             let is_reported = || page().is_ok_and(|it| it.status == status && it.body.contains(&count));

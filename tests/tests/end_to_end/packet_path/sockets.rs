@@ -241,7 +241,7 @@ fn a_socket_at_an_address_that_endpoints_cannot_answer_reaches_them() {
             it.n1.add_interface_address(&format!("{address}/{length}"), "docker0").unwrap();
         }
         let is_known = || {
-            let output = it.n1.run(|| tests::agent::run(&mut it.cli("dump"))).stdout;
+            let output = it.n1.run(|| run(&mut it.cli("dump"))).stdout;
             backend == "nft" || output.contains("node-address 172.17.0.1 interface")
         };
         assert!(eventually(TIMEOUT, is_known), "the agent follows addresses");
