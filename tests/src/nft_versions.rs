@@ -76,7 +76,7 @@ fn nft_of(suite: (&str, &str)) -> Result<Nft> {
     let (root, complete) = (folder.join("root"), folder.join("complete"));
     if !complete.exists() {
         status("Fetching", &format!("nft of {}", suite.1));
-        Apt::open(folder.join("apt"), &[suite])?.unpack_with_dependencies(&["nftables"], &root)?;
+        Apt::open(None, folder.join("apt"), &[suite])?.unpack_with_dependencies(&["nftables"], &root)?;
         fs::write(complete, "")?;
     }
     Nft::open(&root)

@@ -1,8 +1,8 @@
 //! Archives that depend only on names and contents: not on times, owners or the order of a folder.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
@@ -28,8 +28,7 @@ impl Entry {
 
     /// A file of this machine, executable if it is here.
     pub(crate) fn read(name: impl Into<String>, path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self::new(name, bytes))
+        Ok(Self::new(name, build_tools::read(path)?))
     }
 }
 

@@ -1,12 +1,13 @@
 //! `cargo xtask contract`: the package of the contract, for programs outside of this workspace.
 //! Invariant: what could not be checked is returned with the reason, never passed over.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
 use build_tools::{
     command::{cargo, cargo_into_target, output, run, status, workspace},
-    programs::find,
+    programs::find_or_fetch,
+    read,
 };
 use serde_json::Value;
 
@@ -36,18 +37,15 @@ pub(crate) fn contract() -> Result<Option<String>> {
 
 /// Finds buf, or installs it from npm in target/tools.
 fn buf() -> Result<PathBuf> {
-    let folder = workspace().join("target/tools/buf");
-    let private = folder.join("node_modules/.bin/buf");
-    if let Some(path) = find("buf").or_else(|| Some(private.clone()).filter(|it| it.exists())) {
-        return Ok(path);
-    }
-    status("Installing", &format!("buf {BUF}, once"));
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
-        .arg(&folder)
-        .arg(format!("@bufbuild/buf@{BUF}"));
-    output(&mut npm).context("`buf` is missing: install it, or `npm`, which installs it")?;
-    Ok(private)
+    find_or_fetch("buf", "buf/node_modules/.bin/buf", || {
+        status("Installing", &format!("buf {BUF}, once"));
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
+            .arg(workspace().join("target/tools/buf"));
+        output(npm.arg(format!("@bufbuild/buf@{BUF}")))
+            .context("`buf` is missing: install it, or `npm`, which installs it")
+            .map(drop)
+    })
 }
 
 /// The encoded `google.protobuf.FileDescriptorSet` of the contract.
@@ -67,7 +65,7 @@ fn descriptors_of(build: &mut Command) -> Result<Vec<u8>> {
     let folder = messages.filter(is_ours).find_map(|it| Some(PathBuf::from(it["out_dir"].as_str()?)));
     let path =
         folder.context("cargo does not say where the build script has written")?.join("descriptors.bin");
-    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    read(&path)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs, io,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -12,8 +12,9 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use build_tools::{
     build,
     command::{cargo, cargo_into_target, output, run, status, workspace},
-    container, files_below,
+    container, empty_folder, files_below,
     machine::Machine,
+    read,
     target::Target,
     toolchain::Toolchain,
 };
@@ -47,8 +48,7 @@ pub(crate) fn archive_name(machine: Machine) -> String {
 pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
     let folder = workspace().join("target/dist");
     // Without files of an earlier version.
-    fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove an earlier release")?;
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    empty_folder(&folder)?;
     let name = format!("kube-proxy-ebpf-{VERSION}");
     let mut artifacts = Vec::new();
     let (mut binaries, mut contents) = (BTreeMap::new(), Vec::new());
@@ -65,7 +65,7 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
                 "the binary says {version:?}, and not that its commit is {commit}"
             );
         }
-        let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
+        let bytes = read(&binary)?;
         let stem = archive_name(machine).replace(".tar.gz", "");
         let mut entries = files()?;
         entries.extend(shell_files.iter().cloned());
@@ -163,7 +163,7 @@ fn entries(folder: &Path, paths: Vec<PathBuf>) -> Result<Vec<Entry>> {
 /// Writes completions for shells and man pages, from the flags; returns their folder.
 pub(crate) fn shell_files() -> Result<PathBuf> {
     let folder = workspace().join("target/shell-files");
-    fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove earlier completions")?;
+    empty_folder(&folder)?;
     run(cargo_into_target("test")
         .args(["--package", "kube-proxy-ebpf", "--bins"])
         .arg("every_command_and_flag_is_completed_and_has_a_man_page")
@@ -208,7 +208,7 @@ pub(crate) fn check_reproducible(machines: &[Machine]) -> Result<()> {
     let parent = workspace().join("target/reproducible");
     let mut built = Vec::new();
     for folder in ["one", "the-other"].map(|it| parent.join(it)) {
-        fs::remove_dir_all(&folder).or_else(ignore_missing).context("cannot remove an earlier build")?;
+        empty_folder(&folder)?;
         let mut copy = Command::new("git");
         copy.args(["checkout-index", "--all", &format!("--prefix={}/", folder.display())]);
         run(copy.current_dir(workspace()))?;
@@ -217,11 +217,8 @@ pub(crate) fn check_reproducible(machines: &[Machine]) -> Result<()> {
         build.args(machines.iter().flat_map(|it| ["--arch", it.name()]));
         run(build.current_dir(&folder).env_remove("CARGO_TARGET_DIR"))?;
         let files = files_below(&folder.join("target/dist"))?;
-        let read = |it: PathBuf| {
-            let bytes = fs::read(&it).with_context(|| format!("cannot read {}", it.display()))?;
-            Ok((it.strip_prefix(&folder)?.to_owned(), sha256(&bytes)))
-        };
-        built.push(files.into_iter().map(read).collect::<Result<BTreeMap<_, _>>>()?);
+        let checksum = |it: PathBuf| Ok((it.strip_prefix(&folder)?.to_owned(), sha256(&read(&it)?)));
+        built.push(files.into_iter().map(checksum).collect::<Result<BTreeMap<_, _>>>()?);
     }
     let [one, other] = built.try_into().map_err(|_| anyhow!("two folders were built"))?;
     for (path, checksum) in &one {
@@ -238,16 +235,12 @@ pub(crate) fn check_reproducible(machines: &[Machine]) -> Result<()> {
     Ok(())
 }
 
-fn ignore_missing(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Component;
 
     use super::*;
-    use crate::archive::tests::read;
+    use crate::archive::tests::read as read_archive;
 
     /// Whether a document has a heading with this anchor.
     fn has_anchor(text: &str, anchor: &str) -> bool {
@@ -295,7 +288,8 @@ mod tests {
     fn the_manifests_name_the_image_of_the_release_by_its_digest() {
         let digest = "sha256:0123";
         let archive = archive("top", manifests(digest).expect("manifests")).expect("an archive");
-        let files: BTreeMap<_, _> = read(flate2::read::GzDecoder::new(&*archive)).into_iter().collect();
+        let files: BTreeMap<_, _> =
+            read_archive(flate2::read::GzDecoder::new(&*archive)).into_iter().collect();
         let mut resources = Vec::new();
         for folder in ["mine", "mine-cleanup", "mine-preflight"] {
             let (_, text) = &files[&format!("top/{folder}/kustomization.yaml")];

@@ -6,8 +6,9 @@ use std::{fs, path::PathBuf, process::Command, thread};
 use anyhow::{Context as _, Result, ensure};
 use build_tools::{
     command::{cargo, run, status, workspace},
+    create_folder,
     parallel::in_parallel,
-    programs::find,
+    programs::install_subcommand,
 };
 
 /// The longest input, in bytes.
@@ -66,10 +67,7 @@ fn names() -> Result<Vec<String>> {
 
 /// Builds the program of all targets.
 fn build() -> Result<()> {
-    if find("cargo-fuzz").is_none() {
-        status("Installing", "cargo-fuzz");
-        run(cargo().args(["install", "cargo-fuzz", "--locked"]))?;
-    }
+    install_subcommand("cargo-fuzz")?;
     // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices. Without the optimisations of a
     // release that take longest, and with the names that a backtrace shows.
     run(cargo()
@@ -100,9 +98,8 @@ fn program(target: &str) -> Result<Command> {
 fn search(target: &str, seconds: usize) -> Result<Outcome> {
     let ([seeds, found], artifacts) =
         (corpora(target), workspace().join("target/fuzz/artifacts").join(target));
-    for folder in [&found, &artifacts] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    }
+    create_folder(&found)?;
+    create_folder(&artifacts)?;
     let output = program(target)?
         .args([MAX_INPUT, "-print_final_stats=1"])
         .args(LIMITS)

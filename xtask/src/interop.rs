@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     build,
     command::{cargo_into_target, output, run, status, workspace},
+    create_folder,
     other_systems::{build_for_other_systems, windows_binary, wine},
     programs::{apt_install, find, find_or_install},
 };
@@ -67,7 +68,7 @@ pub(crate) fn interop(arguments: &[OsString]) -> Result<()> {
     let mut results = Vec::new();
     for Backend { name, asked, build } in BACKENDS {
         let folder = folder.join(name.to_lowercase());
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        create_folder(&folder)?;
         let result = match build(&folder) {
             Err(error) => ("Skipped", format!("{name}: {error:#}")),
             Ok(command) => {

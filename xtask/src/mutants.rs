@@ -1,12 +1,11 @@
 //! `cargo xtask mutants`: mutation testing of the pure code.
 //! Invariant: code is tested by the tests of its own crate alone.
 
-use std::fs;
-
 use anyhow::{Context as _, Result, ensure};
 use build_tools::{
-    command::{cargo, run, status, workspace},
-    programs::find,
+    command::{cargo, workspace},
+    create_folder,
+    programs::install_subcommand,
 };
 
 /// A crate, or a part of one.
@@ -43,19 +42,17 @@ const ONLY_TIMEOUTS: i32 = 3;
 
 /// Tests the mutants of a subject, or of all, or of a part of them.
 pub(crate) fn mutants(subject: Option<&str>, shard: Option<&str>) -> Result<()> {
-    if find("cargo-mutants").is_none() {
-        status("Installing", "cargo-mutants");
-        run(cargo().args(["install", "cargo-mutants", "--locked"]))?;
-    }
+    install_subcommand("cargo-mutants")?;
     let chosen: Vec<_> = SUBJECTS.iter().filter(|it| subject.is_none_or(|name| name == it.name)).collect();
     ensure!(!chosen.is_empty(), "no such subject; choose one of {}", SUBJECTS.map(|it| it.name).join(", "));
     let folder = workspace().join("target/mutants");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    create_folder(&folder)?;
     let mut failed = Vec::new();
     for Subject { name, package, selection, tests } in chosen {
         let mut command = cargo();
-        command.args(["mutants", "--no-shuffle", "--timeout", "60", "--output"]).arg(folder.join(name));
         command
+            .args(["mutants", "--no-shuffle", "--timeout", "60", "--output"])
+            .arg(folder.join(name))
             .args(["--package", package])
             .args(*selection)
             .args(shard.map(|it| format!("--shard={it}")))

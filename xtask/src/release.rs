@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use build_tools::{
     SKIPPED_TESTS_FILE,
     command::{cargo_into_target, output, run, status, workspace},
-    container, files_below,
+    container, empty_folder, files_below,
     machine::Machine,
 };
 
@@ -122,8 +122,7 @@ fn upgrade(binary: &Path, version: &str, dist: &Dist) -> Result<()> {
 
 /// The binary in an archive of [`dist`], in a folder, which is emptied.
 fn unpack_binary(archive: &Path, folder: &Path) -> Result<PathBuf> {
-    let _ = fs::remove_dir_all(folder);
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    empty_folder(folder)?;
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     let unreadable = || format!("{} is not an archive of a release", archive.display());
     let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(file));
@@ -195,9 +194,8 @@ mod tests {
 
     #[test]
     fn the_binary_of_an_archive_is_found_or_missed() {
-        let folder = std::env::temp_dir().join(format!("kube-proxy-ebpf-release-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join("archive.tar.gz");
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, unpacked) = (folder.path().join("archive.tar.gz"), folder.path().join("unpacked"));
         let write = |entries| {
             let bytes = gzip(&tar(entries, false).expect("an archive")).expect("gzip");
             fs::write(&file, bytes).expect("a file");
@@ -206,14 +204,13 @@ mod tests {
             Entry::new("top/docs/kube-proxy-ebpf", "a text"),
             Entry::new("top/kube-proxy-ebpf", "the binary").executable(),
         ]);
-        let binary = unpack_binary(&file, &folder.join("unpacked")).expect("a binary");
+        let binary = unpack_binary(&file, &unpacked).expect("a binary");
         assert_eq!(fs::read_to_string(binary).expect("a file"), "the binary");
         write(vec![Entry::new("top/README.md", "a text")]);
-        let error = unpack_binary(&file, &folder.join("unpacked")).expect_err("no binary");
+        let error = unpack_binary(&file, &unpacked).expect_err("no binary");
         assert!(error.to_string().contains("contains no kube-proxy-ebpf"), "{error}");
         fs::write(&file, "no archive").expect("a file");
-        let error = unpack_binary(&file, &folder.join("unpacked")).expect_err("no archive");
+        let error = unpack_binary(&file, &unpacked).expect_err("no archive");
         assert!(error.to_string().contains("is not an archive of a release"), "{error}");
-        fs::remove_dir_all(folder).expect("the folder can be removed");
     }
 }

@@ -9,14 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use build_tools::test_suite::run_test;
+use build_tools::{read, test_suite::run_test};
 
 use crate::plan::{Event, TestPlan};
 
 /// Runs a plan that is in a file, and writes a line of JSON per event to standard output.
 pub(crate) fn run_file(plan: &Path) -> Result<()> {
-    let text = fs::read(plan).with_context(|| format!("cannot read {}", plan.display()))?;
-    let plan: TestPlan = serde_json::from_slice(&text).context("cannot parse the plan")?;
+    let plan: TestPlan = serde_json::from_slice(&read(plan)?).context("cannot parse the plan")?;
     run(&plan, |event| {
         let mut out = io::stdout().lock();
         writeln!(out, "{}", serde_json::to_string(&event)?)?;

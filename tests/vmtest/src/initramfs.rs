@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
+    fs::File,
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
     process::Command,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use build_tools::{command::output, files_below};
+use build_tools::{command::output, files_below, read};
 use cpio::newc;
 use tempfile::NamedTempFile;
 
@@ -118,13 +118,9 @@ fn stripped(system: &System, program: &Path) -> Result<Vec<u8>> {
     read(if strip.is_ok() { stripped.path() } else { program })
 }
 
-fn read(file: &Path) -> Result<Vec<u8>> {
-    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::{fs, io::Read as _};
 
     use super::*;
 

@@ -3,13 +3,12 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, bail};
-use build_tools::files_below;
+use build_tools::{files_below, read};
 
 /// The names of modules, and comments.
 const WANTED: &str = include_str!("kernel_modules.txt");
@@ -43,7 +42,7 @@ impl Loader {
             return Ok(());
         }
         let file = self.files.get(name).with_context(|| format!("there is no module {name}"))?;
-        let bytes = read(file)?;
+        let bytes = unpacked(file)?;
         for other in dependencies(&bytes).with_context(|| format!("{} is not a module", file.display()))? {
             self.load(&other).with_context(|| format!("{name} depends on {other}"))?;
         }
@@ -60,12 +59,12 @@ fn module_name(file: &Path) -> Option<String> {
     }
 }
 
-fn read(file: &Path) -> Result<Vec<u8>> {
+fn unpacked(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|it| it.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",
         Some("gz") => "gzip",
-        _ => return fs::read(file).with_context(|| format!("cannot read {}", file.display())),
+        _ => return read(file),
     };
     let output = Command::new(program)
         .args(["-d", "-c"])
@@ -89,6 +88,8 @@ fn dependencies(module: &[u8]) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn module(depends: &str) -> Vec<u8> {

@@ -45,7 +45,7 @@ impl KernelPackages {
     pub(crate) fn open(machine: Machine) -> Result<Self> {
         let suites = suites(machine);
         let folder = workspace().join(format!("target/vmtest/apt-{}", machine.debian()));
-        let apt = Apt::open_for(Some(machine), folder, &suites)?;
+        let apt = Apt::open(Some(machine), folder, &suites)?;
         let names = output(apt.command("apt-cache").args(["pkgnames", "linux-"]))?;
         let names = names.lines().map(ToOwned::to_owned).collect();
         Ok(Self { apt, machine, names })

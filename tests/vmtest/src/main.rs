@@ -103,7 +103,7 @@ fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
                 let run = runner.run(number, series, |event| {
                     status.lock().on_event(number, series, runner.plan.tests.len(), event);
                 });
-                status.lock().remove(number);
+                status.lock().lanes.remove(&number);
                 Ok(run)
             })
         });
@@ -165,9 +165,5 @@ impl LaneStatus {
         if !lines.is_empty() {
             self.progress.show(&format!("     Testing {}", lines.join(" | ")));
         }
-    }
-
-    fn remove(&mut self, number: usize) {
-        self.lanes.remove(&number);
     }
 }

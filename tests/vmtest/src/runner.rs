@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{self, Write as _},
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
     command::{cargo_into_target, workspace},
+    empty_folder,
     machine::Machine,
     target::Target,
     test_suite::{Test, TestBinary, build_test_binaries},
@@ -101,15 +102,19 @@ impl<'a> Runner<'a> {
     pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> KernelRun {
         let begin = Instant::now();
         let mut run = KernelRun { series: series.to_owned(), ..KernelRun::default() };
-        let mut journal = journal(number, series);
-        let mut outcomes = BTreeMap::new();
+        // Every event as it happens, for runs that are watched or interrupted.
+        let folder = workspace().join("target/vmtest");
+        let _ = fs::create_dir_all(&folder);
+        let mut journal = fs::File::create(folder.join(format!("{number}-{series}.jsonl"))).ok();
         let mut record = |event: Event| {
             // The final report contains the event, too.
-            let _ = serde_json::to_writer(&mut journal, &event).map(|()| writeln!(journal));
+            let _ = journal.as_mut().map(|it| serde_json::to_writer(&mut *it, &event).map(|()| writeln!(it)));
             on_event(&event);
             match event {
                 Event::Ready { release, features } => (run.release, run.features) = (release, features),
-                Event::Ended { test, outcome, seconds } => drop(outcomes.insert(test, (outcome, seconds))),
+                Event::Ended { test, outcome, seconds } => {
+                    run.outcomes.insert(test, (outcome, seconds));
+                }
                 Event::Started { .. } | Event::Done => {}
             }
         };
@@ -130,7 +135,6 @@ impl<'a> Runner<'a> {
             }
             Err(error) => run.faults.push(format!("{error:#}")),
         }
-        run.outcomes = outcomes;
         if !run.release.is_empty() {
             run.faults.extend(self.table.differences(&run));
         }
@@ -155,8 +159,7 @@ impl<'a> Runner<'a> {
         };
         let Some(kernel) = kernel else { return Ok(None) };
         let folder = workspace().join("target/vmtest/runs").join(format!("{number}-{}", kernel.release));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        empty_folder(&folder)?;
         let archive = folder.join("initramfs");
         self.complete(root.clone(), &kernel)?.write(&archive)?;
         let silence = Duration::from_secs(self.plan.timeout + 60);
@@ -184,17 +187,6 @@ impl<'a> Runner<'a> {
         }
         root.file("/plan", serde_json::to_vec(&plan)?);
         Ok(root)
-    }
-}
-
-/// A file that gets every event as it happens, for runs that are watched or interrupted.
-fn journal(number: usize, kernel: &str) -> Box<dyn io::Write + Send> {
-    let folder = workspace().join("target/vmtest");
-    let file = fs::create_dir_all(&folder)
-        .and_then(|()| fs::File::create(folder.join(format!("{number}-{kernel}.jsonl"))));
-    match file {
-        Ok(file) => Box::new(file),
-        Err(_) => Box::new(io::sink()),
     }
 }
 

@@ -138,7 +138,7 @@ fn packages(machine: Machine) -> Result<PathBuf> {
         packages.extend(TEST_PROGRAMS.map(|(_, it)| it).into_iter().filter(|it| !TOO_LARGE.contains(it)));
         packages.dedup();
         status("Fetching", &format!("programs for {} (Debian's {})", machine.name(), SUITE.1));
-        let apt = Apt::open_for(Some(machine), folder.join("apt"), &[SUITE])?;
+        let apt = Apt::open(Some(machine), folder.join("apt"), &[SUITE])?;
         apt.unpack_with_dependencies(&packages, &root)?;
         fs::write(complete, "")?;
     }

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     command::{output, run, status},
+    create_folder, empty_folder,
     machine::Machine,
 };
 
@@ -32,14 +33,9 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// With these suites, each with the label of its archive (`Debian`, `Debian-Security` or `Ubuntu`). Fetches the lists of
-    /// packages if they are old. Fails if this machine has no apt.
-    pub fn open(folder: PathBuf, suites: &[(&str, &str)]) -> Result<Self> {
-        Self::open_for(None, folder, suites)
-    }
-
-    /// The same with the packages of another machine.
-    pub fn open_for(machine: Option<Machine>, folder: PathBuf, suites: &[(&str, &str)]) -> Result<Self> {
+    /// With the packages of a machine, by default this one, in these suites, each with the label of its archive (`Debian`,
+    /// `Debian-Security` or `Ubuntu`). Fetches the lists of packages if they are old. Fails if this machine has no apt.
+    pub fn open(machine: Option<Machine>, folder: PathBuf, suites: &[(&str, &str)]) -> Result<Self> {
         let apt = Self { folder };
         let sources = apt.write_settings(machine, suites)?;
         // Its modification time is that of the lists; it contains their sources.
@@ -68,7 +64,7 @@ impl Apt {
 
     /// Fetches packages and unpacks them into a folder, which is emptied.
     pub fn unpack(&self, packages: &[String], folder: &Path) -> Result<()> {
-        empty(folder)?;
+        empty_folder(folder)?;
         output(self.command("apt-get").args(["-q", "download"]).args(packages).current_dir(folder))?;
         unpack_all(folder, folder)
     }
@@ -76,11 +72,11 @@ impl Apt {
     /// The same for packages with all that they depend on, libc included.
     pub fn unpack_with_dependencies(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let archives = self.folder.join("cache/archives");
-        empty(&archives)?;
+        empty_folder(&archives)?;
         fs::create_dir_all(archives.join("partial"))?;
         let install = ["-q", "-y", "--download-only", "--no-install-recommends", "install"];
         output(self.command("apt-get").args(install).args(packages))?;
-        empty(folder)?;
+        empty_folder(folder)?;
         unpack_all(&archives, folder)
     }
 
@@ -88,8 +84,7 @@ impl Apt {
     fn write_settings(&self, machine: Option<Machine>, suites: &[(&str, &str)]) -> Result<String> {
         let folder = self.folder.display();
         for it in ["state/lists/partial", "cache/archives/partial"] {
-            let it = self.folder.join(it);
-            fs::create_dir_all(&it).with_context(|| format!("cannot create {}", it.display()))?;
+            create_folder(&self.folder.join(it))?;
         }
         let targets = output(Command::new("apt-get").args([
             "indextargets",
@@ -120,7 +115,7 @@ impl Apt {
 
 /// Fetches a package of this machine's own suites, and unpacks it into a folder, which is emptied. It is not installed.
 pub fn unpack_own(package: &str, folder: &Path) -> Result<()> {
-    empty(folder)?;
+    empty_folder(folder)?;
     let download =
         || output(Command::new("apt-get").args(["-q", "download", package]).current_dir(folder)).map(drop);
     // The lists of packages may be old or missing.
@@ -129,11 +124,6 @@ pub fn unpack_own(package: &str, folder: &Path) -> Result<()> {
         download()
     })?;
     unpack_all(folder, folder)
-}
-
-fn empty(folder: &Path) -> Result<()> {
-    let _ = fs::remove_dir_all(folder);
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 /// Unpacks the packages in a folder, and removes them.
@@ -149,12 +139,9 @@ fn unpack_all(packages: &Path, folder: &Path) -> Result<()> {
 
 /// A sources.list of the suites; Debian's at the mirrors that this machine uses (`ORIGIN|LABEL|URI` per line).
 fn sources(suites: &[(&str, &str)], targets: &str, has_keyring: bool, ubuntu_key: &Path) -> Result<String> {
-    let mirror = |wanted: &str| {
-        targets.lines().find_map(|line| {
-            let mut fields = line.split('|');
-            let (origin, label, uri) = (fields.next()?, fields.next()?, fields.next()?);
-            (origin == "Debian" && label == wanted).then_some(uri)
-        })
+    let mirror = |label: &str| {
+        let prefix = format!("Debian|{label}|");
+        targets.lines().find_map(|it| it.strip_prefix(&prefix))
     };
     let signed = if has_keyring { format!("[signed-by={KEYRING}] ") } else { String::new() };
     let mut lines = String::new();

@@ -13,7 +13,9 @@ use anyhow::{Context as _, Result};
 use crate::{
     command::{cargo_home, cargo_into_target, cross_cargo, output, run, status, workspace},
     container::revision,
+    create_folder,
     machine::Machine,
+    read,
     target::Target,
     toolchain::Toolchain,
 };
@@ -241,12 +243,12 @@ pub fn build_for_tests_on(target: &Target) -> Result<Vec<(PathBuf, PathBuf)>> {
 
 /// Copies a file unless the copy has the same bytes: its modification time decides what cargo rebuilds.
 fn copy_if_changed(from: &Path, to: &Path) -> Result<()> {
-    let new = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    let new = read(from)?;
     if fs::read(to).is_ok_and(|old| old == new) {
         return Ok(());
     }
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        create_folder(folder)?;
     }
     // The file of a running program cannot be written to, but it can be replaced.
     let draft = to.with_extension("new");

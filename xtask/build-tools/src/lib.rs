@@ -17,8 +17,12 @@ pub mod target;
 pub mod test_suite;
 pub mod toolchain;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
+use anyhow::{Context as _, Result};
 use walkdir::{DirEntry, WalkDir};
 
 /// The environment variable with the factor by which tests multiply limits of time, such as `1.5`: how slow the machine is.
@@ -40,8 +44,26 @@ pub fn grouped(digits: &str) -> String {
     text
 }
 
+/// The bytes of a file; the error names it.
+pub fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// Makes a folder and those above it, unless they exist; the error names it.
+pub fn create_folder(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+/// Makes a folder, without what an earlier run has left in it.
+pub fn empty_folder(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    create_folder(folder)
+}
+
 /// Every file at or below a path, ordered by path.
 pub fn files_below(path: &Path) -> walkdir::Result<Vec<PathBuf>> {
-    let entries = WalkDir::new(path).sort_by_file_name().into_iter().collect::<Result<Vec<_>, _>>()?;
+    let entries = WalkDir::new(path).sort_by_file_name().into_iter().collect::<walkdir::Result<Vec<_>>>()?;
     Ok(entries.into_iter().filter(|it| !it.file_type().is_dir()).map(DirEntry::into_path).collect())
 }

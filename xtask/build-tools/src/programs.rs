@@ -61,21 +61,42 @@ pub fn find_or_install(program: &str, package: &str) -> Result<PathBuf> {
     find(program).with_context(|| format!("`{program}` is still missing after installing `{package}`"))
 }
 
-/// Finds a program on the PATH, or installs a version of it from crates.io, in target/tools.
-pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
-    let root = workspace().join("target/tools");
-    let private = root.join("bin").join(program);
+/// Finds a program on the PATH or at a path below target/tools; `install` puts a missing one there.
+pub fn find_or_fetch(program: &str, path: &str, install: impl FnOnce() -> Result<()>) -> Result<PathBuf> {
+    let private = workspace().join("target/tools").join(path);
     if let Some(path) = find(program).or_else(|| Some(private.clone()).filter(|it| is_executable(it))) {
         return Ok(path);
     }
-    status("Installing", &format!("{program} {version}, once (a minute or two)"));
+    install().map(|()| private)
+}
+
+/// Finds a program on the PATH, or installs a version of it from crates.io, in target/tools.
+pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
+    find_or_fetch(program, &format!("bin/{program}"), || {
+        status("Installing", &format!("{program} {version}, once (a minute or two)"));
+        // It runs for seconds, and would be optimised for minutes.
+        let mut install = cargo_install(program, version);
+        run(install.arg("--root").arg(workspace().join("target/tools")))
+            .with_context(|| format!("`{program}` is missing and cannot be installed"))
+    })
+}
+
+/// `cargo install` of a version of a program for this machine, without optimizations.
+pub(crate) fn cargo_install(program: &str, version: &str) -> Command {
     let mut install = cargo();
-    // It runs for seconds, and would be optimised for minutes.
-    install.args(["install", program, "--version", version, "--debug", "--locked", "--root"]).arg(root);
+    install.args(["install", program, "--version", version, "--debug", "--locked"]);
     // An ordinary program of the host.
     install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
-    run(&mut install).with_context(|| format!("`{program}` is missing and cannot be installed"))?;
-    Ok(private)
+    install
+}
+
+/// Installs a subcommand of cargo, if it is missing.
+pub fn install_subcommand(program: &str) -> Result<()> {
+    if find(program).is_some() {
+        return Ok(());
+    }
+    status("Installing", program);
+    run(cargo().args(["install", program, "--locked"]))
 }
 
 /// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
@@ -88,15 +109,11 @@ pub fn test_programs() -> Vec<PathBuf> {
 
 /// Finds `promtool`, or unpacks it in target/tools. It is not installed: that would start a server of Prometheus.
 pub fn promtool() -> Result<PathBuf> {
-    let folder = workspace().join("target/tools/prometheus");
-    let private = folder.join("usr/bin/promtool");
-    if let Some(path) = find("promtool").or_else(|| Some(private.clone()).filter(|it| is_executable(it))) {
-        return Ok(path);
-    }
-    status("Fetching", "promtool, once (Debian's package prometheus)");
-    apt::unpack_own("prometheus", &folder)
-        .context("`promtool` is missing: install it (package `prometheus` on Debian and Ubuntu)")?;
-    Ok(private)
+    find_or_fetch("promtool", "prometheus/usr/bin/promtool", || {
+        status("Fetching", "promtool, once (Debian's package prometheus)");
+        apt::unpack_own("prometheus", &workspace().join("target/tools/prometheus"))
+            .context("`promtool` is missing: install it (package `prometheus` on Debian and Ubuntu)")
+    })
 }
 
 /// Installs the font of the pictures in the documents, if it is missing.

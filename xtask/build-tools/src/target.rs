@@ -18,15 +18,8 @@ pub struct Target {
     machine: Machine,
     /// The C compiler.
     linker: PathBuf,
-    standard_library: StandardLibrary,
-}
-
-#[derive(Debug)]
-enum StandardLibrary {
-    /// Installed beside that of the compiler.
-    Installed,
-    /// Compiled from the compiler's sources.
-    FromSources(Toolchain),
+    /// What compiles the standard library from its sources, if it is not installed beside that of the compiler.
+    from_sources: Option<Toolchain>,
 }
 
 impl Target {
@@ -52,26 +45,19 @@ impl Target {
                 find(&format!("{prefix}gcc")).with_context(|| format!("{compiler} has no `{prefix}gcc`"))?
             }
         };
-        let standard_library =
-            if is_own { StandardLibrary::Installed } else { standard_library(machine.target())? };
-        Ok(Self { machine, linker, standard_library })
+        let is_installed = is_own || is_installed(machine.target())?;
+        let from_sources = (!is_installed).then(Toolchain::find_or_install).transpose()?;
+        Ok(Self { machine, linker, from_sources })
     }
 
     /// `cargo SUBCOMMAND` for this machine, with these flags for the compiler if there are any.
     #[must_use]
     pub fn cargo(&self, subcommand: &str, flags: &[String]) -> Command {
         let target = self.machine.target();
-        let mut command = match &self.standard_library {
-            StandardLibrary::Installed => cargo(),
-            StandardLibrary::FromSources(toolchain) => {
-                let mut command = cross_cargo(&toolchain.cargo);
-                command.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1");
-                command
-            }
-        };
+        let mut command = self.from_sources.as_ref().map_or_else(cargo, |it| cross_cargo(&it.cargo));
         command.args([subcommand, "--target", target]);
-        if matches!(self.standard_library, StandardLibrary::FromSources(_)) {
-            command.args(["-Z", "build-std=std"]);
+        if let Some(toolchain) = &self.from_sources {
+            command.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").args(["-Z", "build-std=std"]);
         }
         let variable = target.replace('-', "_");
         command.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), &self.linker);
@@ -92,19 +78,13 @@ impl Target {
     /// Where the standard library comes from, for the provenance.
     #[must_use]
     pub fn standard_library(&self) -> &'static str {
-        match self.standard_library {
-            StandardLibrary::Installed => "of the compiler",
-            StandardLibrary::FromSources(_) => "compiled from the compiler's sources",
-        }
+        if self.from_sources.is_none() { "of the compiler" } else { "compiled from the compiler's sources" }
     }
 
     /// The compiler.
     #[must_use]
     pub fn rustc(&self) -> PathBuf {
-        match &self.standard_library {
-            StandardLibrary::Installed => current_rustc(),
-            StandardLibrary::FromSources(toolchain) => toolchain.rustc.clone(),
-        }
+        self.from_sources.as_ref().map_or_else(current_rustc, |it| it.rustc.clone())
     }
 
     /// Fails if the C library cannot be linked statically.
@@ -132,13 +112,6 @@ pub(crate) fn require_standard_library(target: &str) -> Result<()> {
         "the standard library of {target} is missing: install it (`rustup target add {target}`)"
     );
     Ok(())
-}
-
-fn standard_library(target: &str) -> Result<StandardLibrary> {
-    if is_installed(target)? {
-        return Ok(StandardLibrary::Installed);
-    }
-    Ok(StandardLibrary::FromSources(Toolchain::find_or_install()?))
 }
 
 /// Whether the compiler has a standard library of a target; fetches it if rustup can.

@@ -14,8 +14,9 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    command::{cargo, cargo_home, output, run, status, workspace},
-    programs::{apt_install, find},
+    command::{cargo_home, output, run, status, workspace},
+    empty_folder,
+    programs::{apt_install, cargo_install, find},
 };
 
 /// The version that is installed where none of its series is.
@@ -44,19 +45,13 @@ pub struct Toolchain {
 impl Toolchain {
     /// Finds the toolchain, or installs what is missing of it; the error contains the remedy.
     pub fn find_or_install() -> Result<Self> {
-        let Compiler { cargo, rustc, llvm } = compiler()?;
+        let [cargo, rustc, llvm] = compiler()?;
         Ok(Self { cargo, rustc, linker: linker()?, llvm: lay_out_llvm(&llvm)? })
     }
 }
 
-/// A compiler with its sources.
-struct Compiler {
-    cargo: PathBuf,
-    rustc: PathBuf,
-    llvm: PathBuf,
-}
-
-fn compiler() -> Result<Compiler> {
+/// A cargo, its compiler, which has its sources, and the library with that compiler's LLVM.
+fn compiler() -> Result<[PathBuf; 3]> {
     let current = current_rustc();
     let debian = Path::new(DEBIAN_RUSTC);
 
@@ -95,8 +90,8 @@ pub(crate) fn current_rustc() -> PathBuf {
     env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from)
 }
 
-/// The parts of a compiler that builds the kernel object; the error says what it lacks.
-fn inspect(rustc: &Path) -> Result<Compiler> {
+/// The parts of a compiler that builds the kernel object, as [`compiler`] returns them; the error says what it lacks.
+fn inspect(rustc: &Path) -> Result<[PathBuf; 3]> {
     let ask = |args: &[&str]| output(Command::new(rustc).args(args).current_dir(workspace()));
     let sysroot = PathBuf::from(ask(&["--print", "sysroot"])?);
     let version = ask(&["-vV"])?;
@@ -121,7 +116,7 @@ fn inspect(rustc: &Path) -> Result<Compiler> {
     if !cargo.exists() || !rustc.exists() {
         bail!("{} has no cargo or rustc", bin.display());
     }
-    Ok(Compiler { cargo, rustc, llvm })
+    Ok([cargo, rustc, llvm])
 }
 
 /// The shared library itself, not one of the linker scripts of the same name.
@@ -157,9 +152,8 @@ fn lay_out_llvm(library: &Path) -> Result<PathBuf> {
     let link = folder.join(library.file_name().context("a library has a name")?);
     let is_alone = fs::read_dir(&folder).is_ok_and(|it| it.count() == 1);
     if !is_alone || fs::read_link(&link).ok().as_deref() != Some(library) {
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder)
-            .and_then(|()| symlink(library, &link))
+        empty_folder(&folder)?;
+        symlink(library, &link)
             .with_context(|| format!("cannot link {} to {}", link.display(), library.display()))?;
     }
     Ok(folder)
@@ -188,11 +182,8 @@ fn linker() -> Result<PathBuf> {
         other = Some(version);
     }
     status("Installing", &format!("bpf-linker {LINKER}, once per machine (about 30 s on two cores)"));
-    let mut install = cargo();
     // LLVM does the work: optimizing what calls it takes longer than it saves.
-    install.args(["install", "bpf-linker", "--version", LINKER, "--debug", "--locked"]);
-    // The linker is an ordinary program of the host.
-    install.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
+    let mut install = cargo_install("bpf-linker", LINKER);
     let installed = if let Some(version) = other {
         status("Keeping", &format!("{version}; bpf-linker {LINKER} goes to target/tools"));
         install.arg("--root").arg(workspace().join("target/tools"));
