@@ -5,13 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-pub mod api;
 pub mod brain;
-pub mod cluster;
 pub mod compile;
 pub mod explanations;
 pub mod invariants;
-pub mod parser;
 pub mod random_cluster;
 pub mod targets;
 pub mod wire;

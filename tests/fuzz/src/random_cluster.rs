@@ -237,10 +237,6 @@ fn endpoint(u: &mut Unstructured<'_>, family: Family) -> Result<Endpoint> {
 }
 
 /// A dual-stack Service over TCP and UDP that is served, and three slices that have all of its ports, without hints for nodes.
-///
-/// # Errors
-///
-/// If the bytes do not suffice.
 pub(crate) fn service_with_slices(u: &mut Unstructured<'_>) -> Result<(Service, Vec<EndpointSlice>)> {
     let name = ServiceName::new("ns", SERVICES[0]);
     let target = NonZeroU16::MIN;
@@ -292,10 +288,6 @@ fn make_plain(slice: &mut EndpointSlice, has_zones: bool, u: &mut Unstructured<'
 }
 
 /// The slice after up to two endpoints have come, gone or changed; often none of it has hints for nodes.
-///
-/// # Errors
-///
-/// If the bytes do not suffice.
 pub(crate) fn with_other_endpoints(slice: &EndpointSlice, u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
     let mut slice = slice.clone();
     let has_zones = slice.endpoints.iter().any(|it| !it.zone_hints().is_empty()) != u.ratio(1, 16)?;
