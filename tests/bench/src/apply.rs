@@ -20,7 +20,10 @@ use anyhow::{Context as _, Result};
 use build_tools::{build, command::status};
 use jiff::SignedDuration;
 
-use crate::{figures::Figures, kube::resident_mb, map_memory::open_maps};
+use crate::{
+    figures::Figures,
+    kernel_figures::{open_maps, resident_mb},
+};
 
 const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many changes a 99th percentile is calculated from.

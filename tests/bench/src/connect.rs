@@ -28,7 +28,7 @@ use tests::{
 
 use crate::{
     figures::{Figures, TEN_EACH, median},
-    program_stats::ProgramStats,
+    kernel_figures::ProgramStats,
 };
 
 /// Numbers of Services.

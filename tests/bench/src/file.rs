@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::{
     apply::{service, without_ports},
     figures::Figures,
-    kube::{cpu_seconds, resident_mb},
+    kernel_figures::{cpu_seconds, idle_percent, resident_mb},
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(600);
@@ -121,9 +121,7 @@ impl FileFigures {
         thread::sleep(Duration::from_secs(3));
         let read_mb = resident_mb(&agent)?;
 
-        let before = cpu_seconds(&agent)?;
-        thread::sleep(Duration::from_secs(IDLE_SECONDS.into()));
-        let idle_percent = (cpu_seconds(&agent)? - before) / f64::from(IDLE_SECONDS) * 100.0;
+        let idle_percent = idle_percent(&agent, IDLE_SECONDS)?;
 
         let mut log = AppliedLog::new(&agent)?;
         let (mut times, before) = (Vec::new(), cpu_seconds(&agent)?);
@@ -177,8 +175,7 @@ impl AppliedLog {
 
 /// A Service and its slice; `first` makes the first endpoint differ.
 fn objects(n: u32, endpoints: u32, first: u32) -> Vec<Value> {
-    let service = service(n, endpoints, first);
-    std::iter::once(service.service()).chain(service.slices()).collect()
+    service(n, endpoints, first).objects().collect()
 }
 
 fn yaml_documents(objects: &[Value]) -> Result<String> {

@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tests::agent::memory_kb;
 
-use crate::{figures::Figures, kube::cpu_seconds_of, objects};
+use crate::{figures::Figures, kernel_figures::cpu_seconds_of, objects};
 
 /// The endpoints of each Service but the one that is updated.
 const ENDPOINTS: u32 = 10;

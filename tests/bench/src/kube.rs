@@ -2,7 +2,6 @@
 //! Invariant: the real binary, a real server in a process of its own, and the kernel's figures of the binary.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader, Write as _},
     process::{ChildStdout, Command, Stdio},
     thread,
@@ -14,9 +13,12 @@ use build_tools::{
     build,
     command::{KilledOnDrop, cargo_into_target, run, status, workspace},
 };
-use tests::{Agent, Sandbox, TestNode, agent::AgentCommand, test_node::NODE};
+use tests::{Sandbox, TestNode, agent::AgentCommand, test_node::NODE};
 
-use crate::figures::{Figures, TEN_EACH};
+use crate::{
+    figures::{Figures, TEN_EACH},
+    kernel_figures::{cpu_seconds, idle_percent, resident_mb},
+};
 
 const SERVICES: u32 = 10_000;
 const ENDPOINTS: u32 = 10;
@@ -58,9 +60,7 @@ pub(crate) fn bench() -> Result<Figures> {
         server.change("slices", CHANGES_PER_SECOND, CHANGE_SECONDS)?;
         let load = (cpu_seconds(&agent)? - before) / begin.elapsed().as_secs_f64() * 100.0;
         let changed = resident_mb(&agent)?;
-        let before = cpu_seconds(&agent)?;
-        thread::sleep(Duration::from_secs(IDLE_SECONDS.into()));
-        let idle = (cpu_seconds(&agent)? - before) / f64::from(IDLE_SECONDS) * 100.0;
+        let idle = idle_percent(&agent, IDLE_SECONDS)?;
         agent.terminate()?;
 
         report.row(&format!("{name}: first state in the kernel"), 5.0, first.as_secs_f64(), "s", 2);
@@ -96,26 +96,6 @@ pub(crate) fn bench() -> Result<Figures> {
         "`run` on one node of {NODES}, {SERVICES} Services; the API server is a process of its own on the same \
          machine."
     )))
-}
-
-/// The resident memory of a process.
-pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
-    Ok(agent.memory_kb("VmRSS")? as f64 / 1024.0)
-}
-
-/// The CPU time that a process has used.
-pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
-    cpu_seconds_of(agent.pid())
-}
-
-/// The CPU time that the process with this number has used.
-pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
-    // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|it| it.parse::<f64>().ok()).sum();
-    // USER_HZ is 100 on every supported architecture.
-    Ok(ticks / 100.0)
 }
 
 /// The API server.

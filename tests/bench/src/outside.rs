@@ -11,7 +11,6 @@ use crate::{
     example,
     figures::{Figures, median},
     outside_cluster::{BenchCluster, NETWORKS, PORT},
-    outside_driver,
     outside_packets::{self, pin_to_core},
     outside_program,
 };
@@ -50,7 +49,7 @@ pub(crate) fn bench() -> Result<Figures> {
     status("Measuring", "connections from outside");
     let [direct, forwarded, translated] = connects(&forwarding, &translating)?;
     status("Measuring", "packets that are forwarded in the driver");
-    let driver = outside_driver::measure(&mut forwarding, &binary)?;
+    let driver = outside_program::measure_driver(&mut forwarding, &binary)?;
     drop((forwarding, translating));
     let mut rows = Vec::new();
     for nodes in NODES {

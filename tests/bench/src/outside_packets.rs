@@ -4,7 +4,8 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
+    path::PathBuf,
     process::Command,
     time::Duration,
 };
@@ -43,14 +44,6 @@ pub(crate) struct PacketFigures {
     pub(crate) unwrapped: f64,
     /// The same of a packet that came to this node.
     pub(crate) served: f64,
-}
-
-/// A packet of a client in an Ethernet frame.
-pub(crate) fn frame(protocol: u8, to: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
-    let ethernet: [u8; 14] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    let [high, low] = (20 + payload.len() as u16).to_be_bytes();
-    let ip = [0x45, 0, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 100];
-    [&ethernet[..], &ip, &to.octets(), payload].concat()
 }
 
 /// Keeps this thread on one core.
@@ -160,21 +153,17 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// The CPU time of this thread, which the kernel's work for its packets counts to, and of the thread that does what is deferred.
+/// The CPU time of this thread, which the kernel's work for its packets counts to, and of the kernel's thread for deferred work on
+/// the core.
 fn cpu_time() -> Result<Duration> {
-    let deferred = fs::read_to_string(deferred_work()?)?;
+    let name = format!("ksoftirqd/{CORE}\n");
+    let is_it = |it: &PathBuf| fs::read_to_string(it.join("comm")).is_ok_and(|it| it == name);
+    let mut processes = fs::read_dir("/proc")?.flatten().map(|it| it.path());
+    let deferred = processes.find(is_it).context("there is no ksoftirqd")?;
+    let deferred = fs::read_to_string(deferred.join("schedstat"))?;
     let deferred = deferred.split(' ').next().and_then(|it| it.parse().ok()).context("no time")?;
     let own = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
     Ok(Duration::from(own) + Duration::from_nanos(deferred))
-}
-
-/// The times of the kernel's thread for deferred work on the core.
-fn deferred_work() -> Result<String> {
-    let name = format!("ksoftirqd/{CORE}\n");
-    let processes = fs::read_dir("/proc")?.flatten().map(|it| it.path());
-    let is_it = |it: &std::path::PathBuf| fs::read_to_string(it.join("comm")).is_ok_and(|it| it == name);
-    let found = processes.into_iter().find(is_it).context("there is no ksoftirqd")?;
-    Ok(found.join("schedstat").display().to_string())
 }
 
 /// How many packets have arrived in a namespace.

@@ -1,4 +1,4 @@
-//! The program that packets from outside meet first, alone, by the number of frontends.
+//! The programs that packets from outside meet first, alone: at the uplink, by the number of frontends, and in the driver.
 //! Invariant: the program of a proxy that runs, with its tables.
 
 use std::{
@@ -7,26 +7,42 @@ use std::{
 };
 
 use ::tests::{
+    TIMEOUT,
     ingress_cluster::{IngressCluster, IngressNode},
     manifest::Service,
     test_cluster::TARGET,
 };
-use anyhow::{Context as _, Result, ensure};
-use aya::{TestRun as _, TestRunOptions, maps::MapInfo, programs::SchedClassifier};
+use anyhow::{Context as _, Result, bail, ensure};
+use aya::{
+    TestRun as _, TestRunOptions,
+    maps::MapInfo,
+    programs::{SchedClassifier, Xdp, XdpMode},
+};
+use aya_obj::programs::XdpAttachType;
 use build_tools::command::status;
 use fastrand::Rng;
+use nix::net::if_::if_nametoindex;
 
-use crate::{figures::median, map_memory::open_maps, outside_packets::frame, program_stats::linked_program};
+use crate::{
+    figures::median,
+    kernel_figures::{linked_program, open_maps},
+    outside_cluster::BenchCluster,
+    outside_packets::{self, PAYLOAD},
+};
 
 /// Numbers of frontends.
 const SIZES: [usize; 4] = [1, 100, 1_000, 10_000];
 const ROUNDS: usize = 21;
 /// How often the program runs in a round.
 const RUNS: u32 = 100_000;
-/// How many packets for random frontends, each in a run of its own.
+/// How many packets for random frontends, and in the driver, each in a run of its own: there a run leaves the packet wrapped.
 const PACKETS: usize = 20_000;
 /// What a program returns for a packet that goes on.
 const NEXT: u32 = u32::MAX;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
+/// An address that no frontend has.
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 99);
 
 /// Run times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +64,16 @@ pub(crate) struct ProgramFigures {
     pub(crate) row_memory: f64,
 }
 
-/// Measures them, for each number of frontends.
+/// CPU times in nanoseconds of a packet that is forwarded in the driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DriverFigures {
+    /// The program alone, which decides, wraps and finds the route.
+    pub(crate) program: f64,
+    /// The node that a packet enters by, with veth as its driver: that copies each packet.
+    pub(crate) veth: f64,
+}
+
+/// Measures the programs of an uplink, for each number of frontends.
 pub(crate) fn measure(binary: &Path) -> Result<Vec<ProgramFigures>> {
     SIZES.iter().map(|it| of_size(binary, *it)).collect()
 }
@@ -77,9 +102,9 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     cluster.wait_until_forwarded(SocketAddr::V4(frontend(frontends - 1)), &[(0, 1)]);
     cluster.wait_until_settled();
     let node = &cluster.nodes[0];
-    let (arrives, leaves) = (program(node, "ingress")?, program(node, "egress")?);
+    let (arrives, leaves) = (uplink_program(node, "ingress")?, uplink_program(node, "egress")?);
 
-    let elsewhere = packet(SocketAddrV4::new(Ipv4Addr::new(10, 244, 1, 99), TARGET), 1);
+    let elsewhere = packet(SocketAddrV4::new(ELSEWHERE, TARGET), 1);
     let mut arp = elsewhere.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     let other = repeated(&arrives, &arp)?;
@@ -96,8 +121,8 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     let tables = table_memory(node.agent.as_ref().context("it runs")?.pid())?;
     let memory = |name: &str| {
         // The name ends with the side.
-        let tables = tables.iter().filter(|it| it.name.rsplit_once('_').is_some_and(|it| it.0 == name));
-        tables.map(|it| [it.bytes, it.bytes / it.entries]).reduce(|a, b| [a[0] + b[0], a[1] + b[1]])
+        let tables = tables.iter().filter(|it| it.0.rsplit_once('_').is_some_and(|it| it.0 == name));
+        tables.map(|it| it.1).reduce(|a, b| [a[0] + b[0], a[1] + b[1]])
     };
     Ok(ProgramFigures {
         frontends,
@@ -124,32 +149,88 @@ fn repeated(program: &SchedClassifier, packet: &[u8]) -> Result<f64> {
     Ok(median((0..ROUNDS).map(|_| run(program, packet, RUNS)).collect::<Result<_>>()?))
 }
 
-/// A table of a proxy.
-struct TableMemory {
-    name: String,
-    bytes: f64,
-    entries: f64,
-}
-
-fn table_memory(proxy: u32) -> Result<Vec<TableMemory>> {
+/// The tables of a proxy: the name of each, its bytes, and the bytes of an entry.
+fn table_memory(proxy: u32) -> Result<Vec<(String, [f64; 2])>> {
     let table = |(id, bytes): (u32, u64)| {
         let info = MapInfo::from_id(id)?;
-        let name = info.name_as_str().unwrap_or_default().to_owned();
-        Ok(TableMemory { name, bytes: bytes as f64, entries: info.max_entries().into() })
+        let (bytes, entries) = (bytes as f64, f64::from(info.max_entries()));
+        Ok((info.name_as_str().unwrap_or_default().to_owned(), [bytes, bytes / entries]))
     };
     open_maps(proxy)?.into_iter().map(table).collect()
 }
 
 /// A program that is attached to the uplink.
-fn program(node: &IngressNode, name: &'static str) -> Result<SchedClassifier> {
+fn uplink_program(node: &IngressNode, name: &'static str) -> Result<SchedClassifier> {
     let links = node.links(name);
     let link = links.first().context("no uplink has a program")?;
     Ok(SchedClassifier::from_program_info(linked_program(link)?, name.into())?)
 }
 
-/// A TCP packet of a connection that exists, in an Ethernet frame.
+/// Has the first node forward in the driver, and measures that.
+pub(crate) fn measure_driver(bench: &mut BenchCluster, binary: &Path) -> Result<DriverFigures> {
+    bench.cluster.nodes[0].agent.take().context("it runs")?.kill9()?;
+    bench.cluster.start_binary(binary, 0, &["--external-forwarding-xdp=true"]);
+    let agent = bench.cluster.nodes[0].agent.as_mut().context("it runs")?;
+    agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver")?;
+    bench.wait_until_forwarded();
+    let program = run_driver_program(bench)?;
+    // At the other end of the node's cable, where it passes everything: the driver veth sends frames back only to an interface with
+    // a program.
+    let mut at_the_other_end = driver_program(bench)?;
+    bench.cluster.lan.run(|| at_the_other_end.attach("n1", XdpMode::Driver))?;
+    Ok(DriverFigures { program, veth: outside_packets::forwarded(bench)? })
+}
+
+/// The program at the interface of the first node.
+fn driver_program(bench: &BenchCluster) -> Result<Xdp> {
+    let links = bench.cluster.nodes[0].links("ingress_xdp_");
+    let link = links.first().context("nothing is forwarded in the driver")?;
+    Ok(Xdp::from_program_info(linked_program(link)?, "ingress_xdp".into(), XdpAttachType::Interface)?)
+}
+
+/// The run time for a packet that is sent on, less what it takes to start a run.
+fn run_driver_program(bench: &BenchCluster) -> Result<f64> {
+    let program = driver_program(bench)?;
+    let SocketAddr::V4(sink) = bench.sink else { bail!("the address is of IPv4") };
+    let elsewhere = datagram(SocketAddrV4::new(ELSEWHERE, 9), 1);
+    bench.cluster.nodes[0].netns.run(|| {
+        let interface = if_nametoindex("eth0")?;
+        let mut times = [const { Vec::new() }; 2];
+        for port in 0..PACKETS as u16 {
+            let packet = datagram(sink, port);
+            for (times, (packet, expect)) in times.iter_mut().zip([(&packet, XDP_TX), (&elsewhere, XDP_PASS)])
+            {
+                // `struct xdp_md`: data, its end, metadata, interface, queue, and the interface that it leaves by.
+                let context = [0, packet.len() as u32, 0, interface, 0, 0].map(u32::to_ne_bytes).concat();
+                let options =
+                    TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), ..TestRunOptions::new() };
+                let result = program.test_run(options)?;
+                ensure!(result.return_value == expect, "the program returns {}", result.return_value);
+                times.push(result.duration.as_nanos() as f64);
+            }
+        }
+        let [sent, passed] = times.map(median);
+        Ok(sent - passed)
+    })
+}
+
+/// A packet of a client in an Ethernet frame.
+fn frame(protocol: u8, to: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    let ethernet: [u8; 14] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    let [high, low] = (20 + payload.len() as u16).to_be_bytes();
+    let ip = [0x45, 0, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 100];
+    [&ethernet[..], &ip, &to.octets(), payload].concat()
+}
+
+/// A TCP packet of a connection that exists.
 fn packet(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
     let ports = [source_port, to.port()].map(u16::to_be_bytes).concat();
     let tcp = [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]].concat();
     frame(6, *to.ip(), &tcp)
+}
+
+/// A datagram as those that are sent.
+fn datagram(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
+    let udp = [source_port, to.port(), 8 + PAYLOAD.len() as u16, 0].map(u16::to_be_bytes).concat();
+    frame(17, *to.ip(), &[&udp[..], &PAYLOAD].concat())
 }

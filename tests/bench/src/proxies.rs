@@ -31,7 +31,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{
     figures::Figures,
-    kube::cpu_seconds,
+    kernel_figures::cpu_seconds,
     objects::{self, TARGET_PORT},
     proxy_command::{Place, Proxy},
     proxy_figures::{Change, Connect, Pair, Quantiles, SizeFigures, Spread, Start},

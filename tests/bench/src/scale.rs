@@ -25,7 +25,7 @@ use tests::{
 
 use crate::{
     figures::Figures,
-    kube::{cpu_seconds, resident_mb},
+    kernel_figures::{cpu_seconds, resident_mb},
     objects::{self, TARGET_PORT},
     proxies::{POLL_INTERVAL, is_served, reached, set_changing, wait_until_idle},
 };

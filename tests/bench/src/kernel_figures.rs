@@ -1,0 +1,119 @@
+//! What the kernel counts: the CPU time and memory of processes, the memory of BPF maps, and the run time of BPF programs.
+//!
+//! Run times are counted only inside [`ProgramStats::median`], because counting itself costs time.
+
+use std::{collections::BTreeMap, fs, path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    programs::{
+        ProgramInfo,
+        links::{FdLink, PinnedLink},
+        loaded_programs,
+    },
+    sys::{Stats, enable_stats},
+};
+use tests::Agent;
+
+use crate::figures::median;
+
+/// How often the work is measured.
+const BATCHES: usize = 50;
+
+/// The resident memory of a process.
+pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
+    Ok(agent.memory_kb("VmRSS")? as f64 / 1024.0)
+}
+
+/// The CPU time that a process has used.
+pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
+    cpu_seconds_of(agent.pid())
+}
+
+/// The CPU time that the process with this number has used.
+pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
+    // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|it| it.parse::<f64>().ok()).sum();
+    // USER_HZ is 100 on every supported architecture.
+    Ok(ticks / 100.0)
+}
+
+/// The CPU time of a process that has nothing to do, of one core in percent.
+pub(crate) fn idle_percent(agent: &Agent, seconds: u32) -> Result<f64> {
+    let before = cpu_seconds(agent)?;
+    thread::sleep(Duration::from_secs(seconds.into()));
+    Ok((cpu_seconds(agent)? - before) / f64::from(seconds) * 100.0)
+}
+
+/// The bytes of each BPF map that a process has open, by the map's id.
+pub(crate) fn open_maps(pid: u32) -> Result<BTreeMap<u32, u64>> {
+    let mut maps = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|it| it.trim().parse::<u64>().ok())
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
+            maps.insert(u32::try_from(id)?, bytes);
+        }
+    }
+    Ok(maps)
+}
+
+/// How often a BPF program ran and for how long in total.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProgramStats {
+    runs: u64,
+    /// In nanoseconds, including two reads of the clock per run.
+    nanoseconds: u64,
+}
+
+impl ProgramStats {
+    /// The median of a figure over batches of the runs of a program during `work`, whatever causes them: the kernel also counts
+    /// an interrupt of a program as its run time, and what other guests of the machine take from it. The program is the one that
+    /// a pinned link has attached: a trace puts another one there.
+    pub(crate) fn median(
+        link: &Path,
+        figure: impl Fn(Self) -> f64,
+        mut work: impl FnMut() -> Result<()>,
+    ) -> Result<f64> {
+        let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
+        let mut figures = Vec::with_capacity(BATCHES);
+        for _ in 0..BATCHES {
+            let before = Self::read(link)?;
+            work()?;
+            let after = Self::read(link)?;
+            figures.push(figure(Self {
+                runs: after.runs - before.runs,
+                nanoseconds: after.nanoseconds - before.nanoseconds,
+            }));
+        }
+        Ok(median(figures))
+    }
+
+    fn read(link: &Path) -> Result<Self> {
+        let info =
+            linked_program(link).with_context(|| format!("cannot read the program at {}", link.display()))?;
+        Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
+    }
+
+    /// The run time in nanoseconds.
+    pub(crate) fn sum(self) -> f64 {
+        self.nanoseconds as f64
+    }
+
+    /// The mean run time in nanoseconds.
+    pub(crate) fn mean(self) -> f64 {
+        self.nanoseconds as f64 / self.runs.max(1) as f64
+    }
+}
+
+/// The program that a pinned link has attached.
+pub(crate) fn linked_program(link: &Path) -> Result<ProgramInfo> {
+    let id = FdLink::from(PinnedLink::from_pin(link)?).info()?.program_id();
+    let mut programs = loaded_programs().flatten();
+    programs.find(|it| it.id() == id).context("it is gone")
+}
