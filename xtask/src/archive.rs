@@ -7,7 +7,6 @@ use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// A file of an archive.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry {
     pub(crate) name: String,
@@ -16,7 +15,6 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A file with these contents.
     pub(crate) fn new(name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
         Self { name: name.into(), is_executable: false, bytes: bytes.into() }
     }

@@ -31,10 +31,8 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The files beside the binary in the archive: every file that one of them links to is among them.
 const FILES: &str = include_str!("archive.txt");
 
-/// What was made.
 pub(crate) struct Dist {
     pub(crate) folder: PathBuf,
-    /// The digest of the image.
     pub(crate) digest: String,
     pub(crate) binaries: BTreeMap<Machine, PathBuf>,
 }

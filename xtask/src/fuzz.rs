@@ -16,7 +16,6 @@ const MAX_INPUT: &str = "-max_len=8192";
 /// The limits of an input, in seconds and MiB.
 const LIMITS: [&str; 3] = ["-timeout=20", "-malloc_limit_mb=256", "-rss_limit_mb=2048"];
 
-/// What a target has done.
 struct Outcome {
     target: String,
     /// How many inputs, and how many of them in a second.
@@ -84,7 +83,6 @@ fn corpora(target: &str) -> [PathBuf; 2] {
     ["tests/fuzz/corpus", "target/fuzz/corpus"].map(|it| workspace().join(it).join(target))
 }
 
-/// The program of a target.
 fn program(target: &str) -> Result<Command> {
     let folders = fs::read_dir(workspace().join("target/fuzz")).context("target/fuzz")?;
     let mut binaries = folders.flatten().map(|it| it.path().join("release/fuzz_target"));
@@ -94,7 +92,6 @@ fn program(target: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs a target.
 fn search(target: &str, seconds: usize) -> Result<Outcome> {
     let ([seeds, found], artifacts) =
         (corpora(target), workspace().join("target/fuzz/artifacts").join(target));

@@ -40,7 +40,6 @@ const SUBJECTS: [Subject; 5] = [
 /// cargo-mutants ends with this if no mutant is missed, and some loop for ever, which is noticed, too.
 const ONLY_TIMEOUTS: i32 = 3;
 
-/// Tests the mutants of a subject, or of all, or of a part of them.
 pub(crate) fn mutants(subject: Option<&str>, shard: Option<&str>) -> Result<()> {
     install_subcommand("cargo-mutants")?;
     let chosen: Vec<_> = SUBJECTS.iter().filter(|it| subject.is_none_or(|name| name == it.name)).collect();

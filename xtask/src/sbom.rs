@@ -54,7 +54,6 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// The bill of materials of the binary for a machine.
 pub(crate) fn bill_of_materials(machine: Machine) -> Result<Value> {
     let platform = machine.target();
     let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", platform];

@@ -33,7 +33,6 @@ pub enum Fault {
         code: u16,
         message: String,
     },
-    /// No response at all.
     NoResponse,
     /// The connection is closed after this many bytes of the body.
     DisconnectAfter(usize),

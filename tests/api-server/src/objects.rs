@@ -110,7 +110,6 @@ pub(crate) struct Objects {
     compacted: u64,
 }
 
-/// The maximum length of the history.
 const MAX_HISTORY: usize = 10_000;
 
 impl Default for Objects {

@@ -26,7 +26,6 @@ pub struct Settings {
     pub list_lag: u64,
     /// Whether it supports the field selector `spec.clusterIP`; without it, it rejects it as Kubernetes 1.30 does.
     pub has_field_selectors: bool,
-    /// Whether it accepts events.
     pub accepts_events: bool,
     /// Whether it answers requests; open watches go on.
     pub answers: Answers,

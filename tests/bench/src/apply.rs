@@ -33,7 +33,6 @@ const PAIRS: usize = 60;
 /// How long a change is given before the log is read: polling takes CPU time from what is measured.
 const SETTLE_TIME: Duration = Duration::from_millis(60);
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let mut report = Figures::new("CASE");
@@ -268,7 +267,6 @@ fn nodes(count: u32) -> String {
     nodes.collect()
 }
 
-/// A Service whose first endpoint depends on `first`.
 pub(crate) fn service(n: u32, endpoints: u32, first: u32) -> Service {
     let it =
         Service::new(&format!("s{n}"), &[Ipv4Addr::from(0x0a60_0000 + n).into()]).port("", "TCP", 80, 8080);

@@ -20,7 +20,6 @@ pub(crate) struct BackendsArguments {
     endpoints: u32,
 }
 
-/// Measures the figures.
 pub(crate) fn bench(arguments: &BackendsArguments) -> Result<Figures> {
     let &BackendsArguments { services, endpoints } = arguments;
     let (own, folder) = (build::build(true)?, build::build_backends(true)?);

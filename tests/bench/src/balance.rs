@@ -29,7 +29,6 @@ const WORK: [Duration; 3] = [Duration::from_millis(2), Duration::from_millis(2),
 const LOAD: Duration = Duration::from_secs(8);
 const SLOW_START: u64 = 20;
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let mut report = Figures::new("CASE");

@@ -16,7 +16,6 @@ pub(crate) const CPU: &str = "CPU of a change, in ms";
 pub(crate) const MEMORY: &str = "resident, in MB";
 pub(crate) const LATENCY: &str = "until the last node has a change, in ms";
 
-/// The figures of a brain alone.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct BrainFigures {
@@ -27,7 +26,6 @@ struct BrainFigures {
     further_node_kb: f64,
 }
 
-/// The figures of a brain that serves its nodes.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ServerFigures {
@@ -37,7 +35,6 @@ struct ServerFigures {
     further_watcher_kb: f64,
 }
 
-/// A synthetic cluster.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     services: u32,
@@ -67,7 +64,6 @@ impl Case {
     }
 }
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     example::build(&[("brain", "bench"), ("grpc-server", "serving")])?;
 

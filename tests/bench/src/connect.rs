@@ -79,7 +79,6 @@ struct ConnectFigures {
     memory: f64,
 }
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let mut sizes = Vec::new();
@@ -275,7 +274,6 @@ pub(crate) fn timed_connect(address: SocketAddr) -> Result<f64> {
     Ok(took.as_nanos() as f64)
 }
 
-/// Accepts every pending connection.
 fn drain(listener: &TcpListener) {
     while listener.accept().is_ok() {}
 }

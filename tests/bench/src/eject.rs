@@ -41,7 +41,6 @@ const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(20);
 /// After this time failures should be over.
 const LATE: Duration = Duration::from_secs(2);
-/// The resolution of the timeline.
 const TIMELINE_STEP: Duration = Duration::from_millis(250);
 /// When the proxy is killed and started again, after the endpoints have died.
 const RESTART: Duration = Duration::from_millis(500);
@@ -52,7 +51,6 @@ pub(crate) const WITH: &str = "with passive health";
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The value of `--passive-health`.
     passive_health: &'static str,
     /// How many endpoints die.
     dead: u8,
@@ -64,7 +62,6 @@ struct Case {
 #[derive(Clone, Debug)]
 struct EjectFigures {
     connects: usize,
-    /// How many were slow.
     slow: usize,
     /// How many of them began later than two seconds after the death.
     late: usize,
@@ -74,7 +71,6 @@ struct EjectFigures {
     timeline: Vec<(f64, f64)>,
 }
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let case = |passive_health| Case { passive_health, dead: 30, patience: Duration::from_secs(2) };

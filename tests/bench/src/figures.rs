@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy_figures::{self, ProxyFigures};
 
-/// The header of most tables.
 pub(crate) const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
 
 /// The median of at least one figure.
@@ -17,7 +16,6 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// The figures of a subject.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -38,7 +36,6 @@ pub(crate) struct Figures {
     pub(crate) versions: BTreeMap<String, String>,
 }
 
-/// A figure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// Rows that begin with spaces belong to the one above.
@@ -51,7 +48,6 @@ pub(crate) struct Row {
     digits: usize,
 }
 
-/// The points of a line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Series {
     pub(crate) name: String,
@@ -94,12 +90,10 @@ impl Figures {
         self.rows.push(Row { case, goal, measured, unit, digits });
     }
 
-    /// Adds the points of a line.
     pub(crate) fn series(&mut self, name: &str, points: Vec<(f64, f64)>) {
         self.series.push(Series { name: name.to_owned(), points });
     }
 
-    /// Says what was measured, and how.
     pub(crate) fn method(mut self, text: impl Into<String>) -> Self {
         self.method = text.into();
         self
@@ -130,7 +124,6 @@ impl Figures {
         println!("\n{}\n\n{}", self.method, table.trim_fmt());
     }
 
-    /// Fails if a goal was missed.
     pub(crate) fn check(&self) -> Result<()> {
         match self.rows.iter().filter(|it| it.is_missed()).count() {
             0 => Ok(()),

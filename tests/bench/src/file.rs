@@ -35,7 +35,6 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 10;
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     let mut report = Figures::new("CASE");
@@ -77,7 +76,6 @@ pub(crate) fn bench() -> Result<Figures> {
 /// A text, by the first endpoint of a Service in it.
 type EditedText<'a> = Box<dyn Fn(u32) -> Result<String> + 'a>;
 
-/// The file that is edited.
 struct Edited<'a> {
     file: PathBuf,
     text: EditedText<'a>,
@@ -161,7 +159,6 @@ impl AppliedLog {
         Ok(Self(file))
     }
 
-    /// Waits for the next apply.
     fn wait_for_apply(&mut self) -> Result<()> {
         let (begin, mut text) = (Instant::now(), String::new());
         while !text.contains(APPLIED) {

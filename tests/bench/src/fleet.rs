@@ -52,7 +52,6 @@ pub(crate) struct FleetArguments {
     binary: Option<PathBuf>,
 }
 
-/// Measures the figures.
 pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let FleetArguments { agents, services, binary } = arguments;
     let is_debug = binary.is_some();

@@ -31,7 +31,6 @@ const LARGE: [u32; 3] = [100, ENDPOINTS, 5_000];
 const HEARTBEATS_PER_SECOND: u32 = 17;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     run(cargo_into_target("build").args(["--release", "--package", "api-server"]))?;
@@ -98,7 +97,6 @@ pub(crate) fn bench() -> Result<Figures> {
     )))
 }
 
-/// The API server.
 struct ServerProcess {
     child: KilledOnDrop,
     lines: BufReader<ChildStdout>,

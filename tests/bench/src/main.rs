@@ -111,7 +111,6 @@ struct Named {
     subject: Subject,
 }
 
-/// The names of all subjects.
 fn subjects() -> Vec<String> {
     Named::command().get_subcommands().map(|it| it.get_name().to_owned()).collect()
 }

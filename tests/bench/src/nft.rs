@@ -19,7 +19,6 @@ pub(crate) const SERVICE: &str = "one more Service";
 pub(crate) const ENDPOINT: &str = "one more endpoint";
 pub(crate) const LOAD: &str = "first load";
 
-/// The figures of a size.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct NftFigures {
@@ -30,7 +29,6 @@ struct NftFigures {
     restart_ms: f64,
 }
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     example::build(&[("datapath-nft", "bench_nft")])?;
     let mut sizes = Vec::new();

@@ -4,10 +4,8 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
-/// The port of every endpoint.
 pub(crate) const TARGET_PORT: u16 = 8080;
 
-/// The range of all cluster IPs.
 pub(crate) const CLUSTER_IPS: &str = "10.96.0.0/16";
 
 /// The cluster IP of a Service; its port is 80.

@@ -35,7 +35,6 @@ struct RowFigures {
     moved_mean: f64,
 }
 
-/// Measures the figures.
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
     example::build(&[("datapath-ebpf", "bench_rows")])?;

@@ -30,7 +30,6 @@ const PER_FLOW: usize = 20;
 const ROUNDS: usize = 25;
 /// An Ethernet frame of 60 bytes.
 pub(crate) const PAYLOAD: [u8; 18] = [0; 18];
-/// The core that does the work.
 const CORE: usize = 1;
 
 /// CPU times of a packet in nanoseconds.
@@ -53,7 +52,6 @@ pub(crate) fn pin_to_core() -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &cores).with_context(|| format!("there is no core {CORE}"))
 }
 
-/// Does some work while datagrams that arrive at an interface are dropped.
 fn while_dropped(netns: &NetNs, interface: &str, work: impl FnOnce() -> Result<f64>) -> Result<f64> {
     let chain = format!("type filter hook ingress device {interface} priority 0;");
     nft(netns, &format!("table netdev bench {{ chain drops {{ {chain} meta l4proto udp drop; }}; }}"))?;

@@ -78,7 +78,6 @@ pub(crate) fn measure(binary: &Path) -> Result<Vec<ProgramFigures>> {
     SIZES.iter().map(|it| of_size(binary, *it)).collect()
 }
 
-/// The address of a frontend.
 fn frontend(n: usize) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(0x0a80_0000 + n as u32), 80)
 }

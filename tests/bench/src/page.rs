@@ -22,7 +22,6 @@ use crate::{
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- /figures -->";
 
-/// Generated documents.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     /// By the name of the block.
@@ -99,7 +98,6 @@ impl Page {
         Ok(page)
     }
 
-    /// Replaces the blocks in a text.
     pub(crate) fn fill(&self, text: &str) -> Result<String> {
         let (mut filled, mut rest, mut used) = (String::new(), text, BTreeSet::new());
         while let Some((before, begun)) = rest.split_once(BEGIN) {
@@ -132,7 +130,6 @@ impl Page {
         Ok(format!("![{alt}](pictures/{file})\n\n"))
     }
 
-    /// Time and CPU of a change.
     fn changes(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
         let proxies = &recorded.record.figures.proxies;
         let plot = |title: &str, figure: fn(&SizeFigures) -> Option<f64>| {
@@ -151,7 +148,6 @@ impl Page {
         Ok(())
     }
 
-    /// Time and memory of a start.
     fn starts(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
         let proxies = &recorded.record.figures.proxies;
         let start =
@@ -245,7 +241,6 @@ impl Page {
         self.blocks.insert("programs", text);
     }
 
-    /// The plot of a subject, and its rows.
     fn plot_rows(
         &mut self,
         records: &Records,
@@ -278,7 +273,6 @@ fn ordered(proxies: &ProxyFigures) -> impl Iterator<Item = (&String, &BTreeMap<u
     of(true).chain(of(false))
 }
 
-/// A row of the table of backends.
 fn backend_row(name: &str, services: u32, it: &SizeFigures) -> String {
     let services = number(services.into());
     if let Some(reason) = &it.failure {

@@ -174,7 +174,6 @@ fn step(at_least: f64) -> f64 {
 }
 
 impl Plot {
-    /// Draws it.
     pub(crate) fn svg(&self) -> Result<String> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(|error| anyhow!("cannot draw {:?}: {error}", self.title))?;

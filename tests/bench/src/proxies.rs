@@ -417,7 +417,6 @@ fn start_brain(binary: &Path, sandbox: &Sandbox, server: &ApiServer) -> Result<A
     Ok(brain)
 }
 
-/// Whether an address accepts a connection.
 pub(crate) fn is_served(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok_and(|it| reset_on_close(&it).is_ok())
 }

@@ -53,12 +53,10 @@ enum Mode {
 /// Where a proxy runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
-    /// A folder for its files.
     pub(crate) files: &'a Path,
     pub(crate) kubeconfig: &'a Path,
     /// The cgroup of the sockets that it serves.
     pub(crate) cgroup: &'a Path,
-    /// Where it may pin.
     pub(crate) pins: &'a Path,
     /// The address of the brain that a backend follows.
     pub(crate) brain: &'a str,
@@ -75,7 +73,6 @@ impl Proxy {
         modes.map(|(mode, packets)| Self::new(format!("{OWN}, {mode}"), binary, Mode::Own(packets))).into()
     }
 
-    /// A kube-proxy in both of its modes.
     pub(crate) fn kube_proxy(binary: &Path) -> Result<Vec<Self>> {
         let binary = find(binary)?;
         // `Kubernetes v1.36.2`

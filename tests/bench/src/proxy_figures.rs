@@ -34,7 +34,6 @@ pub(crate) struct Start {
     pub(crate) cpu_start_s: f64,
 }
 
-/// Changes of an endpoint.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Change {
     /// From the API server's event until the first connect sees it.

@@ -23,7 +23,6 @@ const OBSERVATION: Duration = Duration::from_secs(2);
 /// The share of the CPUs, in percent, above which other work has to be mentioned.
 const MAX_BUSY: f64 = 10.0;
 
-/// Where records are.
 pub(crate) fn folder() -> PathBuf {
     workspace().join("docs/figures")
 }
@@ -42,7 +41,6 @@ pub(crate) struct Origin {
     pub(crate) machine: String,
     /// The version of Linux, as in `6.18`.
     pub(crate) kernel: String,
-    /// The commit of this project.
     pub(crate) commit: String,
     /// What has measured.
     pub(crate) harness: String,
@@ -55,7 +53,6 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Here and now.
     pub(crate) fn here() -> Result<Self> {
         let release = uname()?.release().to_string_lossy().into_owned();
         let kernel = release.split(['.', '-']).take(2).collect::<Vec<_>>().join(".");

@@ -64,7 +64,6 @@ pub(crate) struct ScaleArguments {
     packets: Option<String>,
 }
 
-/// The size of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     services: u32,
@@ -110,7 +109,6 @@ impl FromStr for Size {
     }
 }
 
-/// What a case costs at most.
 #[derive(Clone, Copy, Debug)]
 struct Goals {
     p99_ms: f64,
@@ -131,7 +129,6 @@ fn goals(size: Size) -> Goals {
     Goals { p99_ms, cpu_percent: 10.0, resident_mb, peak_mb }
 }
 
-/// Measures the figures.
 pub(crate) fn bench(arguments: &ScaleArguments) -> Result<Figures> {
     let binary = build::build(true)?;
     ensure!(

@@ -16,7 +16,6 @@ const NODE_IMAGE: &str =
 /// The version of the cluster and of the tests.
 const KUBERNETES: &str = "v1.36.1";
 
-/// The script for these options.
 pub(crate) fn script(
     options: &Options,
     tool: ContainerTool,
@@ -51,12 +50,10 @@ pub(crate) fn script(
     Ok(lines.join("\n") + "\n" + include_str!("run.sh"))
 }
 
-/// The name of an option's value.
 fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().expect("no value is hidden").get_name().to_owned()
 }
 
-/// A word, quoted for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

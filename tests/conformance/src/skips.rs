@@ -23,7 +23,6 @@ pub(crate) struct Skip {
     reason: String,
 }
 
-/// Parses the list.
 pub(crate) fn parse(text: &str) -> Result<Vec<Skip>> {
     let skips: Vec<Skip> =
         serde_saphyr::from_str(text).with_context(|| format!("{FILE} is not a list of skips"))?;

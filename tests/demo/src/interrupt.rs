@@ -21,7 +21,6 @@ static REQUESTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 /// The exit code of a demo that was interrupted, as a shell reports it.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// Installs the signal handlers.
 pub(crate) fn watch() -> Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register_conditional_shutdown(signal, EXIT_CODE.into(), Arc::clone(&REQUESTED))?;
@@ -30,7 +29,6 @@ pub(crate) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Whether the demo was interrupted.
 pub(crate) fn is_requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
@@ -40,7 +38,6 @@ pub(crate) fn mark(error: Error) -> Error {
     if is_requested() { error.context(ErrorKind::Interrupted) } else { error }
 }
 
-/// Fails if the demo was interrupted.
 pub(crate) fn check() -> Result<()> {
     ensure!(!is_requested(), "interrupted");
     Ok(())

@@ -21,7 +21,6 @@ pub(crate) struct Manifests {
     services: BTreeMap<String, DemoService>,
 }
 
-/// A Service with its endpoints.
 pub(crate) struct DemoService {
     pub(crate) name: String,
     pub(crate) transport: Transport,
@@ -37,7 +36,6 @@ impl DemoService {
         self.cluster_ips.iter().map(|&ip| SocketAddr::new(ip, self.port)).collect()
     }
 
-    /// The endpoints of one of its addresses.
     pub(crate) fn endpoints_of(&self, address: SocketAddr) -> Vec<&(String, SocketAddr)> {
         self.endpoints.iter().filter(|(_, it)| it.is_ipv4() == address.is_ipv4()).collect()
     }

@@ -273,7 +273,6 @@ pub(crate) fn until_interrupted(demo: &mut Demo, page: SocketAddr) -> Result<()>
     Ok(())
 }
 
-/// Load on every address of `web`.
 struct WebLoad(Vec<ConnectLoad>);
 
 impl WebLoad {

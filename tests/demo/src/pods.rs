@@ -60,7 +60,6 @@ impl Pods {
         Ok(running)
     }
 
-    /// Leaves them running.
     pub(crate) fn leave(self) {
         self.children.into_iter().for_each(std::mem::forget);
     }

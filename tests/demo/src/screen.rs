@@ -4,13 +4,11 @@ use std::{env, fmt::Display, io::IsTerminal as _, time::Duration};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets::UTF8_HORIZONTAL_ONLY};
 
-/// The start of a phase.
 pub(crate) fn heading(number: &str, text: &str) {
     let (bold, plain) = if is_styled() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     println!("\n{bold}{number}  {text}{plain}\n");
 }
 
-/// A line of text in a phase.
 pub(crate) fn line(text: &str) {
     println!("   {text}");
 }
@@ -41,7 +39,6 @@ pub(crate) fn number(value: impl Display) -> String {
     build_tools::grouped(&value.to_string())
 }
 
-/// A duration in a suitable unit.
 pub(crate) fn duration(value: Duration) -> String {
     let micros = value.as_secs_f64() * 1e6;
     match micros {

@@ -338,7 +338,6 @@ impl Matrix {
         is_packets && forwarded == 2 && sockets.into_iter().eq(&expected)
     }
 
-    /// Checks the connects since the last check.
     fn check_load(&mut self) -> Result<()> {
         let is_now =
             |it: &ConnectSample| it.result.as_ref().is_ok_and(|it| group(it) == self.state % DISTINCT);

@@ -39,14 +39,11 @@ pub(crate) struct Share {
     pub(crate) of: usize,
 }
 
-/// What was found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
     /// The interrupted steps, in the order of scenarios and steps.
     pub(crate) rows: Vec<Row>,
-    /// What did not hold.
     pub(crate) problems: Vec<String>,
-    /// How many connects were made.
     pub(crate) connects: usize,
 }
 
@@ -55,7 +52,6 @@ pub(crate) struct Found {
 pub(crate) struct Row {
     pub(crate) scenario: Scenario,
     pub(crate) step: usize,
-    /// The system call.
     pub(crate) call: String,
     /// What each interruption led to.
     pub(crate) outcomes: Vec<String>,

@@ -47,7 +47,6 @@ pub(crate) struct Interruption {
 }
 
 impl Interruption {
-    /// Whether the process is killed.
     pub(crate) fn kills(self) -> bool {
         !matches!(self.intervention, Intervention::Fail(_))
     }

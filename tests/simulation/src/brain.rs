@@ -44,7 +44,6 @@ impl Brain {
         self.running.is_some()
     }
 
-    /// Whether it watches the API server.
     pub(crate) fn is_first(&self) -> bool {
         self.index == 0
     }
@@ -132,7 +131,6 @@ async fn run(
     let _ = server.join_next().await;
 }
 
-/// Serves the API server's connections.
 pub(crate) async fn serve_api(world: World, mut connections: mpsc::Receiver<Accepted>) {
     while let Some(stream) = connections.recv().await {
         tokio::spawn(world.server.serve(stream));

@@ -25,7 +25,6 @@ pub(crate) fn begin(seed: u64) {
     IS_SIMULATED.store(true, Ordering::Relaxed);
 }
 
-/// Sets the wall clock forward or back.
 pub(crate) fn set_wall_clock(forward: bool, by: Duration) {
     let seconds = i64::try_from(by.as_secs()).unwrap_or(i64::MAX);
     WALL_CLOCK.fetch_add(if forward { seconds } else { -seconds }, Ordering::Relaxed);

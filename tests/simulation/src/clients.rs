@@ -56,7 +56,6 @@ pub(crate) enum Kind {
 pub(crate) struct Client {
     name: Name,
     node: &'static str,
-    /// The brain that it follows.
     brain: usize,
     kind: Kind,
     task: Option<JoinHandle<()>>,
@@ -139,7 +138,6 @@ fn view(extensions: Extensions, state: State) -> Observed {
     Observed::View(extensions, Arc::new(State { revision: None, extensions: Vec::new(), services, ..state }))
 }
 
-/// A backend with callbacks.
 struct Callbacks {
     name: Name,
     extensions: Extensions,

@@ -41,12 +41,10 @@ pub(crate) fn data(link: u64, bytes: &[u8]) {
     (now, link, bytes).hash(&mut HISTORY.lock().hash);
 }
 
-/// The hash of everything so far.
 pub(crate) fn hash() -> u64 {
     HISTORY.lock().hash.finish()
 }
 
-/// Prints what has happened.
 pub(crate) fn print() {
     for line in &HISTORY.lock().lines {
         println!("{line}");

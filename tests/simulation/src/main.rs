@@ -86,7 +86,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Simulates a seed in this process.
 fn simulate(seed: u64, arguments: &Arguments) -> Result<()> {
     chance::begin(seed);
     panic::set_hook(Box::new(|panic| history::fail(panic)));

@@ -37,7 +37,6 @@ pub(crate) enum Server {
 /// The server's end of a connection.
 pub(crate) type Accepted = Box<dyn grpc_server::ByteStream>;
 
-/// How many connections wait to be accepted.
 const BACKLOG: usize = 64;
 
 /// The network. Clones are the same one.

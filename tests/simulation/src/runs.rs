@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use anyhow::{Context as _, Result, bail};
 use build_tools::{command::status, parallel::in_parallel};
 
-/// How often the progress is shown.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// How many failing seeds are printed with their histories.
 const MAX_HISTORIES: usize = 3;

@@ -28,7 +28,6 @@ const MAX_CONVERGENCE: Duration = Duration::from_secs(300);
 /// What a simulation was.
 #[derive(Debug)]
 pub(crate) struct Summary {
-    /// The states that were checked.
     pub(crate) checked: u64,
     /// How long it took until all had the newest state after the last fault.
     pub(crate) convergence: Duration,

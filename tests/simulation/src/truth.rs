@@ -40,7 +40,6 @@ pub(crate) type Versions = [usize; 4];
 /// Every version of each kind, with the resource version since which it is true.
 pub(crate) struct Truth {
     kinds: [Vec<(u64, ClusterState)>; 4],
-    /// The only Node that the brain watches.
     only_node: Option<&'static str>,
     states: HashMap<Key, Arc<NodeState>>,
     /// By extensions, too.
@@ -159,7 +158,6 @@ impl Truth {
         }
     }
 
-    /// What is true now.
     pub(crate) fn newest(&self) -> Versions {
         self.kinds.each_ref().map(|it| it.len() - 1)
     }

@@ -19,7 +19,6 @@ use crate::{
     truth::{Observed, Seen, Truth, Versions},
 };
 
-/// The name of a consumer.
 pub(crate) type Name = &'static str;
 
 #[derive(Clone)]
@@ -51,7 +50,6 @@ impl World {
         Self { network, server: Arc::new(server), state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Changes the cluster.
     pub(crate) fn change(&self) {
         let what = self.state.lock().truth.change(&self.server);
         history::note(what);
@@ -112,7 +110,6 @@ impl World {
         self.state.lock().failing_applies = count;
     }
 
-    /// Whether an attempt to apply a state fails.
     pub(crate) fn fails(&self) -> bool {
         let failing = &mut self.state.lock().failing_applies;
         let fails = *failing > 0;
@@ -120,7 +117,6 @@ impl World {
         fails
     }
 
-    /// How many states were checked.
     pub(crate) fn checked(&self) -> u64 {
         self.state.lock().checked
     }

@@ -93,7 +93,6 @@ impl History {
         }
     }
 
-    /// The number of the newest state.
     pub(crate) fn newest(&self) -> u64 {
         self.states.back().map_or(0, |it| it.number)
     }

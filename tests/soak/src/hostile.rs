@@ -187,7 +187,6 @@ fn spawn(netns: &NetNs, attack: Attack, gateway: Ipv4Addr) -> Result<Child> {
     netns.run(|| spawn_without_capabilities(&mut command)).context("cannot start an attacker")
 }
 
-/// The memory that is charged to the agent.
 struct Charged {
     cgroup: MemoryCgroup,
     before: u64,

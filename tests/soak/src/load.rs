@@ -29,7 +29,6 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
 const LONG_LIVED: usize = 6;
 /// How many clients send requests from addresses of their own.
 const CLIENTS: u8 = 8;
-/// How many failures are kept as text.
 const MAX_FAILURE_TEXTS: usize = 20;
 
 /// The state that all threads share.
@@ -86,13 +85,11 @@ fn increment(counter: &AtomicU64) {
 }
 
 impl LoadState {
-    /// How many checks failed.
     pub(crate) fn failures(&self) -> u64 {
         let LoadCounts { failed, misrouted, broken, .. } = &self.counts;
         [failed, misrouted, broken].iter().map(|it| it.load(Ordering::Relaxed)).sum()
     }
 
-    /// The first failures.
     pub(crate) fn failure_texts(&self) -> Vec<String> {
         self.failure_texts.lock().clone()
     }
@@ -109,7 +106,6 @@ impl LoadState {
         self.fail(&self.counts.broken, text);
     }
 
-    /// Checks a reply against the history.
     fn check(&self, of: FrontendKey, kind: &str, reply: &Reply, began: Instant) {
         let ended = Instant::now();
         let history = self.history.lock();
@@ -331,7 +327,6 @@ impl LongLivedSockets {
         Ok(Self { tcp, connected: udp()?, unconnected: udp()? })
     }
 
-    /// Sends one request over each socket.
     fn request(&mut self, state: &LoadState) {
         let count = &state.counts.long_lived;
         self.tcp.retain_mut(|(connection, service)| {

@@ -23,7 +23,6 @@ pub(crate) struct ProxyKind {
     pub(crate) is_split: bool,
 }
 
-/// The running processes.
 pub(crate) struct Proxy {
     pub(crate) kind: ProxyKind,
     /// The process that attaches programs and writes maps.
@@ -48,7 +47,6 @@ impl Proxy {
         Ok(Self { kind, agent, brain })
     }
 
-    /// Kills all processes.
     pub(crate) fn kill(self) -> Result<()> {
         self.agent.kill9()?;
         self.brain.map_or(Ok(()), Agent::kill9)

@@ -8,7 +8,6 @@ use tests::manifest::{Service, endpoint};
 
 /// How many endpoints have servers.
 pub(crate) const ENDPOINTS: u8 = 10;
-/// How many Services are under load.
 const SERVICES: u8 = 6;
 /// The maximum number of other Services: the maps grow several times on the way there.
 pub(crate) const MAX_OTHERS: usize = 300;
@@ -67,7 +66,6 @@ fn external_ip(n: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 113, n).into()
 }
 
-/// The current Services.
 #[derive(Clone, Debug)]
 pub(crate) struct RandomCluster {
     services: Vec<RandomService>,
@@ -101,7 +99,6 @@ impl RandomCluster {
         Self { services: (1..=SERVICES).map(service).collect(), others: 0, turnovers: 0 }
     }
 
-    /// Makes a random change and returns its description.
     pub(crate) fn change(&mut self, rng: &mut Rng) -> String {
         let n = rng.usize(..self.services.len());
         let service = &mut self.services[n];
@@ -151,7 +148,6 @@ impl RandomCluster {
         format!("every Service has {} endpoints", self.services[0].endpoints.len())
     }
 
-    /// Sets the number of Services without load.
     pub(crate) fn resize(&mut self, others: usize) -> String {
         self.others = others;
         format!("{} other Services", self.others)

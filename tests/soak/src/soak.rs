@@ -38,7 +38,6 @@ const FAULT_SHARE: f64 = 0.6;
 const CHANGES_PER_CYCLE: usize = 10;
 /// How much the agent's memory may grow in the steady phase, in addition to 10 %.
 const MAX_GROWTH_KB: u64 = 4096;
-/// How many of the newest manifests are kept.
 const KEPT_MANIFESTS: u64 = 60;
 
 /// Runs a soak. The binaries for tests must have been built.
@@ -250,7 +249,6 @@ impl Soak {
         self.write(&change)
     }
 
-    /// Kills, replaces or splits the proxy.
     fn fault(&mut self) -> Result<()> {
         let kind = self.proxy()?.kind;
         match self.rng.u8(..8) {
@@ -376,7 +374,6 @@ impl Soak {
         self.shared.failures() + self.leaks.len() as u64 + false_ejections
     }
 
-    /// How often an endpoint was ejected.
     fn ejections(&self) -> u64 {
         let [_, timeouts, refusals, _] = self.node.health_words();
         timeouts + refusals

@@ -49,7 +49,6 @@ impl Initramfs {
         initramfs
     }
 
-    /// Adds an executable file.
     pub(crate) fn file(&mut self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
         self.insert(path.as_ref(), Entry::Program(bytes.into().into()));
     }
@@ -62,7 +61,6 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Adds a symbolic link.
     pub(crate) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
         self.insert(path.as_ref(), Entry::Link(target.into()));
     }
@@ -86,7 +84,6 @@ impl Initramfs {
         self.entries.insert(path.to_owned(), entry);
     }
 
-    /// Writes the archive.
     pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let archive = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(file)?);

@@ -18,14 +18,12 @@ pub(crate) const FILE: &str = "tests/KERNELS.md";
 /// A version of the kernel, major and minor.
 type Version = (u32, u32);
 
-/// The contents of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelTable {
     pub(crate) features: Vec<KernelFeature>,
     pub(crate) exceptions: Vec<Exception>,
 }
 
-/// A feature that a kernel may lack.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct KernelFeature {
     pub(crate) name: String,

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// This machine's own kernel, without a virtual machine.
 pub(crate) const HOST: &str = "own";
 
-/// What to run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TestPlan {
     pub(crate) tests: Vec<Test>,
@@ -29,12 +28,18 @@ pub(crate) fn short_name(test: &str) -> &str {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
     /// The kernel has booted: its release, and which of the features it has.
-    Ready { release: String, features: BTreeSet<String> },
-    /// A test has started.
-    Started { test: String },
-    /// A test has ended.
-    Ended { test: String, outcome: Outcome, seconds: f64 },
-    /// All tests have ended.
+    Ready {
+        release: String,
+        features: BTreeSet<String>,
+    },
+    Started {
+        test: String,
+    },
+    Ended {
+        test: String,
+        outcome: Outcome,
+        seconds: f64,
+    },
     Done,
 }
 

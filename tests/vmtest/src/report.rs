@@ -10,7 +10,6 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use build_tools::test_suite::Outcome;
 
-/// The results on a kernel.
 #[derive(Default)]
 pub(crate) struct KernelRun {
     pub(crate) series: String,

@@ -98,7 +98,6 @@ impl<'a> Runner<'a> {
         Ok(Self { table, machine, plan, supplies: packages.map(supply).transpose()? })
     }
 
-    /// Runs the tests on a kernel of a series.
     pub(crate) fn run(&self, number: usize, series: &str, mut on_event: impl FnMut(&Event)) -> KernelRun {
         let begin = Instant::now();
         let mut run = KernelRun { series: series.to_owned(), ..KernelRun::default() };

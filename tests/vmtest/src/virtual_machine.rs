@@ -111,7 +111,6 @@ pub(crate) fn boot(
     Ok(faults)
 }
 
-/// Finds or installs the emulator of a machine.
 pub(crate) fn install(machine: Machine) -> Result<()> {
     let (program, package) = qemu(machine);
     find_or_install(program, package).map(drop)

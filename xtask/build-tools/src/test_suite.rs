@@ -100,7 +100,6 @@ pub fn build_test_binaries(mut cargo_test: Command) -> Result<Vec<TestBinary>> {
     Ok(binaries)
 }
 
-/// A test binary, from a message of cargo.
 fn test_binary(message: &str) -> Option<TestBinary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let is_test = message["profile"]["test"].as_bool()?;

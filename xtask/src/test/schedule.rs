@@ -14,18 +14,15 @@ use build_tools::{
 /// The module of tests that run alone: they count objects of the whole machine, or take all of its processors.
 const ALONE: &str = "alone";
 
-/// A test that has ended.
 pub(crate) struct Ended {
     pub(crate) test: Test,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
 }
 
-/// How tests run.
 pub(crate) struct Schedule {
     /// Decides the order.
     pub(crate) seed: u64,
-    /// How many run at a time.
     pub(crate) jobs: usize,
     /// The variables of every test.
     pub(crate) environment: BTreeMap<String, String>,
