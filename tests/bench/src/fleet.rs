@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{ChildStdout, Command, Stdio},
+    process::{Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -91,9 +91,9 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let further = f64::from(agents - 1);
     let case = "all others ask at once: until a node has a change meanwhile, at most";
     report.row(case, 250.0, millis(worst), "ms", 0);
-    report.figure("  until all have their first state", (synced.at - begin).as_secs_f64(), "s", 1);
+    report.figure("  until all have their first state", (synced - begin).as_secs_f64(), "s", 1);
     report.figure("  CPU per node", (brain.cpu()? - before) / further * 1e3, "ms", 1);
-    report.figure("  bytes per node", synced.bytes as f64 / further / 1e3, "kB", 1);
+    report.figure("  bytes per node", others.received as f64 / further / 1e3, "kB", 1);
     report.figure("  resident at most", brain.resident_mb("VmHWM")?, "MB", 0);
     thread::sleep(SETTLE_TIME);
     let resident = brain.resident_mb("VmRSS")?;
@@ -141,7 +141,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let brain = BrainProcess::start(&binary, folder.path(), &cluster)?;
     let mut last = begin;
     for it in &mut fleet {
-        last = last.max(it.wait_for("synced 2 ")?.at);
+        last = last.max(it.wait_for("synced 2 ")?);
     }
     report.figure("the brain is replaced: until all nodes follow it", (last - begin).as_secs_f64(), "s", 1);
     report.figure("  CPU, start included", brain.cpu()?, "s", 1);
@@ -198,9 +198,14 @@ impl Cluster {
 
     /// Changes an endpoint of a Service, and waits until all have it.
     fn change(&self, fleet: &mut [&mut Agents], service: u32) -> Result<Duration> {
-        let (mut endpoints, address) = (self.endpoints(service), self.next_address());
-        endpoints[0] = self.endpoint(service, 0, &address);
-        self.expect(fleet, &address, || self.server.set(objects::slice(service, endpoints)))
+        let address = self.next_address();
+        self.expect(fleet, &address, || self.set_first(service, &address))
+    }
+
+    fn set_first(&self, service: u32, address: &str) {
+        let mut endpoints = self.endpoints(service);
+        endpoints[0] = self.endpoint(service, 0, address);
+        self.server.set(objects::slice(service, endpoints));
     }
 
     /// Replaces all pods of the last Service, one by one.
@@ -229,9 +234,7 @@ impl Cluster {
                 }
             }
             // This one has none on that node.
-            let mut endpoints = self.endpoints(1);
-            endpoints[0] = self.endpoint(1, 0, &address);
-            self.server.set(objects::slice(1, endpoints));
+            self.set_first(1, &address);
         })
     }
 
@@ -244,7 +247,7 @@ impl Cluster {
         let begin = now()?;
         let mut last = begin;
         for it in fleet {
-            last = last.max(it.wait_for(&format!("seen {address} "))?.at);
+            last = last.max(it.wait_for(&format!("seen {address} "))?);
         }
         Ok(last.saturating_sub(begin))
     }
@@ -314,12 +317,6 @@ struct Agents {
     received: u64,
 }
 
-/// What a line says.
-struct Reached {
-    at: Duration,
-    bytes: u64,
-}
-
 impl Agents {
     fn start(example: &Path, socket: &Path, first: u32, end: u32) -> Result<Self> {
         let mut child = Command::new(example)
@@ -329,7 +326,7 @@ impl Agents {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", example.display()))?;
-        let output: BufReader<ChildStdout> = BufReader::new(child.stdout.take().context("stdout is piped")?);
+        let output = BufReader::new(child.stdout.take().context("stdout is piped")?);
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|it| sender.send(it)));
         Ok(Self { child: KilledOnDrop(child), lines, earlier: Vec::new(), received: 0 })
@@ -348,12 +345,13 @@ impl Agents {
         Ok(())
     }
 
-    fn wait_for(&mut self, start: &str) -> Result<Reached> {
+    /// Waits for a line; when it was written.
+    fn wait_for(&mut self, start: &str) -> Result<Duration> {
         self.poll(start, SYNC_TIMEOUT)?.with_context(|| format!("no line {start:?} within {SYNC_TIMEOUT:?}"))
     }
 
-    /// Waits for a line; `None` if there is none within `timeout`.
-    fn poll(&mut self, start: &str, timeout: Duration) -> Result<Option<Reached>> {
+    /// The same; `None` if there is none within `timeout`.
+    fn poll(&mut self, start: &str, timeout: Duration) -> Result<Option<Duration>> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(at) = self.earlier.iter().position(|it| it.starts_with(start)) {
@@ -361,9 +359,9 @@ impl Agents {
                 let mut numbers = line[start.len()..].split(' ');
                 let mut number =
                     || numbers.next().and_then(|it| it.parse::<u64>().ok()).context("a number is missing");
-                let (at, bytes) = (Duration::from_nanos(number()?), number()?);
-                self.received = bytes;
-                return Ok(Some(Reached { at, bytes }));
+                let at = Duration::from_nanos(number()?);
+                self.received = number()?;
+                return Ok(Some(at));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -174,7 +174,7 @@ fn measure_and_record(name: &str, proxies: &ProxiesArguments) -> Result<()> {
     let figures = subject.measure()?;
     figures.print();
     origin.versions.clone_from(&figures.versions);
-    let path = Record { origin, figures }.write(&record::folder(), name)?;
+    let path = Record::new(name, origin, figures).write(&record::folder())?;
     status("Recorded", &path.display().to_string());
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::{
     plot::{Line, Plot, Scale, Unit, number},
     proxy_command::OWN,
     proxy_figures::{Pair, ProxyFigures, SizeFigures, Start},
-    record::{Recorded, Records},
+    record::{Record, Records},
 };
 
 const BEGIN: &str = "<!-- figures: ";
@@ -36,8 +36,7 @@ pub(crate) const PICTURE_PREFIX: &str = "bench-";
 impl Page {
     pub(crate) fn new(records: &Records) -> Result<Self> {
         let mut page = Self::default();
-        let compared =
-            records.of("proxies").find(|it| it.record.figures.proxies.keys().any(|it| !is_own(it)));
+        let compared = records.of("proxies").find(|it| it.figures.proxies.keys().any(|it| !is_own(it)));
         let compared = compared.context("no record compares proxies")?;
         page.changes("change", compared)?;
         page.starts("start", compared)?;
@@ -130,8 +129,8 @@ impl Page {
         Ok(format!("![{alt}](pictures/{file})\n\n"))
     }
 
-    fn changes(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
-        let proxies = &recorded.record.figures.proxies;
+    fn changes(&mut self, block: &'static str, record: &Record) -> Result<()> {
+        let proxies = &record.figures.proxies;
         let plot = |title: &str, figure: fn(&SizeFigures) -> Option<f64>| {
             by_size(proxies, title, Unit::Milliseconds, figure)
         };
@@ -144,12 +143,12 @@ impl Page {
             it.change
                 .map(|it| format!("{} ({})", milliseconds(it.visible_ms.p50), short(it.cpu_ms_per_change)))
         });
-        self.blocks.insert(block, text + &origin(recorded));
+        self.blocks.insert(block, text + &origin(record));
         Ok(())
     }
 
-    fn starts(&mut self, block: &'static str, recorded: &Recorded) -> Result<()> {
-        let proxies = &recorded.record.figures.proxies;
+    fn starts(&mut self, block: &'static str, record: &Record) -> Result<()> {
+        let proxies = &record.figures.proxies;
         let start =
             by_size(proxies, "From exec to the first connect that is served", Unit::Milliseconds, |it| {
                 Some(it.start?.cold_start_s * 1e3)
@@ -160,17 +159,17 @@ impl Page {
         text += &table_by_size(proxies, |it| {
             it.start.map(|it| format!("{:.1} s, {:.0} MB", it.cold_start_s, it.rss_mb))
         });
-        self.blocks.insert(block, text + &origin(recorded));
+        self.blocks.insert(block, text + &origin(record));
         Ok(())
     }
 
     /// Connects through Services and straight to endpoints.
-    fn connects(&mut self, block: &'static str, recorded: &Recorded) {
+    fn connects(&mut self, block: &'static str, record: &Record) {
         let mut text = String::from(
             "| | Services | straight to an endpoint | through one Service | ratio ¹ | random endpoint | through a random Service | ratio ¹ |\n\
              |---|---|---|---|---|---|---|---|\n",
         );
-        for (name, sizes) in ordered(&recorded.record.figures.proxies) {
+        for (name, sizes) in ordered(&record.figures.proxies) {
             for (services, it) in sizes {
                 let Some(it) = it.connect else { continue };
                 let cells = |it: Pair| {
@@ -181,16 +180,16 @@ impl Page {
                 let _ = writeln!(text, "| {name} | {services} | {} | {} |", cells(it.tcp), cells(it.random));
             }
         }
-        self.blocks.insert(block, text + &origin(recorded));
+        self.blocks.insert(block, text + &origin(record));
     }
 
     /// Backends on the contract, above other proxies at as many Services.
-    fn backends(&mut self, records: &Records, compared: &Recorded) {
-        let Some(recorded) = records.newest("backends") else {
+    fn backends(&mut self, records: &Records, compared: &Record) {
+        let Some(record) = records.newest("backends") else {
             self.blocks.insert("backends", not_recorded("backends"));
             return;
         };
-        let figures = &recorded.record.figures;
+        let figures = &record.figures;
         let mut text = format!(
             "{}\n\n\
              | | Services | a connect sees a change, median | 99 % | at most | CPU of a change | start | CPU of the start | resident |\n\
@@ -201,11 +200,11 @@ impl Page {
             text.extend(sizes.iter().map(|(services, it)| backend_row(name, *services, it)));
         }
         let sizes: BTreeSet<&u32> = figures.proxies.values().flat_map(BTreeMap::keys).collect();
-        for (name, others) in compared.record.figures.proxies.iter().filter(|it| !is_own(it.0)) {
+        for (name, others) in compared.figures.proxies.iter().filter(|it| !is_own(it.0)) {
             let others = others.iter().filter(|it| sizes.contains(it.0));
             text.extend(others.map(|(services, it)| backend_row(&format!("{name} ²"), *services, it)));
         }
-        text += &origin(recorded);
+        text += &origin(record);
         let _ = writeln!(text, "\n² Of [another run](figures/{}), with 10 endpoints.", compared.file);
         self.blocks.insert("backends", text);
     }
@@ -215,8 +214,8 @@ impl Page {
         let mut kernels = BTreeSet::new();
         let mut text = String::new();
         for it in records.of("connect") {
-            let figures = &it.record.figures;
-            if !kernels.insert(&it.record.origin.kernel) {
+            let figures = &it.figures;
+            if !kernels.insert(&it.origin.kernel) {
                 continue;
             }
             let largest = |name| figures.points(name).last().map(|it| it.1);
@@ -225,7 +224,7 @@ impl Page {
             let _ = writeln!(
                 text,
                 "| Linux {} | {} | {} | {} | {} |",
-                it.record.origin.kernel,
+                it.origin.kernel,
                 cell(largest(connect::PROGRAM_MISS)),
                 cell(largest(connect::PROGRAM_HIT)),
                 cell(at_100(connect::PROGRAM_ANY)),
@@ -250,7 +249,7 @@ impl Page {
         let mut text = not_recorded(subject);
         if let Some(it) = records.newest(subject) {
             text.clear();
-            let mut plot = plot(&it.record.figures);
+            let mut plot = plot(&it.figures);
             plot.lines.retain(|it| !it.points.is_empty());
             if !plot.lines.is_empty() {
                 text += &self.picture(subject, &plot)?;
@@ -345,8 +344,8 @@ fn names(part: &Part) -> (&str, Vec<&str>) {
 }
 
 /// The figures of a subject beside their goals. Cases with the same figures share a table, with a row for each case.
-fn rows(recorded: &Recorded) -> String {
-    let figures = &recorded.record.figures;
+fn rows(record: &Record) -> String {
+    let figures = &record.figures;
     let mut text = format!("{}\n", figures.method);
     let parts: Vec<&Part> = figures.rows.chunk_by(|_, next| next.case.starts_with(' ')).collect();
     let mut is_list = false;
@@ -392,14 +391,14 @@ fn not_recorded(subject: &str) -> String {
 }
 
 /// Where figures come from.
-fn origin(recorded: &Recorded) -> String {
-    let it = &recorded.record.origin;
+fn origin(record: &Record) -> String {
+    let it = &record.origin;
     let versions =
         it.versions.iter().map(|(name, version)| format!(", {name} {version}")).collect::<String>();
     let disturbance = it.disturbance().map_or_else(String::new, |it| format!(", **{it}**"));
     format!(
         "\n*{}, commit {}: {}{versions}{disturbance} ([record](figures/{})).*\n",
-        it.date, it.commit, it.machine, recorded.file
+        it.date, it.commit, it.machine, record.file
     )
 }
 

@@ -80,16 +80,13 @@ pub(crate) struct ProxiesArguments {
 /// Measures the figures; a proxy that fails is measured at no larger number of Services.
 pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
     let mut proxies = Proxy::own(&build::build(true)?);
-    for (found, path) in [
-        (arguments.kube_proxy.as_deref().map(Proxy::kube_proxy), &arguments.kube_proxy),
-        (arguments.kpng.as_deref().map(Proxy::kpng), &arguments.kpng),
-    ] {
-        match (found, path) {
-            (Some(Ok(found)), _) => proxies.extend(found),
-            (Some(Err(error)), Some(path)) => {
-                status("Failed", &format!("{} is not measured: {error:#}", path.display()));
-            }
-            _ => {}
+    let others: [(_, fn(&Path) -> Result<Vec<Proxy>>); 2] =
+        [(&arguments.kube_proxy, Proxy::kube_proxy), (&arguments.kpng, Proxy::kpng)];
+    for (path, find) in others {
+        let Some(path) = path else { continue };
+        match find(path) {
+            Ok(found) => proxies.extend(found),
+            Err(error) => status("Failed", &format!("{} is not measured: {error:#}", path.display())),
         }
     }
     let mut report = Figures::new("");
@@ -99,7 +96,8 @@ pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
         report.versions.extend(proxy.version.clone());
         let figures = report.proxies.entry(proxy.name.clone()).or_default();
         for services in &sizes {
-            let measured = measure(&proxy, *services, endpoints(*services), |bench, figures| {
+            let endpoints = ENDPOINTS[usize::from(*services > 10_000)];
+            let measured = measure(&proxy, *services, endpoints, |bench, figures| {
                 bench.measure(CHANGES, figures)?;
                 figures.connect = Some(bench.measure_connects()?);
                 Ok(())
@@ -389,10 +387,6 @@ pub(crate) fn wait_until_idle(limit: Duration, cpu_seconds: impl Fn() -> Result<
         before = now;
     }
     Ok(false)
-}
-
-fn endpoints(services: u32) -> u32 {
-    ENDPOINTS[usize::from(services > 10_000)]
 }
 
 /// Sets the endpoint of the changing Service, at one of these addresses in turn; returns its address.

@@ -30,6 +30,11 @@ pub(crate) fn folder() -> PathBuf {
 /// The figures of a subject, and where they come from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
+    /// The name of its file, which says the subject, too.
+    #[serde(skip)]
+    pub(crate) file: String,
+    #[serde(skip)]
+    subject: String,
     pub(crate) origin: Origin,
     pub(crate) figures: Figures,
 }
@@ -107,17 +112,9 @@ fn busy_percent() -> Result<f64> {
     Ok(((1.0 - (after[0] - before[0]) / (after[1] - before[1])) * 1000.0).round() / 10.0)
 }
 
-/// A record in its file.
-#[derive(Clone, Debug)]
-pub(crate) struct Recorded {
-    pub(crate) file: String,
-    subject: String,
-    pub(crate) record: Record,
-}
-
 /// All records, the newest last.
 #[derive(Debug)]
-pub(crate) struct Records(Vec<Recorded>);
+pub(crate) struct Records(Vec<Record>);
 
 impl Records {
     pub(crate) fn read(folder: &Path) -> Result<Self> {
@@ -134,28 +131,33 @@ impl Records {
                 .0
                 .to_owned();
             let text = fs::read_to_string(&path)?;
-            let record = serde_json::from_str(&text).with_context(|| format!("cannot read {file}"))?;
-            records.push(Recorded { file, subject, record });
+            let record: Record =
+                serde_json::from_str(&text).with_context(|| format!("cannot read {file}"))?;
+            records.push(Record { file, subject, ..record });
         }
         records.sort_by(|one, other| one.file.cmp(&other.file));
         Ok(Self(records))
     }
 
     /// The records of a subject, the newest first.
-    pub(crate) fn of(&self, subject: &str) -> impl Iterator<Item = &Recorded> {
+    pub(crate) fn of(&self, subject: &str) -> impl Iterator<Item = &Record> {
         self.0.iter().rev().filter(move |it| it.subject == subject)
     }
 
-    pub(crate) fn newest(&self, subject: &str) -> Option<&Recorded> {
-        self.0.iter().rev().find(|it| it.subject == subject)
+    pub(crate) fn newest(&self, subject: &str) -> Option<&Record> {
+        self.of(subject).next()
     }
 }
 
 impl Record {
+    pub(crate) fn new(subject: &str, origin: Origin, figures: Figures) -> Self {
+        let file = format!("{}-{subject}-linux-{}.json", origin.date, origin.kernel);
+        Self { file, subject: subject.to_owned(), origin, figures }
+    }
+
     /// Writes it to its file, whose path is returned.
-    pub(crate) fn write(&self, folder: &Path, subject: &str) -> Result<PathBuf> {
-        let Origin { date, kernel, .. } = &self.origin;
-        let path = folder.join(format!("{date}-{subject}-linux-{kernel}.json"));
+    pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
+        let path = folder.join(&self.file);
         fs::create_dir_all(folder)?;
         fs::write(&path, serde_json::to_string_pretty(self)? + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
