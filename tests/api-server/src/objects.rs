@@ -29,40 +29,27 @@ impl Resource {
     const ALL: [Self; 5] =
         [Self::Services, Self::EndpointSlices, Self::Nodes, Self::ServiceCidrs, Self::Pods];
 
-    pub(crate) fn path(self) -> &'static str {
+    /// Its kind, its group with the version, and the last part of its path.
+    pub(crate) fn names(self) -> [&'static str; 3] {
         match self {
-            Self::Services => "/api/v1/services",
-            Self::EndpointSlices => "/apis/discovery.k8s.io/v1/endpointslices",
-            Self::Nodes => "/api/v1/nodes",
-            Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
-            Self::Pods => "/api/v1/pods",
+            Self::Services => ["Service", "v1", "services"],
+            Self::EndpointSlices => ["EndpointSlice", "discovery.k8s.io/v1", "endpointslices"],
+            Self::Nodes => ["Node", "v1", "nodes"],
+            Self::ServiceCidrs => ["ServiceCIDR", "networking.k8s.io/v1", "servicecidrs"],
+            Self::Pods => ["Pod", "v1", "pods"],
         }
     }
 
     pub(crate) fn of_path(path: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.path() == path)
+        Self::ALL.into_iter().find(|it| {
+            let [_, group, name] = it.names();
+            let root = if group == "v1" { "api" } else { "apis" };
+            path == format!("/{root}/{group}/{name}")
+        })
     }
 
     fn of_kind(kind: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.kind() == kind)
-    }
-
-    pub(crate) fn kind(self) -> &'static str {
-        match self {
-            Self::Services => "Service",
-            Self::EndpointSlices => "EndpointSlice",
-            Self::Nodes => "Node",
-            Self::ServiceCidrs => "ServiceCIDR",
-            Self::Pods => "Pod",
-        }
-    }
-
-    pub(crate) fn version(self) -> &'static str {
-        match self {
-            Self::Services | Self::Nodes | Self::Pods => "v1",
-            Self::EndpointSlices => "discovery.k8s.io/v1",
-            Self::ServiceCidrs => "networking.k8s.io/v1",
-        }
+        Self::ALL.into_iter().find(|it| it.names()[0] == kind)
     }
 }
 
@@ -102,12 +89,12 @@ pub(crate) struct Change {
 
 #[derive(Debug)]
 pub(crate) struct Objects {
-    version: u64,
+    pub(crate) version: u64,
     /// By kind and `namespace/name`.
     objects: BTreeMap<(Resource, String), Arc<Object>>,
     history: VecDeque<Change>,
     /// The history up to this version was dropped.
-    compacted: u64,
+    pub(crate) compacted: u64,
 }
 
 const MAX_HISTORY: usize = 10_000;
@@ -120,10 +107,6 @@ impl Default for Objects {
 }
 
 impl Objects {
-    pub(crate) fn version(&self) -> u64 {
-        self.version
-    }
-
     pub(crate) fn set(&mut self, mut value: Value) -> u64 {
         let kind = value["kind"].as_str().unwrap_or_default();
         let resource = Resource::of_kind(kind).unwrap_or_else(|| panic!("unknown kind {kind:?}"));
@@ -190,11 +173,6 @@ impl Objects {
             }
         }
         objects
-    }
-
-    /// The version up to which the history was dropped.
-    pub(crate) fn compacted(&self) -> u64 {
-        self.compacted
     }
 
     /// The changes after `version`; `None` if some were dropped.

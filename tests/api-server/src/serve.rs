@@ -156,7 +156,9 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         return list(&shared.state.lock(), resource, &selector, &query).map_or_else(
             |message| status(StatusCode::GONE, &message, None),
             |text| {
-                let is_compressed = text.len() > MIN_COMPRESSED && accepts_gzip(&request);
+                let is_accepted =
+                    request.headers().get(header::ACCEPT_ENCODING).is_some_and(|it| it.as_bytes() == b"gzip");
+                let is_compressed = is_accepted && text.len() > MIN_COMPRESSED;
                 let bytes = if is_compressed { gzip(text.as_bytes()) } else { text.into_bytes() };
                 let mut response = respond(&shared, fault, async move |mut out: Out| {
                     out.send(bytes).await.map(drop).unwrap_or_default();
@@ -195,10 +197,6 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     respond(&shared, fault, async move |out: Out| {
         watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
     })
-}
-
-fn accepts_gzip(request: &Request<Incoming>) -> bool {
-    request.headers().get(header::ACCEPT_ENCODING).is_some_and(|it| it.as_bytes() == b"gzip")
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
@@ -286,9 +284,9 @@ fn list(
     let (version, key) = match query.get("continue").and_then(|it| it.split_once('|')) {
         Some((version, key)) => (version.parse().unwrap_or(0), key),
         None => {
-            let newest = state.objects.version();
+            let newest = state.objects.version;
             let lag = if not_older.is_some() { state.settings.list_lag } else { 0 };
-            let oldest = state.objects.compacted().max(not_older.unwrap_or(0)).max(1);
+            let oldest = state.objects.compacted.max(not_older.unwrap_or(0)).max(1);
             (newest.saturating_sub(lag).max(oldest), "")
         }
     };
@@ -300,7 +298,7 @@ fn list(
     let page: Vec<_> = after.by_ref().take(limit).collect();
     let more = after.next().is_some();
     let next = page.last().filter(|_| more).map(|(key, _)| format!("{version}|{key}")).unwrap_or_default();
-    let (kind, group) = (resource.kind(), resource.version());
+    let [kind, group, _] = resource.names();
     let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
     let items: Vec<_> = page.iter().map(|(_, it)| it.served(resource)).collect();
     let items = items.join(",");
@@ -364,7 +362,7 @@ impl Watch {
             {
                 self.line(&mut text, "ADDED", object);
             }
-            state.objects.version()
+            state.objects.version
         };
         if self.marks_end {
             text += &self.bookmark(version, &json!({"k8s.io/initial-events-end": "true"}));
@@ -395,7 +393,7 @@ impl Watch {
                 (None, None) => {}
             }
         }
-        (text, Some(state.objects.version()))
+        (text, Some(state.objects.version))
     }
 
     fn line(&self, text: &mut String, what: &str, object: &Object) {
@@ -405,7 +403,7 @@ impl Watch {
 
     fn bookmark(&self, version: u64, annotations: &Value) -> String {
         let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
-        let (kind, group) = (self.resource.kind(), self.resource.version());
+        let [kind, group, _] = self.resource.names();
         let object = json!({"kind": kind, "apiVersion": group, "metadata": metadata});
         json!({"type": "BOOKMARK", "object": object}).to_string() + "\n"
     }

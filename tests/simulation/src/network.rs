@@ -90,12 +90,12 @@ impl Network {
     pub(crate) fn close(&self, server: Server) {
         let mut state = self.0.lock();
         state.servers.remove(&server);
-        state.cut(|it| it.server == server, 0);
+        state.cut(|it| it.server == server);
     }
 
     /// A client has ended: its connections are closed.
     pub(crate) fn close_client(&self, client: &str) {
-        self.0.lock().cut(|it| it.client == client, 0);
+        self.0.lock().cut(|it| it.client == client);
     }
 
     /// Connects, as soon as the server can be reached.
@@ -141,18 +141,17 @@ impl Network {
 
     /// Cuts a connection, at once or after some more bytes.
     pub(crate) fn cut_one(&self) {
-        let mut state = self.0.lock();
-        let Some(id) = any(&state) else { return };
+        let state = self.0.lock();
+        let Some(it) = state.any_link() else { return };
         let after = if bool() { 0 } else { usize(..600) };
-        let it = &state.links[&id];
         history::note(format_args!("cut {} to {:?} after {after} bytes", it.client, it.server));
-        state.cut_link(id, after);
+        it.fate.send_modify(|it| it.cut_after = Some(after));
     }
 
     /// Stalls a connection: what is sent does not arrive, and neither end gets an error.
     pub(crate) fn stall_one(&self) {
         let state = self.0.lock();
-        let Some(it) = any(&state).map(|id| &state.links[&id]) else { return };
+        let Some(it) = state.any_link() else { return };
         history::note(format_args!("stall {} to {:?}", it.client, it.server));
         it.fate.send_modify(|it| it.is_stalled = true);
     }
@@ -168,7 +167,7 @@ impl Network {
             it.is_unreachable = true;
         }
         if cuts {
-            state.cut(|it| it.server == server, 0);
+            state.cut(|it| it.server == server);
         }
         for it in state.links.values().filter(|it| it.server == server) {
             it.fate.send_modify(|it| it.is_stalled = true);
@@ -185,20 +184,15 @@ impl Network {
     }
 }
 
-fn any(state: &State) -> Option<u64> {
-    let ids: Vec<_> = state.links.keys().copied().collect();
-    (!ids.is_empty()).then(|| ids[usize(..ids.len())])
-}
-
 impl State {
-    fn cut(&mut self, which: impl Fn(&Link) -> bool, after: usize) {
-        let ids: Vec<_> = self.links.iter().filter(|(_, it)| which(it)).map(|(id, _)| *id).collect();
-        ids.iter().for_each(|id| self.cut_link(*id, after));
+    fn any_link(&self) -> Option<&Link> {
+        let links = self.links.len();
+        if links == 0 { None } else { self.links.values().nth(usize(..links)) }
     }
 
-    fn cut_link(&mut self, id: u64, after: usize) {
-        if let Some(it) = self.links.get(&id) {
-            it.fate.send_modify(|it| it.cut_after = Some(after));
+    fn cut(&self, which: impl Fn(&Link) -> bool) {
+        for it in self.links.values().filter(|it| which(it)) {
+            it.fate.send_modify(|it| it.cut_after = Some(0));
         }
     }
 }
