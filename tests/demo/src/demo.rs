@@ -9,11 +9,10 @@ use tests::{
 };
 
 use crate::{
+    cluster::Cluster,
     interrupt,
     manifests::Manifests,
-    pods::Pods,
     screen::{heading, line},
-    topology::Topology,
 };
 
 /// How long the proxy may take for a change.
@@ -22,8 +21,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// What the phases share. Fields are dropped in this order: processes, their namespaces, then the sandbox.
 pub(crate) struct Demo {
     pub(crate) agent: Option<Agent>,
-    pods: Pods,
-    pub(crate) topology: Topology,
+    pub(crate) cluster: Cluster,
     pub(crate) manifests: Manifests,
     command: AgentCommand,
     pub(crate) totals: Totals,
@@ -42,10 +40,9 @@ pub(crate) struct Totals {
 impl Demo {
     pub(crate) fn new(host: &Host, binary: &Path, ui: Option<SocketAddr>) -> Result<Self> {
         let sandbox = Sandbox::new("demo")?;
-        let topology = Topology::new()?;
         let manifests =
             Manifests::copy(&workspace().join("deploy/demo"), &sandbox.files().join("manifests"))?;
-        let pods = Pods::start(&topology, &sandbox, &manifests.pods()?)?;
+        let cluster = Cluster::start(&sandbox, &manifests.pods()?)?;
         // The nftables path would affect the host's own packets.
         let command = AgentCommand::run(binary, &sandbox, &manifests.folder, "n1").arg("--packets=off");
         let command = command.args(ui.map(|it| format!("--ui={it}")));
@@ -54,13 +51,13 @@ impl Demo {
         line(&format!("Linux {}; the proxy is attached to one cgroup only.", host.kernel));
         line(&format!(
             "{} pods are in one network namespace, the client is in another; there is no route to a Service's address.",
-            pods.children.len()
+            cluster.pods.len()
         ));
         println!();
         let text = command.line().replace(&format!("{}/", workspace().display()), "");
         line(&format!("$ {}", text.replace(" --", " \\\n         --")));
         println!();
-        Ok(Self { agent: None, pods, topology, manifests, command, totals: Totals::default(), sandbox })
+        Ok(Self { agent: None, cluster, manifests, command, totals: Totals::default(), sandbox })
     }
 
     pub(crate) fn start_agent(&mut self) -> Result<()> {
@@ -75,7 +72,7 @@ impl Demo {
     pub(crate) fn wait_until_served(&mut self) -> Result<()> {
         let address = self.manifests.web()?.addresses()[0];
         let inside = self.sandbox.enter()?;
-        let client = self.topology.client.enter()?;
+        let client = self.cluster.client.enter()?;
         let served = self
             .agent()?
             .wait_until(TIMEOUT, || interrupt::is_requested() || request(Transport::Tcp, address).is_ok());
@@ -93,7 +90,7 @@ impl Demo {
 
     /// Long-lived connections to every address of `web`.
     pub(crate) fn connections(&self) -> Result<Vec<EchoConnection>> {
-        let _client = self.topology.client.enter()?;
+        let _client = self.cluster.client.enter()?;
         let addresses = self.manifests.web()?.addresses();
         let connect = |&it| EchoConnection::connect(it).with_context(|| format!("cannot connect to {it}"));
         addresses.iter().cycle().take(8).map(connect).collect()
@@ -110,7 +107,7 @@ impl Demo {
                 format!(
                     "sh -c 'echo $$ > {}; exec nsenter --net=/run/netns/{} bash'",
                     self.sandbox.cgroup().join("cgroup.procs").display(),
-                    self.topology.keep()?,
+                    self.cluster.keep()?,
                 ),
             ),
             (
@@ -128,7 +125,6 @@ impl Demo {
             line(purpose);
             line(&format!("  {command}"));
         }
-        self.pods.leave();
         self.sandbox.keep(agent)
     }
 }

@@ -1,13 +1,12 @@
 //! `cargo xtask demo`: the proxy at work, on a cluster of two network namespaces.
 //! Invariant: everything shown is measured at real sockets, and the demo fails if a figure is not as expected.
 
+mod cluster;
 mod demo;
 mod interrupt;
 mod manifests;
 mod phases;
-mod pods;
 mod screen;
-mod topology;
 
 use std::{io::ErrorKind, net::SocketAddr, process::ExitCode, time::Instant};
 
@@ -58,7 +57,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let Arguments { keep, clean, ui, pod, addresses } = Arguments::parse();
     let result = match pod {
-        Some(name) => pods::serve(&name, &addresses),
+        Some(name) => cluster::serve(&name, &addresses),
         None if clean => host().map(|it| clean_up(&it)),
         None => run(keep, ui),
     };
@@ -82,7 +81,7 @@ fn clean_up(host: &Host) {
     for name in sandbox::remove_stale(host, true) {
         status("Removed", &name);
     }
-    topology::remove_stale();
+    cluster::remove_stale();
 }
 
 fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {

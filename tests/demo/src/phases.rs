@@ -35,7 +35,7 @@ pub(crate) fn every_service_answers(demo: &mut Demo) -> Result<()> {
     heading("1", "Every Service answers at every address, by every endpoint of its manifest");
     let mut rows = Vec::new();
     let mut all = Vec::new();
-    let client = demo.topology.client.enter()?;
+    let client = demo.cluster.client.enter()?;
     for service in demo.manifests.services().filter(|it| !it.endpoints.is_empty()) {
         for address in service.addresses() {
             let samples = samples(service.transport, address)?;
@@ -214,7 +214,7 @@ pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
 /// 4: a Service without endpoints.
 pub(crate) fn no_endpoints(demo: &mut Demo) -> Result<()> {
     heading("4", "A Service without endpoints refuses at once");
-    let _client = demo.topology.client.enter()?;
+    let _client = demo.cluster.client.enter()?;
     let mut rows = Vec::new();
     for service in demo.manifests.services().filter(|it| it.endpoints.is_empty()) {
         for address in service.addresses() {
@@ -252,7 +252,7 @@ pub(crate) fn until_interrupted(demo: &mut Demo, page: SocketAddr) -> Result<()>
         page.port()
     ));
     let _inside = demo.sandbox.enter()?;
-    let _client = demo.topology.client.enter()?;
+    let _client = demo.cluster.client.enter()?;
     let targets: Vec<_> = demo.manifests.services().map(|it| (it.transport, it.addresses())).collect();
     for (turn, endpoints) in (0_u32..).zip([3, 4, 2, 3, 1, 4].into_iter().cycle()) {
         let scaled = demo.manifests.scale_web(endpoints);
@@ -277,7 +277,7 @@ struct WebLoad(Vec<ConnectLoad>);
 
 impl WebLoad {
     fn start(demo: &Demo) -> Result<Self> {
-        let _client = demo.topology.client.enter()?;
+        let _client = demo.cluster.client.enter()?;
         let addresses = demo.manifests.web()?.addresses();
         let load = |address| ConnectLoad::start(Transport::Tcp, address, THREADS, CONNECT_INTERVAL);
         Ok(Self(addresses.into_iter().map(load).collect()))
