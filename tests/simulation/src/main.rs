@@ -31,16 +31,24 @@ mod history;
 mod kernel;
 mod manifest;
 mod network;
-mod runs;
 mod simulation;
 mod truth;
 mod world;
 
-use std::{panic, process::ExitCode, thread, time::Duration};
+use std::{
+    env, panic,
+    process::{Command, ExitCode, Output},
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
-use build_tools::command::exit_code;
+use anyhow::{Context as _, Result, bail};
+use build_tools::{
+    command::{exit_code, status},
+    parallel::in_parallel,
+};
 use clap::Parser;
+use parking_lot::Mutex;
 use tokio::runtime;
 
 /// Simulate the control path from seeds: API server, brains and agents, with every fault between them.
@@ -77,12 +85,15 @@ struct Arguments {
 
 /// How long a simulation may take, by the system's clock.
 const MAX_DURATION: Duration = Duration::from_secs(120);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// How many failing seeds are printed with their histories.
+const MAX_HISTORIES: usize = 3;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match arguments.seed {
         Some(seed) => exit_code(simulate(seed, &arguments)),
-        None => exit_code(runs::run(arguments.from, arguments.seeds, arguments.minutes, arguments.lossy)),
+        None => exit_code(simulate_all(&arguments)),
     }
 }
 
@@ -122,4 +133,52 @@ fn simulate(seed: u64, arguments: &Arguments) -> Result<()> {
         history::hash()
     );
     Ok(())
+}
+
+/// Simulates many seeds, each in a process of its own, as many at a time as there are processors, until the time is over.
+fn simulate_all(arguments: &Arguments) -> Result<()> {
+    let begin = Instant::now();
+    let until = arguments.minutes.map(|it| begin + Duration::from_secs(60 * it));
+    let seeds = arguments.from..arguments.from.saturating_add(arguments.seeds);
+    let seeds = seeds.take_while(|_| until.is_none_or(|it| Instant::now() < it));
+    let failed = Mutex::new(Vec::new());
+    let shown = Mutex::new((0, begin));
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    in_parallel(workers, seeds, |seed| {
+        let Output { status: outcome, stdout, stderr } = simulate_apart(seed, arguments.lossy)?;
+        let mut failed = failed.lock();
+        if !outcome.success() {
+            if failed.len() < MAX_HISTORIES {
+                println!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+            }
+            status("Failed", &format!("seed {seed}; again with --seed {seed}"));
+            failed.push(seed);
+        }
+        let (done, last_shown) = &mut *shown.lock();
+        *done += 1;
+        if last_shown.elapsed() >= PROGRESS_INTERVAL {
+            *last_shown = Instant::now();
+            status("Simulated", &progress(*done, begin, failed.len()));
+        }
+        Ok(())
+    })?;
+    let mut failed = failed.into_inner();
+    let (done, _) = shown.into_inner();
+    status("Simulated", &progress(done, begin, failed.len()));
+    if failed.is_empty() {
+        return Ok(());
+    }
+    failed.sort_unstable();
+    bail!("{} of {done} seeds fail: {failed:?}", failed.len())
+}
+
+fn progress(done: u64, begin: Instant, failed: usize) -> String {
+    let seconds = begin.elapsed().as_secs_f64();
+    format!("{done} seeds in {seconds:.0} s, {:.0} per minute, {failed} failed", 60.0 * done as f64 / seconds)
+}
+
+fn simulate_apart(seed: u64, is_lossy: bool) -> Result<Output> {
+    let mut command = Command::new(env::current_exe().context("where this program is")?);
+    command.args(["--brief", "--seed", &seed.to_string()]).args(is_lossy.then_some("--lossy"));
+    command.output().context("cannot start a simulation")
 }
