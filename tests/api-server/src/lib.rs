@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod faults;
 mod objects;
 mod selector;
 mod serve;
@@ -28,12 +27,10 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-pub use faults::{Fault, Verb};
 pub use objects::Resource;
-pub use state::{Answers, Settings, WatchList};
+pub use state::{Answers, Fault, Settings, Verb, WatchList};
 
-use faults::Rule;
-use state::Shared;
+use state::{Rule, Shared};
 use tls::Identity;
 
 /// A server; it stops when dropped.

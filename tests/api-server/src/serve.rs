@@ -34,10 +34,9 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    faults::{self, Fault, Verb},
     objects::{Object, Resource},
     selector::Selector,
-    state::{Answers, Settings, Shared, State, WatchList},
+    state::{Answers, Fault, Settings, Shared, State, Verb, WatchList},
     tls::Identity,
 };
 
@@ -124,7 +123,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
     let (fault, settings) = {
         let mut state = shared.state.lock();
         state.requests.push(text_of(uri));
-        (faults::take(&mut state.rules, resource, verb), state.settings.clone())
+        (state.take_fault(resource, verb), state.settings.clone())
     };
     if !is_authorized(&request, &settings) {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", None);

@@ -1,13 +1,14 @@
-//! The settings of a server and the state that its connections share.
+//! The settings of a server, the faults of its responses, and the state that its connections share.
+//!
+//! A fault applies to requests for one resource with one verb, a given number of times, and to no other request.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
 use parking_lot::Mutex;
-
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::{faults::Rule, objects::Objects};
+use crate::objects::{Objects, Resource};
 
 /// The features and requirements of a server.
 #[derive(Clone, Debug)]
@@ -72,6 +73,51 @@ impl Default for Settings {
     }
 }
 
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// A page of a list.
+    List,
+    /// A watch, including one that begins with a list.
+    Watch,
+    /// A list of one object, of which the resource version alone is used.
+    Version,
+}
+
+/// How a request fails.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// A status other than 200.
+    Status {
+        /// The HTTP status code.
+        code: u16,
+        /// The message of the `Status` object.
+        message: String,
+        /// The header Retry-After, in seconds.
+        retry_after: Option<u64>,
+    },
+    /// A watch whose first event is an ERROR.
+    ErrorEvent {
+        /// The code of the `Status` object.
+        code: u16,
+        message: String,
+    },
+    NoResponse,
+    /// The connection is closed after this many bytes of the body.
+    DisconnectAfter(usize),
+    /// The body is sent in fragments of this many bytes.
+    Fragments(usize),
+}
+
+/// A fault and the requests it applies to.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    pub(crate) resource: Resource,
+    pub(crate) verb: Verb,
+    pub(crate) times: usize,
+    pub(crate) fault: Fault,
+}
+
 /// The state of the server, shared with its connections.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
@@ -96,5 +142,15 @@ pub(crate) struct State {
 impl Shared {
     pub(crate) fn new(settings: Settings) -> Self {
         Self { state: Mutex::new(State { settings, ..State::default() }), ..Self::default() }
+    }
+}
+
+impl State {
+    /// Takes the fault that applies to a request, if there is one.
+    pub(crate) fn take_fault(&mut self, resource: Resource, verb: Verb) -> Option<Fault> {
+        let is_next = |it: &&mut Rule| it.resource == resource && it.verb == verb && it.times > 0;
+        let rule = self.rules.iter_mut().find(is_next)?;
+        rule.times -= 1;
+        Some(rule.fault.clone())
     }
 }
