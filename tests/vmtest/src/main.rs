@@ -2,11 +2,9 @@
 //! Invariant: every cell of the matrix is a test that ran, or the reason why it could not.
 
 mod console;
-mod guest;
 mod initramfs;
-mod kernel_modules;
-mod kernel_packages;
 mod kernel_table;
+mod kernels;
 mod plan;
 mod report;
 mod runner;
@@ -36,7 +34,7 @@ use clap::Parser;
 
 use crate::{
     kernel_table::KernelTable,
-    plan::{Event, HOST},
+    plan::{Event, HOST, TestPlan},
     runner::Runner,
 };
 
@@ -71,7 +69,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Arguments { only, repeat, arch, guest } = Arguments::parse();
-    exit_code(guest.map_or_else(|| run(&only, repeat, arch), |plan| guest::run_file(&plan)))
+    exit_code(guest.map_or_else(|| run(&only, repeat, arch), |plan| TestPlan::run_file(&plan)))
 }
 
 /// Runs the tests `repeat` times on each kernel: on the whole matrix if `only` names none.

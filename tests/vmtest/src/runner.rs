@@ -21,11 +21,9 @@ use build_tools::{
 };
 
 use crate::{
-    guest,
     initramfs::Initramfs,
-    kernel_modules,
-    kernel_packages::{Kernel, KernelPackages},
     kernel_table::KernelTable,
+    kernels::{Kernel, KernelPackages, modules},
     plan::{Event, HOST, TestPlan, short_name},
     report::KernelRun,
     system::System,
@@ -118,7 +116,7 @@ impl<'a> Runner<'a> {
             }
         };
         let result = if series == HOST {
-            let ran = guest::run(&self.plan, |event| {
+            let ran = self.plan.run(|event| {
                 record(event);
                 Ok(())
             });
@@ -171,7 +169,7 @@ impl<'a> Runner<'a> {
     /// Adds the modules of a kernel, and the plan.
     fn complete(&self, mut root: Initramfs, kernel: &Kernel) -> Result<Initramfs> {
         let mut order = String::new();
-        for module in kernel_modules::modules(&kernel.modules)? {
+        for module in modules(&kernel.modules)? {
             order += &format!("{}\n", module.name);
             root.file(format!("/modules/{}.ko", module.name), module.bytes);
         }

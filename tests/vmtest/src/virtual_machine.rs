@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{command::KilledOnDrop, machine::Machine, programs::find_or_install};
 
-use crate::{console, kernel_packages::Kernel, plan::Event};
+use crate::{console, kernels::Kernel, plan::Event};
 
 /// From the start of the machine to the first event: seconds, or minutes where a busy machine emulates another one.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);

@@ -1,17 +1,21 @@
-//! Kernels from the packages of Debian and Ubuntu: which exist, fetched and unpacked.
+//! Kernels from the packages of Debian and Ubuntu: which exist, fetched and unpacked, and the modules that the tests need, in the
+//! order in which they can be loaded. Dependencies are read from the modules themselves: no depmod is needed.
 //! Invariant: the machine's own apt state is only read; everything fetched is below target/vmtest.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use build_tools::{
     apt::Apt,
     command::{output, status, workspace},
+    files_below,
     machine::Machine,
+    read,
 };
 
 /// The suites with the kernels of the matrix, and the label of the archive of each.
@@ -22,6 +26,9 @@ const SUITES: [(&str, &str); 5] = [
     ("Debian", "trixie-backports"),
     ("Ubuntu", "jammy-updates"),
 ];
+/// The names of modules, and comments.
+const WANTED_MODULES: &str = include_str!("kernel_modules.txt");
+
 /// A kernel, unpacked.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
@@ -136,6 +143,74 @@ fn image(folder: &Path) -> Option<PathBuf> {
     files.find(|it| it.file_name().to_string_lossy().starts_with("vmlinuz")).map(|it| it.path())
 }
 
+/// A module, ready for `insmod`.
+pub(crate) struct KernelModule {
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The wanted modules of a kernel and their dependencies, each after those it depends on.
+pub(crate) fn modules(folder: &Path) -> Result<Vec<KernelModule>> {
+    let files = files_below(folder)?.into_iter().filter_map(|it| Some((module_name(&it)?, it)));
+    let files: BTreeMap<_, _> = files.collect();
+    let mut loaded = Vec::new();
+    for name in WANTED_MODULES.lines().filter(|it| !it.starts_with('#')) {
+        if files.contains_key(name) {
+            load(name, &files, &mut loaded)?;
+        }
+    }
+    Ok(loaded)
+}
+
+/// Adds a module behind those that it depends on.
+fn load(name: &str, files: &BTreeMap<String, PathBuf>, loaded: &mut Vec<KernelModule>) -> Result<()> {
+    if loaded.iter().any(|it| it.name == name) {
+        return Ok(());
+    }
+    let file = files.get(name).with_context(|| format!("there is no module {name}"))?;
+    let bytes = unpacked(file)?;
+    for other in dependencies(&bytes).with_context(|| format!("{} is not a module", file.display()))? {
+        load(&other, files, loaded).with_context(|| format!("{name} depends on {other}"))?;
+    }
+    loaded.push(KernelModule { name: name.to_owned(), bytes });
+    Ok(())
+}
+
+/// The kernel's name of a module, given its file.
+fn module_name(file: &Path) -> Option<String> {
+    match file.file_name()?.to_str()?.split_once(".ko")? {
+        (name, "" | ".xz" | ".zst" | ".gz") => Some(name.replace('-', "_")),
+        _ => None,
+    }
+}
+
+fn unpacked(file: &Path) -> Result<Vec<u8>> {
+    let program = match file.extension().and_then(|it| it.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        Some("gz") => "gzip",
+        _ => return read(file),
+    };
+    let output = Command::new(program)
+        .args(["-d", "-c"])
+        .arg(file)
+        .output()
+        .with_context(|| format!("cannot unpack {}: cannot start `{program}`", file.display()))?;
+    if !output.status.success() {
+        bail!("cannot unpack {}: {}", file.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+/// The dependencies in a module's section `.modinfo`: `depends=`, names separated by commas, and a NUL.
+fn dependencies(module: &[u8]) -> Option<Vec<String>> {
+    const KEY: &[u8] = b"\0depends=";
+    let begin = module.windows(KEY.len()).position(|it| it == KEY)? + KEY.len();
+    let rest = module.get(begin..)?;
+    let names = std::str::from_utf8(rest.split(|it| *it == 0).next()?).ok()?;
+    Some(names.split(',').filter(|it| !it.is_empty()).map(|it| it.replace('-', "_")).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,5 +278,35 @@ mod tests {
                 "linux-modules-extra-5.15.0-204-generic",
             ]
         );
+    }
+
+    fn module(depends: &str) -> Vec<u8> {
+        format!("\x7fELF…\0license=GPL\0depends={depends}\0name=x\0").into_bytes()
+    }
+
+    #[test]
+    fn a_module_comes_after_its_dependencies() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, bytes: &[u8]| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        write("modules.builtin", b"kernel/net/core/core.ko\n");
+        write("kernel/net/udp_diag.ko", &module("inet_diag"));
+        write("kernel/net/inet_diag.ko", &module(""));
+        write("kernel/net/nf_tables.ko", &module("nfnetlink,nf-base"));
+        write("kernel/net/nfnetlink.ko", &module(""));
+        write("kernel/net/nf-base.ko", &module("nfnetlink"));
+        write("kernel/net/other.ko", b"not even a module");
+        let names: Vec<_> = modules(folder.path()).unwrap().into_iter().map(|it| it.name).collect();
+        assert_eq!(names, ["inet_diag", "udp_diag", "nfnetlink", "nf_base", "nf_tables"]);
+    }
+
+    #[test]
+    fn dependencies_are_read_from_the_module() {
+        assert_eq!(dependencies(&module("")), Some(vec![]));
+        assert_eq!(dependencies(&module("a,b-c")), Some(vec!["a".to_owned(), "b_c".to_owned()]));
+        assert_eq!(dependencies(b"garbage"), None);
     }
 }
