@@ -8,7 +8,6 @@ mod dist;
 mod fuzz;
 mod image;
 mod interop;
-mod licences;
 mod lint;
 mod mutants;
 mod release;
@@ -199,7 +198,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),
         Task::Interop(it) => interop::interop(&it.arguments),
         Task::Contract => contract::contract().map(|reason| report_skipped("buf", reason)),
-        Task::Licences => licences::licences().map(|reason| report_skipped("advisories", reason)),
+        Task::Licences => lint::licences().map(|reason| report_skipped("advisories", reason)),
         Task::Demo(it) => become_task("demo", &[], &it),
         Task::Vmtest(it) => become_task("vmtest", &[], &it),
         Task::Soak(it) => become_task("soak", &[], &it),
