@@ -52,13 +52,8 @@ impl Interruption {
     }
 }
 
-/// The content of the order file. Steps are counted from 1 for each order.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    /// Distinguishes orders that are equal otherwise.
-    pub(crate) number: usize,
-    pub(crate) interruption: Option<Interruption>,
-}
+/// The content of the order file. Steps are counted from 1 for each order; its number distinguishes orders that are equal otherwise.
+pub(crate) type Order = (usize, Option<Interruption>);
 
 /// A program to trace, and the files about its steps.
 #[derive(Args, Debug)]
@@ -116,13 +111,6 @@ mod registers {
     }
 }
 
-/// How a thread goes on that has stopped at a system call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    Continue,
-    StopAfterCall,
-}
-
 /// The order that is followed, and how many steps were made since.
 #[derive(Default)]
 struct Followed {
@@ -158,8 +146,8 @@ impl Trace {
                 }
                 WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_SECCOMP) => {
                     match self.at_call(thread, &mut followed) {
-                        Ok(Next::Continue) => (thread, None),
-                        Ok(Next::StopAfterCall) => {
+                        Ok(false) => (thread, None),
+                        Ok(true) => {
                             let _ = ptrace::syscall(thread, None);
                             continue;
                         }
@@ -204,20 +192,17 @@ impl Trace {
         Ok(program)
     }
 
-    /// Does what is to be done at a system call that a thread is about to make.
-    fn at_call(&self, thread: Pid, followed: &mut Followed) -> Result<Next> {
+    /// Does what is to be done at a system call that a thread is about to make; whether it is to stop again after the call.
+    fn at_call(&self, thread: Pid, followed: &mut Followed) -> Result<bool> {
         let (call, registers) = registers::call(thread)?;
-        let intervention = match call.step() {
-            Some(step) => self.at_step(&step, followed)?,
-            None => None,
-        };
+        let Some(step) = call.step() else { return Ok(false) };
+        let intervention = self.at_step(&step, followed)?;
         match intervention {
-            None => {}
+            None | Some(Intervention::KillAfter) => {}
             Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL)?,
-            Some(Intervention::KillAfter) => return Ok(Next::StopAfterCall),
             Some(Intervention::Fail(errno)) => registers::fail_call(thread, registers, errno)?,
         }
-        Ok(Next::Continue)
+        Ok(intervention == Some(Intervention::KillAfter))
     }
 
     /// Counts and lists a step, and says what is to be done there.
@@ -227,7 +212,7 @@ impl Trace {
             text => text.context("the order file")?,
         };
         if text != followed.text {
-            let Order { interruption, .. } = serde_json::from_str(&text).context("the order file")?;
+            let (_, interruption): Order = serde_json::from_str(&text).context("the order file")?;
             *followed = Followed { text, interruption, count: 0 };
         }
         let steps = OpenOptions::new().create(true).append(true).open(&self.steps);
