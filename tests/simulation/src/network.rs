@@ -12,9 +12,8 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-
 use fastrand::{bool, u64, usize};
+use parking_lot::Mutex;
 use source::kube::ByteStream;
 use tokio::{
     io::{

@@ -9,9 +9,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::Mutex;
-
 use api_server::ApiServer;
+use parking_lot::Mutex;
 
 use crate::{
     history,

@@ -13,9 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use fastrand::Rng;
+use parking_lot::Mutex;
 use tests::{EchoConnection, Transport, client, request};
 
 use crate::{

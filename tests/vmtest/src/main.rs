@@ -20,8 +20,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
     command::{exit_code, status, workspace},
@@ -31,6 +29,7 @@ use build_tools::{
     test_suite::Outcome,
 };
 use clap::Parser;
+use parking_lot::Mutex;
 
 use crate::{
     kernel_table::KernelTable,

@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use comfy_table::{CellAlignment, Table, presets};
-
 use build_tools::test_suite::Outcome;
+use comfy_table::{CellAlignment, Table, presets};
 
 #[derive(Default)]
 pub(crate) struct KernelRun {

@@ -9,8 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
     command::{cargo_into_target, workspace},
@@ -19,6 +17,7 @@ use build_tools::{
     target::Target,
     test_suite::{Test, TestBinary, build_test_binaries},
 };
+use parking_lot::Mutex;
 
 use crate::{
     initramfs::Initramfs,

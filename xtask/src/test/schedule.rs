@@ -3,13 +3,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use parking_lot::Mutex;
-
 use anyhow::Result;
 use build_tools::{
     parallel::in_parallel,
     test_suite::{Outcome, Test, run_test},
 };
+use parking_lot::Mutex;
 
 /// The module of tests that run alone: they count objects of the whole machine, or take all of its processors.
 const ALONE: &str = "alone";
