@@ -130,10 +130,9 @@ impl Soak {
             self.change()?;
         }
         if self.hostile.is_some() {
-            for change in [self.cluster.resize(MAX_OTHERS), self.cluster.resize(0)] {
-                self.write_and_wait(&change)?;
-            }
-            let hostile = self.hostile.as_mut().context("it is hostile")?;
+            self.grow_and_shrink()?;
+        }
+        if let Some(hostile) = &mut self.hostile {
             hostile.start(&self.node)?;
         }
         let objects = self.objects.settled_counts();
@@ -226,7 +225,12 @@ impl Soak {
         for _ in 0..CHANGES_PER_CYCLE {
             self.change()?;
         }
-        for change in [self.cluster.resize(MAX_OTHERS), self.cluster.resize(0)] {
+        self.grow_and_shrink()
+    }
+
+    fn grow_and_shrink(&mut self) -> Result<()> {
+        for others in [MAX_OTHERS, 0] {
+            let change = self.cluster.resize(others);
             self.write_and_wait(&change)?;
         }
         Ok(())
