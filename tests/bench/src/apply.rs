@@ -240,7 +240,7 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 /// Makes a folder of manifests; the first Service has a file of its own.
-fn folder(sandbox: &Sandbox, services: u32, endpoints: u32) -> Result<PathBuf> {
+pub(crate) fn folder(sandbox: &Sandbox, services: u32, endpoints: u32) -> Result<PathBuf> {
     let manifests = sandbox.files().join("manifests");
     fs::create_dir(&manifests)?;
     manifest::write_atomically(&manifests.join("node.yaml"), &manifest::node(NODE))?;

@@ -27,7 +27,7 @@ use tests::{
 };
 
 use crate::{
-    figures::{Figures, TEN_EACH, median},
+    figures::{Figures, TEN_EACH, medians_in_turns},
     kernel_figures::ProgramStats,
 };
 
@@ -147,16 +147,10 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
 
     let direct = SocketAddr::new(endpoint(0, 0), PORT);
     let mut rng = Rng::with_seed(1);
-    let mut times = [const { Vec::new() }; 4];
-    for round in 0..PAIRS {
+    let [direct_time, one, any, unwatched] = medians_in_turns(PAIRS, |which| {
         let any = address(rng.usize(..services));
-        let mut order = [(0, direct), (1, address(0)), (2, any), (3, address(services))];
-        order.rotate_left(round % 4);
-        for (which, address) in order {
-            times[which].push(connect_and_close(&listener, address)?);
-        }
-    }
-    let [direct_time, one, any, unwatched] = times.map(median);
+        connect_and_close(&listener, [direct, address(0), any, address(services)][which])
+    })?;
 
     // Sockets without an entry.
     let link = |hook: &str| node.sandbox().pins().join("links").join(hook);
@@ -222,18 +216,14 @@ fn start_trace(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<Kil
 fn time_datagrams(direct: SocketAddr) -> Result<f64> {
     let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     server.set_nonblocking(true)?;
-    let mut times = [const { Vec::new() }; 2];
-    for round in 0..PAIRS {
-        let mut order = [(0, direct), (1, address(0))];
-        order.rotate_left(round % 2);
-        for (which, address) in order {
-            let begin = Instant::now();
-            drop(send_from_new_socket(address)?);
-            times[which].push(begin.elapsed().as_nanos() as f64);
-            while server.recv(&mut [0; 8]).is_ok() {}
-        }
-    }
-    let [direct, service] = times.map(median);
+    let [direct, service] = medians_in_turns(PAIRS, |which| {
+        let to = [direct, address(0)][which];
+        let begin = Instant::now();
+        drop(send_from_new_socket(to)?);
+        let took = begin.elapsed();
+        while server.recv(&mut [0; 8]).is_ok() {}
+        Ok(took.as_nanos() as f64)
+    })?;
     Ok(service - direct)
 }
 

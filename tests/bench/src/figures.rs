@@ -16,6 +16,20 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
+/// The medians of figures that are measured in turns, so many times each: what else the machine does affects all of them.
+pub(crate) fn medians_in_turns<const N: usize>(
+    rounds: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<[f64; N]> {
+    let mut figures = [const { Vec::new() }; N];
+    for round in 0..rounds {
+        for which in (0..N).map(|it| (it + round) % N) {
+            figures[which].push(measure(which)?);
+        }
+    }
+    Ok(figures.map(median))
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -20,7 +20,7 @@ use build_tools::{build, command::status};
 use serde_json::{Value, json};
 
 use crate::{
-    apply::{service, without_ports},
+    apply::{folder, service, without_ports},
     figures::Figures,
     kernel_figures::{cpu_seconds, idle_percent, resident_mb},
 };
@@ -105,9 +105,7 @@ impl FileFigures {
     ) -> Result<Self> {
         status("Measuring", title);
         let sandbox = Sandbox::new("bench-file")?;
-        let folder = sandbox.files().join("manifests");
-        fs::create_dir(&folder)?;
-        manifest::write_atomically(&folder.join("node.yaml"), &manifest::node(NODE))?;
+        let folder = folder(&sandbox, 0, 0)?;
         let edited = prepare(&folder)?;
         edited.write(0)?;
         let command = without_ports(AgentCommand::run(binary, &sandbox, &folder, NODE));

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     example,
-    figures::{Figures, median},
+    figures::{Figures, medians_in_turns},
     outside_cluster::{BenchCluster, NETWORKS, PORT},
     outside_packets::{self, pin_to_core},
     outside_program,
@@ -119,12 +119,8 @@ fn connects(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<[f6
     forwarding.cluster.set_next_hops(["10.244.2.0/24", "fd00:244:2::/64"], &[1]);
     let endpoint = SocketAddr::new(forwarding.cluster.nodes[1].pod_addresses()[0], PORT);
     let ways = [(forwarding, endpoint), (forwarding, forwarding.address), (translating, translating.address)];
-    let mut times = [const { Vec::new() }; 3];
-    for round in 0..CONNECTS {
-        for which in (0..3).map(|it| (it + round) % 3) {
-            let (bench, address) = ways[which];
-            times[which].push(bench.cluster.clients[0].run(|| bench.connect_and_close(address))?);
-        }
-    }
-    Ok(times.map(median))
+    medians_in_turns(CONNECTS, |which| {
+        let (bench, address) = ways[which];
+        bench.cluster.clients[0].run(|| bench.connect_and_close(address))
+    })
 }

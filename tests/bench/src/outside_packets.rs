@@ -20,7 +20,7 @@ use nix::{
 };
 
 use crate::{
-    figures::median,
+    figures::medians_in_turns,
     outside_cluster::{BenchCluster, NETWORKS, SERVING},
 };
 
@@ -69,19 +69,17 @@ fn nft(netns: &NetNs, command: &str) -> Result<()> {
 /// Measures packets that take the paths in turns.
 pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<PacketFigures> {
     let [by, by_nft] = [Sender::new(forwarding)?, Sender::new(translating)?];
-    let mut times = [const { Vec::new() }; 6];
     let (node, lan) = (&forwarding.cluster.nodes[SERVING].netns, &forwarding.cluster.lan);
-    for _ in 0..ROUNDS {
-        let [dropping, at_bridge, forwarded, served, unwrapped, translated] = &mut times;
-        // Where it arrives, before the bridge, and as it leaves.
-        dropping.push(while_dropped(node, "eth0", || by.send(SERVING))?);
-        at_bridge.push(while_dropped(lan, "router", || by.send(SERVING))?);
-        forwarded.push(while_dropped(lan, "n1", || by.send(0))?);
-        served.push(by.send_counted(1)?);
-        unwrapped.push(by.send_counted(0)?);
-        translated.push(while_dropped(&translating.cluster.lan, "n1", || by_nft.send(0))?);
-    }
-    let [dropping, at_bridge, forwarded, served, unwrapped, translated] = times.map(median);
+    let [dropping, at_bridge, forwarded, served, unwrapped, translated] =
+        medians_in_turns(ROUNDS, |which| match which {
+            // Where it arrives, before the bridge, and as it leaves.
+            0 => while_dropped(node, "eth0", || by.send(SERVING)),
+            1 => while_dropped(lan, "router", || by.send(SERVING)),
+            2 => while_dropped(lan, "n1", || by.send(0)),
+            3 => by.send_counted(1),
+            4 => by.send_counted(0),
+            _ => while_dropped(&translating.cluster.lan, "n1", || by_nft.send(0)),
+        })?;
     Ok(PacketFigures {
         forwarded: forwarded - dropping,
         translated: translated - dropping,
@@ -94,14 +92,10 @@ pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> 
 /// The CPU time of the node that a packet enters by, which forwards it.
 pub(crate) fn forwarded(bench: &BenchCluster) -> Result<f64> {
     let sender = Sender::new(bench)?;
-    let mut times = [const { Vec::new() }; 2];
-    for _ in 0..ROUNDS {
-        let [dropping, forwarded] = &mut times;
-        let node = &bench.cluster.nodes[SERVING].netns;
-        dropping.push(while_dropped(node, "eth0", || sender.send(SERVING))?);
-        forwarded.push(while_dropped(&bench.cluster.lan, "n1", || sender.send(0))?);
-    }
-    let [dropping, forwarded] = times.map(median);
+    let [dropping, forwarded] = medians_in_turns(ROUNDS, |which| match which {
+        0 => while_dropped(&bench.cluster.nodes[SERVING].netns, "eth0", || sender.send(SERVING)),
+        _ => while_dropped(&bench.cluster.lan, "n1", || sender.send(0)),
+    })?;
     Ok(forwarded - dropping)
 }
 

@@ -24,7 +24,7 @@ use fastrand::Rng;
 use nix::net::if_::if_nametoindex;
 
 use crate::{
-    figures::median,
+    figures::{median, medians_in_turns},
     kernel_figures::{linked_program, open_maps},
     outside_cluster::BenchCluster,
     outside_packets::{self, PAYLOAD},
@@ -110,13 +110,10 @@ fn of_size(binary: &Path, frontends: usize) -> Result<ProgramFigures> {
     let passes = repeated(&arrives, &elsewhere)?;
     let hot = repeated(&arrives, &packet(frontend(0), 1))?;
     let mut rng = Rng::with_seed(1);
-    let mut times = [const { Vec::new() }; 2];
-    for _ in 0..PACKETS {
+    let [random, start] = medians_in_turns(PACKETS, |which| {
         let any = packet(frontend(rng.usize(..frontends)), rng.u16(..));
-        times[0].push(run(&arrives, &any, 1)?);
-        times[1].push(run(&arrives, &elsewhere, 1)?);
-    }
-    let [random, start] = times.map(median);
+        run(&arrives, [&any, &elsewhere][which], 1)
+    })?;
     let tables = table_memory(node.agent.as_ref().context("it runs")?.pid())?;
     let memory = |name: &str| {
         // The name ends with the side.
@@ -194,21 +191,18 @@ fn run_driver_program(bench: &BenchCluster) -> Result<f64> {
     let elsewhere = datagram(SocketAddrV4::new(ELSEWHERE, 9), 1);
     bench.cluster.nodes[0].netns.run(|| {
         let interface = if_nametoindex("eth0")?;
-        let mut times = [const { Vec::new() }; 2];
-        for port in 0..PACKETS as u16 {
-            let packet = datagram(sink, port);
-            for (times, (packet, expect)) in times.iter_mut().zip([(&packet, XDP_TX), (&elsewhere, XDP_PASS)])
-            {
-                // `struct xdp_md`: data, its end, metadata, interface, queue, and the interface that it leaves by.
-                let context = [0, packet.len() as u32, 0, interface, 0, 0].map(u32::to_ne_bytes).concat();
-                let options =
-                    TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), ..TestRunOptions::new() };
-                let result = program.test_run(options)?;
-                ensure!(result.return_value == expect, "the program returns {}", result.return_value);
-                times.push(result.duration.as_nanos() as f64);
-            }
-        }
-        let [sent, passed] = times.map(median);
+        let mut ports = 0..;
+        let [sent, passed] = medians_in_turns(PACKETS, |which| {
+            let sent = datagram(sink, ports.next().unwrap_or_default());
+            let (packet, expect) = [(&sent, XDP_TX), (&elsewhere, XDP_PASS)][which];
+            // `struct xdp_md`: data, its end, metadata, interface, queue, and the interface that it leaves by.
+            let context = [0, packet.len() as u32, 0, interface, 0, 0].map(u32::to_ne_bytes).concat();
+            let options =
+                TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), ..TestRunOptions::new() };
+            let result = program.test_run(options)?;
+            ensure!(result.return_value == expect, "the program returns {}", result.return_value);
+            Ok(result.duration.as_nanos() as f64)
+        })?;
         Ok(sent - passed)
     })
 }
