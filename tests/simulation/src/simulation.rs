@@ -40,7 +40,7 @@ pub(crate) async fn run(is_lossy: bool) -> Summary {
         simulation.step().await;
     }
     let convergence = simulation.end().await;
-    Summary { checked: simulation.world.checked(), convergence }
+    Summary { checked: simulation.world.state.lock().checked, convergence }
 }
 
 struct Simulation {
@@ -141,7 +141,7 @@ impl Simulation {
             28 => {
                 let count = u32(1..6);
                 history::note(format_args!("{count} applies fail"));
-                world.fail_applies(count);
+                world.state.lock().failing_applies = count;
             }
             29 => {
                 let by = Duration::from_millis(u64(..200_000));
@@ -168,7 +168,7 @@ impl Simulation {
         let Self { world, list_lag, brains, .. } = self;
         history::note("all faults end");
         world.network.heal();
-        world.fail_applies(0);
+        world.state.lock().failing_applies = 0;
         world.server.clear_faults();
         world.server.configure(|it| it.answers = Answers::All);
         brains.iter_mut().filter(|it| !it.is_running()).for_each(|it| start(it, world, *list_lag));

@@ -24,15 +24,16 @@ pub(crate) type Name = &'static str;
 pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) server: Arc<ApiServer>,
-    state: Arc<Mutex<State>>,
+    pub(crate) state: Arc<Mutex<State>>,
 }
 
-struct State {
+pub(crate) struct State {
     truth: Truth,
     consumers: BTreeMap<Name, Consumer>,
     /// How many of the next attempts of datapaths to apply a state fail.
-    failing_applies: u32,
-    checked: u64,
+    pub(crate) failing_applies: u32,
+    /// How many states were checked.
+    pub(crate) checked: u64,
 }
 
 struct Consumer {
@@ -104,19 +105,11 @@ impl World {
         consumers.iter().filter(|(_, it)| !is_newest(it)).map(|(name, _)| *name).collect()
     }
 
-    /// The next attempts of datapaths to apply a state fail.
-    pub(crate) fn fail_applies(&self, count: u32) {
-        self.state.lock().failing_applies = count;
-    }
-
+    /// Whether an attempt to apply a state fails.
     pub(crate) fn fails(&self) -> bool {
         let failing = &mut self.state.lock().failing_applies;
         let fails = *failing > 0;
         *failing = failing.saturating_sub(1);
         fails
-    }
-
-    pub(crate) fn checked(&self) -> u64 {
-        self.state.lock().checked
     }
 }
