@@ -61,51 +61,58 @@ fn owned(result: i64) -> io::Result<OwnedFd> {
 
 /// Creates an array of maps; inner maps must have the type, the sizes and the flags of `template`.
 pub(crate) fn create_array_of_maps(name: &str, template: BorrowedFd<'_>, slots: u32) -> io::Result<OwnedFd> {
-    let mut attr = attr();
-    let word = size_of::<u32>() as u32;
-    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
-    let create = unsafe { &mut attr.__bindgen_anon_1 };
-    create.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
-    create.key_size = word;
-    create.value_size = word;
-    create.max_entries = slots;
-    create.inner_map_fd = fd(template);
+    let mut map_name = [0; 16];
     // The last byte stays zero: it terminates the name.
-    let room = create.map_name.len() - 1;
-    for (to, from) in create.map_name[..room].iter_mut().zip(name.bytes()) {
+    for (to, from) in map_name[..15].iter_mut().zip(name.bytes()) {
         // C's `char` is signed on x86-64, and not on arm64.
         *to = libc::c_char::from_ne_bytes([from]);
     }
+    let mut attr = attr();
+    let word = size_of::<u32>() as u32;
+    attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    attr.__bindgen_anon_1.key_size = word;
+    attr.__bindgen_anon_1.value_size = word;
+    attr.__bindgen_anon_1.max_entries = slots;
+    attr.__bindgen_anon_1.inner_map_fd = fd(template);
+    attr.__bindgen_anon_1.map_name = map_name;
     // SAFETY: no pointers.
     let created = unsafe { bpf(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?;
     owned(created)
 }
 
+/// The attribute of a command on the entry of a key, which has to outlive the call.
+fn element(map: BorrowedFd<'_>, key: &[u8]) -> bpf_attr {
+    let mut attr = attr();
+    attr.__bindgen_anon_2.map_fd = fd(map);
+    attr.__bindgen_anon_2.key = key.as_ptr() as u64;
+    attr
+}
+
+/// Reads an entry of a hash map or array; returns whether there is one.
+pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+    let mut attr = element(map, key);
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+    // SAFETY: the kernel reads a key and writes a value, whose sizes were compared with those of the map when it was opened.
+    match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Deletes an entry of a map with u32 keys.
 pub(crate) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
-    let mut attr = attr();
-    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
-    let element = unsafe { &mut attr.__bindgen_anon_2 };
-    element.map_fd = fd(map);
-    element.key = std::ptr::from_ref(&key) as u64;
+    let key = key.to_ne_bytes();
     // SAFETY: the kernel reads a key of 4 bytes, the size of `key`, which outlives the call.
-    unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr) }.map(drop)
+    unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut element(map, &key)) }.map(drop)
 }
 
 /// Replaces the value of an existing key; `NotFound` if there is none.
-pub(crate) fn replace<K: bytemuck::NoUninit, V: bytemuck::NoUninit>(
-    map: BorrowedFd<'_>,
-    key: &K,
-    value: &V,
-) -> io::Result<()> {
-    let mut attr = attr();
-    // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
-    let element = unsafe { &mut attr.__bindgen_anon_2 };
-    element.map_fd = fd(map);
-    element.key = std::ptr::from_ref(key) as u64;
-    element.__bindgen_anon_1.value = std::ptr::from_ref(value) as u64;
-    element.flags = BPF_EXIST.into();
-    // SAFETY: the kernel reads a key and a value of the map's sizes, which are those of the types; both outlive the call.
+pub(crate) fn replace(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+    let mut attr = element(map, key);
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
+    attr.__bindgen_anon_2.flags = BPF_EXIST.into();
+    // SAFETY: the kernel reads a key and a value, whose sizes are those of the map; both outlive the call.
     unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
@@ -163,13 +170,11 @@ pub(crate) fn effective_programs(cgroup: BorrowedFd<'_>, hook: bpf_attach_type) 
     let mut ids = vec![0_u32; 64];
     loop {
         let mut attr = attr();
-        // SAFETY: this member of the union is the one that the command reads; writing integers needs no old value.
-        let query = unsafe { &mut attr.query };
-        query.__bindgen_anon_1.target_fd = fd(cgroup);
-        query.attach_type = hook as u32;
-        query.query_flags = BPF_F_QUERY_EFFECTIVE;
-        query.prog_ids = ids.as_mut_ptr() as u64;
-        query.__bindgen_anon_2.prog_cnt = u32::try_from(ids.len()).map_err(io::Error::other)?;
+        attr.query.__bindgen_anon_1.target_fd = fd(cgroup);
+        attr.query.attach_type = hook as u32;
+        attr.query.query_flags = BPF_F_QUERY_EFFECTIVE;
+        attr.query.prog_ids = ids.as_mut_ptr() as u64;
+        attr.query.__bindgen_anon_2.prog_cnt = u32::try_from(ids.len()).map_err(io::Error::other)?;
         // SAFETY: the kernel writes at most `prog_cnt` ids, for which there is room.
         let result = unsafe { bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) };
         // SAFETY: the field the kernel wrote; an integer.
@@ -248,15 +253,6 @@ pub(crate) fn delete_batch(map: BorrowedFd<'_>, entry: EntrySize, keys: &[u8]) -
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_BATCH, &mut attr) }.map(drop)
 }
 
-/// Reads a whole hash map or array of at most `capacity` entries (Linux 5.6): all keys, and all values.
-pub(crate) fn lookup_all(
-    map: BorrowedFd<'_>,
-    entry: EntrySize,
-    capacity: u32,
-) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    lookup_batch(map, entry, capacity, &mut Cursor::default()).map(|it| (it.keys, it.values))
-}
-
 /// Where a batch of entries has ended, as the kernel says it: a u32 for a hash map, a key for an array; more room does no harm.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
@@ -271,20 +267,6 @@ impl Cursor {
         let mut words = [0; 4];
         bytemuck::bytes_of_mut(&mut words)[..size_of::<u32>()].copy_from_slice(&position.to_ne_bytes());
         Self { words, is_within: true }
-    }
-}
-
-/// Reads an entry of a hash map or array; returns whether there is one.
-pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
-    let mut attr = attr();
-    attr.__bindgen_anon_2.map_fd = fd(map);
-    attr.__bindgen_anon_2.key = key.as_ptr() as u64;
-    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
-    // SAFETY: the kernel reads a key and writes a value, whose sizes were compared with those of the map when it was opened.
-    match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) } {
-        Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-        Err(error) => Err(error),
     }
 }
 

@@ -2,9 +2,8 @@
 //!
 //! Invariant: nothing is changed, and a socket that connects meanwhile may be missed.
 
-use std::{collections::BTreeSet, net::SocketAddr, os::fd::AsFd as _};
+use std::{collections::BTreeSet, net::SocketAddr};
 
-use aya::maps::MapData;
 use proxy_common::{
     overflow::{CONNECTED, OverflowEntry, OverflowKey},
     sock_nat::{NatSlot, SockNat},
@@ -12,25 +11,32 @@ use proxy_common::{
 
 use crate::{
     error::Error,
-    host::raw_bpf::{self, Cursor, EntrySize},
-    maps::{map_spec, pins::Pins, record_map::RecordMap},
+    maps::{pins::Pins, record_map::RecordMap},
 };
-
-/// How many slots are read at once: 1 MiB.
-const SLOTS_PER_PAGE: u32 = 1 << 14;
 
 /// The NAT entries of all sockets.
 #[derive(Debug)]
 pub struct ConnectedBackends {
-    slots: MapData,
+    slots: RecordMap<u32, NatSlot>,
+    /// The NAT entries of sockets without a slot.
     overflow: RecordMap<OverflowKey, OverflowEntry>,
 }
 
 impl ConnectedBackends {
     /// Opens the maps with the NAT entries of sockets.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
-        let open = |name| map_spec::get(&pins.sock_nat_map(name));
-        Ok(Self { slots: open("slots")?, overflow: RecordMap::new(open("overflow")?, "overflow")? })
+        let slots = RecordMap::open(&pins.sock_nat_map("slots"))?;
+        Ok(Self { slots, overflow: RecordMap::open(&pins.sock_nat_map("overflow"))? })
+    }
+
+    /// The NAT entry of a connected socket, by its cookie.
+    pub(crate) fn of(&self, cookie: u64) -> Option<SockNat> {
+        let index = cookie as u32 & self.slots.capacity().saturating_sub(1);
+        let slot = self.slots.get(&index).ok()??;
+        if slot.cookie == cookie && slot.claims != 0 && !slot.connected().backend.is_unset() {
+            return Some(slot.nat);
+        }
+        self.overflow.get(&OverflowKey::connected(cookie)).ok()?.map(|it| it.connected())
     }
 
     /// Which of these addresses a socket is connected to through a Service. TCP and UDP are not told apart, as NAT entries have
@@ -47,18 +53,11 @@ impl ConnectedBackends {
                 found.insert(backend);
             }
         };
-        let capacity = self.slots.info().map_err(Error::map("slots"))?.max_entries();
-        let page = capacity.min(SLOTS_PER_PAGE);
-        let (size, mut cursor) = (EntrySize::of::<u32, NatSlot>(), Cursor::default());
-        loop {
-            let batch = raw_bpf::lookup_batch(self.slots.fd().as_fd(), size, page, &mut cursor)
-                .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", "slots"))?;
-            let slots = batch.values.chunks_exact(size.value).map(bytemuck::pod_read_unaligned::<NatSlot>);
-            slots.filter(|it| it.claims != 0).for_each(|it| find(it.connected()));
-            if batch.is_last {
-                break;
+        self.slots.each_value(|it| {
+            if it.claims != 0 {
+                find(it.connected());
             }
-        }
+        })?;
         for (key, entry) in self.overflow.read()? {
             if key.kind == CONNECTED {
                 find(entry.connected());

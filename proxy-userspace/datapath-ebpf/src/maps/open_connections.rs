@@ -12,7 +12,7 @@ use proxy_common::{counters::CounterIndex, sock_nat::NatSlot};
 
 use crate::{
     error::Error,
-    maps::{map_spec, pins::Pins, record_map::RecordMap},
+    maps::{pins::Pins, record_map::RecordMap},
 };
 
 /// The time between recounts. Each reads all slots, which takes milliseconds.
@@ -29,7 +29,7 @@ pub(crate) struct Recount {
 impl Recount {
     /// Opens the pinned slots.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
-        let slots = RecordMap::new(map_spec::get(&pins.sock_nat_map("slots"))?, "slots")?;
+        let slots = RecordMap::open(&pins.sock_nat_map("slots"))?;
         Ok(Self { slots, next: Instant::now(), drift: HashMap::new() })
     }
 

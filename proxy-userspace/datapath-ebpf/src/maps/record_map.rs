@@ -1,6 +1,6 @@
-//! Maps that are read whole, and whose entries are deleted one by one.
+//! Maps that are read whole, and whose entries are read, written and deleted one by one.
 
-use std::{io::ErrorKind, marker::PhantomData, os::fd::AsFd as _};
+use std::{io::ErrorKind, marker::PhantomData, os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf,
@@ -10,8 +10,12 @@ use bytemuck::Pod;
 
 use crate::{
     error::Error,
-    host::raw_bpf::{self, EntrySize},
+    host::raw_bpf::{self, Batch, Cursor, EntrySize},
+    maps::bpf_maps,
 };
+
+/// How many values of an array are read at once.
+const PAGE: u32 = 1 << 14;
 
 /// A hash map in the kernel, or an array that is only read.
 #[derive(Debug)]
@@ -32,6 +36,11 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         Ok(Self { map, name, capacity, entries: PhantomData })
     }
 
+    /// Opens a pinned map.
+    pub(crate) fn open(pin: &Path) -> Result<Self, Error> {
+        Self::new(bpf_maps::open(pin, Self::ENTRY)?, pin.display())
+    }
+
     /// Takes a hash map out of the loaded object.
     pub(crate) fn take(ebpf: &mut Ebpf, name: &str) -> Result<Self, Error> {
         match ebpf.take_map(name) {
@@ -45,12 +54,38 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         self.capacity
     }
 
+    fn batch(&self, count: u32, cursor: &mut Cursor) -> Result<Batch, Error> {
+        raw_bpf::lookup_batch(self.map.fd().as_fd(), Self::ENTRY, count, cursor)
+            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", &self.name))
+    }
+
     /// All entries.
     pub(crate) fn read(&self) -> Result<Vec<(K, V)>, Error> {
-        let (keys, values) = raw_bpf::lookup_all(self.map.fd().as_fd(), Self::ENTRY, self.capacity)
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", &self.name))?;
+        let Batch { keys, values, .. } = self.batch(self.capacity, &mut Cursor::default())?;
         let keys = keys.chunks_exact(Self::ENTRY.key).map(bytemuck::pod_read_unaligned);
         Ok(keys.zip(values.chunks_exact(Self::ENTRY.value).map(bytemuck::pod_read_unaligned)).collect())
+    }
+
+    /// Calls a function with each value of an array, of which only a part is in memory at a time.
+    pub(crate) fn each_value(&self, mut each: impl FnMut(V)) -> Result<(), Error> {
+        let mut cursor = Cursor::default();
+        loop {
+            let batch = self.batch(self.capacity.min(PAGE), &mut cursor)?;
+            let values = batch.values.chunks_exact(Self::ENTRY.value);
+            values.map(bytemuck::pod_read_unaligned::<V>).for_each(&mut each);
+            if batch.is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The value of a key, if there is one.
+    pub(crate) fn get(&self, key: &K) -> Result<Option<V>, Error> {
+        let mut value: V = bytemuck::Zeroable::zeroed();
+        let (map, bytes) = (self.map.fd().as_fd(), bytemuck::bytes_of_mut(&mut value));
+        let is_found = raw_bpf::lookup(map, bytemuck::bytes_of(key), bytes)
+            .map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", &self.name))?;
+        Ok(is_found.then_some(value))
     }
 
     /// Writes an entry.
@@ -62,6 +97,7 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
 
     /// Replaces the value of a key, if it is still there.
     pub(crate) fn replace(&self, key: &K, value: &V) -> Result<(), Error> {
+        let (key, value) = (bytemuck::bytes_of(key), bytemuck::bytes_of(value));
         match raw_bpf::replace(self.map.fd().as_fd(), key, value) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::syscall("BPF_MAP_UPDATE_ELEM", &self.name)(error))

@@ -7,44 +7,26 @@
 
 use std::{io, net::SocketAddr, thread};
 
-use aya::maps::{Array, HashMap, MapData};
 use datapath::TerminationReport;
 use netlink::{
     netns,
     sock_diag::{ConnectedSocket, SockDiag, Transport},
 };
-use proxy_common::{
-    overflow::{OverflowEntry, OverflowKey},
-    sock_nat::{NatSlot, SockNat},
-};
 
 use crate::{
     error::Error,
-    maps::{map_spec, pins::Pins},
+    maps::{connected_backends::ConnectedBackends, pins::Pins},
 };
 
 /// Terminates sockets.
 pub struct SocketTerminator {
-    slots: Array<MapData, [u64; SLOT_WORDS]>,
-    slot_mask: u64,
-    /// The NAT entries of sockets without a slot.
-    overflow: HashMap<MapData, [u64; KEY_WORDS], [u64; ENTRY_WORDS]>,
+    connected: ConnectedBackends,
 }
-
-// aya's maps take types that implement its own `Pod`, as arrays of integers do.
-const SLOT_WORDS: usize = size_of::<NatSlot>() / size_of::<u64>();
-const KEY_WORDS: usize = size_of::<OverflowKey>() / size_of::<u64>();
-const ENTRY_WORDS: usize = size_of::<OverflowEntry>() / size_of::<u64>();
 
 impl SocketTerminator {
     /// Opens the maps with the NAT entries of sockets.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
-        let pin = pins.sock_nat_map("slots");
-        let info = map_spec::get(&pin)?.info().map_err(Error::map("slots"))?;
-        let slot_mask = u64::from(info.max_entries().saturating_sub(1));
-        let slots = map_spec::open(&pin)?;
-        let overflow = map_spec::open(&pins.sock_nat_map("overflow"))?;
-        Ok(Self { slots, slot_mask, overflow })
+        Ok(Self { connected: ConnectedBackends::open(pins)? })
     }
 
     /// Terminates every connected socket of a transport that was redirected from a Service address to a backend for which
@@ -102,20 +84,8 @@ impl SocketTerminator {
 
     /// The Service address that a socket connected to, if it was redirected.
     fn service_of(&self, socket: &ConnectedSocket) -> Option<SocketAddr> {
-        let nat = self.nat_of(socket)?;
+        let nat = self.connected.of(socket.cookie())?;
         (SocketAddr::from(nat.backend) == socket.peer()).then(|| nat.service.into())
-    }
-
-    fn nat_of(&self, socket: &ConnectedSocket) -> Option<SockNat> {
-        let cookie = socket.cookie();
-        let index = u32::try_from(cookie & self.slot_mask).ok()?;
-        let slot: NatSlot = bytemuck::cast(self.slots.get(&index, 0).ok()?);
-        if slot.cookie == cookie && slot.claims != 0 && !slot.connected().backend.is_unset() {
-            return Some(slot.nat);
-        }
-        let key: [u64; KEY_WORDS] = bytemuck::cast(OverflowKey::connected(cookie));
-        let entry: OverflowEntry = bytemuck::cast(self.overflow.get(&key, 0).ok()?);
-        Some(entry.connected())
     }
 }
 
