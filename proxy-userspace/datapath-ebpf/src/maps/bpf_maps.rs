@@ -11,9 +11,9 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, ArrayOfMaps, Map, MapData},
+    maps::{Array, ArrayOfMaps, Map, MapData, MapType},
 };
-use aya_obj::generated::{BPF_F_INNER_MAP, bpf_map_type};
+use aya_obj::generated::BPF_F_INNER_MAP;
 use log::Level;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
@@ -34,7 +34,7 @@ use crate::{
         counter_maps::{self, CounterChunks},
         embedded, exclusions,
         features::Features,
-        map_spec,
+        map_spec::{self, MapSpec},
         pins::{self, Pins},
         program_log,
     },
@@ -65,35 +65,21 @@ pub(crate) struct BpfMaps {
 
 /// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
 pub(crate) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
-    let mut ebpf = load_object(pins, options, features, &Variant::product()?)?;
+    let mut ebpf = load_object(pins, options, features, embedded::bytes()?, &[], program_log::level())?;
     let grace_periods = GracePeriods::new(&options.rcu_expedited);
     let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?, grace_periods)?;
     Ok((ebpf, maps))
 }
 
-/// A variant of the programs.
-pub(crate) struct Variant<'a> {
-    /// The kernel object.
-    pub(crate) object: &'a [u8],
-    /// Constants beside those that every variant has.
-    pub(crate) constants: &'a [(&'static str, u64)],
-    /// Up to which level programs say lines of log, if they are built with lines.
-    pub(crate) log_level: Option<Level>,
-}
-
-impl Variant<'_> {
-    /// The product's programs.
-    fn product() -> Result<Self, Error> {
-        Ok(Self { object: embedded::bytes()?, constants: &[], log_level: program_log::level() })
-    }
-}
-
-/// Loads a kernel object with the pinned maps.
+/// Loads a kernel object with the pinned maps. `constants` are set beside those that every object has. Programs that are built
+/// with lines of log say those up to `log_level`.
 pub(crate) fn load_object(
     pins: &Pins,
     options: &Options,
     features: Features,
-    &Variant { object, constants, log_level }: &Variant<'_>,
+    object: &[u8],
+    constants: &[(&'static str, u64)],
+    log_level: Option<Level>,
 ) -> Result<Ebpf, Error> {
     // Map memory counts against this limit before Linux 5.11; if it cannot be raised, a later error reports it.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -116,7 +102,7 @@ pub(crate) fn load_object(
         map.check()?;
     }
     for table in Table::ALL {
-        let template = || create_table(table, table.name(), 1);
+        let template = || table_spec(table, 1).create(table.name());
         pin_outer(table.map(), &pins.outer(table), 2, template)?;
     }
     pin_outer(counter_maps::OUTER, &pins.chunks(), MAX_CHUNKS, || counter_maps::create(stripes))?;
@@ -155,12 +141,9 @@ pub(crate) fn load_object(
         loader.override_global("SLOW", &slow, true);
     }
     loader.map_max_entries("EXCLUDED", max_excluded);
-    loader.map_max_entries("SLOTS", slots);
-    loader.map_max_entries("AFFINITY", affinity_clients);
-    loader.map_max_entries("OVERFLOW", overflow);
     // The chunks are not maps of the object.
-    for map in shared.iter().filter(|it| it.name != counter_maps::CHUNK) {
-        loader.map_pin_path(map.name, map.path.clone());
+    for map in shared.into_iter().filter(|it| it.name != counter_maps::CHUNK) {
+        loader.map_max_entries(map.name, map.spec.max_entries).map_pin_path(map.name, map.path);
     }
     // aya-log has the same numbers.
     let log_level = log_level.map_or(0, |it| it as u8);
@@ -186,8 +169,7 @@ impl BpfMaps {
         let outer = Table::ALL.iter().map(|it| map_spec::take(ebpf, it.map())).collect::<Result<_, _>>()?;
         let counters = map_spec::take(ebpf, counter_maps::OUTER)?;
         let chunks = CounterChunks::open(pins, stripes)?;
-        let grace_inner =
-            create("grace", bpf_map_type::BPF_MAP_TYPE_HASH, EntrySize::of::<u32, u32>(), 1, 0)?;
+        let grace_inner = MapSpec::new(MapType::Hash, EntrySize::of::<u32, u32>(), 1, 0).create("grace")?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
         let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
         Ok(Self {
@@ -236,7 +218,7 @@ impl MapStore for BpfMaps {
         // By table; `None` for a map that stays.
         let mut created = [const { None }; Table::COUNT];
         for &(table, capacity) in maps {
-            let map = create_table(table, &format!("{table}_{side}"), capacity)?;
+            let map = table_spec(table, capacity).create(&format!("{table}_{side}"))?;
             pins::replace(&self.pins.inner(side, table), |path| map.pin(path).map_err(Error::pin(path)))?;
             created[table.index()] = Some(map);
         }
@@ -310,26 +292,14 @@ fn in_parallel(
     })
 }
 
-/// Creates one side's map of a table, of the same type and with the same flags as the template of the outer map, which the
-/// kernel compares. A hash map is preallocated; an array may have more entries than the template (Linux 4a8f87e60f6d, 5.10).
-fn create_table(table: Table, name: &str, capacity: u32) -> Result<MapData, Error> {
+/// One side's map of a table, of the same type and with the same flags as the template of the outer map, which the kernel
+/// compares. A hash map is preallocated; an array may have more entries than the template (Linux 4a8f87e60f6d, 5.10).
+fn table_spec(table: Table, capacity: u32) -> MapSpec {
     let (map_type, flags) = match table.is_array() {
-        true => (bpf_map_type::BPF_MAP_TYPE_ARRAY, BPF_F_INNER_MAP),
-        false => (bpf_map_type::BPF_MAP_TYPE_HASH, 0),
+        true => (MapType::Array, BPF_F_INNER_MAP),
+        false => (MapType::Hash, 0),
     };
-    create(name, map_type, table.entry(), capacity, flags)
-}
-
-fn create(
-    name: &str,
-    map_type: bpf_map_type,
-    entry: EntrySize,
-    capacity: u32,
-    flags: u32,
-) -> Result<MapData, Error> {
-    let map =
-        aya_obj::Map::new_from_params(map_type as u32, entry.key as u32, entry.value as u32, capacity, flags);
-    MapData::create(map, name, None).map_err(Error::map(name))
+    MapSpec::new(map_type, table.entry(), capacity, flags)
 }
 
 /// Creates and pins an outer map, if it does not exist.

@@ -14,7 +14,6 @@ use aya::{
     maps::{Array, ArrayOfMaps, Map, MapData, MapType},
     util::nr_cpus,
 };
-use aya_obj::generated::bpf_map_type;
 use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
@@ -73,19 +72,18 @@ pub(crate) fn stripes(pins: &Pins) -> Result<u32, Error> {
 /// The outer map and the pinned chunks, with their specifications.
 pub(crate) fn pinned_maps(pins: &Pins, stripes: u32) -> Vec<PinnedMap> {
     let outer = MapSpec::new(MapType::ArrayOfMaps, EntrySize::of::<u32, u32>(), MAX_CHUNKS, 0);
-    let entry = EntrySize::of::<u32, CounterStripe>();
-    let chunks = (0..MAX_CHUNKS).map(|it| pins.chunk(it)).take_while(|it| it.exists()).map(|path| {
-        PinnedMap { name: CHUNK, path, spec: MapSpec::new(MapType::Array, entry, stripes + METADATA_ROWS, 0) }
-    });
+    let chunks = (0..MAX_CHUNKS).map(|it| pins.chunk(it)).take_while(|it| it.exists());
+    let chunks = chunks.map(|path| PinnedMap { name: CHUNK, path, spec: chunk_spec(stripes) });
     std::iter::once(PinnedMap { name: OUTER, path: pins.chunks(), spec: outer }).chain(chunks).collect()
+}
+
+fn chunk_spec(stripes: u32) -> MapSpec {
+    MapSpec::new(MapType::Array, EntrySize::of::<u32, CounterStripe>(), stripes + METADATA_ROWS, 0)
 }
 
 /// Creates an empty chunk.
 pub(crate) fn create(stripes: u32) -> Result<MapData, Error> {
-    let array = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
-    let (key, value) = (size_of::<u32>() as u32, size_of::<CounterStripe>() as u32);
-    let map = aya_obj::Map::new_from_params(array, key, value, stripes + METADATA_ROWS, 0);
-    MapData::create(map, "counters", None).map_err(Error::map("counters"))
+    chunk_spec(stripes).create("counters")
 }
 
 impl CounterChunks {

@@ -44,13 +44,8 @@ impl PinnedMap {
         let Some(fd) = pins::open(&self.path)? else { return Ok(()) };
         let info = MapData::from_fd(fd).and_then(|it| it.info());
         let found = info.and_then(|it| {
-            Ok(MapSpec {
-                map_type: it.map_type()?,
-                key_size: it.key_size(),
-                value_size: it.value_size(),
-                max_entries: it.max_entries(),
-                flags: it.map_flags(),
-            })
+            let entry = EntrySize { key: it.key_size() as usize, value: it.value_size() as usize };
+            Ok(MapSpec::new(it.map_type()?, entry, it.max_entries(), it.map_flags()))
         });
         match found {
             Ok(found) if found == self.spec => Ok(()),
@@ -67,24 +62,31 @@ impl PinnedMap {
 #[derive(Debug, PartialEq)]
 pub(crate) struct MapSpec {
     map_type: MapType,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
+    entry: EntrySize,
+    pub(crate) max_entries: u32,
     flags: u32,
 }
 
 impl MapSpec {
     pub(crate) fn new(map_type: MapType, entry: EntrySize, max_entries: u32, flags: u32) -> Self {
-        Self { map_type, key_size: entry.key as u32, value_size: entry.value as u32, max_entries, flags }
+        Self { map_type, entry, max_entries, flags }
+    }
+
+    /// Creates an empty map.
+    pub(crate) fn create(&self, name: &str) -> Result<MapData, Error> {
+        let Self { map_type, entry: EntrySize { key, value }, max_entries, flags } = *self;
+        let map =
+            aya_obj::Map::new_from_params(map_type as u32, key as u32, value as u32, max_entries, flags);
+        MapData::create(map, name, None).map_err(Error::map(name))
     }
 }
 
 impl fmt::Display for MapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { map_type, key_size, value_size, max_entries, flags } = self;
+        let Self { map_type, entry: EntrySize { key, value }, max_entries, flags } = self;
         write!(
             f,
-            "a map of type {map_type:?} with keys of {key_size} and values of {value_size} bytes, \
+            "a map of type {map_type:?} with keys of {key} and values of {value} bytes, \
              {max_entries} entries and flags {flags:#x}"
         )
     }

@@ -26,14 +26,7 @@ use proxy_common::{
 
 use crate::{
     error::{ATTACH, Error},
-    maps::{
-        bpf_maps::{self, Variant},
-        embedded,
-        features::with_features,
-        map_spec,
-        pins::Pins,
-        tracked_map::TrackedMap,
-    },
+    maps::{bpf_maps, embedded, features::with_features, map_spec, pins::Pins, tracked_map::TrackedMap},
     options::Options,
     programs::{
         clsact,
@@ -95,8 +88,7 @@ impl SentPackets {
         }
         let object = embedded::traced()?;
         let mut ebpf = with_features(|features| {
-            let variant = Variant { object, constants: &[], log_level: None };
-            let mut ebpf = bpf_maps::load_object(&pins, options, features, &variant)?;
+            let mut ebpf = bpf_maps::load_object(&pins, options, features, object, &[], None)?;
             classifier(&mut ebpf, TRACED)?.load().map_err(failed("load", TRACED))?;
             Ok(ebpf)
         })?;

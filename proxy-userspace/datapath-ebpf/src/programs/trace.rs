@@ -29,8 +29,7 @@ use crate::{
     error::Error,
     host::{capabilities, raw_bpf},
     maps::{
-        bpf_maps::{self, Variant},
-        embedded,
+        bpf_maps, embedded,
         exclusions::{self, Exclusions},
         features::with_features,
         map_spec,
@@ -202,8 +201,7 @@ impl TracedPrograms {
         let globals = globals(filter)?;
         let load = |log_level| {
             with_features(|features| {
-                let variant = Variant { object, constants: &globals, log_level };
-                let mut ebpf = bpf_maps::load_object(&pins, options, features, &variant)?;
+                let mut ebpf = bpf_maps::load_object(&pins, options, features, object, &globals, log_level)?;
                 HOOKS.into_iter().try_for_each(|hook| hooks::load_program(&mut ebpf, hook))?;
                 Ok(ebpf)
             })
