@@ -10,12 +10,11 @@ use aya::programs::{
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use netlink::links::delete_empty_clsact;
-use nix::net::if_::if_indextoname;
 
 use crate::{
     error::{ATTACH, Error},
     maps::pins::{self, Pins},
-    programs::links::failed,
+    programs::links::{failed, interface_name},
 };
 
 /// The lowest number comes first; filters of other agents may have the same one.
@@ -54,11 +53,6 @@ pub(crate) fn attach(
     program.take_link(id).map(std::mem::forget).map_err(failed("take the link", name))
 }
 
-/// Whether an interface has filters of ours.
-pub(crate) fn has_filters(pins: &Pins, interface: u32) -> Result<bool, Error> {
-    Ok(pins.all_links()?.iter().filter_map(|it| interface_of(it)).any(|it| it.0 == interface))
-}
-
 /// The interface that a marker stands for, and whether its qdisc is ours; `None` if the pin is no marker.
 pub(crate) fn interface_of(pin: &Path) -> Option<(u32, bool)> {
     let name = pin.file_name()?.to_str()?.trim_end_matches("_new");
@@ -70,10 +64,10 @@ pub(crate) fn interface_of(pin: &Path) -> Option<(u32, bool)> {
 pub(crate) fn detach(marker: &Path, directions: impl IntoIterator<Item = TcAttachType>) -> Result<(), Error> {
     let Some((interface, is_qdisc_ours)) = interface_of(marker) else { return Ok(()) };
     // With an interface that has gone, so have its filters.
-    if let Ok(name) = if_indextoname(interface) {
+    if let Some(name) = interface_name(interface) {
         for direction in directions {
             // Dropping it detaches it; it may be missing.
-            drop(SchedClassifierLink::attached(&name.to_string_lossy(), direction, PRIORITY, HANDLE, None));
+            drop(SchedClassifierLink::attached(&name, direction, PRIORITY, HANDLE, None));
         }
         if is_qdisc_ours && let Err(error) = delete_empty_clsact(interface) {
             tracing::warn!(interface = ?name, %error, "the qdisc clsact stays, without a filter of this program");

@@ -17,8 +17,8 @@ use crate::{
     host::{cgroup::Cgroup, failpoint, raw_bpf},
     maps::pins::{self, Pins},
     programs::{
-        links::{detach_link, failed},
-        uplinks,
+        links::{self, detach_link, failed},
+        uplinks::{self, UplinkPin},
     },
 };
 
@@ -138,7 +138,8 @@ pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
 pub(crate) fn detach_unknown(pins: &Pins) -> Result<(), Error> {
     let known = HOOKS.map(|(hook, _)| pins.links().join(hook));
     for pin in pins.all_links()? {
-        if uplinks::is_pin(&pin) || known.iter().any(|it| pin == *it || pin == pins::staging_path(it)) {
+        if UplinkPin::of(&pin).is_some() || known.iter().any(|it| pin == *it || pin == pins::staging_path(it))
+        {
             continue;
         }
         // What cannot be opened is not a link of ours.
@@ -172,10 +173,7 @@ fn attach_or_update(
     if let Some(link) = pins::open(pin)?
         && cgroup_of(&link, pin)? == cgroup.id()
     {
-        let fd = program.fd().map_err(failed("open", hook))?;
-        return raw_bpf::link_update(link.as_fd(), fd.as_fd())
-            .map(|()| false)
-            .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()));
+        return links::update(&link, program.fd().map_err(failed("open", hook))?, pin).map(|()| false);
     }
     let link = create_link(program, cgroup, hook)?;
     pins::replace(pin, |path| {

@@ -1,11 +1,17 @@
 //! Links of programs, whatever they are attached to.
 
-use std::{os::fd::AsFd as _, path::Path};
+use std::{os::fd::AsFd, path::Path};
 
 use aya::programs::ProgramError;
-use nix::libc;
+use nix::{libc, net::if_::if_indextoname};
 
 use crate::{error::Error, host::raw_bpf, maps::pins};
+
+/// Puts a program under a pinned link.
+pub(crate) fn update(link: &impl AsFd, program: &impl AsFd, pin: &Path) -> Result<(), Error> {
+    raw_bpf::link_update(link.as_fd(), program.as_fd())
+        .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))
+}
 
 /// Detaches a program, before the call returns, and removes the pin of its link.
 pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
@@ -19,6 +25,11 @@ pub(crate) fn detach_link(pin: &Path) -> Result<(), Error> {
 /// Whether a link to an interface was refused as an unknown type of link: there are none before Linux 6.6.
 pub(crate) fn has_no_links_to_interfaces(error: &ProgramError) -> bool {
     matches!(error, ProgramError::SyscallError(it) if it.io_error.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// The name of an interface; `None` if it has gone.
+pub(crate) fn interface_name(interface: u32) -> Option<String> {
+    if_indextoname(interface).ok().map(|it| it.to_string_lossy().into_owned())
 }
 
 /// A failed operation on a program, for `map_err`.

@@ -18,7 +18,6 @@ use aya::{
 };
 use datapath::FrontendAddress;
 use model::error_chain;
-use nix::net::if_::if_indextoname;
 use proxy_common::{
     tables::FrontendKey6,
     trace::{MAX_FRONTENDS, SentPacket as Event},
@@ -29,10 +28,9 @@ use crate::{
     maps::{bpf_maps, embedded, features::with_features, map_spec, pins::Pins, tracked_map::TrackedMap},
     options::Options,
     programs::{
-        clsact,
-        links::{failed, has_no_links_to_interfaces},
+        links::{failed, has_no_links_to_interfaces, interface_name},
         uplink_links,
-        uplinks::{self, TRACED, classifier},
+        uplinks::{TRACED, UplinkPin, classifier},
     },
     tables::layout::forwarding::frontend_key,
 };
@@ -80,10 +78,11 @@ impl SentPackets {
     pub fn start(options: &Options) -> Result<Option<Self>, Error> {
         let pins = Pins::new(&options.pin_dir);
         let links = pins.all_links()?;
-        if !links.iter().any(|it| uplinks::is_pin(it)) {
+        let uplinks: Vec<_> = links.iter().filter_map(|it| UplinkPin::of(it)).collect();
+        if uplinks.is_empty() {
             return Ok(None);
         }
-        if links.iter().any(|it| clsact::interface_of(it).is_some()) {
+        if uplinks.iter().any(|it| it.program.is_none()) {
             return Err(Error::NoLinksToInterfaces);
         }
         let object = embedded::traced()?;
@@ -173,7 +172,7 @@ impl SentPackets {
 impl SentPacket {
     /// The name of the interface at which it arrived, if that still exists.
     pub fn interface(&self) -> Option<String> {
-        if_indextoname(self.interface).ok().map(|it| it.to_string_lossy().into_owned())
+        interface_name(self.interface)
     }
 }
 

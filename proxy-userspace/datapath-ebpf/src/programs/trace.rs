@@ -38,7 +38,10 @@ use crate::{
         tracked_map::TrackedMap,
     },
     options::Options,
-    programs::{hooks, links::failed},
+    programs::{
+        hooks,
+        links::{self, failed},
+    },
 };
 
 /// The hooks whose programs differ; those that end or watch a connection come before those that begin one.
@@ -428,8 +431,7 @@ impl ActiveTrace {
             };
             let product = duplicate(hooks::program(product, hook)?)?;
             let traced = duplicate(hooks::program(&mut self.traced.ebpf, hook)?)?;
-            raw_bpf::link_update(link.as_fd(), traced.as_fd())
-                .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))?;
+            links::update(&link, &traced, &pin)?;
             self.replaced.push(Replaced { hook, link, product });
             Ok(())
         });

@@ -5,26 +5,23 @@ use std::{collections::BTreeMap, os::fd::AsFd as _};
 use aya::programs::{ProgramInfo, SchedClassifier};
 use datapath::ForeignProgram;
 use netlink::links::{self, Classifier, Link};
-use nix::net::if_::if_indextoname;
 
 use crate::{
     error::Error,
     host::raw_bpf,
     maps::pins::{self, Pins},
     programs::{
-        clsact,
         hook_status::name_of,
-        links::{failed, has_no_links_to_interfaces},
-        uplinks::{self, PROGRAMS, TRACED, XDP},
+        links::{failed, has_no_links_to_interfaces, interface_name},
+        uplinks::{PROGRAMS, TRACED, UplinkPin, XDP},
     },
 };
 
-/// A program of ours at an interface.
+/// A program of ours at an interface, or filters.
 struct Attached {
-    name: &'static str,
     interface: u32,
-    /// The kernel's id of it.
-    program: u32,
+    /// The name of the program, and the kernel's id of it; `None` for filters.
+    program: Option<(&'static str, u32)>,
 }
 
 /// An interface and what runs there besides our programs.
@@ -41,31 +38,26 @@ pub(crate) struct Uplink {
 
 /// The names of the interfaces at which our programs are attached, by number.
 pub(crate) fn attached(pins: &Pins) -> Result<BTreeMap<u32, String>, Error> {
-    let filters = pins.all_links()?;
-    let filters = filters.iter().filter_map(|it| clsact::interface_of(it)).map(|(interface, _)| interface);
-    let interfaces = own(pins)?.into_iter().map(|it| it.interface).chain(filters);
-    // One that has gone meanwhile has no name.
-    let name = |it| Some((it, if_indextoname(it).ok()?.to_string_lossy().into_owned()));
-    Ok(interfaces.filter_map(name).collect())
+    let name = |it: Attached| Some((it.interface, interface_name(it.interface)?));
+    Ok(own(pins)?.into_iter().filter_map(name).collect())
 }
 
-/// The programs of all pinned links whose interface exists.
+/// What is pinned at interfaces that exist.
 fn own(pins: &Pins) -> Result<Vec<Attached>, Error> {
     let mut found = Vec::new();
-    let mut all = pins.all_links()?;
-    all.sort_unstable();
-    for pin in all.into_iter().filter(|it| uplinks::is_pin(it)) {
-        let file = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let names = PROGRAMS.into_iter().map(|(name, _)| name).chain([XDP]);
-        let program = file.trim_end_matches("_new").rsplit_once('_').map_or("", |(name, _)| name);
-        let Some(name) = names.into_iter().find(|it| *it == program) else { continue };
+    for pin in pins.all_links()? {
+        let Some(UplinkPin { interface, program }) = UplinkPin::of(&pin) else { continue };
+        let Some(name) = program else {
+            found.push(Attached { interface, program: None });
+            continue;
+        };
         // It may have been removed meanwhile.
         let Some(link) = pins::open(&pin)? else { continue };
         let info = raw_bpf::link_interface(link.as_fd())
             .and_then(|interface| Ok((interface, raw_bpf::link_program(link.as_fd())?)));
-        let (interface, program) = info.map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))?;
+        let (interface, id) = info.map_err(Error::syscall("BPF_OBJ_GET_INFO_BY_FD", pin.display()))?;
         if interface != 0 {
-            found.push(Attached { name, interface, program });
+            found.push(Attached { interface, program: Some((name, id)) });
         }
     }
     Ok(found)
@@ -76,9 +68,10 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
     let what = || format!("interface {interface}");
     let link = links::read(interface).map_err(Error::syscall("RTM_GETLINK", what()))?;
     let Some(link) = link else { return Ok(None) };
-    let own = own(pins)?;
-    let own = own.iter().filter(|it| it.interface == interface);
-    let own: Vec<_> = own.map(|it| (it.name, it.program)).collect();
+    let mut own = own(pins)?;
+    own.retain(|it| it.interface == interface);
+    let has_filters = own.iter().any(|it| it.program.is_none());
+    let own: Vec<_> = own.iter().filter_map(|it| it.program).collect();
     let describe = |place: &str, id| format!("{place}: {}", ForeignProgram { id, name: name_of(id) });
     let mut attached: Vec<_> = own.iter().map(|(name, _)| *name).collect();
     let others = link.xdp.iter().filter(|it| !own.contains(&(XDP, **it)));
@@ -97,7 +90,6 @@ pub(crate) fn query(pins: &Pins, interface: u32) -> Result<Option<Uplink>, Error
         before.extend(others.map(|it| describe(&place, *it)));
         after.extend(programs[position..].iter().filter(|it| !is_own(it)).map(|it| describe(&place, *it)));
     }
-    let has_filters = clsact::has_filters(pins, interface)?;
     let mut classifiers = links::classifiers(interface).map_err(Error::syscall("RTM_GETTFILTER", what()))?;
     if has_filters {
         let name = |it: &Classifier| it.program.map(name_of).unwrap_or_default();

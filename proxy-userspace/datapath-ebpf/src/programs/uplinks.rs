@@ -3,19 +3,24 @@
 //! Invariant: the links are pinned and outlast this process; the program of one is replaced without a moment without any.
 //! So do filters, where the kernel has no links to interfaces.
 
-use std::{collections::BTreeSet, io, net::IpAddr, os::fd::AsFd as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+};
 
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, Program, ProgramFd, SchedClassifier, TcAttachType, XdpMode,
+        LinkOrder, Program, SchedClassifier, TcAttachType, XdpMode,
         links::{FdLink, LinkError},
         tc::TcAttachOptions,
     },
 };
 use model::{Family, error_chain};
 use netlink::{host_addresses::interfaces_with, links};
-use nix::net::if_::if_indextoname;
 use proxy_common::forward::{Wrapping4, Wrapping6};
 
 use crate::{
@@ -24,7 +29,7 @@ use crate::{
     maps::pins::{self, Pins},
     programs::{
         clsact,
-        links::{detach_link, failed, has_no_links_to_interfaces},
+        links::{detach_link, failed, has_no_links_to_interfaces, interface_name, update},
     },
 };
 
@@ -57,6 +62,26 @@ pub(crate) fn too_narrow(address: IpAddr) -> io::Result<Vec<(String, u32)>> {
         narrow.extend(link.map(|it| (it.name, it.mtu)));
     }
     Ok(narrow)
+}
+
+/// What the name of a pin at an uplink says.
+pub(crate) struct UplinkPin {
+    /// The number of the interface.
+    pub(crate) interface: u32,
+    /// The program of the link that is pinned; `None` if the pin stands for filters.
+    pub(crate) program: Option<&'static str>,
+}
+
+impl UplinkPin {
+    /// `None` for the pin of anything else.
+    pub(crate) fn of(pin: &Path) -> Option<Self> {
+        if let Some((interface, _)) = clsact::interface_of(pin) {
+            return Some(Self { interface, program: None });
+        }
+        let (name, interface) = pin.file_name()?.to_str()?.trim_end_matches("_new").rsplit_once('_')?;
+        let program = PROGRAMS.into_iter().map(|(it, _)| it).chain([XDP]).find(|it| *it == name)?;
+        Some(Self { interface: interface.parse().ok()?, program: Some(program) })
+    }
 }
 
 /// The uplinks, by the index of their interface.
@@ -98,7 +123,7 @@ impl Uplinks {
         is_forwarding: bool,
     ) -> Result<(), Error> {
         for pin in pins.all_links()? {
-            if interface_of(&pin).is_some_and(|it| !wanted.contains(&it)) {
+            if UplinkPin::of(&pin).is_some_and(|it| !wanted.contains(&it.interface)) {
                 detach_pin(&pin)?;
             }
         }
@@ -111,20 +136,19 @@ impl Uplinks {
             }
         }
         for interface in wanted {
-            let Ok(name) = if_indextoname(*interface) else { continue };
+            let Some(name) = interface_name(*interface) else { continue };
             let is_new = !self.attached.contains(interface);
             for (program, direction) in PROGRAMS {
                 let classifier = classifier(ebpf, program)?;
                 let pin = pins.links().join(format!("{program}_{interface}"));
                 // An interface that has gone took its links along; the pins stay.
-                if is_new || !is_attached(&pin) {
-                    let name = name.to_string_lossy();
+                if is_new || attached_link(&pin).is_none() {
                     attach(classifier, (program, direction), (*interface, &name), pins, &pin)?;
                 }
             }
-            self.set_driver(ebpf, pins, (*interface, &name.to_string_lossy()), is_new)?;
+            self.set_driver(ebpf, pins, (*interface, &name), is_new)?;
             if is_new {
-                tracing::info!(interface = %name.to_string_lossy(), "packets from outside are forwarded");
+                tracing::info!(interface = %name, "packets from outside are forwarded");
                 self.attached.insert(*interface);
             }
         }
@@ -167,8 +191,8 @@ fn attach_in_driver(ebpf: &mut Ebpf, interface: u32, pin: &Path) -> Result<(), E
     if program.fd().is_err() {
         program.load().map_err(failed("load", XDP))?;
     }
-    if is_attached(pin) {
-        return update(pin, program.fd().map_err(failed("open", XDP))?);
+    if let Some(link) = attached_link(pin) {
+        return update(&link, program.fd().map_err(failed("open", XDP))?, pin);
     }
     let id = program.attach_to_if_index(interface, XdpMode::Driver).map_err(failed(ATTACH, XDP))?;
     pin_link(program.take_link(id).map_err(failed("take the link", XDP))?, XDP, pin)
@@ -176,12 +200,7 @@ fn attach_in_driver(ebpf: &mut Ebpf, interface: u32, pin: &Path) -> Result<(), E
 
 /// Detaches the programs from all interfaces.
 pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
-    pins.all_links()?.iter().filter(|it| is_pin(it)).try_for_each(|it| detach_pin(it))
-}
-
-/// Whether a pin is that of a link to an uplink, or stands for filters of one.
-pub(crate) fn is_pin(pin: &Path) -> bool {
-    interface_of(pin).is_some()
+    pins.all_links()?.iter().filter(|it| UplinkPin::of(it).is_some()).try_for_each(|it| detach_pin(it))
 }
 
 fn detach_pin(pin: &Path) -> Result<(), Error> {
@@ -191,17 +210,10 @@ fn detach_pin(pin: &Path) -> Result<(), Error> {
     }
 }
 
-fn interface_of(pin: &Path) -> Option<u32> {
-    if let Some((interface, _)) = clsact::interface_of(pin) {
-        return Some(interface);
-    }
-    let (program, interface) = pin.file_name()?.to_str()?.trim_end_matches("_new").rsplit_once('_')?;
-    PROGRAMS.iter().any(|(it, _)| *it == program || program == XDP).then(|| interface.parse().ok())?
-}
-
-/// Whether the interface of a pinned link is still there.
-fn is_attached(pin: &Path) -> bool {
-    raw_bpf::obj_get(pin).and_then(|it| raw_bpf::link_interface(it.as_fd())).is_ok_and(|it| it != 0)
+/// The pinned link, if its interface is still there.
+fn attached_link(pin: &Path) -> Option<OwnedFd> {
+    let link = raw_bpf::obj_get(pin).ok()?;
+    raw_bpf::link_interface(link.as_fd()).is_ok_and(|it| it != 0).then_some(link)
 }
 
 /// Updates the pinned link, or creates one before those of other programs, and pins it. Without links to interfaces, before
@@ -213,8 +225,8 @@ fn attach(
     pins: &Pins,
     pin: &Path,
 ) -> Result<(), Error> {
-    if is_attached(pin) {
-        return update(pin, program.fd().map_err(failed("open", name))?);
+    if let Some(link) = attached_link(pin) {
+        return update(&link, program.fd().map_err(failed("open", name))?, pin);
     }
     if failpoint::is_enabled("no-links-to-interfaces") {
         return clsact::attach(program, name, direction, interface, pins);
@@ -238,13 +250,6 @@ fn pin_link(
 ) -> Result<(), Error> {
     let link = link.try_into().map_err(failed("take the link", name))?;
     pins::replace(pin, |path| link.pin(path).map(drop).map_err(Error::pin(path)))
-}
-
-/// Puts a program under a pinned link.
-fn update(pin: &Path, program: &ProgramFd) -> Result<(), Error> {
-    let link = raw_bpf::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
-    raw_bpf::link_update(link.as_fd(), program.as_fd())
-        .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))
 }
 
 pub(crate) fn classifier<'a>(
