@@ -130,26 +130,9 @@ impl Collected {
     }
 }
 
-/// Collects lines for their decisions.
-struct Collector(Mutex<Collected>);
-
-impl Log for Collector {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        if let Some(line) = Line::parse(record.level(), &record.args().to_string()) {
-            self.0.lock().add(line);
-        }
-    }
-
-    fn flush(&self) {}
-}
-
 /// Counts lines, and hands them on.
-struct Counted<L> {
-    lines: L,
+struct Counted {
+    each: Box<dyn Fn(&Record<'_>) + Send + Sync>,
     read: AtomicU64,
     /// Programs write no more lines from this one on.
     limit: AtomicU64,
@@ -157,9 +140,9 @@ struct Counted<L> {
     counts: Mutex<Array<MapData, u64>>,
 }
 
-impl<L: Log> Log for Counted<L> {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.lines.enabled(metadata)
+impl Log for Counted {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -169,26 +152,26 @@ impl<L: Log> Log for Counted<L> {
             // If it fails, they go on.
             let _ = self.counts.lock().set(LINES_PAUSED, 1, 0);
         }
-        self.lines.log(record);
+        (self.each)(record);
     }
 
     fn flush(&self) {}
 }
 
 /// Reads the lines of the programs of an object.
-struct LineReader<L> {
-    logger: EbpfLogger<Arc<Counted<L>>>,
-    counted: Arc<Counted<L>>,
+struct LineReader {
+    logger: EbpfLogger<Arc<Counted>>,
+    counted: Arc<Counted>,
     /// How many lines seemed lost when they were last read.
     missing: u64,
     lost: u64,
 }
 
-impl<L: Log> LineReader<L> {
-    /// Takes the maps of lines out of the loaded object.
-    fn take(ebpf: &mut Ebpf, lines: L) -> Result<Self, Error> {
-        let counts = Mutex::new(map_spec::take(ebpf, "LINES")?);
-        let counted = Arc::new(Counted { lines, read: AtomicU64::new(0), limit: AtomicU64::new(0), counts });
+impl LineReader {
+    /// Takes the maps of lines out of the loaded object; hands each line to a function.
+    fn take(ebpf: &mut Ebpf, each: impl Fn(&Record<'_>) + Send + Sync + 'static) -> Result<Self, Error> {
+        let (each, counts) = (Box::new(each), Mutex::new(map_spec::take(ebpf, "LINES")?));
+        let counted = Arc::new(Counted { each, read: AtomicU64::new(0), limit: AtomicU64::new(0), counts });
         let logger = EbpfLogger::init_with_logger(ebpf, Arc::clone(&counted));
         let logger = logger.map_err(|it| Error::Incomplete(format!("lines of log: {it}")))?;
         Ok(Self { logger, counted, missing: 0, lost: 0 })
@@ -212,33 +195,43 @@ impl<L: Log> LineReader<L> {
 }
 
 /// The steps of decisions.
-pub(crate) struct TraceSteps(LineReader<Collector>);
+pub(crate) struct TraceSteps {
+    reader: LineReader,
+    collected: Arc<Mutex<Collected>>,
+}
 
 impl TraceSteps {
     /// Takes the maps of lines out of the loaded object.
     pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        LineReader::take(ebpf, Collector(Mutex::new(Collected::default()))).map(Self)
+        let collected = Arc::new(Mutex::new(Collected::default()));
+        let lines = Arc::clone(&collected);
+        let reader = LineReader::take(ebpf, move |record| {
+            if let Some(line) = Line::parse(record.level(), &record.args().to_string()) {
+                lines.lock().add(line);
+            }
+        })?;
+        Ok(Self { reader, collected })
     }
 
     /// Reads the lines so far, unless there are enough decisions whose events were not read (`is_behind`). Those whose events were
     /// lost are dropped, the oldest first.
     pub(crate) fn read(&mut self, is_behind: bool) -> Result<(), Error> {
-        let excess = self.0.counted.lines.0.lock().decisions.len().saturating_sub(MAX_DECISIONS);
+        let excess = self.collected.lock().decisions.len().saturating_sub(MAX_DECISIONS);
         if excess > 0 && is_behind {
             return Ok(());
         }
-        self.0.counted.lines.0.lock().decisions.drain(..excess);
-        self.0.read()
+        self.collected.lock().decisions.drain(..excess);
+        self.reader.read()
     }
 
     /// How many lines were lost.
     pub(crate) fn lost(&self) -> u64 {
-        self.0.lost
+        self.reader.lost
     }
 
     /// Takes those of the last decision of a socket up to a time, in nanoseconds of the monotonic clock.
     pub(crate) fn take_decision(&self, socket: u64, until: u64) -> Option<Vec<TraceStep>> {
-        self.0.counted.lines.0.lock().take(socket, until)
+        self.collected.lock().take(socket, until)
     }
 }
 
@@ -257,7 +250,7 @@ pub(crate) fn forward(ebpf: &mut Ebpf) -> Result<(), Error> {
     if level().is_none() {
         return Ok(());
     }
-    let mut reader = LineReader::take(ebpf, Forwarder)?;
+    let mut reader = LineReader::take(ebpf, log_line)?;
     let forward = move || {
         let mut lost = 0;
         while reader.read().is_ok() {
@@ -275,32 +268,22 @@ pub(crate) fn forward(ebpf: &mut Ebpf) -> Result<(), Error> {
         .map_err(Error::syscall("clone", "a thread"))
 }
 
-/// Logs lines as this process does.
-struct Forwarder;
-
-impl Log for Forwarder {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+/// Logs a line as this process does.
+fn log_line(record: &Record<'_>) {
+    let (file, line) = (record.file(), record.line());
+    // A level must be a constant.
+    macro_rules! log {
+        ($level:ident) => {
+            tracing::$level!(file, line, "{}", record.args())
+        };
     }
-
-    fn log(&self, record: &Record<'_>) {
-        let (file, line) = (record.file(), record.line());
-        // A level must be a constant.
-        macro_rules! log {
-            ($level:ident) => {
-                tracing::$level!(file, line, "{}", record.args())
-            };
-        }
-        match record.level() {
-            Level::Error => log!(error),
-            Level::Warn => log!(warn),
-            Level::Info => log!(info),
-            Level::Debug => log!(debug),
-            Level::Trace => log!(trace),
-        }
+    match record.level() {
+        Level::Error => log!(error),
+        Level::Warn => log!(warn),
+        Level::Info => log!(info),
+        Level::Debug => log!(debug),
+        Level::Trace => log!(trace),
     }
-
-    fn flush(&self) {}
 }
 
 #[cfg(test)]
