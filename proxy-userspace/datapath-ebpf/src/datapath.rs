@@ -42,7 +42,7 @@ use crate::{
         hook_status, hooks,
         peer_probes::PeerProbes,
         socket_termination::SocketTerminator,
-        trace::{ActiveTrace, TracedPrograms},
+        trace::TracedPrograms,
         trial_connects::TrialConnects,
         uplinks::{Uplinks, least_mtu, too_narrow},
     },
@@ -97,7 +97,7 @@ pub struct Datapath {
     /// Whether a generation of this process is active.
     is_applied: bool,
     /// Dropped before the lock.
-    trace: Option<ActiveTrace>,
+    trace: Option<TracedPrograms>,
     _lock: PinLock,
 }
 
@@ -467,12 +467,14 @@ impl Datapath {
     /// # Errors
     ///
     /// If no program is attached yet, or the kernel refuses. The product's programs are attached then.
-    pub fn begin_trace(&mut self, traced: TracedPrograms) -> Result<(), Error> {
+    pub fn begin_trace(&mut self, mut traced: TracedPrograms) -> Result<(), Error> {
         if !self.is_attached {
             return Err(Error::NotAttached);
         }
         self.trace = None;
-        self.trace = Some(ActiveTrace::begin(traced, &mut self.ebpf, &self.exclusions, &self.pins)?);
+        traced.set_exclusions(&self.exclusions)?;
+        traced.put(&mut self.ebpf, &self.pins)?;
+        self.trace = Some(traced);
         Ok(())
     }
 

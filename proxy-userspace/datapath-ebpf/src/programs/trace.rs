@@ -75,10 +75,18 @@ pub struct TraceFilter {
     pub steps: Option<Level>,
 }
 
-/// The programs of a trace, in the kernel and not attached.
+/// The programs of a trace, and the links that they are under; dropping it puts the product's programs there again.
 pub struct TracedPrograms {
     ebpf: Ebpf,
     excluded: TrackedMap<u64>,
+    replaced: Vec<Replaced>,
+}
+
+/// A link with the program of a trace.
+struct Replaced {
+    hook: &'static str,
+    link: OwnedFd,
+    product: OwnedFd,
 }
 
 /// What the programs of a trace report.
@@ -222,7 +230,58 @@ impl TracedPrograms {
         if let Some(ports) = &filter.ports {
             events.set_ports(ports)?;
         }
-        Ok((Self { ebpf, excluded }, events))
+        Ok((Self { ebpf, excluded, replaced: Vec::new() }, events))
+    }
+
+    /// Replaces the programs at the pinned links, which may be others than before.
+    ///
+    /// # Errors
+    ///
+    /// The product's programs are under all links.
+    pub(crate) fn put(&mut self, product: &mut Ebpf, pins: &Pins) -> Result<(), Error> {
+        self.take_back();
+        let result = HOOKS.into_iter().try_for_each(|hook| {
+            let pin = pins.links().join(hook);
+            // One hook may have no program, see `hooks::OPTIONAL`.
+            let Some(link) = pins::open(&pin)? else { return Ok(()) };
+            let duplicate = |program: &mut Program| {
+                let fd = program.fd().map_err(failed("open", hook))?.as_fd().try_clone_to_owned();
+                fd.map_err(Error::syscall("dup", format!("the program of {hook}")))
+            };
+            let product = duplicate(hooks::program(product, hook)?)?;
+            let traced = duplicate(hooks::program(&mut self.ebpf, hook)?)?;
+            links::update(&link, &traced, &pin)?;
+            self.replaced.push(Replaced { hook, link, product });
+            Ok(())
+        });
+        if result.is_err() {
+            self.take_back();
+        }
+        result
+    }
+
+    /// Puts the product's programs under the links.
+    fn take_back(&mut self) {
+        // Those that begin connections first.
+        for Replaced { hook, link, product } in self.replaced.drain(..).rev() {
+            if let Err(error) = raw_bpf::link_update(link.as_fd(), product.as_fd()) {
+                tracing::error!(
+                    "the traced program stays attached at {hook}, which costs some time; the next start replaces it: \
+                     {error}"
+                );
+            }
+        }
+    }
+
+    /// Updates the excluded cgroups.
+    pub(crate) fn set_exclusions(&mut self, exclusions: &Exclusions) -> Result<(), Error> {
+        self.excluded.mirror(exclusions.map())
+    }
+}
+
+impl Drop for TracedPrograms {
+    fn drop(&mut self) {
+        self.take_back();
     }
 }
 
@@ -385,85 +444,6 @@ fn end_reason(raw: u8) -> Option<EndReason> {
         raw::GIVEN_UP => EndReason::GivenUp,
         _ => return None,
     })
-}
-
-/// The programs of a trace under the links; dropping it puts the product's programs there again.
-pub(crate) struct ActiveTrace {
-    traced: TracedPrograms,
-    replaced: Vec<Replaced>,
-}
-
-/// A link with the program of a trace.
-struct Replaced {
-    hook: &'static str,
-    link: OwnedFd,
-    product: OwnedFd,
-}
-
-impl ActiveTrace {
-    /// Replaces the programs at the pinned links.
-    ///
-    /// # Errors
-    ///
-    /// The product's programs are under all links.
-    pub(crate) fn begin(
-        traced: TracedPrograms,
-        product: &mut Ebpf,
-        exclusions: &Exclusions,
-        pins: &Pins,
-    ) -> Result<Self, Error> {
-        let mut trace = Self { traced, replaced: Vec::new() };
-        trace.set_exclusions(exclusions)?;
-        trace.put(product, pins)?;
-        Ok(trace)
-    }
-
-    /// Replaces the programs at the pinned links, which may be others than before.
-    pub(crate) fn put(&mut self, product: &mut Ebpf, pins: &Pins) -> Result<(), Error> {
-        self.take_back();
-        let result = HOOKS.into_iter().try_for_each(|hook| {
-            let pin = pins.links().join(hook);
-            // One hook may have no program, see `hooks::OPTIONAL`.
-            let Some(link) = pins::open(&pin)? else { return Ok(()) };
-            let duplicate = |program: &mut Program| {
-                let fd = program.fd().map_err(failed("open", hook))?.as_fd().try_clone_to_owned();
-                fd.map_err(Error::syscall("dup", format!("the program of {hook}")))
-            };
-            let product = duplicate(hooks::program(product, hook)?)?;
-            let traced = duplicate(hooks::program(&mut self.traced.ebpf, hook)?)?;
-            links::update(&link, &traced, &pin)?;
-            self.replaced.push(Replaced { hook, link, product });
-            Ok(())
-        });
-        if result.is_err() {
-            self.take_back();
-        }
-        result
-    }
-
-    /// Puts the product's programs under the links.
-    fn take_back(&mut self) {
-        // Those that begin connections first.
-        for Replaced { hook, link, product } in self.replaced.drain(..).rev() {
-            if let Err(error) = raw_bpf::link_update(link.as_fd(), product.as_fd()) {
-                tracing::error!(
-                    "the traced program stays attached at {hook}, which costs some time; the next start replaces it: \
-                     {error}"
-                );
-            }
-        }
-    }
-
-    /// Updates the excluded cgroups.
-    pub(crate) fn set_exclusions(&mut self, exclusions: &Exclusions) -> Result<(), Error> {
-        self.traced.excluded.mirror(exclusions.map())
-    }
-}
-
-impl Drop for ActiveTrace {
-    fn drop(&mut self) {
-        self.take_back();
-    }
 }
 
 #[cfg(test)]
