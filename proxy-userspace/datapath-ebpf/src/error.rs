@@ -164,15 +164,12 @@ pub enum Error {
 
 impl Error {
     /// A failed system call, for `map_err`.
-    pub(crate) fn syscall(call: &'static str, what: impl ToString) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn syscall<E: Into<io::Error>>(
+        call: &'static str,
+        what: impl ToString,
+    ) -> impl FnOnce(E) -> Self {
         let what = what.to_string();
-        move |source| Self::Syscall { call, what, source }
-    }
-
-    /// The same, for errors of the nix crate.
-    pub(crate) fn errno(call: &'static str, what: impl ToString) -> impl FnOnce(nix::Error) -> Self {
-        let syscall = Self::syscall(call, what);
-        move |errno| syscall(errno.into())
+        move |source| Self::Syscall { call, what, source: source.into() }
     }
 
     /// A failed pin, for `map_err`.

@@ -6,6 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File},
     io::ErrorKind,
+    iter,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -58,7 +59,7 @@ impl Cgroup {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoCgroup(path)),
             opened => opened.map_err(failed("open"))?,
         };
-        let stat = statfs(&path).map_err(|errno| failed("statfs")(errno.into()))?;
+        let stat = statfs(&path).map_err(Error::syscall("statfs", path.display()))?;
         if stat.filesystem_type() != CGROUP2_SUPER_MAGIC {
             return Err(Error::NotCgroup2(path));
         }
@@ -106,20 +107,34 @@ impl Cgroup {
 pub(crate) fn paths_of(root: &Path, ids: impl Iterator<Item = u64>) -> HashMap<u64, String> {
     let mut missing: HashSet<u64> = ids.collect();
     let mut found = HashMap::new();
-    let mut folders = vec![root.to_path_buf()];
-    while let Some(folder) = folders.pop()
-        && !missing.is_empty()
-    {
+    for folder in folders(root) {
+        if missing.is_empty() {
+            break;
+        }
         if let Ok(metadata) = fs::metadata(&folder)
             && missing.remove(&metadata.ino())
         {
             let path = folder.strip_prefix(root).unwrap_or(&folder).display().to_string();
             found.insert(metadata.ino(), format!("/{}", path.escape_debug()));
         }
-        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-        folders.extend(entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())).map(|it| it.path()));
     }
     found
+}
+
+/// A folder and all folders below it, as far as they can be read.
+pub(crate) fn folders(root: &Path) -> impl Iterator<Item = PathBuf> {
+    let mut unread = vec![root.to_path_buf()];
+    iter::from_fn(move || {
+        let folder = unread.pop()?;
+        unread.extend(folders_in(&folder));
+        Some(folder)
+    })
+}
+
+/// The folders in a folder, none if it cannot be read.
+pub(crate) fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())).map(|it| it.path())
 }
 
 /// The topmost folder of the mount that a cgroup is on.

@@ -2,13 +2,12 @@
 
 use std::{
     collections::HashMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use crate::{
     error::Error,
-    host::cgroup::{Cgroup, mount_of, paths_of},
+    host::cgroup::{Cgroup, folders, mount_of, paths_of},
 };
 
 /// The paths of cgroups by their ids, each searched once.
@@ -37,16 +36,8 @@ impl CgroupPaths {
     }
 
     pub fn of_pod(&self, uid: &str) -> Option<PathBuf> {
-        let mut folders = vec![self.root.clone()];
-        while let Some(folder) = folders.pop() {
-            if folder.file_name().and_then(|it| pod_uid(it.to_str()?)).is_some_and(|it| it == uid) {
-                return Some(folder);
-            }
-            let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-            folders
-                .extend(entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())).map(|it| it.path()));
-        }
-        None
+        let uid_of = |it: &PathBuf| pod_uid(it.file_name()?.to_str()?);
+        folders(&self.root).find(|it| uid_of(it).is_some_and(|it| it == uid))
     }
 }
 
@@ -69,6 +60,8 @@ pub fn pod_uid(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

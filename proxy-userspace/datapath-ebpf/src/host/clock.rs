@@ -10,5 +10,5 @@ use crate::error::Error;
 pub(crate) fn now() -> Result<Duration, Error> {
     clock_gettime(ClockId::CLOCK_MONOTONIC)
         .map(Duration::from)
-        .map_err(Error::errno("clock_gettime", "CLOCK_MONOTONIC"))
+        .map_err(Error::syscall("clock_gettime", "CLOCK_MONOTONIC"))
 }

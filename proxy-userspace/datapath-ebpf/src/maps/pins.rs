@@ -80,7 +80,7 @@ impl Pins {
             match mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>) {
                 // It requires CAP_SYS_ADMIN, which nothing else needs.
                 Err(nix::Error::EPERM | nix::Error::EACCES) => return Err(Error::NotBpffs(self.dir.clone())),
-                mounted => mounted.map_err(Error::errno("mount(bpf)", BPFFS))?,
+                mounted => mounted.map_err(Error::syscall("mount(bpf)", BPFFS))?,
             }
             tracing::info!(path = BPFFS, "bpf file system mounted");
         }
@@ -369,7 +369,7 @@ fn create_dir(path: &Path) -> Result<(), Error> {
 fn is_bpffs(path: &Path) -> Result<bool, Error> {
     // The first ancestor that exists and is accessible; one call each, because any of them may be removed at any moment.
     let nearest = path.ancestors().find_map(|it| statfs(it).ok());
-    let stat = nearest.map_or_else(|| statfs("/"), Ok).map_err(Error::errno("statfs", path.display()))?;
+    let stat = nearest.map_or_else(|| statfs("/"), Ok).map_err(Error::syscall("statfs", path.display()))?;
     Ok(stat.filesystem_type() == BPF_FS_MAGIC)
 }
 

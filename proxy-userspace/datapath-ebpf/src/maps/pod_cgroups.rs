@@ -16,7 +16,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use proxy_common::exclusion::MAX_EXCLUDED_PODS;
 use tokio::net::unix::pipe::Receiver;
 
-use crate::host::cgroup_paths::pod_uid;
+use crate::host::{cgroup::folders_in, cgroup_paths::pod_uid};
 
 /// The pods, and their cgroups below one.
 pub(crate) struct PodCgroups {
@@ -109,10 +109,8 @@ impl PodCgroups {
             // A folder that is watched already stays watched once.
             let _ = inotify.add_watch(folder, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ONLYDIR);
         }
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        for entry in entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())) {
-            let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_string_lossy();
+        for path in folders_in(folder) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if let Some(uid) = pod_uid(&name) {
                 pods.insert(uid, path);
                 continue;
