@@ -181,34 +181,27 @@ fn report(before: &PeerStates, now: &PeerStates) {
     if before == now {
         return;
     }
-    let became = |state: PeerState| -> Vec<_> {
-        let became = now.iter().filter(|(address, it)| **it == state && before.get(*address) != Some(&state));
-        became.map(|(address, _)| address).collect()
+    // How many have become so, and some of them.
+    let became = |state: PeerState| {
+        let nodes = now.iter().filter(|(address, it)| **it == state && before.get(*address) != Some(&state));
+        let nodes: Vec<_> = nodes.map(|(address, _)| address.to_string()).collect();
+        (!nodes.is_empty()).then(|| (nodes.len(), nodes[..nodes.len().min(MAX_LOGGED)].join(", ")))
     };
-    let some =
-        |of: &[&IpAddr]| of.iter().take(MAX_LOGGED).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let silent = became(PeerState::Silent);
-    if !silent.is_empty() {
+    if let Some((count, nodes)) = became(PeerState::Silent) {
         tracing::warn!(
-            count = silent.len(),
-            nodes = some(&silent),
+            count,
+            nodes,
             "nodes do not answer any more: packets from outside go to endpoints on others"
         );
     }
-    let mute = became(PeerState::Mute);
-    if !mute.is_empty() {
+    if let Some((count, nodes)) = became(PeerState::Mute) {
         tracing::warn!(
-            count = mute.len(),
-            nodes = some(&mute),
+            count,
+            nodes,
             "nodes do not answer probes: Services that begin to be forwarded to them are translated until they do"
         );
     }
-    let answering = became(PeerState::Answers);
-    if !answering.is_empty() {
-        tracing::info!(
-            count = answering.len(),
-            nodes = some(&answering),
-            "nodes answer: they unwrap packets from outside"
-        );
+    if let Some((count, nodes)) = became(PeerState::Answers) {
+        tracing::info!(count, nodes, "nodes answer: they unwrap packets from outside");
     }
 }
