@@ -19,24 +19,12 @@ use crate::{
 /// The id of the root of the cgroup2 hierarchy.
 const ROOT_CGROUP: u64 = 1;
 
-/// The owner of a socket.
-#[derive(Clone, Copy)]
-pub(crate) enum SockOwner {
-    /// A process: the release hook will run.
-    Process,
-    /// The kernel, presumably.
-    Kernel,
-}
-
-impl SockOwner {
-    /// The owner of a TCP or UDP socket.
-    #[inline(always)]
-    pub(crate) fn of(ctx: &SockAddrContext) -> Self {
-        let is_kernel = match kernel_sock::has_bit(ctx, KERN_SOCK_BYTE.load(), KERN_SOCK_BIT.load()) {
-            Some(is_kernel) => is_kernel,
-            None => (ctx::protocol(ctx) == TCP && is_subflow(ctx)) || is_in_root_cgroup(),
-        };
-        if is_kernel { Self::Kernel } else { Self::Process }
+/// Whether a TCP or UDP socket is, presumably, the kernel's own: then the release hook will not run.
+#[inline(always)]
+pub(crate) fn is_kernels(ctx: &SockAddrContext) -> bool {
+    match kernel_sock::has_bit(ctx, KERN_SOCK_BYTE.load(), KERN_SOCK_BIT.load()) {
+        Some(is_kernel) => is_kernel,
+        None => (ctx::protocol(ctx) == TCP && is_subflow(ctx)) || is_in_root_cgroup(),
     }
 }
 

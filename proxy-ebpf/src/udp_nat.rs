@@ -11,7 +11,7 @@ use crate::{
     overflow::{Table, count_refusal},
     slot::SlotRef,
     sock_nat::Insertion,
-    sock_owner::SockOwner,
+    sock_owner::is_kernels,
 };
 
 /// The current backend of `service`; unset if this socket never sent there.
@@ -30,7 +30,7 @@ pub(crate) fn service_of(ctx: &SockAddrContext, slot: &SlotRef, backend: &SockAd
 #[inline(always)]
 pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -> Insertion {
     if slot.own().is_none() {
-        if matches!(SockOwner::of(ctx), SockOwner::Kernel) {
+        if is_kernels(ctx) {
             return Insertion::NotOurs;
         }
         slot.claim(ctx);
