@@ -39,6 +39,7 @@ macro_rules! read {
         unsafe { (&raw const (*$from).$($field)+).read_volatile() }
     };
 }
+pub(crate) use read;
 
 /// Reads an IPv6 address, a word at a time.
 macro_rules! read_v6 {

@@ -81,118 +81,84 @@ macro_rules! zeroed {
     };
 }
 
-impl PacketFamily for V4 {
-    type Header = Ipv4Header;
-    type Quoted = Quoted4;
-    type TooBig = TooBig4;
-    const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
-    const ETHERTYPE: Be16 = Be16::new(ETH_P_IP);
-    const SOURCE: usize = offset_of!(Ipv4Header, source);
-    const PROTOCOL: usize = offset_of!(Ipv4Header, protocol);
+/// Implements [`PacketFamily`]. The functions of both families differ only in the names of types and fields.
+macro_rules! packet_family {
+    (
+        $family:ty, $node:ident, $header:ident, $quoted:ident, $too_big:ident;
+        ethertype: $ethertype:ident, encapsulation: $encapsulation:ident;
+        is_icmp: |$icmp:ident| $is_icmp:expr, is_error: $is_error:ident;
+        family: $af:ident, route: $from:ident -> $to:ident, next_hop: $next_hop:ident
+    ) => {
+        impl PacketFamily for $family {
+            type Header = $header;
+            type Quoted = $quoted;
+            type TooBig = $too_big;
+            const ENCAPSULATION: u32 = $encapsulation;
+            const ETHERTYPE: Be16 = Be16::new($ethertype);
+            const SOURCE: usize = offset_of!($header, source);
+            const PROTOCOL: usize = offset_of!($header, protocol);
 
-    #[inline(always)]
-    fn too_big(node: Self, client: Self, mtu: u32, quoted: &Quoted4) -> TooBig4 {
-        TooBig4::new(node, client, mtu, quoted)
-    }
+            #[inline(always)]
+            fn addresses(header: &$header) -> Option<(Self, Self, u8)> {
+                header.is_handled().then_some((header.source, header.destination, header.protocol))
+            }
 
-    #[inline(always)]
-    fn addresses(header: &Ipv4Header) -> Option<(Self, Self, u8)> {
-        header.is_handled().then_some((header.source, header.destination, header.protocol))
-    }
+            #[inline(always)]
+            fn returned(header: $header) -> $header {
+                $header { source: header.destination, destination: header.source, ..header }
+            }
 
-    #[inline(always)]
-    fn icmp(header: &Ipv4Header) -> Option<Self> {
-        header.is_icmp().then_some(header.destination)
-    }
+            #[inline(always)]
+            fn icmp($icmp: &$header) -> Option<Self> {
+                $is_icmp.then_some($icmp.destination)
+            }
 
-    #[inline(always)]
-    fn is_error(kind: u8) -> bool {
-        is_icmp_error(kind)
-    }
+            #[inline(always)]
+            fn is_error(kind: u8) -> bool {
+                $is_error(kind)
+            }
 
-    #[inline(always)]
-    fn of_node(node: &ForwardNode) -> Option<Self> {
-        (node.v4.raw() != 0).then_some(node.v4)
-    }
+            #[inline(always)]
+            fn too_big(node: Self, client: Self, mtu: u32, quoted: &$quoted) -> $too_big {
+                $too_big::new(node, client, mtu, quoted)
+            }
 
-    #[inline(always)]
-    fn route(source: Self, destination: Self) -> FibLookup {
-        let mut lookup = zeroed!(FibLookup);
-        lookup.family = AF_INET;
-        lookup.__bindgen_anon_3.ipv4_src = source.raw();
-        lookup.__bindgen_anon_4.ipv4_dst = destination.raw();
-        lookup
-    }
+            #[inline(always)]
+            fn of_node(node: &ForwardNode) -> Option<Self> {
+                (node.$node != Self::default()).then_some(node.$node)
+            }
 
-    #[inline(always)]
-    fn next_hop(found: &FibLookup) -> bpf_redir_neigh {
-        let mut hop = zeroed!(bpf_redir_neigh);
-        hop.nh_family = found.family.into();
-        // SAFETY: every value is an address.
-        hop.__bindgen_anon_1.ipv4_nh = unsafe { found.__bindgen_anon_4.ipv4_dst };
-        hop
-    }
+            #[inline(always)]
+            fn route(source: Self, destination: Self) -> FibLookup {
+                let mut lookup = zeroed!(FibLookup);
+                lookup.family = $af;
+                lookup.__bindgen_anon_3.$from = source.raw();
+                lookup.__bindgen_anon_4.$to = destination.raw();
+                lookup
+            }
 
-    #[inline(always)]
-    fn returned(header: Ipv4Header) -> Ipv4Header {
-        Ipv4Header { source: header.destination, destination: header.source, ..header }
-    }
+            #[inline(always)]
+            fn next_hop(found: &FibLookup) -> bpf_redir_neigh {
+                let mut hop = zeroed!(bpf_redir_neigh);
+                hop.nh_family = found.family.into();
+                // SAFETY: every value is an address.
+                hop.__bindgen_anon_1.$next_hop = unsafe { found.__bindgen_anon_4.$to };
+                hop
+            }
+        }
+    };
 }
 
-impl PacketFamily for V6 {
-    type Header = Ipv6Header;
-    type Quoted = Quoted6;
-    type TooBig = TooBig6;
-    const ENCAPSULATION: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
-    const ETHERTYPE: Be16 = Be16::new(ETH_P_IPV6);
-    const SOURCE: usize = offset_of!(Ipv6Header, source);
-    const PROTOCOL: usize = offset_of!(Ipv6Header, protocol);
+packet_family! {
+    V4, v4, Ipv4Header, Quoted4, TooBig4;
+    ethertype: ETH_P_IP, encapsulation: BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
+    is_icmp: |header| header.is_icmp(), is_error: is_icmp_error;
+    family: AF_INET, route: ipv4_src -> ipv4_dst, next_hop: ipv4_nh
+}
 
-    #[inline(always)]
-    fn too_big(node: Self, client: Self, mtu: u32, quoted: &Quoted6) -> TooBig6 {
-        TooBig6::new(node, client, mtu, quoted)
-    }
-
-    #[inline(always)]
-    fn addresses(header: &Ipv6Header) -> Option<(Self, Self, u8)> {
-        header.is_handled().then_some((header.source, header.destination, header.protocol))
-    }
-
-    #[inline(always)]
-    fn icmp(header: &Ipv6Header) -> Option<Self> {
-        (header.protocol == ICMPV6).then_some(header.destination)
-    }
-
-    #[inline(always)]
-    fn is_error(kind: u8) -> bool {
-        is_icmpv6_error(kind)
-    }
-
-    #[inline(always)]
-    fn of_node(node: &ForwardNode) -> Option<Self> {
-        (node.v6 != Self::default()).then_some(node.v6)
-    }
-
-    #[inline(always)]
-    fn route(source: Self, destination: Self) -> FibLookup {
-        let mut lookup = zeroed!(FibLookup);
-        lookup.family = AF_INET6;
-        lookup.__bindgen_anon_3.ipv6_src = source.raw();
-        lookup.__bindgen_anon_4.ipv6_dst = destination.raw();
-        lookup
-    }
-
-    #[inline(always)]
-    fn next_hop(found: &FibLookup) -> bpf_redir_neigh {
-        let mut hop = zeroed!(bpf_redir_neigh);
-        hop.nh_family = found.family.into();
-        // SAFETY: every value is an address.
-        hop.__bindgen_anon_1.ipv6_nh = unsafe { found.__bindgen_anon_4.ipv6_dst };
-        hop
-    }
-
-    #[inline(always)]
-    fn returned(header: Ipv6Header) -> Ipv6Header {
-        Ipv6Header { source: header.destination, destination: header.source, ..header }
-    }
+packet_family! {
+    V6, v6, Ipv6Header, Quoted6, TooBig6;
+    ethertype: ETH_P_IPV6, encapsulation: BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
+    is_icmp: |header| header.protocol == ICMPV6, is_error: is_icmpv6_error;
+    family: AF_INET6, route: ipv6_src -> ipv6_dst, next_hop: ipv6_nh
 }

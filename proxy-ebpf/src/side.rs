@@ -54,6 +54,13 @@ macro_rules! family_tables {
                 $choose(set, caller, side, first)
             }
         }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $choose(set: u64, caller: u64, side: u64, first: u64) -> u64 {
+            let (choice, side, first) = unpack([set, caller, side, first]);
+            choose::<$family>(choice, side, first)
+        }
     };
 }
 
@@ -188,20 +195,6 @@ const fn unpack([set, caller, side, first]: [u64; 4]) -> (Choice, u32, u32) {
         random: caller as u32,
     };
     (choice, (side >> 32) as u32, first as u32)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn choose4(set: u64, caller: u64, side: u64, first: u64) -> u64 {
-    let (choice, side, first) = unpack([set, caller, side, first]);
-    choose::<V4>(choice, side, first)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn choose6(set: u64, caller: u64, side: u64, first: u64) -> u64 {
-    let (choice, side, first) = unpack([set, caller, side, first]);
-    choose::<V6>(choice, side, first)
 }
 
 /// Spends hundreds of microseconds between two steps of a decision: longer than user space takes from a flip to its next

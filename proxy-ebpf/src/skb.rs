@@ -3,52 +3,55 @@
 use aya_ebpf::programs::TcContext;
 use proxy_common::net::Be16;
 
+use crate::ctx::read;
+
+/// Writes a field of the context.
+macro_rules! set {
+    ($ctx:expr, $value:expr, $($field:tt)+) => {
+        // SAFETY: as for `read!`.
+        unsafe { (&raw mut (*$ctx.skb.skb).$($field)+).write_volatile($value) }
+    };
+}
+
 /// The EtherType.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &TcContext) -> Be16 {
-    // SAFETY: the kernel passes a valid context, and the verifier checks every access to it.
-    Be16::from_raw(unsafe { (&raw const (*ctx.skb.skb).protocol).read_volatile() } as u16)
+    Be16::from_raw(read!(ctx.skb.skb, protocol) as u16)
 }
 
 /// What scheduling, and others, know the packet by.
 #[inline(always)]
 pub(crate) fn priority(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw const (*ctx.skb.skb).priority).read_volatile() }
+    read!(ctx.skb.skb, priority)
 }
 
 #[inline(always)]
 pub(crate) fn set_priority(ctx: &TcContext, priority: u32) {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw mut (*ctx.skb.skb).priority).write_volatile(priority) }
+    set!(ctx, priority, priority);
 }
 
 /// The interface that the packet arrived at, or leaves by.
 #[inline(always)]
 pub(crate) fn interface(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw const (*ctx.skb.skb).ifindex).read_volatile() }
+    read!(ctx.skb.skb, ifindex)
 }
 
 /// The interface that a packet that leaves has arrived at; 0 if it begins here.
 #[inline(always)]
 pub(crate) fn arrival_interface(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw const (*ctx.skb.skb).ingress_ifindex).read_volatile() }
+    read!(ctx.skb.skb, ingress_ifindex)
 }
 
 /// Whether the packet is several segments in one.
 #[inline(always)]
 pub(crate) fn is_large(ctx: &TcContext) -> bool {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw const (*ctx.skb.skb).gso_size).read_volatile() != 0 }
+    read!(ctx.skb.skb, gso_size) != 0
 }
 
 /// How many packets it is, before they were joined or after they will be split.
 #[inline(always)]
 pub(crate) fn segments(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `protocol`.
-    let segments = unsafe { (&raw const (*ctx.skb.skb).gso_segs).read_volatile() };
+    let segments = read!(ctx.skb.skb, gso_segs);
     if segments == 0 { 1 } else { segments }
 }
 
@@ -63,12 +66,10 @@ pub(crate) fn byte(ctx: &TcContext, offset: usize) -> Option<u8> {
 /// A word that programs may use while they have the packet.
 #[inline(always)]
 pub(crate) fn scratch(ctx: &TcContext) -> u32 {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw const (*ctx.skb.skb).cb[0]).read_volatile() }
+    read!(ctx.skb.skb, cb[0])
 }
 
 #[inline(always)]
 pub(crate) fn set_scratch(ctx: &TcContext, word: u32) {
-    // SAFETY: as for `protocol`.
-    unsafe { (&raw mut (*ctx.skb.skb).cb[0]).write_volatile(word) }
+    set!(ctx, word, cb[0]);
 }
