@@ -24,9 +24,9 @@ pub(crate) const NESTED_REMEDY: &str =
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
-    dir: File,
+    pub(crate) dir: File,
     /// Its id in the kernel (the inode number).
-    id: u64,
+    pub(crate) id: u64,
     /// Whether its path was given explicitly.
     is_explicit: bool,
 }
@@ -69,14 +69,6 @@ impl Cgroup {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn dir(&self) -> &File {
-        &self.dir
     }
 
     /// Whether this process is in it or below; false if that is unknown.
@@ -223,14 +215,13 @@ mod tests {
     #[test]
     fn a_nested_cgroup_reaches_the_pods_below_it() {
         // A folder can stand for a cgroup: only names are examined.
-        let dir = std::env::temp_dir().join(format!("kpe-reach-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        assert_eq!(reach(&dir, false), Reach::Machine);
-        fs::write(dir.join("cgroup.type"), "domain\n").unwrap();
-        assert_eq!(reach(&dir, false), Reach::Nested);
-        assert_eq!(reach(&dir, true), Reach::Explicit);
-        fs::create_dir_all(dir.join("kubelet/kubepods")).unwrap();
-        assert_eq!(reach(&dir, false), Reach::Pods("kubelet/kubepods"));
-        fs::remove_dir_all(&dir).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        assert_eq!(reach(path, false), Reach::Machine);
+        fs::write(path.join("cgroup.type"), "domain\n").unwrap();
+        assert_eq!(reach(path, false), Reach::Nested);
+        assert_eq!(reach(path, true), Reach::Explicit);
+        fs::create_dir_all(path.join("kubelet/kubepods")).unwrap();
+        assert_eq!(reach(path, false), Reach::Pods("kubelet/kubepods"));
     }
 }

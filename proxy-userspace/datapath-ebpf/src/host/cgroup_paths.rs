@@ -86,13 +86,12 @@ mod tests {
 
     #[test]
     fn the_cgroup_of_a_pod_is_found_by_its_uid() {
-        let root = std::env::temp_dir().join(format!("kpe-pods-{}", std::process::id()));
+        let root = tempfile::tempdir().unwrap();
         let uid = "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a";
-        let pod = root.join("kubepods").join("besteffort").join(format!("pod{uid}"));
+        let pod = root.path().join("kubepods").join("besteffort").join(format!("pod{uid}"));
         fs::create_dir_all(pod.join("container")).unwrap();
-        let paths = CgroupPaths { root: root.clone(), paths: HashMap::new() };
+        let paths = CgroupPaths { root: root.path().to_path_buf(), paths: HashMap::new() };
         assert_eq!(paths.of_pod(uid), Some(pod));
         assert_eq!(paths.of_pod(&uid.replace('3', "4")), None);
-        fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error>
         if name == OPTIONAL && program.is_none() {
             return Ok(None);
         }
-        let effective = raw_bpf::effective_programs(cgroup.dir().as_fd(), attach_type)
+        let effective = raw_bpf::effective_programs(cgroup.dir.as_fd(), attach_type)
             .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
         let is_attached = program.is_some_and(|it| effective.contains(&it));
         let foreign = effective.into_iter().filter(|it| Some(*it) != program && name != OPTIONAL);

@@ -60,7 +60,7 @@ pub(crate) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
         let pin = pins.links().join(hook);
         let Some(link) = pins::open(&pin)? else { continue };
         let id = cgroup_of(&link, &pin)?;
-        if id != 0 && id != cgroup.id() {
+        if id != 0 && id != cgroup.id {
             return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id });
         }
     }
@@ -171,7 +171,7 @@ fn attach_or_update(
     }
     // If its cgroup was removed, which detached it, a link to the new cgroup replaces it.
     if let Some(link) = pins::open(pin)?
-        && cgroup_of(&link, pin)? == cgroup.id()
+        && cgroup_of(&link, pin)? == cgroup.id
     {
         return links::update(&link, program.fd().map_err(failed("open", hook))?, pin).map(|()| false);
     }
@@ -212,7 +212,7 @@ pub(crate) fn load_program(ebpf: &mut Ebpf, hook: &'static str) -> Result<(), Er
 fn create_link(program: &mut Program, cgroup: &Cgroup, hook: &'static str) -> Result<FdLink, Error> {
     const MODE: CgroupAttachMode = CgroupAttachMode::Single;
     for_program!(program, hook, it => {
-        let id = it.attach(cgroup.dir(), MODE).map_err(failed(ATTACH, hook))?;
+        let id = it.attach(&cgroup.dir, MODE).map_err(failed(ATTACH, hook))?;
         let link = it.take_link(id).map_err(failed("take the link", hook))?;
         FdLink::try_from(link).map_err(failed("take the link", hook))
     })
