@@ -9,100 +9,70 @@ use aya::{EbpfError, maps::MapError, pin::PinError};
 
 use crate::host::capabilities;
 
-/// Why the datapath could not be read, written or attached.
+/// Why the datapath could not be read, written or attached. The messages say what has happened, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A system call failed.
     #[error("{call} of {what} failed{}", remedy(.source))]
     Syscall {
         call: &'static str,
         /// The map, link or path.
         what: String,
-        /// The errno.
         source: io::Error,
     },
     /// The active-side word is invalid: another program has written to our maps.
     #[error("the active-side word is {0}, neither 0 nor 1: run `kube-proxy-ebpf cleanup` and start again")]
     InvalidActiveSide(u32),
-    /// A pin refers to something that this binary does not expect there.
     #[error(
         "{} is {found}, not {expected}: it belongs to another program or to an unknown version; \
          run `kube-proxy-ebpf cleanup`, or choose another --pin-dir",
         path.display()
     )]
-    ForeignPin {
-        /// The pin.
-        path: PathBuf,
-        /// What is there.
-        found: String,
-        /// What should be there.
-        expected: String,
-    },
-    /// There is no generation to read.
+    ForeignPin { path: PathBuf, found: String, expected: String },
     #[error("no state is active below {}: no instance of this version has applied one there", .0.display())]
     NotInitialized(PathBuf),
-    /// Another generation became active during each attempt to read one.
     #[error("the active state below {} changes faster than it can be read: try again later", .0.display())]
     ConcurrentUpdate(PathBuf),
-    /// The folder for pins is on another kind of file system.
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf DIR`, or choose another --pin-dir", .0.display())]
     NotBpffs(PathBuf),
-    /// The folder for pins belongs to a user who may not load programs.
     #[error(
         "{} belongs to user {owner}, who could replace what is pinned there: remove it, or choose another --pin-dir",
         path.display()
     )]
-    ForeignPinDir {
-        /// The folder.
-        path: PathBuf,
-        /// The user's id.
-        owner: u32,
-    },
-    /// This process lacks the capability to load programs.
+    ForeignPinDir { path: PathBuf, owner: u32 },
     #[error("this process may not load programs{PRIVILEGES}")]
     MissingCapabilities,
-    /// The capabilities of this process are those of a user namespace.
     #[error(
         "this process is in a user namespace, and Linux lets none load programs from there, whatever its capabilities: use \
          --backend nft, which can serve there, or run it outside of the namespace"
     )]
     UserNamespace,
-    /// The bpf file system refuses the name of the folder for pins.
     #[error("{} has a dot in its name, which the bpf file system refuses: choose another --pin-dir", .0.display())]
     DottedPinDir(PathBuf),
-    /// The cgroup is on another kind of file system.
     #[error("{} is not a cgroup2 folder: give one with --cgroup or --socket-lb-exclude-cgroup (`mount -t cgroup2` shows where they are)", .0.display())]
     NotCgroup2(PathBuf),
-    /// The cgroup does not exist.
     #[error("{} does not exist: create it with mkdir, or give another cgroup with --cgroup", .0.display())]
     NoCgroup(PathBuf),
-    /// A cgroup cannot be excluded.
     #[error(
         "{} cannot be excluded: it is the root, or more than 23 levels below it; \
          give the cgroup of certain pods or machines with --socket-lb-exclude-cgroup",
         .0.display()
     )]
     BadExclusion(PathBuf),
-    /// Too many cgroups are to be excluded.
     #[error(
         "{0} cgroups cannot be excluded, at most 64: give a parent of several with --socket-lb-exclude-cgroup"
     )]
     TooManyExclusions(usize),
-    /// The programs are attached to another cgroup.
     #[error(
         "the link {} is attached to another cgroup (id {id}), not to {}: \
          give that cgroup with --cgroup, or run `kube-proxy-ebpf cleanup` first",
         pin.display(), path.display()
     )]
     OtherCgroup {
-        /// The requested cgroup.
         path: PathBuf,
-        /// The link.
         pin: PathBuf,
         /// The id of the cgroup it is attached to.
         id: u64,
     },
-    /// Another instance uses the same pins.
     #[error("another instance is running on {}: stop it first, or choose another --pin-dir", .0.display())]
     Locked(PathBuf),
     /// The kernel did not take BTF or global data when that was tried.
@@ -111,51 +81,30 @@ pub enum Error {
          it may have been short of memory for a moment"
     )]
     NoBtf,
-    /// The binary was built without the kernel object.
     #[error("this binary was built without its kernel object: build it with `cargo xtask build`")]
     NoKernelObject,
-    /// The binary was built without the traced variant of the programs.
     #[error("this binary was built without traced programs: build it with `cargo xtask build`")]
     NoTracedPrograms,
-    /// There are no programs that traced ones could replace.
     #[error("no programs are attached yet, as no state is active: try again when `status` shows one")]
     NotAttached,
-    /// A trace is restricted to too many service ports or addresses of them.
     #[error("{0} service ports or addresses cannot be traced at a time: trace by another filter")]
     TooManyTracedPorts(usize),
-    /// The kernel has no links to interfaces.
     #[error("links to interfaces need Linux 6.6")]
     NoLinksToInterfaces,
-    /// The kernel object could not be loaded.
     #[error("loading the kernel object failed{}", remedy_of_load(.0))]
     Load(#[source] Box<EbpfError>),
-    /// A program could not be loaded, pinned or attached.
     #[error("{call} of program {program} failed{}", remedy_of_program(call, &**source))]
     Program {
-        /// The operation.
         call: &'static str,
         /// The program, which has the name of its hook.
         program: &'static str,
-        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A map of the kernel object could not be used.
     #[error("map {name} cannot be used{}", remedy_within(source))]
-    Map {
-        /// The map.
-        name: String,
-        /// The cause.
-        source: Box<MapError>,
-    },
+    Map { name: String, source: Box<MapError> },
     /// A map, program or link could not be pinned.
     #[error("pinning {} failed", path.display())]
-    Pin {
-        /// The pin.
-        path: PathBuf,
-        /// The cause.
-        source: Box<PinError>,
-    },
-    /// The kernel object lacks a map or program that user space needs.
+    Pin { path: PathBuf, source: Box<PinError> },
     #[error(
         "the kernel object has no {0}: they are from different builds; build both with `cargo xtask build`"
     )]
