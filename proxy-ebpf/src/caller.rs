@@ -36,10 +36,13 @@ pub(crate) struct Caller<'a> {
     /// Of a send; unset for a connect.
     destination: SockAddr,
     is_excluded: bool,
-    connects: bool,
-    counter: Cell<Counter>,
+    /// Whether the call is a connect.
+    pub(crate) connects: bool,
+    /// The counters of the service port, once they are prefetched.
+    pub(crate) counter: Cell<Counter>,
     slot: Cell<SlotRef>,
-    notes: Notes,
+    /// What is noted of the decision.
+    pub(crate) notes: Notes,
 }
 
 impl<'a> Caller<'a> {
@@ -86,34 +89,6 @@ impl<'a> Caller<'a> {
     fn origin(&self) -> Origin<'_> {
         Origin { ctx: self.ctx }
     }
-
-    /// Loads the slot into the cache, where it rarely is.
-    #[inline(always)]
-    fn prefetch_slot(&self) {
-        if let Some(slot) = SlotRef::of(self.ctx) {
-            self.slot.set(slot);
-        }
-    }
-
-    /// Whether the call is a connect.
-    #[cfg(feature = "trace")]
-    #[inline(always)]
-    pub(crate) fn connects(&self) -> bool {
-        self.connects
-    }
-
-    /// What is noted of the decision.
-    #[cfg(feature = "trace")]
-    #[inline(always)]
-    pub(crate) fn notes(&self) -> &Notes {
-        &self.notes
-    }
-
-    /// The prefetched counters of the service port.
-    #[inline(always)]
-    pub(crate) fn counter(&self) -> Counter {
-        self.counter.get()
-    }
 }
 
 impl SocketOrigin for Caller<'_> {
@@ -150,7 +125,7 @@ impl SocketContext for Caller<'_> {
         if let Some(slot) = self.slot.get().known()
             && ctx::was_never_connected(self.ctx)
         {
-            return mix(slot.cookie(), SEED.load());
+            return mix(slot.cookie, SEED.load());
         }
         // SAFETY: the helper takes nothing and touches nothing.
         unsafe { bpf_get_prandom_u32() }
@@ -231,8 +206,11 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn prefetch_socket(&self) {
-        if cfg!(not(feature = "trace")) {
-            self.prefetch_slot();
+        // Loads the slot into the cache, where it rarely is.
+        if cfg!(not(feature = "trace"))
+            && let Some(slot) = SlotRef::of(self.ctx)
+        {
+            self.slot.set(slot);
         }
     }
 

@@ -81,7 +81,7 @@ fn apply<F: ReportingFamily>(
             match sock_nat::insert(ctx, &mut caller.slot()?, &nat, selection.watch) {
                 Insertion::Done => {
                     trace::redirected::<F>(ctx, caller, &selection);
-                    caller.counter().connection(&selection);
+                    caller.counter.get().connection(&selection);
                     ctx::rewrite::<F>(ctx, &selection.backend)?;
                     return Some(PASS);
                 }

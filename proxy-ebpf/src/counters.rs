@@ -15,7 +15,6 @@ use crate::{atomic, config::STRIPE_MASK, maps::COUNTERS};
 pub(crate) struct Counter(*mut u64);
 
 impl Counter {
-    /// No row.
     pub(crate) const NONE: Self = Self(core::ptr::null_mut());
 
     /// That of the service port with this first counter, which is prefetched into the cache.
@@ -91,7 +90,6 @@ pub(crate) fn metadata(counter: CounterIndex, number: u32) -> Option<*mut u64> {
     (!row.is_null()).then(|| unsafe { row.add(index_in_chunk(counter)) })
 }
 
-/// Increments a counter of a row.
 #[inline(always)]
 fn count(row: *mut u64, counter: CounterIndex) {
     add(row, counter, 1);

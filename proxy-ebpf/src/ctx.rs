@@ -24,10 +24,11 @@ pub(crate) const ECONNREFUSED: i32 = 111;
 pub(crate) const ENOBUFS: i32 = 105;
 /// A node port is bound.
 pub(crate) const EADDRINUSE: i32 = 98;
-/// `TCP_ESTABLISHED`, which is also the state of a connected UDP socket.
-const ESTABLISHED: u32 = 1;
-/// `TCP_SYN_SENT`: the connection is not answered yet.
+/// The state of an established connection, and of a connected UDP socket.
+pub(crate) const TCP_ESTABLISHED: u32 = 1;
+/// The connection is not answered yet.
 pub(crate) const TCP_SYN_SENT: u32 = 2;
+pub(crate) const TCP_CLOSE: u32 = 7;
 const AF_INET: u32 = 2;
 
 /// Reads a field of a context, or of a socket that was checked for null, as the verifier requires; volatile, so that the
@@ -61,11 +62,9 @@ macro_rules! write {
     };
 }
 
-/// The address family of a hook.
 pub(crate) trait HookFamily: Family {
     /// The address in the context: the destination, or the sender's.
     fn address(ctx: &SockAddrContext) -> Self;
-    /// Rewrites address and port.
     fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16);
 }
 
@@ -193,11 +192,10 @@ pub(crate) fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Whether the socket is connected.
 #[inline(always)]
 pub(crate) fn is_connected(ctx: &SockAddrContext) -> bool {
     let sk = socket(ctx);
-    !sk.is_null() && read!(sk, state) == ESTABLISHED
+    !sk.is_null() && read!(sk, state) == TCP_ESTABLISHED
 }
 
 /// Whether it is a TCP socket that never was connected, as most are when they connect: the kernel keeps the peer's address

@@ -17,12 +17,12 @@ impl<F> ForwardTables for Side<F> {
     #[inline(always)]
     fn forward(&self, frontend: FrontendKey6) -> Option<Forward> {
         // SAFETY: see above.
-        unsafe { FORWARDS.get(self.index())?.get(frontend) }.copied()
+        unsafe { FORWARDS.get(self.index)?.get(frontend) }.copied()
     }
 
     #[inline(always)]
     fn row(&self, position: u32) -> Option<Row> {
-        Some(FORWARD_ROWS.get(self.index())?.get(RowPair::of(position))?.row(position))
+        Some(FORWARD_ROWS.get(self.index)?.get(RowPair::of(position))?.row(position))
     }
 }
 
@@ -32,12 +32,12 @@ impl<F: PacketFamily> Side<F> {
         if number == NO_NODE {
             return None;
         }
-        F::of_node(FORWARD_NODES.get(self.index())?.get(number.into())?)
+        F::of_node(FORWARD_NODES.get(self.index)?.get(number.into())?)
     }
 
     #[inline(always)]
     pub(crate) fn number(&self, address: F) -> Option<NodeNumber> {
         // SAFETY: see above.
-        unsafe { FORWARD_NUMBERS.get(self.index())?.get(address.mapped()) }.map(|it| *it as NodeNumber)
+        unsafe { FORWARD_NUMBERS.get(self.index)?.get(address.mapped()) }.map(|it| *it as NodeNumber)
     }
 }

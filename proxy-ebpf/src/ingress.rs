@@ -38,7 +38,6 @@ use crate::{
 
 /// The packet goes on: to the next program, and up the stack.
 const NEXT: i32 = TC_ACT_UNSPEC;
-/// The packet is dropped.
 const DROP: i32 = TC_ACT_SHOT as i32;
 /// Stands for a verdict: the packet is one for the port of wrapped packets.
 const UNWRAP: i32 = i32::MIN;
@@ -138,7 +137,7 @@ fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     };
     let side = Side::<F>::active()?;
     let transport = ETHERNET + size_of::<F::Header>();
-    if protocol == UDP && destination_port(ctx, transport)?.raw() == FORWARDING_PORT.load() as u16 {
+    if protocol == UDP && ctx.load::<u16>(transport + 2).ok()? == FORWARDING_PORT.load() as u16 {
         return (side.node(THIS_NODE)? == destination).then_some(UNWRAP);
     }
     if !destination.may_be_frontend(proxy_common::decide::Tables::prefilter(&side)?) {
@@ -459,9 +458,4 @@ const NO_NEIGHBOR: i64 = 7;
 #[inline(always)]
 fn flow_at<F: PacketFamily>(ctx: &TcContext, transport: usize, addresses: (F, F, u8)) -> Option<Flow> {
     flow(addresses, ctx.load(transport).ok()?, || ctx.load(transport + TCP_FLAGS).ok())
-}
-
-#[inline(always)]
-fn destination_port(ctx: &TcContext, transport: usize) -> Option<Be16> {
-    ctx.load::<u16>(transport + 2).ok().map(Be16::from_raw)
 }

@@ -120,7 +120,6 @@ fn cast(ctx: &SockAddrContext) -> *const u8 {
     unsafe { rdonly_cast(ctx::socket(ctx), SOCK_TYPE.load()) }
 }
 
-/// The address of the socket.
 #[inline(always)]
 fn address(ctx: &SockAddrContext) -> u64 {
     number(ctx::socket(ctx) as u64)

@@ -81,34 +81,27 @@ lines! {
     /// The client keeps its endpoint, which may be ejected and is tried then.
     kept(socket, endpoints, tried) Debug,
         debug!("socket={} choice: kept endpoints={} tried={}", socket, endpoints, tried);
-    /// The endpoint at a position was read.
     endpoint(socket, position) Debug, debug!("socket={} endpoint: read position={}", socket, position);
     /// The destination has just sent a datagram to this socket.
     just_heard(socket) Debug, debug!("socket={} reply: just heard", socket);
     /// The socket has had its slot before.
     slot_owned(socket) Debug, debug!("socket={} slot: owned", socket);
-    /// The socket has claimed its slot.
     slot_claimed(socket) Debug, debug!("socket={} slot: claimed", socket);
     /// The slot belongs to another socket, or the share of the network namespace is used up.
     slot_denied(socket) Debug, debug!("socket={} slot: none", socket);
     /// The translation is in the overflow table.
     overflow_stored(socket) Debug, debug!("socket={} overflow: stored", socket);
-    /// The overflow table has no room.
     overflow_full(socket) Debug, debug!("socket={} overflow: full", socket);
     /// The decision, as a verdict of [`proxy_common::trace`].
     decided(socket, verdict) Info, info!("socket={} decision: {} time={}", socket, name(&VERDICTS, verdict), now());
-    /// The connection was established.
     established(socket) Trace, trace!("socket={} connection: established", socket);
-    /// The endpoint has not answered in time.
     timed_out(socket) Trace, trace!("socket={} connection: not answered in time", socket);
-    /// The endpoint has refused the connection.
     connection_refused(socket) Trace, trace!("socket={} connection: refused by the endpoint", socket);
     /// A failure of the endpoint was counted, for which it is ejected or not.
     endpoint_failed(socket, failures, ejected) Trace,
         trace!("socket={} failure: counted failures={} ejected={}", socket, failures, ejected);
     /// The entries of the socket in the overflow table were removed.
     overflow_released(socket) Trace, trace!("socket={} overflow: released", socket);
-    /// The slot of the socket is free.
     slot_freed(socket) Trace, trace!("socket={} slot: freed", socket);
     closed(socket) Trace, trace!("socket={} closed time={}", socket, now());
 }

@@ -14,7 +14,6 @@ use proxy_common::{
 
 use crate::log;
 
-/// Whether anything is noted.
 const IS_NOTED: bool = cfg!(feature = "log");
 
 /// The notes, bits such as [`AFFINITY`].
@@ -29,7 +28,6 @@ impl Notes {
         bits: Cell::new(0),
     };
 
-    /// The bits.
     #[inline(always)]
     pub(crate) fn get(&self) -> u32 {
         #[cfg(feature = "log")]
@@ -38,7 +36,6 @@ impl Notes {
         0
     }
 
-    /// Adds notes.
     #[inline(always)]
     pub(crate) fn set(&self, notes: u32) {
         #[cfg(feature = "log")]

@@ -44,7 +44,7 @@ impl<'a, C: EbpfContext> Table<'a, C> {
 impl<C: EbpfContext> OverflowTable for Table<'_, C> {
     #[inline(always)]
     fn cookie(&self) -> u64 {
-        self.slot.cookie()
+        self.slot.cookie
     }
 
     #[inline(always)]

@@ -45,7 +45,6 @@ pub(crate) trait PacketFamily: Family + WrapFamily {
     type TooBig: Copy;
     /// How the kernel is told about a wrapping.
     const ENCAPSULATION: u32;
-    /// The EtherType.
     const ETHERTYPE: Be16;
     /// Where the source address is in the header.
     const SOURCE: usize;

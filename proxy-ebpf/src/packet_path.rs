@@ -2,7 +2,6 @@
 
 use crate::maps::PACKET_PATH;
 
-/// Whether it does.
 #[inline(always)]
 pub(crate) fn serves() -> bool {
     // SAFETY: a slot of an array is never freed; volatile, so that it is one load.

@@ -21,7 +21,6 @@ use crate::{
     notes::Notes,
 };
 
-/// An address family and its tables.
 pub(crate) trait FamilyTables: Family {
     fn frontends() -> &'static Frontends<Self>;
     fn backends() -> &'static Backends<Self>;
@@ -69,7 +68,8 @@ family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6, choose6);
 
 /// The side that was active when the decision began, in one address family.
 pub(crate) struct Side<F> {
-    index: u32,
+    /// The side's word.
+    pub(crate) index: u32,
     family: PhantomData<F>,
     /// What is noted of the decision.
     pub(crate) notes: Notes,
@@ -88,12 +88,6 @@ impl<F> Side<F> {
     #[inline(always)]
     pub(crate) fn of(index: u32) -> Self {
         Self { index, family: PhantomData, notes: Notes::NONE }
-    }
-
-    /// The side's word.
-    #[inline(always)]
-    pub(crate) fn index(&self) -> u32 {
-        self.index
     }
 
     /// The same side in another address family.

@@ -21,7 +21,8 @@ use crate::{
 /// The slot that a socket's cookie leads to.
 #[derive(Clone, Copy)]
 pub(crate) struct SlotRef {
-    cookie: u64,
+    /// The cookie of the socket.
+    pub(crate) cookie: u64,
     slot: *mut NatSlot,
     /// The cookie of the socket that owns the slot, or owned it last. Whether that is this socket cannot change during a
     /// system call, but for a claim.
@@ -46,12 +47,6 @@ impl SlotRef {
         // SAFETY: a slot of an array is never freed; volatile, so that it is read here and not where it is needed.
         let owner = unsafe { (&raw const (*slot).cookie).read_volatile() };
         Some(Self { cookie, slot, owner })
-    }
-
-    /// The cookie of the socket.
-    #[inline(always)]
-    pub(crate) fn cookie(&self) -> u64 {
-        self.cookie
     }
 
     /// The slot, if this socket owns it.

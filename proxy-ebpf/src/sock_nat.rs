@@ -53,7 +53,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
         own.watch = watch;
         own.nat = *nat;
         if watch.failures() != 0 {
-            health::watch(slot.cookie());
+            health::watch(slot.cookie);
         }
         if table.is_in_use() {
             overflow::remove_connected(&table);

@@ -14,14 +14,11 @@ use aya_ebpf::{
 use proxy_common::{health::Cause, sock_nat::NatSlot};
 
 use crate::{
-    ctx::{self, TCP_SYN_SENT},
+    ctx::{self, TCP_CLOSE, TCP_ESTABLISHED, TCP_SYN_SENT},
     health, log,
     slot::SlotRef,
     trace,
 };
-
-const TCP_ESTABLISHED: u32 = 1;
-const TCP_CLOSE: u32 = 7;
 
 /// The calls for time-outs and for changes of the state, which only watched connections ask for.
 const CALLS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;

@@ -35,7 +35,7 @@ use crate::{
     atomic,
     caller::Caller,
     config::globals,
-    ctx::{self, HookFamily, TCP_SYN_SENT, now},
+    ctx::{self, HookFamily, TCP_CLOSE, TCP_ESTABLISHED, TCP_SYN_SENT, now},
     log::{self, LogContext},
     side::Side,
 };
@@ -83,9 +83,7 @@ globals! {
     ALL: u64;
 }
 
-const TCP_ESTABLISHED: u32 = 1;
 const TCP_FIN_WAIT1: u32 = 4;
-const TCP_CLOSE: u32 = 7;
 const TCP_CLOSE_WAIT: u32 = 8;
 
 /// The call passes.
@@ -119,11 +117,11 @@ pub(crate) fn redirected<F: ReportingFamily>(
     if selection.port_counter == NO_COUNTER {
         return;
     }
-    if !caller.connects() && selection.backend_counter == NO_COUNTER {
+    if !caller.connects && selection.backend_counter == NO_COUNTER {
         if ALL.load() == 0 {
             return;
         }
-        caller.notes().set(FURTHER_DATAGRAM);
+        caller.notes.set(FURTHER_DATAGRAM);
     }
     call::<F>(ctx, caller, REDIRECTED, selection.port_counter, &selection.backend);
 }
@@ -220,18 +218,18 @@ fn call<F: ReportingFamily>(
     port_counter: CounterIndex,
     backend: &SockAddr,
 ) {
-    let is_connection = caller.connects() && verdict == REDIRECTED;
+    let is_connection = caller.connects && verdict == REDIRECTED;
     // What passes may be to a cluster IP that has no such port, which user space knows.
     if FAILED_ONLY.load() != 0 && !is_failure(verdict) && !is_connection && verdict != PASSED {
         return;
     }
     let [a, b, c, d] = backend.ip.raw().map(u64::from);
-    let what = pack(port_counter, caller.notes().get(), backend.port, verdict);
+    let what = pack(port_counter, caller.notes.get(), backend.port, verdict);
     let arguments = [a << 32 | b, c << 32 | d, what];
     if !F::is_wanted(ctx, arguments) {
         return;
     }
-    if caller.connects() {
+    if caller.connects {
         F::report_connect(ctx, arguments);
     } else {
         // Not there, for whose calls the stack of `sendmsg6` has no room.
