@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    fs::File,
     net::{IpAddr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
@@ -32,7 +33,7 @@ use crate::{
         features::with_features,
         map_spec,
         open_connections::Recount,
-        pins::{PinLock, Pins},
+        pins::Pins,
         pod_cgroups::CgroupEvents,
         program_log,
     },
@@ -98,7 +99,8 @@ pub struct Datapath {
     is_applied: bool,
     /// Dropped before the lock.
     trace: Option<TracedPrograms>,
-    _lock: PinLock,
+    /// The lock on the pins.
+    _lock: File,
 }
 
 impl Datapath {

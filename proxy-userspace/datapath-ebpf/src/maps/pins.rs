@@ -53,13 +53,6 @@ pub(crate) struct Pins {
     layout: String,
 }
 
-/// Holds the lock on the pins: no other instance uses them while this is alive. It ends with the file, which needs no call that
-/// could fail.
-#[derive(Debug)]
-pub(crate) struct PinLock {
-    _dir: File,
-}
-
 impl Pins {
     pub(crate) fn new(dir: &Path) -> Self {
         Self { dir: dir.to_path_buf(), layout: format!("v{LAYOUT_VERSION}") }
@@ -74,8 +67,9 @@ impl Pins {
         &self.dir
     }
 
-    /// Creates the folders, mounting a bpf file system at its usual mount point if there is none, and locks them.
-    pub(crate) fn prepare(&self) -> Result<PinLock, Error> {
+    /// Creates the folders, mounting a bpf file system at its usual mount point if there is none, and locks them, see
+    /// [`Self::lock`].
+    pub(crate) fn prepare(&self) -> Result<File, Error> {
         if !self.is_on_bpffs()? {
             match mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>) {
                 // It requires CAP_SYS_ADMIN, which nothing else needs.
@@ -99,8 +93,9 @@ impl Pins {
         Ok(lock)
     }
 
-    /// Locks the folder; `None` if it was removed meanwhile.
-    pub(crate) fn lock(&self) -> Result<Option<PinLock>, Error> {
+    /// Locks the folder: no other instance uses the pins while the returned file is open. `None` if the folder was removed
+    /// meanwhile.
+    pub(crate) fn lock(&self) -> Result<Option<File>, Error> {
         let mut attempts = 1..MAX_LOCK_ATTEMPTS;
         loop {
             match self.try_lock(File::try_lock) {
@@ -120,7 +115,7 @@ impl Pins {
         }
     }
 
-    fn try_lock(&self, lock: fn(&File) -> Result<(), TryLockError>) -> Result<Option<PinLock>, Error> {
+    fn try_lock(&self, lock: fn(&File) -> Result<(), TryLockError>) -> Result<Option<File>, Error> {
         if !is_bpffs(&self.dir)? {
             return Err(Error::NotBpffs(self.dir.clone()));
         }
@@ -130,15 +125,12 @@ impl Pins {
         };
         match lock(&dir) {
             Err(TryLockError::WouldBlock) => return Err(Error::Locked(self.dir.clone())),
-            Err(TryLockError::Error(error)) => {
-                return Err(Error::syscall("flock", self.dir.display())(error));
-            }
-            Ok(()) => {}
+            result => result.map_err(Error::syscall("flock", self.dir.display()))?,
         }
         // The holder before may have removed the folder, and another one may have been created.
         let locked = dir.metadata().map_err(Error::syscall("fstat", self.dir.display()))?.ino();
         let is_same = fs::metadata(&self.dir).is_ok_and(|it| it.ino() == locked);
-        Ok(is_same.then_some(PinLock { _dir: dir }))
+        Ok(is_same.then_some(dir))
     }
 
     /// Fails if another user can remove or replace what is pinned: any user may create folders on a bpf file system.
