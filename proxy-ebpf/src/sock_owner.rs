@@ -35,7 +35,6 @@ fn is_in_root_cgroup() -> bool {
     unsafe { bpf_get_current_cgroup_id() == ROOT_CGROUP }
 }
 
-/// Whether the socket is a subflow of MPTCP.
 #[inline(always)]
 pub(crate) fn is_subflow(ctx: &SockAddrContext) -> bool {
     // SAFETY: the socket of the context is valid; its subflow is compared to null only.

@@ -86,7 +86,6 @@ globals! {
 const TCP_FIN_WAIT1: u32 = 4;
 const TCP_CLOSE_WAIT: u32 = 8;
 
-/// The call passes.
 #[inline(always)]
 pub(crate) fn passed<F: ReportingFamily>(ctx: &SockAddrContext, caller: &Caller<'_>) {
     if BY_PORT.load() != 0 {
@@ -96,7 +95,6 @@ pub(crate) fn passed<F: ReportingFamily>(ctx: &SockAddrContext, caller: &Caller<
     call::<F>(ctx, caller, verdict, NO_COUNTER, &SockAddr::UNSET);
 }
 
-/// The Service has no backends.
 #[inline(always)]
 pub(crate) fn no_backends<F: ReportingFamily>(
     ctx: &SockAddrContext,
@@ -137,7 +135,6 @@ pub(crate) fn left_to_packets<F: ReportingFamily>(
     call::<F>(ctx, caller, LEFT_TO_PACKETS, port_counter, &SockAddr::UNSET);
 }
 
-/// There is no room for the translation.
 #[inline(always)]
 pub(crate) fn no_room<F: ReportingFamily>(ctx: &SockAddrContext, caller: &Caller<'_>, selection: &Selection) {
     call::<F>(ctx, caller, NO_ROOM, selection.port_counter, &SockAddr::UNSET);
@@ -400,7 +397,6 @@ fn is_in_service_network<F: HookFamily>(ctx: &SockAddrContext) -> bool {
     }
 }
 
-/// The id of the process.
 #[inline(always)]
 fn pid() -> u32 {
     // SAFETY: the helper takes nothing and touches nothing.

@@ -26,7 +26,6 @@ pub(crate) fn service_of(ctx: &SockAddrContext, slot: &SlotRef, backend: &SockAd
     udp_nat::service_of(slot.own().as_deref(), &Table::new(ctx, slot), backend)
 }
 
-/// Stores a translation.
 #[inline(always)]
 pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -> Insertion {
     if slot.own().is_none() {

@@ -22,7 +22,6 @@ const CHARGES_CGROUP: (u32, u32) = (5, 11);
 pub(crate) struct Capabilities(pub(crate) u64);
 
 impl Capabilities {
-    /// The capabilities of this process.
     pub(crate) fn own() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|it| it.strip_prefix("CapEff:"));

@@ -27,7 +27,6 @@ pub(crate) struct Cgroup {
     pub(crate) dir: File,
     /// Its id in the kernel (the inode number).
     pub(crate) id: u64,
-    /// Whether its path was given explicitly.
     is_explicit: bool,
 }
 
@@ -140,7 +139,6 @@ pub fn is_nested_cgroup(path: &Path) -> bool {
     fs::canonicalize(path).is_ok_and(|it| mount_of(&it) != it)
 }
 
-/// Whether a folder is a cgroup.
 pub(crate) fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|it| it.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }

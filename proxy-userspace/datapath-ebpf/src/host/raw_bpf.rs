@@ -147,7 +147,6 @@ pub(crate) fn link_interface(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex })
 }
 
-/// The id of a link's program.
 pub(crate) fn link_program(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(link_info(link)?.prog_id)
 }

@@ -25,7 +25,6 @@ use crate::{
 
 pub(crate) const MAP: &str = "EXCLUDED";
 
-/// The excluded cgroups.
 pub(crate) struct Exclusions {
     /// What the programs know of them: the ids, and which sockets are meant.
     map: TrackedMap<u64>,

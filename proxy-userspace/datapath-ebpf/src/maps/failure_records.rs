@@ -27,7 +27,6 @@ const HEALTH: &str = "HEALTH";
 /// endpoint, or there are none.
 const TIME_TO_TRY: Duration = Duration::from_secs(60);
 
-/// The records in the kernel.
 pub(crate) struct FailureRecords {
     records: RecordMap<FailureKey, FailureRecord>,
     words: Array<MapData, u64>,
@@ -36,7 +35,6 @@ pub(crate) struct FailureRecords {
 }
 
 impl FailureRecords {
-    /// Takes the maps out of the loaded object.
     pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
         let records = RecordMap::take(ebpf, "FAILURES")?;
         let node = raw_bpf::netns_cookie().ok().map(client);

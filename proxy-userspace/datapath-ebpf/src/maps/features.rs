@@ -30,7 +30,6 @@ pub(crate) struct Features {
     rdonly_cast: Option<u32>,
 }
 
-/// How many constants there are.
 const CONSTANTS: usize = 14;
 /// `SOCK_BINDPORT_LOCK`, as the number of its bit in `sk_userlocks`.
 const BINDPORT_LOCK: u32 = 3;
@@ -39,7 +38,6 @@ const BINDPORT_LOCK: u32 = 3;
 const SOCKET_READS: [&[&str]; 2] = [&["SOCK_TYPE"], &["TCP_SOCK", "ANY_SOCK", "TCP_MSTAMP"]];
 
 impl Features {
-    /// Detects the features of this kernel.
     pub(crate) fn detect() -> Self {
         let has = |helper| is_helper_supported(ProgramType::CgroupSockAddr, helper).unwrap_or(false);
         let types = fs::read(btf::KERNEL).unwrap_or_default();

@@ -27,13 +27,11 @@ pub(crate) struct Recount {
 }
 
 impl Recount {
-    /// Opens the pinned slots.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
         let slots = RecordMap::open(&pins.sock_nat_map("slots"))?;
         Ok(Self { slots, next: Instant::now(), drift: HashMap::new() })
     }
 
-    /// Whether it is time to recount.
     pub(crate) fn is_due(&self) -> bool {
         self.next <= Instant::now()
     }

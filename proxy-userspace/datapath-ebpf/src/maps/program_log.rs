@@ -46,7 +46,6 @@ pub struct TraceStep {
     pub fields: Vec<(String, String)>,
 }
 
-/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
     /// The cookie of the socket.
@@ -224,7 +223,6 @@ impl TraceSteps {
         self.reader.read()
     }
 
-    /// How many lines were lost.
     pub(crate) fn lost(&self) -> u64 {
         self.reader.lost
     }

@@ -36,7 +36,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         Ok(Self { map, name, capacity, entries: PhantomData })
     }
 
-    /// Opens a pinned map.
     pub(crate) fn open(pin: &Path) -> Result<Self, Error> {
         Self::new(bpf_maps::open(pin, Self::ENTRY)?, pin.display())
     }
@@ -49,7 +48,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         }
     }
 
-    /// How many entries there may be.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -88,7 +86,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         Ok(is_found.then_some(value))
     }
 
-    /// Writes an entry.
     pub(crate) fn insert(&self, key: &K, value: &V) -> Result<(), Error> {
         let (key, value) = (bytemuck::bytes_of(key), bytemuck::bytes_of(value));
         raw_bpf::update_batch(self.map.fd().as_fd(), Self::ENTRY, key, value)

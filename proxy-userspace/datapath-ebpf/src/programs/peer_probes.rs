@@ -30,7 +30,6 @@ const MAX_ANSWERS: usize = 20_000;
 /// How many addresses one line of the log names.
 const MAX_LOGGED: usize = 5;
 
-/// The probes of nodes.
 pub(crate) struct PeerProbes {
     /// Where nodes receive wrapped packets.
     port: u16,

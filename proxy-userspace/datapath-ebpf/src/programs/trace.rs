@@ -273,7 +273,6 @@ impl TracedPrograms {
         }
     }
 
-    /// Updates the excluded cgroups.
     pub(crate) fn set_exclusions(&mut self, exclusions: &Exclusions) -> Result<(), Error> {
         self.excluded.mirror(exclusions.map())
     }
@@ -299,7 +298,6 @@ fn with_fewer_lines<T>(
     }
 }
 
-/// The constants of the programs.
 fn globals(filter: &TraceFilter) -> Result<Vec<(&'static str, u64)>, Error> {
     let address = filter.address.map(SockAddr::from).unwrap_or_default();
     let [a, b, c, d] = V6::raw(address.ip).map(u64::from);

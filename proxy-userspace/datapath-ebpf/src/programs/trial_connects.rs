@@ -28,7 +28,6 @@ const TRIAL_INTERVAL: Duration = Duration::from_secs(3);
 /// How many trials may run at once. The clients try further endpoints.
 const MAX_TRIALS: usize = 256;
 
-/// The trials of ejected endpoints.
 pub(crate) struct TrialConnects {
     max_ejection_time: Duration,
     /// The endpoints of the counters in the records.

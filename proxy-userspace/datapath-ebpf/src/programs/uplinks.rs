@@ -198,7 +198,6 @@ fn attach_in_driver(ebpf: &mut Ebpf, interface: u32, pin: &Path) -> Result<(), E
     pin_link(program.take_link(id).map_err(failed("take the link", XDP))?, XDP, pin)
 }
 
-/// Detaches the programs from all interfaces.
 pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
     pins.all_links()?.iter().filter(|it| UplinkPin::of(it).is_some()).try_for_each(|it| detach_pin(it))
 }
@@ -242,7 +241,6 @@ fn attach(
     pin_link(program.take_link(id).map_err(failed("take the link", name))?, name, pin)
 }
 
-/// Pins a link that was created.
 fn pin_link(
     link: impl TryInto<FdLink, Error = LinkError>,
     name: &'static str,
