@@ -18,7 +18,7 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_EXIST, BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
+    BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
 };
 
 /// Calls bpf(2).
@@ -107,11 +107,11 @@ pub(crate) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut element(map, &key)) }.map(drop)
 }
 
-/// Replaces the value of an existing key; `NotFound` if there is none.
-pub(crate) fn replace(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+/// Writes an entry; with the flag `BPF_EXIST`, `NotFound` if there is none yet.
+pub(crate) fn update(map: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u32) -> io::Result<()> {
     let mut attr = element(map, key);
     attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
-    attr.__bindgen_anon_2.flags = BPF_EXIST.into();
+    attr.__bindgen_anon_2.flags = flags.into();
     // SAFETY: the kernel reads a key and a value, whose sizes are those of the map; both outlive the call.
     unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }

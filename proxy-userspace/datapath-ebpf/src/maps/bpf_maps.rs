@@ -54,7 +54,6 @@ pub(crate) struct BpfMaps {
     prefilters: MapData,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
-    counters: ArrayOfMaps<MapData, MapData>,
     chunks: CounterChunks,
     /// Not used by programs: an update of any outer map returns only when every running program has ended
     /// (Linux 1ae80cf31938).
@@ -167,7 +166,6 @@ impl BpfMaps {
             return Err(Error::Incomplete("map PREFILTER".into()));
         };
         let outer = Table::ALL.iter().map(|it| map_spec::take(ebpf, it.map())).collect::<Result<_, _>>()?;
-        let counters = map_spec::take(ebpf, counter_maps::OUTER)?;
         let chunks = CounterChunks::open(pins, stripes)?;
         let grace_inner = MapSpec::new(MapType::Hash, EntrySize::of::<u32, u32>(), 1, 0).create("grace")?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
@@ -178,7 +176,6 @@ impl BpfMaps {
             prefilters,
             outer,
             inner: Default::default(),
-            counters,
             chunks,
             grace,
             grace_inner,
@@ -195,8 +192,7 @@ impl BpfMaps {
 
 impl MapStore for BpfMaps {
     fn active(&self) -> Result<Side, Error> {
-        let word = self.active.get(&SIDE, 0).map_err(Error::map("ACTIVE"))?;
-        Side::from_word(word).ok_or(Error::InvalidActiveSide(word))
+        active_words(&self.active).map(|(side, _)| side)
     }
 
     fn activate(&mut self, side: Side) -> Result<(), Error> {
@@ -265,7 +261,7 @@ impl MapStore for BpfMaps {
     }
 
     fn set_counter_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
-        self.chunks.set_owners(owners, &mut self.counters)
+        self.chunks.set_owners(owners)
     }
 
     fn open_connections(&self) -> Result<Vec<i64>, Error> {

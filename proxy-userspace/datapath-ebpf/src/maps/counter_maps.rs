@@ -6,14 +6,16 @@
 
 use std::{
     net::SocketAddr,
-    os::fd::{AsFd as _, AsRawFd as _, RawFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
     path::Path,
 };
 
 use aya::{
-    maps::{Array, ArrayOfMaps, Map, MapData, MapType},
+    maps::{Array, Map, MapData, MapType},
     util::nr_cpus,
 };
+use aya_obj::generated::BPF_ANY;
+use bytemuck::bytes_of;
 use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
@@ -114,14 +116,10 @@ impl CounterChunks {
         Ok(values)
     }
 
-    /// Assigns counters, in ascending order, to owners, or to none. Programs find chunks in `outer`.
-    pub(crate) fn set_owners(
-        &mut self,
-        owners: &[(CounterIndex, u64)],
-        outer: &mut ArrayOfMaps<MapData, MapData>,
-    ) -> Result<(), Error> {
+    /// Assigns counters, in ascending order, to owners, or to none.
+    pub(crate) fn set_owners(&mut self, owners: &[(CounterIndex, u64)]) -> Result<(), Error> {
         if let Some((last, _)) = owners.last() {
-            self.grow(chunk_of(*last) as usize + 1, outer)?;
+            self.grow(chunk_of(*last) + 1)?;
         }
         let began = clock::now()?.as_secs() as u32;
         for updates in owners.chunk_by(|(a, _), (b, _)| chunk_of(*a) == chunk_of(*b)) {
@@ -153,21 +151,22 @@ impl CounterChunks {
         {
             let number = self.chunks.len() as u32 - 1;
             pins::remove_pin(&self.pins.chunk(number))?;
-            // aya gives no access to the file descriptor of the outer map.
-            let outer =
-                raw_bpf::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))?;
-            raw_bpf::delete(outer.as_fd(), number).map_err(Error::syscall("BPF_MAP_DELETE_ELEM", OUTER))?;
+            raw_bpf::delete(self.outer()?.as_fd(), number)
+                .map_err(Error::syscall("BPF_MAP_DELETE_ELEM", OUTER))?;
             self.chunks.pop();
         }
         Ok(())
     }
 
     /// Creates chunks until there are `count`.
-    fn grow(&mut self, count: usize, outer: &mut ArrayOfMaps<MapData, MapData>) -> Result<(), Error> {
-        let numbers: Vec<_> = (self.chunks.len()..count).map(|it| it as u32).collect();
+    fn grow(&mut self, count: u32) -> Result<(), Error> {
+        let numbers: Vec<_> = (self.chunks.len() as u32..count).collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
         let created = numbers.iter().map(|_| create(self.stripes)).collect::<Result<Vec<_>, _>>()?;
         // A chunk that is pinned is in the outer map, too.
-        self.publish(&numbers, &created, outer)?;
+        self.publish(&numbers, &created)?;
         for (number, map) in numbers.into_iter().zip(created) {
             pins::replace(&self.pins.chunk(number), |path| map.pin(path).map_err(Error::pin(path)))?;
             self.chunks.push(array(map)?);
@@ -176,28 +175,26 @@ impl CounterChunks {
     }
 
     /// Puts new chunks into the outer map, all by one call: the kernel waits for a grace period after each call.
-    fn publish(
-        &self,
-        numbers: &[u32],
-        maps: &[MapData],
-        outer: &mut ArrayOfMaps<MapData, MapData>,
-    ) -> Result<(), Error> {
-        let mut one_by_one = || {
-            let mut chunks = numbers.iter().zip(maps);
-            chunks.try_for_each(|(number, map)| outer.set(*number, map, 0)).map_err(Error::map(OUTER))
-        };
-        if numbers.len() < 2 {
-            return one_by_one();
-        }
-        // aya gives no access to the file descriptor of the outer map.
-        let fd = raw_bpf::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))?;
+    fn publish(&self, numbers: &[u32], maps: &[MapData]) -> Result<(), Error> {
+        let outer = self.outer()?;
         let fds: Vec<_> = maps.iter().map(|it| it.fd().as_fd().as_raw_fd()).collect();
         let (keys, values) = (bytemuck::cast_slice(numbers), bytemuck::cast_slice(&fds));
-        match raw_bpf::update_batch(fd.as_fd(), EntrySize::of::<u32, RawFd>(), keys, values) {
+        match raw_bpf::update_batch(outer.as_fd(), EntrySize::of::<u32, RawFd>(), keys, values) {
             // Older kernels have no batch updates of outer maps.
-            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => one_by_one(),
+            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => {
+                for (number, fd) in numbers.iter().zip(&fds) {
+                    raw_bpf::update(outer.as_fd(), bytes_of(number), bytes_of(fd), BPF_ANY)
+                        .map_err(Error::syscall("BPF_MAP_UPDATE_ELEM", OUTER))?;
+                }
+                Ok(())
+            }
             result => result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
         }
+    }
+
+    /// The outer map, in which programs find chunks.
+    fn outer(&self) -> Result<OwnedFd, Error> {
+        raw_bpf::obj_get(&self.pins.chunks()).map_err(Error::syscall("BPF_OBJ_GET", OUTER))
     }
 
     /// The open connections of each counter's backend, in order, as they were counted.

@@ -6,6 +6,7 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
+use aya_obj::generated::BPF_EXIST;
 use bytemuck::Pod;
 
 use crate::{
@@ -95,7 +96,7 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
     /// Replaces the value of a key, if it is still there.
     pub(crate) fn replace(&self, key: &K, value: &V) -> Result<(), Error> {
         let (key, value) = (bytemuck::bytes_of(key), bytemuck::bytes_of(value));
-        match raw_bpf::replace(self.map.fd().as_fd(), key, value) {
+        match raw_bpf::update(self.map.fd().as_fd(), key, value, BPF_EXIST) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::syscall("BPF_MAP_UPDATE_ELEM", &self.name)(error))
             }
