@@ -4,7 +4,7 @@
 //! A firewall on the loopback interface, or a kernel without IPv6, proves nothing about the hooks.
 
 use std::{
-    fs, io,
+    fs, io, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -80,9 +80,14 @@ pub(crate) fn probe(cgroup: &Cgroup) -> Vec<ProbeResult> {
     }
     probe_in_child(cgroup.path()).unwrap_or_else(|error| {
         let why = format!("no process can be started in {}: {error}", cgroup.path().display());
-        let behavior = HookBehavior::Unknown(why);
-        HOOKS.as_flattened().iter().map(|hook| ProbeResult { hook, behavior: behavior.clone() }).collect()
+        results(iter::repeat(HookBehavior::Unknown(why)))
     })
+}
+
+/// The results of all hooks, in order.
+fn results(behaviors: impl IntoIterator<Item = HookBehavior>) -> Vec<ProbeResult> {
+    let hooks = HOOKS.as_flattened().iter().zip(behaviors);
+    hooks.map(|(hook, behavior)| ProbeResult { hook, behavior }).collect()
 }
 
 fn probe_in_process() -> Vec<ProbeResult> {
@@ -90,7 +95,7 @@ fn probe_in_process() -> Vec<ProbeResult> {
         (Ipv4Addr::LOCALHOST.into(), IpAddr::V4(ADDRESS4.into())),
         (Ipv6Addr::LOCALHOST.into(), IpAddr::V6(ADDRESS6.into())),
     ];
-    let behaviors = families.into_iter().flat_map(|(loopback, reserved)| {
+    results(families.into_iter().flat_map(|(loopback, reserved)| {
         let tcp = probe_tcp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
         let udp = probe_udp(loopback, reserved).unwrap_or_else(|error| Probed::unknown(&error));
         let ([connect, getpeername], [sendmsg, recvmsg]) = (tcp.behaviors, udp.behaviors);
@@ -100,13 +105,7 @@ fn probe_in_process() -> Vec<ProbeResult> {
             return [connect, unknown(), unknown(), unknown()];
         }
         [connect, getpeername, sendmsg, recvmsg]
-    });
-    HOOKS
-        .as_flattened()
-        .iter()
-        .zip(behaviors)
-        .map(|(hook, behavior)| ProbeResult { hook, behavior })
-        .collect()
+    }))
 }
 
 /// What the probe of a protocol has found.
@@ -240,17 +239,15 @@ pub fn child_main(mut input: impl io::Read, mut output: impl io::Write) -> io::R
 }
 
 fn parse(text: &str) -> Vec<ProbeResult> {
-    let results = HOOKS.as_flattened().iter().map(|hook| {
+    results(HOOKS.as_flattened().iter().map(|hook| {
         let line = text.lines().find_map(|it| it.strip_prefix(hook)?.strip_prefix('\t')?.split_once('\t'));
-        let behavior = match line {
+        match line {
             Some(("ok", _)) => HookBehavior::Ok,
             Some(("fails", how)) => HookBehavior::Fails(how.to_owned()),
             Some((_, why)) => HookBehavior::Unknown(why.to_owned()),
             None => HookBehavior::Unknown("the child process did not report it".into()),
-        };
-        ProbeResult { hook, behavior }
-    });
-    results.collect()
+        }
+    }))
 }
 
 #[cfg(test)]
