@@ -15,7 +15,7 @@ use model::{
 };
 use proxy_common::probe;
 
-use crate::tables::compile::compile;
+use crate::tables::compile::{Frontend, compile};
 
 /// The address of a Service, or a node port at the unspecified address, and one of its backends.
 pub type BackendPair = (SocketAddr, SocketAddr);
@@ -28,10 +28,8 @@ impl AllowedBackends {
     /// Those of a state.
     pub fn of(state: &NodeState) -> Self {
         let mut allowed = Self::default();
-        for (_, service) in &state.services {
-            for_each(service, Protocol::Udp, |frontend, backend| {
-                allowed.0.entry(frontend).or_default().extend(backend);
-            });
+        for (frontend, backends) in state.services.values().flat_map(|it| by_frontend(it, Protocol::Udp)) {
+            allowed.0.entry(frontend).or_default().extend(backends);
         }
         allowed
     }
@@ -72,28 +70,22 @@ fn has(it: &ServiceState, protocol: Protocol) -> bool {
     it.service.ports.iter().any(|it| it.protocol == protocol)
 }
 
-/// The frontends of a Service with one protocol, each with all of its backends.
+/// The frontends of a Service with one protocol, each with each of its backends.
 pub fn pairs(service: &ServiceState, protocol: Protocol) -> BTreeSet<BackendPair> {
-    let mut pairs = BTreeSet::new();
-    for_each(service, protocol, |frontend, backend| pairs.extend(backend.map(|it| (frontend, it))));
-    pairs
+    let backends = by_frontend(service, protocol).into_iter();
+    backends.flat_map(|(frontend, it)| it.into_iter().map(move |backend| (frontend, backend))).collect()
 }
 
+/// The frontends of a Service with one protocol.
 pub fn frontends(service: &ServiceState, protocol: Protocol) -> BTreeSet<SocketAddr> {
-    let mut frontends = BTreeSet::new();
-    for_each(service, protocol, |frontend, _| frontends.extend([frontend]));
-    frontends
+    by_frontend(service, protocol).into_iter().map(|(frontend, _)| frontend).collect()
 }
 
-/// Visits the frontends of a Service with one protocol, each first without a backend and then with each of its backends; a
-/// node port has the unspecified address.
-fn for_each(
-    service: &ServiceState,
-    protocol: Protocol,
-    mut visit: impl FnMut(SocketAddr, Option<SocketAddr>),
-) {
+/// The frontends of a Service with one protocol, each with all of its backends, some of them maybe twice; a node port has the
+/// unspecified address.
+fn by_frontend(service: &ServiceState, protocol: Protocol) -> Vec<(SocketAddr, Vec<SocketAddr>)> {
     if !has(service, protocol) {
-        return;
+        return Vec::new();
     }
     // The source ranges of a load balancer IP apply to new flows only.
     let open = (!service.service.source_ranges.is_empty()).then(|| {
@@ -103,22 +95,21 @@ fn for_each(
     });
     // A flow that was redirected before its address came to the host continues, too.
     let image = compile(open.as_ref().unwrap_or(service), &BTreeSet::new());
-    for frontend in image.frontends.iter().filter(|it| it.address.protocol == protocol) {
-        let address = frontend.address.address;
-        visit(address, None);
+    let frontends = image.frontends.iter().filter(|it| it.address.protocol == protocol);
+    let with_backends = |frontend: &Frontend| {
         // Existing flows also continue to endpoints of another scope than the address has now, and to endpoints that are
         // not selected for this node.
-        let family = Family::of(address.ip());
+        let (family, is_own) = (frontend.address.family(), |index: u16| usize::from(index) == frontend.port);
+        let others = service.other_serving.iter().filter(|it| is_own(it.index)).map(|it| it.target);
+        let mut backends: Vec<_> = others.collect();
         for endpoint in &service.endpoints {
             let Some(ip) = endpoint.address(family) else { continue };
-            for port in endpoint.ports.iter().filter(|it| usize::from(it.index) == frontend.port) {
-                visit(address, Some(SocketAddr::new(ip, port.port.get())));
-            }
+            let ports = endpoint.ports.iter().filter(|it| is_own(it.index));
+            backends.extend(ports.map(|it| SocketAddr::new(ip, it.port.get())));
         }
-        for other in service.other_serving.iter().filter(|it| usize::from(it.index) == frontend.port) {
-            visit(address, Some(other.target));
-        }
-    }
+        (frontend.address.address, backends)
+    };
+    frontends.map(with_backends).collect()
 }
 
 #[cfg(test)]
