@@ -92,7 +92,7 @@ pub(crate) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
         if host_addresses.contains(&ip) {
             compiler.image.left_to_host.push(ip);
         } else {
-            compiler.add(ip, FrontendKind::ClusterIp, Scope::Internal);
+            compiler.add(ip, FrontendKind::ClusterIp);
         }
     }
     // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them. So it does
@@ -105,7 +105,7 @@ pub(crate) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
         (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
         (FrontendKind::ExternalIp, &service.external_ips),
     ] {
-        ips.iter().filter(|it| !is_restricted(it)).for_each(|it| compiler.add(*it, kind, Scope::Cluster));
+        ips.iter().filter(|it| !is_restricted(it)).for_each(|it| compiler.add(*it, kind));
     }
     for &ip in service.load_balancer_ips.iter().filter(|it| is_restricted(it)) {
         let ports = service.ports.iter().filter(|it| !it.conflicting_addresses.contains(&ip));
@@ -131,7 +131,7 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     /// Adds every port of the Service at one of its addresses.
-    fn add(&mut self, ip: IpAddr, kind: FrontendKind, scope: Scope) {
+    fn add(&mut self, ip: IpAddr, kind: FrontendKind) {
         let service = &self.state.service;
         if let Some(reason) = invalid_address_reason(ip) {
             self.image.rejected.push(Rejected::not_served(format!("{} {kind} {ip}", service.name), reason));
@@ -139,7 +139,7 @@ impl Compiler<'_> {
         }
         for (index, port) in service.ports.iter().enumerate() {
             if !port.conflicting_addresses.contains(&ip) {
-                self.add_port((index, port), SocketAddr::new(ip, port.port.get()), kind, scope);
+                self.add_port((index, port), SocketAddr::new(ip, port.port.get()), kind);
             }
         }
     }
@@ -148,20 +148,13 @@ impl Compiler<'_> {
     fn add_node_ports(&mut self, unspecified: IpAddr) {
         for (index, port) in self.state.service.ports.iter().enumerate() {
             if let Some(number) = port.node_port.map(NonZeroU16::get) {
-                let address = SocketAddr::new(unspecified, number);
-                self.add_port((index, port), address, FrontendKind::NodePort, Scope::Cluster);
+                self.add_port((index, port), SocketAddr::new(unspecified, number), FrontendKind::NodePort);
             }
         }
     }
 
     /// Adds one port at one address.
-    fn add_port(
-        &mut self,
-        (index, port): (usize, &ServicePort),
-        address: SocketAddr,
-        kind: FrontendKind,
-        scope: Scope,
-    ) {
+    fn add_port(&mut self, (index, port): (usize, &ServicePort), address: SocketAddr, kind: FrontendKind) {
         let service = &self.state.service;
         let protocol = port.protocol;
         if !is_translated(protocol) {
@@ -176,6 +169,7 @@ impl Compiler<'_> {
             return;
         }
         let family = address.family();
+        let scope = if kind == FrontendKind::ClusterIp { Scope::Internal } else { Scope::Cluster };
         let mut backends = Vec::with_capacity(self.state.endpoints.len());
         backends.extend(self.state.targets(index, family, scope));
         let targets = backends.len();
