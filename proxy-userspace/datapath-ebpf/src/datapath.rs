@@ -135,14 +135,14 @@ impl Datapath {
         let failures = FailureRecords::take(&mut ebpf)?;
         let recount = Recount::open(&pins)?;
         let mut buffer = DoubleBuffer::new(maps)?;
-        buffer.layout_mut().set_passive_health(options.passive_health);
-        buffer.layout_mut().set_node_name(&options.node_name);
+        buffer.layout.passive_health = Some(options.passive_health);
+        buffer.layout.forwarding.nodes.own = options.node_name.as_str().into();
         let probes = options.forwarding_timeout.map(|it| PeerProbes::new(options.forwarding_port, it));
         if probes.is_some() {
-            buffer.layout_mut().forwarding().nodes().set_peers(PeerStates::new());
+            buffer.layout.forwarding.nodes.set_peers(PeerStates::new());
         }
         match previous_rows(&pins) {
-            Ok(previous) => buffer.layout_mut().forwarding().restore(previous),
+            Ok(previous) => buffer.layout.forwarding.restore(previous),
             Err(error) => tracing::warn!(
                 error = error_chain(&error),
                 "rows of an earlier process cannot be read: connections lose their second chance"
@@ -184,7 +184,7 @@ impl Datapath {
 
     /// Sets the addresses of the host's interfaces, for the next [`Datapath::apply`].
     pub fn set_interfaces(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.buffer.layout_mut().set_host_addresses(addresses.clone());
+        self.buffer.layout.set_host_addresses(addresses.clone());
         self.interfaces = addresses;
         self.nodes = None;
     }
@@ -206,7 +206,7 @@ impl Datapath {
     ///
     /// The generation before stays active; the next call tries again.
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
-        let was_forwarding = self.buffer.layout().is_forwarding();
+        let was_forwarding = self.buffer.layout.forwarding.is_used();
         let mut has_new_nodes = false;
         if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
             self.node_addresses =
@@ -226,7 +226,7 @@ impl Datapath {
         }
         let Applied { services, entries, flipped, is_full } = applied;
         self.is_applied = true;
-        if let Some(begun) = self.buffer.layout_mut().forwarding().take_begun() {
+        if let Some(begun) = self.buffer.layout.forwarding.take_begun() {
             self.begun = begun;
         }
         self.forget_removed();
@@ -236,12 +236,12 @@ impl Datapath {
             tables.map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity });
         Ok(ApplyReport {
             changed_services: services,
-            services: self.buffer.layout().services(),
+            services: self.buffer.layout.services(),
             entries,
             flipped,
             is_full,
             tables: tables.collect(),
-            rejected: self.buffer.layout().rejected(),
+            rejected: self.buffer.layout.rejected(),
         })
     }
 
@@ -251,7 +251,7 @@ impl Datapath {
 
     /// Forgets the failures of endpoints that were removed: they may have changed when they return.
     fn forget_removed(&mut self) {
-        let removed = self.buffer.layout_mut().counters().take_removed();
+        let removed = self.buffer.layout.counters.take_removed();
         self.trials.forget(&removed);
         if let Err(error) = self.failures.forget(removed) {
             tracing::warn!(%error, "failures of removed endpoints stay recorded");
@@ -260,7 +260,7 @@ impl Datapath {
 
     /// Logs each Service whose cluster IP has come to an interface of the host, or is served again.
     fn report_left_to_host(&mut self) {
-        let left = self.buffer.layout().left_to_host();
+        let left = &self.buffer.layout.left_to_host;
         if self.left_to_host == *left {
             return;
         }
@@ -342,7 +342,7 @@ impl Datapath {
     /// Attaches the programs that forward packets from outside to the interfaces with an address of this node, if anything is
     /// forwarded.
     fn set_uplinks(&mut self) {
-        let is_forwarding = self.buffer.layout().is_forwarding();
+        let is_forwarding = self.buffer.layout.forwarding.is_used();
         if self.uplinks.is_current(is_forwarding) {
             return;
         }
@@ -373,11 +373,11 @@ impl Datapath {
     /// Looks whether the uplinks are wide enough, if anything is forwarded: a family whose wrapped packets do not fit is
     /// translated. Returns whether the state has to be applied again.
     pub fn check_uplinks(&mut self) -> bool {
-        if !self.buffer.layout().is_forwarding() {
+        if !self.buffer.layout.forwarding.is_used() {
             return false;
         }
         let mut narrow = BTreeMap::new();
-        for address in self.buffer.layout_mut().forwarding().nodes().own_addresses() {
+        for address in self.buffer.layout.forwarding.nodes.own_addresses() {
             match too_narrow(address) {
                 Ok(links) if links.is_empty() => {}
                 Ok(links) => {
@@ -390,7 +390,7 @@ impl Datapath {
             }
         }
         let families = narrow.keys().copied().collect();
-        let is_changed = self.buffer.layout_mut().forwarding().set_narrow(families);
+        let is_changed = self.buffer.layout.forwarding.set_narrow(families);
         if is_changed {
             for (family, links) in &narrow {
                 tracing::warn!(
@@ -407,12 +407,12 @@ impl Datapath {
 
     /// The families in which an earlier process has forwarded packets from outside.
     pub fn forwarded_families(&mut self) -> Vec<Family> {
-        self.buffer.layout_mut().forwarding().previous_families()
+        self.buffer.layout.forwarding.previous_families()
     }
 
     /// Sets what the packet path has, as packets that are forwarded follow it. Returns whether the state has to be applied again.
     pub fn set_packet_path(&mut self, now: PacketPath) -> bool {
-        self.buffer.layout_mut().forwarding().set_packet_path(now)
+        self.buffer.layout.forwarding.set_packet_path(now)
     }
 
     /// The TCP frontends whose forwarding has begun, and is in effect, while this node may know connections that it has translated.
@@ -424,25 +424,25 @@ impl Datapath {
 
     /// This node knows no translated connections of these frontends any more. Returns whether the state has to be applied again.
     pub fn set_forwarding_settled(&mut self, frontends: &HashSet<SocketAddr>) -> bool {
-        self.buffer.layout_mut().forwarding().set_settled(frontends)
+        self.buffer.layout.forwarding.set_settled(frontends)
     }
 
     /// Whether there are nodes that [`Datapath::probe_peers`] has not probed yet.
     pub fn has_new_peers(&mut self) -> bool {
-        self.probes.is_some() && self.buffer.layout_mut().forwarding().nodes().has_new_peers()
+        self.probes.is_some() && self.buffer.layout.forwarding.nodes.has_new_peers
     }
 
     /// Probes the nodes that packets from outside are forwarded to. Returns whether the state has to be applied again, because
     /// one does not answer any more, or answers now; and when to call again.
     pub fn probe_peers(&mut self) -> (bool, Duration) {
         let Some(probes) = &mut self.probes else { return (false, REPORT_TIME) };
-        if let Some((own, wanted)) = self.buffer.layout_mut().forwarding().nodes().take_peers() {
+        if let Some((own, wanted)) = self.buffer.layout.forwarding.nodes.take_peers() {
             probes.set(&own, &wanted);
         }
         let (states, due) = probes.step();
         let is_changed = states.is_some();
         if let Some(states) = states {
-            self.buffer.layout_mut().forwarding().nodes().set_peers(states);
+            self.buffer.layout.forwarding.nodes.set_peers(states);
         }
         (is_changed, due)
     }
@@ -539,7 +539,7 @@ impl Datapath {
     pub fn try_ejected(&mut self) -> Result<(), Error> {
         let records = self.failures.ejected()?;
         let now = clock::now()?;
-        let layout = self.buffer.layout();
+        let layout = &self.buffer.layout;
         for (key, record) in self.trials.step(now, &records, |counters| layout.endpoints_of(counters)) {
             self.failures.replace(key, &record)?;
         }
@@ -557,7 +557,7 @@ impl Datapath {
             self.buffer.recount(|counted| self.recount.corrections(counted))?;
         }
         let avoiders = self.failures.read()?;
-        let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.layout().ejected(&avoiders) };
+        let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.layout.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
         let peers = self.probes.as_ref().map(PeerProbes::counts).unwrap_or_default();
         Ok(TableStats { ejected, ejections, peers, ..self.stats.read(self.cgroup.path())? })

@@ -96,7 +96,7 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>, seed: u32, f
         let _ = buffer.finish_generation().and_then(|()| buffer.reclaim_counters());
         if (n + 1).is_multiple_of(4) {
             // As the next process finds them.
-            buffer = DoubleBuffer::new(buffer.into_store()).expect("these maps can be read");
+            buffer = DoubleBuffer::new(buffer.store).expect("these maps can be read");
             assert_eq!(lines(&buffer), active);
         }
     }
@@ -110,5 +110,5 @@ fn described(state: &NodeState) -> Vec<String> {
 }
 
 fn lines(buffer: &DoubleBuffer<FakeMaps>) -> Vec<String> {
-    dump::lines(|it| buffer.store().entries(it))
+    dump::lines(|it| buffer.store.entries(it))
 }

@@ -41,8 +41,10 @@ struct SideInfo {
 /// The maps, and what they should contain.
 #[derive(Debug)]
 pub(crate) struct DoubleBuffer<S> {
-    store: S,
-    layout: Layout,
+    /// The maps.
+    pub(crate) store: S,
+    /// What the maps should contain. What is set here applies to the next [`DoubleBuffer::apply`].
+    pub(crate) layout: Layout,
     /// The last update, which the retired side does not have yet.
     last: MapUpdates,
     /// Whether the last update contains every entry, as that of a first state does.
@@ -81,16 +83,6 @@ impl<S: MapStore> DoubleBuffer<S> {
             // The instance before may have died right after a flip.
             grace_elapsed: false,
         })
-    }
-
-    /// What the maps should contain.
-    pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// What the maps should contain, to set what the next [`DoubleBuffer::apply`] follows.
-    pub(crate) fn layout_mut(&mut self) -> &mut Layout {
-        &mut self.layout
     }
 
     /// Makes `state` the active generation, with node ports at `node_addresses`.
@@ -170,10 +162,10 @@ impl<S: MapStore> DoubleBuffer<S> {
     /// The counters get no new owner before the kernel's maps say that they are free.
     pub(crate) fn reclaim_counters(&mut self) -> Result<(), Error> {
         if self.grace_elapsed && self.sides.iter().all(|it| it.state == SideState::Current) {
-            if self.layout.counters().has_idle() {
+            if self.layout.counters.has_idle() {
                 let open = self.store.open_connections()?;
                 let is_open = |it: CounterIndex| open.get(it as usize).is_some_and(|it| *it > 0);
-                self.layout.counters().reclaim(is_open);
+                self.layout.counters.reclaim(is_open);
             }
             self.flush_counter_owners()?;
         }
@@ -191,25 +183,13 @@ impl<S: MapStore> DoubleBuffer<S> {
 
     /// Writes the owners of counters, before a program increments them.
     fn flush_counter_owners(&mut self) -> Result<(), Error> {
-        let counters = self.layout.counters();
+        let counters = &mut self.layout.counters;
         if !counters.pending().is_empty() {
             self.store.set_counter_owners(counters.pending())?;
             counters.flushed();
             failpoint::point("owned-not-filled");
         }
         Ok(())
-    }
-
-    /// The maps.
-    #[cfg(feature = "fuzzing")]
-    pub(crate) fn store(&self) -> &S {
-        &self.store
-    }
-
-    /// The maps, for another process.
-    #[cfg(feature = "fuzzing")]
-    pub(crate) fn into_store(self) -> S {
-        self.store
     }
 
     /// The number of entries and the capacity of each table of the active side. (An array is replaced a little earlier,

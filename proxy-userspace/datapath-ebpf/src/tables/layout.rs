@@ -55,8 +55,8 @@ pub(crate) struct EjectingClients {
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     state: NodeState,
-    /// When endpoints are ejected, unless their Service says otherwise; never if `None`.
-    passive_health: Option<PassiveHealthOptions>,
+    /// When endpoints are ejected, unless their Service says otherwise; never if `None`. It is set before the first state.
+    pub(crate) passive_health: Option<PassiveHealthOptions>,
     services: HashMap<ServiceName, ServiceLayout>,
     /// The row of each frontend. A frontend has one Service, because the state has no conflicts, see [`model::conflicts`].
     frontends: HashMap<FrontendAddress, Row>,
@@ -68,18 +68,18 @@ pub(crate) struct Layout {
     networks: PerFamily<BTreeMap<Network, usize>>,
     node_addresses: NodeAddresses,
     /// The frontends whose packets from outside are forwarded.
-    forwarding: Forwarding,
+    pub(crate) forwarding: Forwarding,
     /// The addresses of the host's interfaces, and the Services that they affect and that are not compiled again yet.
     host_addresses: BTreeSet<IpAddr>,
     affected: BTreeSet<ServiceName>,
-    /// The cluster IPs that are left to the host.
-    left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
+    /// The cluster IPs that are left to the host, because it has them on an interface.
+    pub(crate) left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
     /// The ids of sets.
     ids: RangeAllocator,
     ranges: PerFamily<RangeAllocator>,
-    counters: CounterAllocator,
+    pub(crate) counters: CounterAllocator,
     /// The number of entries of each table.
     rows: [u32; Table::COUNT],
 }
@@ -96,26 +96,6 @@ impl Layout {
     /// An empty layout, in which the allocated counters keep their owners.
     pub(crate) fn new(counters: CounterAllocator) -> Self {
         Self { counters, ..Self::default() }
-    }
-
-    /// Sets when endpoints are ejected, before the first [`Layout::update`].
-    pub(crate) fn set_passive_health(&mut self, options: PassiveHealthOptions) {
-        self.passive_health = Some(options);
-    }
-
-    /// Sets the name of this node, before the first [`Layout::update`].
-    pub(crate) fn set_node_name(&mut self, name: &str) {
-        self.forwarding.nodes().set_own(name.into());
-    }
-
-    /// What is forwarded.
-    pub(crate) fn forwarding(&mut self) -> &mut Forwarding {
-        &mut self.forwarding
-    }
-
-    /// Whether packets from outside are forwarded.
-    pub(crate) fn is_forwarding(&self) -> bool {
-        self.forwarding.is_used()
     }
 
     /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].
@@ -194,7 +174,7 @@ impl Layout {
         for (name, service) in services_now.chain(others.into_iter().flatten()) {
             let new_backends = new_backends.get(name).filter(|_| moved.is_empty());
             frontends.extend(service.frontends.iter().map(|it| {
-                let health = self.passive_health.as_ref().map(|options| policy(options, it.health));
+                let health = policy(self.passive_health, it.health);
                 let is_entry_point = |backend: SocketAddr| {
                     self.entry_points.contain(backend, it.address.protocol, node_addresses)
                 };
@@ -206,10 +186,7 @@ impl Layout {
                     }
                     _ => service.backends(it).any(is_entry_point),
                 };
-                (
-                    it.address,
-                    row(service, it, health.unwrap_or_default(), writer.counters, is_translated_again),
-                )
+                (it.address, row(service, it, health, writer.counters, is_translated_again))
             }));
         }
         for (address, row) in frontends {
@@ -244,7 +221,7 @@ impl Layout {
         match table {
             Table::NodeAddrs => {
                 for (address, scope) in self.node_addresses.iter() {
-                    set_node_address(&mut updates, *address, Some(*scope));
+                    set_node_address(&mut updates, *address, Some(scope));
                 }
             }
             Table::Frontends4 | Table::Frontends6 | Table::NodePorts => {
@@ -273,10 +250,6 @@ impl Layout {
             }
         }
         updates
-    }
-
-    pub(crate) fn counters(&mut self) -> &mut CounterAllocator {
-        &mut self.counters
     }
 
     /// How many entries a table has.
@@ -330,11 +303,6 @@ impl Layout {
         self.rejected.values().flatten().cloned().collect()
     }
 
-    /// The cluster IPs that are left to the host, because it has them on an interface.
-    pub(crate) fn left_to_host(&self) -> &BTreeMap<ServiceName, Vec<IpAddr>> {
-        &self.left_to_host
-    }
-
     /// The endpoints whose connections are counted by these counters, each with who avoids it, sorted.
     pub(crate) fn ejected(&self, avoiders: &HashMap<CounterIndex, EjectingClients>) -> Vec<EjectedEndpoint> {
         let mut found = Vec::new();
@@ -346,14 +314,13 @@ impl Layout {
                         && let Some(service) = self.state.services.get(name)
                         && let Some(port) = service.service.ports.get(frontend.port)
                     {
-                        let policy = self.passive_health.as_ref().map(|it| policy(it, frontend.health));
                         found.push(EjectedEndpoint {
                             service: name.clone(),
                             port: port.name.clone(),
                             endpoint: slot.backend(),
                             clients,
                             has_node,
-                            max_ejected_percent: policy.unwrap_or_default().max_ejected,
+                            max_ejected_percent: policy(self.passive_health, frontend.health).max_ejected,
                         });
                     }
                 }
@@ -413,10 +380,10 @@ const _: () = assert!(PassiveHealth::MAX_FAILURES <= MAX_FAILURES);
 const _: () = assert!(LoadBalancing::MAX_SLOW_START <= MAX_SLOW_START);
 
 /// When the backends of a frontend are ejected: by what its Service says, item by item, else by the options of the node.
-fn policy(options: &PassiveHealthOptions, service: PassiveHealth) -> HealthPolicy {
-    if !service.enabled.unwrap_or(options.enabled) {
+fn policy(options: Option<PassiveHealthOptions>, service: PassiveHealth) -> HealthPolicy {
+    let Some(options) = options.filter(|it| service.enabled.unwrap_or(it.enabled)) else {
         return HealthPolicy::default();
-    }
+    };
     HealthPolicy {
         failures: service.failures.unwrap_or(options.failures).get(),
         max_ejected: service.max_ejected_percent.unwrap_or(options.max_ejected_percent).get(),

@@ -17,7 +17,7 @@ fn steps(scenarios: &[Scenario]) -> impl Iterator<Item = (&Scenario, &Step, Vec<
 /// Empty maps of the node `n1`, as in every scenario with an expected dump.
 fn buffer(seed: u32) -> DoubleBuffer<FakeMaps> {
     let mut buffer = DoubleBuffer::new(FakeMaps::new(seed)).unwrap();
-    buffer.layout_mut().set_node_name("n1");
+    buffer.layout.forwarding.nodes.own = "n1".into();
     buffer
 }
 

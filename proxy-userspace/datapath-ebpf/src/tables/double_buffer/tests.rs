@@ -262,7 +262,7 @@ fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
     let state = state(numbers.clone().zip(services).map(|(n, it)| with_health(n, it)));
     let found = |options: Option<PassiveHealthOptions>| {
         let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
-        options.into_iter().for_each(|it| buffer.layout.set_passive_health(it));
+        buffer.layout.passive_health = options;
         buffer.take(&state).unwrap();
         let health = |n| {
             let address = SocketAddr::from(([10, 96, 0, n], 80));
@@ -316,11 +316,11 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     assert_eq!(buffer.take(&state).unwrap(), Applied::default());
     buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()].into());
     assert_eq!(buffer.take(&state).unwrap().services, 1);
-    assert_eq!((serves(&buffer), buffer.layout.left_to_host().len()), ([false, false], 2));
+    assert_eq!((serves(&buffer), buffer.layout.left_to_host.len()), ([false, false], 2));
     buffer.layout.set_host_addresses(BTreeSet::new());
     assert_eq!(buffer.take(&state).unwrap().services, 2);
     assert_serves(&buffer.store, &state);
-    assert!(buffer.layout.left_to_host().is_empty());
+    assert!(buffer.layout.left_to_host.is_empty());
     buffer.finish().unwrap();
     assert_clean(&buffer);
 }

@@ -19,13 +19,13 @@ use std::{
 use datapath::FrontendAddress;
 use model::{
     Family, Protocol, ServiceName,
-    state::{ForwardedPort, NodeShare, NodeState, Service, ServicePort, ServiceState},
+    state::{NodeShare, NodeState, Service, ServicePort, ServiceState},
 };
 use proxy_common::{
     counters::ForwardCounters,
     forward::{BY_CLIENT, Forward, NodeNumber},
     net::{Be16, V6},
-    tables::{FrontendKey6, TCP, UDP},
+    tables::FrontendKey6,
 };
 
 pub use self::stage::PacketPath;
@@ -73,7 +73,8 @@ pub(crate) struct Forwarding {
     previous: PreviousRows,
     /// What became of those rows, by the position of the first.
     restored: HashMap<u32, RowsId>,
-    nodes: ForwardNodes,
+    /// The nodes that packets are forwarded to.
+    pub(crate) nodes: ForwardNodes,
     /// What is placed of each Service with ports that are to be forwarded: maybe nothing yet.
     services: HashMap<ServiceName, Vec<PlacedPort>>,
     frontends: HashMap<FrontendKey6, Forward>,
@@ -84,48 +85,44 @@ pub(crate) struct Forwarding {
 #[derive(Default)]
 struct Left {
     ports: Vec<PlacedPort>,
-    frontends: Vec<FrontendKey6>,
     /// The frontends that they have now: one may move from a Service to another.
     taken: HashSet<FrontendKey6>,
 }
 
-/// What a port had.
+/// A port of a Service in one family.
 #[derive(Clone, Copy)]
-struct Before {
+struct Port<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    family: Family,
+}
+
+/// A port that is to be forwarded, and the nodes with endpoints.
+type ForwardedTo<'a> = (Port<'a>, &'a Arc<[NodeShare]>);
+
+/// The id of a port, see [`port_id`], and the family.
+type PortKey = (u64, Family);
+
+/// How a port is forwarded.
+#[derive(Clone, Copy, Debug)]
+struct Placement {
     rows: RowsId,
     stage: Stage,
     by_client: bool,
 }
 
-/// A port of a state that is forwarded in one family.
-#[derive(Clone, Copy)]
-struct PortToPlace<'a> {
-    state: &'a ServiceState,
-    port: &'a ServicePort,
-    forwarded: &'a ForwardedPort,
-}
-
-/// A port of a Service in one family.
+/// A port that has frontends in the tables.
 #[derive(Debug)]
 struct PlacedPort {
-    family: Family,
+    key: PortKey,
     /// The nodes with endpoints.
     nodes: Arc<[NodeShare]>,
     frontends: Vec<FrontendKey6>,
-    rows: RowsId,
-    stage: Stage,
-    by_client: bool,
+    placement: Placement,
     counters: ForwardCounters,
-    /// Who owns them.
-    port_id: u64,
 }
 
 impl Forwarding {
-    /// The nodes that packets are forwarded to.
-    pub(crate) fn nodes(&mut self) -> &mut ForwardNodes {
-        &mut self.nodes
-    }
-
     /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
     pub(crate) fn set_packet_path(&mut self, now: PacketPath) -> bool {
         let (is_first, is_different) = match (&self.packet_path, &now) {
@@ -159,7 +156,7 @@ impl Forwarding {
     /// The TCP frontends whose forwarding has begun while this node may know connections that it has translated, if they may have
     /// changed since the last call.
     pub(crate) fn take_begun(&mut self) -> Option<BTreeSet<SocketAddr>> {
-        let ports = self.services.values().flatten().filter(|it| it.stage == Stage::Begun);
+        let ports = self.services.values().flatten().filter(|it| it.placement.stage == Stage::Begun);
         mem::take(&mut self.has_changed).then(|| ports.flat_map(PlacedPort::addresses).collect())
     }
 
@@ -171,9 +168,9 @@ impl Forwarding {
             return false;
         }
         for (name, ports) in &mut self.services {
-            let begun = ports.iter_mut().filter(|it| it.stage == Stage::Begun);
+            let begun = ports.iter_mut().filter(|it| it.placement.stage == Stage::Begun);
             for it in begun.filter(|it| it.addresses().all(|it| frontends.contains(&it))) {
-                it.stage = Stage::Forwarded;
+                it.placement.stage = Stage::Forwarded;
                 self.outdated.insert(name.clone());
             }
         }
@@ -181,7 +178,7 @@ impl Forwarding {
     }
 
     /// Whether anything is to be forwarded.
-    pub(super) fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         !self.frontends.is_empty()
     }
 
@@ -196,12 +193,10 @@ impl Forwarding {
             Table::Forwards => self.frontends.iter().for_each(|(key, it)| updates.set(table, key, Some(it))),
             Table::ForwardRows => self.rows.full_table(updates),
             Table::ForwardNodes => {
-                let entries = self.nodes.addresses().iter().map(|(number, it)| (u32::from(*number), it));
-                entries.for_each(|(number, it)| updates.set(table, &number, Some(it)));
+                self.nodes.addresses.iter().for_each(|(number, it)| updates.set(table, number, Some(it)));
             }
             Table::ForwardNumbers => {
-                let entries = self.nodes.numbers();
-                entries.iter().for_each(|(address, it)| updates.set(table, address, Some(it)));
+                self.nodes.by_address.iter().for_each(|(address, it)| updates.set(table, address, Some(it)));
             }
             _ => {}
         }
@@ -212,8 +207,8 @@ impl Forwarding {
         let entries = match table {
             Table::Forwards => self.frontends.len(),
             Table::ForwardRows => self.rows.pairs(),
-            Table::ForwardNodes => self.nodes.addresses().len(),
-            Table::ForwardNumbers => self.nodes.numbers().len(),
+            Table::ForwardNodes => self.nodes.addresses.len(),
+            Table::ForwardNumbers => self.nodes.by_address.len(),
             _ => 0,
         };
         u32::try_from(entries).unwrap_or(u32::MAX)
@@ -223,9 +218,7 @@ impl Forwarding {
     pub(super) fn required_capacity(&self, table: Table) -> u32 {
         match table {
             Table::ForwardRows => self.rows.end(),
-            Table::ForwardNodes => {
-                self.nodes.addresses().last_key_value().map_or(0, |(it, _)| u32::from(*it) + 1)
-            }
+            Table::ForwardNodes => self.nodes.addresses.last_key_value().map_or(0, |(it, _)| it + 1),
             _ => self.entries(table),
         }
     }
@@ -281,8 +274,8 @@ impl Forwarding {
         self.give_up(left, counters, updates);
         self.nodes.write(!self.frontends.is_empty(), updates);
         self.previous = PreviousRows::default();
-        for (_, id) in self.restored.drain() {
-            self.rows.remove_restored(id);
+        if !mem::take(&mut self.restored).is_empty() {
+            self.rows.remove_unused();
         }
     }
 
@@ -296,32 +289,23 @@ impl Forwarding {
         updates: &mut MapUpdates,
     ) {
         let old = self.services.remove(name).unwrap_or_default();
-        left.frontends.extend(old.iter().flat_map(|it| it.frontends.iter().copied()));
-        let Some(state) = followed.or(newest) else {
-            left.ports.extend(old);
-            return;
-        };
         let has_rules = !matches!(self.packet_path, PacketPath::Starting);
         let mut new: Vec<PlacedPort> = Vec::new();
-        for port in forwarded_ports(followed) {
-            let frontends = port.frontends();
-            new.extend(self.place(port, (has_rules, frontends), &old, counters, updates));
+        for it in forwarded_ports(followed) {
+            let frontends = it.0.frontends();
+            new.extend(self.place(it, (has_rules, frontends), &old, counters, updates));
         }
-        for port in forwarded_ports(newest) {
-            let frontends = self.expected(port, &old, &new);
-            new.extend(self.place(port, (false, frontends), &old, counters, updates));
+        for it in forwarded_ports(newest) {
+            let frontends = self.expected(it.0, &old, &new);
+            new.extend(self.place(it, (false, frontends), &old, counters, updates));
         }
-        for port in old {
-            let is_replaced = new.iter().any(|it| it.id() == port.id());
-            match if is_replaced { Err(port) } else { self.ended(state, port) } {
-                Ok(port) => new.push(port),
-                Err(port) => left.ports.push(port),
-            }
+        if let Some(state) = followed.or(newest) {
+            let ended = self.ended(&state.service, &old, &new, counters, updates);
+            new.extend(ended);
         }
-        let ended = self.restore_ended(state, &new, counters, updates);
-        new.extend(ended);
         new.iter().for_each(|it| self.write(it, updates));
         left.taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
+        left.ports.extend(old);
         if has_ports(followed) || has_ports(newest) || !new.is_empty() {
             self.services.insert(name.clone(), new);
         }
@@ -329,13 +313,10 @@ impl Forwarding {
 
     /// The frontends of a port of the newest state that no other port has: none if the port is placed, or ends and may begin again. Until
     /// the packet path moves a frontend, it stays where it is.
-    fn expected(&self, port: PortToPlace<'_>, old: &[PlacedPort], new: &[PlacedPort]) -> Vec<FrontendKey6> {
-        let id = port.id();
-        let is_forwarded = |it: &PlacedPort| matches!(it.stage, Stage::Begun | Stage::Forwarded);
-        let ends = old.iter().any(|it| it.id() == id && is_forwarded(it));
-        if new.iter().any(|it| it.id() == id)
-            || ends && self.can_keep(port.port.protocol, port.forwarded.family)
-        {
+    fn expected(&self, port: Port<'_>, old: &[PlacedPort], new: &[PlacedPort]) -> Vec<FrontendKey6> {
+        let key = port.key();
+        let ends = old.iter().any(|it| it.key == key && it.placement.stage.is_forwarded());
+        if new.iter().any(|it| it.key == key) || ends && self.can_keep(port) {
             return Vec::new();
         }
         let has = |ports: &[PlacedPort], key: &_| ports.iter().any(|it| it.frontends.contains(key));
@@ -346,17 +327,17 @@ impl Forwarding {
 
     /// Gives up what no port has any more.
     fn give_up(&mut self, left: Left, counters: &mut CounterAllocator, updates: &mut MapUpdates) {
-        for key in left.frontends.iter().filter(|it| !left.taken.contains(it)) {
-            if self.frontends.remove(key).is_some() {
-                updates.set(Table::Forwards, key, None::<&Forward>);
+        for PlacedPort { key: (port_id, family), nodes, frontends, placement, .. } in left.ports {
+            for key in frontends.iter().filter(|it| !left.taken.contains(it)) {
+                if self.frontends.remove(key).is_some() {
+                    updates.set(Table::Forwards, key, None::<&Forward>);
+                }
             }
-        }
-        for port in left.ports {
-            self.nodes.remove_targets(&port.nodes, port.family);
+            self.nodes.remove_targets(&nodes, family);
             for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
-                counters.release(CounterOwner::forwarded(port.port_id, part));
+                counters.release(CounterOwner::forwarded(port_id, part));
             }
-            self.rows.release(port.rows);
+            self.rows.release(placement.rows);
         }
     }
 
@@ -364,66 +345,59 @@ impl Forwarding {
     /// only if it may, and when all nodes have answered once.
     fn place(
         &mut self,
-        to_place: PortToPlace<'_>,
+        (port, nodes): ForwardedTo<'_>,
         (may_begin, frontends): (bool, Vec<FrontendKey6>),
         old: &[PlacedPort],
         counters: &mut CounterAllocator,
         updates: &mut MapUpdates,
     ) -> Option<PlacedPort> {
-        let port = to_place.forwarded;
-        if frontends.is_empty() || port.nodes.is_empty() || !self.nodes.can_send(port.family) {
+        let family = port.family;
+        if frontends.is_empty() || nodes.is_empty() || !self.nodes.can_send(family) {
             return None;
         }
-        let id = to_place.id();
+        let key = port.key();
         // The port may have another name now.
         let has_frontend = |it: &&PlacedPort| it.frontends.iter().any(|it| frontends.contains(it));
-        let before = old.iter().find(|it| it.id() == id).or_else(|| old.iter().find(has_frontend));
+        let before = old.iter().find(|it| it.key == key).or_else(|| old.iter().find(has_frontend));
         let before =
-            before.map(PlacedPort::before).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
+            before.map(|it| it.placement).or_else(|| frontends.iter().find_map(|it| self.restored(it)));
         let stage = before.map_or(Stage::Translated, |it| it.stage);
-        let may_begin = may_begin && port.nodes.iter().all(|it| self.has_answered(it, port.family));
-        let can_keep = self.can_keep(to_place.port.protocol, port.family);
-        let mut placed = PlacedPort {
-            family: port.family,
-            nodes: Arc::clone(&port.nodes),
-            frontends,
-            rows: 0,
-            stage,
-            by_client: to_place.state.service.affinity.is_some(),
-            counters: acquire_counters(counters, id.0),
-            port_id: id.0,
-        };
-        self.nodes.add_targets(&port.nodes, port.family);
-        match before {
+        let may_begin = may_begin && nodes.iter().all(|it| self.has_answered(it, family));
+        let can_keep = self.can_keep(port);
+        self.nodes.add_targets(nodes, family);
+        let mut placement = match before {
             Some(before) if stage == Stage::Ended && can_keep && !may_begin => {
                 self.rows.keep(before.rows, updates);
-                (placed.rows, placed.by_client) = (before.rows, before.by_client);
+                before
             }
             _ => {
-                let is_forwarded = matches!(stage, Stage::Begun | Stage::Forwarded);
                 let before = before.map(|it| it.rows);
-                let serving = match is_forwarded || may_begin {
-                    true => self.serving(port, before.filter(|_| is_forwarded)),
+                let serving = match stage.is_forwarded() || may_begin {
+                    true => self.serving(nodes, family, before.filter(|_| stage.is_forwarded())),
                     false => [].into(),
                 };
-                let before = before.filter(|_| !serving.is_empty());
                 let is_translated = serving.is_empty();
-                placed.stage = if is_translated { Stage::Translated } else { stage.forwarded(can_keep) };
-                placed.rows = self.rows.acquire(before, &serving, &mut self.nodes, updates);
+                let before = before.filter(|_| !is_translated);
+                Placement {
+                    rows: self.rows.acquire(before, &serving, &mut self.nodes, updates),
+                    stage: if is_translated { Stage::Translated } else { stage.forwarded(can_keep) },
+                    by_client: port.service.affinity.is_some(),
+                }
             }
+        };
+        if self.narrow.contains(&family) && placement.stage != Stage::Translated {
+            self.translate(&mut placement, can_keep, updates);
         }
-        if self.narrow.contains(&port.family) && placed.stage != Stage::Translated {
-            self.translate(&mut placed, can_keep, updates);
-        }
-        Some(placed)
+        let counters = acquire_counters(counters, key);
+        Some(PlacedPort { key, nodes: Arc::clone(nodes), frontends, placement, counters })
     }
 
     /// Has this node translate what others forward. Their rows stay here for connections that were forwarded, wherever they began.
-    fn translate(&mut self, placed: &mut PlacedPort, can_keep: bool, updates: &mut MapUpdates) {
-        placed.stage = if can_keep { Stage::Ended } else { Stage::Translated };
+    fn translate(&mut self, placement: &mut Placement, can_keep: bool, updates: &mut MapUpdates) {
+        placement.stage = if can_keep { Stage::Ended } else { Stage::Translated };
         if !can_keep {
-            self.rows.release(placed.rows);
-            placed.rows = self.rows.acquire(None, &[].into(), &mut self.nodes, updates);
+            self.rows.release(placement.rows);
+            placement.rows = self.rows.acquire(None, &[].into(), &mut self.nodes, updates);
         }
     }
 
@@ -433,33 +407,74 @@ impl Forwarding {
     }
 
     /// Whether connections to a port go on the way they began when forwarding begins or ends.
-    fn can_keep(&self, protocol: Protocol, family: Family) -> bool {
-        protocol == Protocol::Tcp && self.packet_path.knows_connections(family) && self.nodes.can_send(family)
+    fn can_keep(&self, Port { port, family, .. }: Port<'_>) -> bool {
+        port.protocol == Protocol::Tcp
+            && self.packet_path.knows_connections(family)
+            && self.nodes.can_send(family)
     }
 
-    /// A port that is forwarded no longer, but for its connections; the port itself if none of its frontends is left.
-    fn ended(&mut self, state: &ServiceState, port: PlacedPort) -> Result<PlacedPort, PlacedPort> {
-        let service = &state.service;
-        let is_it = |it: &&ServicePort| port_id(&service.name, &it.name, it.protocol) == port.port_id;
-        let Some(it) = service.ports.iter().find(is_it) else { return Err(port) };
-        let mut left = frontends(service, it, port.family);
-        left.retain(|it| port.frontends.contains(it));
-        let is_kept = port.stage != Stage::Translated && self.can_keep(it.protocol, port.family);
-        if left.is_empty() || !is_kept || self.rows.pairs() > MAX_PAIRS_OF_ENDED {
-            return Err(port);
+    /// The ports of a Service that were forwarded, by this process or an earlier one, and are not placed: those whose connections
+    /// stay.
+    fn ended(
+        &mut self,
+        service: &Service,
+        old: &[PlacedPort],
+        placed: &[PlacedPort],
+        counters: &mut CounterAllocator,
+        updates: &mut MapUpdates,
+    ) -> Vec<PlacedPort> {
+        let mut ended = Vec::new();
+        let ports = || {
+            let ports = service.ports.iter();
+            ports.flat_map(move |port| Family::ALL.map(|family| Port { service, port, family }))
+        };
+        let is_placed = |key: PortKey| placed.iter().any(|it| it.key == key);
+        for it in old.iter().filter(|it| !is_placed(it.key)) {
+            let Some(port) = ports().find(|port| port.family == it.key.1 && port.key() == it.key) else {
+                continue;
+            };
+            let mut frontends = port.frontends();
+            frontends.retain(|key| it.frontends.contains(key));
+            ended.extend(self.end(port, frontends, Some(it.placement), counters, updates));
         }
+        if !self.previous.frontends.is_empty() {
+            for port in ports().filter(|it| !is_placed(it.key())) {
+                let mut frontends = port.frontends();
+                frontends.retain(|it| self.previous.frontends.contains_key(it));
+                let before = frontends.first().and_then(|it| self.restored(it));
+                ended.extend(self.end(port, frontends, before, counters, updates));
+            }
+        }
+        ended
+    }
+
+    /// Forwards a port no longer, but for its connections; `None` if they cannot stay.
+    fn end(
+        &mut self,
+        port: Port<'_>,
+        frontends: Vec<FrontendKey6>,
+        before: Option<Placement>,
+        counters: &mut CounterAllocator,
+        updates: &mut MapUpdates,
+    ) -> Option<PlacedPort> {
+        let before = before.filter(|it| it.stage != Stage::Translated)?;
+        if frontends.is_empty() || !self.can_keep(port) || self.rows.pairs() > MAX_PAIRS_OF_ENDED {
+            return None;
+        }
+        self.rows.keep(before.rows, updates);
+        let (key, placement) = (port.key(), Placement { stage: Stage::Ended, ..before });
+        let counters = acquire_counters(counters, key);
         // Nobody needs to answer for rows that do not change any more.
-        self.nodes.remove_targets(&port.nodes, port.family);
-        Ok(PlacedPort { nodes: [].into(), frontends: left, stage: Stage::Ended, ..port })
+        Some(PlacedPort { key, nodes: [].into(), frontends, placement, counters })
     }
 
     /// The nodes that get rows; none if the packets are translated. Forwarding does not end because one does not answer: then others
     /// serve.
-    fn serving(&self, port: &ForwardedPort, before: Option<RowsId>) -> Arc<[NodeShare]> {
-        let state = |it: &NodeShare| self.nodes.state(&it.node, port.family);
-        let had = before.and_then(|it| self.rows.owners(it)).filter(|it| !it.is_empty());
+    fn serving(&self, nodes: &Arc<[NodeShare]>, family: Family, before: Option<RowsId>) -> Arc<[NodeShare]> {
+        let state = |it: &NodeShare| self.nodes.state(&it.node, family);
+        let had = before.and_then(|it| self.rows.owners(it));
         let had_rows = |it: &NodeShare| {
-            self.nodes.known_number(&it.node).is_some_and(|it| had.is_some_and(|had| had.contains(&it)))
+            had.zip(self.nodes.known_number(&it.node)).is_some_and(|(had, it)| had.contains(&it))
         };
         let serves = |it: &NodeShare| match state(it) {
             PeerState::Answers => true,
@@ -467,10 +482,10 @@ impl Forwarding {
             PeerState::Silent | PeerState::Mute => false,
         };
         let those = |is_wanted: &dyn Fn(&NodeShare) -> bool| -> Arc<[NodeShare]> {
-            port.nodes.iter().filter(|it| is_wanted(it)).cloned().collect()
+            nodes.iter().filter(|it| is_wanted(it)).cloned().collect()
         };
-        if port.nodes.iter().all(serves) {
-            return Arc::clone(&port.nodes);
+        if nodes.iter().all(serves) {
+            return Arc::clone(nodes);
         }
         let serving = those(&serves);
         if serving.is_empty() { those(&|it| state(it) != PeerState::Mute) } else { serving }
@@ -478,8 +493,9 @@ impl Forwarding {
 
     /// Writes the frontends of a port that differ.
     fn write(&mut self, port: &PlacedPort, updates: &mut MapUpdates) {
-        let Some((first, mask)) = self.rows.place(port.rows) else { return };
-        let flags = port.stage.flags() | if port.by_client { BY_CLIENT } else { 0 };
+        let Placement { rows, stage, by_client } = port.placement;
+        let Some((first, mask)) = self.rows.place(rows) else { return };
+        let flags = stage.flags() | if by_client { BY_CLIENT } else { 0 };
         let forward = Forward { first, mask, flags, counters: port.counters };
         for key in &port.frontends {
             if self.frontends.insert(*key, forward) != Some(forward) {
@@ -490,26 +506,15 @@ impl Forwarding {
 }
 
 impl PlacedPort {
-    /// What it is known by.
-    fn id(&self) -> (u64, Family) {
-        (self.port_id, self.family)
-    }
-
-    fn before(&self) -> Before {
-        Before { rows: self.rows, stage: self.stage, by_client: self.by_client }
-    }
-
     /// The addresses of its frontends.
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let address =
-            |it: &FrontendKey6| SocketAddr::new(IpAddr::from(it.address).to_canonical(), it.port.get());
-        self.frontends.iter().map(address)
+        self.frontends.iter().map(|it| SocketAddr::new(it.address.into(), it.port.get()))
     }
 
     /// Whether one of these nodes has endpoints of it.
     fn is_on(&self, nodes: &BTreeSet<(Arc<str>, Family)>) -> bool {
         let has = |name: &Arc<str>| self.nodes.binary_search_by(|it| it.node.cmp(name)).is_ok();
-        nodes.iter().any(|(name, family)| *family == self.family && has(name))
+        nodes.iter().any(|(name, family)| *family == self.key.1 && has(name))
     }
 }
 
@@ -517,60 +522,47 @@ fn has_ports(state: Option<&Arc<ServiceState>>) -> bool {
     state.is_some_and(|it| !it.forwarded.is_empty())
 }
 
-/// The ports of a Service that are forwarded.
-fn forwarded_ports(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = PortToPlace<'_>> {
+/// The ports of a Service that are to be forwarded.
+fn forwarded_ports(state: Option<&Arc<ServiceState>>) -> impl Iterator<Item = ForwardedTo<'_>> {
     state.into_iter().flat_map(|state| {
-        state.forwarded.iter().filter_map(move |forwarded| {
-            let port = state.service.ports.get(usize::from(forwarded.index))?;
-            Some(PortToPlace { state, port, forwarded })
+        state.forwarded.iter().filter_map(move |it| {
+            let port = state.service.ports.get(usize::from(it.index))?;
+            Some((Port { service: &state.service, port, family: it.family }, &it.nodes))
         })
     })
 }
 
-impl PortToPlace<'_> {
-    fn id(self) -> (u64, Family) {
-        id_of(self.state, self.port, self.forwarded.family)
+impl Port<'_> {
+    fn key(self) -> PortKey {
+        (port_id(&self.service.name, &self.port.name, self.port.protocol), self.family)
     }
 
+    /// Its frontends, in ascending order; none if its protocol is not forwarded.
     fn frontends(self) -> Vec<FrontendKey6> {
-        frontends(&self.state.service, self.port, self.forwarded.family)
+        let Self { service, port, family } = self;
+        let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
+        let ips = ips.filter(|ip| Family::of(**ip) == family && !port.conflicting_addresses.contains(ip));
+        let key = |ip: &IpAddr| {
+            let address = SocketAddr::new(*ip, port.port.get());
+            frontend_key(&FrontendAddress { address, protocol: port.protocol })
+        };
+        ips.filter_map(key).collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
-/// What a port is known by.
-fn id_of(state: &ServiceState, port: &ServicePort, family: Family) -> (u64, Family) {
-    (port_id(&state.service.name, &port.name, port.protocol), family)
-}
-
-fn acquire_counters(counters: &mut CounterAllocator, port_id: u64) -> ForwardCounters {
+fn acquire_counters(counters: &mut CounterAllocator, (port_id, _): PortKey) -> ForwardCounters {
     let mut counter = |part| counters.acquire_port(CounterOwner::forwarded(port_id, part));
     ForwardCounters { arrived: counter(ForwardPart::Arrived), forwarded: counter(ForwardPart::Forwarded) }
 }
 
 /// An address of a Service in the tables; `None` if its protocol is not forwarded.
 pub(crate) fn frontend_key(it: &FrontendAddress) -> Option<FrontendKey6> {
-    let protocol = match it.protocol {
-        Protocol::Tcp => TCP,
-        Protocol::Udp => UDP,
-        Protocol::Sctp => return None,
-    };
-    Some(FrontendKey6 {
+    (it.protocol != Protocol::Sctp).then(|| FrontendKey6 {
         address: V6::from(it.address.ip()),
         port: Be16::new(it.address.port()),
-        protocol,
+        protocol: it.protocol.number(),
         zero: 0,
     })
-}
-
-/// The frontends of a port in a family, in ascending order; none if its protocol is not forwarded.
-fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<FrontendKey6> {
-    let ips = service.load_balancer_ips.iter().chain(&service.external_ips);
-    let ips = ips.filter(|ip| Family::of(**ip) == family && !port.conflicting_addresses.contains(ip));
-    let key = |ip: &IpAddr| {
-        let address = SocketAddr::new(*ip, port.port.get());
-        frontend_key(&FrontendAddress { address, protocol: port.protocol })
-    };
-    ips.filter_map(key).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 #[cfg(test)]

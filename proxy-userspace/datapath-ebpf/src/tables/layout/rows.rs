@@ -4,13 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
 use datapath::FrontendAddress;
-use model::{Family, Protocol};
+use model::Family;
 use proxy_common::{
     counters::CounterIndex,
     net::{Be16, V6},
-    tables::{
-        Family as TableEntries, Frontend, Network, NodeAddrScope, NodePortKey, TCP, UDP, network4, network6,
-    },
+    tables::{Family as TableEntries, Frontend, Network, NodeAddrScope, NodePortKey, network4, network6},
 };
 
 use crate::tables::{
@@ -44,8 +42,7 @@ pub(super) fn network(address: IpAddr) -> Network {
 
 /// Writes a frontend, or deletes it if it has no row.
 pub(super) fn set_frontend(updates: &mut MapUpdates, frontend: FrontendAddress, row: Option<&Frontend>) {
-    let port = Be16::new(frontend.address.port());
-    let protocol = if frontend.protocol == Protocol::Tcp { TCP } else { UDP };
+    let (port, protocol) = (Be16::new(frontend.address.port()), frontend.protocol.number());
     let (ip, table) = (frontend.address.ip(), frontend_table(frontend));
     for_family!(frontend.family(), F => if ip.is_unspecified() {
         updates.set(table, &NodePortKey { port, protocol, ip_version: F::VERSION }, row);
@@ -55,8 +52,8 @@ pub(super) fn set_frontend(updates: &mut MapUpdates, frontend: FrontendAddress, 
 }
 
 /// Writes a node address, or deletes it if it has no scope.
-pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope: Option<NodeAddrScope>) {
-    updates.set(Table::NodeAddrs, &V6::from(address), scope.as_ref());
+pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope: Option<&NodeAddrScope>) {
+    updates.set(Table::NodeAddrs, &V6::from(address), scope);
 }
 
 pub(super) fn put_backend(

@@ -11,6 +11,7 @@ use std::{
 use datapath::FrontendAddress;
 use model::{
     Family,
+    diff::pairs,
     state::{EndpointDiff, PerFamily, TargetDiff},
 };
 use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
@@ -195,11 +196,8 @@ impl Writer<'_> {
     }
 
     pub(super) fn update_node_addresses(&mut self, old: &NodeAddresses, new: &NodeAddresses) {
-        for address in old.keys().filter(|it| !new.contains_key(it)) {
-            set_node_address(&mut self.updates, *address, None);
-        }
-        for (address, scope) in new.iter().filter(|(address, scope)| old.get(address) != Some(scope)) {
-            set_node_address(&mut self.updates, *address, Some(*scope));
+        for (address, _, now) in pairs(&**old, &**new).filter(|(_, before, now)| before != now) {
+            set_node_address(&mut self.updates, *address, now);
         }
         self.rows[Table::NodeAddrs.index()] = new.len() as u32;
     }

@@ -2,12 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
     net::IpAddr,
     sync::Arc,
 };
 
 use model::{
     Family,
+    diff::pairs,
     state::{NodeInfo, NodeInfos, NodeShare},
 };
 use proxy_common::{
@@ -24,8 +26,8 @@ use crate::tables::{
 /// The nodes, as far as the state knows them.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardNodes {
-    /// The name of this node.
-    own: Arc<str>,
+    /// The name of this node. It is set before the first state.
+    pub(crate) own: Arc<str>,
     infos: NodeInfos,
     /// The nodes with endpoints whose Node has gone, or has lost its addresses, as they were.
     gone: BTreeMap<Arc<str>, NodeInfo>,
@@ -37,11 +39,13 @@ pub(crate) struct ForwardNodes {
     /// The highest number so far.
     highest: NodeNumber,
     /// What the tables say of each number.
-    addresses: BTreeMap<NodeNumber, ForwardNode>,
+    pub(super) addresses: BTreeMap<u32, ForwardNode>,
+    /// The number of each address; of an address of several nodes the lowest.
+    pub(super) by_address: BTreeMap<V6, u32>,
     /// How many ports have endpoints on a node.
     targets: BTreeMap<(Arc<str>, Family), usize>,
     /// Whether targets or their addresses have changed since [`ForwardNodes::take_peers`].
-    has_new_peers: bool,
+    pub(crate) has_new_peers: bool,
     /// Who answers; `None` if nodes are not probed.
     peers: Option<PeerStates>,
     /// Whose state has changed.
@@ -49,11 +53,6 @@ pub(crate) struct ForwardNodes {
 }
 
 impl ForwardNodes {
-    /// Sets the name of this node, before the first state.
-    pub(crate) fn set_own(&mut self, own: Arc<str>) {
-        self.own = own;
-    }
-
     /// Takes over the numbers of an earlier process, before the first one is given.
     pub(super) fn restore(&mut self, numbers: HashMap<IpAddr, NodeNumber>) {
         self.previous = numbers;
@@ -66,7 +65,7 @@ impl ForwardNodes {
         if self.infos.ptr_eq(infos) {
             return false;
         }
-        let before = std::mem::replace(&mut self.infos, infos.clone());
+        let before = mem::replace(&mut self.infos, infos.clone());
         let names: BTreeSet<_> = self.targets.keys().map(|(name, _)| name).collect();
         let was = |name: &Arc<str>| with_address(&before, name).or_else(|| self.gone.get(name)).cloned();
         let gone = names.into_iter().filter(|it| with_address(infos, it).is_none());
@@ -85,7 +84,7 @@ impl ForwardNodes {
 
     /// The targets whose state has changed since the last call.
     pub(super) fn take_changed(&mut self) -> BTreeSet<(Arc<str>, Family)> {
-        let changed = std::mem::take(&mut self.changed_peers);
+        let changed = mem::take(&mut self.changed_peers);
         if changed.is_empty() {
             return BTreeSet::new();
         }
@@ -95,14 +94,9 @@ impl ForwardNodes {
         self.targets.keys().filter(is_changed).cloned().collect()
     }
 
-    /// Whether [`ForwardNodes::take_peers`] returns something.
-    pub(crate) fn has_new_peers(&self) -> bool {
-        self.has_new_peers
-    }
-
     /// The addresses of this node, and of the other ones with endpoints, if they have changed since the last call.
     pub(crate) fn take_peers(&mut self) -> Option<(BTreeSet<IpAddr>, BTreeSet<IpAddr>)> {
-        if !std::mem::take(&mut self.has_new_peers) {
+        if !mem::take(&mut self.has_new_peers) {
             return None;
         }
         let own = self.own_addresses();
@@ -159,11 +153,9 @@ impl ForwardNodes {
 
     /// The names of nodes by their addresses.
     pub(super) fn names(&self) -> HashMap<IpAddr, Arc<str>> {
-        let addresses = |it: &NodeInfo| it.addresses.iter().map(IpAddr::to_canonical).collect::<Vec<_>>();
-        self.infos
-            .iter()
-            .flat_map(|(name, it)| addresses(it).into_iter().map(move |ip| (ip, Arc::clone(name))))
-            .collect()
+        let addresses =
+            self.infos.iter().flat_map(|(name, it)| it.addresses.iter().map(move |ip| (ip, name)));
+        addresses.map(|(ip, name)| (ip.to_canonical(), Arc::clone(name))).collect()
     }
 
     /// The number of a node, which may be new; [`NO_NODE`] if there are no more numbers.
@@ -197,42 +189,25 @@ impl ForwardNodes {
         let mut wanted = BTreeMap::new();
         if is_used {
             // Packets are taken from any node, also from one without endpoints.
-            let names: Vec<_> = self.infos.keys().cloned().collect();
-            for it in &names {
+            for it in self.infos.clone().keys() {
                 self.number(it);
             }
             let own = (&self.own, &THIS_NODE);
             for (name, number) in self.numbers.iter().chain([own]).filter(|(_, it)| **it != NO_NODE) {
                 let of = |family| self.address(name, family).map(V6::from).unwrap_or_default();
                 let v4 = V4::from_mapped(of(Family::V4)).unwrap_or_default();
-                wanted.insert(*number, ForwardNode { v4, v6: of(Family::V6) });
+                wanted.insert(u32::from(*number), ForwardNode { v4, v6: of(Family::V6) });
             }
         }
-        let before = std::mem::replace(&mut self.addresses, wanted);
-        for number in before.keys().filter(|it| !self.addresses.contains_key(it)) {
-            updates.set(Table::ForwardNodes, &u32::from(*number), Some(&ForwardNode::default()));
-        }
-        for (number, it) in self.addresses.iter().filter(|(number, it)| before.get(number) != Some(it)) {
-            updates.set(Table::ForwardNodes, &u32::from(*number), Some(it));
+        let before = mem::replace(&mut self.addresses, wanted);
+        for (number, _, now) in pairs(&before, &self.addresses).filter(|(_, before, now)| before != now) {
+            updates.set(Table::ForwardNodes, number, Some(now.unwrap_or(&ForwardNode::default())));
         }
         // An address may have moved to another node.
-        let (old, numbers) = (by_address(&before), by_address(&self.addresses));
-        for address in old.keys().filter(|it| !numbers.contains_key(it)) {
-            updates.set(Table::ForwardNumbers, address, None::<&u32>);
+        let before = mem::replace(&mut self.by_address, by_address(&self.addresses));
+        for (address, _, now) in pairs(&before, &self.by_address).filter(|(_, before, now)| before != now) {
+            updates.set(Table::ForwardNumbers, address, now);
         }
-        for (address, number) in numbers.iter().filter(|(address, it)| old.get(address) != Some(it)) {
-            updates.set(Table::ForwardNumbers, address, Some(number));
-        }
-    }
-
-    /// What the tables say of each number.
-    pub(super) fn addresses(&self) -> &BTreeMap<NodeNumber, ForwardNode> {
-        &self.addresses
-    }
-
-    /// The number of each address; of an address of several nodes the lowest.
-    pub(super) fn numbers(&self) -> BTreeMap<V6, u32> {
-        by_address(&self.addresses)
     }
 
     /// The first address of a node in a family, which is its primary one.
@@ -247,8 +222,8 @@ fn with_address<'a>(infos: &'a NodeInfos, name: &str) -> Option<&'a NodeInfo> {
     infos.get(name).filter(|it| !it.addresses.is_empty())
 }
 
-fn by_address(nodes: &BTreeMap<NodeNumber, ForwardNode>) -> BTreeMap<V6, u32> {
+fn by_address(nodes: &BTreeMap<u32, ForwardNode>) -> BTreeMap<V6, u32> {
     let addresses = nodes.iter().rev().flat_map(|(number, it)| [(it.v4.mapped(), *number), (it.v6, *number)]);
     let is_set = |address: &V6| *address != V6::default() && *address != V4::default().mapped();
-    addresses.filter(|(it, _)| is_set(it)).map(|(it, number)| (it, number.into())).collect()
+    addresses.filter(|(it, _)| is_set(it)).collect()
 }

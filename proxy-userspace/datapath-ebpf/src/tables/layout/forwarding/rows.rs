@@ -47,28 +47,27 @@ struct Rows {
 }
 
 impl RowSets {
-    /// Adds the rows of an earlier process, which have no position and no users.
-    pub(super) fn add_restored(&mut self, rows: Vec<Row>) -> RowsId {
-        self.add(Rows { nodes: [].into(), owners: owners(&rows), rows, range: Range::default(), users: 0 })
+    /// Adds rows, which have no position and no users.
+    pub(super) fn add(&mut self, nodes: Arc<[NodeShare]>, rows: Vec<Row>) -> RowsId {
+        let owners = rows.iter().map(|it| it.owner()).filter(|it| *it != NO_NODE).collect();
+        let id = self.next_id;
+        self.next_id += 1;
+        self.sets.insert(id, Rows { nodes, rows, owners, range: Range::default(), users: 0 });
+        id
     }
 
-    /// Removes them, unless they are kept.
-    pub(super) fn remove_restored(&mut self, id: RowsId) {
-        self.sets.retain(|it, rows| *it != id || rows.users > 0);
-    }
-
-    /// Keeps rows as they are, maybe those of an earlier process.
+    /// Adds a user to rows. The first one gives them a position.
     pub(super) fn keep(&mut self, id: RowsId, updates: &mut MapUpdates) {
         let Some(rows) = self.sets.get_mut(&id) else { return };
         rows.users += 1;
         if rows.users == 1 {
-            rows.range = self.ranges.allocate(pairs(&rows.rows).len() as u32);
+            rows.range = self.ranges.allocate(rows.pairs().len() as u32);
             rows.write(updates);
             self.placed += rows.range.size as usize;
         }
     }
 
-    /// The rows of these nodes that follow those before; for no nodes, one without an owner.
+    /// The rows of these nodes that follow those before; for no nodes, one without an owner. They have a user more.
     pub(super) fn acquire(
         &mut self,
         before: Option<RowsId>,
@@ -76,38 +75,32 @@ impl RowSets {
         nodes: &mut ForwardNodes,
         updates: &mut MapUpdates,
     ) -> RowsId {
-        let is_same = |it: &Rows| it.nodes == *serving && it.range != Range::default();
-        let known = match before.and_then(|it| Some((it, self.sets.get(&it)?))) {
-            Some((before, rows)) if is_same(rows) => Some(before),
+        let old = before.and_then(|it| Some((it, self.sets.get(&it)?)));
+        let known = match old {
+            Some((before, rows)) if rows.nodes == *serving && rows.users > 0 => Some(before),
             Some((before, _)) => self.successors.get(&(before, Arc::clone(serving))).copied(),
             None => self.by_nodes.get(serving).copied(),
         };
-        if let Some(id) = known
-            && let Some(rows) = self.sets.get_mut(&id)
-        {
-            rows.users += 1;
-            return id;
-        }
-        let numbers: Vec<_> = serving.iter().map(|it| nodes.number(&it.node)).collect();
-        let old = before.and_then(|it| self.sets.get(&it)).map(|it| &*it.rows).unwrap_or_default();
-        let rows = follow(old, &numbers, serving);
-        let range = self.ranges.allocate(pairs(&rows).len() as u32);
-        self.placed += range.size as usize;
-        let rows = Rows { nodes: Arc::clone(serving), owners: owners(&rows), rows, range, users: 1 };
-        rows.write(updates);
-        let id = self.add(rows);
-        self.by_nodes.insert(Arc::clone(serving), id);
-        if let Some(before) = before {
-            self.successors.insert((before, Arc::clone(serving)), id);
-        }
+        let id = match known {
+            Some(known) => known,
+            None => {
+                let numbers: Vec<_> = serving.iter().map(|it| nodes.number(&it.node)).collect();
+                let rows = follow(old.map(|(_, it)| &*it.rows).unwrap_or_default(), &numbers, serving);
+                let id = self.add(Arc::clone(serving), rows);
+                self.by_nodes.insert(Arc::clone(serving), id);
+                if let Some(before) = before {
+                    self.successors.insert((before, Arc::clone(serving)), id);
+                }
+                id
+            }
+        };
+        self.keep(id, updates);
         id
     }
 
-    fn add(&mut self, rows: Rows) -> RowsId {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.sets.insert(id, rows);
-        id
+    /// Removes rows of an earlier process that nobody keeps.
+    pub(super) fn remove_unused(&mut self) {
+        self.sets.retain(|_, rows| rows.users > 0);
     }
 
     /// Gives rows up; without users they are gone.
@@ -155,15 +148,15 @@ impl RowSets {
 }
 
 impl Rows {
+    /// The rows as the kernel has them.
+    fn pairs(&self) -> impl ExactSizeIterator<Item = RowPair> {
+        self.rows.chunks(2).map(|it| RowPair::new(it[0], it.get(1).copied().unwrap_or_default()))
+    }
+
     fn write(&self, updates: &mut MapUpdates) {
-        let pairs = (self.range.first..).zip(pairs(&self.rows));
+        let pairs = (self.range.first..).zip(self.pairs());
         pairs.for_each(|(number, it)| updates.set(Table::ForwardRows, &number, Some(&it)));
     }
-}
-
-/// The rows as the kernel has them.
-fn pairs(rows: &[Row]) -> impl ExactSizeIterator<Item = RowPair> {
-    rows.chunks(2).map(|it| RowPair::new(it[0], it.get(1).copied().unwrap_or_default()))
 }
 
 /// The rows of these nodes; one with another owner than before has that one as its second.
@@ -179,8 +172,4 @@ fn follow(old: &[Row], numbers: &[NodeNumber], serving: &[NodeShare]) -> Vec<Row
     let owners = maglev::owners(serving).into_iter().map(|it| numbers[usize::from(it)]);
     let old = old.iter().map(Some).cycle().chain(std::iter::repeat(None));
     owners.zip(old).map(row).collect()
-}
-
-fn owners(rows: &[Row]) -> HashSet<NodeNumber> {
-    rows.iter().map(|it| it.owner()).filter(|it| *it != NO_NODE).collect()
 }

@@ -38,6 +38,11 @@ impl Stage {
         }
     }
 
+    /// Whether new connections are forwarded.
+    pub(super) const fn is_forwarded(self) -> bool {
+        matches!(self, Self::Begun | Self::Forwarded)
+    }
+
     /// The stage after this one while nodes serve; `can_keep` tells whether connections can be told apart.
     pub(super) const fn forwarded(self, can_keep: bool) -> Self {
         match self {

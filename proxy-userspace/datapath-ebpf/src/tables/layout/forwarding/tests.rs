@@ -4,10 +4,11 @@ mod histories;
 
 use std::collections::BTreeMap;
 
-use model::state::{NodeInfo, Service, ServicePort};
+use model::state::{ForwardedPort, NodeInfo};
 use proptest::prelude::*;
-use proxy_common::forward::{
-    ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, Row, RowPair,
+use proxy_common::{
+    forward::{ESTABLISHED_ONLY, ForwardNode, ForwardTables, KNOWN_FIRST, NO_NODE, Row, RowPair},
+    tables::TCP,
 };
 
 use super::*;
@@ -54,7 +55,7 @@ struct Written {
 impl Default for Written {
     fn default() -> Self {
         let mut forwarding = Forwarding::default();
-        forwarding.nodes.set_own(OWN.into());
+        forwarding.nodes.own = OWN.into();
         let counters = CounterAllocator::default();
         Self { forwarding, counters, state: NodeState::default(), tables: HashMap::new() }
     }
@@ -120,8 +121,8 @@ impl Written {
 
     /// The number of each address.
     fn numbers(&self) -> HashMap<IpAddr, NodeNumber> {
-        let numbers = self.forwarding.nodes.numbers();
-        numbers.into_iter().map(|(address, it)| (address.into(), it as NodeNumber)).collect()
+        let numbers = self.forwarding.nodes.by_address.iter();
+        numbers.map(|(address, it)| ((*address).into(), *it as NodeNumber)).collect()
     }
 
     /// What another process finds of frontends with the same rows.

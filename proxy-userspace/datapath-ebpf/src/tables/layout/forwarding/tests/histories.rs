@@ -92,7 +92,7 @@ fn flow(port: u16, continues: bool) -> Flow {
 impl Node {
     fn new(number: u8) -> Self {
         let mut written = Written::beside_packets();
-        written.forwarding.nodes.set_own(format!("n{number}").into());
+        written.forwarding.nodes.own = format!("n{number}").into();
         written.forwarding.nodes.set_peers(PeerStates::new());
         let (known, owners) = (HashSet::new(), HashMap::new());
         Self { number, written, was_cut_off: false, unseen: HashSet::new(), version: 0, known, owners }
