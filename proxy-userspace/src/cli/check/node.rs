@@ -24,15 +24,11 @@ const FORWARDING_REMEDY: &str = "use --backend ebpf on every node, or --external
 
 /// Checks this node; whether packets from outside are forwarded also if none are, but Services are to be by default.
 pub(super) fn check(options: &Options, forwarding: ExternalForwarding) -> Checkup {
-    let mut checkup = options.sockets.as_ref().map(ebpf::check).unwrap_or_default();
-    if let Some(sockets) = &options.sockets {
-        let found = ebpf::forwarding(sockets, forwarding == ExternalForwarding::Dsr);
-        checkup.host.extend(found.host);
-        checkup.installation.extend(found.installation);
-        checkup.conflicts.extend(found.conflicts);
-        if options.packets.is_none() && forwarding == ExternalForwarding::Dsr {
-            checkup.installation.push(Finding::broken("external forwarding", UNPACKED, UNPACKED_REMEDY));
-        }
+    let is_forwarding = forwarding == ExternalForwarding::Dsr;
+    let sockets = options.sockets.as_ref();
+    let mut checkup = sockets.map(|it| ebpf::check(it, is_forwarding)).unwrap_or_default();
+    if sockets.is_some() && options.packets.is_none() && is_forwarding {
+        checkup.installation.push(Finding::broken("external forwarding", UNPACKED, UNPACKED_REMEDY));
     }
     let has_run = options.sockets.as_ref().is_some_and(ebpf::has_run);
     let (finding, is_left_to_kube_proxy) = kube_proxy::finding(has_run);
@@ -44,7 +40,7 @@ pub(super) fn check(options: &Options, forwarding: ExternalForwarding) -> Checku
     if let Some(packets) = &options.packets {
         if options.sockets.is_none() {
             checkup.installation.push(Finding::ok("backend", WITHOUT_SOCKETS));
-            if forwarding == ExternalForwarding::Dsr {
+            if is_forwarding {
                 checkup.installation.push(Finding::broken(
                     "external forwarding",
                     UNFORWARDED,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use datapath::{Finding, Level};
+use datapath::{Checkup, Finding, Level};
 use model::Family;
 use netlink::{host_addresses::interfaces_with, links::Link};
 use proxy_common::forward::{Wrapping4, Wrapping6};
@@ -26,48 +26,32 @@ const UPLINK: &str = "uplink";
 /// The first kernel with all that the programs call (`bpf_check_mtu`).
 const CAN_FORWARD: (u32, u32) = (5, 12);
 
-/// Findings about the host, what is installed, and other programs.
-#[derive(Debug, Default)]
-pub struct ForwardingFindings {
-    /// Whether the host has what is needed.
-    pub host: Option<Finding>,
-    /// Whether what is installed works.
-    pub installation: Vec<Finding>,
-    /// What else runs at the uplinks.
-    pub conflicts: Option<Finding>,
-}
-
 /// Checks whether packets from outside are forwarded; finds nothing if that is neither enabled nor in use.
-pub fn forwarding(options: &Options, is_enabled: bool) -> ForwardingFindings {
-    let mut findings = ForwardingFindings::default();
+pub(super) fn check(options: &Options, is_enabled: bool, checkup: &mut Checkup) {
     let summary = match forward_summary(&options.pin_dir) {
         Ok(summary) => summary,
         Err(Error::NotInitialized(_)) => ForwardSummary::default(),
-        Err(error) => {
-            findings.installation.push(Finding::failed(SUBJECT, Level::Broken, &error));
-            return findings;
-        }
+        Err(error) => return checkup.installation.push(Finding::failed(SUBJECT, Level::Broken, &error)),
     };
     if !summary.is_used() && !is_enabled {
-        return findings;
+        return;
     }
     let kernel = kernel(&kernel_release());
-    findings.installation.push(forwarded(&summary));
+    checkup.installation.push(forwarded(&summary));
     if kernel.level == Level::Ok && summary.is_used() {
         match uplinks(&Pins::new(&options.pin_dir), &summary.own_addresses) {
-            Ok(uplinks) if uplinks.is_empty() => findings.installation.push(nowhere(&summary.own_addresses)),
+            Ok(uplinks) if uplinks.is_empty() => checkup.installation.push(nowhere(&summary.own_addresses)),
             Ok(uplinks) => {
-                findings.installation.extend(uplinks.iter().flat_map(|it| [attached(it), mtu(&it.link)]));
-                findings.conflicts = Some(others(&uplinks));
+                checkup.installation.extend(uplinks.iter().flat_map(|it| [attached(it), mtu(&it.link)]));
+                checkup.conflicts.push(others(&uplinks));
             }
-            Err(error) => findings.installation.push(Finding::failed(UPLINK, Level::Degraded, &error)),
+            Err(error) => checkup.installation.push(Finding::failed(UPLINK, Level::Degraded, &error)),
         }
-        let own = summary.own_addresses.iter().copied().collect();
-        let states = peer_probes::ask_all(options.forwarding_port, &own, &summary.other_addresses);
-        findings.installation.extend(answers(&states));
+        let (own, others) = (&summary.own_addresses, &summary.other_addresses);
+        let states = peer_probes::ask_all(options.forwarding_port, own, others);
+        checkup.installation.extend(answers(&states));
     }
-    findings.host = Some(kernel);
-    findings
+    checkup.host.push(kernel);
 }
 
 fn kernel(release: &str) -> Finding {
@@ -135,13 +119,13 @@ fn answers(states: &PeerStates) -> Option<Finding> {
 }
 
 /// The interfaces with an address of this node.
-fn uplinks(pins: &Pins, addresses: &[IpAddr]) -> Result<Vec<Uplink>, Error> {
+fn uplinks(pins: &Pins, addresses: &BTreeSet<IpAddr>) -> Result<Vec<Uplink>, Error> {
     let interfaces: BTreeSet<u32> = interfaces_with(|ip| addresses.contains(&ip))
         .map_err(Error::syscall("getifaddrs", "this network namespace"))?;
     interfaces.into_iter().filter_map(|it| uplink_links::query(pins, it).transpose()).collect()
 }
 
-fn nowhere(addresses: &[IpAddr]) -> Finding {
+fn nowhere(addresses: &BTreeSet<IpAddr>) -> Finding {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let says = format!(
         "no interface has an address of this node ({}): packets are neither forwarded nor received",
@@ -157,23 +141,18 @@ fn attached(Uplink { link, attached, .. }: &Uplink) -> Finding {
         let says = format!("{name} is not of Ethernet: its packets are neither forwarded nor received");
         return Finding::broken(UPLINK, says, "give the node's address to an interface of Ethernet");
     }
-    match &attached[..] {
-        all if ["ingress", "egress"].iter().all(|it| all.contains(it)) => {
-            Finding::ok(UPLINK, format!("{name} has the programs in both directions"))
-        }
-        some => {
-            let has = if some.is_empty() {
-                "none of the programs".into()
-            } else {
-                format!("only {}", some.join(", "))
-            };
-            Finding::broken(
-                UPLINK,
-                format!("{name} has {has}: packets are translated there, and what other nodes wrap is lost"),
-                "start `run` or `agent`, which attaches them; its log says why it does not",
-            )
-        }
+    if ["ingress", "egress"].iter().all(|it| attached.contains(it)) {
+        return Finding::ok(UPLINK, format!("{name} has the programs in both directions"));
     }
+    let has = match &attached[..] {
+        [] => "none of the programs".into(),
+        some => format!("only {}", some.join(", ")),
+    };
+    Finding::broken(
+        UPLINK,
+        format!("{name} has {has}: packets are translated there, and what other nodes wrap is lost"),
+        "start `run` or `agent`, which attaches them; its log says why it does not",
+    )
 }
 
 /// Whether wrapped packets fit through an uplink.

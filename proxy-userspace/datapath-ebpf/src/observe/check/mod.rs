@@ -8,7 +8,6 @@ mod installation;
 
 use datapath::{Checkup, Finding};
 
-pub use self::forwarding::{ForwardingFindings, forwarding};
 use crate::{
     host::capabilities::{Capabilities, kernel_release},
     maps::pins::Pins,
@@ -30,12 +29,14 @@ pub fn reaches_sockets_of_pods() -> bool {
     host::enters_pods(Capabilities::own())
 }
 
-/// Checks this node.
-pub fn check(options: &Options) -> Checkup {
-    Checkup {
+/// Checks this node; `is_forwarding` says whether packets from outside are to be forwarded by default.
+pub fn check(options: &Options, is_forwarding: bool) -> Checkup {
+    let mut checkup = Checkup {
         host: host::check(options),
         installation: installation::check(options),
         conflicts: vec![installation::foreign_programs(options)],
         is_left_to_kube_proxy: false,
-    }
+    };
+    forwarding::check(options, is_forwarding, &mut checkup);
+    checkup
 }
