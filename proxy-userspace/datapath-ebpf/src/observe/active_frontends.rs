@@ -10,12 +10,12 @@ use std::{
 
 use aya::maps::{Array, MapData};
 use bytemuck::{AnyBitPattern, Pod, Zeroable as _};
-use datapath::{ActiveFrontend, FrontendAddress, PortId, unspecified};
+use datapath::{ActiveFrontend, FrontendAddress, PortId};
 use model::{Family as IpFamily, Protocol};
 use proxy_common::{
     counters::CounterIndex,
-    net::{Be16, V6},
-    tables::{Family as _, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
+    net::{Be16, SockAddr, V6},
+    tables::{Family as _, Frontend, NodeAddrScope, NodePortKey, UDP},
 };
 
 use crate::{
@@ -97,25 +97,15 @@ impl ActiveFrontends {
     pub fn filter_map<T>(&mut self, pick: impl Fn(FrontendRow) -> Option<T>) -> Result<Vec<T>, Error> {
         let read = |maps: &mut Maps<'_>| {
             let mut found = Vec::new();
-            let mut add = |address, protocol, row: Frontend| {
-                let protocol = if protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
-                let (port, backends) = (PortId(row.service_port), row.backend_count);
-                found.extend(pick(FrontendRow {
-                    address: FrontendAddress { address, protocol },
-                    port,
-                    backends,
-                }));
-            };
             for family in IpFamily::ALL {
-                for_family!(family, F => maps.each::<_, Frontend>(F::FRONTENDS, |key, row| {
-                    let (address, protocol) = F::frontend_of(key);
-                    add(F::socket_addr(address), protocol, row);
+                for_family!(family, F => maps.each_frontend::<F>(|_, address, protocol, row| {
+                    let protocol = if protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
+                    let (port, backends) = (PortId(row.service_port), row.backend_count);
+                    let address = FrontendAddress { address, protocol };
+                    found.extend(pick(FrontendRow { address, port, backends }));
+                    Ok(())
                 })?);
             }
-            maps.each::<NodePortKey, Frontend>(Table::NodePorts, |key, row| {
-                let family = if key.ip_version == 4 { IpFamily::V4 } else { IpFamily::V6 };
-                add(SocketAddr::new(unspecified(family), key.port.get()), key.protocol, row);
-            })?;
             Ok(found)
         };
         self.read(read).map(|(_, it)| it)
@@ -159,12 +149,8 @@ pub(crate) struct Maps<'a> {
 impl Maps<'_> {
     /// The frontend at an address, with its backends.
     pub(crate) fn entry(&mut self, address: &FrontendAddress) -> Result<Option<Entry>, Error> {
-        let protocol = match address.protocol {
-            Protocol::Tcp => TCP,
-            Protocol::Udp => UDP,
-            Protocol::Sctp => return Ok(None),
-        };
         let (ip, port) = (address.address.ip(), Be16::new(address.address.port()));
+        let protocol = address.protocol.number();
         for_family!(address.family(), F => {
             let row = if ip.is_unspecified() {
                 self.get(Table::NodePorts, &NodePortKey { port, protocol, ip_version: F::VERSION })?
@@ -201,11 +187,10 @@ impl Maps<'_> {
     }
 
     fn map(&mut self, table: Table) -> Result<&MapData, Error> {
-        let map = &mut self.maps[table.index()];
-        if map.is_none() {
-            *map = Some(bpf_maps::open(&self.pins.inner(self.side, table), table.entry())?);
-        }
-        map.as_ref().ok_or_else(|| Error::Incomplete(format!("map {table}")))
+        Ok(match &mut self.maps[table.index()] {
+            Some(map) => map,
+            none => none.insert(bpf_maps::open(&self.pins.inner(self.side, table), table.entry())?),
+        })
     }
 }
 
@@ -220,6 +205,21 @@ pub(crate) trait ReadTables {
 
     /// The backends of a frontend of this family.
     fn backends<F: TableFamily>(&mut self, row: &Frontend) -> Result<Vec<(SocketAddr, CounterIndex)>, Error>;
+
+    /// The frontends of a family with the numbers of their protocols, in no order. A node port has the unspecified address.
+    fn each_frontend<F: TableFamily>(
+        &mut self,
+        mut each: impl FnMut(&mut Self, SocketAddr, u8, Frontend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.each_batch(F::FRONTENDS, |maps, key, row| {
+            let (address, protocol) = F::frontend_of(key);
+            each(maps, F::socket_addr(address), protocol, row)
+        })?;
+        self.each_batch(Table::NodePorts, |maps, key: NodePortKey, row| {
+            let address = F::socket_addr(SockAddr::new(F::default().mapped(), key.port));
+            if key.ip_version == F::VERSION { each(maps, address, key.protocol, row) } else { Ok(()) }
+        })
+    }
 
     /// All entries of a table, in no order.
     fn each<K: Pod, V: Pod>(&mut self, table: Table, mut each: impl FnMut(K, V)) -> Result<(), Error> {

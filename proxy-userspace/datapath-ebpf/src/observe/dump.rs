@@ -10,11 +10,10 @@ use std::{
 };
 
 use bytemuck::Zeroable as _;
-use datapath::{SortedLines, unspecified};
-use model::Family;
+use datapath::SortedLines;
 use proxy_common::{
     net::{V4, V6},
-    tables::{BackendSetMember, Frontend, NodeAddrScope, NodePortKey, TCP, UDP},
+    tables::{BackendSetMember, Frontend, NodeAddrScope, TCP, UDP},
 };
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -103,7 +102,8 @@ fn list_family<F: TableFamily, M: ReadTables>(
 ) -> Result<(), Error> {
     // The positions of each frontend: the first one, and how many.
     let mut used: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut list = |maps: &mut M, name: String, row: Frontend| {
+    let list = |maps: &mut M, address, protocol, row: Frontend| {
+        let name = frontend_name(address, protocol);
         add(frontend_line(&name, &row));
         let count = used.entry(row.backend_offset).or_default();
         *count = row.backend_count.max(*count);
@@ -117,15 +117,7 @@ fn list_family<F: TableFamily, M: ReadTables>(
         }
         Ok(())
     };
-    maps.each_batch(F::FRONTENDS, |maps, key, row| {
-        let (address, protocol) = F::frontend_of(key);
-        list(maps, frontend_name(F::socket_addr(address), protocol), row)
-    })?;
-    let any = unspecified(if F::VERSION == 4 { Family::V4 } else { Family::V6 });
-    maps.each_batch(Table::NodePorts, |maps, key: NodePortKey, row| match key.ip_version == F::VERSION {
-        true => list(maps, frontend_name(SocketAddr::new(any, key.port.get()), key.protocol), row),
-        false => Ok(()),
-    })?;
+    maps.each_frontend::<F>(list)?;
     maps.each(F::BACKENDS, |position: u32, row: F::BackendEntry| {
         // Those of two frontends are the same or disjoint.
         let is_used =

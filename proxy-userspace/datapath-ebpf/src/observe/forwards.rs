@@ -54,10 +54,8 @@ pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
 impl From<ForwardTables> for PreviousRows {
     fn from(tables: ForwardTables) -> Self {
         let mut previous = Self::default();
-        for (number, ForwardNode { v4, v6 }) in &tables.nodes {
-            let addresses = [v4.mapped().into(), (*v6).into()].map(|it: IpAddr| it.to_canonical());
-            let known = addresses.into_iter().filter(|it| !it.is_unspecified());
-            previous.numbers.extend(known.map(|it| (it, *number as NodeNumber)));
+        for (number, node) in &tables.nodes {
+            previous.numbers.extend(addresses(node).map(|it| (it, *number as NodeNumber)));
         }
         for (key, forward) in &tables.forwards {
             previous.frontends.insert(*key, *forward);
@@ -71,8 +69,13 @@ impl From<ForwardTables> for PreviousRows {
     }
 }
 
+/// Where a node receives packets.
+fn addresses(&ForwardNode { v4, v6 }: &ForwardNode) -> impl Iterator<Item = IpAddr> {
+    [v4.mapped(), v6].into_iter().map(IpAddr::from).filter(|it| !it.is_unspecified())
+}
+
 /// The rows of a pair, with their positions. A map of others may have any number.
-pub(crate) fn rows_of((number, pair): (u32, RowPair)) -> [(u32, Row); 2] {
+fn rows_of(number: u32, pair: RowPair) -> [(u32, Row); 2] {
     let first = number.wrapping_mul(2);
     [first, first + 1].map(|it| (it, pair.row(it)))
 }
@@ -82,11 +85,9 @@ impl ForwardTables {
         let mut tables = Self::default();
         maps.each(Table::Forwards, |key, it| tables.forwards.push((key, it)))?;
         if !tables.forwards.is_empty() {
-            maps.each(Table::ForwardRows, |number: u32, it: RowPair| {
-                tables.rows.extend(rows_of((number, it)));
-            })?;
+            maps.each(Table::ForwardRows, |number, it| tables.rows.extend(rows_of(number, it)))?;
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
-                tables.nodes.insert(number, it);
+                tables.nodes.extend([(number, it)])
             })?;
         }
         Ok(tables)
@@ -101,10 +102,10 @@ impl ForwardTables {
             for number in RowPair::of(forward.first)..=RowPair::of(last) {
                 // A foreign map may claim rows beyond its end.
                 let Some(pair) = maps.get(Table::ForwardRows, &number)? else { break };
-                tables.rows.extend(rows_of((number, pair)));
+                tables.rows.extend(rows_of(number, pair));
             }
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
-                tables.nodes.insert(number, it);
+                tables.nodes.extend([(number, it)])
             })?;
         }
         Ok(tables)
@@ -158,7 +159,7 @@ pub struct ForwardSummary {
     pub ended: usize,
     /// The addresses at which this node receives packets of other nodes.
     #[serde(skip)]
-    pub own_addresses: Vec<IpAddr>,
+    pub own_addresses: BTreeSet<IpAddr>,
     /// The addresses of other nodes, with and without rows.
     #[serde(skip)]
     pub other_addresses: BTreeSet<IpAddr>,
@@ -196,7 +197,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
         };
         let (mut owners, mut without_owner) = (BTreeSet::new(), BTreeSet::new());
         maps.each(Table::ForwardRows, |number: u32, pair: RowPair| {
-            for (position, row) in rows_of((number, pair)) {
+            for (position, row) in rows_of(number, pair) {
                 match row.owner() {
                     _ if !is_used(position) => {}
                     NO_NODE => drop(without_owner.insert(position)),
@@ -210,9 +211,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
                 other_addresses.insert(address.into());
             }
         })?;
-        let this = maps.get(Table::ForwardNodes, &u32::from(THIS_NODE))?.unwrap_or_default();
-        let tables = ForwardTables { nodes: [(THIS_NODE.into(), this)].into(), ..ForwardTables::default() };
-        let own = [true, false].map(|is_v4| tables.address(THIS_NODE, is_v4));
+        let own = maps.get(Table::ForwardNodes, &u32::from(THIS_NODE))?.unwrap_or_default();
         let translated = frontends.iter().filter(|(first, _)| without_owner.contains(first)).count();
         Ok(ForwardSummary {
             frontends: frontends.len() - translated - ended,
@@ -220,7 +219,7 @@ pub fn forward_summary(pin_dir: &Path) -> Result<ForwardSummary, Error> {
             ended,
             nodes: owners.len(),
             other_addresses,
-            own_addresses: own.into_iter().filter(|it| !it.is_unspecified()).collect(),
+            own_addresses: addresses(&own).collect(),
             uplinks: BTreeSet::new(),
         })
     })?;
