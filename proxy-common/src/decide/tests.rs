@@ -3,7 +3,7 @@
 mod ejection;
 mod node_ports;
 
-use std::{cell, collections::HashMap, rc::Rc};
+use std::{cell, collections::HashMap};
 
 use super::*;
 use crate::{
@@ -63,11 +63,9 @@ fn again_to(n: u32) -> Verdict {
 struct OneFrontend {
     protocol: u8,
     backends: &'static [u32],
-    affinity_timeout: u32,
-    /// Of the frontend; not of node ports.
-    options: FrontendOptions,
-    health: HealthPolicy,
-    records: Rc<Records>,
+    /// Its options are not those of node ports.
+    frontend: Frontend,
+    records: Records,
     prefilter: Box<Prefilter>,
     /// How many look-ups were made.
     lookups: cell::Cell<u32>,
@@ -78,24 +76,20 @@ impl OneFrontend {
         let mut prefilter = Box::new(Prefilter::EMPTY);
         prefilter.node_ports = PortRange { min: 30_000, max: 30_100 };
         [7, 8].into_iter().for_each(|it| prefilter.networks4.insert(network4(ip(it))));
-        let (health, records) = (HealthPolicy::default(), Rc::default());
-        let (options, lookups) = (FrontendOptions::default(), cell::Cell::new(0));
-        Self { protocol, backends, affinity_timeout, options, health, records, prefilter, lookups }
-    }
-
-    fn value(&self, options: FrontendOptions) -> Frontend {
-        Frontend {
+        let frontend = Frontend {
             set: 1,
-            backend_count: self.backends.len() as u32,
-            options,
-            health: self.health,
-            affinity_timeout: self.affinity_timeout,
+            affinity_timeout,
             service_port: 77,
             counter: PORT,
             backend_offset: OFFSET,
-            #[cfg(feature = "next-layout")]
-            other_layout: 0,
-        }
+            ..Frontend::default()
+        };
+        let (records, lookups) = (Records::default(), cell::Cell::default());
+        Self { protocol, backends, frontend, records, prefilter, lookups }
+    }
+
+    fn value(&self, options: FrontendOptions) -> Frontend {
+        Frontend { options, backend_count: self.backends.len() as u32, ..self.frontend }
     }
 
     fn count_lookup(&self) {
@@ -118,14 +112,14 @@ impl Tables for OneFrontend {
         assert!([ip(7), ip(8)].contains(&address), "only looked up if the prefilter matches");
         self.count_lookup();
         (address == ip(7) && port == Be16::new(80) && protocol == self.protocol)
-            .then(|| self.value(self.options))
+            .then(|| self.value(self.frontend.options))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
         self.count_lookup();
         assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
         let options = FrontendOptions::new(port.get() == 30_081, false, 0).external();
-        let options = if self.options.is_to_packets() { options.to_packets() } else { options };
+        let options = if self.frontend.options.is_to_packets() { options.to_packets() } else { options };
         ([30_080, 30_081].contains(&port.get()) && protocol == self.protocol).then(|| self.value(options))
     }
 
@@ -146,7 +140,7 @@ impl Tables for OneFrontend {
     fn member(&self, _: u32, member: Backend4) -> Option<CounterIndex> {
         self.count_lookup();
         assert!(
-            self.protocol == UDP || self.affinity_timeout != 0,
+            self.protocol == UDP || self.frontend.affinity_timeout != 0,
             "only then is there a backend to return to"
         );
         let found = self.backends.iter().find(|it| V4::sock_addr(member) == backend(**it));
@@ -155,7 +149,7 @@ impl Tables for OneFrontend {
 
     fn choose(&self, choice: Choice, first: CounterIndex) -> u32 {
         let counter_at = |position| Some(self.backend(position)?.1);
-        choose(counter_at, &*self.records, choice, first)
+        choose(counter_at, &self.records, choice, first)
     }
 }
 
@@ -354,7 +348,7 @@ fn a_socket_whose_program_has_chosen_its_source_or_way_is_left_to_packets() {
 #[test]
 fn a_frontend_may_be_left_to_packets() {
     let mut tables = OneFrontend::new(TCP, &[10], 0);
-    tables.options = FrontendOptions::new(false, false, 0).to_packets();
+    tables.frontend.options = FrontendOptions::new(false, false, 0).to_packets();
     check_with_packets(&tables, FakeSocket::default(), LEFT, to(10));
 }
 
@@ -364,7 +358,7 @@ fn a_node_port_on_loopback_is_left_to_packets_only_by_clients_bound_to_loopback(
     let port = Be16::new(30_080);
     for protocol in [TCP, UDP] {
         let mut tables = OneFrontend::new(protocol, &[10], 0);
-        tables.options = tables.options.to_packets();
+        tables.frontend.options = tables.frontend.options.to_packets();
         let host = || FakeSocket { is_host: true, packets_serve: true, ..FakeSocket::default() };
         let bound = |to: V4| FakeSocket { bound: to.mapped(), ..host() };
         for (socket, expect) in [
@@ -385,7 +379,7 @@ fn a_datagram_to_a_sender_is_a_reply_unless_the_address_is_a_cluster_ip() {
     };
     let mut tables = OneFrontend::new(UDP, &[10], 0);
     assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), to(10));
-    tables.options = tables.options.external();
+    tables.frontend.options = tables.frontend.options.external();
     assert_eq!(verdict(&tables, &heard(7, 80), 7, 80, 0), Verdict::Pass);
     assert_eq!(verdict(&tables, &heard(7, 81), 7, 80, 0), to(10));
     assert_eq!(verdict(&tables, &heard(LOCAL, 30_080), LOCAL, 30_080, 0), Verdict::Pass);
@@ -407,7 +401,7 @@ fn only_senders_at_frontends_that_are_no_cluster_ips_are_kept() {
         assert_eq!(found, expect, "{address}:{port}");
     };
     check(&tables, 7, 80, false, false);
-    tables.options = tables.options.external();
+    tables.frontend.options = tables.frontend.options.external();
     check(&tables, 7, 80, false, true);
     check(&tables, 7, 81, false, false);
     check(&tables, INTERFACE, 30_080, false, true);

@@ -5,7 +5,7 @@ use super::*;
 /// A client that avoids some of these backends, and how often it selects each of them in 6,000 connections.
 fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], affinity: u32) -> Vec<u32> {
     let mut tables = OneFrontend::new(TCP, backends, affinity);
-    tables.health = HealthPolicy { failures: 3, max_ejected };
+    tables.frontend.health = HealthPolicy { failures: 3, max_ejected };
     tables.records.eject(ejected, 100);
     tables.records.now.set(99);
     let mut socket = FakeSocket { now: 99, client: CLIENT, ..FakeSocket::default() };
@@ -13,7 +13,7 @@ fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], aff
     for number in 0..6000 {
         socket.random = mix(number, 5);
         let Verdict::Redirect(selection) = verdict(&tables, &socket, 7, 80, 0) else { panic!("a redirect") };
-        assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.health, false));
+        assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.frontend.health, false));
         counts[backends.iter().position(|it| counter_of(*it) == selection.backend_counter).unwrap()] += 1;
     }
     assert!(tables.records.tried.borrow().is_empty(), "their time is not out");
@@ -83,11 +83,11 @@ fn the_neighbors_of_a_large_set_may_all_be_ejected() {
 #[test]
 fn an_ejected_backend_is_tried_when_its_time_is_out() {
     let mut tables = OneFrontend::new(TCP, &[10, 11], 0);
-    tables.health = HealthPolicy { failures: 3, max_ejected: 100 };
+    tables.frontend.health = HealthPolicy { failures: 3, max_ejected: 100 };
     tables.records.eject(&[10], 100);
     tables.records.now.set(100);
     let socket = FakeSocket { client: CLIENT, ..FakeSocket::default() };
-    let watched = to_watched(10, Watch::new(counter_of(10), tables.health, false));
+    let watched = to_watched(10, Watch::new(counter_of(10), tables.frontend.health, false));
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), watched);
     assert_eq!(*tables.records.tried.borrow(), [counter_of(10)]);
 }
@@ -96,7 +96,7 @@ fn an_ejected_backend_is_tried_when_its_time_is_out() {
 fn a_client_loses_its_backend_only_for_as_long_as_it_is_ejected() {
     let backends = &[10, 11, 12, 13];
     let mut tables = OneFrontend::new(TCP, backends, 1000);
-    tables.health = HealthPolicy { failures: 3, max_ejected: 100 };
+    tables.frontend.health = HealthPolicy { failures: 3, max_ejected: 100 };
     let mut socket = FakeSocket { now: 1, client: CLIENT, ..FakeSocket::default() };
     let mut connect = |now, random, ejected: &[u32]| {
         (socket.now, socket.random) = (now, random);
