@@ -57,18 +57,6 @@ pub struct OverflowEntry {
 }
 
 impl OverflowKey {
-    pub(crate) const fn service(cookie: u64, address: SockAddr) -> Self {
-        Self { cookie, address, kind: SERVICE }
-    }
-
-    pub(crate) const fn backend(cookie: u64, address: SockAddr) -> Self {
-        Self { cookie, address, kind: BACKEND }
-    }
-
-    pub(crate) const fn previous(cookie: u64, address: SockAddr) -> Self {
-        Self { cookie, address, kind: PREVIOUS }
-    }
-
     const fn head(cookie: u64) -> Self {
         Self { cookie, address: SockAddr::UNSET, kind: HEAD }
     }
@@ -171,6 +159,12 @@ pub trait OverflowTable {
     /// Counts deleted entries.
     fn count_deleted(&self, entries: u64);
 
+    /// The key of one of the socket's entries.
+    #[inline(always)]
+    fn key(&self, kind: u32, address: SockAddr) -> OverflowKey {
+        OverflowKey { cookie: self.cookie(), address, kind }
+    }
+
     /// Deletes and counts an entry, if there is one.
     #[inline(always)]
     fn remove(&self, key: &OverflowKey) {
@@ -249,7 +243,7 @@ pub fn release(table: &impl OverflowTable, backend: SockAddr) -> bool {
     let head = OverflowKey::head(cookie);
     let Some(first) = table.get(&head) else { return true };
     let mut key = OverflowKey { cookie, address: first.next, kind: first.next_kind };
-    let mut deleted = table.delete(&OverflowKey::backend(cookie, backend));
+    let mut deleted = table.delete(&OverflowKey { cookie, address: backend, kind: BACKEND });
     // An iteration has no branch but the exits: for any other, the verifier of Linux 5.15 explores both ways again in every
     // later iteration, and gives up.
     for _ in 0..MAX_RELEASED {
@@ -257,7 +251,7 @@ pub fn release(table: &impl OverflowTable, backend: SockAddr) -> bool {
             break;
         }
         let Some(entry) = table.get(&key) else { break };
-        deleted += table.delete(&OverflowKey::backend(cookie, entry.peer));
+        deleted += table.delete(&OverflowKey { cookie, address: entry.peer, kind: BACKEND });
         deleted += table.delete(&key);
         key.address = entry.next;
         key.kind = entry.next_kind;

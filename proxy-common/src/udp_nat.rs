@@ -10,7 +10,7 @@
 use crate::{
     health::Watch,
     net::SockAddr,
-    overflow::{OverflowEntry, OverflowKey, OverflowTable, link_node},
+    overflow::{BACKEND, OverflowEntry, OverflowTable, PREVIOUS, SERVICE, link_node},
     sock_nat::{NatSlot, SockNat},
 };
 
@@ -24,14 +24,14 @@ pub fn backend_of(slot: Option<&NatSlot>, table: &impl OverflowTable, service: &
     if !table.is_in_use() {
         return SockAddr::UNSET;
     }
-    table.get(&OverflowKey::service(table.cookie(), *service)).map_or(SockAddr::UNSET, |it| it.peer)
+    table.get(&table.key(SERVICE, *service)).map_or(SockAddr::UNSET, |it| it.peer)
 }
 
 /// The Service address that a reply from `backend` belongs to: of several, the one used last; unset if none.
 #[inline(always)]
 pub fn service_of(slot: Option<&NatSlot>, table: &impl OverflowTable, backend: &SockAddr) -> SockAddr {
     if table.is_in_use()
-        && let Some(entry) = table.get(&OverflowKey::backend(table.cookie(), *backend))
+        && let Some(entry) = table.get(&table.key(BACKEND, *backend))
     {
         return entry.peer;
     }
@@ -45,7 +45,7 @@ pub fn service_of(slot: Option<&NatSlot>, table: &impl OverflowTable, backend: &
 #[inline(always)]
 pub fn insert(slot: Option<&mut NatSlot>, table: &impl OverflowTable, nat: &SockNat) -> bool {
     let SockNat { service, backend } = nat;
-    let key = OverflowKey::service(table.cookie(), *service);
+    let key = table.key(SERVICE, *service);
     let known = match table.is_in_use() {
         true => table.get(&key).unwrap_or_default(),
         false => OverflowEntry::default(),
@@ -60,13 +60,13 @@ pub fn insert(slot: Option<&mut NatSlot>, table: &impl OverflowTable, nat: &Sock
             slot.watch = Watch::UNCONNECTED;
             slot.nat = *nat;
             if is_current && before.backend != *backend {
-                let last = OverflowKey::backend(table.cookie(), before.backend);
+                let last = table.key(BACKEND, before.backend);
                 if demote(table, service, &before.backend, backend) && table.get(&last).is_none() {
                     table.insert(&last, &OverflowEntry { peer: *service, ..OverflowEntry::default() });
                 }
             }
             if table.is_in_use() {
-                let reverse = OverflowKey::backend(table.cookie(), *backend);
+                let reverse = table.key(BACKEND, *backend);
                 table.update(&reverse, |it| it.peer = *service);
             }
             return true;
@@ -90,7 +90,7 @@ pub fn insert(slot: Option<&mut NatSlot>, table: &impl OverflowTable, nat: &Sock
 /// no room.
 #[inline(always)]
 fn demote(table: &impl OverflowTable, service: &SockAddr, last: &SockAddr, now: &SockAddr) -> bool {
-    let key = OverflowKey::previous(table.cookie(), *service);
+    let key = table.key(PREVIOUS, *service);
     let before = match table.is_in_use() {
         true => table.get(&key).map_or(SockAddr::UNSET, |it| it.peer),
         false => SockAddr::UNSET,
@@ -110,7 +110,7 @@ fn demote(table: &impl OverflowTable, service: &SockAddr, last: &SockAddr, now: 
 
 #[inline(always)]
 fn insert_reverse(table: &impl OverflowTable, &SockNat { service, backend }: &SockNat) -> bool {
-    let key = OverflowKey::backend(table.cookie(), backend);
+    let key = table.key(BACKEND, backend);
     table.update(&key, |it| it.peer = service)
         || table.insert(&key, &OverflowEntry { peer: service, ..OverflowEntry::default() })
 }
@@ -118,7 +118,7 @@ fn insert_reverse(table: &impl OverflowTable, &SockNat { service, backend }: &So
 /// Removes the reverse entry of a backend, unless another Service address has used the backend since.
 #[inline(always)]
 fn remove_reverse(table: &impl OverflowTable, service: &SockAddr, backend: &SockAddr) {
-    let key = OverflowKey::backend(table.cookie(), *backend);
+    let key = table.key(BACKEND, *backend);
     if table.get(&key).is_some_and(|it| it.peer == *service) {
         table.remove(&key);
     }
@@ -134,7 +134,7 @@ pub fn remove(slot: Option<&mut NatSlot>, table: &impl OverflowTable, backend: &
         slot.nat = SockNat::default();
     }
     if table.is_in_use() {
-        table.remove(&OverflowKey::backend(table.cookie(), *backend));
+        table.remove(&table.key(BACKEND, *backend));
     }
 }
 

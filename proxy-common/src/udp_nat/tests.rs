@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     net::{Be16, V6},
-    overflow::{MAX_RELEASED, connected, insert_connected, release, remove_connected},
+    overflow::{MAX_RELEASED, OverflowKey, connected, insert_connected, release, remove_connected},
 };
 
 /// The namespace of every socket.
