@@ -10,8 +10,8 @@ pub mod icmp;
 mod wrapping;
 
 pub use self::wrapping::{
-    ETH_P_IP, ETH_P_IPV6, GeneveHeader, ICMP, ICMPV6, Ipv4Header, Ipv6Header, Probe, UdpHeader, Unwrapped,
-    Wrap, WrapFamily, Wrapping4, Wrapping6,
+    ETH_P_IP, ETH_P_IPV6, GeneveHeader, ICMP, ICMPV6, Ipv4Header, Ipv6Header, Probe, UdpHeader, Wrap,
+    WrapFamily, Wrapping4, Wrapping6,
 };
 use crate::{
     counters::ForwardCounters,

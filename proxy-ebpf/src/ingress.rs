@@ -18,7 +18,7 @@ use proxy_common::{
     counters::{DROPPED, ForwardCounters, RECEIVED, SECOND_CHANCES, SENT, SERVED},
     forward::{
         self, ETH_P_IP, ETH_P_IPV6, FORWARDED, FORWARDED_MASK, Flow, ForwardTables, MAX_NODE, NO_NODE,
-        NO_SECOND, NodeNumber, Probe, THIS_NODE, Unwrapped, WRAPPED, Way, Wrap,
+        NO_SECOND, NodeNumber, Probe, THIS_NODE, WRAPPED, Way, Wrap,
     },
     net::{Be16, V4, V6},
     tables::{FrontendKey6, TCP, UDP},
@@ -221,7 +221,7 @@ fn quoted_flow<F: PacketFamily + FamilyTables>(
 fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
     let side = Side::<F>::active()?;
     let wrapping = ctx.load(ETHERNET).ok();
-    let Some(Unwrapped { source, second, .. }) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
+    let Some((source, second)) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
         return answer(ctx, &side);
     };
     let taken = || {

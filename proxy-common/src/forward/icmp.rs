@@ -1,7 +1,7 @@
 //! ICMP messages about packets that are forwarded: those that go along with a flow, and the answer to a packet that does not fit
 //! into a wrapping.
 
-use super::wrapping::{DO_NOT_FRAGMENT, HOP_LIMIT, ICMP, ICMPV6, Ipv4Header, Ipv6Header};
+use super::wrapping::{ICMP, ICMPV6, Ipv4Header, Ipv6Header};
 use crate::net::{Be16, V4, V6};
 
 /// Whether an ICMP message quotes a packet (RFC 792): destination unreachable, time exceeded, parameter problem.
@@ -51,21 +51,10 @@ impl TooBig4 {
     /// Tells a client from an address of this node how long its packets may be, in bytes.
     #[inline(always)]
     pub fn new(node: V4, client: V4, mtu: u32, quoted: &Quoted4) -> Self {
-        let ip = Ipv4Header {
-            version_and_length: 0x45,
-            tos: 0,
-            length: Be16::new((size_of::<Self>() + size_of::<Quoted4>()) as u16),
-            id: Be16::new(0),
-            fragment: DO_NOT_FRAGMENT,
-            ttl: HOP_LIMIT,
-            protocol: ICMP,
-            checksum: 0,
-            source: node,
-            destination: client,
-        };
+        let length = Be16::new((size_of::<Self>() + size_of::<Quoted4>()) as u16);
         let (kind, mtu) = ([3, 4], Be16::new(mtu as u16));
         let checksum = complement(sum(quoted) + u32::from(u16::from_ne_bytes(kind)) + u32::from(mtu.raw()));
-        Self { ip: ip.checked(), kind, checksum, unused: 0, mtu }
+        Self { ip: Ipv4Header::new(ICMP, length, node, client), kind, checksum, unused: 0, mtu }
     }
 }
 
@@ -74,20 +63,12 @@ impl TooBig6 {
     #[inline(always)]
     pub fn new(node: V6, client: V6, mtu: u32, quoted: &Quoted6) -> Self {
         let length = Be16::new((size_of::<Self>() - size_of::<Ipv6Header>() + size_of::<Quoted6>()) as u16);
-        let ip = Ipv6Header {
-            version_and_class: 0x6000_0000_u32.to_be(),
-            length,
-            protocol: ICMPV6,
-            hop_limit: HOP_LIMIT,
-            source: node,
-            destination: client,
-        };
         let (kind, mtu) = ([2, 0], mtu.to_be());
         // With the pseudo-header (RFC 8200, 8.1).
         let addresses = node.raw().into_iter().chain(client.raw()).fold(0, |sum, it| sum + halves(it));
         let pseudo = addresses + u32::from(length.raw()) + u32::from(Be16::new(ICMPV6.into()).raw());
         let checksum = complement(sum(quoted) + pseudo + u32::from(u16::from_ne_bytes(kind)) + halves(mtu));
-        Self { ip, kind, checksum, mtu }
+        Self { ip: Ipv6Header::new(ICMPV6, length, node, client), kind, checksum, mtu }
     }
 }
 

@@ -126,10 +126,28 @@ pub const ICMPV6: u8 = 58;
 
 /// More fragments, or not the first one.
 const FRAGMENT: u16 = 0x3fff;
-pub(super) const DO_NOT_FRAGMENT: Be16 = Be16::new(0x4000);
-pub(super) const HOP_LIMIT: u8 = 64;
+const DO_NOT_FRAGMENT: Be16 = Be16::new(0x4000);
+const HOP_LIMIT: u8 = 64;
 
 impl Ipv4Header {
+    /// The header of a packet of `length` bytes from this node, with its checksum.
+    #[inline(always)]
+    pub(super) fn new(protocol: u8, length: Be16, source: V4, destination: V4) -> Self {
+        let header = Self {
+            version_and_length: 0x45,
+            tos: 0,
+            length,
+            id: Be16::new(0),
+            fragment: DO_NOT_FRAGMENT,
+            ttl: HOP_LIMIT,
+            protocol,
+            checksum: 0,
+            source,
+            destination,
+        };
+        header.checked()
+    }
+
     /// Whether it has no options and is no fragment, and what it contains is handled.
     #[inline(always)]
     pub const fn is_handled(&self) -> bool {
@@ -146,7 +164,7 @@ impl Ipv4Header {
 
     /// With its checksum (RFC 1071).
     #[inline(always)]
-    pub fn checked(mut self) -> Self {
+    fn checked(mut self) -> Self {
         let [a, b] = [self.source, self.destination].map(|it| u32::from_be(it.raw()));
         let words = [self.length, self.id, self.fragment].map(|it| u32::from(it.get()));
         let bytes = [(self.version_and_length, self.tos), (self.ttl, self.protocol)];
@@ -182,6 +200,13 @@ pub struct Ipv6Header {
 }
 
 impl Ipv6Header {
+    /// The header of a packet from this node with so many bytes after it.
+    #[inline(always)]
+    pub(super) const fn new(protocol: u8, length: Be16, source: V6, destination: V6) -> Self {
+        let version_and_class = 0x6000_0000_u32.to_be();
+        Self { version_and_class, length, protocol, hop_limit: HOP_LIMIT, source, destination }
+    }
+
     /// Whether what it contains is handled.
     #[inline(always)]
     pub const fn is_handled(&self) -> bool {
@@ -196,8 +221,8 @@ pub trait WrapFamily: Sized {
 
     /// A wrapping of a packet of `length` bytes with the class of service `tos`, from this node to another one.
     fn wrap(to: Wrap<Self>) -> Self::Wrapping;
-    /// Source, destination and second of a wrapping, and the destination port; `None` if it is none of ours.
-    fn unwrap(wrapping: &Self::Wrapping) -> Option<Unwrapped<Self>>;
+    /// The node that sent a wrapping, and the second, unspecified if there is none; `None` if it is none of ours.
+    fn unwrap(wrapping: &Self::Wrapping) -> Option<(Self, Self)>;
 }
 
 /// How a packet is wrapped.
@@ -215,17 +240,6 @@ pub struct Wrap<A> {
     pub hash: u32,
     /// The port of wrapped packets.
     pub port: Be16,
-}
-
-/// What a wrapping says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unwrapped<A> {
-    /// The node that sent it.
-    pub source: A,
-    /// The node that it was sent to.
-    pub destination: A,
-    /// The second; the unspecified address if there is none.
-    pub second: A,
 }
 
 /// What precedes an IPv4 packet.
@@ -285,31 +299,14 @@ impl WrapFamily for V4 {
 
     #[inline(always)]
     fn wrap(to: Wrap<Self>) -> Wrapping4 {
-        let ip = Ipv4Header {
-            version_and_length: 0x45,
-            tos: 0,
-            length: length(to.length + size_of::<Wrapping4>() as u32),
-            id: Be16::new(0),
-            fragment: DO_NOT_FRAGMENT,
-            ttl: HOP_LIMIT,
-            protocol: UDP,
-            checksum: 0,
-            source: to.source,
-            destination: to.destination,
-        };
-        Wrapping4 {
-            ip: ip.checked(),
-            udp: udp(&to, 4),
-            geneve: GeneveHeader::new(ETH_P_IP, 1),
-            second: to.second,
-        }
+        let length = length(to.length + size_of::<Wrapping4>() as u32);
+        let ip = Ipv4Header::new(UDP, length, to.source, to.destination);
+        Wrapping4 { ip, udp: udp(&to, 4), geneve: GeneveHeader::new(ETH_P_IP, 1), second: to.second }
     }
 
     #[inline(always)]
-    fn unwrap(wrapping: &Wrapping4) -> Option<Unwrapped<Self>> {
-        let Wrapping4 { ip, geneve, second, .. } = *wrapping;
-        let is_ours = geneve == GeneveHeader::new(ETH_P_IP, 1);
-        is_ours.then_some(Unwrapped { source: ip.source, destination: ip.destination, second })
+    fn unwrap(&Wrapping4 { ip, geneve, second, .. }: &Wrapping4) -> Option<(Self, Self)> {
+        (geneve == GeneveHeader::new(ETH_P_IP, 1)).then_some((ip.source, second))
     }
 }
 
@@ -319,22 +316,13 @@ impl WrapFamily for V6 {
     #[inline(always)]
     fn wrap(to: Wrap<Self>) -> Wrapping6 {
         let outside = size_of::<Wrapping6>() - size_of::<Ipv6Header>();
-        let ip = Ipv6Header {
-            version_and_class: 0x6000_0000_u32.to_be(),
-            length: length(to.length + outside as u32),
-            protocol: UDP,
-            hop_limit: HOP_LIMIT,
-            source: to.source,
-            destination: to.destination,
-        };
+        let ip = Ipv6Header::new(UDP, length(to.length + outside as u32), to.source, to.destination);
         Wrapping6 { ip, udp: udp(&to, 16), geneve: GeneveHeader::new(ETH_P_IPV6, 4), second: to.second }
     }
 
     #[inline(always)]
-    fn unwrap(wrapping: &Wrapping6) -> Option<Unwrapped<Self>> {
-        let Wrapping6 { ip, geneve, second, .. } = *wrapping;
-        let is_ours = geneve == GeneveHeader::new(ETH_P_IPV6, 4);
-        is_ours.then_some(Unwrapped { source: ip.source, destination: ip.destination, second })
+    fn unwrap(&Wrapping6 { ip, geneve, second, .. }: &Wrapping6) -> Option<(Self, Self)> {
+        (geneve == GeneveHeader::new(ETH_P_IPV6, 4)).then_some((ip.source, second))
     }
 }
 
