@@ -1,7 +1,8 @@
 //! Scenarios: how the proxy behaves, as data. `README.md` describes the files beside it.
 //!
-//! Each scenario runs against the brain (`brain/tests/scenarios.rs`), the maps in memory (`datapath-ebpf/src/double_buffer/by_scenario.rs`),
-//! a brain and its followers (`grpc-server/tests/grpc/cluster_convergence.rs`), and the kernel (`tests/tests/end_to_end/scenarios.rs`).
+//! Each scenario runs against the brain (`brain/tests/scenarios.rs`), the maps in memory
+//! (`datapath-ebpf/src/tables/double_buffer/tests/by_scenario.rs`), a brain and its followers
+//! (`grpc-server/tests/grpc/cluster_convergence.rs`), and the kernel (`tests/tests/end_to_end/scenarios.rs`).
 
 #![forbid(unsafe_code)]
 

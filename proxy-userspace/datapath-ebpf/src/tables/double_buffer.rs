@@ -260,8 +260,4 @@ fn with_headroom(entries: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod at_scale;
-#[cfg(test)]
-mod by_scenario;
-#[cfg(test)]
 mod tests;

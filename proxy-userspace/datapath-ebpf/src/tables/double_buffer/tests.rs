@@ -1,5 +1,8 @@
 //! The double buffer with maps in memory that check its invariants, over random histories with failures and restarts.
 
+mod at_scale;
+mod by_scenario;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},

@@ -1,18 +1,11 @@
 //! States of extreme size: everything valid in them is served, and what is removed leaves nothing behind.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use datapath::FrontendAddress;
-use model::{
-    Protocol,
-    state::{Endpoint, EndpointPort, NodeState, Service, ServicePort, ServiceState},
-};
+use model::state::Endpoint;
 
 use super::*;
-use crate::{
-    fake_maps::FakeMaps,
-    fixtures::{self, ALL_SCOPES, number, port, state_of},
-};
+use crate::fixtures::{ALL_SCOPES, number, port};
 
 const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
@@ -38,22 +31,17 @@ fn endpoint(n: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>, ports: u16) -> E
 
 fn apply(buffer: &mut DoubleBuffer<FakeMaps>, state: &NodeState) {
     buffer.apply(state, &NodeAddresses::default()).unwrap();
-    buffer.finish_generation().unwrap();
-    // What is removed is freed by the second call.
-    buffer.reclaim_counters().unwrap();
-    buffer.reclaim_counters().unwrap();
+    buffer.finish().unwrap();
 }
 
-/// Both sides have so many entries in each table, and exactly the counters that entries refer to have an owner.
+/// Each table has so many entries, as many as in the layout.
 #[track_caller]
 fn assert_rows(buffer: &DoubleBuffer<FakeMaps>, rows: &[(Table, u32)]) {
-    for side in Side::BOTH {
-        for table in Table::ALL {
-            let expect = rows.iter().find(|it| it.0 == table).map_or(0, |it| it.1);
-            assert_eq!(buffer.store.rows(side, table), expect, "{table} of side {side}");
-        }
-        assert_eq!(buffer.store.counters(side), buffer.store.owned_counters());
+    for table in Table::ALL {
+        let expect = rows.iter().find(|it| it.0 == table).map_or(0, |it| it.1);
+        assert_eq!(buffer.layout.rows(table), expect, "{table}");
     }
+    assert_clean(buffer);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use scenarios::{Scenario, Step};
 
 use super::*;
-use crate::{fake_maps::FakeMaps, observe::dump::lines};
+use crate::observe::dump::lines;
 
 /// How often a change is tried with maps that fail.
 const ATTEMPTS: u32 = 20;
