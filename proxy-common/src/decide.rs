@@ -12,7 +12,6 @@ use crate::{
     tables::{Family, Frontend, NodeAddrScope, Prefilter, TCP, UDP},
 };
 
-/// A backend in tables.
 type BackendOf<T> = <<T as Tables>::Ip as Family>::Backend;
 
 /// The tables of one side, in one address family.

@@ -24,7 +24,6 @@ const LOCAL: u32 = NodeAddrScope::LOCAL.0;
 const REMOTE: u32 = NodeAddrScope::REMOTE.0;
 const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
 const INTERFACE: u32 = NodeAddrScope::INTERFACE.0;
-/// A network namespace.
 const CLIENT: u64 = 5;
 const REFUSED: Verdict = Verdict::Refuse { port_counter: PORT };
 
@@ -67,7 +66,6 @@ struct OneFrontend {
     frontend: Frontend,
     records: Records,
     prefilter: Box<Prefilter>,
-    /// How many look-ups were made.
     lookups: cell::Cell<u32>,
 }
 
@@ -153,13 +151,11 @@ impl Tables for OneFrontend {
     }
 }
 
-/// The records of one client.
 #[derive(Default)]
 struct Records {
     now: cell::Cell<u64>,
     /// Until when each backend is avoided.
     ejected: cell::RefCell<HashMap<CounterIndex, u64>>,
-    /// The backends that were tried again.
     tried: cell::RefCell<Vec<CounterIndex>>,
 }
 
@@ -210,7 +206,6 @@ struct FakeSocket {
     entry: cell::Cell<Option<(AffinityKey, AffinityEntry)>>,
     /// The backend of a concurrent connection of the same client.
     concurrent: Option<SockAddr>,
-    /// How many look-ups were made.
     lookups: cell::Cell<u32>,
 }
 

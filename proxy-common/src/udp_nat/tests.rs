@@ -108,7 +108,6 @@ impl OverflowTable for View<'_> {
     }
 }
 
-/// One socket and the table.
 struct Socket<'a> {
     slot: Option<NatSlot>,
     view: View<'a>,

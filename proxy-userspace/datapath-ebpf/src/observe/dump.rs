@@ -79,7 +79,6 @@ fn list(maps: &mut impl ReadTables, add: &mut dyn FnMut(String)) -> Result<(), E
     maps.each(Table::NodeAddrs, |key: V6, scope| add(node_address_line(key.into(), scope)))
 }
 
-/// A member of a backend set.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Member {
     set: u32,

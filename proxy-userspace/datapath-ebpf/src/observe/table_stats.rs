@@ -65,7 +65,6 @@ const OVERFLOW_STATS: &str = "OVERFLOW_STATS";
 /// How many of the network namespaces that were refused most are reported.
 const MAX_REFUSED: usize = 10;
 
-/// The overflow table and its statistics.
 struct Overflow {
     table: RecordMap<OverflowKey, OverflowEntry>,
     stats: Array<MapData, u64>,
@@ -80,7 +79,6 @@ struct Overflow {
 }
 
 impl Overflow {
-    /// Takes the maps out of the loaded object.
     fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
         Ok(Self {
             table: RecordMap::take(ebpf, "OVERFLOW")?,

@@ -119,7 +119,6 @@ pub(crate) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
     compiler.image
 }
 
-/// A Service that is being compiled.
 struct Compiler<'a> {
     state: &'a ServiceState,
     image: ServiceImage,
@@ -153,7 +152,6 @@ impl Compiler<'_> {
         }
     }
 
-    /// Adds one port at one address.
     fn add_port(&mut self, (index, port): (usize, &ServicePort), address: SocketAddr, kind: FrontendKind) {
         let service = &self.state.service;
         let protocol = port.protocol;

@@ -56,11 +56,9 @@ pub(crate) struct CounterAllocator {
     allocations: IntMap<CounterOwner, Allocation>,
     /// Owners that no table entry referred to at some time.
     idle: Vec<CounterOwner>,
-    /// How often [`CounterAllocator::reclaim`] was called.
     reclaims: u32,
     /// Backends that were removed from a set, or whose counter was freed, and their counters.
     removed: Vec<(CounterOwner, CounterIndex)>,
-    /// Free single counters.
     free_singles: Vec<CounterIndex>,
     /// Free blocks of [`COUNTERS_PER_PORT`], by their first counter.
     free_blocks: Vec<CounterIndex>,

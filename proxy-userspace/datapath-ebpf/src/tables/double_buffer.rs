@@ -30,7 +30,6 @@ enum SideState {
     Unknown,
 }
 
-/// What is known of one side.
 #[derive(Clone, Copy, Debug)]
 struct SideInfo {
     state: SideState,

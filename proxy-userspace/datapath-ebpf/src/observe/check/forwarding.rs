@@ -103,7 +103,6 @@ fn forwarded(summary: &ForwardSummary) -> Finding {
 
 /// Which other nodes unwrap packets; nothing if there are none.
 fn answers(states: &PeerStates) -> Option<Finding> {
-    /// How many addresses are named.
     const MAX_NAMED: usize = 10;
     let silent: Vec<_> = states.iter().filter(|(_, it)| **it != PeerState::Answers).collect();
     let (all, answering) = (states.len(), states.len() - silent.len());

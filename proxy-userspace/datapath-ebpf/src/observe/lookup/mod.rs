@@ -149,7 +149,6 @@ fn affinity(
     }))
 }
 
-/// All entries of a pinned hash map.
 fn entries<K: Pod, V: Pod>(pin: &Path) -> Result<Vec<(K, V)>, Error> {
     RecordMap::new(bpf_maps::open(pin, EntrySize::of::<K, V>())?, pin.display())?.read()
 }

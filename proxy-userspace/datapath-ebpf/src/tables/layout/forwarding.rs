@@ -506,7 +506,6 @@ impl Forwarding {
 }
 
 impl PlacedPort {
-    /// The addresses of its frontends.
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.frontends.iter().map(|it| SocketAddr::new(it.address.into(), it.port.get()))
     }

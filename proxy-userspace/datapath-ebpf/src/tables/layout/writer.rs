@@ -169,7 +169,6 @@ impl Writer<'_> {
         *rows = *rows + now - before;
     }
 
-    /// Clears positions of a set's range.
     fn clear(&mut self, set: &Set, positions: std::ops::Range<u32>) {
         for it in positions {
             clear_backend(&mut self.updates, set.family, set.range.first + it);
@@ -186,7 +185,6 @@ impl Writer<'_> {
         Slot::new(backend, counter)
     }
 
-    /// Removes a backend from a set.
     fn remove(&mut self, set: &Set, it: Slot) {
         self.counters.release(set.owner(it.backend()));
         if set.has_members {

@@ -36,7 +36,6 @@ pub(crate) struct ForwardNodes {
     /// The numbers that an earlier process gave to addresses. They stay: while its programs are replaced, one may read a number that
     /// another has written.
     previous: HashMap<IpAddr, NodeNumber>,
-    /// The highest number so far.
     highest: NodeNumber,
     /// What the tables say of each number.
     pub(super) addresses: BTreeMap<u32, ForwardNode>,

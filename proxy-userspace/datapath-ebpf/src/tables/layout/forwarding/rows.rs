@@ -33,7 +33,6 @@ pub(super) struct RowSets {
     placed: usize,
 }
 
-/// The rows of some frontends.
 #[derive(Debug)]
 struct Rows {
     /// None if the packets are translated.

@@ -105,7 +105,6 @@ impl Written {
         }
     }
 
-    /// The row at a position.
     fn row(&self, position: u32) -> Option<Row> {
         let pair = self.tables[&Table::ForwardRows].get(&RowPair::of(position).to_ne_bytes()[..])?;
         Some(bytemuck::pod_read_unaligned::<RowPair>(pair).row(position))
@@ -119,7 +118,6 @@ impl Written {
         Some(Forward { counters: ForwardCounters::default(), ..bytemuck::pod_read_unaligned(entry) })
     }
 
-    /// The number of each address.
     fn numbers(&self) -> HashMap<IpAddr, NodeNumber> {
         let numbers = self.forwarding.nodes.by_address.iter();
         numbers.map(|(address, it)| ((*address).into(), *it as NodeNumber)).collect()

@@ -23,7 +23,6 @@ struct Node {
     owners: HashMap<u16, Vec<Option<u8>>>,
 }
 
-/// A connection.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     /// The client's port.
