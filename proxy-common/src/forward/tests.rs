@@ -134,15 +134,8 @@ fn a_wrapping_is_what_captures_and_routers_read() {
     assert_eq!(bytes[20..28], udp);
     assert_eq!(bytes[28..40], [2, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 1]);
     assert_eq!(bytes[40..], [192, 0, 2, 3]);
-    let [source, destination] = [v6("2001:db8::1"), v6("2001:db8::2")];
-    let wrapping = V6::wrap(Wrap {
-        source,
-        destination,
-        second: V6::default(),
-        length: 1_000,
-        hash: 0,
-        port: wrap.port,
-    });
+    let (source, destination, second) = (v6("2001:db8::1"), v6("2001:db8::2"), V6::default());
+    let wrapping = V6::wrap(Wrap { source, destination, second, length: 1_000, hash: 0, port: wrap.port });
     let bytes = bytemuck::bytes_of(&wrapping);
     assert_eq!(bytes[..8], [0x60, 0, 0, 0, 4, 0x0c, UDP, 64]);
     assert_eq!(bytes[48..60], [5, 0x40, 0x86, 0xdd, 0, 0, 0, 0, 0xff, 0x4b, 0x81, 4]);

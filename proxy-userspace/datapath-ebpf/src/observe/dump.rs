@@ -129,23 +129,16 @@ fn list_family<F: TableFamily, M: ReadTables>(
 }
 
 fn frontend_line(name: &str, row: &Frontend) -> String {
-    let mut line = format!("frontend {name} backends={}", row.backend_count);
-    if row.affinity_timeout != 0 {
-        line += &format!(" affinity={}s", row.affinity_timeout);
-    }
-    if row.options.local_addresses_only() {
-        line += " local-addresses-only";
-    }
-    if row.options.least_connections() {
-        line += " least-connections";
-    }
-    if row.options.slow_start() != 0 {
-        line += &format!(" slow-start={}s", row.options.slow_start());
-    }
-    if row.options.is_to_packets() {
-        line += " to-packets";
-    }
-    line
+    let (options, slow_start) = (row.options, row.options.slow_start());
+    let all = [
+        (row.affinity_timeout != 0, format!(" affinity={}s", row.affinity_timeout)),
+        (options.local_addresses_only(), " local-addresses-only".into()),
+        (options.least_connections(), " least-connections".into()),
+        (slow_start != 0, format!(" slow-start={slow_start}s")),
+        (options.is_to_packets(), " to-packets".into()),
+    ];
+    let set: String = all.into_iter().filter(|(is_set, _)| *is_set).map(|(_, it)| it).collect();
+    format!("frontend {name} backends={}{set}", row.backend_count)
 }
 
 fn node_address_line(address: IpAddr, scope: NodeAddrScope) -> String {

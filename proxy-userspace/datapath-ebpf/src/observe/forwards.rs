@@ -4,7 +4,7 @@
 //! Seconds are left out of the text, since they depend on the history.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     iter,
     net::{IpAddr, SocketAddr},
     path::Path,
@@ -32,7 +32,7 @@ use crate::{
 /// The tables of packets that are forwarded.
 #[derive(Default)]
 pub(crate) struct ForwardTables {
-    pub(crate) forwards: Vec<(FrontendKey6, Forward)>,
+    pub(crate) forwards: HashMap<FrontendKey6, Forward>,
     /// By position.
     pub(crate) rows: BTreeMap<u32, Row>,
     /// By number.
@@ -53,19 +53,18 @@ pub(crate) fn previous_rows(pins: &Pins) -> Result<PreviousRows, Error> {
 
 impl From<ForwardTables> for PreviousRows {
     fn from(tables: ForwardTables) -> Self {
-        let mut previous = Self::default();
+        let (mut numbers, mut rows) = (HashMap::new(), HashMap::new());
         for (number, node) in &tables.nodes {
-            previous.numbers.extend(addresses(node).map(|it| (it, *number as NodeNumber)));
+            numbers.extend(addresses(node).map(|it| (it, *number as NodeNumber)));
         }
         for (key, forward) in &tables.forwards {
-            previous.frontends.insert(*key, *forward);
             let is_v4 = V4::from_mapped(key.address).is_some();
-            previous.rows.entry(forward.first).or_insert_with(|| {
+            rows.entry(forward.first).or_insert_with(|| {
                 let rows = tables.rows_of(*forward);
                 rows.map(|it| [it.owner(), it.second()].map(|it| tables.address(it, is_v4))).collect()
             });
         }
-        previous
+        Self { frontends: tables.forwards, rows, numbers }
     }
 }
 
@@ -83,7 +82,7 @@ fn rows_of(number: u32, pair: RowPair) -> [(u32, Row); 2] {
 impl ForwardTables {
     pub(crate) fn read(maps: &mut impl ReadTables) -> Result<Self, Error> {
         let mut tables = Self::default();
-        maps.each(Table::Forwards, |key, it| tables.forwards.push((key, it)))?;
+        maps.each(Table::Forwards, |key: FrontendKey6, it: Forward| tables.forwards.extend([(key, it)]))?;
         if !tables.forwards.is_empty() {
             maps.each(Table::ForwardRows, |number, it| tables.rows.extend(rows_of(number, it)))?;
             maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
@@ -97,7 +96,7 @@ impl ForwardTables {
     pub(crate) fn read_one(maps: &mut Maps<'_>, frontend: FrontendKey6) -> Result<Self, Error> {
         let mut tables = Self::default();
         if let Some(forward) = maps.get::<_, Forward>(Table::Forwards, &frontend)? {
-            tables.forwards.push((frontend, forward));
+            tables.forwards.insert(frontend, forward);
             let last = forward.first.saturating_add(forward.mask);
             for number in RowPair::of(forward.first)..=RowPair::of(last) {
                 // A foreign map may claim rows beyond its end.

@@ -84,7 +84,7 @@ pub fn forward_lookup(
 
 impl forward::ForwardTables for ForwardTables {
     fn forward(&self, frontend: FrontendKey6) -> Option<Forward> {
-        self.forwards.iter().find(|(key, _)| *key == frontend).map(|(_, it)| *it)
+        self.forwards.get(&frontend).copied()
     }
 
     fn row(&self, position: u32) -> Option<Row> {
@@ -94,7 +94,7 @@ impl forward::ForwardTables for ForwardTables {
 
 impl ForwardTables {
     fn lookup(&self, key: FrontendKey6, client: Option<FlowClient>) -> Option<ForwardLookup> {
-        let forward = forward::ForwardTables::forward(self, key)?;
+        let forward = *self.forwards.get(&key)?;
         let is_v4 = V4::from_mapped(key.address).is_some();
         let by_client = forward.is_by_client();
         let mut shares = BTreeMap::new();
@@ -153,11 +153,9 @@ mod tests {
     /// The node 1 is this one, 2 owned its rows before, and 3 has left the cluster.
     fn tables(rows: &[Row], flags: u32) -> ForwardTables {
         let node = |v4: [u8; 4]| ForwardNode { v4: V4::from_raw(u32::from_ne_bytes(v4)), v6: V6::default() };
+        let forward = Forward { first: 8, mask: rows.len() as u32 - 1, flags, ..Forward::default() };
         ForwardTables {
-            forwards: vec![(
-                key("203.0.113.1:80"),
-                Forward { first: 8, mask: rows.len() as u32 - 1, flags, ..Forward::default() },
-            )],
+            forwards: [(key("203.0.113.1:80"), forward)].into(),
             rows: (8..).zip(rows.iter().copied()).collect(),
             nodes: [(1, node([192, 0, 2, 1])), (2, node([192, 0, 2, 2]))].into(),
         }

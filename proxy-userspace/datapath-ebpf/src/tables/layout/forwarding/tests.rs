@@ -44,6 +44,11 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
     }
 }
 
+fn key(ip: u8) -> FrontendKey6 {
+    let address = V6::from(IpAddr::from([203, 0, 113, ip]));
+    FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 }
+}
+
 /// The layout, and what was written.
 struct Written {
     forwarding: Forwarding,
@@ -105,17 +110,10 @@ impl Written {
         }
     }
 
-    fn row(&self, position: u32) -> Option<Row> {
-        let pair = self.tables[&Table::ForwardRows].get(&RowPair::of(position).to_ne_bytes()[..])?;
-        Some(bytemuck::pod_read_unaligned::<RowPair>(pair).row(position))
-    }
-
     /// A frontend's entry, but for its counters.
     fn forward(&self, ip: u8) -> Option<Forward> {
-        let address = V6::from(IpAddr::from([203, 0, 113, ip]));
-        let key = FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 };
-        let entry = self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key))?;
-        Some(Forward { counters: ForwardCounters::default(), ..bytemuck::pod_read_unaligned(entry) })
+        let forward = ForwardTables::forward(self, key(ip))?;
+        Some(Forward { counters: ForwardCounters::default(), ..forward })
     }
 
     fn numbers(&self) -> HashMap<IpAddr, NodeNumber> {
@@ -126,13 +124,9 @@ impl Written {
     /// What another process finds of frontends with the same rows.
     fn previous(&self, ips: &[u8]) -> PreviousRows {
         let address = |it: Option<u8>| IpAddr::from(it.map_or([0; 4], |it| [192, 0, 2, it + 1]));
-        let key = |ip: &u8| {
-            let address = IpAddr::from([203, 0, 113, *ip]);
-            *self.forwarding.frontends.keys().find(|it| IpAddr::from(it.address) == address).unwrap()
-        };
         let rows = self.rows(ips[0]).into_iter().map(|it| it.map(address)).collect();
         let forward = |ip: &u8| Forward { first: 7, ..self.forward(*ip).unwrap() };
-        let frontends = ips.iter().map(|it| (key(it), forward(it))).collect();
+        let frontends = ips.iter().map(|it| (key(*it), forward(it))).collect();
         PreviousRows { frontends, rows: [(7, rows)].into(), numbers: self.numbers() }
     }
 
@@ -151,6 +145,17 @@ impl Written {
         let node = self.tables[&Table::ForwardNodes].get(&u32::from(number).to_ne_bytes()[..])?;
         let node: ForwardNode = bytemuck::pod_read_unaligned(node);
         std::net::Ipv4Addr::from(node.v4).octets()[3].checked_sub(1)
+    }
+}
+
+impl ForwardTables for Written {
+    fn forward(&self, key: FrontendKey6) -> Option<Forward> {
+        Some(bytemuck::pod_read_unaligned(self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key))?))
+    }
+
+    fn row(&self, position: u32) -> Option<Row> {
+        let pair = self.tables[&Table::ForwardRows].get(&RowPair::of(position).to_ne_bytes()[..])?;
+        Some(bytemuck::pod_read_unaligned::<RowPair>(pair).row(position))
     }
 }
 

@@ -66,16 +66,6 @@ struct Cluster {
     next_port: u16,
 }
 
-impl ForwardTables for &Written {
-    fn forward(&self, key: FrontendKey6) -> Option<Forward> {
-        Some(bytemuck::pod_read_unaligned(self.tables[&Table::Forwards].get(bytemuck::bytes_of(&key))?))
-    }
-
-    fn row(&self, position: u32) -> Option<Row> {
-        Written::row(self, position)
-    }
-}
-
 fn flow(port: u16, continues: bool) -> Flow {
     let address = |it: [u8; 4]| V6::from(IpAddr::from(it));
     Flow {
@@ -134,7 +124,7 @@ impl Node {
 
     /// The second of a packet that this node serves unless it does not know its connection, or where it goes.
     fn way(&self, port: u16, continues: bool) -> Way {
-        forward::way(&&self.written, &flow(port, continues))
+        forward::way(&self.written, &flow(port, continues))
     }
 }
 
@@ -142,8 +132,8 @@ impl Written {
     /// The owner of the row of a connection.
     fn owner(&self, port: u16) -> Option<u8> {
         let flow = flow(port, true);
-        let forward = ForwardTables::forward(&self, flow.frontend())?;
-        self.node(forward::row(&self, &forward, &flow)?.owner())
+        let forward = ForwardTables::forward(self, flow.frontend())?;
+        self.node(forward::row(self, &forward, &flow)?.owner())
     }
 }
 
@@ -259,10 +249,9 @@ impl Cluster {
             Way::To { node, second, .. } => wrapped(node, second),
             Way::Here { second, .. } => Some(ingress).filter(knows).or_else(|| {
                 let flow = flow(port, true);
-                let written = &node.written;
-                let forward = ForwardTables::forward(&written, flow.frontend())?;
+                let forward = ForwardTables::forward(&node.written, flow.frontend())?;
                 let (second, is_owner) = forward::second_of(forward::priority(second));
-                let after = forward::second_after(&written, &forward, &flow, second);
+                let after = forward::second_after(&node.written, &forward, &flow, second);
                 wrapped(second, if is_owner { after } else { NO_NODE })
             }),
         }
