@@ -25,6 +25,7 @@ fn nat(service: u32, backend: u32) -> SockNat {
 }
 
 /// A table with room for `room` entries.
+#[derive(Default)]
 struct Table {
     room: usize,
     entries: RefCell<BTreeMap<OverflowKey, OverflowEntry>>,
@@ -35,13 +36,7 @@ struct Table {
 
 impl Table {
     fn new(room: usize) -> Self {
-        Self {
-            room,
-            entries: RefCell::default(),
-            sockets: Cell::default(),
-            inserted: Cell::default(),
-            deleted: Cell::default(),
-        }
+        Self { room, ..Self::default() }
     }
 
     /// How many entries there are, which the counts must agree with.

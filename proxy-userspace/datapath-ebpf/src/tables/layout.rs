@@ -30,7 +30,7 @@ use self::{
     forwarding::Forwarding,
     ranges::RangeAllocator,
     rows::{
-        backend_table, frontend_table, member_table, network, put_backend, set_frontend, set_member,
+        backend_table, frontend_table, member_table, network, set_backend, set_frontend, set_member,
         set_node_address,
     },
     writer::{ServiceLayout, Set, Writer, count_of},
@@ -234,7 +234,7 @@ impl Layout {
             Table::Backends4 | Table::Backends6 => {
                 for set in self.sets().filter(|set| backend_table(set.family) == table) {
                     for (position, it) in (set.range.first..).zip(&set.slots) {
-                        put_backend(&mut updates, position, it.backend(), it.counter);
+                        set_backend(&mut updates, set.family, position, Some((it.backend(), it.counter)));
                     }
                 }
             }

@@ -56,23 +56,17 @@ pub(super) fn set_node_address(updates: &mut MapUpdates, address: IpAddr, scope:
     updates.set(Table::NodeAddrs, &V6::from(address), scope);
 }
 
-pub(super) fn put_backend(
+/// Writes a backend to a position of the array, or clears it: entries of an array cannot be deleted, and zeroes stand for none.
+pub(super) fn set_backend(
     updates: &mut MapUpdates,
+    family: Family,
     position: u32,
-    backend: SocketAddr,
-    counter: CounterIndex,
+    backend: Option<(SocketAddr, CounterIndex)>,
 ) {
-    for_family!(Family::of(backend.ip()), F => {
-        let entry = F::backend_entry(F::backend_at(backend.into()), counter);
-        updates.set(F::BACKENDS, &position, Some(&entry));
-    });
-}
-
-/// Clears a position of the array of backends: entries of an array cannot be deleted, and zeroes stand for none.
-pub(super) fn clear_backend(updates: &mut MapUpdates, family: Family, position: u32) {
     for_family!(family, F => {
-        let none = <F as TableEntries>::BackendEntry::zeroed();
-        updates.set(F::BACKENDS, &position, Some(&none));
+        let entry = |(it, counter): (SocketAddr, _)| F::backend_entry(F::backend_at(it.into()), counter);
+        let entry = backend.map_or(<F as TableEntries>::BackendEntry::zeroed(), entry);
+        updates.set(F::BACKENDS, &position, Some(&entry));
     });
 }
 

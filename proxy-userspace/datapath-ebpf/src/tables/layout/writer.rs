@@ -19,8 +19,7 @@ use proxy_common::{counters::CounterIndex, tables::Frontend as Row};
 use super::{
     ranges::{Range, RangeAllocator},
     rows::{
-        backend_table, clear_backend, frontend_table, member_table, put_backend, set_frontend, set_member,
-        set_node_address,
+        backend_table, frontend_table, member_table, set_backend, set_frontend, set_member, set_node_address,
     },
 };
 use crate::tables::{
@@ -162,7 +161,8 @@ impl Writer<'_> {
         for position in changed {
             // What moved from the end into a gap is written there; the end itself is cleared.
             if let Some(it) = set.slots.get(position) {
-                put_backend(&mut self.updates, set.range.first + position as u32, it.backend(), it.counter);
+                let (position, entry) = (set.range.first + position as u32, (it.backend(), it.counter));
+                set_backend(&mut self.updates, set.family, position, Some(entry));
             }
         }
         let rows = &mut self.rows[backend_table(set.family).index()];
@@ -171,7 +171,7 @@ impl Writer<'_> {
 
     fn clear(&mut self, set: &Set, positions: std::ops::Range<u32>) {
         for it in positions {
-            clear_backend(&mut self.updates, set.family, set.range.first + it);
+            set_backend(&mut self.updates, set.family, set.range.first + it, None);
         }
     }
 
