@@ -12,7 +12,7 @@ use crate::{
     host::failpoint,
     tables::{
         counter_alloc::CounterAllocator,
-        layout::{Layout, LayoutDiff},
+        layout::Layout,
         map_updates::MapUpdates,
         node_addresses::NodeAddresses,
         store::{MapStore, Side, Table},
@@ -97,7 +97,7 @@ impl<S: MapStore> DoubleBuffer<S> {
         // The spare side may still lack the update before.
         self.finish_generation()?;
         let was_empty = self.layout.is_empty();
-        let LayoutDiff { updates, services } = self.layout.update(state, node_addresses);
+        let (updates, services) = self.layout.update(state, node_addresses);
         let spare = self.active.other();
         if !updates.is_empty() {
             for side in &mut self.sides {

@@ -84,14 +84,6 @@ pub(crate) struct Layout {
     rows: [u32; Table::COUNT],
 }
 
-/// The difference between two states.
-#[derive(Debug, Default)]
-pub(crate) struct LayoutDiff {
-    pub updates: MapUpdates,
-    /// How many Services were added, changed or removed.
-    pub services: usize,
-}
-
 impl Layout {
     /// An empty layout, in which the allocated counters keep their owners.
     pub(crate) fn new(counters: CounterAllocator) -> Self {
@@ -107,8 +99,13 @@ impl Layout {
         self.affected.extend(affected.map(|it| it.name.clone()));
     }
 
-    /// Replaces the state and the node addresses, and returns how the tables change.
-    pub(super) fn update(&mut self, state: &NodeState, node_addresses: &NodeAddresses) -> LayoutDiff {
+    /// Replaces the state and the node addresses. Returns how the tables change, and how many Services were added, changed or
+    /// removed.
+    pub(super) fn update(
+        &mut self,
+        state: &NodeState,
+        node_addresses: &NodeAddresses,
+    ) -> (MapUpdates, usize) {
         let before = std::mem::replace(&mut self.state, state.clone());
         let mut affected = std::mem::take(&mut self.affected);
         // Of those that are affected, nothing before counts.
@@ -212,7 +209,7 @@ impl Layout {
         for table in Table::FORWARDING {
             self.rows[table.index()] = self.forwarding.entries(table);
         }
-        LayoutDiff { updates, services }
+        (updates, services)
     }
 
     /// Every entry of one table.

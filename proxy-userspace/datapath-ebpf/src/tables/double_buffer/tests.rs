@@ -82,6 +82,10 @@ fn state(services: impl IntoIterator<Item = Arc<ServiceState>>) -> NodeState {
     }))
 }
 
+fn tcp(ip: impl Into<IpAddr>, port: u16) -> FrontendAddress {
+    FrontendAddress { address: SocketAddr::new(ip.into(), port), protocol: Protocol::Tcp }
+}
+
 /// An address of this node for every Service, and one of another node.
 fn node_addresses(state: &NodeState) -> NodeAddresses {
     let own = state.services.values().map(|it| match it.service.cluster_ips[0] {
@@ -267,10 +271,7 @@ fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
         let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
         buffer.layout.passive_health = options;
         buffer.take(&state).unwrap();
-        let health = |n| {
-            let address = SocketAddr::from(([10, 96, 0, n], 80));
-            buffer.store.health(FrontendAddress { address, protocol: Protocol::Tcp }).unwrap()
-        };
+        let health = |n| buffer.store.health(tcp([10, 96, 0, n], 80)).unwrap();
         numbers.clone().map(health).map(|it| (it.failures, it.max_ejected)).collect::<Vec<_>>()
     };
     let options = fixtures::passive_health(4, 60);
@@ -292,8 +293,7 @@ fn an_address_with_source_ranges_is_left_to_the_packet_path_whatever_else_it_is(
         };
         let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
         buffer.take(&state([Arc::new(ServiceState::new(service, []))])).unwrap();
-        let address = SocketAddr::from((ip, 80));
-        buffer.store.backends(FrontendAddress { address, protocol: Protocol::Tcp }).is_some()
+        buffer.store.backends(tcp(ip, 80)).is_some()
     };
     let (both, external) = ([203, 0, 113, 1], [203, 0, 113, 2]);
     assert!(!serves(&["192.0.2.0/24"], both) && serves(&["192.0.2.0/24"], external));
@@ -306,10 +306,7 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
     let state = state([service(1, 1, &[1]), service(2, 2, &[1])]);
     let serves = |buffer: &DoubleBuffer<FakeMaps>| {
-        [1, 2].map(|n| {
-            let address = SocketAddr::from(([10, 96, 0, n], 80));
-            buffer.store.backends(FrontendAddress { address, protocol: Protocol::Tcp }).is_some()
-        })
+        [1, 2].map(|n| buffer.store.backends(tcp([10, 96, 0, n], 80)).is_some())
     };
     buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 2])].into());
     buffer.take(&state).unwrap();

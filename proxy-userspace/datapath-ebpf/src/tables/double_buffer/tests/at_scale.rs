@@ -14,10 +14,6 @@ fn service(ports: Vec<ServicePort>) -> Service {
     fixtures::service("service", [CLUSTER_IP.into()], ports)
 }
 
-fn tcp(port: u16) -> FrontendAddress {
-    FrontendAddress { address: SocketAddr::new(CLUSTER_IP.into(), port), protocol: Protocol::Tcp }
-}
-
 /// The n-th address of 11.0.0.0/8.
 fn pod(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x0b00_0000 + n)
@@ -64,7 +60,7 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
     apply(&mut buffer, &of(0..MANY));
     assert_rows(&buffer, &rows(MANY));
-    let all = buffer.store.backends(tcp(80)).unwrap();
+    let all = buffer.store.backends(tcp(CLUSTER_IP, 80)).unwrap();
     assert!(all.iter().map(SocketAddr::ip).eq((0..MANY).map(|n| IpAddr::from(pod(n)))));
     // One is removed: its slots are filled by the last ones.
     let applied = buffer.apply(&of(1..MANY), &NodeAddresses::default()).unwrap();
@@ -72,7 +68,7 @@ fn a_service_of_100_000_endpoints_is_added_and_removed() {
     // All but one are removed.
     apply(&mut buffer, &of(MANY - 1..MANY));
     assert_rows(&buffer, &rows(1));
-    let last = buffer.store.backends(tcp(80)).unwrap();
+    let last = buffer.store.backends(tcp(CLUSTER_IP, 80)).unwrap();
     assert_eq!(last, [SocketAddr::new(pod(MANY - 1).into(), 8080)]);
     apply(&mut buffer, &NodeState::default());
     assert_rows(&buffer, &[]);
@@ -102,7 +98,7 @@ fn a_service_of_20_000_ports_is_served_at_each() {
         ],
     );
     for port in [1, 2, MANY] {
-        let backends = buffer.store.backends(tcp(port)).unwrap();
+        let backends = buffer.store.backends(tcp(CLUSTER_IP, port)).unwrap();
         assert_eq!(backends, [SocketAddr::new(pod(0).into(), 8080)]);
     }
     assert_eq!(buffer.layout.rejected().len(), 2000);
