@@ -251,7 +251,7 @@ impl Datapath {
 
     /// Forgets the failures of endpoints that were removed: they may have changed when they return.
     fn forget_removed(&mut self) {
-        let removed = self.buffer.layout.counters.take_removed();
+        let removed = self.buffer.layout.counters().take_removed();
         self.trials.forget(&removed);
         if let Err(error) = self.failures.forget(removed) {
             tracing::warn!(%error, "failures of removed endpoints stay recorded");

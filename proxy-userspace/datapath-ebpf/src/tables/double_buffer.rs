@@ -161,10 +161,10 @@ impl<S: MapStore> DoubleBuffer<S> {
     /// The counters get no new owner before the kernel's maps say that they are free.
     pub(crate) fn reclaim_counters(&mut self) -> Result<(), Error> {
         if self.grace_elapsed && self.sides.iter().all(|it| it.state == SideState::Current) {
-            if self.layout.counters.has_idle() {
+            if self.layout.counters().has_idle() {
                 let open = self.store.open_connections()?;
                 let is_open = |it: CounterIndex| open.get(it as usize).is_some_and(|it| *it > 0);
-                self.layout.counters.reclaim(is_open);
+                self.layout.counters().reclaim(is_open);
             }
             self.flush_counter_owners()?;
         }
@@ -182,7 +182,7 @@ impl<S: MapStore> DoubleBuffer<S> {
 
     /// Writes the owners of counters, before a program increments them.
     fn flush_counter_owners(&mut self) -> Result<(), Error> {
-        let counters = &mut self.layout.counters;
+        let counters = self.layout.counters();
         if !counters.pending().is_empty() {
             self.store.set_counter_owners(counters.pending())?;
             counters.flushed();

@@ -28,7 +28,6 @@ use proxy_common::{
 use self::{
     entry_points::EntryPoints,
     forwarding::Forwarding,
-    ranges::RangeAllocator,
     rows::{
         backend_table, frontend_table, member_table, network, set_backend, set_frontend, set_member,
         set_node_address,
@@ -76,18 +75,13 @@ pub(crate) struct Layout {
     pub(crate) left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    /// The ids of sets.
-    ids: RangeAllocator,
-    ranges: PerFamily<RangeAllocator>,
-    pub(crate) counters: CounterAllocator,
-    /// The number of entries of each table.
-    rows: [u32; Table::COUNT],
+    writer: Writer,
 }
 
 impl Layout {
     /// An empty layout, in which the allocated counters keep their owners.
     pub(crate) fn new(counters: CounterAllocator) -> Self {
-        Self { counters, ..Self::default() }
+        Self { writer: Writer { counters, ..Writer::default() }, ..Self::default() }
     }
 
     /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].
@@ -117,14 +111,8 @@ impl Layout {
         changed.extend(affected.map(|it| (&it.service.name, None, Some(it))));
         let new =
             changed.iter().filter(|(name, ..)| !self.services.contains_key(*name)).filter_map(|it| it.2);
-        self.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
-        let mut writer = Writer {
-            updates: MapUpdates::default(),
-            ids: &mut self.ids,
-            ranges: &mut self.ranges,
-            counters: &mut self.counters,
-            rows: &mut self.rows,
-        };
+        let writer = &mut self.writer;
+        writer.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         // The entry points that these Services had, and that they have. One that moves from a Service to another is both given up
         // and taken, in either order.
         let (mut given_up, mut taken) = (BTreeSet::new(), BTreeSet::new());
@@ -183,7 +171,7 @@ impl Layout {
                     }
                     _ => service.backends(it).any(is_entry_point),
                 };
-                (it.address, row(service, it, health, writer.counters, is_translated_again))
+                (it.address, row(service, it, health, &writer.counters, is_translated_again))
             }));
         }
         for (address, row) in frontends {
@@ -204,12 +192,11 @@ impl Layout {
             writer.update_node_addresses(&self.node_addresses, node_addresses);
             self.node_addresses.clone_from(node_addresses);
         }
-        let mut updates = writer.updates;
-        self.forwarding.update(state, &mut self.counters, &mut updates);
+        self.forwarding.update(state, &mut writer.counters, &mut writer.updates);
         for table in Table::FORWARDING {
-            self.rows[table.index()] = self.forwarding.entries(table);
+            writer.rows[table.index()] = self.forwarding.entries(table);
         }
-        (updates, services)
+        (std::mem::take(&mut writer.updates), services)
     }
 
     /// Every entry of one table.
@@ -249,21 +236,25 @@ impl Layout {
         updates
     }
 
+    pub(crate) fn counters(&mut self) -> &mut CounterAllocator {
+        &mut self.writer.counters
+    }
+
     /// How many entries a table has.
     pub(crate) fn rows(&self, table: Table) -> u32 {
-        self.rows[table.index()]
+        self.writer.rows[table.index()]
     }
 
     /// Whether all tables are empty.
     pub(crate) fn is_empty(&self) -> bool {
-        self.rows.iter().all(|it| *it == 0)
+        self.writer.rows.iter().all(|it| *it == 0)
     }
 
     /// The capacity that a table needs.
     pub(crate) fn required_capacity(&self, table: Table) -> u32 {
         match table {
-            Table::Backends4 => self.ranges.of(Family::V4).end(),
-            Table::Backends6 => self.ranges.of(Family::V6).end(),
+            Table::Backends4 => self.writer.ranges.of(Family::V4).end(),
+            Table::Backends6 => self.writer.ranges.of(Family::V6).end(),
             Table::Forwards | Table::ForwardRows | Table::ForwardNodes | Table::ForwardNumbers => {
                 self.forwarding.required_capacity(table)
             }

@@ -30,16 +30,19 @@ use crate::tables::{
     store::Table,
 };
 
-/// Collects updates and counts the entries of each table.
-pub(super) struct Writer<'a> {
+/// What is allocated, and the updates of one change.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
     pub(super) updates: MapUpdates,
-    pub(super) ids: &'a mut RangeAllocator,
-    pub(super) ranges: &'a mut PerFamily<RangeAllocator>,
-    pub(super) counters: &'a mut CounterAllocator,
-    pub(super) rows: &'a mut [u32; Table::COUNT],
+    /// The ids of sets.
+    ids: RangeAllocator,
+    pub(super) ranges: PerFamily<RangeAllocator>,
+    pub(super) counters: CounterAllocator,
+    /// The number of entries of each table.
+    pub(super) rows: [u32; Table::COUNT],
 }
 
-impl Writer<'_> {
+impl Writer {
     /// Replaces the sets of a Service. A set belongs to the first frontend that uses it, and keeps its id while that
     /// frontend exists.
     pub(super) fn update_service(&mut self, old: ServiceLayout, image: ServiceImage) -> ServiceLayout {
