@@ -82,11 +82,13 @@ fn rows_of(number: u32, pair: RowPair) -> [(u32, Row); 2] {
 impl ForwardTables {
     pub(crate) fn read(maps: &mut impl ReadTables) -> Result<Self, Error> {
         let mut tables = Self::default();
-        maps.each(Table::Forwards, |key: FrontendKey6, it: Forward| tables.forwards.extend([(key, it)]))?;
+        maps.each(Table::Forwards, |key, it| {
+            tables.forwards.insert(key, it);
+        })?;
         if !tables.forwards.is_empty() {
             maps.each(Table::ForwardRows, |number, it| tables.rows.extend(rows_of(number, it)))?;
-            maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
-                tables.nodes.extend([(number, it)])
+            maps.each(Table::ForwardNodes, |number, it| {
+                tables.nodes.insert(number, it);
             })?;
         }
         Ok(tables)
@@ -103,8 +105,8 @@ impl ForwardTables {
                 let Some(pair) = maps.get(Table::ForwardRows, &number)? else { break };
                 tables.rows.extend(rows_of(number, pair));
             }
-            maps.each(Table::ForwardNodes, |number: u32, it: ForwardNode| {
-                tables.nodes.extend([(number, it)])
+            maps.each(Table::ForwardNodes, |number, it| {
+                tables.nodes.insert(number, it);
             })?;
         }
         Ok(tables)

@@ -81,7 +81,9 @@ pub(crate) struct Layout {
 impl Layout {
     /// An empty layout, in which the allocated counters keep their owners.
     pub(crate) fn new(counters: CounterAllocator) -> Self {
-        Self { writer: Writer { counters, ..Writer::default() }, ..Self::default() }
+        let mut layout = Self::default();
+        layout.writer.counters = counters;
+        layout
     }
 
     /// Replaces the addresses of the host's interfaces, for the next [`Layout::update`].

@@ -90,8 +90,7 @@ fn ejected_endpoints_are_named_by_the_counters_of_their_connections() {
     let endpoint =
         |n| fixtures::endpoint(n, Some([10, 1, 0, n as u8].into()), None, [to(0, 8080), to(1, 8081)]);
     let web: Service = fixtures::service("web", [[10, 96, 0, 1].into()], ports.to_vec());
-    let mut layout = Layout::default();
-    layout.passive_health = Some(fixtures::passive_health(1, 40));
+    let mut layout = Layout { passive_health: Some(fixtures::passive_health(1, 40)), ..Layout::default() };
     update(&mut layout, &[&Arc::new(ServiceState::new(web, [endpoint(1), endpoint(2)]))]);
     let slot = |layout: &Layout, at: &str| {
         let at: SocketAddr = at.parse().unwrap();

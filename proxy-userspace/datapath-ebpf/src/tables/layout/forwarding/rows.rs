@@ -60,7 +60,8 @@ impl RowSets {
         let Some(rows) = self.sets.get_mut(&id) else { return };
         rows.users += 1;
         if rows.users == 1 {
-            rows.range = self.ranges.allocate(rows.pairs().len() as u32);
+            let pairs = rows.pairs().len();
+            rows.range = self.ranges.allocate(pairs as u32);
             rows.write(updates);
             self.placed += rows.range.size as usize;
         }
