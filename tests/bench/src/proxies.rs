@@ -80,8 +80,7 @@ pub(crate) struct ProxiesArguments {
 /// Measures the figures; a proxy that fails is measured at no larger number of Services.
 pub(crate) fn bench(arguments: &ProxiesArguments) -> Result<Figures> {
     let mut proxies = Proxy::own(&build::build(true)?);
-    let others: [(_, fn(&Path) -> Result<Vec<Proxy>>); 2] =
-        [(&arguments.kube_proxy, Proxy::kube_proxy), (&arguments.kpng, Proxy::kpng)];
+    let others = [(&arguments.kube_proxy, Proxy::kube_proxy as fn(_) -> _), (&arguments.kpng, Proxy::kpng)];
     for (path, find) in others {
         let Some(path) = path else { continue };
         match find(path) {
