@@ -67,7 +67,8 @@ fn frontends(seen: &mut Seen, out: &mut impl Write) -> io::Result<Counted> {
 /// The counters of each service port and of its endpoints.
 fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Result<()> {
     let (rows, Ok(counts)) = (&mut seen.rows, &seen.counts) else { return Ok(()) };
-    for (number, group) in counted.chunk_by(|(a, ..), (b, ..)| a == b).enumerate() {
+    let mut separator = "";
+    for group in counted.chunk_by(|(a, ..), (b, ..)| a == b) {
         let (mut endpoints, mut found) = (BTreeSet::new(), None);
         for (_, port, row) in group {
             if let Some((name, frontend)) = rows.get(*row) {
@@ -76,7 +77,6 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             }
         }
         let Some((name, port)) = found else { continue };
-        let separator = if number > 0 { "," } else { "" };
         let endpoints =
             endpoints.iter().map(|it| json!({ "connections": counts.to(port, *it), "endpoint": it }));
         let PortCounts { connections, no_backend, denied, left_to_packets, .. } = counts.of(port);
@@ -89,7 +89,7 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             "port": &*name.port,
             "service": service(&name.service),
         });
-        write!(out, "{separator}{counters}")?;
+        write!(out, "{}{counters}", mem::replace(&mut separator, ","))?;
     }
     Ok(())
 }
