@@ -6,14 +6,10 @@
 use std::iter::repeat;
 
 use model::{Rejected, RequestedMetadata, cluster::Object, escaped_line};
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::documents::{self, Document, DocumentError, Position};
-use crate::{
-    kube_types::{self, Converted},
-    text::shortened,
-};
+use crate::{kube_types::Kind, text::shortened};
 
 /// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,23 +49,14 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
 /// How much of a value a message shows, in characters.
 const MAX_EXCERPT: usize = 60;
 
-/// `apiVersion` and `kind` of the objects that are read.
-const KINDS: [(&str, &str); 5] = [
-    ("v1", "Service"),
-    ("v1", "Node"),
-    ("v1", "Pod"),
-    ("discovery.k8s.io/v1", "EndpointSlice"),
-    ("networking.k8s.io/v1", "ServiceCIDR"),
-];
-
-/// `apiVersion` and `kind` of an item that may omit them: those of a typed list, such as a `ServiceList`.
-type ItemKind = Option<(&'static str, &'static str)>;
+/// The kind of items that may omit it: those of a typed list, such as a `ServiceList`.
+type ItemKind = Option<Kind>;
 
 /// What the items of a list are; `None` if the kind is none of a list.
 fn list_of(version: &str, kind: &str) -> Option<ItemKind> {
     match kind.strip_suffix("List")? {
         "" => (version == "v1").then_some(None),
-        item => KINDS.into_iter().find(|it| *it == (version, item)).map(Some),
+        item => Kind::of(version, item).map(Some),
     }
 }
 
@@ -101,7 +88,10 @@ impl ParsedManifest {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let (version, kind) = match (field("apiVersion"), field("kind"), item) {
             (Some(version), Some(kind), _) => (version, kind),
-            (_, _, Some((version, kind))) => (version.to_owned(), kind.to_owned()),
+            (_, _, Some(item)) => {
+                let (version, kind) = item.names();
+                (version.to_owned(), kind.to_owned())
+            }
             _ => {
                 let reason = format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value));
                 return Err(DocumentError { at, reason });
@@ -110,28 +100,18 @@ impl ParsedManifest {
         if let Some(item) = list_of(&version, &kind) {
             return self.add_all((at, item_lines), &mut value, item, requested);
         }
-        match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => self.convert(at, &value, |it| {
-                let mut converted = kube_types::service(it);
-                kube_types::add_metadata(&mut converted, requested, &value);
-                converted.of_kind(Object::Service)
-            }),
-            ("v1", "Node") => self.convert(at, &value, |it| kube_types::node(it).of_kind(Object::Node)),
-            ("v1", "Pod") => self.convert(at, &value, |it| kube_types::pod(it).of_kind(Object::Pod)),
-            ("networking.k8s.io/v1", "ServiceCIDR") => {
-                self.convert(at, &value, |it| kube_types::service_cidr(it).of_kind(Object::ServiceCidr))
-            }
-            ("discovery.k8s.io/v1", "EndpointSlice") => self.convert(at, &value, |it| {
-                let mut converted = kube_types::endpoint_slice(it);
-                converted.rejected.extend(kube_types::missing_field(it));
-                converted.of_kind(Object::EndpointSlice)
-            }),
-            _ => {
-                let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
-                self.ignored.push((at, escaped_line(&kind).into_owned()));
-                Ok(())
-            }
-        }
+        let Some(kind) = Kind::of(&version, &kind) else {
+            let kind = shortened(format!("{version} {kind}"), MAX_EXCERPT);
+            self.ignored.push((at, escaped_line(&kind).into_owned()));
+            return Ok(());
+        };
+        let (converted, _) = kind.convert(&value, requested, true).map_err(|reason| {
+            let reason = format!("{}: {reason}", name_of(&value));
+            DocumentError { at, reason }
+        })?;
+        self.rejected.extend(converted.rejected);
+        self.objects.extend(converted.object.map(|it| (at, it)));
+        Ok(())
     }
 
     fn add_all(
@@ -155,25 +135,6 @@ impl ParsedManifest {
             let added = self.add((Position { line, ..at }, &[]), item, kind, requested);
             added.map_err(|it| DocumentError { reason: format!("items[{index}]: {}", it.reason), ..it })?;
         }
-        Ok(())
-    }
-
-    fn convert<K: DeserializeOwned>(
-        &mut self,
-        at: Position,
-        value: &Value,
-        convert: impl Fn(&K) -> Converted<Object>,
-    ) -> Result<(), DocumentError> {
-        // The path of an error is collected only where there is one.
-        let typed = K::deserialize(value).or_else(|_| {
-            serde_path_to_error::deserialize(value).map_err(|error| {
-                let reason = format!("{}: {}: {}", name_of(value), error.path(), error.inner());
-                DocumentError { at, reason }
-            })
-        })?;
-        let converted = convert(&typed);
-        self.rejected.extend(converted.rejected);
-        self.objects.extend(converted.object.map(|it| (at, it)));
         Ok(())
     }
 }

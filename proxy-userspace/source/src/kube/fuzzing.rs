@@ -10,11 +10,10 @@ use super::{
     list_items::ListItems,
     options::{Options, Selectors},
     reflector::Reflector,
-    resource::Resource,
+    resource::RESOURCES,
     shared::Shared,
     shared_client::SharedClient,
 };
-use crate::kube_types::objects::{EndpointSlice, Node, Service, ServiceCidr};
 
 /// What a reflector says about what it was sent.
 #[derive(Debug, Default)]
@@ -47,29 +46,6 @@ impl Reflectors {
 
     /// A list of a kind, as it arrives in fragments: as one fragment it has the same objects, and as a JSON parser finds them.
     pub fn list(&self, kind: u8, size: usize, body: &[u8]) -> Messages {
-        match kind % 4 {
-            0 => self.list_of::<Service>(size, body),
-            1 => self.list_of::<EndpointSlice>(size, body),
-            2 => self.list_of::<Node>(size, body),
-            _ => self.list_of::<ServiceCidr>(size, body),
-        }
-    }
-
-    /// The lines of a watch of a kind: each event changes something at most once.
-    pub fn watch(&self, kind: u8, body: &[u8]) -> Messages {
-        match kind % 4 {
-            0 => self.watch_of::<Service>(body),
-            1 => self.watch_of::<EndpointSlice>(body),
-            2 => self.watch_of::<Node>(body),
-            _ => self.watch_of::<ServiceCidr>(body),
-        }
-    }
-
-    fn reflector<R: Resource>(&self) -> Reflector<R> {
-        Reflector::new(&self.options, &self.client, Selectors::default(), &self.shared)
-    }
-
-    fn list_of<R: Resource>(&self, size: usize, body: &[u8]) -> Messages {
         let mut messages = Messages::default();
         let (objects, metadata) = split(body, size.max(1));
         let (whole, whole_metadata) = split(body, body.len().max(1));
@@ -80,7 +56,7 @@ impl Reflectors {
                 objects.iter().filter_map(|it| serde_json::from_slice(it).ok()).collect();
             assert_eq!(values, parsed, "the objects are those of the list");
         }
-        let mut reflector = self.reflector::<R>();
+        let mut reflector = self.reflector(kind);
         reflector.store.begin_list();
         for object in &objects {
             messages.errors.extend(reflector.item(object).err().map(|it| it.to_string()));
@@ -91,9 +67,10 @@ impl Reflectors {
         messages
     }
 
-    fn watch_of<R: Resource>(&self, body: &[u8]) -> Messages {
+    /// The lines of a watch of a kind: each event changes something at most once.
+    pub fn watch(&self, kind: u8, body: &[u8]) -> Messages {
         let mut messages = Messages::default();
-        let mut reflector = self.reflector::<R>();
+        let mut reflector = self.reflector(kind);
         for line in body.split(|it| *it == b'\n') {
             let first = reflector.event(line);
             drop(reflector.store.take_changes());
@@ -108,6 +85,11 @@ impl Reflectors {
             messages.errors.extend(first.err().map(|it| it.to_string()));
         }
         messages
+    }
+
+    fn reflector(&self, kind: u8) -> Reflector {
+        let resource = &RESOURCES[usize::from(kind % 4)];
+        Reflector::new(&self.options, &self.client, resource, Selectors::default(), &self.shared)
     }
 }
 
@@ -134,7 +116,7 @@ fn items(body: &[u8]) -> Option<Vec<Value>> {
 }
 
 /// What was rejected last.
-fn rejected<R: Resource>(reflector: &mut Reflector<R>) -> Vec<Rejected> {
+fn rejected(reflector: &mut Reflector) -> Vec<Rejected> {
     let mut rejections = Rejections::default();
     reflector.store.take_rejected(&mut rejections);
     rejections.iter().cloned().collect()

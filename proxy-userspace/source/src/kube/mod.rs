@@ -31,8 +31,7 @@ use std::sync::Arc;
 use model::{Rejections, cluster::ClusterChanges};
 use tokio::{runtime::Handle, task::JoinSet};
 
-use self::{reflector::Reflector, resource::Resource, shared::Shared, shared_client::SharedClient};
-use crate::kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr};
+use self::{reflector::Reflector, resource::RESOURCES, shared::Shared, shared_client::SharedClient};
 
 pub use client_config::{ByteStream, ClientConfig, ClientConfigError, Connector, connect_with};
 pub use event_recorder::{EventRecorder, ServiceEvent};
@@ -65,11 +64,15 @@ impl KubeSource {
         let client = Arc::new(client);
         let shared = Arc::new(Shared::new(&server));
         let mut tasks = JoinSet::new();
-        follow::<Service>(options, &client, &shared, &mut tasks);
-        follow::<EndpointSlice>(options, &client, &shared, &mut tasks);
-        follow::<Node>(options, &client, &shared, &mut tasks);
-        follow::<ServiceCidr>(options, &client, &shared, &mut tasks);
-        follow::<Pod>(options, &client, &shared, &mut tasks);
+        for resource in &RESOURCES {
+            match resource.selectors(options) {
+                Some(selectors) => {
+                    let reflector = Reflector::new(options, &client, resource, selectors, &shared);
+                    tasks.spawn(reflector.run());
+                }
+                None => shared.missing(resource.index()),
+            }
+        }
         tasks.spawn(server_check::run(Arc::clone(&client), Arc::clone(&shared), options.timing));
         let requests = options.client_config.requests.clone();
         Ok(Self { shared, client, runtime: Handle::current(), requests, _tasks: tasks })
@@ -104,20 +107,5 @@ impl KubeSource {
     /// The URL of the API server.
     pub fn server(&self) -> &str {
         &self.shared.server
-    }
-}
-
-/// Starts to follow a resource, if it is watched.
-fn follow<R: Resource>(
-    options: &Options,
-    client: &Arc<SharedClient>,
-    shared: &Arc<Shared>,
-    tasks: &mut JoinSet<()>,
-) {
-    match R::selectors(options) {
-        Some(selectors) => {
-            drop(tasks.spawn(Reflector::<R>::new(options, client, selectors, shared).run()));
-        }
-        None => shared.missing(R::INDEX),
     }
 }

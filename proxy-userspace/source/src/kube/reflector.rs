@@ -3,7 +3,7 @@
 //! Invariant: no failure removes an object. Objects are removed by a delete event, or if a complete list does not contain
 //! them.
 
-use std::{fmt, marker::PhantomData, mem, sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use form_urlencoded::Serializer;
 use http::Version;
@@ -17,13 +17,13 @@ use super::{
     backoff::Backoff,
     list_items::ListItems,
     options::{Options, Selectors},
-    resource::{Resource, name_of},
+    resource::Resource,
     shared::Shared,
     shared_client::{GZIP, IDENTITY, JSON, NumberedClient, SharedClient},
     store::Store,
     timing::Timing,
     watch_error::{ErrorKind, WatchError, quoted},
-    watch_stream::{EventType, Lines, PartialObject, WatchEvent, decode, next_data, read_all},
+    watch_stream::{EventType, Lines, PartialObject, WatchEvent, next_data, read_all},
 };
 use crate::text::one_line;
 
@@ -74,7 +74,8 @@ impl State {
 }
 
 /// Keeps a copy of all objects of one resource.
-pub(super) struct Reflector<R: Resource> {
+pub(super) struct Reflector {
+    resource: &'static Resource,
     client: Arc<SharedClient>,
     /// The client of the last request.
     used: NumberedClient,
@@ -95,17 +96,18 @@ pub(super) struct Reflector<R: Resource> {
     has_events: bool,
     /// Whether it was logged that an optional resource is not available.
     is_missing: bool,
-    _resource: PhantomData<R>,
 }
 
-impl<R: Resource> Reflector<R> {
+impl Reflector {
     pub(super) fn new(
         options: &Options,
         client: &Arc<SharedClient>,
+        resource: &'static Resource,
         selectors: Selectors,
         shared: &Arc<Shared>,
     ) -> Self {
         Self {
+            resource,
             client: Arc::clone(client),
             used: client.get(),
             selectors,
@@ -120,7 +122,6 @@ impl<R: Resource> Reflector<R> {
             is_pinged: false,
             has_events: false,
             is_missing: false,
-            _resource: PhantomData,
         }
     }
 
@@ -134,7 +135,7 @@ impl<R: Resource> Reflector<R> {
             let error = match self.session(streams).await {
                 Ok(()) if self.has_events || start.elapsed() > MIN_WATCH => continue,
                 Ok(()) => {
-                    let text = format!("{}: the API server ended the watch at once", R::PLURAL);
+                    let text = format!("{}: the API server ended the watch at once", self.resource.plural);
                     WatchError::new(ErrorKind::Other, text)
                 }
                 Err(error) => error,
@@ -160,7 +161,7 @@ impl<R: Resource> Reflector<R> {
 
     /// Waits until it is time for another try.
     async fn recover(&mut self, error: &WatchError) {
-        let is_soon = error.kind.is_unreachable() || self.shared.is_starting(R::INDEX);
+        let is_soon = error.kind.is_unreachable() || self.shared.is_starting(self.resource.index());
         let mut next = self.backoff.failed(error.retry_after, self.timing.max_delay(is_soon));
         if error.kind == ErrorKind::Expired {
             tracing::info!(%error, "listing again");
@@ -168,38 +169,39 @@ impl<R: Resource> Reflector<R> {
                 State::Watch(version) => State::ListNotOlderThan(version),
                 _ => State::ListNewest,
             };
-        } else if R::IS_OPTIONAL {
-            next = self.missing(error, next);
+        } else if let Some(consequence) = self.resource.consequence {
+            next = self.missing(error, consequence, next);
         } else {
-            self.shared.failed(R::INDEX, error, next);
+            self.shared.failed(self.resource.index(), error, next);
         }
         self.may_be_restored |= error.kind.is_unreachable();
         self.shared.wait(next, error.retry_after.is_none()).await;
         let is_refused = error.kind == ErrorKind::Unauthorized;
         if (error.kind.is_unreachable() || is_refused)
             && let Err(text) = self.client.reload(&self.used, is_refused).await
-            && !R::IS_OPTIONAL
+            && self.resource.consequence.is_none()
         {
-            self.shared.failed(R::INDEX, &WatchError::new(ErrorKind::Other, text), Instant::now());
+            let error = WatchError::new(ErrorKind::Other, text);
+            self.shared.failed(self.resource.index(), &error, Instant::now());
         }
     }
 
     /// An optional resource cannot be followed, which is no outage; returns the time of the next try.
-    fn missing(&mut self, error: &WatchError, next: Instant) -> Instant {
+    fn missing(&mut self, error: &WatchError, consequence: &str, next: Instant) -> Instant {
         if !matches!(error.kind, ErrorKind::NotFound | ErrorKind::Refused) {
             tracing::debug!(%error, "an optional resource is not followed");
             return next;
         }
-        self.shared.missing(R::INDEX);
+        self.shared.missing(self.resource.index());
         if !mem::replace(&mut self.is_missing, true) {
             // An older server lacks what a newer one has; a missing role is a mistake.
             match error.kind {
-                ErrorKind::NotFound => tracing::info!(%error, "{}", R::CONSEQUENCE),
-                _ => tracing::warn!(%error, "{}", R::CONSEQUENCE),
+                ErrorKind::NotFound => tracing::info!(%error, "{consequence}"),
+                _ => tracing::warn!(%error, "{consequence}"),
             }
         }
         // A server that has just started may not know its roles yet.
-        if self.shared.is_starting(R::INDEX) { next } else { next + self.timing.missing_retry }
+        if self.shared.is_starting(self.resource.index()) { next } else { next + self.timing.missing_retry }
     }
 
     /// Lists if necessary, and watches until the watch ends.
@@ -210,10 +212,11 @@ impl<R: Resource> Reflector<R> {
             compared?;
         }
         if self.state.version().is_none() && !streams {
-            self.list().instrument(debug_span!("list", resource = R::PLURAL)).await?;
+            let span = debug_span!("list", resource = self.resource.plural);
+            self.list().instrument(span).await?;
         }
         let version = self.state.version();
-        let span = debug_span!("watch", resource = R::PLURAL, version);
+        let span = debug_span!("watch", resource = self.resource.plural, version);
         self.watch().instrument(span).await
     }
 
@@ -225,10 +228,10 @@ impl<R: Resource> Reflector<R> {
         let Some(known) = self.state.version().and_then(number) else { return Ok(()) };
         let mut body = self.get(Verb::List, &self.query(&[("limit", "1")])).await?;
         let mut list = ListItems::default();
-        while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
+        while let Some(data) = next_data(&mut body, self.resource.plural, self.timing.timeout).await? {
             list.read(&data, |_| Ok(()))?;
         }
-        let metadata = list.finish().map_err(|it| Self::invalid(&it))?;
+        let metadata = list.finish().map_err(|it| self.invalid(&it))?;
         if let Some(now) = metadata.resource_version.as_deref().and_then(number)
             && now < known
         {
@@ -243,7 +246,7 @@ impl<R: Resource> Reflector<R> {
         let text = format!(
             "{}: the API server's data is older than what was followed, resource version {now} after {known}, as after a restore \
              from a backup",
-            R::PLURAL
+            self.resource.plural
         );
         WatchError::new(ErrorKind::Expired, text)
     }
@@ -255,10 +258,10 @@ impl<R: Resource> Reflector<R> {
         loop {
             let mut body = self.get(Verb::List, &self.list_query(continue_token.as_deref())).await?;
             let mut list = ListItems::default();
-            while let Some(data) = next_data(&mut body, R::PLURAL, self.timing.timeout).await? {
+            while let Some(data) = next_data(&mut body, self.resource.plural, self.timing.timeout).await? {
                 list.read(&data, |object| self.item(object))?;
             }
-            let metadata = list.finish().map_err(|it| Self::invalid(&it))?;
+            let metadata = list.finish().map_err(|it| self.invalid(&it))?;
             continue_token = metadata.continue_.filter(|it| !it.is_empty());
             if continue_token.is_none() {
                 self.listed(metadata.resource_version);
@@ -320,7 +323,7 @@ impl<R: Resource> Reflector<R> {
         }
         let body = self.get(Verb::Watch, &self.watch_query(seconds)).await?;
         if self.state.version().is_some() {
-            self.shared.followed(R::INDEX);
+            self.shared.followed(self.resource.index());
         }
         let start = Instant::now();
         let mut lines = Lines::new(body);
@@ -330,12 +333,12 @@ impl<R: Resource> Reflector<R> {
                 Some(_) => Duration::from_secs(seconds) + self.timing.watch_slack,
             };
             let left = limit.saturating_sub(start.elapsed());
-            let more = lines.read(R::PLURAL, left, |line| self.event(line)).await;
+            let more = lines.read(self.resource.plural, left, |line| self.event(line)).await;
             // Events before an error are valid.
-            self.shared.publish::<R>(&mut self.store);
+            self.shared.publish(self.resource, &mut self.store);
             if self.state.version().is_none() && start.elapsed() >= limit {
                 // A server that ignores the request for a list watches only, and may send events for ever.
-                return Err(Self::no_list(format_args!("did not end within {limit:.0?}")));
+                return Err(self.no_list(format_args!("did not end within {limit:.0?}")));
             }
             if !more? {
                 break;
@@ -343,12 +346,13 @@ impl<R: Resource> Reflector<R> {
         }
         match self.state.version() {
             Some(_) => Ok(()),
-            None => Err(Self::no_list(format_args!("was not complete when the watch ended"))),
+            None => Err(self.no_list(format_args!("was not complete when the watch ended"))),
         }
     }
 
-    fn no_list(reason: fmt::Arguments<'_>) -> WatchError {
-        WatchError::new(ErrorKind::NoWatchList, format!("{}: the streaming list {reason}", R::PLURAL))
+    fn no_list(&self, reason: fmt::Arguments<'_>) -> WatchError {
+        let text = format!("{}: the streaming list {reason}", self.resource.plural);
+        WatchError::new(ErrorKind::NoWatchList, text)
     }
 
     pub(super) fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
@@ -364,7 +368,7 @@ impl<R: Resource> Reflector<R> {
             }
             EventType::Deleted => {
                 let PartialObject { metadata } = self.partial(event.object)?;
-                self.store.delete(&name_of::<R>(&metadata));
+                self.store.delete(&self.resource.kind.name_of(&metadata));
                 self.advance(metadata.resource_version)?;
             }
             EventType::Bookmark => {
@@ -379,7 +383,7 @@ impl<R: Resource> Reflector<R> {
             EventType::Error => {
                 let status: Status =
                     serde_json::from_str(event.object.get()).map_err(|it| self.out_of_sync(&it))?;
-                return Err(WatchError::event(R::PLURAL, &status));
+                return Err(WatchError::event(self.resource.plural, &status));
             }
         }
         Ok(())
@@ -387,21 +391,20 @@ impl<R: Resource> Reflector<R> {
 
     /// Stores an object of a list.
     pub(super) fn item(&mut self, object: &[u8]) -> Result<(), WatchError> {
-        let object = serde_json::from_slice(object).map_err(|it| Self::invalid(&it))?;
+        let object = serde_json::from_slice(object).map_err(|it| self.invalid(&it))?;
         self.set(object).map(drop)
     }
 
     /// Stores an object and returns its resource version.
     fn set(&mut self, text: &RawValue) -> Result<Option<String>, WatchError> {
-        match decode::<R>(text) {
-            Ok(object) => {
-                let metadata = object.metadata();
-                self.store.set(name_of::<R>(metadata), object.convert(&self.requested, text));
-                Ok(metadata.resource_version.clone())
+        match self.resource.kind.convert(text, &self.requested, false) {
+            Ok((converted, metadata)) => {
+                self.store.set(self.resource.kind.name_of(&metadata), converted);
+                Ok(metadata.resource_version)
             }
             Err(reason) => {
                 let PartialObject { metadata } = self.partial(text)?;
-                let name = name_of::<R>(&metadata);
+                let name = self.resource.kind.name_of(&metadata);
                 let rejected = Rejected::not_served(
                     one_line(&name.to_string()),
                     format!("{}; the last valid version stays active", quoted(&reason)),
@@ -425,9 +428,9 @@ impl<R: Resource> Reflector<R> {
         }
         self.backoff.reset();
         self.is_missing = false;
-        self.shared.publish::<R>(&mut self.store);
-        self.shared.followed(R::INDEX);
-        tracing::debug!(resource = R::PLURAL, objects = self.store.len(), "listed all objects");
+        self.shared.publish(self.resource, &mut self.store);
+        self.shared.followed(self.resource.index());
+        tracing::debug!(resource = self.resource.plural, objects = self.store.len(), "listed all objects");
     }
 
     /// Continues from the version of an event. While a list is read, its end has the version.
@@ -451,20 +454,21 @@ impl<R: Resource> Reflector<R> {
         if let State::Watch(version) = &mut self.state {
             self.state = State::ListNotOlderThan(mem::take(version));
         }
-        Self::invalid(error)
+        self.invalid(error)
     }
 
-    fn invalid(error: &serde_json::Error) -> WatchError {
+    fn invalid(&self, error: &serde_json::Error) -> WatchError {
         // It quotes values of any length.
         let error = quoted(&error.to_string());
-        let text = format!("{}: the response of the API server cannot be decoded: {error}", R::PLURAL);
+        let text =
+            format!("{}: the response of the API server cannot be decoded: {error}", self.resource.plural);
         WatchError::new(ErrorKind::Other, text)
     }
 
     async fn get(&mut self, verb: Verb, query: &str) -> Result<Body, WatchError> {
         self.used = self.client.get();
-        let uri = format!("{}?{query}", R::PATH);
-        let form = match (R::IS_METADATA, verb) {
+        let uri = format!("{}?{query}", self.resource.path);
+        let form = match (self.resource.is_metadata, verb) {
             (false, _) => JSON,
             (true, Verb::List) => METADATA_LIST,
             (true, Verb::Watch) => METADATA,
@@ -473,17 +477,17 @@ impl<R: Resource> Reflector<R> {
             Verb::List => GZIP,
             Verb::Watch => IDENTITY,
         };
-        let response = self.used.get(R::PLURAL, &uri, form, encoding, self.timing.timeout).await?;
+        let response = self.used.get(self.resource.plural, &uri, form, encoding, self.timing.timeout).await?;
         let (parts, mut body) = response.into_parts();
         self.is_pinged = parts.version == Version::HTTP_2;
         if parts.status.is_success() {
-            self.shared.contact(R::INDEX);
+            self.shared.contact(self.resource.index());
             return Ok(body);
         }
-        let body = read_all(&mut body, R::PLURAL, self.timing.timeout, MAX_ERROR_BODY).await;
-        let is_starting = self.shared.is_starting(R::INDEX);
+        let body = read_all(&mut body, self.resource.plural, self.timing.timeout, MAX_ERROR_BODY).await;
+        let is_starting = self.shared.is_starting(self.resource.index());
         Err(WatchError::status(
-            R::PLURAL,
+            self.resource.plural,
             parts.status,
             &parts.headers,
             &body.unwrap_or_default(),

@@ -11,13 +11,13 @@ use tokio::{
 };
 
 use super::{
-    apiserver_holddown::ApiServerHoldDown, outage::Outage, resource::Resource, store::Store,
+    apiserver_holddown::ApiServerHoldDown,
+    outage::Outage,
+    resource::{RESOURCES, Resource},
+    store::Store,
     watch_error::WatchError,
 };
-use crate::{
-    RejectionLog,
-    kube_types::objects::{EndpointSlice, Node, Pod, Service, ServiceCidr},
-};
+use crate::{RejectionLog, kube_types::Kind};
 
 /// The number of required resources, which come first.
 const REQUIRED: usize = 3;
@@ -160,8 +160,8 @@ impl State {
 impl Shared {
     pub(super) fn new(server: &http::Uri) -> Self {
         let address = server.host().and_then(|it| it.trim_matches(['[', ']']).parse().ok());
-        let (services, slices, nodes) = (Service::PLURAL, EndpointSlice::PLURAL, Node::PLURAL);
-        let resources = [services, slices, nodes, ServiceCidr::PLURAL, Pod::PLURAL, "server"];
+        let [services, slices, nodes, service_cidrs, pods] = RESOURCES.each_ref().map(|it| it.plural);
+        let resources = [services, slices, nodes, service_cidrs, pods, "server"];
         let state = State { resources: resources.map(ResourceStatus::new), ..State::default() };
         let server = server.to_string().trim_end_matches('/').to_owned();
         Self { state: Mutex::new(state), changed: Notify::new(), returned: Notify::new(), server, address }
@@ -299,11 +299,11 @@ impl Shared {
     }
 
     /// Takes the changes of a resource over from its reflector's store.
-    pub(super) fn publish<R: Resource>(&self, store: &mut Store) {
+    pub(super) fn publish(&self, resource: &Resource, store: &mut Store) {
         let mut changes = store.take_changes();
         let mut state = self.state.lock();
         let state = &mut *state;
-        let status = &mut state.resources[R::INDEX];
+        let status = &mut state.resources[resource.index()];
         status.contact();
         status.objects = store.len();
         status.is_synced = store.is_synced;
@@ -312,7 +312,11 @@ impl Shared {
         if state.synced_at.is_none() && state.is_synced() {
             state.synced_at = Some(Instant::now());
         }
-        R::hold_down(&mut state.hold_down, &mut changes, self.address);
+        match resource.kind {
+            Kind::Service => state.hold_down.services(&mut changes, self.address),
+            Kind::EndpointSlice => state.hold_down.slices(&mut changes),
+            Kind::Node | Kind::ServiceCidr | Kind::Pod => {}
+        }
         if !changes.is_empty() {
             state.active_at = Some(Instant::now());
             state.changes.extend(changes);
@@ -330,7 +334,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::kube_types;
+    use crate::kube_types::{self, objects::Node};
 
     const LIMIT: Duration = Duration::from_secs(40);
 
@@ -348,15 +352,16 @@ mod tests {
         let shared = Shared::new(&http::Uri::from_static("https://192.0.2.1"));
         let is_idle = async || timeout(LIMIT - Duration::from_secs(1), shared.idle(LIMIT)).await.is_ok();
         let mut store = Store::default();
-        shared.contact(Node::INDEX);
+        let node = &RESOURCES[Kind::Node as usize];
+        shared.contact(node.index());
         assert!(!is_idle().await);
-        shared.contact(Service::INDEX);
+        shared.contact(Kind::Service as usize);
         assert!(!is_idle().await);
         node_changed(&mut store);
-        shared.publish::<Node>(&mut store);
+        shared.publish(node, &mut store);
         assert!(!is_idle().await);
         // As at a bookmark.
-        shared.publish::<Node>(&mut store);
+        shared.publish(node, &mut store);
         assert!(is_idle().await);
     }
 }

@@ -9,11 +9,8 @@ use hyper_util::client::legacy::Error as HttpError;
 use kube::core::Status;
 use model::error_chain;
 
-use super::resource::Resource as _;
-use crate::{
-    kube_types::objects::Pod,
-    text::{one_line, shortened},
-};
+use super::resource::PODS;
+use crate::text::{one_line, shortened};
 
 /// How much of a response is quoted, in characters.
 const MAX_QUOTE: usize = 300;
@@ -101,7 +98,7 @@ impl WatchError {
             StatusCode::FORBIDDEN if is_starting => {
                 (ErrorKind::Refused, "; the API server is starting and may not know its roles yet")
             }
-            StatusCode::FORBIDDEN if resource == Pod::PLURAL => (
+            StatusCode::FORBIDDEN if resource == PODS => (
                 ErrorKind::Refused,
                 "; grant list and watch of pods by a ClusterRole, as deploy/components/pod-annotations does, or leave out \
                  --pod-annotations",

@@ -1,12 +1,10 @@
-//! Reads bodies, and decodes objects and the lines of a watch.
-//!
-//! Invariant: objects are decoded one by one, straight into the fields that are needed.
+//! Reads bodies, and the lines of a watch.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use kube::client::Body;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
@@ -40,17 +38,6 @@ pub(super) enum EventType {
 pub(super) struct PartialObject {
     #[serde(default)]
     pub(super) metadata: Metadata,
-}
-
-/// Decodes an object; the error names the offending field.
-pub(super) fn decode<T: DeserializeOwned>(text: &RawValue) -> Result<T, String> {
-    serde_json::from_str(text.get()).map_err(|_| {
-        let mut deserializer = serde_json::Deserializer::from_str(text.get());
-        match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
-            Ok(_) => "the object cannot be decoded".to_owned(),
-            Err(error) => format!("{}: {}", error.path(), error.inner()),
-        }
-    })
 }
 
 /// A response body that arrives line by line.

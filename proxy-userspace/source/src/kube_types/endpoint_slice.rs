@@ -39,7 +39,7 @@ pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<cluster::Endp
 }
 
 /// A field that a slice in a manifest needs and lacks. In a cluster, slices of other controllers may lack it.
-pub fn missing_field(slice: &objects::EndpointSlice) -> Option<Rejected> {
+pub(super) fn missing_field(slice: &objects::EndpointSlice) -> Option<Rejected> {
     if !matches!(slice.address_type.as_deref(), Some("IPv4" | "IPv6")) {
         return None;
     }

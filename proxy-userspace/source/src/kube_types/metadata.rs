@@ -29,7 +29,7 @@ struct Metadata {
 }
 
 /// Adds the requested labels and annotations to a Service that was converted from `object`.
-pub fn add_metadata<'de>(
+pub(super) fn add_metadata<'de>(
     converted: &mut Converted<cluster::Service>,
     requested: &RequestedMetadata,
     object: impl Deserializer<'de>,

@@ -5,6 +5,7 @@
 
 mod conversion;
 mod endpoint_slice;
+mod kind;
 mod load_balancing;
 mod metadata;
 mod node;
@@ -15,10 +16,9 @@ mod service_cidr;
 mod validation;
 
 pub use conversion::Converted;
-pub use endpoint_slice::{endpoint_slice, missing_field};
-pub use metadata::add_metadata;
+pub use endpoint_slice::endpoint_slice;
+pub(crate) use kind::Kind;
 pub use node::node;
-pub use pod::pod;
 pub use service::service;
 pub use service_cidr::service_cidr;
 

@@ -16,7 +16,7 @@ use super::{
 const SOCKET_LB: &str = "socket-lb";
 
 /// Converts the metadata of a Pod.
-pub fn pod(it: &objects::Pod) -> Converted<state::Pod> {
+pub(super) fn pod(it: &objects::Pod) -> Converted<state::Pod> {
     let metadata = &it.metadata;
     let Some(annotations) = metadata.annotations.as_ref().filter(|it| !it.ours.is_empty()) else {
         return Converted { object: None, rejected: Vec::new() };

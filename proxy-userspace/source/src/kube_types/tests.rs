@@ -11,7 +11,10 @@ use model::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use super::{Converted, add_metadata, endpoint_slice, missing_field, node, pod, service, service_cidr};
+use super::{
+    Converted, endpoint_slice, endpoint_slice::missing_field, metadata::add_metadata, node, pod::pod,
+    service, service_cidr,
+};
 
 /// An object, and what it is converted to; `cases.yaml` describes the fields.
 #[derive(Deserialize)]
