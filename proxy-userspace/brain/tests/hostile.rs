@@ -94,7 +94,7 @@ fn some_object() -> impl Strategy<Value = Value> {
 
 fn read(objects: &[Value]) -> ParsedManifest {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    parse("hostile", list.to_string().as_bytes()).unwrap()
+    parse(list.to_string().as_bytes()).unwrap()
 }
 
 proptest! {

@@ -170,11 +170,11 @@ fn pages(bytes: &[u8]) {
 
 /// A manifest is accepted as a whole or not at all, and its objects lead to one state, computed incrementally or at once.
 fn parser(bytes: &[u8]) {
-    let parsed = match parse("file", bytes) {
+    let parsed = match parse(bytes) {
         Ok(parsed) => parsed,
         Err(error) => return invariants::line(&error.to_string()),
     };
-    assert_eq!(parse("file", bytes).as_ref(), Ok(&parsed), "parsing is deterministic");
+    assert_eq!(parse(bytes).as_ref(), Ok(&parsed), "parsing is deterministic");
     invariants::rejected(&parsed.rejected);
     let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
     brain.start_serving("n1");

@@ -154,7 +154,7 @@ impl Step {
     /// If a manifest cannot be parsed.
     #[must_use]
     pub fn cluster(&self) -> ClusterState {
-        let parsed = parse("scenario", self.manifest().as_bytes());
+        let parsed = parse(self.manifest().as_bytes());
         let parsed = parsed.unwrap_or_else(|error| panic!("{error}"));
         let mut cluster = ClusterState::default();
         parsed.objects.into_iter().for_each(|(_, it)| cluster.set(it));

@@ -53,7 +53,7 @@ impl Cluster {
         ];
         objects.extend(self.objects.clone());
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        let parsed = parse("cluster", list.to_string().as_bytes()).unwrap();
+        let parsed = parse(list.to_string().as_bytes()).unwrap();
         assert_eq!(parsed.rejected, []);
         let mut cluster = ClusterState::default();
         parsed.objects.into_iter().for_each(|(_, it)| cluster.set(it));

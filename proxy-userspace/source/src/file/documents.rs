@@ -32,11 +32,14 @@ impl fmt::Display for Position {
     }
 }
 
-/// Why a text cannot be used.
-#[derive(Debug)]
-pub(super) struct DocumentError {
-    pub(super) at: Position,
-    pub(super) reason: String,
+/// Why a file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {reason}")]
+pub struct ParseError {
+    /// Where in the file.
+    pub at: Position,
+    /// What is wrong, and with which value.
+    pub reason: String,
 }
 
 /// A document of a file.
@@ -50,8 +53,8 @@ pub(super) struct Document {
 /// Passes the documents of a file to `take`, until one is invalid or `take` fails; empty documents are skipped.
 pub(super) fn read(
     bytes: &[u8],
-    take: impl FnMut(Document) -> Result<(), DocumentError>,
-) -> Result<(), DocumentError> {
+    take: impl FnMut(Document) -> Result<(), ParseError>,
+) -> Result<(), ParseError> {
     match str::from_utf8(bytes) {
         Ok(text) if is_json(text) => read_json(text, take),
         // A parser of YAML knows other encodings, too.
@@ -65,10 +68,7 @@ fn is_json(text: &str) -> bool {
     text.trim_start().starts_with('{') && values.find_map(Result::err).is_none_or(|error| error.is_eof())
 }
 
-fn read_json(
-    text: &str,
-    mut take: impl FnMut(Document) -> Result<(), DocumentError>,
-) -> Result<(), DocumentError> {
+fn read_json(text: &str, mut take: impl FnMut(Document) -> Result<(), ParseError>) -> Result<(), ParseError> {
     #[derive(Deserialize)]
     struct List<'a> {
         #[serde(borrow)]
@@ -89,10 +89,10 @@ fn read_json(
 }
 
 /// An error of a JSON text that starts at a position.
-fn json_error(error: &serde_json::Error, start: Position) -> DocumentError {
+fn json_error(error: &serde_json::Error, start: Position) -> ParseError {
     let line = start.line - 1 + u32::try_from(error.line().max(1)).unwrap_or(u32::MAX);
     let place = format!(" at line {} column {}", error.line(), error.column());
-    DocumentError { at: Position { line, ..start }, reason: without_place(error.to_string(), Some(place)) }
+    ParseError { at: Position { line, ..start }, reason: without_place(error.to_string(), Some(place)) }
 }
 
 /// Counts the lines of a text up to parts of it, which are asked for in their order.
@@ -113,8 +113,8 @@ impl LineCounter<'_> {
 
 fn read_yaml(
     mut bytes: &[u8],
-    mut take: impl FnMut(Document) -> Result<(), DocumentError>,
-) -> Result<(), DocumentError> {
+    mut take: impl FnMut(Document) -> Result<(), ParseError>,
+) -> Result<(), ParseError> {
     let starts = document_starts(bytes);
     let position = |line: u32| {
         let document = starts.partition_point(|it| *it <= line).max(1);
@@ -125,7 +125,7 @@ fn read_yaml(
         let Spanned { value: YamlDocument { fields, items }, referenced, .. } =
             document.map_err(|error| {
                 let line = error.location().map_or(last, |it| line(&it, last));
-                DocumentError { at: position(line), reason: yaml_reason(&error) }
+                ParseError { at: position(line), reason: yaml_reason(&error) }
             })?;
         last = line(&referenced, last);
         let item_lines = items.iter().map(|it| line(it, last)).collect();

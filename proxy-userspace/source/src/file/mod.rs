@@ -29,8 +29,8 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-pub use documents::Position;
-pub use parse::{ParseError, ParsedManifest, parse};
+pub use documents::{ParseError, Position};
+pub use parse::{ParsedManifest, parse};
 pub use store::FileReport;
 
 use self::{

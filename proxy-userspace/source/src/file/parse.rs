@@ -8,26 +8,8 @@ use std::iter::repeat;
 use model::{Rejected, RequestedMetadata, cluster::Object, escaped_line};
 use serde_json::Value;
 
-use super::documents::{self, Document, DocumentError, Position};
+use super::documents::{self, Document, ParseError, Position};
 use crate::{kube_types::Kind, text::shortened};
-
-/// Why a file cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {at}: {reason}")]
-pub struct ParseError {
-    /// The name of the file.
-    pub file: String,
-    /// Where in the file.
-    pub at: Position,
-    /// What is wrong, and with which value.
-    pub reason: String,
-}
-
-impl ParseError {
-    pub(super) fn new(file: &str, DocumentError { at, reason }: DocumentError) -> Self {
-        Self { file: file.to_owned(), at, reason: escaped_line(&reason).into_owned() }
-    }
-}
 
 /// What was parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,9 +23,9 @@ pub struct ParsedManifest {
     pub documents: usize,
 }
 
-/// Parses the manifests in `bytes`, in YAML or JSON, without labels and annotations; `file` is the name for messages.
-pub fn parse(file: &str, bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
-    ParsedManifest::read(bytes, &RequestedMetadata::default()).map_err(|error| ParseError::new(file, error))
+/// Parses the manifests in `bytes`, in YAML or JSON, without labels and annotations.
+pub fn parse(bytes: &[u8]) -> Result<ParsedManifest, ParseError> {
+    ParsedManifest::read(bytes, &RequestedMetadata::default())
 }
 
 /// How much of a value a message shows, in characters.
@@ -62,12 +44,13 @@ fn list_of(version: &str, kind: &str) -> Option<ItemKind> {
 
 impl ParsedManifest {
     /// Parses a file.
-    pub(super) fn read(bytes: &[u8], requested: &RequestedMetadata) -> Result<Self, DocumentError> {
+    pub(super) fn read(bytes: &[u8], requested: &RequestedMetadata) -> Result<Self, ParseError> {
         let mut parsed = Self::default();
-        documents::read(bytes, |Document { at, value, item_lines }| {
+        let read = documents::read(bytes, |Document { at, value, item_lines }| {
             parsed.documents += 1;
             parsed.add((at, &item_lines), value, None, requested)
-        })?;
+        });
+        read.map_err(|it| ParseError { reason: escaped_line(&it.reason).into_owned(), ..it })?;
         parsed.objects.shrink_to_fit();
         Ok(parsed)
     }
@@ -84,7 +67,7 @@ impl ParsedManifest {
         mut value: Value,
         item: ItemKind,
         requested: &RequestedMetadata,
-    ) -> Result<(), DocumentError> {
+    ) -> Result<(), ParseError> {
         let field = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
         let (version, kind) = match (field("apiVersion"), field("kind"), item) {
             (Some(version), Some(kind), _) => (version, kind),
@@ -94,7 +77,7 @@ impl ParsedManifest {
             }
             _ => {
                 let reason = format!("{} is not a manifest; it needs apiVersion and kind", excerpt(&value));
-                return Err(DocumentError { at, reason });
+                return Err(ParseError { at, reason });
             }
         };
         if let Some(item) = list_of(&version, &kind) {
@@ -107,7 +90,7 @@ impl ParsedManifest {
         };
         let (converted, _) = kind.convert(&value, requested, true).map_err(|reason| {
             let reason = format!("{}: {reason}", name_of(&value));
-            DocumentError { at, reason }
+            ParseError { at, reason }
         })?;
         self.rejected.extend(converted.rejected);
         self.objects.extend(converted.object.map(|it| (at, it)));
@@ -120,20 +103,20 @@ impl ParsedManifest {
         list: &mut Value,
         kind: ItemKind,
         requested: &RequestedMetadata,
-    ) -> Result<(), DocumentError> {
+    ) -> Result<(), ParseError> {
         let items = match list.get_mut("items").map(Value::take) {
             None | Some(Value::Null) => return Ok(()),
             Some(Value::Array(items)) => items,
             Some(other) => {
                 let reason = format!("items: {} is not a list of objects", excerpt(&other));
-                return Err(DocumentError { at, reason });
+                return Err(ParseError { at, reason });
             }
         };
         // The lines of a list in a list are not known.
         let lines = item_lines.iter().copied().chain(repeat(at.line));
         for ((index, item), line) in items.into_iter().enumerate().zip(lines) {
             let added = self.add((Position { line, ..at }, &[]), item, kind, requested);
-            added.map_err(|it| DocumentError { reason: format!("items[{index}]: {}", it.reason), ..it })?;
+            added.map_err(|it| ParseError { reason: format!("items[{index}]: {}", it.reason), ..it })?;
         }
         Ok(())
     }

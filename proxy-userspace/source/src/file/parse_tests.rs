@@ -44,7 +44,7 @@ fn each_file_has_the_objects_of_its_case() {
     let cases: Vec<Case> = serde_saphyr::from_str(include_str!("parse_cases.yaml")).unwrap();
     assert_eq!(cases.len(), 32, "no case is skipped unnoticed");
     for Case { about, text, objects, lines, rejected, ignored, error } in cases {
-        let parsed = match (parse("file", text.as_bytes()), error) {
+        let parsed = match (parse(text.as_bytes()), error) {
             (Ok(parsed), None) => parsed,
             (Err(found), Some(expect)) if found.to_string().starts_with(&expect) => continue,
             (found, _) => panic!("{about}: {found:?}"),
@@ -59,7 +59,7 @@ fn each_file_has_the_objects_of_its_case() {
 
 #[test]
 fn a_stream_of_documents_is_read() {
-    let parsed = parse("file", MANIFESTS.as_bytes()).unwrap();
+    let parsed = parse(MANIFESTS.as_bytes()).unwrap();
     let found: Vec<_> = parsed.objects.iter().map(|(at, it)| (at.document, it.name().to_string())).collect();
     let expect = [
         (1, "Service shop/web"),
@@ -73,7 +73,7 @@ fn a_stream_of_documents_is_read() {
 
 #[track_caller]
 fn check_broken(text: &str, expect: &str) {
-    let error = parse("file", text.as_bytes()).unwrap_err().to_string();
+    let error = parse(text.as_bytes()).unwrap_err().to_string();
     assert!(error.starts_with(expect), "{error}");
 }
 
@@ -101,7 +101,7 @@ fn forms() -> [String; 5] {
 #[test]
 fn the_same_objects_are_read_in_every_form() {
     let objects = |text: &String| {
-        let parsed = parse("file", text.as_bytes()).unwrap();
+        let parsed = parse(text.as_bytes()).unwrap();
         assert_eq!((parsed.rejected, parsed.ignored), (Vec::new(), Vec::new()));
         parsed.objects.into_iter().map(|(_, it)| it).collect::<Vec<_>>()
     };
@@ -118,13 +118,13 @@ fn alias_expansion_is_limited() {
         let list = vec![format!("*a{before}"); 10].join(", ");
         text.push_str(&format!("a{level}: &a{level} [{list}]\n"));
     }
-    check_broken(&text, "file: document 1, line ");
+    check_broken(&text, "document 1, line ");
 }
 
 #[test]
 fn deep_nesting_is_rejected() {
     for text in ["[", "- ", "{\"a\":", "{a: "] {
-        check_broken(&text.repeat(100_000), "file: document 1, line 1: ");
+        check_broken(&text.repeat(100_000), "document 1, line 1: ");
     }
 }
 
@@ -132,7 +132,7 @@ fn deep_nesting_is_rejected() {
 fn a_manifest_of_a_whole_cluster_is_read() {
     let one = MANIFESTS.split("---\n").nth(1).unwrap();
     let text: String = (0..3000).map(|it| one.replace("web-1", &format!("web-{it}")) + "---\n").collect();
-    assert_eq!(parse("file", text.as_bytes()).unwrap().objects.len(), 3000);
+    assert_eq!(parse(text.as_bytes()).unwrap().objects.len(), 3000);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn annotations_are_read_from_yaml_and_json_whatever_their_type() {
         )
     };
     let read = |text: &str| {
-        let parsed = parse("file", text.as_bytes()).unwrap();
+        let parsed = parse(text.as_bytes()).unwrap();
         let Object::Service(it) = &parsed.objects[0].1 else { panic!("not a Service") };
         (it.load_balancing, parsed.rejected.len())
     };

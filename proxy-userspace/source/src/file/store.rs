@@ -19,10 +19,10 @@ use model::{
 use tokio::time::Instant;
 
 use super::{
-    documents::Position,
+    documents::{ParseError, Position},
     folder,
     objects::Objects,
-    parse::{ParseError, ParsedManifest},
+    parse::ParsedManifest,
     watch::Touched,
 };
 
@@ -273,8 +273,7 @@ impl FileStore {
                     file.contents = Some(contents);
                     file.problem = None;
                 }
-                Err(error) => {
-                    let ParseError { at, reason, .. } = ParseError::new("", error);
+                Err(ParseError { at, reason }) => {
                     let reason = format!("{reason}; {}", file.consequence());
                     file.problem = Some(problem(&path, Some(at), reason));
                 }
