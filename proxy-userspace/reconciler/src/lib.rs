@@ -20,5 +20,5 @@ pub use self::{
     datapath::{Datapath, Error, Options},
     metrics::Metrics,
     observer::{Observer, Step},
-    reconciler::{Reconciler, TraceRequest},
+    reconciler::{TraceRequest, run},
 };

@@ -30,37 +30,20 @@ use crate::{
 /// Interval between the reports that do not depend on a change.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Keeps a datapath at the newest published state.
-pub struct Reconciler<'a> {
+/// Keeps a datapath at the newest of `states`, until the publisher is gone, and serves requests for traces. What happens is reported
+/// to `observer`, and counted.
+///
+/// A step that fails leaves the last state active, is reported, and is retried with exponential backoff, or at once with the next
+/// state. Must be called within a tokio runtime.
+pub async fn run(
     datapath: Datapath,
     states: Subscription,
-    traces: Traces,
-    reports: Reports<'a>,
-}
-
-impl<'a> Reconciler<'a> {
-    /// Prepares to keep `datapath` at the newest of `states`. What happens is reported to `observer`, and counted.
-    pub fn new(
-        datapath: Datapath,
-        states: Subscription,
-        observer: &'a dyn Observer,
-        metrics: Metrics,
-    ) -> Self {
-        Self { datapath, states, traces: Traces::default(), reports: Reports::new(observer, metrics) }
-    }
-
-    /// Serves these requests for traces.
-    #[must_use]
-    pub fn with_traces(mut self, requests: mpsc::Receiver<TraceRequest>) -> Self {
-        self.traces.requests = Some(requests);
-        self
-    }
-
-    /// Runs until the publisher is gone. A step that fails leaves the last state active, is reported, and is retried with
-    /// exponential backoff, or at once with the next state. Must be called within a tokio runtime.
-    pub async fn run(self) {
-        Halves::start(self).run().await;
-    }
+    requests: mpsc::Receiver<TraceRequest>,
+    observer: &dyn Observer,
+    metrics: Metrics,
+) {
+    let traces = Traces { requests, ended: None };
+    Halves::start(datapath, states, traces, Reports::new(observer, metrics)).run().await;
 }
 
 /// Both halves at work.
@@ -89,7 +72,7 @@ struct Halves<'a> {
 }
 
 impl<'a> Halves<'a> {
-    fn start(Reconciler { datapath, states, traces, mut reports }: Reconciler<'a>) -> Self {
+    fn start(datapath: Datapath, states: Subscription, traces: Traces, mut reports: Reports<'a>) -> Self {
         let Datapath { sockets, packets, stale } = datapath;
         let progress = Progress::new(sockets.is_some(), packets.is_some());
         let mut terminated = None;
@@ -314,9 +297,8 @@ enum TraceEvent {
 }
 
 /// The requests for traces, and the trace that runs. The product's programs return when its reader is gone, however it ends.
-#[derive(Default)]
 struct Traces {
-    requests: Option<mpsc::Receiver<TraceRequest>>,
+    requests: mpsc::Receiver<TraceRequest>,
     /// Says that the running trace has ended.
     ended: Option<oneshot::Receiver<()>>,
 }
@@ -331,20 +313,13 @@ impl Traces {
                 None => pending().await,
             }
         };
-        let requested = async {
-            match &mut self.requests {
-                Some(requests) => requests.recv().await,
-                None => None,
-            }
-        };
         tokio::select! {
             biased;
             () = ended => {
                 self.ended = None;
                 TraceEvent::Ended
             }
-            Some(request) = requested => TraceEvent::Requested(Box::new(request)),
-            else => pending().await,
+            Some(request) = self.requests.recv() => TraceEvent::Requested(Box::new(request)),
         }
     }
 }

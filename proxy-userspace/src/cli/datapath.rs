@@ -12,7 +12,7 @@ use model::{
     state::{Service, ServicePort},
 };
 use publish::Subscription;
-use reconciler::{Datapath, Metrics, Options, Reconciler};
+use reconciler::{Datapath, Metrics, Options};
 use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{flags, trace};
@@ -54,10 +54,9 @@ pub(super) async fn run(
         Datapath::start(&options)
     });
     let datapath = datapath.await??;
-    let reconciler = Reconciler::new(datapath, subscribe(), admin, metrics).with_traces(traces);
     // Health checks of load balancers are answered only once the datapath runs.
     tokio::select! {
-        () = reconciler.run() => {}
+        () = reconciler::run(datapath, subscribe(), traces, admin, metrics) => {}
         () = health_checks.run(subscribe()) => {}
         () = inherited => {}
     }
