@@ -11,7 +11,7 @@ use std::{
 use model::{
     Family, Protocol,
     cluster::{EndpointSlice, Service},
-    state::{self, ExternalForwarding, ForwardedPort, NodeShare, Scope, TrafficPolicy},
+    state::{ExternalForwarding, ForwardedPort, NodeShare, Scope, TrafficPolicy},
 };
 
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) enum NotForwarded {
 
 /// A port of such a Service in one family, or why it is not forwarded. `service` is without the frontends that another one owns.
 pub(crate) fn forwarded_port(
-    service: &state::Service,
+    service: &Service,
     index: u16,
     (family, node): (Family, NodeView<'_>),
     candidates: &[Candidate<'_>],

@@ -5,17 +5,19 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::{
     Family,
-    cluster::Service,
     conflicts::Claim,
-    state::{self, ServiceKind, TrafficPolicy},
+    state::{Service, ServiceKind, TrafficPolicy},
 };
 
 use crate::Options;
 
 /// A Service with its addresses, without endpoints and before conflicts are resolved; none if it is not served.
-pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::Service> {
-    let kind = service.kind?;
-    if service.cluster_ips.is_empty() || service.proxy_name != options.service_proxy_name {
+pub(crate) fn frontends(service: &Service, options: &Options) -> Option<Service> {
+    let kind = service.kind;
+    if kind == ServiceKind::ExternalName
+        || service.cluster_ips.is_empty()
+        || service.proxy_name != options.service_proxy_name
+    {
         return None;
     }
     // A family without a cluster IP has no frontends at all.
@@ -30,8 +32,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
     let source_ranges = source_ranges.collect();
     let has_health_check =
         kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
-    Some(state::Service {
-        name: service.name.clone(),
+    Some(Service {
         kind,
         cluster_ips: service.cluster_ips.clone(),
         external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
@@ -44,6 +45,7 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<state::S
         load_balancing: service.load_balancing,
         health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
         metadata: service.metadata.clone(),
+        ..Service::new(service.name.clone())
     })
 }
 

@@ -6,7 +6,7 @@ use model::{
     Family, PerFamily, Protocol, Timestamp,
     cluster::{EndpointSlice, Service},
     conflicts::remove_conflicting,
-    state::{self, PortTarget, ServiceState},
+    state::{PortTarget, ServiceState},
 };
 
 use crate::{
@@ -85,7 +85,7 @@ pub(crate) fn service_state<'a>(
 /// the frontends that another one owns.
 pub(crate) fn select_for<'a>(
     service: &Service,
-    state: &state::Service,
+    state: &Service,
     slices: &SlicesByPort<'a>,
     port: usize,
     others: Others,

@@ -12,7 +12,7 @@ use std::{
 
 use model::{
     Family, PerFamily, ServiceName,
-    cluster::{self, ClusterState, Endpoint, EndpointSlice},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Service},
     state::{self, ForwardedPort, Memo, ServiceState, TrafficPolicy},
 };
 
@@ -28,7 +28,7 @@ use crate::{
 /// A Service whose state is to be derived, for one node or for many.
 #[derive(Debug)]
 pub(crate) struct ServiceView<'a> {
-    service: Option<&'a cluster::Service>,
+    service: Option<&'a Service>,
     slices: Vec<&'a EndpointSlice>,
     admitted: Admitted<'a>,
     options: &'a Options,

@@ -8,17 +8,13 @@ mod object;
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use ipnet::IpNet;
-
 use crate::{
-    Family, Protocol, ServiceMetadata, ServiceName, Timestamp,
+    Family, Protocol, ServiceName, Timestamp,
     object_map::{Keyed, ObjectMap},
-    state::{
-        self, ClientIpAffinity, LoadBalancing, Memo, Pod, Pods, ServiceCidr, ServiceCidrs, ServiceKind,
-        ServicePort, TrafficPolicy,
-    },
+    state::{self, Memo, Pod, Pods, ServiceCidr, ServiceCidrs},
 };
 
+pub use crate::state::Service;
 pub use object::{ClusterChanges, Object, ObjectName};
 
 /// A snapshot of a cluster.
@@ -222,64 +218,6 @@ impl Keyed for Node {
 
     fn key(&self) -> &Arc<str> {
         &self.name
-    }
-}
-
-/// A Service as the cluster describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
-    /// Its identity.
-    pub name: ServiceName,
-    /// `metadata.creationTimestamp`, which decides conflicts, see [`crate::conflicts`].
-    pub created: Option<Timestamp>,
-    /// Its type; none for `ExternalName`, which is a DNS entry only.
-    pub kind: Option<ServiceKind>,
-    /// The label `service.kubernetes.io/service-proxy-name`: the proxy that serves it.
-    pub proxy_name: Option<String>,
-    /// Its cluster IPs, the primary family first; none if it is headless or none is allocated yet.
-    pub cluster_ips: Vec<IpAddr>,
-    /// `spec.externalIPs`, of any family.
-    pub external_ips: Vec<IpAddr>,
-    /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none), of any family.
-    pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ports in the order of the manifest, without conflicts and endpoints; (port, protocol) is unique.
-    pub ports: Vec<ServicePort>,
-    /// The policy for traffic to a cluster IP.
-    pub internal_policy: TrafficPolicy,
-    /// The policy for traffic from outside the cluster.
-    pub external_policy: TrafficPolicy,
-    /// `sessionAffinity: ClientIP` with its timeout, if set.
-    pub affinity: Option<ClientIpAffinity>,
-    /// How connections are spread over its endpoints: from its annotations.
-    pub load_balancing: LoadBalancing,
-    /// `spec.loadBalancerSourceRanges`, of any family.
-    pub source_ranges: Vec<IpNet>,
-    /// `spec.healthCheckNodePort`.
-    pub health_check_node_port: Option<NonZeroU16>,
-    /// Its labels and annotations that are requested, if it has any of them.
-    pub metadata: Option<Arc<ServiceMetadata>>,
-}
-
-impl Service {
-    /// A Service of type ClusterIP without addresses and ports, to be completed.
-    pub fn new(name: ServiceName) -> Self {
-        Self {
-            name,
-            created: None,
-            kind: Some(ServiceKind::ClusterIp),
-            proxy_name: None,
-            cluster_ips: Vec::new(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: None,
-            load_balancing: LoadBalancing::default(),
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            metadata: None,
-        }
     }
 }
 

@@ -103,7 +103,6 @@ pub(crate) fn service(
     let filtered = [&mut load_balancer_ips, &mut external_ips];
     let source_ranges = source_ranges(reader, &message.ip_filters, filtered);
     let service = Service {
-        name: ServiceName::new(namespace, name),
         kind,
         cluster_ips,
         external_ips,
@@ -121,6 +120,7 @@ pub(crate) fn service(
         metadata: requested.select(&message.labels, &message.annotations, |field, name, reason| {
             reader.reject(field, format!("\"{}\": {reason}", shown(name)));
         }),
+        ..Service::new(ServiceName::new(namespace, name))
     };
     Some((service, positions))
 }

@@ -101,9 +101,13 @@ fn leave_out_conflicting(message: &mut localv1::Service) {
         set.v4.retain(|it| !lost.contains(it));
         set.v6.retain(|it| !lost.contains(it));
     }
-    // A filter without targets could be taken for one of all addresses.
+    leave_out_untargeted(&mut message.ip_filters);
+}
+
+/// Leaves out filters without targets, which could be taken for those of all addresses.
+pub(crate) fn leave_out_untargeted(filters: &mut Vec<localv1::IpFilter>) {
     let has_targets = |it: &localv1::IpSet| !it.v4.is_empty() || !it.v6.is_empty();
-    message.ip_filters.retain(|it| it.target_ips.as_ref().is_some_and(has_targets));
+    filters.retain(|it| it.target_ips.as_ref().is_some_and(has_targets));
 }
 
 /// One filter per family that has a source range; the other family is open.

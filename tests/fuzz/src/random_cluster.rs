@@ -120,8 +120,7 @@ fn time(u: &mut Unstructured<'_>) -> Result<Option<Timestamp>> {
 ///
 /// If the bytes do not suffice.
 pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
-    let kinds =
-        [None, Some(ServiceKind::ClusterIp), Some(ServiceKind::NodePort), Some(ServiceKind::LoadBalancer)];
+    use ServiceKind::{ClusterIp, ExternalName, LoadBalancer, NodePort};
     let mut cluster_ips = addresses(u)?;
     cluster_ips.dedup_by_key(|it| Family::of(*it));
     let mut ports: Vec<ServicePort> = Vec::new();
@@ -144,7 +143,7 @@ pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
     Ok(Service {
         name: service_name(u)?,
         created: time(u)?,
-        kind: *u.choose(&kinds)?,
+        kind: *u.choose(&[ExternalName, ClusterIp, NodePort, LoadBalancer])?,
         proxy_name: u.ratio(1, 8)?.then(|| "mesh".to_owned()),
         cluster_ips,
         external_ips: addresses(u)?,

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 pub(crate) fn service(it: &Service) -> Value {
     let labels = it.proxy_name.as_ref().map(|name| json!({"service.kubernetes.io/service-proxy-name": name}));
     let mut spec = json!({
-        "type": it.kind.map_or_else(|| "ExternalName".to_owned(), |it| it.to_string()),
+        "type": it.kind.to_string(),
         "clusterIPs": it.cluster_ips, "externalIPs": it.external_ips,
         "ports": it.ports.iter().map(service_port).collect::<Vec<_>>(),
         "internalTrafficPolicy": policy(it.internal_policy), "externalTrafficPolicy": policy(it.external_policy),

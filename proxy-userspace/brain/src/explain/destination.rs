@@ -9,7 +9,7 @@ use model::{
     Family, FrontendKind, Protocol, ServiceName,
     cluster::{ClusterState, Service},
     conflicts::{FrontendKey, remove_conflicting},
-    state::{self, TrafficPolicy},
+    state::{ServiceKind, ServicePort, TrafficPolicy},
 };
 
 use super::{
@@ -37,7 +37,7 @@ pub(super) struct Search<'a> {
 pub(super) struct Frontend<'a> {
     pub(super) service: &'a Service,
     /// The Service without the frontends that another one owns.
-    pub(super) state: state::Service,
+    pub(super) state: Service,
     /// The position of its port.
     pub(super) port: usize,
     pub(super) kind: FrontendKind,
@@ -75,7 +75,7 @@ impl<'a> Search<'a> {
         };
         let service = self.service(name)?;
         let state = self.state(service).ok_or_else(|| self.unserved(service))?;
-        let is_meant = |it: &&state::ServicePort| {
+        let is_meant = |it: &&ServicePort| {
             protocol.is_none_or(|protocol| it.protocol == protocol)
                 && port.is_none_or(|port| it.name == port || it.port.to_string() == port)
         };
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
             let name = self.admission.owners.claimants(FrontendKey { address: ip, port, protocol }).next()?;
             let service = self.cluster.service(name)?;
             let state = self.state(service)?;
-            let is_own = |it: &state::ServicePort| {
+            let is_own = |it: &ServicePort| {
                 it.protocol == protocol
                     && if ip.is_some() { it.port == port } else { it.node_port == Some(port) }
             };
@@ -233,7 +233,7 @@ impl<'a> Search<'a> {
     }
 
     /// A Service as it is served, without endpoints; none if it is not served.
-    fn state(&self, service: &Service) -> Option<state::Service> {
+    fn state(&self, service: &Service) -> Option<Service> {
         if self.admission.is_refused(&service.name) {
             return None;
         }
@@ -245,8 +245,10 @@ impl<'a> Search<'a> {
     }
 
     fn unserved(&self, service: &Service) -> InvalidQuery {
-        let reason = match (&service.kind, &service.proxy_name) {
-            (None, _) => "is of type ExternalName: a DNS entry, which is not proxied".to_owned(),
+        let reason = match (service.kind, &service.proxy_name) {
+            (ServiceKind::ExternalName, _) => {
+                "is of type ExternalName: a DNS entry, which is not proxied".to_owned()
+            }
             (_, name) if *name != self.options.service_proxy_name => format!(
                 "is served by the proxy {:?} (label service.kubernetes.io/service-proxy-name), and this is {:?}",
                 name.as_deref().unwrap_or_default(),
@@ -262,7 +264,7 @@ impl<'a> Search<'a> {
 }
 
 /// Why a Service has an address; the first reason if there are several.
-fn kind_of(state: &state::Service, ip: IpAddr) -> Option<FrontendKind> {
+fn kind_of(state: &Service, ip: IpAddr) -> Option<FrontendKind> {
     let lists = [
         (FrontendKind::ClusterIp, &state.cluster_ips),
         (FrontendKind::LoadBalancerIp, &state.load_balancer_ips),
@@ -272,8 +274,8 @@ fn kind_of(state: &state::Service, ip: IpAddr) -> Option<FrontendKind> {
 }
 
 /// The ports of a Service, as in `80/TCP (http), 443/TCP (https)`.
-fn ports(state: &state::Service) -> String {
-    let port = |it: &state::ServicePort| {
+fn ports(state: &Service) -> String {
+    let port = |it: &ServicePort| {
         let name = if it.name.is_empty() { String::new() } else { format!(" ({})", it.name) };
         format!("{}/{}{name}", it.port, it.protocol)
     };

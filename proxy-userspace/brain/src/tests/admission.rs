@@ -116,7 +116,7 @@ fn what_does_not_fit_claims_no_frontend() {
 #[test]
 fn the_rows_of_forwarded_services_count() {
     let mut service = named("a", "x", 1);
-    service.kind = Some(ServiceKind::LoadBalancer);
+    service.kind = ServiceKind::LoadBalancer;
     service.load_balancer_ips = vec!["203.0.113.1".parse().unwrap()];
     let entries = |it: &Service| brain(1_000, &[(it, 4)]).most_namespace_entries();
     let translated = entries(&service);

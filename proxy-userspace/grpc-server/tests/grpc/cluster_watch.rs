@@ -5,7 +5,7 @@ use std::sync::Arc;
 use model::{
     Family, Protocol, ServiceName, Timestamp,
     cluster::{ClusterState, Endpoint, EndpointSlice, Service, SliceName, SlicePort},
-    state::{ServicePort, TargetPort},
+    state::{ServiceKind, ServicePort, TargetPort},
 };
 use proxy_contract::{client::Refused, localv1::Extension};
 use publish::cluster::ClusterSnapshot;
@@ -112,7 +112,7 @@ async fn what_cannot_be_served_is_not_sent() {
     let mut all =
         ClusterState::clone(&cluster(&[], &["plain"], &[slice("orphan", "missing", &["10.1.0.1"])]));
     all.set_service(Service { cluster_ips: Vec::new(), ..service("headless") });
-    all.set_service(Service { kind: None, ..service("external-name") });
+    all.set_service(Service { kind: ServiceKind::ExternalName, ..service("external-name") });
     all.set_service(Service { proxy_name: Some("mesh".into()), ..service("other") });
     for it in ["headless", "external-name", "other"] {
         all.set_slice(slice(&format!("{it}-1"), it, &["10.1.0.1"]));

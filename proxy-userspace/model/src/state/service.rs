@@ -157,18 +157,25 @@ pub struct TargetDiff {
     pub added: Vec<SocketAddr>,
 }
 
-/// A Service without its endpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A Service without its endpoints, as the cluster describes it or as a node serves it.
+///
+/// Of a cluster, its ports have neither conflicts nor endpoints. Of a node, it has a cluster IP of each family in which it has
+/// addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// Its identity.
     pub name: ServiceName,
+    /// `metadata.creationTimestamp`, which decides conflicts, see [`crate::conflicts`]; `None` in the state of a node.
+    pub created: Option<Timestamp>,
     /// Its `type`.
     pub kind: ServiceKind,
-    /// Its cluster IPs, the primary family first; at most one of each family.
+    /// The label `service.kubernetes.io/service-proxy-name`: the proxy that serves it; `None` in the state of a node.
+    pub proxy_name: Option<String>,
+    /// Its cluster IPs, the primary family first, at most one of each family; none if it is headless or none is allocated yet.
     pub cluster_ips: Vec<IpAddr>,
-    /// Its external IPs, of families that have a cluster IP.
+    /// `spec.externalIPs`.
     pub external_ips: Vec<IpAddr>,
-    /// The load balancer IPs that nodes handle themselves (`ipMode: VIP`).
+    /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none).
     pub load_balancer_ips: Vec<IpAddr>,
     /// Its ports, in the order of the manifest; (port, protocol) is unique.
     pub ports: Vec<ServicePort>,
@@ -178,9 +185,9 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout, if set.
     pub affinity: Option<ClientIpAffinity>,
-    /// How connections are spread over its endpoints.
+    /// How connections are spread over its endpoints: from its annotations.
     pub load_balancing: LoadBalancing,
-    /// The source ranges that may use a load balancer IP; a family without a range is open.
+    /// The source ranges that may use a load balancer IP (`spec.loadBalancerSourceRanges`); a family without a range is open.
     pub source_ranges: Vec<IpNet>,
     /// The port of the health check of the local endpoints (external policy Local).
     pub health_check_node_port: Option<NonZeroU16>,
@@ -191,21 +198,7 @@ pub struct Service {
 impl Service {
     /// A Service of type ClusterIP without addresses and ports, to be completed.
     pub fn new(name: ServiceName) -> Self {
-        Self {
-            name,
-            kind: ServiceKind::ClusterIp,
-            cluster_ips: Vec::new(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: None,
-            load_balancing: LoadBalancing::default(),
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
-            metadata: None,
-        }
+        Self { name, ..Self::default() }
     }
 
     /// All its addresses: cluster, external and load balancer IPs; an address may appear twice.
@@ -226,14 +219,17 @@ impl Service {
 }
 
 /// The `type` of a Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceKind {
     /// Reachable at its cluster IPs.
+    #[default]
     ClusterIp,
     /// Also at a port of every node.
     NodePort,
     /// Also at the addresses of a load balancer.
     LoadBalancer,
+    /// A DNS entry only, which no node serves.
+    ExternalName,
 }
 
 impl fmt::Display for ServiceKind {
@@ -242,6 +238,7 @@ impl fmt::Display for ServiceKind {
             Self::ClusterIp => "ClusterIP",
             Self::NodePort => "NodePort",
             Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalName => "ExternalName",
         })
     }
 }

@@ -32,18 +32,18 @@ const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
 const POLICIES: &[(&str, TrafficPolicy)] =
     &[("Cluster", TrafficPolicy::Cluster), ("Local", TrafficPolicy::Local)];
-const KINDS: &[(&str, Option<ServiceKind>)] = &[
-    ("ClusterIP", Some(ServiceKind::ClusterIp)),
-    ("NodePort", Some(ServiceKind::NodePort)),
-    ("LoadBalancer", Some(ServiceKind::LoadBalancer)),
-    ("ExternalName", None),
+const KINDS: &[(&str, ServiceKind)] = &[
+    ("ClusterIP", ServiceKind::ClusterIp),
+    ("NodePort", ServiceKind::NodePort),
+    ("LoadBalancer", ServiceKind::LoadBalancer),
+    ("ExternalName", ServiceKind::ExternalName),
 ];
 
 /// Converts a Service, without its labels and annotations.
 pub fn service(service: &objects::Service) -> Converted<cluster::Service> {
     let mut validator = validator("Service", &service.metadata);
     let object = convert(service, &mut validator);
-    if object.as_ref().is_some_and(|it| it.kind.is_some()) {
+    if object.as_ref().is_some_and(|it| it.kind != ServiceKind::ExternalName) {
         reject_if_incomplete(service, &mut validator);
     }
     Converted { object, rejected: validator.into_rejected() }

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use model::{
-    Family, NameForm, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
+    Family, NameForm, PerFamily, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort,
     },
-    state::{ServicePort, TargetPort},
+    state::TargetPort,
 };
 use proxy_contract::{
     client::{ClusterChange, ClusterService},
@@ -163,31 +163,14 @@ fn service(
     if !proxy_name.is_none_or(|it| reader.accepts("labels", it, NameForm::LabelValue)) {
         return None;
     }
-    let (service, _) = decode::service(reader, body, requested)?;
+    let (mut service, _) = decode::service(reader, body, requested)?;
     // Each brain decides conflicts and endpoints itself.
-    let ports = service.ports.into_iter().map(|it| ServicePort {
-        name: it.name,
-        node_port: it.node_port,
-        target_port: it.target_port,
-        ..ServicePort::new(it.protocol, it.port)
-    });
-    Some(Service {
-        name: service.name,
-        created: message.service.created.map(Timestamp::from_micros),
-        kind: Some(service.kind),
-        proxy_name: proxy_name.cloned(),
-        cluster_ips: service.cluster_ips,
-        external_ips: service.external_ips,
-        load_balancer_ips: service.load_balancer_ips,
-        ports: ports.collect(),
-        internal_policy: service.internal_policy,
-        external_policy: service.external_policy,
-        affinity: service.affinity,
-        load_balancing: service.load_balancing,
-        source_ranges: service.source_ranges,
-        health_check_node_port: service.health_check_node_port,
-        metadata: service.metadata,
-    })
+    for port in &mut service.ports {
+        port.conflicting_addresses = Vec::new();
+        port.has_any_endpoint = PerFamily::default();
+    }
+    let created = message.service.created.map(Timestamp::from_micros);
+    Some(Service { created, proxy_name: proxy_name.cloned(), ..service })
 }
 
 type Ports = Vec<(String, Protocol, NonZeroU16)>;

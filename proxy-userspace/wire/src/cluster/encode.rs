@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use model::{
     Family, Timestamp,
     cluster::{Endpoint, EndpointSlice, Node, Service},
-    state,
+    state::ServiceKind,
 };
 use prost::Message;
 use proxy_contract::{
@@ -16,13 +16,13 @@ use twox_hash::XxHash64;
 
 use super::{PROXY_NAME, ZONE};
 use crate::{
-    encode::{protocol, service},
+    encode::{leave_out_untargeted, protocol, service},
     node::node,
 };
 
 /// Whether a Service is sent: if it can be served, by this proxy or by any.
 pub fn is_service_sent(service: &Service, proxy_name: Option<&str>, other_proxies: bool) -> bool {
-    service.kind.is_some()
+    service.kind != ServiceKind::ExternalName
         && !service.cluster_ips.is_empty()
         && (other_proxies || service.proxy_name.as_deref() == proxy_name)
         && is_path_component(&service.name.namespace)
@@ -43,23 +43,11 @@ fn is_path_component(name: &str) -> bool {
 ///
 /// `trigger_time` is that of its slices, if it is to be sent.
 pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option<ServiceInfo> {
-    let has_load_balancer = |family| object.load_balancer_ips.iter().any(|it| Family::of(*it) == family);
-    let source_ranges = object.source_ranges.iter().filter(|it| has_load_balancer(Family::of(it.addr())));
-    let mut message = service(&state::Service {
-        name: object.name.clone(),
-        kind: object.kind?,
-        cluster_ips: object.cluster_ips.clone(),
-        external_ips: object.external_ips.clone(),
-        load_balancer_ips: object.load_balancer_ips.clone(),
-        ports: object.ports.clone(),
-        internal_policy: object.internal_policy,
-        external_policy: object.external_policy,
-        affinity: object.affinity,
-        load_balancing: object.load_balancing,
-        source_ranges: source_ranges.copied().collect(),
-        health_check_node_port: object.health_check_node_port,
-        metadata: object.metadata.clone(),
-    });
+    if object.kind == ServiceKind::ExternalName {
+        return None;
+    }
+    let mut message = service(object);
+    leave_out_untargeted(&mut message.ip_filters);
     for port in &mut message.ports {
         // Each brain decides this itself.
         port.has_any_endpoint = None;

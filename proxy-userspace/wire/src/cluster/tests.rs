@@ -289,7 +289,7 @@ fn full_cluster() -> ClusterState {
     let time = Some(Timestamp::from_micros(1_700_000_000_000_001));
     cluster.set_service(Service {
         created: Some(Timestamp::from_micros(1_600_000_000_000_000)),
-        kind: Some(ServiceKind::LoadBalancer),
+        kind: ServiceKind::LoadBalancer,
         proxy_name: Some("other".into()),
         cluster_ips: vec!["fd00::1".parse().unwrap(), "10.96.0.1".parse().unwrap()],
         external_ips: vec!["192.0.2.1".parse().unwrap()],
@@ -399,14 +399,14 @@ fn only_what_affects_a_node_is_sent() {
     let named = Service { proxy_name: Some("own".into()), ..service.clone() };
     assert_eq!([None, Some("own")].map(|it| is_service_sent(&named, it, false)), [false, true]);
     for unsent in [
-        Service { kind: None, ..service.clone() },
+        Service { kind: ServiceKind::ExternalName, ..service.clone() },
         Service { cluster_ips: Vec::new(), ..service.clone() },
         Service { name: ServiceName::new("n|s", "web"), ..service.clone() },
         Service { name: ServiceName::new("ns", "w/b"), ..service.clone() },
     ] {
         assert!(!is_service_sent(&unsent, None, true), "{unsent:?}");
     }
-    assert_eq!(service_info(&Service { kind: None, ..service }, None), None);
+    assert_eq!(service_info(&Service { kind: ServiceKind::ExternalName, ..service }, None), None);
     let port = SlicePort { name: String::new(), protocol: model::Protocol::Tcp, port: number(80) };
     let sent = EndpointSlice { ports: vec![port], ..slice("web-a", Family::V4) };
     assert!(is_slice_sent(&sent));
