@@ -7,7 +7,7 @@
 use std::{future::pending, sync::Arc};
 
 use model::{RequestedMetadata, cluster::ClusterState, state::NodeState};
-use proxy_contract::client::{ChangeWatch, Client, ClusterWatch, NodeChange, Refused};
+use proxy_contract::client::{ChangeWatch, Client, Refused};
 use tokio::{sync::watch, task::JoinSet};
 use wire::{Extensions, NodeStateDecoder, cluster::ClusterDecoder};
 
@@ -38,7 +38,7 @@ impl ApiSource {
     pub fn start(client: Client, requested: RequestedMetadata) -> Self {
         let (sender, updates) = watch::channel(None);
         let (outage, address) = (client.outage(), client.targets().to_string());
-        let _task = JoinSet::from_iter([Reflector::new(client, requested, sender).run()]);
+        let _task = JoinSet::from_iter([follow(client, requested, sender)]);
         Self { updates, outage, address, _task }
     }
 
@@ -59,63 +59,42 @@ impl ApiSource {
 }
 
 /// Copies the state of another brain.
-struct Reflector {
-    client: Client,
-    requested: RequestedMetadata,
-    cluster: ClusterWatch,
-    decoder: ClusterDecoder,
-    log: RejectionLog,
-    /// Follows the node's state, while the cluster state is not offered.
-    local: Option<(ChangeWatch, NodeStateDecoder)>,
-    sender: watch::Sender<Option<Update>>,
-}
-
-impl Reflector {
-    fn new(client: Client, requested: RequestedMetadata, sender: watch::Sender<Option<Update>>) -> Self {
-        let cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
-        let decoder = ClusterDecoder::new(requested.clone());
-        Self { client, requested, cluster, decoder, log: RejectionLog::default(), local: None, sender }
-    }
-
-    async fn run(mut self) {
-        loop {
-            tokio::select! {
-                change = self.cluster.next() => match change {
-                    Ok(change) => {
-                        self.local = None;
-                        let cluster = self.decoder.apply(&change);
-                        self.log.update(self.decoder.rejections());
-                        self.sender.send_replace(Some(Update::Cluster(cluster)));
-                    }
-                    Err(Refused(reason)) if self.local.is_none() => {
-                        tracing::info!(
-                            brain = %self.client.targets(),
-                            node = self.client.node(),
-                            reason,
-                            "the cluster state is not available; following the state of the node instead"
-                        );
-                        let client = self.client.clone().request_extensions(Extensions::LOCAL.iter());
-                        let decoder = NodeStateDecoder::new(self.requested.clone());
-                        self.local = Some((client.changes(), decoder));
-                    }
-                    Err(Refused(reason)) => {
-                        tracing::debug!(brain = %self.client.targets(), reason, "the cluster state is not available");
-                    }
-                },
-                change = next(&mut self.local) => {
-                    if let Some((_, decoder)) = &mut self.local {
-                        self.sender.send_replace(Some(Update::Node(decoder.apply(&change))));
-                    }
-                }
+async fn follow(client: Client, requested: RequestedMetadata, sender: watch::Sender<Option<Update>>) {
+    let mut cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
+    let mut cluster_decoder = ClusterDecoder::new(requested.clone());
+    let mut log = RejectionLog::default();
+    // Follows the node's state, while the cluster state is not offered.
+    let mut local: Option<(ChangeWatch, NodeStateDecoder)> = None;
+    loop {
+        let local_change = async {
+            match &mut local {
+                Some((changes, decoder)) => decoder.apply(&changes.next().await),
+                None => pending().await,
             }
+        };
+        tokio::select! {
+            change = cluster.next() => match change {
+                Ok(change) => {
+                    local = None;
+                    let cluster = cluster_decoder.apply(&change);
+                    log.update(cluster_decoder.rejections());
+                    sender.send_replace(Some(Update::Cluster(cluster)));
+                }
+                Err(Refused(reason)) if local.is_none() => {
+                    tracing::info!(
+                        brain = %client.targets(),
+                        node = client.node(),
+                        reason,
+                        "the cluster state is not available; following the state of the node instead"
+                    );
+                    let changes = client.clone().request_extensions(Extensions::LOCAL.iter()).changes();
+                    local = Some((changes, NodeStateDecoder::new(requested.clone())));
+                }
+                Err(Refused(reason)) => {
+                    tracing::debug!(brain = %client.targets(), reason, "the cluster state is not available");
+                }
+            },
+            state = local_change => drop(sender.send_replace(Some(Update::Node(state)))),
         }
-    }
-}
-
-/// The next change of the node's state; never without a watch for it.
-async fn next(local: &mut Option<(ChangeWatch, NodeStateDecoder)>) -> NodeChange {
-    match local {
-        Some((changes, _)) => changes.next().await,
-        None => pending().await,
     }
 }
