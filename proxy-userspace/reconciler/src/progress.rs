@@ -11,55 +11,38 @@ use crate::worker::Applied;
 /// The progress of both halves.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    sockets: Half,
-    packets: Half,
+    /// What the halves that there are have: sockets first, packets last.
+    halves: Vec<Option<Applied>>,
     /// The last turn that was reported.
     reported: u64,
-}
-
-#[derive(Debug)]
-enum Half {
-    Off,
-    On(Option<Applied>),
 }
 
 impl Progress {
     /// Neither half has a state yet.
     pub(crate) fn new(has_sockets: bool, has_packets: bool) -> Self {
-        let half = |is_on| if is_on { Half::On(None) } else { Half::Off };
-        Self { sockets: half(has_sockets), packets: half(has_packets), reported: 0 }
+        let count = usize::from(has_sockets) + usize::from(has_packets);
+        Self { halves: vec![None; count], reported: 0 }
     }
 
     /// The socket path has a state; returns what to report.
     pub(crate) fn sockets_have(&mut self, applied: Applied) -> Option<Applied> {
-        self.sockets.set(applied);
+        replace(self.halves.first_mut()?, applied);
         self.both().filter(|it| it.desired.turn > self.reported).map(|it| self.take(it))
     }
 
     /// The packet path has a state, or the same one after a retry; returns what to report.
     pub(crate) fn packets_have(&mut self, applied: Applied) -> Option<Applied> {
         let turn = applied.desired.turn;
-        self.packets.set(applied);
+        replace(self.halves.last_mut()?, applied);
         self.both().filter(|it| it.desired.turn >= turn).map(|it| self.take(it))
     }
 
-    /// The newest state that both halves have.
+    /// The newest state that both halves have, or the only one.
     fn both(&self) -> Option<Applied> {
-        let (older, newer) = match (&self.sockets, &self.packets) {
-            (Half::On(Some(one)), Half::Off) | (Half::Off, Half::On(Some(one))) => return Some(one.clone()),
-            (Half::On(Some(sockets)), Half::On(Some(packets)))
-                if sockets.desired.turn < packets.desired.turn =>
-            {
-                (sockets, packets)
-            }
-            (Half::On(Some(sockets)), Half::On(Some(packets))) => (packets, sockets),
-            _ => return None,
-        };
-        let tables_of = |half: &Half| match half {
-            Half::On(Some(it)) => it.report.tables.clone(),
-            _ => Vec::new(),
-        };
-        let (one, other) = (&older.report, &newer.report);
+        let halves = self.halves.iter().map(Option::as_ref).collect::<Option<Vec<_>>>()?;
+        let [sockets, packets] = halves[..] else { return halves.first().copied().cloned() };
+        let older = if sockets.desired.turn < packets.desired.turn { sockets } else { packets };
+        let (one, other) = (&sockets.report, &packets.report);
         let rejected: BTreeSet<_> = one.rejected.iter().chain(&other.rejected).cloned().collect();
         let report = ApplyReport {
             changed_services: one.changed_services.max(other.changed_services),
@@ -67,7 +50,7 @@ impl Progress {
             entries: one.entries + other.entries,
             flipped: one.flipped || other.flipped,
             is_full: one.is_full || other.is_full,
-            tables: [tables_of(&self.sockets), tables_of(&self.packets)].concat(),
+            tables: one.tables.iter().chain(&other.tables).copied().collect(),
             rejected: rejected.into_iter().collect(),
         };
         Some(Applied { report, ..older.clone() })
@@ -75,29 +58,25 @@ impl Progress {
 
     fn take(&mut self, applied: Applied) -> Applied {
         self.reported = applied.desired.turn;
-        for half in [&mut self.sockets, &mut self.packets] {
-            if let Half::On(Some(Applied { report, .. })) = half {
-                *report = ApplyReport {
-                    changed_services: 0,
-                    entries: 0,
-                    flipped: false,
-                    is_full: false,
-                    ..report.clone()
-                };
-            }
+        for Applied { report, .. } in self.halves.iter_mut().flatten() {
+            *report = ApplyReport {
+                changed_services: 0,
+                entries: 0,
+                flipped: false,
+                is_full: false,
+                ..report.clone()
+            };
         }
         applied
     }
 }
 
-impl Half {
-    /// Replaces the state; what an unreported one did counts for the new one.
-    fn set(&mut self, mut applied: Applied) {
-        if let Self::On(Some(before)) = self {
-            applied.add(&before.report);
-        }
-        *self = Self::On(Some(applied));
+/// Replaces the state of a half; what an unreported one did counts for the new one.
+fn replace(half: &mut Option<Applied>, mut applied: Applied) {
+    if let Some(before) = half {
+        applied.add(&before.report);
     }
+    *half = Some(applied);
 }
 
 #[cfg(test)]
