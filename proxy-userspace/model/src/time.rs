@@ -15,13 +15,3 @@ impl Timestamp {
         self.0
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_timestamp_keeps_its_microseconds() {
-        assert_eq!(Timestamp::from_micros(1_700_000_000_000_001).as_micros(), 1_700_000_000_000_001);
-    }
-}
