@@ -23,7 +23,6 @@ use crate::{Options, forwarding::is_forwarded, frontends::claim};
 /// What of each Service is served; kept up to date as Services and slices change.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
-    /// Which Service owns which frontend.
     pub(crate) owners: FrontendOwners,
     namespaces: HashMap<Arc<str>, Namespace>,
     /// The namespaces by their entries, those that are refused included.
@@ -32,12 +31,10 @@ pub(crate) struct Admission {
     changed: BTreeSet<ServiceName>,
 }
 
-/// The Services of a namespace.
 #[derive(Debug, Default)]
 struct Namespace {
     entries: u64,
     services: BTreeMap<ServiceName, Entries>,
-    /// Those that do not fit.
     without_room: WithoutRoom,
 }
 

@@ -18,14 +18,12 @@ use crate::NodeView;
 /// An endpoint of a service port in one family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate<'a> {
-    /// The endpoint of the slice.
     pub(crate) endpoint: &'a Endpoint,
     /// The port that it listens on, from the same slice.
     pub(crate) port: NonZeroU16,
 }
 
 impl Candidate<'_> {
-    /// The address and port that it listens on.
     pub(crate) fn target(&self) -> SocketAddr {
         SocketAddr::new(self.endpoint.address, self.port.get())
     }
@@ -35,7 +33,6 @@ impl Candidate<'_> {
 #[derive(Debug)]
 pub(crate) struct SlicesByPort<'a>(HashMap<SlicePortKey<'a>, Vec<(&'a EndpointSlice, NonZeroU16)>>);
 
-/// The family, the name and the protocol of a port.
 type SlicePortKey<'a> = (Family, &'a str, Protocol);
 
 impl<'a> SlicesByPort<'a> {

@@ -246,7 +246,6 @@ impl Brain {
         changed
     }
 
-    /// Derives the states of some pending nodes.
     fn derive_pending(&mut self, max: usize, changed: &mut BTreeSet<Arc<str>>) {
         let mut moved = BTreeMap::new();
         while moved.len() < max

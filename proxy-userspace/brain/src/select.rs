@@ -27,9 +27,7 @@ pub(crate) struct Others {
 /// The result of a selection: the sets, with a membership for each candidate in the order of the candidates.
 #[derive(Debug)]
 pub(crate) struct Selection {
-    /// The Cluster set.
     cluster: Vec<Membership>,
-    /// The Local set.
     local: Vec<Membership>,
     /// The hints that the Cluster set follows.
     pub(crate) topology: Topology,
@@ -57,7 +55,6 @@ pub(crate) enum Membership {
 }
 
 impl Membership {
-    /// Whether the candidate is in the set.
     pub(crate) fn is_member(self) -> bool {
         matches!(self, Self::Ready | Self::Fallback)
     }

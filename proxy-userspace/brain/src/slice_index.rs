@@ -14,7 +14,6 @@ pub(crate) type Replaced = BTreeMap<SliceName, Arc<EndpointSlice>>;
 /// Of more names, a pass over the endpoints takes less time than a search for each.
 const FEW_HASHES: usize = 16;
 
-/// What a slice contains.
 #[derive(Debug)]
 struct SliceIndex {
     /// The hashes of all addresses and pods, in ascending order.
@@ -59,7 +58,6 @@ pub(crate) fn all_are_plain(slice: &EndpointSlice, replaced: &Replaced) -> bool 
     SliceIndex::of(slice, replaced).map_or_else(|| slice.endpoints.iter().all(is_plain), |it| it.is_plain)
 }
 
-/// Whether an endpoint of a slice has a hint for a zone.
 pub(crate) fn has_zone_hints(slice: &EndpointSlice, replaced: &Replaced) -> bool {
     SliceIndex::of(slice, replaced)
         .map_or_else(|| slice.endpoints.iter().any(is_hinted), |it| it.has_zone_hints)

@@ -62,7 +62,6 @@ impl NodePortAddresses {
     }
 }
 
-/// The primary address of a node in one family.
 fn primary(node: &NodeInfo, family: Family) -> Option<IpAddr> {
     node.addresses.iter().copied().find(|it| Family::of(*it) == family)
 }

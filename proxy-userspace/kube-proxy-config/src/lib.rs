@@ -220,7 +220,6 @@ pub fn verbosity(klog: u64) -> u8 {
     if klog >= 6 { 2 } else { u8::from(klog >= 4) }
 }
 
-/// The values of a flag.
 fn values(at: &str, value: &Value) -> Option<Vec<String>> {
     match (at, value) {
         ("logging.verbosity", _) => value.as_u64().map(|it| vec![verbosity(it).to_string()]),
@@ -289,7 +288,6 @@ pub struct Field {
     pub reason: &'static str,
 }
 
-/// The field at a path.
 fn field(path: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|it| match it.path.strip_suffix(".*") {
         Some(above) => path.strip_prefix(above).is_some_and(|it| it.is_empty() || it.starts_with('.')),

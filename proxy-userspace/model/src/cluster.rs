@@ -190,7 +190,6 @@ fn position(slices: &[Arc<EndpointSlice>], name: &SliceName) -> Result<usize, us
     slices.binary_search_by(|it| it.name.cmp(name))
 }
 
-/// The Service of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SliceOwner {
     name: SliceName,

@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 
-/// How many names are proposed.
 const MAX_PROPOSED: usize = 3;
 
 /// The names that are most similar to a text, best first; none of a lower similarity than this, of which 1 is equal.

@@ -26,7 +26,6 @@ pub fn unknown_node(node: &str, nodes: &NodeInfos, is_required: bool) -> Option<
     Some(Rejected::served(format!("node {node}"), reason))
 }
 
-/// The checks of a node's Node object.
 #[derive(Default)]
 pub(crate) struct NodeChecks {
     /// The Nodes that were checked for shared addresses, and the result.

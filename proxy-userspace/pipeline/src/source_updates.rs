@@ -35,7 +35,6 @@ const MAX_BLOCKING_THREADS: usize = 2;
 const FILE: &str = "file";
 const API: &str = "api";
 
-/// An update of a source.
 pub(crate) enum SourceUpdate {
     /// The whole cluster state.
     Cluster(Arc<ClusterState>),
@@ -45,14 +44,10 @@ pub(crate) enum SourceUpdate {
     Node(NodeState),
 }
 
-/// A source that runs.
 #[derive(Debug)]
 pub(crate) enum RunningSource {
-    /// Manifests.
     File(FileSource),
-    /// Another brain.
     Api(ApiSource),
-    /// An API server.
     Kube {
         source: KubeSource,
         /// The thread in which it is followed.
@@ -60,7 +55,6 @@ pub(crate) enum RunningSource {
     },
 }
 
-/// Receives the updates of a source.
 pub(crate) enum SourceUpdates<'a> {
     File(&'a FileSource),
     Api {

@@ -24,9 +24,7 @@ pub struct Options {
 
 /// The datapath of this node. It continues to serve when this value is dropped.
 pub struct Datapath {
-    /// The socket path; `None` if it is off.
     pub(crate) sockets: Option<ebpf::Datapath>,
-    /// The packet path; `None` if it is off.
     pub(crate) packets: Option<Packets>,
     pub(crate) stale: StaleDatapath,
 }
@@ -92,7 +90,6 @@ pub(crate) struct StaleDatapath {
 }
 
 impl StaleDatapath {
-    /// Whether nothing is left to remove.
     pub(crate) fn is_removed(&self) -> bool {
         self.pin_dir.is_none() && !self.tables
     }

@@ -36,7 +36,6 @@ pub(crate) struct Draining {
 struct DrainingService {
     /// How long after its endpoint has left a connection is ended.
     after: Duration,
-    /// What left, and when.
     left: BTreeMap<BackendPair, Instant>,
 }
 

@@ -16,7 +16,6 @@ use netlink::sock_diag::Transport;
 /// How many endpoints are logged one by one when they are ejected together.
 const MAX_LOGGED: usize = 10;
 
-/// What was logged last.
 #[derive(Debug, Default)]
 pub(crate) struct LogDedup {
     /// The hooks that did not work at the last probe.
@@ -31,7 +30,6 @@ pub(crate) struct LogDedup {
     hidden_namespaces: BTreeSet<Transport>,
     /// How many datagrams had been refused.
     refused_calls: Option<u64>,
-    /// The endpoints that were ejected.
     ejected: BTreeSet<String>,
 }
 

@@ -17,14 +17,12 @@ use crate::worker::{Datapath, Desired, Next};
 const PACKET_PATH: &str = "traffic without a local socket";
 /// Delay of the second pass over conntrack: packets that were on their way have left the host by then.
 const SECOND_PASS_DELAY: Duration = Duration::from_secs(1);
-/// Interval of background maintenance.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Maintenance takes at most this part of the time: the kernel lists a set from its beginning for each page.
 const UPKEEP_SHARE: u32 = 20;
 /// Interval between attempts to open an unavailable packet path.
 const RECOVER_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The packet path of this node.
 #[derive(Debug)]
 pub(crate) struct Packets {
     options: nft::Options,
@@ -49,11 +47,9 @@ pub(crate) struct Packets {
 pub(crate) struct Upkeep {
     /// The clients with session affinity; `None` if no Service has session affinity.
     pub(crate) affinity: Option<PacketAffinity>,
-    /// Whether kube-proxy has rules beside ours.
     pub(crate) has_kube_proxy_rules: bool,
 }
 
-/// The condition of the packet path.
 #[derive(Debug)]
 pub(crate) struct PacketCondition {
     /// Why it is unavailable.

@@ -8,7 +8,6 @@ use datapath::ApplyReport;
 
 use crate::worker::Applied;
 
-/// The progress of both halves.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// What the halves that there are have: sockets first, packets last.

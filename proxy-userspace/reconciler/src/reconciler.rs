@@ -46,11 +46,8 @@ pub async fn run(
     Halves::start(datapath, states, traces, Reports::new(observer, metrics)).run().await;
 }
 
-/// Both halves at work.
 struct Halves<'a> {
-    /// The socket path; `None` if it is off.
     sockets: Option<Worker<Sockets>>,
-    /// The packet path; `None` if it is off.
     packets: Option<Worker<Packets>>,
     terminated: Option<mpsc::UnboundedReceiver<socket_termination::Report>>,
     prober: Option<Prober>,
@@ -290,7 +287,6 @@ pub struct TraceRequest {
     pub ended: oneshot::Receiver<()>,
 }
 
-/// What happens to traces.
 enum TraceEvent {
     Requested(Box<TraceRequest>),
     Ended,

@@ -25,7 +25,6 @@ const MAX_LOGGED: usize = 10;
 /// How long states are counted for one summary.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Reports to an observer, to the log, and to metrics.
 pub(crate) struct Reports<'a> {
     observer: &'a dyn Observer,
     metrics: Metrics,
@@ -77,7 +76,6 @@ impl<'a> Reports<'a> {
         }
     }
 
-    /// A step of the socket path has failed.
     pub(crate) fn sockets_failed(&mut self, failure: &Failure) {
         let Failure { step, error, retry_in, .. } = failure;
         self.failed(*step, error);
@@ -128,7 +126,6 @@ impl<'a> Reports<'a> {
         self.observer.on_packet_path(problem);
     }
 
-    /// The packet path was maintained.
     pub(crate) fn upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool) {
         self.observer.on_upkeep(affinity, has_kube_proxy_rules);
     }
@@ -181,7 +178,6 @@ impl<'a> Reports<'a> {
         }
     }
 
-    /// The hooks were probed.
     pub(crate) fn probed(&mut self, results: &[ProbeResult]) {
         self.log.probed(results);
         self.observer.on_probed(results);
@@ -234,7 +230,6 @@ struct Counted {
 }
 
 impl StateLog {
-    /// A state has become active.
     fn active(&mut self, rev: u64, report: &ApplyReport, took: Duration) {
         let ApplyReport { services, changed_services: changed, entries, .. } = *report;
         if !self.is_steady {

@@ -27,7 +27,6 @@ const SECOND_PASS_DELAY: Duration = Duration::from_secs(1);
 const BACKOFF_MIN: Duration = SECOND_PASS_DELAY;
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// Terminates sockets in the background.
 pub(crate) struct SocketTermination {
     /// The active state; `None` while it is changing.
     active: watch::Sender<Option<Arc<Published>>>,
@@ -51,7 +50,6 @@ impl SocketTermination {
         (Self { active, last: None, udp, tcp }, reports)
     }
 
-    /// A state is about to be applied.
     pub(crate) fn before_apply(&self, next: &NodeState) {
         if self.last.as_ref().is_none_or(|last| udp_differs(&last.state, next))
             || self.tcp.lock().is_shortened_by(next)
@@ -124,7 +122,6 @@ impl Schedule for UdpPasses {
     }
 }
 
-/// One pass over TCP sockets.
 struct DrainPass {
     /// Whose connections are ended.
     due: BTreeSet<BackendPair>,

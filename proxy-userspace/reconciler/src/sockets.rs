@@ -19,7 +19,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between trial connects to ejected endpoints.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The socket path of this node.
 pub(crate) struct Sockets {
     datapath: ebpf::Datapath,
     cgroups: Option<CgroupEvents>,
@@ -35,7 +34,6 @@ pub(crate) struct Sockets {
     translated: TranslatedConnections,
 }
 
-/// A request to the socket path.
 pub(crate) enum SocketRequest {
     /// Whether the packet path translates what sockets leave to it; the sender tells whether that is in effect.
     PacketsServe(bool, oneshot::Sender<bool>),
@@ -47,7 +45,6 @@ pub(crate) enum SocketRequest {
     EndTrace,
 }
 
-/// The findings of a check.
 #[derive(Debug)]
 pub(crate) struct SocketCheck {
     /// The attached programs; `None` before the first state is active.

@@ -77,7 +77,6 @@ impl TranslatedConnections {
         self.last.is_none_or(|(end, took)| end + interval.max(took * SHARE) <= now)
     }
 
-    /// Takes note of a list.
     fn take_note(&mut self, found: Clients) {
         for (frontend, clients) in found.into_iter().filter(|(it, _)| self.listed.contains(it)) {
             match self.left.entry(frontend) {

@@ -30,7 +30,6 @@ pub(crate) trait Datapath: Send + 'static {
     type Finding: Send;
     /// Its condition after an attempt, for reports.
     type Condition: Send;
-    /// Why a step failed.
     type Error: std::error::Error + 'static;
 
     /// Makes a state active.
@@ -60,7 +59,6 @@ pub(crate) trait Datapath: Send + 'static {
     /// Does what is due by now.
     fn maintain(&mut self) -> (Option<Self::Finding>, Next);
 
-    /// Serves a request.
     fn serve(&mut self, request: Self::Request) -> Next;
 
     /// Waits until the kernel notifies of a change that this process has not made. Cancel safe.
@@ -69,7 +67,6 @@ pub(crate) trait Datapath: Send + 'static {
     /// Does what such a change requires at once; returns whether [`Datapath::repair`] is due, too.
     fn on_changed_externally(&mut self) -> bool;
 
-    /// Its condition now.
     fn condition(&self) -> Self::Condition;
 }
 
@@ -89,7 +86,6 @@ pub(crate) enum Next {
 pub(crate) struct Desired {
     /// Number of the hand-over; increments on every new state or address change.
     pub(crate) turn: u64,
-    /// The state.
     pub(crate) published: Arc<Published>,
     /// The addresses of the host's interfaces.
     pub(crate) interfaces: Arc<BTreeSet<IpAddr>>,
@@ -106,10 +102,8 @@ impl Desired {
     }
 }
 
-/// A state that was applied.
 #[derive(Clone, Debug)]
 pub(crate) struct Applied {
-    /// The state.
     pub(crate) desired: Desired,
     /// What was done since the last report.
     pub(crate) report: ApplyReport,
@@ -126,7 +120,6 @@ impl Applied {
     }
 }
 
-/// A step that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) step: Step,
@@ -146,7 +139,6 @@ impl Failure {
     }
 }
 
-/// An event of a worker.
 #[derive(Debug)]
 pub(crate) enum Event<D: Datapath> {
     /// A state is about to be applied.
@@ -190,7 +182,6 @@ impl<D: Datapath> Worker<D> {
         let _ = self.requests.send(request);
     }
 
-    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Event<D> {
         match self.events.recv().await {
             Some(event) => event,
@@ -202,7 +193,6 @@ impl<D: Datapath> Worker<D> {
     }
 }
 
-/// The loop of a [`Worker`].
 struct Loop<D: Datapath> {
     datapath: D,
     states: watch::Receiver<Option<Desired>>,

@@ -52,7 +52,6 @@ impl Reader {
         Self(RejectedParts::of(shorten(object, MAX_SHOWN_OBJECT)))
     }
 
-    /// The value together with what was rejected.
     pub(crate) fn finish<T>(self, value: T) -> Decoded<T> {
         Decoded { value, rejected: self.0.into_list() }
     }

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::NodeView;
 
-/// The client that is asked about.
 pub(super) fn find(
     cluster: &ClusterState,
     node: NodeView<'_>,

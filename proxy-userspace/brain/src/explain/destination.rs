@@ -22,7 +22,6 @@ use crate::{
     frontends::{frontends, has_family},
 };
 
-/// What the search depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search<'a> {
     pub(super) cluster: &'a ClusterState,
@@ -32,7 +31,6 @@ pub(super) struct Search<'a> {
     pub(super) client: ClientKind,
 }
 
-/// A frontend of a Service.
 #[derive(Debug)]
 pub(super) struct Frontend<'a> {
     pub(super) service: &'a Service,

@@ -33,7 +33,6 @@ pub struct Query {
     pub(super) destination: Destination,
 }
 
-/// Who connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Client {
     /// A program in the node's own network namespace.
@@ -45,7 +44,6 @@ pub(super) enum Client {
     Outside(Option<IpAddr>, Option<NonZeroU16>),
 }
 
-/// Where a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Destination {
     /// An address; TCP if the protocol is not given, unless only another one is served there.

@@ -32,12 +32,10 @@ impl<'a, T: Keyed> Iter<'a, T> {
         Self(root.into_iter().map(Entry::Node).collect())
     }
 
-    /// The next item.
     pub(super) fn peek(&self) -> Option<Entry<'a, T>> {
         self.0.last().copied()
     }
 
-    /// Skips the next item.
     pub(super) fn pop(&mut self) {
         self.0.pop();
     }

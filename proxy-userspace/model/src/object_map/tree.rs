@@ -25,7 +25,6 @@ pub(super) struct TreeNode<T: Keyed> {
     pub(super) children: Children<T>,
 }
 
-/// The children of a node.
 pub(super) enum Children<T: Keyed> {
     /// The node is a leaf.
     Objects(Vec<Arc<T>>),

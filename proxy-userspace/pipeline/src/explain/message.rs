@@ -3,7 +3,6 @@
 use brain::{AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explanation, Verdict};
 use proxy_contract::localv1;
 
-/// The message of an explanation.
 pub(super) fn encode(it: Explanation) -> localv1::Explanation {
     let Explanation { node, client, destination, protocol, verdict, reason, service, port, rules, endpoints } =
         it;

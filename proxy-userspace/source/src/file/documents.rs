@@ -42,7 +42,6 @@ pub struct ParseError {
     pub reason: String,
 }
 
-/// A document of a file.
 pub(super) struct Document {
     pub(super) at: Position,
     pub(super) value: Value,

@@ -32,7 +32,6 @@ pub(super) fn list(path: &Path) -> io::Result<(bool, Vec<PathBuf>)> {
     Ok((true, found))
 }
 
-/// The folder that contains a path.
 pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

@@ -13,7 +13,6 @@ use model::cluster::{ClusterChanges, Object, ObjectName};
 
 use super::parse::ParsedManifest;
 
-/// The objects of all files.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     /// The files that define an object, in the order of their names, and how.

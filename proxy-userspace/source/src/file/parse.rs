@@ -43,7 +43,6 @@ fn list_of(version: &str, kind: &str) -> Option<ItemKind> {
 }
 
 impl ParsedManifest {
-    /// Parses a file.
     pub(super) fn read(bytes: &[u8], requested: &RequestedMetadata) -> Result<Self, ParseError> {
         let mut parsed = Self::default();
         let read = documents::read(bytes, |Document { at, value, item_lines }| {

@@ -29,7 +29,6 @@ use super::{
 /// How long an empty or missing file is assumed to be in the process of being replaced.
 pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(200);
 
-/// The files of a source.
 #[derive(Debug)]
 pub(super) struct FileStore {
     path: PathBuf,
@@ -56,7 +55,6 @@ struct FileState {
     contents: Option<ParsedManifest>,
     problem: Option<Rejected>,
     is_link: bool,
-    /// Whether it defines an object more than once.
     has_duplicates: bool,
 }
 
@@ -92,7 +90,6 @@ impl FileStore {
         }
     }
 
-    /// The number of files.
     pub(super) fn len(&self) -> usize {
         self.files.len()
     }
@@ -130,7 +127,6 @@ impl FileStore {
         self.files.is_empty() || self.files.values().any(|it| it.contents.is_some())
     }
 
-    /// What is wrong with the files now.
     pub(super) fn report(&self) -> FileReport {
         let mut report = FileReport::default();
         report.problems.extend(self.list_problem.clone());
@@ -148,7 +144,6 @@ impl FileStore {
         report
     }
 
-    /// The objects that are defined more than once.
     fn duplicates(&self) -> Vec<Rejected> {
         let mut files: BTreeSet<_> = self
             .reported

@@ -75,7 +75,6 @@ impl Snapshot {
     }
 }
 
-/// A source and its updates.
 struct TestSource {
     source: FileSource,
     snapshot: Snapshot,
@@ -105,7 +104,6 @@ impl TestSource {
         timeout(limit, self.source.next()).await.ok().map(Option::unwrap)
     }
 
-    /// The next update.
     #[track_caller]
     fn next(&mut self) -> impl Future<Output = &Snapshot> {
         let caller = std::panic::Location::caller();
@@ -117,7 +115,6 @@ impl TestSource {
         }
     }
 
-    /// Waits until a condition holds.
     #[track_caller]
     fn wait_for(&mut self, mut condition: impl FnMut(&Snapshot) -> bool) -> impl Future<Output = &Snapshot> {
         let caller = std::panic::Location::caller();

@@ -34,7 +34,6 @@ impl Touched {
     }
 }
 
-/// Watches the folders of the manifests.
 #[derive(Debug)]
 pub(super) struct FolderWatch {
     path: PathBuf,
@@ -95,7 +94,6 @@ impl FolderWatch {
         }
     }
 
-    /// What has been touched since the last call.
     pub(super) fn take_touched(&mut self) -> Touched {
         mem::take(&mut self.touched)
     }
@@ -186,7 +184,6 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// An instance of inotify.
 #[derive(Debug)]
 struct Notifications {
     inotify: Inotify,

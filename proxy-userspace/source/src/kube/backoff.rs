@@ -27,7 +27,6 @@ impl Backoff {
         Self { builder, delays: builder.build() }
     }
 
-    /// After a success.
     pub(super) fn reset(&mut self) {
         self.delays = self.builder.build();
     }

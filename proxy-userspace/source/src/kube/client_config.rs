@@ -200,7 +200,6 @@ impl TokenFile {
     }
 }
 
-/// Whether the environment is that of a pod.
 fn is_in_pod() -> bool {
     env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }

@@ -54,7 +54,6 @@ pub struct ServiceEvent {
 }
 
 impl EventRecorder {
-    /// A recorder for the node with this name.
     pub(super) fn new(client: Arc<SharedClient>, runtime: Handle, node: &str) -> Self {
         let instance = truncated(format!("{CONTROLLER}-{node}"), MAX_INSTANCE).into();
         Self { client, runtime, instance, is_failing: false }

@@ -20,7 +20,6 @@ use tower::{BoxError, Service, ServiceExt as _, util::BoxCloneSyncService};
 /// Connects to the API server, directly or through a proxy.
 pub(super) type Route = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
 
-/// Which proxy is to be used.
 #[derive(Debug)]
 pub(super) struct Proxy(Intercept);
 

@@ -9,7 +9,6 @@ use serde::{Deserialize, de::IgnoredAny};
 /// The member of a list that has the objects.
 const ITEMS: &[u8] = b"items";
 
-/// Reads a list.
 #[derive(Debug, Default)]
 pub(super) struct ListItems {
     /// The list without its objects.

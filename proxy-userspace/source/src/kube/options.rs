@@ -32,7 +32,6 @@ pub enum WatchedPods {
     All,
 }
 
-/// The selectors of a list or watch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,

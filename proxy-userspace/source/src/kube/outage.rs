@@ -20,7 +20,6 @@ pub(super) struct Outage {
     last_logged: Instant,
     /// The causes that were logged, without the names of resources.
     causes: Vec<String>,
-    /// The last error.
     error: String,
 }
 
@@ -52,7 +51,6 @@ impl Outage {
         self.last_logged.elapsed() >= LOG_INTERVAL
     }
 
-    /// When the next line is due.
     pub(super) fn next_line(&self) -> Instant {
         self.last_logged + LOG_INTERVAL
     }

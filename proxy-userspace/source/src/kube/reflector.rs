@@ -27,7 +27,6 @@ use super::{
 };
 use crate::text::one_line;
 
-/// Number of objects in a page of a list.
 const PAGE_SIZE: &str = "500";
 /// The resource version of a list that may be of any age: the server answers from memory.
 const ANY_VERSION: &str = "0";
@@ -44,7 +43,6 @@ const MIN_WATCH: Duration = Duration::from_secs(1);
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// What a request asks for.
 #[derive(Clone, Copy)]
 enum Verb {
     List,
@@ -92,7 +90,6 @@ pub(super) struct Reflector {
     streams_from: Instant,
     /// Whether the connection is pinged, as HTTP/2 allows.
     is_pinged: bool,
-    /// Whether the watch has sent an event.
     has_events: bool,
     /// Whether it was logged that an optional resource is not available.
     is_missing: bool,

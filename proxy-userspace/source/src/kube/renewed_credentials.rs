@@ -28,7 +28,6 @@ impl RenewedCredentials {
         Self { header, _task: Arc::new(JoinSet::from_iter([renew(layer, sender, timing.renewal)])) }
     }
 
-    /// Adds the newest credentials to a request.
     pub(super) async fn add_to(&self, mut request: Request<Body>) -> Result<Request<Body>, BoxError> {
         let mut header = self.header.clone();
         let header = header.wait_for(Option::is_some).await?.clone();

@@ -6,11 +6,9 @@ use crate::kube_types::Kind;
 /// A resource of the API server.
 #[derive(Debug)]
 pub(super) struct Resource {
-    /// The kind of its objects.
     pub(super) kind: Kind,
     /// The plural name, as in a path and in messages.
     pub(super) plural: &'static str,
-    /// The path of all objects.
     pub(super) path: &'static str,
     /// What follows if a server lacks it or does not permit it; `None` if it is required.
     pub(super) consequence: Option<&'static str>,
@@ -18,7 +16,6 @@ pub(super) struct Resource {
     pub(super) is_metadata: bool,
 }
 
-/// The plural name of Pods.
 pub(super) const PODS: &str = "pods";
 
 /// All resources, each at its [index](Resource::index).

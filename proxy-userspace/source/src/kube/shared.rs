@@ -39,7 +39,6 @@ pub(super) struct Shared {
     changed: Notify,
     /// Notified when the server responds to a request for a resource whose requests have failed.
     returned: Notify,
-    /// The URL of the API server.
     pub(super) server: String,
     /// Its IP address; `None` if it is configured by name.
     address: Option<IpAddr>,
@@ -63,7 +62,6 @@ struct State {
     unreachable_at: Option<Instant>,
     /// Whether it has not responded since.
     is_unreachable: bool,
-    /// The rejected parts of all objects.
     rejections: Rejections,
     rejection_log: RejectionLog,
     /// Whether they have changed since they were taken.
@@ -99,7 +97,6 @@ impl ResourceStatus {
         self.last_contact.filter(|_| self.is_synced).map(|it| it.elapsed())
     }
 
-    /// The server has responded.
     fn contact(&mut self) {
         self.last_contact = Some(Instant::now());
     }

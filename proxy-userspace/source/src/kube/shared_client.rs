@@ -83,7 +83,6 @@ impl SharedClient {
         ))
     }
 
-    /// The newest client.
     pub(super) fn get(&self) -> NumberedClient {
         self.current.lock().clone()
     }

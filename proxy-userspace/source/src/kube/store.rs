@@ -14,7 +14,6 @@ use model::{
 
 use crate::kube_types::Converted;
 
-/// The objects of a resource.
 #[derive(Default)]
 pub(super) struct Store {
     objects: HashMap<ObjectName, Object>,
@@ -30,7 +29,6 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// The number of objects.
     pub(super) fn len(&self) -> usize {
         self.objects.len()
     }
@@ -55,7 +53,6 @@ impl Store {
         self.is_synced = true;
     }
 
-    /// Adds or replaces an object.
     pub(super) fn set(&mut self, name: ObjectName, converted: Converted<Object>) {
         if let Some(unlisted) = &mut self.unlisted {
             unlisted.remove(&name);
@@ -80,7 +77,6 @@ impl Store {
         self.set_rejected(name, vec![rejected]);
     }
 
-    /// Deletes an object.
     pub(super) fn delete(&mut self, name: &ObjectName) {
         self.set_rejected(name, Vec::new());
         self.remove(name);
@@ -97,7 +93,6 @@ impl Store {
         }
     }
 
-    /// Replaces the rejected parts of an object.
     fn set_rejected(&mut self, name: &ObjectName, parts: Vec<Rejected>) {
         let was_rejected = match parts.is_empty() {
             true => self.rejected.remove(name),

@@ -30,7 +30,6 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// The maximum delay of the next request.
     pub(super) fn max_delay(&self, is_soon: bool) -> Duration {
         if is_soon { self.max_unreachable_delay } else { Duration::MAX / 2 }
     }

@@ -52,7 +52,6 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether the server cannot be reached.
     pub(super) fn is_unreachable(self) -> bool {
         matches!(self, Self::NoConnection | Self::NoResponse)
     }

@@ -14,7 +14,6 @@ use crate::kube_types::objects::Metadata;
 /// A larger buffer is freed when it is empty.
 const MAX_IDLE_BUFFER: usize = 64 << 10;
 
-/// One line of a watch.
 #[derive(Deserialize)]
 pub(super) struct WatchEvent<'a> {
     #[serde(rename = "type")]
@@ -33,7 +32,6 @@ pub(super) enum EventType {
     Error,
 }
 
-/// The metadata of any object.
 #[derive(Default, Deserialize)]
 pub(super) struct PartialObject {
     #[serde(default)]

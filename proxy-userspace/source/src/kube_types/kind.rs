@@ -19,7 +19,6 @@ use super::{
     service_cidr::service_cidr,
 };
 
-/// A kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Service,
@@ -43,7 +42,6 @@ impl Kind {
         }
     }
 
-    /// The kind with these names.
     pub(crate) fn of(version: &str, kind: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.names() == (version, kind))
     }

@@ -15,7 +15,6 @@ use super::{
 
 const SOCKET_LB: &str = "socket-lb";
 
-/// Converts the metadata of a Pod.
 pub(super) fn pod(it: &objects::Pod) -> Converted<state::Pod> {
     let metadata = &it.metadata;
     let Some(annotations) = metadata.annotations.as_ref().filter(|it| !it.ours.is_empty()) else {

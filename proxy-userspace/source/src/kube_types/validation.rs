@@ -70,7 +70,6 @@ impl Validator {
         self.0.push(field, reason, Effect::Served);
     }
 
-    /// Rejects an annotation of a Service.
     pub(super) fn ignore_annotation(
         &mut self,
         service: &ServiceName,

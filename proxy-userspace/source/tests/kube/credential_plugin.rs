@@ -42,7 +42,6 @@ impl Plugin {
         with_kubeconfig(path)
     }
 
-    /// How often it was run.
     pub(crate) fn runs(&self) -> usize {
         fs::read_to_string(self.0.path().join("runs")).map_or(0, |it| it.lines().count())
     }

@@ -86,7 +86,6 @@ pub(crate) fn with_kubeconfig(path: impl Into<OsString>) -> ClientConfig {
     ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() }
 }
 
-/// An error response.
 pub(crate) fn status(code: u16, message: &str) -> Fault {
     Fault::Status { code, message: message.into(), retry_after: None }
 }

@@ -255,7 +255,6 @@ fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> End
     }
 }
 
-/// The ports that an endpoint listens on.
 fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Ports {
     let overrides = message.endpoint.as_ref().map(|it| it.port_overrides.as_slice()).unwrap_or_default();
     let has_protocol = |it: &localv1::PortName| it.protocol != i32::from(localv1::Protocol::UnknownProtocol);
