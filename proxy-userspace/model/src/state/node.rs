@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::ServiceState;
+use super::service::{ServiceState, reuse_equal};
 use crate::{
     ServiceName,
     object_map::{Diff, Keyed, ObjectMap},
@@ -52,15 +52,9 @@ impl NodeState {
     /// Replaces what is equal in `before` by the object in `before`, so that both share it.
     pub fn reuse_equal(&mut self, before: &Self) {
         self.services.reuse_equal(&before.services);
-        if self.nodes == before.nodes {
-            self.nodes = before.nodes.clone();
-        }
-        if self.service_cidrs == before.service_cidrs {
-            self.service_cidrs = Arc::clone(&before.service_cidrs);
-        }
-        if self.pods == before.pods {
-            self.pods = Arc::clone(&before.pods);
-        }
+        reuse_equal(&mut self.nodes.0, &before.nodes.0);
+        reuse_equal(&mut self.service_cidrs, &before.service_cidrs);
+        reuse_equal(&mut self.pods, &before.pods);
     }
 }
 

@@ -77,18 +77,10 @@ impl ServiceState {
     /// Replaces the Service and the endpoints that are equal in `other` by the objects in `other`, so that both share
     /// them.
     pub fn reuse_equal(&mut self, other: &Self) {
-        if self.service == other.service {
-            self.service = Arc::clone(&other.service);
-        }
-        if self.other_serving == other.other_serving {
-            self.other_serving = Arc::clone(&other.other_serving);
-        }
-        if self.not_serving == other.not_serving {
-            self.not_serving = Arc::clone(&other.not_serving);
-        }
-        if self.forwarded == other.forwarded {
-            self.forwarded = Arc::clone(&other.forwarded);
-        }
+        reuse_equal(&mut self.service, &other.service);
+        reuse_equal(&mut self.other_serving, &other.other_serving);
+        reuse_equal(&mut self.not_serving, &other.not_serving);
+        reuse_equal(&mut self.forwarded, &other.forwarded);
         let mut others = other.endpoints.iter().peekable();
         for own in &mut self.endpoints {
             while others.next_if(|it| it.key < own.key).is_some() {}
@@ -118,6 +110,13 @@ impl ServiceState {
     /// The targets for traffic of `scope` to `service.ports[port]` in one family, in the order of the endpoints.
     pub fn targets(&self, port: usize, family: Family, scope: Scope) -> impl Iterator<Item = SocketAddr> {
         self.endpoints.iter().filter_map(move |it| it.target(port, family, scope))
+    }
+}
+
+/// Replaces an object by an equal one.
+pub(super) fn reuse_equal<T: Eq + ?Sized>(own: &mut Arc<T>, other: &Arc<T>) {
+    if *own == *other {
+        *own = Arc::clone(other);
     }
 }
 
