@@ -55,8 +55,7 @@ impl Plugin {
 async fn nothing_waits_for_a_plugin_that_renews_credentials() {
     let plugin = Plugin::new(SOON);
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
-    let mut test = SourceTest::start(&options(plugin.access(&server)));
-    test.next().await;
+    let mut test = SourceTest::started(&options(plugin.access(&server))).await;
     test.wait_for(|_| plugin.runs() == 2).await;
     // All watches begin anew while it runs.
     server.disconnect_all();
@@ -74,8 +73,7 @@ async fn a_plugin_that_fails_is_named() {
     let plugin = Plugin::new(SOON);
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
     let access = plugin.access(&server);
-    let mut test = SourceTest::start(&options(access));
-    test.next().await;
+    let mut test = SourceTest::started(&options(access)).await;
     fs::write(plugin.0.path().join("plugin"), "echo broken >&2; exit 3").unwrap();
     server.configure(|it| it.token = Some("third".into()));
     server.disconnect_all();

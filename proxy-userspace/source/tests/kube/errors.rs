@@ -67,8 +67,7 @@ async fn an_expired_token_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { token: Some("first".into()), ..Settings::default() });
     let kubeconfig = server.kubeconfig(folder.path()).unwrap();
-    let mut test = SourceTest::start(&options(with_kubeconfig(kubeconfig)));
-    test.next().await;
+    let mut test = SourceTest::started(&options(with_kubeconfig(kubeconfig))).await;
     server.configure(|it| it.token = Some("second".into()));
     server.disconnect_all();
     test.wait_for(has_error(0, &["401 Unauthorized", "token"])).await;
@@ -81,8 +80,7 @@ async fn tls_works_with_the_right_ca_and_reports_a_wrong_one() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(Settings { is_tls: true, token: Some("t".into()), ..Settings::default() });
     let access = with_kubeconfig(server.kubeconfig(folder.path()).unwrap());
-    let mut test = SourceTest::start(&options(access.clone()));
-    test.next().await;
+    let test = SourceTest::started(&options(access.clone())).await;
     assert!(test.service("web").is_some());
 
     // A wrong CA, until it is corrected: files are read again.
@@ -106,8 +104,7 @@ async fn the_servers_url_overrides_the_kubeconfig() {
     let text = fs::read_to_string(&path).unwrap().replace(&server.url(), "https://192.0.2.1:6443");
     fs::write(&path, text).unwrap();
     let access = ClientConfig { kubeconfig: Some(path.into()), ..at(&server) };
-    let mut test = SourceTest::start(&options(access));
-    test.next().await;
+    let test = SourceTest::started(&options(access)).await;
     assert!(test.service("web").is_some());
 }
 

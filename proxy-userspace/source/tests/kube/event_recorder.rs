@@ -85,8 +85,7 @@ async fn events_that_cannot_be_posted_are_dropped() {
 async fn events_are_posted_with_the_credentials_of_the_watches() {
     let plugin = Plugin::new("1 hour");
     let server = ApiServer::start(Settings { token: Some("first".into()), ..Settings::default() }).unwrap();
-    let mut test = SourceTest::start(&options(plugin.access(&server)));
-    test.next().await;
+    let test = SourceTest::started(&options(plugin.access(&server))).await;
     let mut recorder = test.source.event_recorder("n1");
     for note in ["one", "two", "three"] {
         recorder.post(warning(note)).await;

@@ -228,8 +228,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
     server.set(node("n2", "b"));
 
     let mut options = Options { node: Some("n1".into()), ..options(at(&server)) };
-    let mut test = SourceTest::start(&options);
-    test.next().await;
+    let mut test = SourceTest::started(&options).await;
     assert_eq!(test.cluster.services().len(), 1);
     assert_eq!(test.cluster.slices().count(), 1);
     assert_eq!(test.cluster.nodes().len(), 1);
@@ -244,8 +243,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
     }
 
     options.service_proxy_name = Some("mine".into());
-    let mut mine = SourceTest::start(&options);
-    mine.next().await;
+    let mine = SourceTest::started(&options).await;
     assert_eq!(mine.cluster.services().len(), 1);
     assert!(mine.service("other").is_some());
 

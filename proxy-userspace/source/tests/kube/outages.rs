@@ -92,8 +92,7 @@ async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
                 ..QUICK
             },
         };
-        let mut test = SourceTest::start(&Options { timing, ..options(client_config) });
-        test.next().await;
+        let mut test = SourceTest::started(&Options { timing, ..options(client_config) }).await;
         server.hang();
         test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
         server.go_on();
@@ -109,8 +108,7 @@ async fn a_server_that_answers_nothing_but_keeps_its_watches_open_is_noticed() {
     let client_config = with_kubeconfig(server.kubeconfig(folder.path()).unwrap());
     let idle = (Duration::from_millis(300), Duration::from_millis(300));
     let timing = Timing { idle, ..QUICK };
-    let mut test = SourceTest::start(&Options { timing, ..options(client_config) });
-    test.next().await;
+    let mut test = SourceTest::started(&Options { timing, ..options(client_config) }).await;
     test.wait_for(|_| server.requests().iter().any(|it| it == "/version")).await;
     let cases: [(_, &[&str]); 2] =
         [(Answers::None, &["/version: no response within"]), (Answers::Unavailable, &["/version: 503"])];

@@ -84,8 +84,7 @@ async fn an_api_server_is_followed_through_the_proxy_of_its_kubeconfig() {
         let text = fs::read_to_string(&kubeconfig).unwrap();
         let proxied = text.replace("    server:", &format!("    proxy-url: {scheme}{proxy}\n    server:"));
         fs::write(&kubeconfig, proxied).unwrap();
-        let mut test = SourceTest::start(&options(with_kubeconfig(kubeconfig)));
-        test.next().await;
+        let mut test = SourceTest::started(&options(with_kubeconfig(kubeconfig))).await;
         assert!(made.load(Ordering::Relaxed) > 0, "{kind:?}");
         // The connections of a watch are lost and made again through it.
         let before = made.load(Ordering::Relaxed);

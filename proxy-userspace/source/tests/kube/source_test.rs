@@ -117,7 +117,12 @@ impl SourceTest {
 
     /// A source that has taken its first list over.
     pub(crate) async fn synced(server: &ApiServer) -> Self {
-        let mut test = Self::follow(server);
+        Self::started(&options(at(server))).await
+    }
+
+    /// The same with other options.
+    pub(crate) async fn started(options: &Options) -> Self {
+        let mut test = Self::start(options);
         test.next().await;
         test
     }

@@ -60,8 +60,8 @@ async fn a_change_of_a_label_alone_is_followed_if_it_is_requested() {
     };
     server.set(with_labels(json!({"app": "one", "tier": "x"})));
     let requested = RequestedMetadata::new(vec!["app".parse().unwrap()], Vec::new());
-    let mut test = SourceTest::start(&Options { service_metadata: requested, ..options(at(&server)) });
-    test.next().await;
+    let mut test =
+        SourceTest::started(&Options { service_metadata: requested, ..options(at(&server)) }).await;
     let metadata = |test: &SourceTest| test.service("web").unwrap().metadata.clone().unwrap();
     let app = |value: &str| ServiceMetadata {
         labels: [("app".to_owned(), value.to_owned())].into(),
