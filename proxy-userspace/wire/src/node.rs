@@ -1,6 +1,6 @@
 //! Encodes and decodes the nodes, the ServiceCIDRs and the pods of the cluster.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::{
@@ -29,10 +29,7 @@ pub(crate) fn node_info(
     pod_cidrs: &[String],
     is_being_deleted: bool,
 ) -> NodeInfo {
-    let addresses = addresses
-        .iter()
-        .filter_map(|it| reader.address::<IpAddr>("addresses", it, AddressUse::Assigned))
-        .collect();
+    let addresses = reader.hosts("addresses", addresses, AddressUse::Assigned);
     let pod_cidrs = pod_cidrs.iter().filter_map(|it| reader.parse::<IpNet>("pod_cidrs", it));
     NodeInfo { addresses, pod_cidrs: pod_cidrs.map(canonical_range).collect(), is_being_deleted }
 }

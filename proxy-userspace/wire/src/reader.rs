@@ -102,14 +102,17 @@ impl Reader {
         Some(name).filter(|it| self.accepts(field, it, form) && !it.is_empty())
     }
 
-    /// An address of one host.
-    pub(crate) fn address<T>(&mut self, field: &str, text: &str, used_as: AddressUse) -> Option<T>
+    /// The addresses of single hosts.
+    pub(crate) fn hosts<T>(&mut self, field: &str, texts: &[String], used_as: AddressUse) -> Vec<T>
     where
         T: FromStr + Copy,
         IpAddr: From<T>,
     {
-        let address = self.parse(field, text)?;
-        self.is_usable(field, IpAddr::from(address), used_as).then_some(address)
+        let addresses = texts.iter().filter_map(|it| {
+            let address: T = self.parse(field, it)?;
+            self.is_usable(field, IpAddr::from(address), used_as).then_some(address)
+        });
+        addresses.collect()
     }
 
     /// Whether an address is that of one host.
@@ -121,14 +124,6 @@ impl Reader {
         refusal.is_none()
     }
 
-    fn v4(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv4Addr> {
-        set.v4.iter().filter_map(|it| self.address(field, it, used_as)).collect()
-    }
-
-    fn v6(&mut self, field: &str, set: &localv1::IpSet, used_as: AddressUse) -> Vec<Ipv6Addr> {
-        set.v6.iter().filter_map(|it| self.address(field, it, used_as)).collect()
-    }
-
     /// The addresses of a set, those of IPv4 first.
     pub(crate) fn addresses(
         &mut self,
@@ -137,8 +132,8 @@ impl Reader {
         used_as: AddressUse,
     ) -> Vec<IpAddr> {
         let Some(set) = set else { return Vec::new() };
-        let v4 = self.v4(field, set, used_as).into_iter().map(IpAddr::V4);
-        let v6 = self.v6(field, set, used_as).into_iter().map(IpAddr::V6);
+        let v4 = self.hosts(field, &set.v4, used_as).into_iter().map(IpAddr::V4);
+        let v6 = self.hosts(field, &set.v6, used_as).into_iter().map(IpAddr::V6);
         v4.chain(v6).collect()
     }
 
@@ -149,8 +144,8 @@ impl Reader {
         set: Option<&localv1::IpSet>,
     ) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
         let set = set.cloned().unwrap_or_default();
-        let v4 = self.v4("endpoint", &set, AddressUse::Endpoint).first().copied();
-        let v6 = self.v6("endpoint", &set, AddressUse::Endpoint).first().copied();
+        let v4 = self.hosts("endpoint", &set.v4, AddressUse::Endpoint).first().copied();
+        let v6 = self.hosts("endpoint", &set.v6, AddressUse::Endpoint).first().copied();
         if v4.is_none() && v6.is_none() {
             self.reject("endpoint", format!("{} has no address that can be used", shown(key)));
         }
