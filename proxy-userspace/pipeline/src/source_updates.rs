@@ -100,9 +100,9 @@ impl RunningSource {
                 SourceUpdates::File(it)
             }
             Self::Api(it) => {
-                let status = SyncStatus { address: Some(it.address().to_owned()), ..SyncStatus::default() };
+                let status = SyncStatus { address: Some(it.address.clone()), ..SyncStatus::default() };
                 observer.source(API, status.clone());
-                SourceUpdates::Api { updates: from_now(it.updates()), outage: from_now(it.outage()), status }
+                SourceUpdates::Api { updates: from_now(&it.updates), outage: from_now(&it.outage), status }
             }
             Self::Kube { source, .. } => {
                 report(source, observer);
@@ -126,7 +126,8 @@ fn report(source: &KubeSource, observer: &impl Observer) {
 }
 
 /// The receiver, for which the present value counts as changed.
-fn from_now<T>(mut receiver: watch::Receiver<T>) -> watch::Receiver<T> {
+fn from_now<T>(receiver: &watch::Receiver<T>) -> watch::Receiver<T> {
+    let mut receiver = receiver.clone();
     receiver.mark_changed();
     receiver
 }

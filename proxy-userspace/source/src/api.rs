@@ -26,9 +26,12 @@ pub enum Update {
 /// While the other brain is unreachable, its last update stays active; the log reports its age.
 #[derive(Debug)]
 pub struct ApiSource {
-    updates: watch::Receiver<Option<Update>>,
-    outage: watch::Receiver<Option<String>>,
-    address: String,
+    /// The newest update, `None` before the first one.
+    pub updates: watch::Receiver<Option<Update>>,
+    /// Why the other brain cannot be followed now, as [`Client::outage`] says.
+    pub outage: watch::Receiver<Option<String>>,
+    /// The addresses of the other brain.
+    pub address: String,
     _task: JoinSet<()>,
 }
 
@@ -40,21 +43,6 @@ impl ApiSource {
         let (outage, address) = (client.outage(), client.targets().to_string());
         let _task = JoinSet::from_iter([follow(client, requested, sender)]);
         Self { updates, outage, address, _task }
-    }
-
-    /// The addresses of the other brain.
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
-    /// Why the other brain cannot be followed now, as [`Client::outage`] says.
-    pub fn outage(&self) -> watch::Receiver<Option<String>> {
-        self.outage.clone()
-    }
-
-    /// The newest update, `None` before the first one.
-    pub fn updates(&self) -> watch::Receiver<Option<Update>> {
-        self.updates.clone()
     }
 }
 

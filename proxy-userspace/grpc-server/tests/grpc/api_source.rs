@@ -44,7 +44,7 @@ async fn the_cluster_state_of_another_brain_is_followed_and_stays_during_an_outa
     let (folder, brain) = Brain::new().await;
     brain.publish_cluster(cluster("10.1.0.1"));
     let source = source(&folder);
-    let mut updates = source.updates();
+    let mut updates = source.updates.clone();
     let equals = |expected: Arc<ClusterState>| {
         move |update: &Update| match update {
             Update::Cluster(it) => {
@@ -69,7 +69,7 @@ async fn without_a_cluster_state_the_node_state_is_followed() {
     let expected = state([service_state("ns/a", &[("p", 1), ("@x", 2)])]);
     brain.publisher.publish(expected.clone());
     let source = source(&folder);
-    until(&mut source.updates(), |update| matches!(update, Update::Node(it) if *it == expected)).await;
+    until(&mut source.updates.clone(), |update| matches!(update, Update::Node(it) if *it == expected)).await;
 }
 
 #[tonic::async_trait]
@@ -177,7 +177,7 @@ async fn a_brain_that_behaves_like_kpngs_is_followed() {
             false => brain.serve(&folder.socket()),
         }
         let source = source(&folder);
-        let mut updates = source.updates();
+        let mut updates = source.updates.clone();
         // It does not sync its empty cluster: there is no state, and the client sends no second request.
         assert!(is_pending(200, updates.changed()).await);
         available.send_replace(1);

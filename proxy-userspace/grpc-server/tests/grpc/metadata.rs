@@ -98,7 +98,7 @@ async fn a_brain_that_follows_hands_out_what_is_requested_of_it_and_its_upstream
     publish("two");
     assert_eq!(peer.change_set().await, ["+s ns|a||"]);
     for (source, expect) in sources {
-        let mut updates = source.updates();
+        let mut updates = source.updates.clone();
         let has_labels = |it: &Option<Update>| {
             let Some(Update::Cluster(cluster)) = it else { return false };
             let state = node_state(cluster, "n1", &Options::default());
