@@ -43,7 +43,7 @@ pub(crate) struct Affected<'a> {
 }
 
 impl<'a> Affected<'a> {
-    /// Compares slices with what they were.
+    /// Compares slices with what they were; `None` if all of their endpoints must be derived again.
     pub(crate) fn find(slices: &'a [&'a EndpointSlice], replaced: &'a Replaced) -> Option<Self> {
         let mut changed = BTreeSet::new();
         for (name, old) in replaced {

@@ -357,7 +357,7 @@ impl Brain {
         }
         let affected = match dirty {
             Dirty::Service => None,
-            Dirty::Endpoints(replaced) => view.affected(replaced),
+            Dirty::Endpoints(replaced) => Affected::find(&view.slices, replaced),
         };
         let affected = affected.as_ref();
         // One edit for all zones and nodes of the same locality.

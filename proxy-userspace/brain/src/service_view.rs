@@ -22,14 +22,13 @@ use crate::{
     affected::Affected,
     forwarding::{self, is_forwarded},
     service::{service_state, trigger_time},
-    slice_index::Replaced,
 };
 
 /// A Service whose state is to be derived, for one node or for many.
 #[derive(Debug)]
 pub(crate) struct ServiceView<'a> {
     service: Option<&'a Service>,
-    slices: Vec<&'a EndpointSlice>,
+    pub(crate) slices: Vec<&'a EndpointSlice>,
     admitted: Admitted<'a>,
     options: &'a Options,
     /// The nodes that an endpoint refers to, once they are collected.
@@ -111,11 +110,6 @@ impl<'a> ServiceView<'a> {
             let slices = self.slices.iter().copied();
             service_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
         })
-    }
-
-    /// The endpoints that a change of some slices can affect, if the others can be left as they are.
-    pub(crate) fn affected(&'a self, replaced: &'a Replaced) -> Option<Affected<'a>> {
-        Affected::find(&self.slices, replaced)
     }
 
     /// The state at a locality, given the state there before the change of some endpoints; `None` if all must be derived again.

@@ -164,7 +164,7 @@ impl<'a> Halves<'a> {
 
     async fn on_sockets(&mut self, event: Event<Sockets>) {
         match event {
-            Event::Begun { published, .. } => self.reports.begun(&published),
+            Event::Begun { published, .. } => self.reports.observer.on_dequeued(&published),
             Event::Attempted { applied, failures, .. } => {
                 if let Some(applied) = applied.and_then(|it| self.progress.sockets_have(it)) {
                     self.report_active(applied).await;
@@ -194,7 +194,7 @@ impl<'a> Halves<'a> {
         match event {
             // Beside the socket path, that one has reported it.
             Event::Begun { published, is_retry } if is_retry || !is_beside_sockets => {
-                self.reports.begun(&published);
+                self.reports.observer.on_dequeued(&published);
             }
             Event::Begun { .. } => {}
             Event::Attempted { applied, failures, condition } => {
@@ -228,7 +228,7 @@ impl<'a> Halves<'a> {
             }
             Event::Unfinished(failure) => self.reports.packets_failed(&failure, None, is_beside_sockets),
             Event::Found(Upkeep { affinity, has_kube_proxy_rules }) => {
-                self.reports.upkeep(affinity, has_kube_proxy_rules);
+                self.reports.observer.on_upkeep(affinity, has_kube_proxy_rules);
             }
         }
     }

@@ -2,15 +2,12 @@
 //!
 //! Invariant: a condition that lasts is logged once, and again when it changes.
 
-use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, time::Duration};
 
-use datapath::{
-    ApplyReport, AttachStatus, AvoidedEndpoints, PacketAffinity, ProbeResult, TableStats, TerminationReport,
-};
+use datapath::{ApplyReport, AttachStatus, AvoidedEndpoints, ProbeResult, TableStats, TerminationReport};
 use model::Rejected;
 use netlink::sock_diag::Transport;
 use process::give_back_memory;
-use publish::Published;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
@@ -26,7 +23,7 @@ const MAX_LOGGED: usize = 10;
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(crate) struct Reports<'a> {
-    observer: &'a dyn Observer,
+    pub(crate) observer: &'a dyn Observer,
     metrics: Metrics,
     /// The rejections as of the last report.
     rejected: BTreeSet<Rejected>,
@@ -46,11 +43,6 @@ impl<'a> Reports<'a> {
             log: LogDedup::default(),
             state_log: StateLog::default(),
         }
-    }
-
-    /// A state is about to be applied.
-    pub(crate) fn begun(&self, published: &Arc<Published>) {
-        self.observer.on_dequeued(published);
     }
 
     /// A state is active; each new rejection is logged once, or counted.
@@ -124,10 +116,6 @@ impl<'a> Reports<'a> {
         }
         self.has_packet_problem = problem.is_some();
         self.observer.on_packet_path(problem);
-    }
-
-    pub(crate) fn upkeep(&self, affinity: Option<PacketAffinity>, has_kube_proxy_rules: bool) {
-        self.observer.on_upkeep(affinity, has_kube_proxy_rules);
     }
 
     /// The kernel was queried for the attached programs. `tables` are those of the packet path, and whether each is intact.

@@ -115,7 +115,7 @@ pub fn read(path: &Path, requested: RequestedMetadata) -> Result<FileUpdate, Fil
     check(path)?;
     let mut store = FileStore::new(path.to_owned(), requested);
     store.refresh(&Touched { all: true, ..Touched::default() }, Instant::now());
-    Ok(FileUpdate { changes: store.take_changes(), report: Some(store.report()) })
+    Ok(FileUpdate { report: Some(store.report()), changes: store.changes })
 }
 
 fn check(path: &Path) -> Result<(), FileError> {
@@ -140,10 +140,10 @@ async fn follow(mut reader: Reader, mut watch: FolderWatch) {
             _ = poll.tick() => {}
         }
         watch.renew();
-        let mut touched = watch.take_touched();
+        let mut touched = mem::take(&mut watch.touched);
         let now = Instant::now();
         let per_file = if watch.is_complete() { FILE_POLL_INTERVAL } else { UNWATCHED_FILE_POLL_INTERVAL };
-        let files = u32::try_from(reader.store.len()).unwrap_or(u32::MAX);
+        let files = u32::try_from(reader.store.files.len()).unwrap_or(u32::MAX);
         touched.all |= now >= last_sweep + per_file.saturating_mul(files).max(POLL_INTERVAL);
         if touched.is_empty() && deadline.is_none_or(|it| now < it) {
             reader.log.remind();
@@ -199,7 +199,7 @@ impl Reader {
     fn refresh(&mut self, touched: &Touched) {
         let begin = Instant::now();
         self.store.refresh(touched, begin);
-        tracing::trace!(files = self.store.len(), took = ?begin.elapsed(), "checked the manifests");
+        tracing::trace!(files = self.store.files.len(), took = ?begin.elapsed(), "checked the manifests");
         let report = self.store.report();
         if self.report.as_ref() != Some(&report) {
             self.log(&report);
@@ -208,7 +208,7 @@ impl Reader {
         if self.report.is_none() && !self.store.is_ready() {
             return;
         }
-        let changes = self.store.take_changes();
+        let changes = mem::take(&mut self.store.changes);
         let report = (self.report.as_ref() != Some(&report)).then_some(report);
         if changes.is_empty() && report.is_none() {
             return;

@@ -34,9 +34,10 @@ pub(super) struct FileStore {
     path: PathBuf,
     requested: RequestedMetadata,
     is_folder: bool,
-    files: BTreeMap<Arc<Path>, FileState>,
+    pub(super) files: BTreeMap<Arc<Path>, FileState>,
     objects: Objects,
-    changes: ClusterChanges,
+    /// The changes of the objects that were not handed over yet.
+    pub(super) changes: ClusterChanges,
     /// The files that are missing or empty, and since when.
     unsettled: BTreeMap<Arc<Path>, Instant>,
     /// The files about which there is something to report.
@@ -48,7 +49,7 @@ pub(super) struct FileStore {
 }
 
 #[derive(Debug, Default)]
-struct FileState {
+pub(super) struct FileState {
     /// The signature of the content that was read.
     signature: Option<Signature>,
     /// The last valid content.
@@ -90,10 +91,6 @@ impl FileStore {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.files.len()
-    }
-
     /// Reads the changed files; a touched one even if it looks unchanged.
     pub(super) fn refresh(&mut self, touched: &Touched, now: Instant) {
         self.now = now;
@@ -115,11 +112,6 @@ impl FileStore {
     /// When a grace period ends, so that the files must be checked even without a change.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.unsettled.values().map(|since| *since + GRACE_PERIOD).filter(|it| *it > self.now).min()
-    }
-
-    /// The changes of the objects since the last call.
-    pub(super) fn take_changes(&mut self) -> ClusterChanges {
-        mem::take(&mut self.changes)
     }
 
     /// Whether there is a state: not if there are files and none of them has ever been valid.

@@ -39,7 +39,8 @@ pub(super) struct FolderWatch {
     path: PathBuf,
     notifications: Option<Notifications>,
     folders: Vec<WatchedFolder>,
-    touched: Touched,
+    /// What has been touched and was not looked at yet.
+    pub(super) touched: Touched,
     /// Whether there were notifications since the last [`renew`](Self::renew).
     is_notified: bool,
 }
@@ -92,10 +93,6 @@ impl FolderWatch {
             let events = notifications.next().await;
             self.receive(events);
         }
-    }
-
-    pub(super) fn take_touched(&mut self) -> Touched {
-        mem::take(&mut self.touched)
     }
 
     /// Watches folders that have been created or replaced, and looks for changes in them that were not notified.

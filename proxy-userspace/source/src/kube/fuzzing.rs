@@ -62,7 +62,7 @@ impl Reflectors {
             messages.errors.extend(reflector.item(object).err().map(|it| it.to_string()));
         }
         reflector.store.end_list();
-        assert!(reflector.store.len() <= objects.len());
+        assert!(reflector.store.objects.len() <= objects.len());
         messages.rejected = rejected(&mut reflector);
         messages
     }

@@ -427,7 +427,8 @@ impl Reflector {
         self.is_missing = false;
         self.shared.publish(self.resource, &mut self.store);
         self.shared.followed(self.resource.index());
-        tracing::debug!(resource = self.resource.plural, objects = self.store.len(), "listed all objects");
+        let objects = self.store.objects.len();
+        tracing::debug!(resource = self.resource.plural, objects, "listed all objects");
     }
 
     /// Continues from the version of an event. While a list is read, its end has the version.

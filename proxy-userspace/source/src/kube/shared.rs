@@ -302,7 +302,7 @@ impl Shared {
         let state = &mut *state;
         let status = &mut state.resources[resource.index()];
         status.contact();
-        status.objects = store.len();
+        status.objects = store.objects.len();
         status.is_synced = store.is_synced;
         store.take_rejected(&mut state.rejections);
         state.is_rejected_new |= state.rejection_log.update(&state.rejections);

@@ -16,7 +16,7 @@ use crate::kube_types::Converted;
 
 #[derive(Default)]
 pub(super) struct Store {
-    objects: HashMap<ObjectName, Object>,
+    pub(super) objects: HashMap<ObjectName, Object>,
     /// While a list is read: the objects that it has not contained so far.
     unlisted: Option<HashSet<ObjectName>>,
     /// Whether a list has been read to its end.
@@ -29,10 +29,6 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn len(&self) -> usize {
-        self.objects.len()
-    }
-
     /// Hands over what was rejected, and what is not any more, since the last call.
     pub(super) fn take_rejected(&mut self, all: &mut Rejections) {
         for (name, parts) in self.changed_rejections.drain() {
