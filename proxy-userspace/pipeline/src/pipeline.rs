@@ -11,7 +11,7 @@ use publish::{
     cluster::{ClusterPublisher, ClusterSnapshot},
     node_registry,
 };
-use source::{RejectionLog, kube::EventRecorder};
+use source::{RejectionLog, api::Update, kube::EventRecorder};
 use tokio::{
     task::yield_now,
     time::{Instant, MissedTickBehavior, interval},
@@ -143,9 +143,9 @@ impl Pipeline {
                 update = updates.next(observer) => {
                     received = Some(Instant::now());
                     match update {
-                        Some(SourceUpdate::Cluster(cluster)) => brain.replace_cluster(cluster),
+                        Some(SourceUpdate::Api(Update::Cluster(cluster))) => brain.replace_cluster(cluster),
                         Some(SourceUpdate::Changes(changes)) => brain.apply(changes),
-                        Some(SourceUpdate::Node(state)) => {
+                        Some(SourceUpdate::Api(Update::Node(state))) => {
                             is_complete = false;
                             self.publish_node(&mut brain, state, observer);
                             continue;

@@ -2,17 +2,10 @@
 //!
 //! Invariant: only the newest update is kept; nothing queues.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use listeners::RuntimeThread;
-use model::{
-    RequestedMetadata,
-    cluster::{ClusterChanges, ClusterState},
-    state::NodeState,
-};
+use model::{RequestedMetadata, cluster::ClusterChanges};
 use source::{
     api::{ApiSource, Update},
     file::{FileSource, FileUpdate},
@@ -36,12 +29,10 @@ const FILE: &str = "file";
 const API: &str = "api";
 
 pub(crate) enum SourceUpdate {
-    /// The whole cluster state.
-    Cluster(Arc<ClusterState>),
     /// Changes since the last update; the first ones are the whole cluster state.
     Changes(ClusterChanges),
-    /// The state of this node, computed by another brain.
-    Node(NodeState),
+    /// What another brain reports.
+    Api(Update),
 }
 
 #[derive(Debug)]
@@ -164,10 +155,7 @@ impl SourceUpdates<'_> {
                         status.last_contact = Some(SystemTime::now());
                     }
                     observer.source(API, status.clone());
-                    update.map(|it| match it {
-                        Update::Cluster(cluster) => SourceUpdate::Cluster(cluster),
-                        Update::Node(state) => SourceUpdate::Node(state),
-                    })
+                    update.map(SourceUpdate::Api)
                 }
                 Self::Kube(source) => {
                     let changes = tokio::select! {
