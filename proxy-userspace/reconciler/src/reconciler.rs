@@ -3,7 +3,7 @@
 //! Invariant: neither half waits for the other. A state is active once both have it.
 //! Packets that are forwarded follow the packet path, which has to expect them.
 
-use std::{collections::BTreeSet, future::pending, mem, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc};
 
 use datapath_ebpf::{TracedPrograms, probe::Prober};
 use model::error_chain;
@@ -24,7 +24,7 @@ use crate::{
     reports::Reports,
     socket_termination::{self, SocketTermination},
     sockets::{SocketCheck, SocketRequest, Sockets},
-    worker::{Applied, Desired, Event, Failure, Worker},
+    worker::{Applied, Desired, Event, Failure, Worker, next_of},
 };
 
 /// Interval between the reports that do not depend on a change.
@@ -302,28 +302,14 @@ struct Traces {
 impl Traces {
     /// The next event. Cancel safe.
     async fn next(&mut self) -> TraceEvent {
-        let ended = async {
-            match &mut self.ended {
-                // Nothing is ever sent.
-                Some(ended) => drop(ended.await),
-                None => pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            () = ended => {
+            // Nothing is ever sent.
+            _ = next_of(&mut self.ended, async |it: &mut oneshot::Receiver<()>| it.await) => {
                 self.ended = None;
                 TraceEvent::Ended
             }
             Some(request) = self.requests.recv() => TraceEvent::Requested(Box::new(request)),
         }
-    }
-}
-
-/// Waits for the next result of a source that may be off.
-async fn next_of<T, R>(source: &mut Option<T>, next: impl AsyncFnOnce(&mut T) -> R) -> R {
-    match source {
-        Some(source) => next(source).await,
-        None => pending().await,
     }
 }

@@ -16,10 +16,10 @@ use publish::Published;
 use tokio::{
     sync::{Notify, mpsc, watch},
     task::spawn_blocking,
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 
-use crate::draining::Draining;
+use crate::{draining::Draining, worker::until};
 
 /// When UDP sockets are listed once more after a change: those that chose an endpoint just before the flip are connected by
 /// then.
@@ -188,14 +188,8 @@ impl<S: Schedule> Scheduled<S> {
         let mut not_before = Instant::now();
         loop {
             let next = self.lock().next().map(|it| it.max(not_before));
-            let is_due = async {
-                match next {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = is_due => {}
+                () = until(next) => {}
                 () = self.changed.notified() => continue,
                 () = reports.closed() => return,
             }

@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::Instant};
 use crate::{
     socket_termination::SocketTermination,
     translated_connections::TranslatedConnections,
-    worker::{Datapath, Desired, Next},
+    worker::{Datapath, Desired, Next, next_of},
 };
 
 /// Interval between queries of the attached programs and of the tables that clients fill.
@@ -192,10 +192,7 @@ impl Datapath for Sockets {
     }
 
     async fn changed_externally(&mut self) {
-        match &mut self.cgroups {
-            Some(events) => events.next().await,
-            None => std::future::pending().await,
-        }
+        next_of(&mut self.cgroups, CgroupEvents::next).await;
     }
 
     /// A cgroup was created, perhaps one that is excluded.

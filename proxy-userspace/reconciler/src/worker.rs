@@ -252,7 +252,7 @@ impl<D: Datapath> Loop<D> {
                     self.is_retry = false;
                     Next::Apply
                 }
-                () = self.retry.due() => {
+                () = until(self.retry.at) => {
                     self.attempt();
                     Next::Wait
                 }
@@ -357,17 +357,25 @@ impl Retry {
         Self { delay: BACKOFF_MIN, at: None }
     }
 
-    /// Waits until a retry is due; forever if none is scheduled.
-    async fn due(&self) {
-        match self.at {
-            Some(at) => sleep_until(at).await,
-            None => pending().await,
-        }
-    }
-
     fn after_backoff(&mut self) {
         self.at = Some(Instant::now() + self.delay);
         self.delay = (self.delay * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Waits until a time; forever without one.
+pub(crate) async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}
+
+/// Waits for the next result of a source that may be off.
+pub(crate) async fn next_of<T, R>(source: &mut Option<T>, next: impl AsyncFnOnce(&mut T) -> R) -> R {
+    match source {
+        Some(source) => next(source).await,
+        None => pending().await,
     }
 }
 
