@@ -273,7 +273,7 @@ impl EndpointSlice {
 }
 
 /// One port of an [`EndpointSlice`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlicePort {
     /// The name of its service port, often empty.
     pub name: String,

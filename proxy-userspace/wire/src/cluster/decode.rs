@@ -1,9 +1,9 @@
 //! Decodes the state of a cluster from the messages of any brain.
 
-use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use model::{
-    Family, NameForm, PerFamily, Protocol, Rejections, RequestedMetadata, ServiceName, Timestamp,
+    Family, NameForm, PerFamily, Rejections, RequestedMetadata, ServiceName, Timestamp,
     cluster::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort,
     },
@@ -173,8 +173,6 @@ fn service(
     Some(Service { created, proxy_name: proxy_name.cloned(), ..service })
 }
 
-type Ports = Vec<(String, Protocol, NonZeroU16)>;
-
 fn slices(
     message: &ClusterService,
     service: &Service,
@@ -182,7 +180,7 @@ fn slices(
     reader: &mut Reader,
 ) -> Vec<EndpointSlice> {
     // Our brain sends the same ports with all endpoints of a slice; other brains need not.
-    let mut groups: BTreeMap<(&str, Family, Ports), Vec<Endpoint>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, Family, Vec<SlicePort>), Vec<Endpoint>> = BTreeMap::new();
     for (key, it) in &message.endpoints {
         // The name of a slice, which the API calls any.
         if !reader.accepts("endpoint.source_name", &it.source_name, NameForm::Key) {
@@ -210,9 +208,8 @@ fn slices(
         let name = name(if *count == 0 { source.to_owned() } else { format!("{source}+{count}") });
         *count += 1;
         endpoints.shrink_to_fit();
-        let port = |(name, protocol, port)| SlicePort { name, protocol, port };
         EndpointSlice {
-            ports: ports.into_iter().map(port).collect(),
+            ports,
             endpoints,
             trigger_time,
             ..EndpointSlice::new(name, service.name.clone(), family)
@@ -255,7 +252,7 @@ fn endpoint(message: &EndpointInfo, address: IpAddr, reader: &mut Reader) -> End
     }
 }
 
-fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Ports {
+fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Vec<SlicePort> {
     let overrides = message.endpoint.as_ref().map(|it| it.port_overrides.as_slice()).unwrap_or_default();
     let has_protocol = |it: &localv1::PortName| it.protocol != i32::from(localv1::Protocol::UnknownProtocol);
     if !overrides.is_empty() && overrides.iter().all(has_protocol) {
@@ -264,7 +261,11 @@ fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Port
             if !reader.accepts("endpoint.port_overrides", &it.name, NameForm::DnsLabel) {
                 return None;
             }
-            Some((it.name.clone(), protocol, reader.port_number("endpoint", it.port)?))
+            Some(SlicePort {
+                name: it.name.clone(),
+                protocol,
+                port: reader.port_number("endpoint", it.port)?,
+            })
         });
         return ports.collect();
     }
@@ -277,7 +278,7 @@ fn ports(message: &EndpointInfo, service: &Service, reader: &mut Reader) -> Port
             (None, TargetPort::Number(number)) if target_name.is_empty() => *number,
             (None, _) => return None,
         };
-        Some((port.name.clone(), port.protocol, number))
+        Some(SlicePort { name: port.name.clone(), protocol: port.protocol, port: number })
     });
     ports.collect()
 }

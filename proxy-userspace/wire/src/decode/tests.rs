@@ -277,14 +277,8 @@ fn what_an_api_server_rejects_is_rejected_from_another_brain_too() {
             load_balancer_ips: Some(family(address)),
             ..Default::default()
         };
-        let port = localv1::PortMapping { name: name.into(), port: 80, protocol: 1, ..Default::default() };
-        let message = localv1::Service {
-            namespace: "ns".into(),
-            name: "svc".into(),
-            ips: Some(ips),
-            ports: vec![port],
-            ..Default::default()
-        };
+        let port = localv1::PortMapping { name: name.into(), ..Default::default() };
+        let message = localv1::Service { ips: Some(ips), ..kpng_service(port) };
         let endpoint = localv1::Endpoint {
             ips: Some(family(address)),
             hostname: name.into(),
