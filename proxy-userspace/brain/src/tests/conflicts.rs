@@ -1,5 +1,5 @@
-//! Several Services that claim the same frontend: the order of precedence, and many claims. `tests/scenarios/changes.yaml` has
-//! the rest.
+//! Several Services that claim the same frontend: which claim nothing, and many claims. The order of precedence is tested with
+//! random histories, in `model`; `tests/scenarios/changes.yaml` has the rest.
 
 use std::net::IpAddr;
 
@@ -39,28 +39,6 @@ fn rejected_items(brain: &Brain) -> Vec<String> {
 }
 
 const ONE: &str = "10.96.0.1";
-
-#[track_caller]
-fn check_winner(a: Option<i64>, b: Option<i64>, winner: &str) {
-    let brain = brain([named("a", ONE, a), named("b", ONE, b)]);
-    let loser = if winner == "a" { "b" } else { "a" };
-    assert_eq!(lost(&brain, winner), [vec![]; 1] as [Vec<IpAddr>; 1]);
-    assert_eq!(lost(&brain, loser), [[ONE.parse::<IpAddr>().unwrap()]]);
-    assert_eq!(rejected_items(&brain), [format!("Service ns/{loser}: 10.96.0.1:80/TCP")]);
-}
-
-#[test]
-fn the_older_service_wins() {
-    check_winner(Some(1), Some(2), "a");
-    check_winner(Some(2), Some(1), "b");
-    check_winner(None, Some(2), "b");
-}
-
-#[test]
-fn of_services_of_the_same_age_the_first_by_name_wins() {
-    check_winner(Some(1), Some(1), "a");
-    check_winner(None, None, "a");
-}
 
 #[test]
 fn services_that_are_not_served_claim_nothing() {
