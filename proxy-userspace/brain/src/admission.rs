@@ -119,8 +119,9 @@ impl Admission {
         services: &BTreeSet<ServiceName>,
         with_slices: &BTreeSet<ServiceName>,
     ) -> BTreeSet<ServiceName> {
-        let claim_of =
-            |name: &_| cluster.service(name).map(|it| claim(it, options)).filter(|it| !it.is_empty());
+        let claim_of = |name: &_| {
+            cluster.service(name).map(|it| claim(it, options)).filter(|it| !it.frontends.is_empty())
+        };
         let mut claims: BTreeMap<_, _> = services.iter().map(|it| (it.clone(), claim_of(it))).collect();
         let mut touched = BTreeSet::new();
         for name in services.union(with_slices) {
@@ -129,7 +130,7 @@ impl Admission {
             let own = match claims.get(name) {
                 Some(claim) => claim.as_ref().map(|claim| Entries {
                     created: cluster.service(name).and_then(|it| it.created),
-                    frontends: claim.len() as u64,
+                    frontends: claim.frontends.len() as u64,
                     ..Entries::default()
                 }),
                 None => before,

@@ -32,11 +32,13 @@ pub struct ConfigError {
 /// The content of a file.
 #[derive(Debug, Default)]
 pub struct File {
-    path: PathBuf,
-    text: String,
+    pub path: PathBuf,
+    /// The text of the file, as it was read.
+    pub text: String,
     /// Values of flags by id, with the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,
-    remarks: Vec<String>,
+    /// What to log about its fields.
+    pub remarks: Vec<String>,
 }
 
 impl File {
@@ -97,23 +99,9 @@ impl File {
         self.values.iter().map(|(id, (values, _))| (*id, values.as_slice()))
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The text of the file, as it was read.
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
     /// The field with the value of a flag.
     pub fn field_of(&self, id: &str) -> Option<&str> {
         self.values.get(id).map(|(_, field)| field.as_str())
-    }
-
-    /// What to log about its fields.
-    pub fn remarks(&self) -> impl Iterator<Item = &str> {
-        self.remarks.iter().map(String::as_str)
     }
 
     fn remark(&mut self, text: &str) {

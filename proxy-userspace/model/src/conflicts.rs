@@ -47,7 +47,7 @@ pub struct Claim {
     created: Option<Timestamp>,
     cluster_ips: Vec<IpAddr>,
     /// In ascending order, each once.
-    frontends: Vec<FrontendKey>,
+    pub frontends: Vec<FrontendKey>,
 }
 
 impl Claim {
@@ -64,16 +64,6 @@ impl Claim {
         frontends.dedup();
         frontends.shrink_to_fit();
         Self { created, cluster_ips: service.cluster_ips.clone(), frontends }
-    }
-
-    /// How many frontends it has.
-    pub fn len(&self) -> usize {
-        self.frontends.len()
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.frontends.is_empty()
     }
 
     fn precedence(&self, service: &ServiceName, frontend: FrontendKey) -> Precedence {

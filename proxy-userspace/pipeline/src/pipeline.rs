@@ -91,7 +91,7 @@ impl Pipeline {
     /// Registers what the source measures.
     pub fn register(&self, registry: &mut Registry) {
         if let RunningSource::Kube { source, .. } = &self.source {
-            source.requests().register(registry);
+            source.requests.register(registry);
         }
     }
 

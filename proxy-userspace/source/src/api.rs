@@ -65,7 +65,7 @@ async fn follow(client: Client, requested: RequestedMetadata, sender: watch::Sen
                 Ok(change) => {
                     local = None;
                     let cluster = cluster_decoder.apply(&change);
-                    log.update(cluster_decoder.rejections());
+                    log.update(&cluster_decoder.rejections);
                     sender.send_replace(Some(Update::Cluster(cluster)));
                 }
                 Err(Refused(reason)) if local.is_none() => {

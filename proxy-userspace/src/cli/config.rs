@@ -115,7 +115,7 @@ impl CommandLine {
                 it.display()
             )
         });
-        let all = self.file.iter().flat_map(File::remarks).map(str::to_owned).chain(packets);
+        let all = self.file.iter().flat_map(|it| &it.remarks).cloned().chain(packets);
         let serves = self.serves();
         all.filter(move |_| serves)
     }
@@ -133,7 +133,7 @@ impl CommandLine {
         let from_file = file.defaults().filter_map(|(id, _)| {
             let is_default = matches.value_source(id) == Some(ValueSource::DefaultValue);
             let long = long(&self.command, name, id).filter(|_| is_default)?;
-            Some((format!("--{long}"), format!("{}: {}", file.path().display(), file.field_of(id)?)))
+            Some((format!("--{long}"), format!("{}: {}", file.path.display(), file.field_of(id)?)))
         });
         from_file.collect()
     }
@@ -147,7 +147,7 @@ impl CommandLine {
 
     /// What a command that serves is configured with.
     pub(super) fn configuration(&self) -> Configuration {
-        let file = self.file.as_ref().map(|it| (it.path().to_owned(), it.text().to_owned()));
+        let file = self.file.as_ref().map(|it| (it.path.clone(), it.text.clone()));
         let values = self.flag_values();
         let value_of = |id: &str| values.iter().find(|it| it.id == id).map(|it| it.value.as_str());
         let fields = kube_proxy_config::document(value_of);
@@ -276,7 +276,7 @@ fn with_origin(error: clap::Error, command: &Command, name: &str, file: &File) -
             cause.or_else(|| context(ContextKind::ValidValue).map(|it| format!("use one of {it}")))?;
         let (field, value) = (file.field_of(id)?, context(ContextKind::InvalidValue)?);
         let reason = format!("{field}: {value:?} cannot be used: {reason}");
-        Some(ConfigError { path: file.path().to_owned(), reason })
+        Some(ConfigError { path: file.path.clone(), reason })
     };
     bad_value().map_or_else(|| ParseError::Usage(of_kube_proxy(error)), ParseError::File)
 }

@@ -122,7 +122,7 @@ fn config(bytes: &[u8]) {
     match File::parse(Path::new("file"), text, |it| it != "nft_masquerade_bit") {
         Err(error) => invariants::line(&error.to_string()),
         Ok(file) => {
-            file.remarks().for_each(invariants::line);
+            file.remarks.iter().for_each(|it| invariants::line(it));
             for (id, values) in file.defaults() {
                 let field = file.field_of(id).expect("a value has a field");
                 let known = ["kind", "mode"].contains(&field) || FIELDS.iter().any(|it| it.path == field);

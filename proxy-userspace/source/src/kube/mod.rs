@@ -46,7 +46,8 @@ pub struct KubeSource {
     shared: Arc<Shared>,
     client: Arc<SharedClient>,
     runtime: Handle,
-    requests: RequestMetrics,
+    /// The requests to the API server.
+    pub requests: RequestMetrics,
     _tasks: JoinSet<()>,
 }
 
@@ -87,11 +88,6 @@ impl KubeSource {
     /// Posts Events of the node with this name to the same API server.
     pub fn event_recorder(&self, node: &str) -> EventRecorder {
         EventRecorder::new(Arc::clone(&self.client), self.runtime.clone(), node)
-    }
-
-    /// The requests to the API server.
-    pub fn requests(&self) -> &RequestMetrics {
-        &self.requests
     }
 
     /// The rejected parts of all objects, if they have changed since the last call.

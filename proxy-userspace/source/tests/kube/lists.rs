@@ -44,7 +44,7 @@ async fn lists_are_streamed_if_the_server_supports_it() {
 async fn requests_are_counted_by_their_answers() {
     let (server, test) = synced(paging()).await;
     let mut registry = Registry::default();
-    test.source.requests().register(&mut registry);
+    test.source.requests.register(&mut registry);
     let text = || {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();

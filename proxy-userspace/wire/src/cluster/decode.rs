@@ -29,7 +29,8 @@ pub struct ClusterDecoder {
     requested: RequestedMetadata,
     cluster: Arc<ClusterState>,
     services: BTreeMap<Arc<str>, DecodedService>,
-    rejections: Rejections,
+    /// The rejected parts of the messages.
+    pub rejections: Rejections,
 }
 
 /// The objects that the message of a Service contained.
@@ -43,11 +44,6 @@ impl ClusterDecoder {
     /// A decoder that keeps the requested labels and annotations of Services; the default one keeps none.
     pub fn new(requested: RequestedMetadata) -> Self {
         Self { requested, ..Self::default() }
-    }
-
-    /// The rejected parts of the messages.
-    pub fn rejections(&self) -> &Rejections {
-        &self.rejections
     }
 
     /// Applies a change and returns the state after it. The cost is proportional to the change.
