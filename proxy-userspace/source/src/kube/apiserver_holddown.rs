@@ -6,32 +6,35 @@
 //! Service itself) stay for [`HOLD_DOWN`], counted again from the first response after an outage: a running server adds
 //! itself within seconds.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use model::{
     ServiceName,
-    cluster::{ClusterChanges, EndpointSlice, Object, ObjectName, Service},
+    cluster::{ClusterChanges, Object, ObjectName},
 };
 use tokio::time::Instant;
 
 /// Longer than an API server takes to stop: it withdraws its endpoint first, and then keeps watches open for 60 s.
 pub(super) const HOLD_DOWN: Duration = Duration::from_secs(120);
 
-type Slices = BTreeMap<ObjectName, Arc<EndpointSlice>>;
+type Objects = BTreeMap<ObjectName, Object>;
 
 /// The reported and the active state of the API server's own Service.
 #[derive(Debug, Default)]
 pub(super) struct ApiServerHoldDown {
-    service: HoldDown<Option<Arc<Service>>>,
-    slices: HoldDown<Slices>,
+    service: HoldDown,
+    slices: HoldDown,
 }
 
 fn is_apiserver(name: &ServiceName) -> bool {
     &*name.namespace == "default" && &*name.name == "kubernetes"
 }
 
-fn has_ready_endpoint(slices: &Slices) -> bool {
-    slices.values().any(|it| it.endpoints.iter().any(|it| it.conditions.ready))
+fn has_ready_endpoint(slices: &Objects) -> bool {
+    let mut slices = slices.values();
+    slices.any(
+        |it| matches!(it, Object::EndpointSlice(it) if it.endpoints.iter().any(|it| it.conditions.ready)),
+    )
 }
 
 impl ApiServerHoldDown {
@@ -45,15 +48,7 @@ impl ApiServerHoldDown {
     /// hold-down has ended.
     pub(super) fn services(&mut self, changes: &mut ClusterChanges, server: Option<IpAddr>) {
         let name = ObjectName::Service(ServiceName::new("default", "kubernetes"));
-        if self.service.active.is_some() && self.service.contact() {
-            changes.insert(name.clone(), None);
-        }
-        let Some(change) = changes.get(&name) else { return };
-        let reported = match change {
-            Some(Object::Service(service)) => Some(Arc::clone(service)),
-            _ => None,
-        };
-        if let Some(service) = &reported
+        if let Some(Some(Object::Service(service))) = changes.get(&name)
             && server.is_some_and(|it| service.cluster_ips.contains(&it))
         {
             tracing::warn!(
@@ -61,69 +56,65 @@ impl ApiServerHoldDown {
                  what the API server reports; set --kube-api-server to the server's own address"
             );
         }
-        if !self.service.report(reported, Option::is_some, "the Service default/kubernetes has been deleted")
-        {
-            changes.remove(&name);
-        }
+        let is_own = |it: &Object| matches!(it, Object::Service(it) if is_apiserver(&it.name));
+        let event = "the Service default/kubernetes has been deleted";
+        self.service.filter(changes, is_own, |it| !it.is_empty(), event);
     }
 
     /// The same for EndpointSlices.
     pub(super) fn slices(&mut self, changes: &mut ClusterChanges) {
-        if self.slices.held_since.is_some() {
-            let previous = self.slices.active.clone();
-            if self.slices.contact() {
-                changes.extend(difference(&previous, &self.slices.active));
-            }
-        }
-        let mut reported = self.slices.reported.clone();
-        for (name, slice) in &*changes {
-            match slice {
-                Some(Object::EndpointSlice(slice)) if is_apiserver(&slice.service) => {
-                    reported.insert(name.clone(), Arc::clone(slice))
-                }
-                _ => reported.remove(name),
-            };
-        }
-        if reported == self.slices.reported {
-            return;
-        }
-        let previous = self.slices.active.clone();
-        changes.retain(|name, slice| match slice {
-            Some(Object::EndpointSlice(it)) => !is_apiserver(&it.service),
-            _ => !previous.contains_key(name),
-        });
-        if self.slices.report(reported, has_ready_endpoint, "default/kubernetes has no endpoint left") {
-            changes.extend(difference(&previous, &self.slices.active));
-        }
+        let is_own = |it: &Object| matches!(it, Object::EndpointSlice(it) if is_apiserver(&it.service));
+        self.slices.filter(changes, is_own, has_ready_endpoint, "default/kubernetes has no endpoint left");
     }
 }
 
-fn difference(previous: &Slices, next: &Slices) -> ClusterChanges {
-    let deleted = previous.keys().filter(|it| !next.contains_key(*it)).map(|it| (it.clone(), None));
-    let changed = next.iter().filter(|(name, it)| previous.get(*name) != Some(it));
-    let object = |it: &Arc<EndpointSlice>| Some(Object::EndpointSlice(Arc::clone(it)));
-    deleted.chain(changed.map(|(name, it)| (name.clone(), object(it)))).collect()
-}
-
-/// A value that becomes active at once while it is good, and late when it turns bad.
+/// Objects that become active at once while they are good, and late when they turn bad.
 #[derive(Debug, Default)]
-struct HoldDown<T> {
-    reported: T,
-    active: T,
-    /// Since when the reported value is bad and the active one good.
+struct HoldDown {
+    reported: Objects,
+    active: Objects,
+    /// Since when the reported ones are bad and the active ones good.
     held_since: Option<Instant>,
 }
 
-impl<T: Clone> HoldDown<T> {
-    /// A new value is reported; returns whether it is active.
-    fn report(&mut self, reported: T, is_good: impl Fn(&T) -> bool, event: &str) -> bool {
+impl HoldDown {
+    /// The server has responded: replaces changes of its own objects by those of the active ones.
+    fn filter(
+        &mut self,
+        changes: &mut ClusterChanges,
+        is_own: impl Fn(&Object) -> bool,
+        is_good: impl Fn(&Objects) -> bool,
+        event: &str,
+    ) {
+        let previous = self.active.clone();
+        self.contact();
+        let mut reported = self.reported.clone();
+        for (name, object) in &*changes {
+            match object.as_ref().filter(|it| is_own(it)) {
+                Some(object) => reported.insert(name.clone(), object.clone()),
+                None => reported.remove(name),
+            };
+        }
+        if reported != self.reported {
+            changes.retain(|name, object| match object {
+                Some(object) => !is_own(object),
+                None => !previous.contains_key(name),
+            });
+            self.report(reported, is_good, event);
+        }
+        let deleted = previous.keys().filter(|it| !self.active.contains_key(*it));
+        changes.extend(deleted.map(|it| (it.clone(), None)));
+        let changed = self.active.iter().filter(|(name, it)| previous.get(*name) != Some(it));
+        changes.extend(changed.map(|(name, it)| (name.clone(), Some(it.clone()))));
+    }
+
+    /// Other objects are reported.
+    fn report(&mut self, reported: Objects, is_good: impl Fn(&Objects) -> bool, event: &str) {
         self.reported = reported;
         if is_good(&self.reported) || !is_good(&self.active) {
             self.active = self.reported.clone();
             self.held_since = None;
-            return true;
-        }
-        if self.held_since.is_none() {
+        } else if self.held_since.is_none() {
             tracing::warn!(
                 event,
                 hold_down_seconds = HOLD_DOWN.as_secs(),
@@ -131,7 +122,6 @@ impl<T: Clone> HoldDown<T> {
             );
             self.held_since = Some(Instant::now());
         }
-        false
     }
 
     /// Counts from now on, if something is held down.
@@ -139,24 +129,21 @@ impl<T: Clone> HoldDown<T> {
         self.held_since = self.held_since.map(|_| Instant::now());
     }
 
-    /// The server has responded; returns whether the hold-down has ended and the reported value is active now.
-    fn contact(&mut self) -> bool {
-        if self.held_since.is_none_or(|since| since.elapsed() < HOLD_DOWN) {
-            return false;
+    /// The server has responded: what is reported becomes active at the end of the hold-down.
+    fn contact(&mut self) {
+        if self.held_since.take_if(|since| since.elapsed() >= HOLD_DOWN).is_some() {
+            self.active = self.reported.clone();
+            tracing::warn!(
+                service = "default/kubernetes",
+                "there is no endpoint after the hold-down; the last ones are removed now"
+            );
         }
-        self.held_since = None;
-        self.active = self.reported.clone();
-        tracing::warn!(
-            service = "default/kubernetes",
-            "there is no endpoint after the hold-down; the last ones are removed now"
-        );
-        true
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, sync::Arc};
 
     use super::*;
     use crate::kube_types::{self, objects};
