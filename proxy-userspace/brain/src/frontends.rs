@@ -13,8 +13,7 @@ use crate::Options;
 
 /// A Service with its addresses, without endpoints and before conflicts are resolved; none if it is not served.
 pub(crate) fn frontends(service: &Service, options: &Options) -> Option<Service> {
-    let kind = service.kind;
-    if kind == ServiceKind::ExternalName
+    if service.kind == ServiceKind::ExternalName
         || service.cluster_ips.is_empty()
         || service.proxy_name != options.service_proxy_name
     {
@@ -31,21 +30,15 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<Service>
         by_family(&service.source_ranges, range_family).filter(|it| has_load_balancer(range_family(it)));
     let source_ranges = source_ranges.collect();
     let has_health_check =
-        kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
+        service.kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
     Some(Service {
-        kind,
-        cluster_ips: service.cluster_ips.clone(),
+        created: None,
+        proxy_name: None,
         external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
-        source_ranges,
         load_balancer_ips,
-        ports: service.ports.clone(),
-        internal_policy: service.internal_policy,
-        external_policy: service.external_policy,
-        affinity: service.affinity,
-        load_balancing: service.load_balancing,
+        source_ranges,
         health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
-        metadata: service.metadata.clone(),
-        ..Service::new(service.name.clone())
+        ..service.clone()
     })
 }
 

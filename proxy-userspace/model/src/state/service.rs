@@ -1,4 +1,4 @@
-//! Services, as one node serves them.
+//! Services, as the cluster describes them, and as one node serves them.
 
 use std::{
     fmt,
