@@ -1,51 +1,53 @@
-//! Netlink attributes as a tree, for messages that no library has types for.
+//! Netlink attributes, for messages that no library has types for.
 //!
-//! The library does lengths, padding and nesting; here is only the content.
+//! The library does lengths and padding; here is only the content.
 
 use netlink_packet_core::{Emitable as _, NLA_F_NESTED, Nla, NlasIterator};
 
-/// An attribute to send: its type and its value.
+/// An attribute to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attribute {
-    /// Bytes, in the byte order that the kernel expects.
-    Value(u16, Vec<u8>),
-    /// Other attributes.
-    Nested(u16, Vec<Attribute>),
+pub struct Attribute {
+    /// Its type.
+    pub kind: u16,
+    /// In the byte order that the kernel expects.
+    pub value: Vec<u8>,
 }
 
 impl Attribute {
     pub fn bytes(kind: u16, value: impl Into<Vec<u8>>) -> Self {
-        Self::Value(kind, value.into())
+        Self { kind, value: value.into() }
     }
 
     /// A string, which the kernel expects to end with a zero byte.
     pub fn text(kind: u16, value: &str) -> Self {
-        Self::Value(kind, [value.as_bytes(), &[0]].concat())
+        Self::bytes(kind, [value.as_bytes(), &[0]].concat())
     }
 
     /// 32 bits in network byte order.
     pub fn u32(kind: u16, value: u32) -> Self {
-        Self::Value(kind, value.to_be_bytes().to_vec())
+        Self::bytes(kind, value.to_be_bytes())
     }
 
     /// 64 bits in network byte order.
     pub fn u64(kind: u16, value: u64) -> Self {
-        Self::Value(kind, value.to_be_bytes().to_vec())
+        Self::bytes(kind, value.to_be_bytes())
     }
 
     /// One byte.
     pub fn u8(kind: u16, value: u8) -> Self {
-        Self::Value(kind, vec![value])
+        Self::bytes(kind, [value])
     }
 
     /// Other attributes.
-    pub fn nested(kind: u16, value: impl Into<Vec<Self>>) -> Self {
-        Self::Nested(kind, value.into())
+    pub fn nested(kind: u16, attributes: impl IntoIterator<Item = Self>) -> Self {
+        let mut encoded = Vec::new();
+        attributes.into_iter().for_each(|it| it.append(&mut encoded));
+        Self::encoded(kind, encoded)
     }
 
-    /// Other attributes, as [`Self::append`] has encoded them: in a tenth of the memory.
+    /// Other attributes, as [`Self::append`] has encoded them.
     pub fn encoded(kind: u16, attributes: Vec<u8>) -> Self {
-        Self::Value(kind | NLA_F_NESTED, attributes)
+        Self { kind: kind | NLA_F_NESTED, value: attributes }
     }
 
     /// Appends it as it is in a message, with header and padding.
@@ -63,24 +65,15 @@ impl Attribute {
 
 impl Nla for Attribute {
     fn value_len(&self) -> usize {
-        match self {
-            Self::Value(_, value) => value.len(),
-            Self::Nested(_, attributes) => attributes.as_slice().buffer_len(),
-        }
+        self.value.len()
     }
 
     fn kind(&self) -> u16 {
-        match self {
-            Self::Value(kind, _) => *kind,
-            Self::Nested(kind, _) => kind | NLA_F_NESTED,
-        }
+        self.kind
     }
 
     fn emit_value(&self, buffer: &mut [u8]) {
-        match self {
-            Self::Value(_, value) => buffer.copy_from_slice(value),
-            Self::Nested(_, attributes) => attributes.as_slice().emit(buffer),
-        }
+        buffer.copy_from_slice(&self.value);
     }
 }
 

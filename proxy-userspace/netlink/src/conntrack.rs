@@ -8,7 +8,6 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use netlink_packet_core::NLA_F_NESTED;
 use nix::errno::Errno;
 
 use crate::{
@@ -144,7 +143,7 @@ fn list_request(protocol: u8, family: u8) -> Message {
 }
 
 pub(crate) fn delete_request(attributes: &[u8], flow: Flow) -> Option<Message> {
-    let mut copied = vec![Attribute::bytes(CTA_TUPLE_ORIG | NLA_F_NESTED, find(attributes, CTA_TUPLE_ORIG)?)];
+    let mut copied = vec![Attribute::encoded(CTA_TUPLE_ORIG, find(attributes, CTA_TUPLE_ORIG)?.into())];
     copied.extend(find(attributes, CTA_ZONE).map(|it| Attribute::bytes(CTA_ZONE, it)));
     let family = if flow.destination.is_ipv4() { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
     Some(Message { kind: DELETE, flags: 0, family, attributes: copied })

@@ -30,7 +30,7 @@ use crate::{
         watch::Watch,
     },
 };
-use netlink::{Attribute, Batch, Message, Netfilter, Refused, uapi::*};
+use netlink::{Batch, Message, Netfilter, Refused, uapi::*};
 
 /// How many elements are made before they are encoded, to a third of their size.
 const MAX_IN_MEMORY: usize = 10_000;
@@ -369,10 +369,7 @@ pub(crate) fn trial(
 /// Describes a message, for errors.
 pub(crate) fn describe(message: &Message) -> String {
     let said = |desired: u16| {
-        message.attributes.iter().find_map(|it| match it {
-            Attribute::Value(kind, value) if *kind == desired => Some(netlink::text(value)),
-            _ => None,
-        })
+        message.attributes.iter().find(|it| it.kind == desired).map(|it| netlink::text(&it.value))
     };
     let named = |what: &str, name| format!("{what} {}", said(name).unwrap_or_default());
     let family = if message.family == protocol_family(Family::V4) { "IPv4" } else { "IPv6" };

@@ -31,7 +31,8 @@ impl Register {
 pub(crate) struct Rule {
     /// Its purpose, shown by `nft list`.
     pub(crate) comment: String,
-    expressions: Vec<Attribute>,
+    /// Its expressions, as encoded attributes.
+    pub(crate) expressions: Vec<u8>,
     /// The family of its table.
     pub(crate) family: Family,
 }
@@ -42,14 +43,9 @@ impl Rule {
         Self { comment: comment.into(), expressions: Vec::new(), family }
     }
 
-    /// The list of its expressions.
-    pub(crate) fn expressions(&self) -> Vec<Attribute> {
-        self.expressions.clone()
-    }
-
     fn push(mut self, name: &str, data: Vec<Attribute>) -> Self {
         let it = [Attribute::text(NFTA_EXPR_NAME, name), Attribute::nested(NFTA_EXPR_DATA, data)];
-        self.expressions.push(Attribute::nested(NFTA_LIST_ELEM, it));
+        Attribute::nested(NFTA_LIST_ELEM, it).append(&mut self.expressions);
         self
     }
 

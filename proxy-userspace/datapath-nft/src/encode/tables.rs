@@ -54,12 +54,11 @@ pub(crate) fn message(
 }
 
 /// The same message about another table.
-pub(crate) fn in_table(name: &str, message: Message) -> Message {
-    let attributes = message.attributes.into_iter().map(|it| match it {
-        Attribute::Value(NFTA_TABLE_NAME, _) => Attribute::text(NFTA_TABLE_NAME, name),
-        other => other,
-    });
-    Message { attributes: attributes.collect(), ..message }
+pub(crate) fn in_table(name: &str, mut message: Message) -> Message {
+    for it in message.attributes.iter_mut().filter(|it| it.kind == NFTA_TABLE_NAME) {
+        *it = Attribute::text(NFTA_TABLE_NAME, name);
+    }
+    message
 }
 
 /// The message that begins a batch.
@@ -112,7 +111,7 @@ pub(crate) fn delete_chain(family: Family, name: &str) -> Message {
 pub(crate) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     let attributes = [
         Attribute::text(NFTA_RULE_CHAIN, chain),
-        Attribute::nested(NFTA_RULE_EXPRESSIONS, rule.expressions()),
+        Attribute::encoded(NFTA_RULE_EXPRESSIONS, rule.expressions.clone()),
         userdata(NFTA_RULE_USERDATA, &rule.comment),
     ];
     message(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
