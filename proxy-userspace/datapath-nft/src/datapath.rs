@@ -16,7 +16,7 @@ use std::{
 
 use datapath::{ApplyReport, AvoidedEndpoints, PacketAffinity};
 use model::{Family, Rejected, error_chain, state::NodeState};
-use netlink::{Netfilter, flow_cleanup::FlowRules};
+use netlink::{Batch, Netfilter, flow_cleanup::FlowRules};
 
 use self::notices::Notices;
 use crate::{
@@ -26,7 +26,6 @@ use crate::{
         snapshot::Snapshot,
         transaction::{
             DesiredTable, Difference, base_chains, can_count, can_own_tables, commit, commit_batch,
-            transaction,
         },
     },
     encode::{
@@ -388,7 +387,7 @@ impl Datapath {
             changes.add.extend(own.add);
         }
         let entries = changes.len();
-        let mut messages = transaction();
+        let mut messages = Batch::transaction();
         for family in Family::ALL {
             let own = changes.take(family);
             if !self.unsupported.contains_key(&family) {
@@ -411,7 +410,7 @@ impl Datapath {
     ) -> Result<usize, Error> {
         // The kernel refuses to add a hook in the transaction that adopts a table.
         let mut adoptions = Vec::new();
-        let mut messages = transaction();
+        let mut messages = Batch::transaction();
         let mut entries = 0;
         let mut hooks = Vec::new();
         let mut all_replaced = true;
@@ -430,7 +429,7 @@ impl Datapath {
                     for it in table.fill(endpoints.inspect(|_| entries += 1)) {
                         messages.push(&it);
                         if is_unused && messages.size() > FILLING {
-                            let full = mem::replace(&mut messages, transaction());
+                            let full = mem::replace(&mut messages, Batch::transaction());
                             filled = self.notices.commit_many(&mut self.netfilter, full);
                             if filled.is_err() {
                                 break 'tables;
@@ -497,7 +496,7 @@ impl Datapath {
             let family = table.config_.family;
             let endpoints = self.layout.endpoint_elements(family);
             let mut entries = table.elements.len();
-            let mut batch = transaction();
+            let mut batch = Batch::transaction();
             batch.extend(table.replace(endpoints.inspect(|_| entries += 1)));
             match commit_batch(&mut self.netfilter, batch) {
                 Ok(()) => applied += entries,

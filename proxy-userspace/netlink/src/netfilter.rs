@@ -16,6 +16,7 @@ use nix::{
 use crate::{
     attribute::{self, Attribute},
     socket::{self, DATAGRAM_SIZE, HEADER, error_code, messages, open},
+    uapi::{NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES},
 };
 
 /// The length of `struct nfgenmsg` in bytes, with which every message of netfilter begins.
@@ -34,6 +35,16 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message to nf_tables: its command is `NFT_MSG_…`, its family `NFPROTO_…`.
+    pub fn nf_tables(command: u16, family: u8, attributes: impl Into<Vec<Attribute>>) -> Self {
+        Self { kind: NFNL_SUBSYS_NFTABLES << 8 | command, flags: 0, family, attributes: attributes.into() }
+    }
+
+    /// The message that begins or ends a transaction.
+    fn delimiter(kind: u16) -> Self {
+        Self { kind, flags: 0, family: 0, attributes: Vec::new() }
+    }
+
     /// Appends the message to a datagram.
     fn emit(&self, buffer: &mut Vec<u8>, sequence: u32, resource: u16) {
         let [high, low] = resource.to_be_bytes();
@@ -56,9 +67,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty one for a subsystem.
-    pub fn new(subsystem: u16) -> Self {
-        Self { resource: subsystem, ..Self::default() }
+    /// A transaction of nf_tables, with the message that begins it; see [`Netfilter::transact`].
+    pub fn transaction() -> Self {
+        let mut batch = Self { resource: NFNL_SUBSYS_NFTABLES, ..Self::default() };
+        batch.push(&Message::delimiter(NFNL_MSG_BATCH_BEGIN));
+        batch
     }
 
     /// Adds a message.
@@ -181,16 +194,20 @@ impl Netfilter {
 
     /// Sends messages that succeed or fail one by one; returns those that were refused.
     pub fn each(&mut self, messages: &[Message]) -> Result<Vec<Refused>, Errno> {
-        let mut batch = Batch::new(0);
+        let mut batch = Batch::default();
         messages.iter().for_each(|it| batch.push(it));
-        self.transact(&mut batch)
+        self.send(&mut batch)
     }
 
-    /// Sends messages that take effect together or not at all. The first and the last delimit the batch and name its
-    /// subsystem.
+    /// Ends a [transaction](Batch::transaction) and sends it: its messages take effect together or not at all.
     ///
     /// Returns the messages that were refused; if there are any, nothing has taken effect.
     pub fn transact(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
+        batch.push(&Message::delimiter(NFNL_MSG_BATCH_END));
+        self.send(batch)
+    }
+
+    fn send(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
         let first = self.sequence.wrapping_add(1);
         batch.number(first);
         self.sequence = self.sequence.wrapping_add(batch.len as u32);
@@ -238,7 +255,7 @@ mod tests {
             family: 2,
             attributes: vec![Attribute::bytes(1, vec![n as u8; 50_000 + usize::from(n)])],
         };
-        let mut batch = Batch::new(10);
+        let mut batch = Batch::default();
         batch.extend((0..100).map(message));
         assert_eq!((batch.len(), batch.parts.len()), (100, 5));
         batch.number(7);

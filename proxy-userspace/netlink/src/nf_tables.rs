@@ -132,8 +132,7 @@ fn list<T>(
         attempts -= 1;
         let mut all = Vec::new();
         let result = families.iter().try_for_each(|&family| {
-            let kind = NFNL_SUBSYS_NFTABLES << 8 | command;
-            let request = Message { kind, flags: 0, family, attributes: attributes.to_vec() };
+            let request = Message::nf_tables(command, family, attributes);
             netfilter.dump(&request, |it| all.extend(parse(family, it)))
         });
         match result {
@@ -172,7 +171,7 @@ impl Deletion<'_> {
             }
         };
         attributes.insert(0, Attribute::text(NFTA_TABLE_NAME, table));
-        Message { kind: NFNL_SUBSYS_NFTABLES << 8 | command, flags: 0, family, attributes }
+        Message::nf_tables(command, family, attributes)
     }
 }
 
@@ -196,11 +195,8 @@ pub fn delete(deletions: &[Deletion<'_>]) -> io::Result<()> {
     if deletions.is_empty() {
         return Ok(());
     }
-    let end = |kind| Message { kind, flags: 0, family: 0, attributes: Vec::new() };
-    let mut batch = Batch::new(NFNL_SUBSYS_NFTABLES);
-    batch.push(&end(NFNL_MSG_BATCH_BEGIN));
+    let mut batch = Batch::transaction();
     batch.extend(deletions.iter().map(Deletion::message));
-    batch.push(&end(NFNL_MSG_BATCH_END));
     let refused = Netfilter::open()?.transact(&mut batch)?;
     let Some(it) = refused.first() else { return Ok(()) };
     let what = it.message.and_then(|it| deletions.get(it.checked_sub(1)?));

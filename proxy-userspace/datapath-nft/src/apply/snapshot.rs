@@ -17,7 +17,7 @@ use crate::{
         elements::{Element, Elements, Value},
         expressions::{Verdict, protocol_family},
         schema::{Bytes, Field, Map, Parts, list_of},
-        tables::{TABLE, comment, kind, message, set_name},
+        tables::{TABLE, comment, message, set_name},
     },
     error::{Error, TABLES},
     plan::{
@@ -100,12 +100,7 @@ impl Snapshot {
     /// The comment and the flags of the table of a family; `None` if it does not exist.
     pub(crate) fn find(netfilter: &mut Netfilter, family: Family) -> Result<Option<(String, u32)>, Error> {
         let mut found = None;
-        let all = Message {
-            kind: kind(NFT_MSG_GETTABLE),
-            flags: 0,
-            family: protocol_family(family),
-            attributes: Vec::new(),
-        };
+        let all = Message::nf_tables(NFT_MSG_GETTABLE, protocol_family(family), []);
         let read = netfilter.dump(&all, |it| {
             if find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE) {
                 let flags = find(it, NFTA_TABLE_FLAGS).and_then(u32).unwrap_or_default();

@@ -16,8 +16,8 @@ use crate::{
         expressions::protocol_family,
         schema::{Bytes, Map, MapData, length, list_name},
         tables::{
-            TRIAL_TABLE, begin, counters, delete_chain, delete_list, delete_table, elements, end, in_table,
-            kind, new_chain, new_list, new_owned_table, new_rule, new_set, new_table,
+            TRIAL_TABLE, counters, delete_chain, delete_list, delete_table, elements, in_table, new_chain,
+            new_list, new_owned_table, new_rule, new_set, new_table,
         },
     },
     error::Error,
@@ -277,24 +277,17 @@ pub(crate) fn commit(
     netfilter: &mut Netfilter,
     messages: impl IntoIterator<Item = Message>,
 ) -> Result<(), Error> {
-    let mut batch = transaction();
+    let mut batch = Batch::transaction();
     batch.extend(messages);
     commit_batch(netfilter, batch)
 }
 
-/// A transaction without messages.
-pub(crate) fn transaction() -> Batch {
-    let mut batch = Batch::new(NFNL_SUBSYS_NFTABLES);
-    batch.push(&begin());
-    batch
-}
-
 /// Applies a transaction.
 pub(crate) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Result<(), Error> {
+    // It has only its beginning.
     if batch.len() == 1 {
         return Ok(());
     }
-    batch.push(&end());
     let refused = match netfilter.transact(&mut batch) {
         Ok(refused) => refused,
         Err(errno) => vec![Refused { message: None, errno }],
@@ -352,10 +345,10 @@ pub(crate) fn trial(
     messages: impl IntoIterator<Item = Message>,
 ) -> Result<(), Error> {
     let under_its_name = |it| in_table(TRIAL_TABLE, it);
-    let mut batch = transaction();
+    let mut batch = Batch::transaction();
     batch.extend(messages.into_iter().map(under_its_name));
     let last = batch.len();
-    batch.extend([under_its_name(delete_chain(family, "does-not-exist")), end()]);
+    batch.push(&under_its_name(delete_chain(family, "does-not-exist")));
     let failed = |what, errno| Error::Refused { what, errno };
     let refused = netfilter.transact(&mut batch).map_err(|it| failed("the transaction".into(), it))?;
     match refused.first() {
@@ -373,7 +366,7 @@ pub(crate) fn describe(message: &Message) -> String {
     };
     let named = |what: &str, name| format!("{what} {}", said(name).unwrap_or_default());
     let family = if message.family == protocol_family(Family::V4) { "IPv4" } else { "IPv6" };
-    let what = match message.kind.wrapping_sub(kind(0)) {
+    let what = match message.kind.wrapping_sub(NFNL_SUBSYS_NFTABLES << 8) {
         NFT_MSG_NEWTABLE | NFT_MSG_DELTABLE => "the table itself".to_owned(),
         NFT_MSG_NEWCHAIN | NFT_MSG_DELCHAIN => named("the chain", NFTA_CHAIN_NAME),
         NFT_MSG_NEWRULE => named("a rule of the chain", NFTA_RULE_CHAIN),

@@ -297,7 +297,7 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         commit(&mut other, vec![in_table("theirs", new_table(Family::V4, ""))]).unwrap();
         assert_eq!(generation(&mut other), Some(generation_before + 1));
         assert!(!datapath.notices.changed.take(), "the table is not ours");
-        datapath.notices.commit_many(&mut datapath.netfilter, transaction()).unwrap();
+        datapath.notices.commit_many(&mut datapath.netfilter, Batch::transaction()).unwrap();
         assert!(datapath.notices.changed.take(), "there was no transaction where one was expected");
     });
 }

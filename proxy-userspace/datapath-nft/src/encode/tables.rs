@@ -13,20 +13,10 @@ use crate::encode::{
 };
 use netlink::{Attribute, Message, Netfilter, uapi::*};
 
-/// The kind of a message with a command, `NFT_MSG_…`.
-pub(crate) fn kind(command: u16) -> u16 {
-    NFNL_SUBSYS_NFTABLES << 8 | command
-}
-
 /// How many transactions have taken effect in this network namespace; it begins anew beyond 32 bits.
 pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
-    let message = Message {
-        kind: kind(NFT_MSG_GETGEN),
-        // The kernel sends one answer, and then the acknowledgement.
-        flags: NLM_F_ACK,
-        family: 0,
-        attributes: Vec::new(),
-    };
+    // The kernel sends one answer, and then the acknowledgement.
+    let message = Message { flags: NLM_F_ACK, ..Message::nf_tables(NFT_MSG_GETGEN, 0, []) };
     let mut id = None;
     netfilter.dump(&message, |it| id = netlink::find(it, NFTA_GEN_ID).and_then(netlink::u32)).ok()?;
     id
@@ -50,7 +40,7 @@ pub(crate) fn message(
 ) -> Message {
     let mut all = vec![Attribute::text(NFTA_TABLE_NAME, TABLE)];
     all.extend(attributes);
-    Message { kind: kind(command), flags, family: protocol_family(family), attributes: all }
+    Message { flags, ..Message::nf_tables(command, protocol_family(family), all) }
 }
 
 /// The same message about another table.
@@ -59,16 +49,6 @@ pub(crate) fn in_table(name: &str, mut message: Message) -> Message {
         *it = Attribute::text(NFTA_TABLE_NAME, name);
     }
     message
-}
-
-/// The message that begins a batch.
-pub(crate) fn begin() -> Message {
-    Message { kind: NFNL_MSG_BATCH_BEGIN, flags: 0, family: 0, attributes: Vec::new() }
-}
-
-/// The message that ends a batch.
-pub(crate) fn end() -> Message {
-    Message { kind: NFNL_MSG_BATCH_END, flags: 0, family: 0, attributes: Vec::new() }
 }
 
 /// Creates the table if it does not exist.

@@ -15,7 +15,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use model::Family;
 use netlink::{
     Attribute, Message, Netfilter,
-    uapi::{NFT_MSG_NEWTABLE, NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS},
+    uapi::{NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWTABLE, NFT_TABLE_F_DORMANT, NFTA_TABLE_FLAGS},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
         snapshot::Snapshot,
         transaction::{DesiredTable, can_count, trial},
     },
-    encode::tables::{TABLE, kind},
+    encode::tables::TABLE,
     error::Error,
     observe::node_settings::is_pair,
     plan::{
@@ -208,7 +208,7 @@ fn attempt(netfilter: &mut Netfilter, config: &Config, host: &Host, family: Fami
 
 /// The same message, which makes a table that gets no packets.
 fn without_packets(mut message: Message) -> Message {
-    if message.kind == kind(NFT_MSG_NEWTABLE) {
+    if message.kind == NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWTABLE {
         message.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT));
     }
     message
@@ -216,8 +216,10 @@ fn without_packets(mut message: Message) -> Message {
 
 #[cfg(test)]
 mod tests {
+    use netlink::Batch;
+
     use super::*;
-    use crate::apply::transaction::{describe, transaction};
+    use crate::apply::transaction::describe;
 
     /// A folder like `/sys/class/net`: each interface with its number, the number it is linked to, and what it lies upon.
     fn interfaces(all: &[(&str, u32, u32, Option<&str>)]) -> tempfile::TempDir {
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn the_trial_has_the_chains_of_service_cidrs() {
         for family in Family::ALL {
-            let mut batch = transaction();
+            let mut batch = Batch::transaction();
             batch.extend(trial_table(&Config::default(), &trial_host(false), family).replace(iter::empty()));
             let messages = (0..batch.len()).filter_map(|it| batch.message(it));
             let all: Vec<_> = messages.map(|it| describe(&it)).collect();

@@ -5,10 +5,7 @@
 use model::Family;
 use nix::errno::Errno;
 
-use crate::{
-    encode::{expressions::protocol_family, tables::kind},
-    error::Error,
-};
+use crate::{encode::expressions::protocol_family, error::Error};
 use netlink::{
     Attribute, Message, Netfilter,
     uapi::{NFT_MSG_GETCHAIN, NFT_MSG_GETTABLE, NFTA_CHAIN_NAME, NFTA_TABLE_NAME},
@@ -26,17 +23,12 @@ const IPTABLES: (&str, &str) = ("nat", "KUBE-SERVICES");
 /// If the kernel refuses to look for them.
 pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
     let queries = Family::ALL.map(|family| {
-        let message = |command, attributes| Message {
-            kind: kind(command),
-            flags: 0,
-            family: protocol_family(family),
-            attributes,
-        };
+        let family = protocol_family(family);
         let (table, chain) = IPTABLES;
-        let chain = vec![Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_CHAIN_NAME, chain)];
+        let chain = [Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_CHAIN_NAME, chain)];
         [
-            message(NFT_MSG_GETTABLE, vec![Attribute::text(NFTA_TABLE_NAME, TABLE)]),
-            message(NFT_MSG_GETCHAIN, chain),
+            Message::nf_tables(NFT_MSG_GETTABLE, family, [Attribute::text(NFTA_TABLE_NAME, TABLE)]),
+            Message::nf_tables(NFT_MSG_GETCHAIN, family, chain),
         ]
     });
     let queries = queries.concat();
@@ -50,12 +42,10 @@ pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
 
 #[cfg(test)]
 mod tests {
-    use netlink::uapi::NFT_MSG_DELTABLE;
-
     use super::*;
     use crate::{
         apply::transaction::commit,
-        encode::tables::{in_table, new_chain, new_table},
+        encode::tables::{delete_table, in_table, new_chain, new_table},
         in_netns::in_netns,
     };
 
@@ -71,8 +61,7 @@ mod tests {
             ] {
                 let create = [new_table(family, ""), new_chain(family, chain, None)];
                 let create = create.map(|it| in_table(table, it));
-                let delete = Message { kind: kind(NFT_MSG_DELTABLE), flags: 0, ..create[0].clone() };
-                let delete = Message { attributes: vec![Attribute::text(NFTA_TABLE_NAME, table)], ..delete };
+                let delete = in_table(table, delete_table(family));
                 commit(&mut netfilter, create).unwrap();
                 assert_eq!(has_rules(&mut netfilter).unwrap(), chain != "PREROUTING", "{table} {chain}");
                 commit(&mut netfilter, [delete]).unwrap();
