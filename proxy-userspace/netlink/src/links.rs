@@ -1,17 +1,17 @@
 //! The network interfaces of this network namespace, and the programs that the kernel runs there.
 
-use std::{io, os::fd::AsRawFd as _};
+use std::io;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use nix::{
     errno::Errno,
     libc,
-    sys::socket::{MsgFlags, SockFlag, SockProtocol, recv, send},
+    sys::socket::{SockFlag, SockProtocol},
 };
 
 use crate::{
     attribute::{Attribute, find, text},
-    socket::{DATAGRAM_SIZE, append, error_code, messages, open},
+    socket::{ask, open},
     uapi::{
         IFLA_IFNAME, IFLA_MTU, IFLA_XDP, IFLA_XDP_DRV_PROG_ID, IFLA_XDP_HW_PROG_ID, IFLA_XDP_PROG_ID,
         IFLA_XDP_SKB_PROG_ID, TC_H_CLSACT, TC_H_CLSACT_EGRESS, TC_H_CLSACT_INGRESS, TC_H_CLSACT_PARENT,
@@ -53,8 +53,7 @@ pub struct Classifier {
 ///
 /// If the kernel refuses it.
 pub fn read(index: u32) -> io::Result<Option<Link>> {
-    let mut header = [0; INTERFACE];
-    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    let header = [0, index, 0, 0].map(u32::to_ne_bytes).concat();
     let mut link = None;
     match request(libc::RTM_GETLINK, NLM_F_ACK, &header, &[], |payload| link = parse_link(payload)) {
         Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(None),
@@ -86,9 +85,7 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
 pub fn classifiers(index: u32) -> io::Result<Vec<Classifier>> {
     let mut found = Vec::new();
     for (direction, parent) in [("ingress", TC_H_CLSACT_INGRESS), ("egress", TC_H_CLSACT_EGRESS)] {
-        let mut header = [0; CLASSIFIER];
-        header[4..8].copy_from_slice(&index.to_ne_bytes());
-        header[12..16].copy_from_slice(&parent.to_ne_bytes());
+        let header = [0, index, 0, parent, 0].map(u32::to_ne_bytes).concat();
         let listed = request(libc::RTM_GETTFILTER, NLM_F_DUMP, &header, &[], |payload| {
             found.extend(parse_classifier(payload, direction));
         });
@@ -149,21 +146,11 @@ fn request(
     attributes: &[Attribute],
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    let mut request = Vec::new();
-    append(&mut request, (kind, flags, 0), fixed, attributes);
     let socket = open(SockProtocol::NetlinkRoute, 0, SockFlag::empty())?;
-    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    let mut datagram = vec![0; DATAGRAM_SIZE];
-    loop {
-        let length = recv(socket.as_raw_fd(), &mut datagram, MsgFlags::empty())?;
-        for (header, payload) in messages(&datagram[..length]) {
-            match header.message_type {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => return error_code(payload).map_or(Ok(()), |errno| Err(errno.into())),
-                _ => each(payload),
-            }
-        }
-    }
+    ask(&socket, (kind, flags), fixed, attributes, |payload| {
+        each(payload);
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -71,14 +71,14 @@ impl Notifications {
         Ok(Self { socket, datagram: vec![0; DATAGRAM_SIZE] })
     }
 
-    /// Passes the next datagram's messages to `each`: their type, and what follows the header.
+    /// Passes the next datagram's messages to `each`: their header, and what follows it.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if nothing has come, `ENOBUFS` if some were lost.
-    pub fn receive(&mut self, mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
+    pub fn receive(&mut self, mut each: impl FnMut(&NetlinkHeader, &[u8])) -> Result<(), Errno> {
         let length = recv(self.socket.as_raw_fd(), &mut self.datagram, MsgFlags::empty())?;
-        messages(&self.datagram[..length]).for_each(|(header, payload)| each(header.message_type, payload));
+        messages(&self.datagram[..length]).for_each(|(header, payload)| each(&header, payload));
         Ok(())
     }
 }
@@ -103,13 +103,12 @@ impl MulticastListener {
         changed: Arc<ChangeFlag>,
         is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool + Send + 'static,
     ) -> io::Result<Self> {
-        let socket = open(protocol, groups, SockFlag::empty())?;
-        set_receive_buffer(&socket, RECEIVE_BUFFER)?;
+        let notifications = Notifications::subscribe(protocol, groups)?;
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
             .name("netlink".into())
-            .spawn(move || listen(&socket, &stopped, &changed, is_relevant))?;
+            .spawn(move || listen(notifications, &stopped, &changed, is_relevant))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -127,31 +126,30 @@ impl Drop for MulticastListener {
 }
 
 fn listen(
-    socket: &OwnedFd,
+    mut notifications: Notifications,
     stop: &EventFd,
     changed: &ChangeFlag,
     mut is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool,
 ) {
-    let mut datagram = vec![0; DATAGRAM_SIZE];
     loop {
         let mut fds =
-            [PollFd::new(socket.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+            [notifications.socket.as_fd(), stop.as_fd()].map(|it| PollFd::new(it, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return report_end(errno),
         }
         let is_stopped = fds[1].any() == Some(true);
-        match recv(socket.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
-            Ok(length) => {
-                if messages(&datagram[..length]).any(|(header, payload)| is_relevant(&header, payload)) {
-                    changed.set();
-                }
-            }
+        let mut is_changed = false;
+        match notifications.receive(|header, payload| is_changed = is_changed || is_relevant(header, payload))
+        {
             // What has come before the end counts.
             Err(Errno::EAGAIN) if is_stopped => return,
-            Err(Errno::EAGAIN | Errno::EINTR) => {}
-            Err(Errno::ENOBUFS) => changed.set(),
+            Ok(()) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(Errno::ENOBUFS) => is_changed = true,
             Err(errno) => return report_end(errno),
+        }
+        if is_changed {
+            changed.set();
         }
     }
 }

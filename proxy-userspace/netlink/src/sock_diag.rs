@@ -2,13 +2,9 @@
 //!
 //! Invariant: a socket is terminated by its cookie, so that it cannot be mistaken for another one.
 
-use std::{
-    io,
-    net::SocketAddr,
-    os::fd::{AsRawFd as _, OwnedFd},
-};
+use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
-use netlink_packet_core::{Emitable as _, NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, Parseable as _};
+use netlink_packet_core::{Emitable as _, NLM_F_ACK, NLM_F_DUMP, Parseable as _};
 use netlink_packet_sock_diag::{
     SOCK_DESTROY, SOCK_DIAG_BY_FAMILY,
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
@@ -16,12 +12,12 @@ use netlink_packet_sock_diag::{
 use nix::{
     libc,
     sys::{
-        socket::{MsgFlags, SockFlag, SockProtocol, recv, send, setsockopt, sockopt::ReceiveTimeout},
+        socket::{SockFlag, SockProtocol, setsockopt, sockopt::ReceiveTimeout},
         time::{TimeVal, TimeValLike as _},
     },
 };
 
-use crate::socket::{DATAGRAM_SIZE, append, error_code, messages, open};
+use crate::socket::{ask, open};
 
 /// The protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,11 +102,9 @@ impl SockDiag {
     pub fn connected(&self, transport: Transport) -> io::Result<Vec<ConnectedSocket>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
-            let states = transport.connected_states();
-            let id = unspecified(family);
-            self.send((SOCK_DIAG_BY_FAMILY, NLM_F_DUMP), (family, transport), id, states)?;
-            let add = |it: InetResponse| found.push(ConnectedSocket::new(family, transport, it));
-            match self.receive(add) {
+            let (id, states) = (unspecified(family), transport.connected_states());
+            let add = |it| found.push(ConnectedSocket::new(family, transport, it));
+            match self.ask((SOCK_DIAG_BY_FAMILY, NLM_F_DUMP), (family, transport), id, states, add) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                     return Err(transport.unsupported());
                 }
@@ -136,8 +130,7 @@ impl SockDiag {
     }
 
     fn destroy(&self, kind: (u8, Transport), id: SocketId) -> io::Result<bool> {
-        self.send((SOCK_DESTROY, NLM_F_ACK), kind, id, StateFlags::empty())?;
-        match self.receive(|_| ()) {
+        match self.ask((SOCK_DESTROY, NLM_F_ACK), kind, id, StateFlags::empty(), |_| ()) {
             Ok(()) => Ok(true),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ESTALE) => Ok(false),
@@ -151,39 +144,23 @@ impl SockDiag {
         }
     }
 
-    /// Sends a request about the sockets of a family and a transport.
-    fn send(
+    /// Sends a request about the sockets of a family and a transport, and passes each answer to `each`.
+    fn ask(
         &self,
-        (command, flags): (u16, u16),
+        command: (u16, u16),
         (family, transport): (u8, Transport),
         socket_id: SocketId,
         states: StateFlags,
+        mut each: impl FnMut(InetResponse),
     ) -> io::Result<()> {
         let (protocol, extensions) = (transport.number(), ExtensionFlags::empty());
         let request = InetRequest { family, protocol, extensions, states, socket_id };
         let mut fixed = vec![0; request.buffer_len()];
         request.emit(&mut fixed);
-        let mut datagram = Vec::new();
-        append(&mut datagram, (command, flags, 0), &fixed, &[]);
-        send(self.0.as_raw_fd(), &datagram, MsgFlags::empty())?;
-        Ok(())
-    }
-
-    /// Receives answers until the last one.
-    fn receive(&self, mut answer: impl FnMut(InetResponse)) -> io::Result<()> {
-        let mut buffer = vec![0; DATAGRAM_SIZE];
-        loop {
-            let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            for (header, payload) in messages(&buffer[..length]) {
-                match header.message_type {
-                    // A kernel without tcp_diag or udp_diag reports that here.
-                    NLMSG_DONE | NLMSG_ERROR => {
-                        return error_code(payload).map_or(Ok(()), |errno| Err(errno.into()));
-                    }
-                    _ => answer(InetResponse::parse(payload).map_err(io::Error::other)?),
-                }
-            }
-        }
+        ask(&self.0, command, &fixed, &[], |payload| {
+            each(InetResponse::parse(payload).map_err(io::Error::other)?);
+            Ok(())
+        })
     }
 }
 
@@ -203,6 +180,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::socket::append;
 
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
@@ -221,14 +199,10 @@ mod tests {
         (SockDiag(ours.into()), kernel)
     }
 
-    /// A message with its header, padded to words.
+    /// A message with its header.
     fn raw(kind: u16, body: &[u8]) -> Vec<u8> {
-        let length = 16 + body.len();
-        let mut bytes = (length as u32).to_ne_bytes().to_vec();
-        bytes.extend([kind.to_ne_bytes(), [0; 2]].concat());
-        bytes.extend([0; 8]);
-        bytes.extend(body);
-        bytes.resize(length.next_multiple_of(4), 0);
+        let mut bytes = Vec::new();
+        append(&mut bytes, (kind, 0, 0), body, &[]);
         bytes
     }
 

@@ -1,12 +1,18 @@
 //! Netlink sockets and the framing of their messages.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
 
-use netlink_packet_core::{Emitable as _, ErrorBuffer, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader};
+use netlink_packet_core::{
+    Emitable as _, ErrorBuffer, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+};
 use nix::{
     errno::Errno,
     sys::socket::{
-        AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, setsockopt, socket, sockopt,
+        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt,
+        socket, sockopt,
     },
 };
 
@@ -63,6 +69,33 @@ pub(crate) fn append(
     it.emit(header);
     rest[..fixed.len()].copy_from_slice(fixed);
     attributes.emit(&mut rest[fixed.len()..]);
+}
+
+/// Sends a request: its type and its flags besides `NLM_F_REQUEST`, what each request of this type begins with, and attributes.
+/// Passes each answer to `each`, until the kernel has acknowledged the request or has listed everything.
+pub(crate) fn ask(
+    socket: &OwnedFd,
+    (kind, flags): (u16, u16),
+    fixed: &[u8],
+    attributes: &[Attribute],
+    mut each: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut request = Vec::new();
+    append(&mut request, (kind, flags, 0), fixed, attributes);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut datagram = vec![0; DATAGRAM_SIZE];
+    loop {
+        let length = recv(socket.as_raw_fd(), &mut datagram, MsgFlags::empty())?;
+        for (header, payload) in messages(&datagram[..length]) {
+            match header.message_type {
+                // A kernel without tcp_diag or udp_diag reports that at the end of a list.
+                NLMSG_DONE | NLMSG_ERROR => {
+                    return error_code(payload).map_or(Ok(()), |errno| Err(errno.into()));
+                }
+                _ => each(payload)?,
+            }
+        }
+    }
 }
 
 /// The messages of a datagram: header and payload.

@@ -23,7 +23,7 @@ libc! {
         NFT_META_IIF NFT_META_IIFNAME NFT_META_L4PROTO NFT_META_MARK NFT_META_NFTRACE NFT_META_OIFNAME
         NFT_META_PRIORITY NFT_NAT_DNAT NFT_NG_RANDOM NFT_PAYLOAD_NETWORK_HEADER NFT_PAYLOAD_TRANSPORT_HEADER
         NFT_REG32_00 NFT_REG_VERDICT NFT_REJECT_ICMP_UNREACH NFT_REJECT_TCP_RST NFT_SET_ELEM_INTERVAL_END
-        NFT_SET_EVAL NFT_SET_INTERVAL NFT_SET_MAP NFT_SET_TIMEOUT;
+        NFT_SET_EVAL NFT_SET_INTERVAL NFT_SET_MAP NFT_SET_TIMEOUT NFNLGRP_NFTABLES NFNLGRP_NFTRACE RTN_LOCAL;
     i32: NFT_CONTINUE NFT_GOTO NFT_JUMP NFT_RETURN NF_ACCEPT NF_DROP;
 }
 
@@ -125,9 +125,6 @@ pub const NFT_TABLE_F_DORMANT: u32 = 1 << 0;
 pub const NFT_TABLE_F_OWNER: u32 = 1 << 1;
 /// Linux 6.9: the table stays when its owner ends, until another process adopts it.
 pub const NFT_TABLE_F_PERSIST: u32 = 1 << 2;
-/// Multicast groups, by number.
-pub const NFNLGRP_NFTABLES: u32 = 7;
-pub const NFNLGRP_NFTRACE: u32 = 9;
 
 /// A packet that belongs to no connection, and begins none.
 pub const NF_CT_STATE_INVALID_BIT: u32 = 1 << 0;
@@ -142,7 +139,6 @@ pub const IPS_ASSURED: u32 = 1 << 2;
 pub const IPS_CONFIRMED: u32 = 1 << 3;
 pub const IPS_DST_NAT: u32 = 1 << 5;
 pub const NF_NAT_RANGE_PROTO_RANDOM_FULLY: u32 = 1 << 4;
-pub const RTN_LOCAL: u32 = 2;
 
 pub const IFLA_IFNAME: u16 = 3;
 pub const IFLA_MTU: u16 = 4;

@@ -211,8 +211,8 @@ impl PacketTrace {
     pub fn poll(&mut self) -> Result<Option<PacketTraceItem>, Error> {
         while self.done.is_empty() {
             let (mut reports, now) = (Vec::new(), Instant::now());
-            let received = self.notifications.receive(|kind, payload| {
-                if kind == TRACE_MESSAGE {
+            let received = self.notifications.receive(|header, payload| {
+                if header.message_type == TRACE_MESSAGE {
                     reports.extend(payload.get(NFGENMSG..).and_then(Report::parse));
                 }
             });
