@@ -23,61 +23,41 @@ impl Chain {
     }
 }
 
-/// A netfilter hook.
+/// A netfilter hook: the type of its chains, its number (`NF_INET_…`), and the priority.
+///
+/// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
+/// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
+/// conntrack, `NF_IP_PRI_RAW`: before it, `NF_IP_PRI_FILTER`: after translation, or `NF_IP_PRI_LAST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hook {
-    /// Packets that arrive, before routing.
-    Prerouting,
-    /// Packets of local processes.
-    Output,
-    /// [`Hook::Prerouting`] before that, for packets that another node has forwarded whole.
-    PreroutingForwarded,
-    /// [`Hook::Prerouting`] once more, for packets that were not translated there.
-    PreroutingRetry,
-    /// [`Hook::Output`] once more, for packets that were not translated there.
-    OutputRetry,
-    /// Packets that are forwarded, after translation.
-    Forward,
-    /// Packets of local processes, after translation.
-    OutputFilter,
-    /// Packets that leave, after routing.
-    Postrouting,
-    /// Every packet that arrives, not only the first one of a connection, before it is translated.
-    PreroutingEach,
-    /// Every packet of local processes, before it is translated.
-    OutputEach,
-    /// Every packet that arrives, before conntrack.
-    PreroutingRaw,
-    /// Every packet of local processes, before conntrack.
-    OutputRaw,
-    /// Every packet for local processes, after everything else.
-    InputLast,
-    /// Every packet that leaves, after everything else.
-    PostroutingLast,
-}
+pub(crate) struct Hook(pub(crate) &'static str, pub(crate) u32, pub(crate) i32);
 
 impl Hook {
-    /// The type of its chains, `NF_INET_…`, and the priority.
-    ///
-    /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
-    /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
-    /// conntrack, `NF_IP_PRI_RAW`: before it, `NF_IP_PRI_FILTER`: after translation, or `NF_IP_PRI_LAST`.
-    pub(crate) fn place(self) -> (&'static str, u32, i32) {
-        match self {
-            Self::Prerouting => ("nat", 0, -102),
-            Self::Output => ("nat", 3, -102),
-            Self::PreroutingForwarded => ("nat", 0, -103),
-            Self::PreroutingRetry => ("nat", 0, -101),
-            Self::OutputRetry => ("nat", 3, -101),
-            Self::Forward => ("filter", 2, 0),
-            Self::OutputFilter => ("filter", 3, 0),
-            Self::Postrouting => ("nat", 4, 99),
-            Self::PreroutingEach => ("filter", 0, -150),
-            Self::OutputEach => ("filter", 3, -150),
-            Self::PreroutingRaw => ("filter", 0, -300),
-            Self::OutputRaw => ("filter", 3, -300),
-            Self::InputLast => ("filter", 1, i32::MAX),
-            Self::PostroutingLast => ("filter", 4, i32::MAX),
-        }
-    }
+    /// Packets that arrive, before routing.
+    pub(crate) const PREROUTING: Self = Self("nat", 0, -102);
+    /// Packets of local processes.
+    pub(crate) const OUTPUT: Self = Self("nat", 3, -102);
+    /// [`Self::PREROUTING`] before that, for packets that another node has forwarded whole.
+    pub(crate) const PREROUTING_FORWARDED: Self = Self("nat", 0, -103);
+    /// [`Self::PREROUTING`] once more, for packets that were not translated there.
+    pub(crate) const PREROUTING_RETRY: Self = Self("nat", 0, -101);
+    /// [`Self::OUTPUT`] once more, for packets that were not translated there.
+    pub(crate) const OUTPUT_RETRY: Self = Self("nat", 3, -101);
+    /// Packets that are forwarded, after translation.
+    pub(crate) const FORWARD: Self = Self("filter", 2, 0);
+    /// Packets of local processes, after translation.
+    pub(crate) const OUTPUT_FILTER: Self = Self("filter", 3, 0);
+    /// Packets that leave, after routing.
+    pub(crate) const POSTROUTING: Self = Self("nat", 4, 99);
+    /// Every packet that arrives, not only the first one of a connection, before it is translated.
+    pub(crate) const PREROUTING_EACH: Self = Self("filter", 0, -150);
+    /// Every packet of local processes, before it is translated.
+    pub(crate) const OUTPUT_EACH: Self = Self("filter", 3, -150);
+    /// Every packet that arrives, before conntrack.
+    pub(crate) const PREROUTING_RAW: Self = Self("filter", 0, -300);
+    /// Every packet of local processes, before conntrack.
+    pub(crate) const OUTPUT_RAW: Self = Self("filter", 3, -300);
+    /// Every packet for local processes, after everything else.
+    pub(crate) const INPUT_LAST: Self = Self("filter", 1, i32::MAX);
+    /// Every packet that leaves, after everything else.
+    pub(crate) const POSTROUTING_LAST: Self = Self("filter", 4, i32::MAX);
 }

@@ -128,33 +128,29 @@ impl Rule {
         self.push("bitwise", data)
     }
 
-    fn if_protocol(self, operation: u32, protocol: u8) -> Self {
-        self.protocol(SCRATCH).compare(operation, [protocol])
-    }
-
     /// Continues if the protocol has this number.
-    pub(crate) fn if_protocol_is(self, protocol: u8) -> Self {
-        self.if_protocol(NFT_CMP_EQ, protocol)
+    pub(crate) fn if_protocol(self, protocol: u8) -> Self {
+        self.protocol(SCRATCH).compare(NFT_CMP_EQ, [protocol])
     }
 
     /// Continues if the protocol is TCP.
     pub(crate) fn if_tcp(self) -> Self {
-        self.if_protocol(NFT_CMP_EQ, IPPROTO_TCP)
+        self.if_protocol(IPPROTO_TCP)
+    }
+
+    /// Continues if the protocol is UDP.
+    pub(crate) fn if_udp(self) -> Self {
+        self.if_protocol(IPPROTO_UDP)
+    }
+
+    /// Continues if the protocol is not UDP.
+    pub(crate) fn if_not_udp(self) -> Self {
+        self.protocol(SCRATCH).compare(NFT_CMP_NEQ, [IPPROTO_UDP])
     }
 
     /// Sends a copy of the packet to a host, which conntrack does not see. The copy keeps its addresses and its priority.
     pub(crate) fn duplicate_to(self, address: Register) -> Self {
         self.push("dup", vec![Attribute::u32(NFTA_DUP_SREG_ADDR, address.number())])
-    }
-
-    /// Continues if the protocol is UDP.
-    pub(crate) fn if_udp(self) -> Self {
-        self.if_protocol(NFT_CMP_EQ, IPPROTO_UDP)
-    }
-
-    /// Continues if the protocol is not UDP.
-    pub(crate) fn if_not_udp(self) -> Self {
-        self.if_protocol(NFT_CMP_NEQ, IPPROTO_UDP)
     }
 
     /// Continues if the source address lies within a prefix.

@@ -70,8 +70,7 @@ pub(crate) fn delete_table(family: Family) -> Message {
 /// Creates a chain.
 pub(crate) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Message {
     let mut attributes = vec![Attribute::text(NFTA_CHAIN_NAME, name)];
-    if let Some(hook) = hook {
-        let (kind, number, priority) = hook.place();
+    if let Some(Hook(kind, number, priority)) = hook {
         let place = [
             Attribute::u32(NFTA_HOOK_HOOKNUM, number),
             Attribute::bytes(NFTA_HOOK_PRIORITY, priority.to_be_bytes()),

@@ -47,10 +47,10 @@ pub const MAX_DESTINATIONS: usize = 1024;
 
 /// The chains of the table: those in which packets are chosen, and those in which they are seen last.
 const CHAINS: [(&str, Hook); 4] = [
-    ("prerouting", Hook::PreroutingEach),
-    ("output", Hook::OutputEach),
-    ("input", Hook::InputLast),
-    ("postrouting", Hook::PostroutingLast),
+    ("prerouting", Hook::PREROUTING_EACH),
+    ("output", Hook::OUTPUT_EACH),
+    ("input", Hook::INPUT_LAST),
+    ("postrouting", Hook::POSTROUTING_LAST),
 ];
 
 /// A destination to which packets are followed.
@@ -346,7 +346,7 @@ impl TracedDestination {
     fn rule(&self, family: Family) -> Rule {
         let rule = Rule::new(family, "first packets").if_new();
         let rule = match self.protocol {
-            Some(protocol) => rule.if_protocol_is(protocol.number()),
+            Some(protocol) => rule.if_protocol(protocol.number()),
             None => rule,
         };
         let rule = match self.address {

@@ -8,6 +8,7 @@
 use std::ops::RangeInclusive;
 
 use model::Family;
+use netlink::uapi::IPPROTO_TCP;
 use proxy_common::forward::{FORWARDED, FORWARDED_MASK, ICMP, ICMPV6, NO_SECOND};
 
 use crate::{
@@ -31,16 +32,16 @@ pub(crate) fn services(family: Family) -> Chain {
         .if_priority_in(FORWARDED | u32::from(NO_SECOND)..=FORWARDED | !FORWARDED_MASK);
     let rule = key(rule, MatchKey::Address, at).store_in_priority(Map::Forwarded, at.address);
     let rule = rule.verdict(&Verdict::Goto("dispatch".into()));
-    Chain::base("forwarded-prerouting", Hook::PreroutingForwarded, [rule])
+    Chain::base("forwarded-prerouting", Hook::PREROUTING_FORWARDED, [rule])
 }
 
 /// Gives packets of unknown connections to the second node, and ICMP errors about them: the way to their source
 /// leads through an uplink, where they are wrapped for the node that their priority names.
 pub(crate) fn second_chance(family: Family) -> Chain {
     let at = Registers::new(family);
-    let to_second = |comment: &str, condition: &dyn Fn(Rule) -> Rule| {
-        let rule = Rule::new(family, comment).if_priority_in(WITH_SECOND);
-        condition(rule).if_unknown().source(at.address).duplicate_to(at.address).verdict(&Verdict::Drop)
+    let to_second = |comment: &str, protocol| {
+        let rule = Rule::new(family, comment).if_priority_in(WITH_SECOND).if_protocol(protocol).if_unknown();
+        rule.source(at.address).duplicate_to(at.address).verdict(&Verdict::Drop)
     };
     let icmp = match family {
         Family::V4 => ICMP,
@@ -51,8 +52,8 @@ pub(crate) fn second_chance(family: Family) -> Chain {
             .if_priority_in(WITH_SECOND)
             .if_passed_before()
             .verdict(&Verdict::Return),
-        to_second("the second node may know the connection", &|it| it.if_tcp()),
-        to_second("or that of an ICMP error", &|it| it.if_protocol_is(icmp)),
+        to_second("the second node may know the connection", IPPROTO_TCP),
+        to_second("or that of an ICMP error", icmp),
     ];
-    Chain::base("second-chance-prerouting", Hook::PreroutingEach, rules)
+    Chain::base("second-chance-prerouting", Hook::PREROUTING_EACH, rules)
 }

@@ -16,8 +16,7 @@ use model::Family;
 
 use crate::{
     encode::{
-        chain::Chain,
-        chain::Hook,
+        chain::{Chain, Hook},
         elements::{Element, Elements, Value},
         expressions::{Register, Rule, Verdict},
         schema::{Bytes, Map},
@@ -161,15 +160,15 @@ impl TableConfig {
         ];
         let services = || [self.to("translate Services", Verdict::Jump("services".into()))];
         chains.extend([
-            Chain::base("prerouting", Hook::Prerouting, services()),
-            Chain::base("output", Hook::Output, services()),
+            Chain::base("prerouting", Hook::PREROUTING, services()),
+            Chain::base("output", Hook::OUTPUT, services()),
             // The kernel uses the rules as of the packet's entry into a base chain, but the sets as of each lookup. A packet in
             // flight while a change is committed may meet old rules and new sets, match nothing, and pass untranslated; its
             // connection would then stay untranslated. NAT tries one base chain after the other until one translates: the
             // second one starts with the new rules.
-            Chain::base("prerouting-retry", Hook::PreroutingRetry, services()),
-            Chain::base("output-retry", Hook::OutputRetry, services()),
-            Chain::base("postrouting", Hook::Postrouting, self.postrouting()),
+            Chain::base("prerouting-retry", Hook::PREROUTING_RETRY, services()),
+            Chain::base("output-retry", Hook::OUTPUT_RETRY, services()),
+            Chain::base("postrouting", Hook::POSTROUTING, self.postrouting()),
         ]);
         chains.extend(untracked::chains(self.family, &self.untracked));
         chains.extend(self.unassigned());
@@ -319,7 +318,7 @@ impl TableConfig {
             rule.if_outgoing_interface_is_not("lo").if_to(*net).if_new().verdict(&Verdict::Drop)
         };
         let rules: Vec<_> = self.service_cidrs.iter().map(drop).collect();
-        let hooks = [("unassigned-forward", Hook::Forward), ("unassigned-output", Hook::OutputFilter)];
+        let hooks = [("unassigned-forward", Hook::FORWARD), ("unassigned-output", Hook::OUTPUT_FILTER)];
         let hooks = hooks.into_iter().filter(|_| !rules.is_empty());
         hooks.map(|(name, hook)| Chain::base(name, hook, rules.clone())).collect()
     }

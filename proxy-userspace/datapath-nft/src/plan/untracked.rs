@@ -40,7 +40,7 @@ pub(crate) fn chains(family: Family, pods: &[IpNet]) -> Vec<Chain> {
             .do_not_track()
     };
     vec![
-        Chain::base("untracked-output", Hook::OutputRaw, pods.iter().map(to).collect::<Vec<_>>()),
-        Chain::base("untracked-prerouting", Hook::PreroutingRaw, pods.iter().map(from).collect::<Vec<_>>()),
+        Chain::base("untracked-output", Hook::OUTPUT_RAW, pods.iter().map(to).collect::<Vec<_>>()),
+        Chain::base("untracked-prerouting", Hook::PREROUTING_RAW, pods.iter().map(from).collect::<Vec<_>>()),
     ]
 }

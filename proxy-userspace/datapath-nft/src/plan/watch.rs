@@ -55,8 +55,8 @@ impl Watch {
             Self::Answered => {
                 let jump = || [to(Rule::new(family, "every packet"), "answered")];
                 vec![
-                    Chain::base("answered-prerouting", Hook::PreroutingEach, jump()),
-                    Chain::base("answered-output", Hook::OutputEach, jump()),
+                    Chain::base("answered-prerouting", Hook::PREROUTING_EACH, jump()),
+                    Chain::base("answered-output", Hook::OUTPUT_EACH, jump()),
                     Chain::new("answered", affinity::answered(family)),
                     affinity::by_timeout(family),
                 ]
@@ -66,7 +66,7 @@ impl Watch {
                 let jumps = removed_udp::POD_INTERFACES.map(|kind| to(from(kind), "removed-udp"));
                 vec![
                     // Sockets of the host's network are terminated.
-                    Chain::base("removed-udp-prerouting", Hook::PreroutingEach, jumps),
+                    Chain::base("removed-udp-prerouting", Hook::PREROUTING_EACH, jumps),
                     Chain::new("removed-udp", [removed_udp::rule(family)]),
                 ]
             }
