@@ -391,7 +391,7 @@ impl Datapath {
         for family in Family::ALL {
             let own = changes.take(family);
             if !self.unsupported.contains_key(&family) {
-                messages.extend(Difference::new(family, own).messages(family));
+                messages.extend(Difference::new(own).messages(family));
                 messages.extend(self.removed_udp.messages(family, false));
             }
         }

@@ -12,7 +12,7 @@ use crate::{
     },
     observe::dump::{frontends, lines},
     plan::{
-        endpoint_selector::{DROP, MatchKey, REFUSE, Selector},
+        endpoint_selector::{DROP, MatchKey, REFUSE},
         layout::{Layout, PreviousSlots},
     },
 };
@@ -62,9 +62,11 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
 
 /// Every number of a selector is that of a chain.
 fn check_selectors(elements: &Elements) {
-    let known: HashSet<_> = Selector::among(elements).map(Selector::word).chain([REFUSE, DROP]).collect();
+    let is_in = |it: &Element, map| MatchKey::ALL.into_iter().any(|by| by.map(map) == it.map);
+    let selectors = elements.keys().filter(|it| is_in(it, Map::Selectors));
+    let known: HashSet<_> = selectors.filter_map(|it| it.parts().number()).chain([REFUSE, DROP]).collect();
     for (element, value) in elements {
-        if MatchKey::ALL.into_iter().any(|it| [it.internal(), it.external()].contains(&element.map)) {
+        if is_in(element, Map::Internal) || is_in(element, Map::External) {
             let word = number_in(value, element.family);
             assert!(word.is_some_and(|it| known.contains(&it)), "{element:?} {value:?}");
         }

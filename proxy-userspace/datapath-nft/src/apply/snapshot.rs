@@ -194,7 +194,7 @@ impl Snapshot {
         let members = Members::of(&self.elements);
         let mut slots: BTreeMap<(FrontendAddress, u32), BTreeMap<u32, SocketAddr>> = BTreeMap::new();
         for (element, value) in &self.elements {
-            let mut key = Parts::of(&element.key, element.family);
+            let mut key = element.parts();
             match element.map {
                 Map::Endpoints | Map::AffinityEndpoints | Map::NodeEndpoints | Map::NodeAffinityEndpoints => {
                     if let Some(port) = frontend_of(element, &mut key)
@@ -234,7 +234,7 @@ impl Snapshot {
             else {
                 return None;
             };
-            let frontend = frontend_of(element, &mut Parts::of(&element.key, element.family))?;
+            let frontend = frontend_of(element, &mut element.parts())?;
             if frontend.protocol == Protocol::Udp { members.endpoint(element, value) } else { None }
         });
         udp.collect()
@@ -261,7 +261,7 @@ impl Members {
         if !matches!(element.map, Map::Members | Map::MembersExternal | Map::MembersInternal) {
             return;
         }
-        let mut key = Parts::of(&element.key, element.family);
+        let mut key = element.parts();
         let number = key.protocol().and_then(|_| key.number());
         if let Some((number, endpoint)) = number.zip(endpoint(it, element.family)) {
             self.all.insert((element.family, number & SERVICE_PORT_MASK, number), endpoint);

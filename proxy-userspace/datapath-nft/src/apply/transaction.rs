@@ -17,12 +17,13 @@ use crate::{
         schema::{Bytes, Map, MapData, length, list_name},
         tables::{
             TRIAL_TABLE, counters, delete_chain, delete_list, delete_table, elements, in_table, new_chain,
-            new_list, new_owned_table, new_rule, new_set, new_table,
+            new_owned_table, new_rule, new_set, new_table,
         },
     },
     error::Error,
     plan::{
         affinity,
+        affinity_numbers::seconds_of,
         endpoint_selector::{MatchKey, Selector},
         forwarding,
         rules::TableConfig,
@@ -67,12 +68,7 @@ pub(crate) struct Difference {
 pub(crate) fn comment(config_: &TableConfig) -> String {
     let mut hasher = XxHash64::with_seed(0);
     let mut chains = config_.chains();
-    for (by, affinity) in MatchKey::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]) {
-        chains.push(Selector { by, set: 0, count: 1, affinity }.chain(config_.family));
-    }
-    chains.push(source_list::chain(config_.family, 0));
-    chains.push(affinity::chain(config_.family, 1));
-    chains.extend(Watch::ALL.into_iter().flat_map(|it| it.chains(config_.family)));
+    chains.extend(derived_chains(&samples(config_.family)));
     let messages = sets_and_chains(config_.family, [0], &chains);
     // The messages define the layout; any text form of them does, if different messages have different texts.
     hasher.write(format!("{messages:?}").as_bytes());
@@ -82,7 +78,7 @@ pub(crate) fn comment(config_: &TableConfig) -> String {
 /// Chains with their rules, and the sets that they use, which come first.
 fn sets_and_chains(family: Family, lists: impl IntoIterator<Item = u32>, chains: &[Chain]) -> Vec<Message> {
     let sets = (1..).zip(Map::all()).map(|(id, map)| new_set(family, map, id));
-    let lists = lists.into_iter().map(|it| new_list(family, it));
+    let lists = lists.into_iter().map(|it| new_set(family, Map::SourceRanges, it));
     sets.chain(lists).chain(create(family, chains)).collect()
 }
 
@@ -135,7 +131,7 @@ impl DesiredTable {
             changes.add(element, value);
         }
         let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
-        own.extend(self.derived_chains().map(|it| it.name));
+        own.extend(derived_chains(&self.elements).map(|it| it.name));
         let lists: BTreeSet<_> = source_list::among(&self.elements).collect();
         // If it is ours already, this changes nothing; if it is another process', that refuses the transaction.
         let adopt = || new_owned_table(self.config_.family, &existing.comment);
@@ -143,7 +139,9 @@ impl DesiredTable {
             adopt: self.is_owned.then(adopt),
             new_lists: lists.difference(&existing.lists()).copied().collect(),
             old_lists: existing.lists().difference(&lists).copied().collect(),
-            new_chains: self.derived_chains().filter(|it| !existing.chains.contains_key(&it.name)).collect(),
+            new_chains: derived_chains(&self.elements)
+                .filter(|it| !existing.chains.contains_key(&it.name))
+                .collect(),
             old_chains: existing.chains_from_the_hooks().filter(|it| !own.contains(*it)).cloned().collect(),
             changes,
         };
@@ -176,11 +174,7 @@ impl DesiredTable {
             && existing.policies.values().all(|it| *it == NF_ACCEPT.cast_unsigned())
             && existing.comment == comment(&self.config_)
             && self.config_.chains().iter().all(fits)
-            && self.derived_chains().all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
-    }
-
-    fn derived_chains(&self) -> impl Iterator<Item = Chain> {
-        derived_chains(self.config_.family, &self.elements)
+            && derived_chains(&self.elements).all(|it| !existing.chains.contains_key(&it.name) || fits(&it))
     }
 
     /// The messages that create the table, and replace an existing one. `endpoints` are the elements that lead to endpoints.
@@ -199,7 +193,7 @@ impl DesiredTable {
         let family = self.config_.family;
         let mut chains = self.config_.chains();
         chains.retain(|it| it.hook.is_none());
-        chains.extend(self.derived_chains());
+        chains.extend(derived_chains(&self.elements));
         let comment = comment(&self.config_);
         // Deleting a table that does not exist fails, so it is created first.
         let new = if self.is_owned { new_owned_table } else { new_table };
@@ -224,19 +218,13 @@ impl DesiredTable {
 
 impl Difference {
     /// These changes, with the chains of what is among them.
-    pub(crate) fn new(family: Family, changes: Changes) -> Self {
-        let old_lists: BTreeSet<_> = source_list::among(&changes.delete).collect();
-        let old_chains = Selector::among(&changes.delete).map(Selector::chain_name);
-        let old_chains = old_chains.chain(old_lists.iter().copied().map(list_name));
-        let old_chains = old_chains.chain(affinity::among(&changes.delete).map(affinity::chain_name));
-        let old_chains = old_chains.chain(Watch::among(&changes.delete).flat_map(Watch::chain_names));
-        let old_chains = old_chains.collect();
+    pub(crate) fn new(changes: Changes) -> Self {
         let mut difference = Self {
             adopt: None,
             new_lists: source_list::among(&changes.add).collect(),
-            new_chains: derived_chains(family, &changes.add).collect(),
-            old_chains,
-            old_lists,
+            old_lists: source_list::among(&changes.delete).collect(),
+            new_chains: derived_chains(&changes.add).collect(),
+            old_chains: derived_chains(&changes.delete).map(|it| it.name).collect(),
             changes,
         };
         difference.skip_deleted_lists();
@@ -253,7 +241,8 @@ impl Difference {
 
     /// The messages that apply it, once the table is adopted.
     pub(crate) fn messages(&self, family: Family) -> Vec<Message> {
-        let mut messages: Vec<_> = self.new_lists.iter().map(|it| new_list(family, *it)).collect();
+        let lists = self.new_lists.iter().map(|it| new_set(family, Map::SourceRanges, *it));
+        let mut messages: Vec<_> = lists.collect();
         messages.extend(create(family, &self.new_chains));
         messages.extend(delete(family, &self.changes.delete));
         messages.extend(add(family, &self.changes.add));
@@ -263,13 +252,31 @@ impl Difference {
     }
 }
 
-/// The chains of what is among elements: selectors, lists of source ranges, timeouts of session affinity, and watches.
-fn derived_chains(family: Family, elements: &Elements) -> impl Iterator<Item = Chain> {
-    let selectors = Selector::among(elements).map(move |it| it.chain(family));
-    let lists = source_list::among(elements).map(move |it| source_list::chain(family, it));
-    let timeouts = affinity::among(elements).map(move |it| affinity::chain(family, it));
-    let watches = Watch::among(elements).flat_map(move |it| it.chains(family));
-    selectors.chain(lists).chain(timeouts).chain(watches)
+/// The chains of what is among elements.
+fn derived_chains(elements: &Elements) -> impl Iterator<Item = Chain> {
+    elements.keys().filter_map(chains_of).flatten()
+}
+
+/// The chains of a selector, a list of source ranges, a timeout of session affinity, or a watch: each before those that it
+/// refers to.
+fn chains_of(element: &Element) -> Option<Vec<Chain>> {
+    let (family, number) = (element.family, element.parts().number()?);
+    Some(match element.map {
+        Map::Selectors => vec![Selector::of(MatchKey::Address, number)?.chain(family)],
+        Map::NodeSelectors => vec![Selector::of(MatchKey::NodePort, number)?.chain(family)],
+        Map::SourceChains => vec![source_list::chain(family, number)],
+        Map::AffinityTimeouts => vec![affinity::chain(family, seconds_of(number))],
+        Map::Watches => Watch::of(number)?.chains(family),
+        _ => return None,
+    })
+}
+
+/// An element of each kind that has chains.
+pub(crate) fn samples(family: Family) -> Elements {
+    let selector = |(by, affinity)| Selector { by, set: 0, count: 1, affinity }.element(family);
+    let selectors = MatchKey::ALL.into_iter().flat_map(|by| [(by, 0), (by, 1)]).map(selector);
+    let others = [source_list::chain_element(family, 0), affinity::timeout(family, 1)];
+    selectors.chain(others).chain(Watch::ALL.map(|it| it.element(family))).collect()
 }
 
 /// Applies all messages atomically, or none.

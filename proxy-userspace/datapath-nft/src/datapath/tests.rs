@@ -220,7 +220,7 @@ fn chains_of_an_earlier_process_that_are_not_needed_any_more_are_deleted_before_
         for (element, value) in [Watch::RemovedUdp, Watch::Answered].map(|it| it.element(Family::V4)) {
             changes.add(element, value);
         }
-        commit(&mut first.netfilter, Difference::new(Family::V4, changes).messages(Family::V4)).unwrap();
+        commit(&mut first.netfilter, Difference::new(changes).messages(Family::V4)).unwrap();
         assert_ne!(first.read().unwrap(), before);
         drop(first);
         let mut second = start(true);

@@ -6,7 +6,7 @@ use model::Family;
 
 use crate::encode::{
     expressions::Verdict,
-    schema::{Bytes, Map},
+    schema::{Bytes, Map, Parts},
 };
 
 /// A key in a map or a set of one table.
@@ -100,5 +100,10 @@ impl Element {
     /// An element of a map of which the table has exactly one.
     pub(crate) fn new(family: Family, map: Map, key: Bytes) -> Self {
         Self { family, map, list: 0, key }
+    }
+
+    /// The fields of its key.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        Parts::of(&self.key, self.family)
     }
 }

@@ -209,6 +209,21 @@ impl Map {
         }
     }
 
+    /// The map of the same for node ports; itself if there is no other.
+    pub(crate) fn of_node_ports(self) -> Self {
+        match self {
+            Self::Frontends => Self::NodeFrontends,
+            Self::Internal => Self::NodeInternal,
+            Self::External => Self::NodeExternal,
+            Self::Counted => Self::NodeCounted,
+            Self::Endpoints => Self::NodeEndpoints,
+            Self::AffinityEndpoints => Self::NodeAffinityEndpoints,
+            Self::Selectors => Self::NodeSelectors,
+            Self::ServicePorts => Self::NodeServicePorts,
+            other => other,
+        }
+    }
+
     /// Whether its elements are the boundaries of ranges.
     pub(crate) fn has_ranges(self) -> bool {
         self == Self::SourceRanges

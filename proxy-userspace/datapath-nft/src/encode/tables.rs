@@ -107,22 +107,13 @@ pub(crate) fn delete_list(family: Family, list: u32) -> Message {
     message(NFT_MSG_DELSET, 0, family, [Attribute::text(NFTA_SET_NAME, &name)])
 }
 
-/// Creates the set of a list of source ranges.
-pub(crate) fn new_list(family: Family, list: u32) -> Message {
-    new_set_named(family, Map::SourceRanges, &set_name(Map::SourceRanges, list), list)
-}
-
-/// Creates a map or a set, the `id`th of the batch.
+/// Creates a map or a set. Its number in the batch is `id`; a set of source ranges has that of its list.
 pub(crate) fn new_set(family: Family, map: Map, id: u32) -> Message {
-    new_set_named(family, map, map.name(), id)
-}
-
-fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     let kind = |fields: &[Field]| fields.iter().fold(0, |kind, it| kind << 6 | it.kind(family));
     let size = |fields: &[Field]| u32::try_from(length(fields, family)).unwrap_or_default();
     let mut flags = 0;
     let mut attributes = vec![
-        Attribute::text(NFTA_SET_NAME, name),
+        Attribute::text(NFTA_SET_NAME, &set_name(map, id)),
         Attribute::u32(NFTA_SET_KEY_TYPE, kind(map.key())),
         Attribute::u32(NFTA_SET_KEY_LEN, size(map.key())),
         Attribute::u32(NFTA_SET_ID, id),
@@ -144,10 +135,8 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
             attributes.push(Attribute::u32(NFTA_SET_OBJ_TYPE, NFT_OBJECT_COUNTER));
         }
     }
-    let mut description = Vec::new();
     if map.is_dynamic() {
         flags |= NFT_SET_TIMEOUT | NFT_SET_EVAL;
-        description.push(Attribute::u32(NFTA_SET_DESC_SIZE, AFFINITY_SIZE));
     }
     if map.has_ranges() {
         flags |= NFT_SET_INTERVAL;
@@ -155,8 +144,9 @@ fn new_set_named(family: Family, map: Map, name: &str, id: u32) -> Message {
     attributes.push(Attribute::u32(NFTA_SET_FLAGS, flags));
     attributes.extend(map.default_timeout().map(|it| Attribute::u64(NFTA_SET_TIMEOUT, u64::from(it) * 1000)));
     attributes.push(Attribute::bytes(NFTA_SET_USERDATA, set_userdata(map)));
-    if !description.is_empty() {
-        attributes.push(Attribute::nested(NFTA_SET_DESC, description));
+    if map.is_dynamic() {
+        attributes
+            .push(Attribute::nested(NFTA_SET_DESC, [Attribute::u32(NFTA_SET_DESC_SIZE, AFFINITY_SIZE)]));
     }
     message(NFT_MSG_NEWSET, NLM_F_CREATE, family, attributes)
 }

@@ -21,17 +21,14 @@ use netlink::{
 use crate::{
     apply::{
         snapshot::Snapshot,
-        transaction::{DesiredTable, can_count, trial},
+        transaction::{DesiredTable, can_count, samples, trial},
     },
     encode::tables::TABLE,
     error::Error,
     observe::node_settings::is_pair,
     plan::{
-        affinity,
         config::{Config, Host},
-        endpoint_selector::{MatchKey, Selector},
         rules::TableConfig,
-        source_list,
         watch::Watch,
     },
 };
@@ -187,16 +184,10 @@ fn trial_host(cannot_count: bool) -> Host {
 /// The table of a family with everything that a cluster may need.
 fn trial_table(config: &Config, host: &Host, family: Family) -> DesiredTable {
     let config_ = TableConfig::new(family, config, host);
-    let selectors = MatchKey::ALL
-        .into_iter()
-        .flat_map(|by| [0, 1].map(|affinity| Selector { by, set: 0, count: 1, affinity }));
     let mut elements = config_.elements();
-    elements.extend(selectors.map(|it| it.element(family)));
-    elements.extend([source_list::chain_element(family, 0)]);
-    elements.extend([affinity::timeout(family, 1)]);
+    elements.extend(samples(family));
     // A kernel that cannot give a second chance serves everything else.
-    let watches = Watch::ALL.into_iter().filter(|it| *it != Watch::SecondChance);
-    elements.extend(watches.map(|it| it.element(family)));
+    elements.remove(&Watch::SecondChance.element(family).0);
     DesiredTable { config_, is_owned: false, elements }
 }
 

@@ -70,8 +70,8 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
         retried(|| {
             let mut found = Vec::new();
             let mut add = |element: Element, _| {
-                if MatchKey::ALL.iter().any(|it| it.internal() == element.map) {
-                    found.extend(frontend_of(&element, &mut key_of(&element)));
+                if MatchKey::ALL.iter().any(|it| it.map(Map::Internal) == element.map) {
+                    found.extend(frontend_of(&element, &mut element.parts()));
                 }
             };
             Family::ALL
@@ -89,12 +89,14 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
 ///
 /// If the kernel refuses to list them.
 pub fn frontends_at(addresses: &HashSet<FrontendAddress>) -> Result<Vec<ActiveFrontend>, Error> {
-    let is_of = |map, it: MatchKey| [it.internal(), it.endpoints(), it.affinity_endpoints()].contains(&map);
+    let is_of = |map: Map, by: MatchKey| {
+        [Map::Internal, Map::Endpoints, Map::AffinityEndpoints].into_iter().any(|it| by.map(it) == map)
+    };
     let snapshots = snapshots(|it| match it.map {
         Map::Members | Map::MembersExternal | Map::MembersInternal => true,
         map => {
             MatchKey::ALL.into_iter().any(|it| is_of(map, it))
-                && frontend_of(it, &mut key_of(it)).is_some_and(|it| addresses.contains(&it))
+                && frontend_of(it, &mut it.parts()).is_some_and(|it| addresses.contains(&it))
         }
     })?;
     let mut found: Vec<_> = snapshots.iter().flat_map(|it| frontends(&it.elements)).collect();
@@ -106,12 +108,12 @@ pub fn frontends_at(addresses: &HashSet<FrontendAddress>) -> Result<Vec<ActiveFr
 pub(crate) fn frontends(elements: &Elements) -> Vec<ActiveFrontend> {
     let members = Members::of(elements);
     let frontend = |(element, value): (&Element, &Value)| {
-        let by = MatchKey::ALL.into_iter().find(|it| it.internal() == element.map)?;
+        let by = MatchKey::ALL.into_iter().find(|it| it.map(Map::Internal) == element.map)?;
         let backends = match target((elements, &members), by, element, value)? {
             PacketTarget::Endpoints(endpoints) => endpoints,
             PacketTarget::Refused | PacketTarget::Dropped => Vec::new(),
         };
-        let frontend = frontend_of(element, &mut key_of(element))?.to_string();
+        let frontend = frontend_of(element, &mut element.parts())?.to_string();
         Some(ActiveFrontend { frontend, backends, port: None })
     };
     elements.iter().filter_map(frontend).collect()
@@ -156,7 +158,7 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     // Of a large table, little concerns the destination.
     let mut snapshots = snapshots(|it| match it.map {
         Map::NodeAddresses | Map::Members | Map::MembersExternal | Map::MembersInternal => true,
-        _ => frontend_of(it, &mut key_of(it)).is_some_and(|it| it == *destination || it == node_port),
+        _ => frontend_of(it, &mut it.parts()).is_some_and(|it| it == *destination || it == node_port),
     })?;
     // There are tables of both families, or none.
     let elements = match snapshots.iter().position(|it| it.elements.keys().any(|it| it.family == family)) {
@@ -167,20 +169,21 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     let members = Members::of(&elements);
     let is_node = elements.contains_key(&Element::new(family, Map::NodeAddresses, Bytes::new().address(ip)));
     let at = |by: MatchKey, map: Map, address: &FrontendAddress| {
-        let is_it =
-            |it: &Element| it.map == map && frontend_of(it, &mut key_of(it)).as_ref() == Some(address);
+        let is_it = |it: &Element| {
+            it.map == by.map(map) && frontend_of(it, &mut it.parts()).as_ref() == Some(address)
+        };
         let (element, value) = elements.iter().find(|(it, _)| is_it(it))?;
         target((&elements, &members), by, element, value)
     };
-    let of_node_port = |map: fn(MatchKey) -> Map| at(MatchKey::NodePort, map(MatchKey::NodePort), &node_port);
-    let find = |map: fn(MatchKey) -> Map| {
-        let own = at(MatchKey::Address, map(MatchKey::Address), destination);
+    let of_node_port = |map| at(MatchKey::NodePort, map, &node_port);
+    let find = |map| {
+        let own = at(MatchKey::Address, map, destination);
         own.or_else(|| is_node.then(|| of_node_port(map))?)
     };
-    let internal = find(MatchKey::internal);
-    let has_node_port = of_node_port(MatchKey::internal).is_some();
+    let internal = find(Map::Internal);
+    let has_node_port = of_node_port(Map::Internal).is_some();
     // Only a frontend with the policy Local, or a forwarded one, has a selector of its own for external traffic.
-    let external = find(MatchKey::external);
+    let external = find(Map::External);
     let is_forwarded =
         elements.contains_key(&Element::new(family, Map::Forwarded, Bytes::frontend(*destination)));
     let (external, forwarded) = if is_forwarded { (None, external) } else { (external, None) };
@@ -218,7 +221,7 @@ fn target(
         DROP => return Some(PacketTarget::Dropped),
         word => Selector::of(by, word)?,
     };
-    let map = if selector.affinity > 0 { by.affinity_endpoints() } else { by.endpoints() };
+    let map = by.map(if selector.affinity > 0 { Map::AffinityEndpoints } else { Map::Endpoints });
     let endpoint = |slot| {
         let slot = slot_word(selector.set, slot);
         let element = Element::new(from.family, map, Bytes(from.key.0.clone()).number(slot));
@@ -264,7 +267,7 @@ impl Names {
     fn identify(&mut self, element: &Element, value: &Value) {
         if let Map::ServicePorts | Map::NodeServicePorts = element.map
             && let Some(number) = number_in(value, element.family)
-            && let Some(frontend) = frontend(element, &mut key_of(element))
+            && let Some(frontend) = frontend(element, &mut element.parts())
         {
             let is_cluster_ip = element.map == Map::ServicePorts
                 && self.cluster_ips.contains(&(element.family, element.key.clone()));
@@ -283,7 +286,7 @@ impl Names {
 /// The line of an element. The outer `None` stands for a malformed element, the inner one for a constant one.
 fn line(names: &Names, element: &Element, value: &Value) -> Option<Option<String>> {
     let family = element.family;
-    let mut key = key_of(element);
+    let mut key = element.parts();
     let number = || number_in(value, family);
     let endpoint = || names.members.endpoint(element, value);
     let service_port =
@@ -343,10 +346,6 @@ fn frontend(element: &Element, key: &mut Parts<'_>) -> Option<String> {
         }
         _ => frontend.to_string(),
     })
-}
-
-fn key_of(element: &Element) -> Parts<'_> {
-    Parts::of(&element.key, element.family)
 }
 
 fn policy(word: u32) -> Option<&'static str> {

@@ -16,7 +16,11 @@ use netlink::{
     nf_tables::{self, Chain, Rule},
 };
 
-use crate::{apply::snapshot::Snapshot, encode::elements::Element, plan::endpoint_selector::MatchKey};
+use crate::{
+    apply::snapshot::Snapshot,
+    encode::{elements::Element, schema::Map},
+    plan::endpoint_selector::MatchKey,
+};
 
 /// What the settings are judged by.
 #[derive(Clone, Debug)]
@@ -33,7 +37,7 @@ impl NodeSettings {
     /// Of this network namespace.
     pub fn new(packets_of_pods: bool) -> Self {
         let mut netfilter = Netfilter::open().ok();
-        let is_frontend = |it: &Element| MatchKey::ALL.into_iter().any(|by| by.internal() == it.map);
+        let is_frontend = |it: &Element| MatchKey::ALL.into_iter().any(|by| by.map(Map::Internal) == it.map);
         let mut is_served = |family: &Family| {
             let count = netfilter.as_mut().map(|it| Snapshot::count(it, *family, is_frontend));
             matches!(count, Some(Ok(Some((1.., _)))))

@@ -11,12 +11,12 @@ use model::Family;
 use crate::{
     encode::{
         chain::Chain,
-        elements::{Element, Elements, Value},
+        elements::{Element, Value},
         expressions::{Rule, Verdict},
-        schema::{Bytes, Map, Parts},
+        schema::{Bytes, Map},
     },
     plan::{
-        affinity_numbers::{SERVICE_PORT_MASK, seconds_of, seconds_word},
+        affinity_numbers::{SERVICE_PORT_MASK, seconds_word},
         endpoint_selector::{Registers, group, some_bits},
     },
 };
@@ -27,15 +27,7 @@ pub(crate) fn timeout(family: Family, seconds: u32) -> (Element, Value) {
     (element, Value::Verdict(Verdict::Goto(chain_name(seconds))))
 }
 
-/// The timeouts among elements, of one table.
-pub(crate) fn among(elements: &Elements) -> impl Iterator<Item = u32> {
-    let timeouts = elements.keys().filter(|it| it.map == Map::AffinityTimeouts);
-    let words = timeouts.filter_map(|it| Parts::of(&it.key, it.family).number());
-    words.map(seconds_of)
-}
-
-/// The name of the chain of a timeout.
-pub(crate) fn chain_name(seconds: u32) -> String {
+fn chain_name(seconds: u32) -> String {
     format!("answered-for-{seconds}")
 }
 

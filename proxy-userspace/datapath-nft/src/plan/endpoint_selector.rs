@@ -8,9 +8,9 @@ use model::Family;
 use crate::{
     encode::{
         chain::Chain,
-        elements::{Element, Elements, Value},
+        elements::{Element, Value},
         expressions::{Register, Rule, Verdict},
-        schema::{Bytes, Map, Parts, UNANSWERED_SECONDS},
+        schema::{Bytes, Map, UNANSWERED_SECONDS},
     },
     plan::affinity_numbers::{SERVICE_PORT_MASK, if_member},
 };
@@ -49,43 +49,9 @@ impl MatchKey {
         }
     }
 
-    /// The map of policies.
-    pub(crate) fn frontends(self) -> Map {
-        self.or(Map::Frontends, Map::NodeFrontends)
-    }
-
-    /// The map of selectors for internal traffic.
-    pub(crate) fn internal(self) -> Map {
-        self.or(Map::Internal, Map::NodeInternal)
-    }
-
-    /// The map of selectors for external traffic.
-    pub(crate) fn external(self) -> Map {
-        self.or(Map::External, Map::NodeExternal)
-    }
-
-    /// The set of what is counted.
-    pub(crate) fn counted(self) -> Map {
-        self.or(Map::Counted, Map::NodeCounted)
-    }
-
-    pub(crate) fn endpoints(self) -> Map {
-        self.or(Map::Endpoints, Map::NodeEndpoints)
-    }
-
-    /// The map of endpoints with session affinity.
-    pub(crate) fn affinity_endpoints(self) -> Map {
-        self.or(Map::AffinityEndpoints, Map::NodeAffinityEndpoints)
-    }
-
-    /// The map of service ports with session affinity.
-    pub(crate) fn service_ports(self) -> Map {
-        self.or(Map::ServicePorts, Map::NodeServicePorts)
-    }
-
-    /// The verdict map from selectors to their chains.
-    pub(crate) fn selectors(self) -> Map {
-        self.or(Map::Selectors, Map::NodeSelectors)
+    /// This map, or that of the same for node ports.
+    pub(crate) fn map(self, map: Map) -> Map {
+        self.or(map, map.of_node_ports())
     }
 }
 
@@ -161,7 +127,7 @@ impl Selector {
         (set < 3).then_some(Self { by, set, count, affinity })
     }
 
-    pub(crate) fn chain_name(self) -> String {
+    fn chain_name(self) -> String {
         let by = self.by.or("select", "node-select");
         let affinity = match self.affinity {
             0 => String::new(),
@@ -172,16 +138,8 @@ impl Selector {
 
     /// The element that maps it to its chain.
     pub(crate) fn element(self, family: Family) -> (Element, Value) {
-        let element = Element::new(family, self.by.selectors(), Bytes::new().number(self.word()));
+        let element = Element::new(family, self.by.map(Map::Selectors), Bytes::new().number(self.word()));
         (element, Value::Verdict(Verdict::Goto(self.chain_name())))
-    }
-
-    /// The selectors among elements, of one table.
-    pub(crate) fn among(elements: &Elements) -> impl Iterator<Item = Self> {
-        elements.keys().filter_map(|it| {
-            let by = MatchKey::ALL.into_iter().find(|by| by.selectors() == it.map)?;
-            Self::of(by, Parts::of(&it.key, it.family).number()?)
-        })
     }
 
     pub(crate) fn chain(self, family: Family) -> Chain {
@@ -202,7 +160,7 @@ impl Selector {
             let rule = rule.store_random_in_priority(rest.min(BLOCK_SIZE), slot_word(self.set, first));
             key(rule, self.by, at)
                 .priority(at.next)
-                .look_up(self.by.endpoints(), at.key(self.by), at.next)
+                .look_up(self.by.map(Map::Endpoints), at.key(self.by), at.next)
                 .translate(at.next, at.port_after())
         };
         blocks.map(block).collect()
@@ -225,11 +183,11 @@ impl Selector {
         let any = |rule: Rule| {
             key(rule.store_random_in_priority(self.count, slot_word(self.set, 0)), self.by, at)
                 .priority(at.next)
-                .store_in_priority(self.by.affinity_endpoints(), at.key(self.by))
+                .store_in_priority(self.by.map(Map::AffinityEndpoints), at.key(self.by))
         };
         [
             key(rule("affinity: the member that this client has"), self.by, at)
-                .store_in_priority(self.by.service_ports(), at.key(self.by))
+                .store_in_priority(self.by.map(Map::ServicePorts), at.key(self.by))
                 .source(at.client)
                 .priority(at.address)
                 .store_in_priority(Map::Affinity, at.client),

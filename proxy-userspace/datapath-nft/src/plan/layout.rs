@@ -476,22 +476,22 @@ impl PlacedService {
                     let value = Value::Data(Bytes::new().number(number));
                     elements.insert(Element::new(family, map, key.clone()), value);
                 };
-                put(by.frontends(), frontend.policy.word());
+                put(by.map(Map::Frontends), frontend.policy.word());
                 if let Some(list) = frontend.sources.as_ref().and_then(|it| lists.number(it)) {
                     put(Map::SourceLists, list);
                 }
-                put(by.internal(), word(frontend.internal));
+                put(by.map(Map::Internal), word(frontend.internal));
                 if frontend.policy.is_local() || frontend.is_forwarded {
-                    put(by.external(), word(frontend.external));
+                    put(by.map(Map::External), word(frontend.external));
                 }
                 if frontend.is_forwarded {
                     put(Map::Forwarded, FrontendPolicy::forwarded(frontend.sources.is_some()).word());
                 }
                 if let Some(it) = numbers {
-                    put(by.service_ports(), it.service_port);
+                    put(by.map(Map::ServicePorts), it.service_port);
                 }
                 if let Some(counter) = port.counter.as_ref().filter(|_| frontend.is_counted()) {
-                    let element = Element::new(family, by.counted(), key);
+                    let element = Element::new(family, by.map(Map::Counted), key);
                     elements.insert(element, Value::Counter(Bytes::name(counter)));
                 }
             }
@@ -548,8 +548,8 @@ impl PortImage {
         self.frontends.iter().filter(uses).filter_map(move |it| {
             let by = by(it);
             let word = slot_word(set_number(scope?), u32::try_from(slot).ok()?);
-            let map = if has_number { by.affinity_endpoints() } else { by.endpoints() };
-            Some((key(it).number(word), map))
+            let map = if has_number { Map::AffinityEndpoints } else { Map::Endpoints };
+            Some((key(it).number(word), by.map(map)))
         })
     }
 

@@ -186,7 +186,7 @@ impl TableConfig {
         for by in MatchKey::ALL {
             for (word, value) in [(REFUSE, goto(REFUSE_CHAIN)), (DROP, Value::Verdict(Verdict::Drop))] {
                 let key = Bytes::new().number(word);
-                elements.insert(Element::new(self.family, by.selectors(), key), value);
+                elements.insert(Element::new(self.family, by.map(Map::Selectors), key), value);
             }
         }
         elements
@@ -218,7 +218,7 @@ impl TableConfig {
         let at = Registers::new(self.family);
         let dispatch = |rule: Rule, by: MatchKey| {
             key(rule, by, at)
-                .store_in_priority(by.frontends(), at.key(by))
+                .store_in_priority(by.map(Map::Frontends), at.key(by))
                 .verdict(&Verdict::Goto("dispatch".into()))
         };
         let node_port = self.rule("node port").destination(at.address).if_in(Map::NodeAddresses, at.address);
@@ -237,12 +237,12 @@ impl TableConfig {
     }
 
     fn internal(&self, rule: Rule, by: MatchKey) -> Rule {
-        self.selector(rule, by, by.internal())
+        self.selector(rule, by, Map::Internal)
     }
 
     fn selector(&self, rule: Rule, by: MatchKey, map: Map) -> Rule {
         let at = Registers::new(self.family);
-        let rule = key(rule, by, at).store_in_priority(map, at.key(by));
+        let rule = key(rule, by, at).store_in_priority(by.map(map), at.key(by));
         rule.verdict(&Verdict::Goto(by.or("select", "node-select").into()))
     }
 
@@ -263,7 +263,7 @@ impl TableConfig {
     /// Counts the connection, if the kernel can.
     fn count(&self, by: MatchKey) -> Option<Rule> {
         let at = Registers::new(self.family);
-        let rule = || key(self.rule("count"), by, at).count_by(by.counted(), at.key(by));
+        let rule = || key(self.rule("count"), by, at).count_by(by.map(Map::Counted), at.key(by));
         (!self.cannot_count).then(rule)
     }
 
@@ -294,7 +294,7 @@ impl TableConfig {
     }
 
     fn to_endpoint_here(&self, by: MatchKey) -> Rule {
-        self.selector(self.rule("external, to an endpoint on this node"), by, by.external())
+        self.selector(self.rule("external, to an endpoint on this node"), by, Map::External)
     }
 
     fn source_ranges(&self, then: &str) -> Vec<Rule> {

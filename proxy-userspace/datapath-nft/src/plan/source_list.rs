@@ -19,7 +19,7 @@ use crate::{
         chain::Chain,
         elements::{Element, Elements, Value},
         expressions::{Rule, Verdict},
-        schema::{Bytes, Map, Parts, list_name},
+        schema::{Bytes, Map, list_name},
     },
     plan::endpoint_selector::Registers,
 };
@@ -113,7 +113,7 @@ pub(crate) fn chain_element(family: Family, number: u32) -> (Element, Value) {
 /// The numbers of the lists whose chains are among elements, of one table.
 pub(crate) fn among(elements: &Elements) -> impl Iterator<Item = u32> {
     let chains = elements.keys().filter(|it| it.map == Map::SourceChains);
-    chains.filter_map(|it| Parts::of(&it.key, it.family).number())
+    chains.filter_map(|it| it.parts().number())
 }
 
 /// The chain that tells whether a packet's source is in a list.

@@ -7,9 +7,9 @@ use model::Family;
 use crate::{
     encode::{
         chain::{Chain, Hook},
-        elements::{Element, Elements, Value},
+        elements::{Element, Value},
         expressions::{Rule, Verdict},
-        schema::{Bytes, Map, Parts},
+        schema::{Bytes, Map},
     },
     plan::{affinity, forwarding, removed_udp},
 };
@@ -36,16 +36,9 @@ impl Watch {
         (Element::new(family, Map::Watches, Bytes::new().number(self as u32)), Value::None)
     }
 
-    /// Those among elements, of one table.
-    pub(crate) fn among(elements: &Elements) -> impl Iterator<Item = Self> {
-        let numbers = elements.keys().filter(|it| it.map == Map::Watches);
-        let numbers = numbers.filter_map(|it| Parts::of(&it.key, it.family).number());
-        numbers.filter_map(|number| Self::ALL.into_iter().find(|it| *it as u32 == number))
-    }
-
-    /// The names of its chains, each before those that it refers to.
-    pub(crate) fn chain_names(self) -> impl Iterator<Item = String> {
-        self.chains(Family::V4).into_iter().map(|it| it.name)
+    /// The one whose element has this number.
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| *it as u32 == number)
     }
 
     /// Its chains, each before those that it refers to.

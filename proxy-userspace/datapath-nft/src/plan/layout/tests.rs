@@ -21,7 +21,10 @@ mod forwarding;
 mod histories;
 
 use crate::{
-    encode::schema::{Field, MapData},
+    encode::{
+        expressions::Verdict,
+        schema::{Field, MapData},
+    },
     fuzzing::{apply, left, sorted_lines, started},
     plan::{
         config::{Config, Host},
@@ -316,8 +319,9 @@ fn a_change_costs_what_it_touches() {
     services[9].pods = vec![2, 3];
     let changes = update(&mut layout, &services).changes;
     assert_eq!((changes.delete.len(), changes.add.len()), (3, 3));
-    let names: Vec<_> = Selector::among(&changes.add).map(Selector::chain_name).collect();
-    assert_eq!(names, ["select-0-of-2"]);
+    let selectors = changes.add.iter().filter(|(it, _)| it.map == Map::Selectors);
+    let chains: Vec<_> = selectors.map(|(_, chain)| chain.clone()).collect();
+    assert_eq!(chains, [Value::Verdict(Verdict::Goto("select-0-of-2".into()))]);
     let Update { changes, services } = update(&mut layout, &services);
     assert_eq!((changes, services.len()), (Changes::default(), 0));
 }
