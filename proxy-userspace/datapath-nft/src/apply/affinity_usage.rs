@@ -34,7 +34,6 @@ pub(crate) fn count_clients(
     netfilter: &mut Netfilter,
     families: impl IntoIterator<Item = Family>,
 ) -> Result<PacketAffinity, Error> {
-    let read = |errno| Error::Read { what: "clients with session affinity", errno };
     let mut usage = PacketAffinity { capacity: AFFINITY_SIZE, ..PacketAffinity::default() };
     let mut messages = Vec::new();
     for family in families {
@@ -43,15 +42,13 @@ pub(crate) fn count_clients(
         let mut clients: HashMap<Bytes, usize> = HashMap::new();
         count(netfilter, family, Map::Affinity, |key| {
             *clients.entry(Bytes(key[client.min(key.len())..].into())).or_default() += 1;
-        })
-        .map_err(read)?;
+        })?;
         usage.clients += clients.values().sum::<usize>();
-        count(netfilter, family, Map::AffinityUnanswered, |_| usage.unanswered += 1).map_err(read)?;
+        count(netfilter, family, Map::AffinityUnanswered, |_| usage.unanswered += 1)?;
         let mut known = HashSet::new();
         count(netfilter, family, Map::AffinityFull, |key| {
             known.insert(key.to_vec());
-        })
-        .map_err(read)?;
+        })?;
         let full = clients.into_iter().filter(|(_, count)| *count >= MAX_CLIENTS).map(|(port, _)| port);
         let full: Vec<_> = full.map(|it| Element::new(family, Map::AffinityFull, it)).collect();
         usage.full_service_ports += full.len();
@@ -67,13 +64,13 @@ fn count(
     family: Family,
     map: Map,
     mut each: impl FnMut(&[u8]),
-) -> Result<(), Errno> {
+) -> Result<(), Error> {
     match each_element(netfilter, family, (map, 0), |key, _| each(key)) {
         // It changes all the time; what was listed is enough to count.
         Ok(()) | Err(Errno::EINTR) => Ok(()),
         // The table was deleted, and will be restored.
         Err(Errno::ENOENT) => Ok(()),
-        Err(errno) => Err(errno),
+        Err(errno) => Err(Error::Read { what: "clients with session affinity", errno }),
     }
 }
 

@@ -61,13 +61,8 @@ pub(crate) fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Resul
 }
 
 impl Snapshot {
-    /// Reads the table of a family; `None` if it does not exist.
-    pub(crate) fn read(netfilter: &mut Netfilter, family: Family) -> Result<Option<Self>, Error> {
-        Self::read_where(netfilter, family, |_| true)
-    }
-
     /// Reads the table of a family, of its elements only those that are wanted; `None` if it does not exist.
-    pub(crate) fn read_where(
+    pub(crate) fn read(
         netfilter: &mut Netfilter,
         family: Family,
         is_wanted: impl Fn(&Element) -> bool,
@@ -114,13 +109,12 @@ impl Snapshot {
         }
     }
 
-    /// Hands on the elements of known sets of a table, of which none is kept; an error if it changes meanwhile.
+    /// Hands on the elements of known sets of both tables, of which none is kept; an error if they change meanwhile.
     pub(crate) fn each_element(
         netfilter: &mut Netfilter,
-        family: Family,
         with: &mut dyn FnMut(Element, Value),
     ) -> Result<(), Error> {
-        Self::walk(netfilter, family, with).map(drop)
+        Family::ALL.into_iter().try_for_each(|it| Self::walk(netfilter, it, with).map(drop))
     }
 
     /// Reads everything but the elements of known sets, which are handed on.
@@ -133,13 +127,7 @@ impl Snapshot {
         let mut snapshot = Self { comment, flags, ..Self::default() };
         // Lists the objects of our table of a kind, each with its attribute that names a chain or a set.
         let mut list = |command, what, name, each: &mut dyn FnMut(String, &[u8])| {
-            let listed = netfilter.dump(&message(command, 0, family, []), |it| {
-                if find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE)
-                    && let Some(name) = find(it, name)
-                {
-                    each(text(name), it);
-                }
-            });
+            let listed = each_object(netfilter, &message(command, 0, family, []), name, each);
             listed.map_err(|errno| Error::Read { what, errno })
         };
         list(NFT_MSG_GETCHAIN, "chains", NFTA_CHAIN_NAME, &mut |name, it| {
@@ -330,12 +318,23 @@ pub(crate) fn value(element: &[u8]) -> Value {
 pub(crate) fn walk_counters(
     netfilter: &mut Netfilter,
     family: Family,
-    mut with: impl FnMut(String, &[u8]),
+    with: impl FnMut(String, &[u8]),
 ) -> Result<(), Errno> {
     let counters = Attribute::u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
-    netfilter.dump(&message(NFT_MSG_GETOBJ, 0, family, [counters]), |it| {
-        let is_ours = find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE);
-        if is_ours && let Some(name) = find(it, NFTA_OBJ_NAME) {
+    each_object(netfilter, &message(NFT_MSG_GETOBJ, 0, family, [counters]), NFTA_OBJ_NAME, with)
+}
+
+/// Lists objects of our table: calls back for each, with its attribute of the kind `name`, and with all.
+fn each_object(
+    netfilter: &mut Netfilter,
+    request: &Message,
+    name: u16,
+    mut with: impl FnMut(String, &[u8]),
+) -> Result<(), Errno> {
+    netfilter.dump(request, |it| {
+        if find(it, NFTA_TABLE_NAME).is_some_and(|it| text(it) == TABLE)
+            && let Some(name) = find(it, name)
+        {
             with(text(name), it);
         }
     })

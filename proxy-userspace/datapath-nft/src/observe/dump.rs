@@ -41,9 +41,8 @@ fn dump_tables(mut each: impl FnMut(&str)) -> Result<(), Error> {
     loop {
         let mut lines = retried(|| {
             let (mut names, mut lines) = (Names::default(), SortedLines::after(&last));
-            let mut walk = |with: &mut dyn FnMut(Element, Value)| {
-                Family::ALL.into_iter().try_for_each(|it| Snapshot::each_element(&mut netfilter, it, with))
-            };
+            let mut walk =
+                |with: &mut dyn FnMut(Element, Value)| Snapshot::each_element(&mut netfilter, with);
             walk(&mut |element, value| names.learn(&element, &value))?;
             walk(&mut |element, value| names.identify(&element, &value))?;
             walk(&mut |element, value| {
@@ -74,9 +73,7 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
                     found.extend(frontend_of(&element, &mut element.parts()));
                 }
             };
-            Family::ALL
-                .into_iter()
-                .try_for_each(|it| Snapshot::each_element(&mut netfilter, it, &mut add))?;
+            Snapshot::each_element(&mut netfilter, &mut add)?;
             Ok(found)
         })
     };
@@ -195,7 +192,7 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
 fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Error> {
     let read = || -> Result<Vec<_>, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        let tables = Family::ALL.map(|it| Snapshot::read_where(&mut netfilter, it, &is_wanted).transpose());
+        let tables = Family::ALL.map(|it| Snapshot::read(&mut netfilter, it, &is_wanted).transpose());
         tables.into_iter().flatten().collect()
     };
     or_none(read())
