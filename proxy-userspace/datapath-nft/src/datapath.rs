@@ -84,9 +84,7 @@ impl fmt::Debug for FlowPassObserver {
 /// The packet path of this node. It continues to serve when this value is dropped.
 #[derive(Debug)]
 pub struct Datapath {
-    node_name: String,
-    config: Config,
-    is_beside_sockets: bool,
+    options: Options,
     netfilter: Netfilter,
     layout: Layout,
     host: Host,
@@ -111,7 +109,6 @@ pub struct Datapath {
     flow_rules: FlowRules,
     /// Whether some of these rules are new since the last pass.
     has_new_flow_rules: bool,
-    on_flow_pass: FlowPassObserver,
     notices: Notices,
 }
 
@@ -145,9 +142,7 @@ impl Datapath {
         }
         let notices = Notices::start(&netfilter).map_err(Error::Open)?;
         Ok(Self {
-            node_name: options.node_name.clone(),
-            config: options.config.clone(),
-            is_beside_sockets: options.is_beside_sockets,
+            options: options.clone(),
             netfilter,
             layout: Layout::default(),
             host: Host { cannot_count, ..Host::default() },
@@ -162,7 +157,6 @@ impl Datapath {
             unsupported: BTreeMap::new(),
             flow_rules: FlowRules::default(),
             has_new_flow_rules: false,
-            on_flow_pass: options.on_flow_pass.clone(),
             notices,
         })
     }
@@ -184,7 +178,7 @@ impl Datapath {
     /// The previous state stays active; the next call retries.
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
         self.is_pending = true;
-        self.host.node = state.nodes.get(self.node_name.as_str()).cloned().unwrap_or_default();
+        self.host.node = state.nodes.get(self.options.node_name.as_str()).cloned().unwrap_or_default();
         let cidrs = state.service_cidrs.values();
         self.host.service_cidrs = cidrs.flat_map(|it| it.cidrs.iter().copied()).collect();
         // Endpoints keep their existing slots.
@@ -198,7 +192,7 @@ impl Datapath {
         let update = self.layout.update(state, addresses, known);
         drop(previous);
         self.record_flow_rules(&update);
-        if self.is_beside_sockets {
+        if self.options.is_beside_sockets {
             let known =
                 snapshots.iter().flat_map(BTreeMap::values).flat_map(|it| it.removed_udp.iter().copied());
             let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
@@ -360,8 +354,8 @@ impl Datapath {
         AppliedConfig {
             forwarding: self.forwarding_elements(),
             uplinks: self.removed_udp.is_refusing().then(|| self.uplinks()),
-            configs: Family::ALL.map(|it| TableConfig::new(it, &self.config, &self.host)).to_vec(),
-            node_port_addresses: self.host.node_port_addresses(&self.config.node_port_addresses),
+            configs: Family::ALL.map(|it| TableConfig::new(it, &self.options.config, &self.host)).to_vec(),
+            node_port_addresses: self.host.node_port_addresses(&self.options.config.node_port_addresses),
         }
     }
 

@@ -45,10 +45,10 @@ impl Datapath {
     }
 
     fn delete_stale_flows(&self) -> Result<(), Error> {
-        let own = self.host.node_port_addresses(&self.config.node_port_addresses);
+        let own = self.host.node_port_addresses(&self.options.config.node_port_addresses);
         let passes = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
         for FlowPass { is_ipv6, took, deleted } in passes {
-            (self.on_flow_pass.0)(if is_ipv6 { Family::V6 } else { Family::V4 }, took, deleted);
+            (self.options.on_flow_pass.0)(if is_ipv6 { Family::V6 } else { Family::V4 }, took, deleted);
         }
         let deleted: usize = passes.iter().map(|it| it.deleted).sum();
         if deleted > 0 {
