@@ -13,7 +13,7 @@ use scenarios::Scenario;
 use crate::{
     RunError, RunOptions, generate,
     harness::Harness,
-    oracle::{self, Lookup},
+    oracle,
     report::{CaseResult, Outcome, Report},
 };
 
@@ -105,10 +105,6 @@ fn restart(harness: &mut Harness<'_>) -> Result<(), String> {
     harness.start_brain().map_err(|it| it.to_string())
 }
 
-fn lookups(state: &NodeState) -> BTreeSet<Lookup> {
-    state.services.values().flat_map(|it| oracle::lookups(it)).collect()
-}
-
 fn an_empty_state(harness: &mut Harness<'_>) -> Result<(), String> {
     harness.check(generate::state(20, 1, 3))?;
     harness.check(NodeState::default())
@@ -162,15 +158,14 @@ fn a_moving_endpoint(harness: &mut Harness<'_>) -> Result<(), String> {
 
 fn killed_in_a_change_set(harness: &mut Harness<'_>) -> Result<(), String> {
     let mut random = Rng::with_seed(7);
-    let before = generate::state(500, 1, 2);
-    harness.check(before.clone())?;
-    let mut current = before;
+    let mut current = generate::state(500, 1, 2);
+    harness.check(current.clone())?;
     for round in 2..8 {
         let next = generate::state(2_000, round, 5);
         harness.publish(next.clone());
         sleep(Duration::from_millis(random.u64(0..60)));
         harness.kill_brain();
-        let sample = lookups(&current).into_iter().step_by(25).collect();
+        let sample = oracle::all_lookups(&current).into_iter().step_by(25).collect();
         // What was received may still be applied.
         let begin = Instant::now();
         loop {
@@ -219,7 +214,7 @@ fn ten_thousand(harness: &mut Harness<'_>) -> Result<(), String> {
     let mut state = generate::state(10_000, 1, 3);
     harness.publish(state.clone());
     harness.applied()?;
-    let sample: BTreeSet<_> = lookups(&state).into_iter().step_by(101).collect();
+    let sample: BTreeSet<_> = oracle::all_lookups(&state).into_iter().step_by(101).collect();
     harness.check_answers(&sample)?;
     state.services.insert(generate::service(5_000, 9, 4));
     harness.publish(state.clone());

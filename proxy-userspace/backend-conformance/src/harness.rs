@@ -104,7 +104,7 @@ impl<'a> Harness<'a> {
         let command = lines::command(command, &self.socket());
         self.backend = Some(match interface {
             Interface::Lines => Box::new(LineBackend::start(command)?),
-            interface => Box::new(PacketBackend::start(command, interface, &self.socket())?),
+            _ => Box::new(PacketBackend::start(command, self.options, &self.socket())?),
         });
         Ok(())
     }
@@ -167,7 +167,7 @@ impl<'a> Harness<'a> {
 
     /// Publishes a state, and checks every answer once it is applied, also about what was asked before.
     pub(crate) fn check(&mut self, state: NodeState) -> Result<(), String> {
-        let lookups = state.services.values().flat_map(|it| oracle::lookups(it)).collect();
+        let lookups = oracle::all_lookups(&state);
         self.publish(state);
         self.applied()?;
         self.check_answers(&lookups)

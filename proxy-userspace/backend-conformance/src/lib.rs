@@ -32,6 +32,8 @@ pub struct RunOptions {
     pub command: Vec<OsString>,
     /// The interface by which the backend is asked.
     pub interface: Interface,
+    /// The log file of a backend that is asked by packets.
+    pub log: Option<PathBuf>,
     /// The time limit for the backend to apply a state, a reconnect included, and to answer.
     pub timeout: Duration,
     /// Only cases whose names contain this.
@@ -43,27 +45,19 @@ pub struct RunOptions {
 }
 
 /// The interface by which a backend is asked where connections go.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interface {
     /// By questions on its standard input.
     Lines,
     /// By packets that its node receives, in a network of their own.
-    Packets {
-        /// The log file of the backend.
-        log: Option<PathBuf>,
-    },
+    Packets,
     /// By packets, and for pods by sockets of this process, which enters a cgroup.
     Sockets {
         /// The cgroup, which is made.
         cgroup: PathBuf,
-        /// The log file of the backend.
-        log: Option<PathBuf>,
     },
     /// By packets, if the backend listens at the addresses of Services.
-    Listeners {
-        /// The log file of the backend.
-        log: Option<PathBuf>,
-    },
+    Listeners,
 }
 
 /// Why the cases cannot be run at all.

@@ -41,7 +41,7 @@ impl Lookup {
 
     /// The features that a backend needs for the question, beyond TCP over IPv4 to addresses of Services.
     pub(crate) fn features(&self) -> impl Iterator<Item = &'static str> {
-        let is_node_port = parsed(NODE_ADDRESSES).contains(&self.destination.ip());
+        let is_node_port = is_node(self.destination.ip());
         let all = [
             (self.destination.is_ipv6(), "ipv6"),
             (self.protocol == Protocol::Udp, "udp"),
@@ -78,6 +78,11 @@ fn parsed(addresses: [&str; 2]) -> [IpAddr; 2] {
     addresses.map(|it| it.parse().expect("it is an address"))
 }
 
+/// Whether an address is the node's own.
+pub(crate) fn is_node(ip: IpAddr) -> bool {
+    parsed(NODE_ADDRESSES).contains(&ip)
+}
+
 /// The address of a family.
 fn of_family(addresses: [&str; 2], family: Family) -> IpAddr {
     parsed(addresses)[usize::from(family == Family::V6)]
@@ -98,7 +103,8 @@ pub(crate) struct Tolerance {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Endpoints {
-        endpoints: BTreeSet<SocketAddr>,
+        /// As texts, in whose order they are answered.
+        endpoints: BTreeSet<String>,
         /// Whether each client has only one of them.
         has_affinity: bool,
     },
@@ -116,7 +122,7 @@ pub(crate) enum Answer {
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Endpoints { endpoints, .. } => f.write_str(&texts(endpoints).join(" ")),
+            Self::Endpoints { endpoints, .. } => f.write_str(&line(endpoints)),
             Self::Refuse => f.write_str("refuse"),
             Self::Drop => f.write_str("drop"),
             Self::IfKnown(it) => it.fmt(f),
@@ -129,9 +135,8 @@ impl Answer {
     pub(crate) fn accepts(&self, line: &str, tolerance: Tolerance) -> bool {
         match self {
             Self::Endpoints { endpoints, has_affinity } => {
-                let texts = texts(endpoints);
-                texts.join(" ") == line
-                    || *has_affinity && tolerance.has_one_client && texts.iter().any(|it| it == line)
+                self::line(endpoints) == line
+                    || *has_affinity && tolerance.has_one_client && endpoints.contains(line)
             }
             Self::Refuse => line == "refuse",
             Self::Drop => line == "drop" || tolerance.refuses_drops && line == "refuse",
@@ -146,10 +151,10 @@ impl Answer {
         }
     }
 
-    /// The endpoints, if there are any, as texts.
+    /// The endpoints, if there are any.
     pub(crate) fn endpoints(&self) -> BTreeSet<String> {
         match self {
-            Self::Endpoints { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
+            Self::Endpoints { endpoints, .. } => endpoints.clone(),
             Self::IfKnown(it) => it.endpoints(),
             Self::Refuse | Self::Drop | Self::Unmatched { .. } => BTreeSet::new(),
         }
@@ -165,11 +170,14 @@ impl Answer {
     }
 }
 
-/// In the order of their texts.
-fn texts(endpoints: &BTreeSet<SocketAddr>) -> Vec<String> {
-    let mut texts: Vec<_> = endpoints.iter().map(ToString::to_string).collect();
-    texts.sort();
-    texts
+/// The answer that names these endpoints.
+pub(crate) fn line(endpoints: &BTreeSet<String>) -> String {
+    Vec::from_iter(endpoints.iter().map(String::as_str)).join(" ")
+}
+
+/// The questions about all Services.
+pub(crate) fn all_lookups(state: &NodeState) -> BTreeSet<Lookup> {
+    state.services.values().flat_map(|it| lookups(it)).collect()
 }
 
 /// The questions about a Service: each of its frontends, from inside, from outside, and from its source ranges.
@@ -196,14 +204,13 @@ pub(crate) fn lookups(state: &ServiceState) -> BTreeSet<Lookup> {
 pub(crate) fn answer(state: &NodeState, lookup: &Lookup) -> Answer {
     let (ip, number) = (lookup.destination.ip(), lookup.destination.port());
     let from_outside = if lookup.is_inside() { Scope::Cluster } else { Scope::External };
-    let is_node = parsed(NODE_ADDRESSES).contains(&ip);
     for it in state.services.values() {
         for (index, port) in it.service.ports.iter().enumerate() {
             if port.protocol != lookup.protocol {
                 continue;
             }
             let is_own = port.port.get() == number && !port.conflicting_addresses.contains(&ip);
-            let is_node_port = is_node && port.node_port.is_some_and(|it| it.get() == number);
+            let is_node_port = is_node(ip) && port.node_port.is_some_and(|it| it.get() == number);
             if is_own && it.service.cluster_ips.contains(&ip) {
                 return selected(it, index, port, ip, Scope::Internal);
             }
@@ -236,7 +243,7 @@ fn is_allowed(service: &Service, source: IpAddr) -> bool {
 fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, scope: Scope) -> Answer {
     let family = Family::of(ip);
     let is_lost_elsewhere = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
-    let endpoints: BTreeSet<_> = state.targets(index, family, scope).collect();
+    let endpoints: BTreeSet<_> = state.targets(index, family, scope).map(|it| it.to_string()).collect();
     let answer = match (endpoints.is_empty(), *port.has_any_endpoint.of(family)) {
         (false, _) => Answer::Endpoints { endpoints, has_affinity: state.service.affinity.is_some() },
         (true, true) => Answer::Drop,

@@ -23,6 +23,7 @@ fn options(command: &[&str], filter: &str) -> RunOptions {
     RunOptions {
         command: command.iter().map(OsString::from).collect(),
         interface: Interface::Lines,
+        log: None,
         timeout: Duration::from_secs(30),
         filter: Some(filter.to_owned()).filter(|it| !it.is_empty()),
         skips: Skips::default(),

@@ -99,17 +99,17 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
         }
         None => Skips::default(),
     };
-    let log = flags.log;
     let (command, interface) = match flags.backend {
-        None if flags.packets => (flags.command, Interface::Packets { log }),
-        None if flags.listeners => (flags.command, Interface::Listeners { log }),
+        None if flags.packets => (flags.command, Interface::Packets),
+        None if flags.listeners => (flags.command, Interface::Listeners),
         None => (flags.command, Interface::Lines),
-        Some(backend) => own(backend, log)?,
+        Some(backend) => own(backend)?,
     };
     let _pins = matches!(interface, Interface::Sockets { .. }).then(|| Pins);
     let options = RunOptions {
         command,
         interface,
+        log: flags.log,
         timeout: Duration::from_secs(flags.timeout),
         filter: flags.filter,
         skips,
@@ -127,7 +127,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 }
 
 /// The command of a backend of this program, and how it is asked.
-fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Interface)> {
+fn own(backend: OwnBackend) -> Result<(Vec<OsString>, Interface)> {
     let program = env::current_exe().context("cannot find this program")?;
     // No page: several may run at a time.
     let pages =
@@ -142,14 +142,14 @@ fn own(backend: OwnBackend, log: Option<PathBuf>) -> Result<(Vec<OsString>, Inte
         OwnBackend::Nft => {
             add(&["--backend", "nft"]);
             add(&untouched);
-            Interface::Packets { log }
+            Interface::Packets
         }
         OwnBackend::Ebpf => {
             let cgroup = datapath_ebpf::find_cgroup2()?.join(own_folder());
             add(&["--backend", "ebpf", "--packets", "nft"]);
             add(&untouched);
             command.extend(["--cgroup".into(), cgroup.clone().into(), "--pin-dir".into(), pin_dir().into()]);
-            Interface::Sockets { cgroup, log }
+            Interface::Sockets { cgroup }
         }
     };
     Ok((command, interface))

@@ -28,10 +28,10 @@ use self::{
     relay::Relay,
 };
 use crate::{
-    Interface, RunError,
+    Interface, RunError, RunOptions,
     backend::Backend,
     lines,
-    oracle::{Answer, Lookup, NODE_ADDRESSES, Tolerance},
+    oracle::{Answer, Lookup, Tolerance, is_node, line},
     wait::Wait,
 };
 
@@ -51,7 +51,7 @@ const SENTINELS: [[&str; 2]; 2] =
 pub(crate) struct PacketBackend {
     child: Child,
     network: Network,
-    style: Style,
+    interface: Interface,
     /// Counts the packets that were sent. Each has a source of its own: of one that it knows, conntrack also knows the endpoint.
     sent: u32,
     _cpu: Pinned,
@@ -59,51 +59,36 @@ pub(crate) struct PacketBackend {
     _relay: Option<Relay>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
-    /// The kernel translates packets.
-    Packets,
-    /// It also translates sockets of this process.
-    Sockets,
-    /// The backend is itself the other end of a connection.
-    Listeners,
-}
-
 impl PacketBackend {
     /// `brain` is the socket of the brain, which a backend that listens reaches by TCP.
-    pub(crate) fn start(mut command: Command, interface: &Interface, brain: &Path) -> Result<Self, RunError> {
-        let (style, log, cgroup) = match interface {
-            Interface::Sockets { cgroup, log } => {
-                (Style::Sockets, log, Some(Cgroup::enter(cgroup).map_err(RunError::Network)?))
-            }
-            Interface::Listeners { log } => (Style::Listeners, log, None),
-            Interface::Packets { log } => (Style::Packets, log, None),
-            Interface::Lines => (Style::Packets, &None, None),
+    pub(crate) fn start(mut command: Command, options: &RunOptions, brain: &Path) -> Result<Self, RunError> {
+        let RunOptions { interface, log, .. } = options;
+        let cgroup = match interface {
+            Interface::Sockets { cgroup } => Some(Cgroup::enter(cgroup).map_err(RunError::Network)?),
+            Interface::Lines | Interface::Packets | Interface::Listeners => None,
         };
-        let network = Network::new(style == Style::Listeners).map_err(RunError::Network)?;
+        let is_listener = *interface == Interface::Listeners;
+        let network = Network::new(is_listener).map_err(RunError::Network)?;
         let log = log.as_ref().map(|it| File::options().create(true).append(true).open(it));
         let stderr = log.transpose().map_err(RunError::Network)?.map_or_else(Stdio::null, Into::into);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        let relay = match style {
-            Style::Listeners => Some(
-                network
-                    .on_node(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
-                    .flatten()
-                    .and_then(|it| Relay::start(it, brain.to_owned()))
-                    .map_err(RunError::Network)?,
-            ),
-            _ => None,
+        let start_relay = || {
+            let listener = network.on_node(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).flatten();
+            listener.and_then(|it| Relay::start(it, brain.to_owned()))
         };
+        let relay = is_listener.then(start_relay).transpose().map_err(RunError::Network)?;
         command.envs(relay.as_ref().map(|it| ("KUBE_PROXY_EBPF_TARGET", it.target())));
         let child = network.on_node(|| command.spawn()).map_err(RunError::Network)?;
         let child = child.map_err(|error| lines::spawn_error(&command, error))?;
         let _cpu = Pinned::to_this_cpu().map_err(RunError::Network)?;
-        Ok(Self { child, network, style, sent: 0, _cpu, _cgroup: cgroup, _relay: relay })
+        let interface = interface.clone();
+        Ok(Self { child, network, interface, sent: 0, _cpu, _cgroup: cgroup, _relay: relay })
     }
 
     fn is_asked_by_sockets(&self, lookup: &Lookup) -> bool {
         // A socket of the node has no source outside, and no SCTP is needed for that.
-        self.style == Style::Sockets && lookup.is_from_any_pod() && lookup.protocol != Protocol::Sctp
+        let by_sockets = matches!(self.interface, Interface::Sockets { .. });
+        by_sockets && lookup.is_from_any_pod() && lookup.protocol != Protocol::Sctp
     }
 
     /// Makes connections, and counts where they went.
@@ -114,15 +99,13 @@ impl PacketBackend {
         wait: &mut Wait<'_>,
     ) -> io::Result<BTreeMap<String, usize>> {
         let mut found = BTreeMap::new();
-        if self.style == Style::Packets || self.style == Style::Sockets && !self.is_asked_by_sockets(lookup) {
+        let is_listener = self.interface == Interface::Listeners;
+        if !is_listener && !self.is_asked_by_sockets(lookup) {
             self.packets(lookup, count, &mut found)?;
             return Ok(found);
         }
         for _ in 0..count {
-            let answer = match self.style {
-                Style::Listeners => self.listener(lookup, wait)?,
-                _ => self.socket(lookup)?,
-            };
+            let answer = if is_listener { self.listener(lookup, wait)? } else { self.socket(lookup)? };
             *found.entry(answer).or_default() += 1;
         }
         Ok(found)
@@ -301,7 +284,7 @@ impl PacketBackend {
     /// Takes what is left of former questions, and ends their connections.
     fn drain(&mut self, lookup: &Lookup) -> io::Result<()> {
         while let Some((packet, bytes)) = self.network.receive(lookup.destination.ip(), Duration::ZERO)? {
-            if matches!(packet.kind, Kind::Ended { .. }) && self.style != Style::Packets {
+            if matches!(packet.kind, Kind::Ended { .. }) && self.interface != Interface::Packets {
                 self.answer(&packet, &bytes)?;
             }
         }
@@ -358,15 +341,16 @@ impl Backend for PacketBackend {
                 break;
             }
         }
-        Ok(found.into_iter().collect::<Vec<_>>().join(" "))
+        Ok(line(&found))
     }
 
     fn tolerance(&self, lookup: &Lookup) -> Tolerance {
         let by_sockets = self.is_asked_by_sockets(lookup);
+        let is_listener = self.interface == Interface::Listeners;
         Tolerance {
             has_one_client: by_sockets || !lookup.is_from_anyone(),
-            refuses_drops: by_sockets || self.style == Style::Listeners,
-            refuses_unmatched: self.style == Style::Listeners || is_node(lookup.destination.ip()),
+            refuses_drops: by_sockets || is_listener,
+            refuses_unmatched: is_listener || is_node(lookup.destination.ip()),
         }
     }
 }
@@ -377,10 +361,6 @@ impl Drop for PacketBackend {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn is_node(ip: IpAddr) -> bool {
-    NODE_ADDRESSES.iter().any(|it| it.parse() == Ok(ip))
 }
 
 /// The answer if a connection goes there: nothing, if that is where it should have gone without a Service.

@@ -49,12 +49,7 @@ pub(super) fn first(protocol: Protocol, source: SocketAddr, destination: SocketA
         Protocol::Tcp => tcp(source, destination, SYN, SEQUENCE, 0),
         Protocol::Udp => {
             let datagram = [&ports, &[0, 9, 0, 0, b'?'][..]].concat();
-            ip(
-                source.ip(),
-                destination.ip(),
-                UDP,
-                with_checksum(datagram, 6, UDP, source.ip(), destination.ip()),
-            )
+            checked(source.ip(), destination.ip(), UDP, datagram, 6)
         }
         Protocol::Sctp => {
             // An INIT chunk (RFC 9260, 3.3.2): its tag, window, streams and sequence number.
@@ -95,14 +90,14 @@ fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, sequence: u32, ac
     let numbers = [sequence.to_be_bytes(), acknowledged.to_be_bytes()].concat();
     // A header of five words, a window of 65535, no checksum yet, and nothing urgent.
     let segment = [&ports[..], &numbers, &[5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]].concat();
-    ip(source.ip(), destination.ip(), TCP, with_checksum(segment, 16, TCP, source.ip(), destination.ip()))
+    checked(source.ip(), destination.ip(), TCP, segment, 16)
 }
 
 /// ICMP: the port of this packet is unreachable.
 fn unreachable(source: IpAddr, destination: IpAddr, packet: &[u8]) -> Vec<u8> {
     let (protocol, kind) = if source.is_ipv4() { (ICMP, [3, 3]) } else { (ICMPV6, [1, 4]) };
     let message = [&kind[..], &[0; 6], packet].concat();
-    ip(source, destination, protocol, with_checksum(message, 2, protocol, source, destination))
+    checked(source, destination, protocol, message, 2)
 }
 
 fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Vec<u8> {
@@ -125,14 +120,8 @@ fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: Vec<u8>) -> Ve
     }
 }
 
-/// Puts the checksum of the Internet into a payload, where all but ICMP cover the addresses.
-fn with_checksum(
-    mut payload: Vec<u8>,
-    at: usize,
-    protocol: u8,
-    source: IpAddr,
-    destination: IpAddr,
-) -> Vec<u8> {
+/// A packet with the checksum of the Internet in its payload, which for all but ICMP covers the addresses.
+fn checked(source: IpAddr, destination: IpAddr, protocol: u8, mut payload: Vec<u8>, at: usize) -> Vec<u8> {
     let octets = |it| match it {
         IpAddr::V4(it) => it.octets().to_vec(),
         IpAddr::V6(it) => it.octets().to_vec(),
@@ -149,7 +138,7 @@ fn with_checksum(
         sum => sum,
     };
     payload[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-    payload
+    ip(source, destination, protocol, payload)
 }
 
 /// The checksum of the Internet (RFC 1071); all parts but the last have an even length.
@@ -172,11 +161,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 /// Parses a packet; `None` if it is irrelevant to the probe.
 pub(super) fn parse(bytes: &[u8]) -> Option<Packet> {
     let (source, destination, protocol, payload) = addresses(bytes)?;
-    let ports = || Some((be16(payload, 0)?, be16(payload, 2)?));
-    let packet = |kind| {
-        let (from, to) = ports()?;
-        Some(Packet { source: (source, from).into(), destination: (destination, to).into(), kind })
-    };
+    let packet = |kind| between(source, destination, payload, kind);
     match protocol {
         TCP => {
             let (sequence, acknowledged) = (be32(payload, 4)?, be32(payload, 8)?);
@@ -201,8 +186,13 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Packet> {
 /// What a message says is unreachable.
 fn refused(message: &[u8]) -> Option<Packet> {
     let (source, destination, _, payload) = addresses(message.get(8..)?)?;
+    between(source, destination, payload, Kind::Refused)
+}
+
+/// A packet between these addresses, whose ports are at the beginning of its payload.
+fn between(source: IpAddr, destination: IpAddr, payload: &[u8], kind: Kind) -> Option<Packet> {
     let (from, to) = (be16(payload, 0)?, be16(payload, 2)?);
-    Some(Packet { source: (source, from).into(), destination: (destination, to).into(), kind: Kind::Refused })
+    Some(Packet { source: (source, from).into(), destination: (destination, to).into(), kind })
 }
 
 /// Source, destination, protocol and payload.
