@@ -48,7 +48,11 @@ pub fn host(config: &Config, if_not: Level) -> Finding {
         Err(error) => return Finding::failed(RULES, if_not, &error),
     };
     let host = &trial_host(!can_count(&mut netfilter));
-    let error = |family| Some((family, attempt(&mut netfilter, config, host, family).err()?));
+    let error = |family| {
+        let table = trial_table(config, host, family);
+        let messages = table.replace(iter::empty()).map(without_packets);
+        Some((family, trial(&mut netfilter, family, messages).err()?))
+    };
     let missing: Vec<_> = Family::ALL.into_iter().filter_map(error).collect();
     match &*missing {
         [] => Finding::ok(RULES, "the kernel accepts every rule, for IPv4 and IPv6"),
@@ -189,12 +193,6 @@ fn trial_table(config: &Config, host: &Host, family: Family) -> DesiredTable {
     // A kernel that cannot give a second chance serves everything else.
     elements.remove(&Watch::SecondChance.element(family).0);
     DesiredTable { config_, is_owned: false, elements }
-}
-
-/// Sends the trial transaction of a family.
-fn attempt(netfilter: &mut Netfilter, config: &Config, host: &Host, family: Family) -> Result<(), Error> {
-    let table = trial_table(config, host, family);
-    trial(netfilter, family, table.replace(iter::empty()).map(without_packets))
 }
 
 /// The same message, which makes a table that gets no packets.

@@ -253,7 +253,7 @@ impl Names {
     fn learn(&mut self, element: &Element, value: &Value) {
         self.members.add(element, value);
         if element.map == Map::Frontends
-            && number_in(value, element.family) == Some(FrontendPolicy::ClusterIp.word())
+            && number_in(value, element.family) == Some(FrontendPolicy::ClusterIp as u32)
         {
             self.cluster_ips.insert((element.family, element.key.clone()));
         }
@@ -346,7 +346,7 @@ fn frontend(element: &Element, key: &mut Parts<'_>) -> Option<String> {
 }
 
 fn policy(word: u32) -> Option<&'static str> {
-    FrontendPolicy::of(word).map(FrontendPolicy::chain)
+    FrontendPolicy::ALL.into_iter().find(|(it, _)| *it as u32 == word).map(|(_, chain)| chain)
 }
 
 fn named(set: u32) -> &'static str {

@@ -321,7 +321,7 @@ mod tests {
     use datapath::Level;
 
     use super::*;
-    use crate::in_netns::in_netns;
+    use crate::in_netns::{in_netns, run};
 
     /// Judges files with these contents.
     fn with(
@@ -428,29 +428,25 @@ mod tests {
                 eprintln!("skipped: nft is not installed");
                 return;
             }
-            let nft = |line: &str| {
-                let output = Command::new("nft").arg(line).output().unwrap();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            };
             let policy = || NodeSettings::new(false).forward_policy();
             check(&policy(), Level::Ok, &["no chain drops"]);
-            nft(
-                "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy accept; }",
+            run(
+                "nft add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy accept; }",
             );
             check(&policy(), Level::Ok, &["no chain drops"]);
-            nft("add chain ip filter FORWARD { policy drop; }");
+            run("nft add chain ip filter FORWARD { policy drop; }");
             check(
                 &policy(),
                 Level::Degraded,
                 &["chain FORWARD of iptables (nft)", "iptables -P FORWARD ACCEPT"],
             );
             // Docker's chains accept nothing of pods.
-            nft("add chain ip filter DOCKER-USER; add rule ip filter FORWARD jump DOCKER-USER");
+            run("nft add chain ip filter DOCKER-USER; add rule ip filter FORWARD jump DOCKER-USER");
             check(&policy(), Level::Degraded, &["chain FORWARD of iptables (nft)"]);
-            nft("add chain ip filter FLANNEL-FWD; add rule ip filter FORWARD jump FLANNEL-FWD");
+            run("nft add chain ip filter FLANNEL-FWD; add rule ip filter FORWARD jump FLANNEL-FWD");
             check(&policy(), Level::Ok, &["unless a rule accepts it, of which it has 1"]);
-            nft(
-                "add table inet fw; add chain inet fw f { type filter hook forward priority 1; policy drop; }",
+            run(
+                "nft add table inet fw; add chain inet fw f { type filter hook forward priority 1; policy drop; }",
             );
             check(&policy(), Level::Degraded, &["chain f of the nftables table inet fw"]);
         });

@@ -7,13 +7,13 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
 use datapath::{FrontendAddress, unspecified};
 use model::{Family, Protocol, state::ServiceState};
-use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, each, find, text, u32, uapi::*};
+use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, find, text, u32, uapi::*};
 use nix::{errno::Errno, net::if_::if_indextoname, sys::socket::SockProtocol};
 
 use crate::{
@@ -409,33 +409,16 @@ struct Header {
 impl Report {
     /// Reads the attributes `NFTA_TRACE_…` of a message.
     fn parse(attributes: &[u8]) -> Option<Self> {
-        let [mut table, mut chain, mut verdict, mut id, mut network, mut transport, mut interface] =
-            [None; 7];
-        for (kind, value) in each(attributes) {
-            let field = match kind {
-                NFTA_TRACE_TABLE => &mut table,
-                NFTA_TRACE_CHAIN => &mut chain,
-                NFTA_TRACE_VERDICT => &mut verdict,
-                NFTA_TRACE_ID => &mut id,
-                NFTA_TRACE_NETWORK_HEADER => &mut network,
-                NFTA_TRACE_TRANSPORT_HEADER => &mut transport,
-                NFTA_TRACE_IIF => &mut interface,
-                // The policy of a base chain, which decides where no rule has.
-                NFTA_TRACE_POLICY => {
-                    verdict.get_or_insert(value);
-                    continue;
-                }
-                _ => continue,
-            };
-            *field = Some(value);
-        }
+        let of = |kind| find(attributes, kind);
+        let transport = of(NFTA_TRACE_TRANSPORT_HEADER).unwrap_or_default();
         Some(Self {
-            id: u32(id?)?,
-            table: text(table?),
-            chain: text(chain?),
-            verdict: Step::parse(verdict),
-            header: network.and_then(|it| Header::parse(it, transport.unwrap_or_default())),
-            interface: interface.and_then(u32),
+            id: u32(of(NFTA_TRACE_ID)?)?,
+            table: text(of(NFTA_TRACE_TABLE)?),
+            chain: text(of(NFTA_TRACE_CHAIN)?),
+            // The policy of a base chain decides where no rule has.
+            verdict: Step::parse(of(NFTA_TRACE_VERDICT).or_else(|| of(NFTA_TRACE_POLICY))),
+            header: of(NFTA_TRACE_NETWORK_HEADER).and_then(|it| Header::parse(it, transport)),
+            interface: of(NFTA_TRACE_IIF).and_then(u32),
         })
     }
 }
@@ -465,12 +448,10 @@ impl Step {
 impl Header {
     /// From the beginnings of the network header and of the transport header.
     fn parse(network: &[u8], transport: &[u8]) -> Option<Self> {
-        fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-            bytes.get(at..at + N)?.try_into().ok()
-        }
-        let v4 = |at| part::<4>(network, at).map(|it| IpAddr::V4(Ipv4Addr::from(it)));
-        let v6 = |at| part::<16>(network, at).map(|it| IpAddr::V6(Ipv6Addr::from(it)));
-        let port = |at| part::<2>(transport, at).map_or(0, u16::from_be_bytes);
+        let v4 = |at| Some(IpAddr::from(*network.get(at..)?.first_chunk::<4>()?));
+        let v6 = |at| Some(IpAddr::from(*network.get(at..)?.first_chunk::<16>()?));
+        let port =
+            |at| transport.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |it| u16::from_be_bytes(*it));
         let (protocol, source, destination) = match network.first()? >> 4 {
             4 => (*network.get(9)?, v4(12)?, v4(16)?),
             6 => (*network.get(6)?, v6(8)?, v6(24)?),

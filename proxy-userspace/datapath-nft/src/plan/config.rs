@@ -22,13 +22,6 @@ pub struct Config {
     pub untracked: Vec<IpNet>,
 }
 
-impl Config {
-    /// The mark that requests masquerading.
-    pub(crate) fn mark(&self) -> u32 {
-        1 << (self.masquerade_bit & 31)
-    }
-}
-
 /// How traffic of pods is recognised; kube-proxy's `detectLocalMode`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {

@@ -476,7 +476,7 @@ impl PlacedService {
                     let value = Value::Data(Bytes::new().number(number));
                     elements.insert(Element::new(family, map, key.clone()), value);
                 };
-                put(by.map(Map::Frontends), frontend.policy.word());
+                put(by.map(Map::Frontends), frontend.policy as u32);
                 if let Some(list) = frontend.sources.as_ref().and_then(|it| lists.number(it)) {
                     put(Map::SourceLists, list);
                 }
@@ -485,7 +485,7 @@ impl PlacedService {
                     put(by.map(Map::External), word(frontend.external));
                 }
                 if frontend.is_forwarded {
-                    put(Map::Forwarded, FrontendPolicy::forwarded(frontend.sources.is_some()).word());
+                    put(Map::Forwarded, FrontendPolicy::forwarded(frontend.sources.is_some()) as u32);
                 }
                 if let Some(it) = numbers {
                     put(by.map(Map::ServicePorts), it.service_port);

@@ -57,28 +57,18 @@ pub(crate) enum FrontendPolicy {
 }
 
 impl FrontendPolicy {
-    /// All of them.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::ClusterIp,
-        Self::External,
-        Self::ExternalLocal,
-        Self::SourceRanges,
-        Self::SourceRangesLocal,
-        Self::NodePort,
-        Self::NodePortLocal,
-        Self::Forwarded,
-        Self::SourceRangesForwarded,
+    /// All of them, each with its chain.
+    pub(crate) const ALL: [(Self, &'static str); 9] = [
+        (Self::ClusterIp, "cluster-ip"),
+        (Self::External, "external"),
+        (Self::ExternalLocal, "external-local"),
+        (Self::SourceRanges, "source-ranges"),
+        (Self::SourceRangesLocal, "source-ranges-local"),
+        (Self::NodePort, "node-port"),
+        (Self::NodePortLocal, "node-port-local"),
+        (Self::Forwarded, "forwarded"),
+        (Self::SourceRangesForwarded, "source-ranges-forwarded"),
     ];
-
-    /// Its encoding.
-    pub(crate) fn word(self) -> u32 {
-        self as u32
-    }
-
-    /// Decodes a word.
-    pub(crate) fn of(word: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.word() == word)
-    }
 
     /// The policy for packets that another node has forwarded whole.
     pub(crate) fn forwarded(is_restricted: bool) -> Self {
@@ -88,20 +78,6 @@ impl FrontendPolicy {
     /// Whether external traffic is routed differently from internal traffic.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::ExternalLocal | Self::SourceRangesLocal | Self::NodePortLocal)
-    }
-
-    pub(crate) fn chain(self) -> &'static str {
-        match self {
-            Self::ClusterIp => "cluster-ip",
-            Self::External => "external",
-            Self::ExternalLocal => "external-local",
-            Self::SourceRanges => "source-ranges",
-            Self::SourceRangesLocal => "source-ranges-local",
-            Self::NodePort => "node-port",
-            Self::NodePortLocal => "node-port-local",
-            Self::Forwarded => "forwarded",
-            Self::SourceRangesForwarded => "source-ranges-forwarded",
-        }
     }
 }
 
@@ -127,7 +103,7 @@ impl TableConfig {
     pub(crate) fn new(family: Family, config: &Config, host: &Host) -> Self {
         Self {
             family,
-            mark: config.mark(),
+            mark: 1 << (config.masquerade_bit & 31),
             masquerade_all: config.masquerade_all,
             cannot_count: host.cannot_count,
             pods: host.pods(&config.detect_local, family),
@@ -158,7 +134,7 @@ impl TableConfig {
             Chain::new("services", self.services()),
             Chain::new("translated", self.translated()),
         ];
-        let services = || [self.to("translate Services", Verdict::Jump("services".into()))];
+        let services = || [self.rule("translate Services").verdict(&Verdict::Jump("services".into()))];
         chains.extend([
             Chain::base("prerouting", Hook::PREROUTING, services()),
             Chain::base("output", Hook::OUTPUT, services()),
@@ -179,9 +155,9 @@ impl TableConfig {
     pub(crate) fn elements(&self) -> Elements {
         let goto = |chain: &str| Value::Verdict(Verdict::Goto(chain.into()));
         let mut elements = Elements::new();
-        for it in FrontendPolicy::ALL {
-            let key = Bytes::new().number(it.word());
-            elements.insert(Element::new(self.family, Map::Policies, key), goto(it.chain()));
+        for (policy, chain) in FrontendPolicy::ALL {
+            let key = Bytes::new().number(policy as u32);
+            elements.insert(Element::new(self.family, Map::Policies, key), goto(chain));
         }
         for by in MatchKey::ALL {
             for (word, value) in [(REFUSE, goto(REFUSE_CHAIN)), (DROP, Value::Verdict(Verdict::Drop))] {
@@ -194,10 +170,6 @@ impl TableConfig {
 
     fn rule(&self, comment: &str) -> Rule {
         Rule::new(self.family, comment)
-    }
-
-    fn to(&self, comment: &str, verdict: Verdict) -> Rule {
-        self.rule(comment).verdict(&verdict)
     }
 
     fn mark(&self, rule: Rule) -> Rule {
@@ -305,7 +277,7 @@ impl TableConfig {
         vec![
             list.verdict(&Verdict::Jump("sources".into())),
             self.rule("allowed source").if_priority(ALLOWED).verdict(&Verdict::Goto(then.into())),
-            self.to("any other source", Verdict::Drop),
+            self.rule("any other source").verdict(&Verdict::Drop),
         ]
     }
 

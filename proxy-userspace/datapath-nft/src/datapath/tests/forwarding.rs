@@ -17,7 +17,10 @@ use nix::{
 use proxy_common::forward::{FORWARDED, NO_SECOND};
 
 use super::*;
-use crate::observe::dump::{PacketTarget, lookup};
+use crate::{
+    in_netns::run,
+    observe::dump::{PacketTarget, lookup},
+};
 
 /// The priority of a packet without a second node, and of one with a second node.
 const FIRST: u32 = FORWARDED | NO_SECOND as u32;
@@ -81,16 +84,6 @@ fn ask(stream: &mut TcpStream) -> String {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer.trim_end().to_owned()
-}
-
-/// Runs commands, one per line.
-#[track_caller]
-fn run(commands: &str) {
-    for it in commands.lines().map(str::trim).filter(|it| !it.is_empty()) {
-        let words: Vec<_> = it.split_whitespace().collect();
-        let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
-        assert!(output.status.success(), "{it}: {}", String::from_utf8_lossy(&output.stderr));
-    }
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use netlink_packet_core::Emitable as _;
 use proptest::prelude::*;
 
 use super::*;
-use crate::in_netns::in_netns;
+use crate::in_netns::{in_netns, run};
 
 fn destination(address: &str, port: u16) -> TracedDestination {
     TracedDestination { address: address.parse().unwrap(), port: Some(port), protocol: Some(Protocol::Udp) }
@@ -23,15 +23,10 @@ fn packets(trace: &mut PacketTrace, count: usize) -> Vec<TracedPacket> {
     packets
 }
 
-fn up(interface: &str) {
-    let status = std::process::Command::new("ip").args(["link", "set", interface, "up"]).status();
-    assert!(status.unwrap().success());
-}
-
 #[test]
 fn only_first_packets_to_the_destinations_are_followed() {
     in_netns(|| {
-        up("lo");
+        run("ip link set lo up");
         let server = UdpSocket::bind("127.0.0.1:8080").unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut trace = PacketTrace::start(&[destination("127.0.0.1", 8080)]).unwrap();
