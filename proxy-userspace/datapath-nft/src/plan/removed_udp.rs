@@ -44,10 +44,8 @@ pub(crate) struct RemovedUdp {
     removed: BTreeMap<SocketAddr, Instant>,
     /// The removed endpoints that are refused.
     refused: BTreeSet<SocketAddr>,
-    /// The refused endpoints that the kernel does not know yet.
-    unsent: BTreeSet<SocketAddr>,
-    /// The endpoints that are not refused any more, and that the kernel may still know.
-    restored: BTreeSet<SocketAddr>,
+    /// The endpoints that the kernel may refuse.
+    sent: BTreeSet<SocketAddr>,
     /// When each endpoint was refused last.
     history: BTreeMap<SocketAddr, Instant>,
 }
@@ -70,14 +68,15 @@ impl RemovedUdp {
             take_present(port, &mut removed);
             for it in present_among(port, self.removed.keys(), |it| self.removed.contains_key(it)) {
                 self.removed.remove(&it);
-                self.restore(it);
+                self.refused.remove(&it);
             }
         }
+        self.sent.extend(&known);
         // Another Service may have the same endpoint.
         if !removed.is_empty() || !known.is_empty() {
             for port in udp(ports()) {
                 take_present(port, &mut removed);
-                self.restored.extend(take_present(port, &mut known));
+                take_present(port, &mut known);
             }
         }
         let now = Instant::now();
@@ -97,8 +96,8 @@ impl RemovedUdp {
 
     /// Leaves out those with such an address.
     pub(crate) fn except(&mut self, is_excepted: impl Fn(IpAddr) -> bool) {
-        let excepted: Vec<_> = self.removed.extract_if(.., |it, _| is_excepted(it.ip())).collect();
-        excepted.into_iter().for_each(|(it, _)| self.restore(it));
+        self.removed.retain(|it, _| !is_excepted(it.ip()));
+        self.refused.retain(|it| !is_excepted(it.ip()));
     }
 
     /// The endpoints that were removed in the last moments.
@@ -111,23 +110,18 @@ impl RemovedUdp {
     pub(crate) fn select(&mut self, in_use: &BTreeSet<SocketAddr>) -> bool {
         let now = Instant::now();
         self.removed.retain(|_, until| now < *until);
-        for it in in_use.iter().filter(|it| self.removed.contains_key(it)) {
-            if self.refused.insert(*it) {
-                self.restored.remove(it);
-                self.unsent.insert(*it);
-            }
-        }
-        let is_over = |it: &SocketAddr| !self.removed.contains_key(it) || !in_use.contains(it);
-        let over: Vec<_> = self.refused.iter().filter(|it| is_over(it)).copied().collect();
-        over.into_iter().for_each(|it| self.restore(it));
-        !self.unsent.is_empty() || !self.restored.is_empty()
+        self.refused = in_use.iter().filter(|it| self.removed.contains_key(it)).copied().collect();
+        self.refused != self.sent
     }
 
-    /// One is not refused any more.
-    fn restore(&mut self, endpoint: SocketAddr) {
-        if self.refused.remove(&endpoint) && !self.unsent.remove(&endpoint) {
-            self.restored.insert(endpoint);
-        }
+    /// The refused endpoints that the kernel does not know yet.
+    fn unsent(&self) -> BTreeSet<SocketAddr> {
+        &self.refused - &self.sent
+    }
+
+    /// The endpoints that are not refused any more, and that the kernel may still know.
+    fn restored(&self) -> BTreeSet<SocketAddr> {
+        &self.sent - &self.refused
     }
 
     /// Whether any is refused.
@@ -144,8 +138,8 @@ impl RemovedUdp {
             let own = all.iter().filter(|it| Family::of(it.ip()) == family);
             own.map(|it| (element(it), Value::None)).collect()
         };
-        let restored = elements(&self.restored);
-        let refused = elements(if anew { &self.refused } else { &self.unsent });
+        let restored = elements(&self.restored());
+        let refused = elements(&if anew { self.refused.clone() } else { self.unsent() });
         // One that has expired cannot be deleted, and that would refuse the whole transaction.
         let mut messages = expiring_elements(family, Map::RemovedUdp, restored.keys(), SECONDS);
         messages.extend(tables::elements(NFT_MSG_DELSETELEM, family, (Map::RemovedUdp, 0), &restored));
@@ -155,12 +149,12 @@ impl RemovedUdp {
 
     /// The messages have taken effect.
     pub(crate) fn on_committed(&mut self) {
-        let now = Instant::now();
-        if !self.unsent.is_empty() {
+        let (now, unsent) = (Instant::now(), self.unsent());
+        if !unsent.is_empty() {
             self.history.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
-            self.history.extend(std::mem::take(&mut self.unsent).into_iter().map(|it| (it, now)));
+            self.history.extend(unsent.into_iter().map(|it| (it, now)));
         }
-        self.restored.clear();
+        self.sent.clone_from(&self.refused);
     }
 }
 
@@ -209,12 +203,10 @@ fn present_among<'a>(
 }
 
 /// Takes the endpoints of a port that are there out of others.
-fn take_present(port: &PortImage, others: &mut BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
-    let taken = present_among(port, others.iter(), |it| others.contains(it));
-    for it in &taken {
-        others.remove(it);
+fn take_present(port: &PortImage, others: &mut BTreeSet<SocketAddr>) {
+    for it in present_among(port, others.iter(), |it| others.contains(it)) {
+        others.remove(&it);
     }
-    taken
 }
 
 #[cfg(test)]
@@ -261,7 +253,7 @@ mod tests {
         let other = service(Protocol::Udp, other);
         state.update(&[(&before, &after)], [], BTreeSet::new(), || other.ports.iter());
         state.select(&state.removed());
-        let sent = [state.restored.clone(), state.unsent.clone()].map(|it| it.into_iter().collect());
+        let sent = [state.restored(), state.unsent()].map(|it| it.into_iter().collect());
         state.on_committed();
         sent
     }
@@ -292,7 +284,7 @@ mod tests {
         for changes in [&changes[..], &[]] {
             state.update(changes, [], known(), || service.ports.iter());
             state.except(|it| it == endpoint(3).ip());
-            assert_eq!(state.restored, [endpoint(1), endpoint(3)].into());
+            assert_eq!(state.restored(), [endpoint(1), endpoint(3)].into());
             assert_eq!(state.removed(), [endpoint(2)].into());
             assert_eq!(state.refused, [endpoint(2)].into());
         }
@@ -316,18 +308,18 @@ mod tests {
         state.update(&[(&before, &after)], [], BTreeSet::new(), || after.ports.iter());
         assert!(!state.select(&BTreeSet::new()), "no socket is connected");
         assert!(state.select(&[1, 3].map(endpoint).into()));
-        assert_eq!(state.unsent, [endpoint(1)].into());
+        assert_eq!(state.unsent(), [endpoint(1)].into());
         state.on_committed();
         // A socket connected just before the flip is found later.
         assert!(state.select(&[1, 2].map(endpoint).into()));
-        assert_eq!(state.unsent, [endpoint(2)].into());
+        assert_eq!(state.unsent(), [endpoint(2)].into());
         state.on_committed();
         assert!(state.select(&[endpoint(2)].into()), "the last socket of the first one has gone");
-        assert_eq!((&state.restored, &state.refused), (&[endpoint(1)].into(), &[endpoint(2)].into()));
+        assert_eq!((state.restored(), &state.refused), ([endpoint(1)].into(), &[endpoint(2)].into()));
         state.on_committed();
         state.removed.values_mut().for_each(|until| *until = Instant::now());
         assert!(state.select(&[endpoint(2)].into()), "its time is over");
-        assert_eq!((&state.restored, state.is_refusing()), (&[endpoint(2)].into(), false));
+        assert_eq!((state.restored(), state.is_refusing()), ([endpoint(2)].into(), false));
     }
 
     #[test]
@@ -355,7 +347,7 @@ mod tests {
         let mut state = RemovedUdp::default();
         state.update(&[(&service, &ServiceImage::default())], [], BTreeSet::new(), || [].iter());
         state.select(&state.removed());
-        assert_eq!(state.unsent.len(), MAX_REFUSED);
+        assert_eq!(state.unsent().len(), MAX_REFUSED);
         state.on_committed();
         // Those that serve again are not, whether they are fewer than the others or not.
         let again = |count| {
@@ -379,6 +371,6 @@ mod tests {
             state.update(&[(&before, &after)], [], BTreeSet::new(), || [].iter());
             state.select(&[endpoint(1)].into());
         }
-        assert_eq!((state.unsent.len(), state.restored.len()), (1, 0));
+        assert_eq!((state.unsent().len(), state.restored().len()), (1, 0));
     }
 }
