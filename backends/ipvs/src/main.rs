@@ -244,14 +244,11 @@ impl Ipvs {
             return tools::nft(&table::whole(&self.sources, &self.nodes, new)).await;
         }
         let all = |it: &Plan| it.elements.clone();
-        let old: Elements = plans.keys().filter_map(|it| self.plans.get(it)).flat_map(all).collect();
-        let new: Elements = new.flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let only = |one: &Elements, other: &Elements| {
-            let mut one = one.clone();
-            one.retain(|key, value| other.get(key) != Some(value));
-            one
-        };
-        let text = table::difference(&only(&old, &new), &only(&new, &old));
+        let mut old: Elements = plans.keys().filter_map(|it| self.plans.get(it)).flat_map(all).collect();
+        let mut new: Elements = new.flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let same: Elements = old.extract_if(.., |key, value| new.get(key) == Some(&*value)).collect();
+        new.retain(|key, _| !same.contains_key(key));
+        let text = table::difference(&old, &new);
         if text.is_empty() { Ok(()) } else { tools::nft(&text).await }
     }
 

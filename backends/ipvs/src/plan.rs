@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use proxy_contract::{
     backend::{Family, Frontend, FrontendAddress, ServedPort, ports},
     client::ServiceEndpoints,
-    localv1::Protocol,
+    localv1::{IpSet, Protocol},
 };
 
 use crate::{
@@ -66,8 +66,7 @@ pub(crate) fn plan(
     let mut plan = Plan::default();
     let scheduler = scheduler(it, defaults, &mut plan.not_served);
     let local = it.endpoints.values().filter(|it| it.local).filter_map(|it| it.ips.as_ref());
-    let local: BTreeSet<IpAddr> =
-        local.flat_map(|it| it.v4.iter().chain(&it.v6)).filter_map(|it| it.parse().ok()).collect();
+    let local: BTreeSet<IpAddr> = local.flat_map(IpSet::iter).filter_map(|it| it.parse().ok()).collect();
     for port in ports(it) {
         let mut targets: BTreeMap<(Masquerade, &[SocketAddr]), u32> = BTreeMap::new();
         for traffic in [Traffic::Internal, Traffic::Cluster, Traffic::External] {
@@ -205,15 +204,14 @@ pub(crate) type Plans = BTreeMap<Arc<str>, Plan>;
 #[cfg(test)]
 mod tests {
     use proxy_contract::localv1::{
-        ClientIpAffinity, Endpoint, EndpointScopes, FamilyFlags, IpFilter, IpSet, PortMapping, PortName,
-        Service, ServiceIPs, service::SessionAffinity,
+        ClientIpAffinity, Endpoint, EndpointScopes, FamilyFlags, IpFilter, PortMapping, PortName, Service,
+        ServiceIPs, service::SessionAffinity,
     };
 
     use super::*;
 
     fn set(addresses: &[&str]) -> Option<IpSet> {
-        let (v4, v6) = addresses.iter().map(|it| (*it).to_owned()).partition(|it: &String| it.contains('.'));
-        Some(IpSet { v4, v6 })
+        Some(IpSet::of(addresses))
     }
 
     /// An endpoint at a port, on this node or another one; both serve traffic from inside, and only the first one from outside.

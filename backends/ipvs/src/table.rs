@@ -5,7 +5,6 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use ipnet::IpNet;
-use proxy_contract::backend::Family;
 use serde_json::Value;
 
 use crate::{
@@ -44,8 +43,7 @@ pub(crate) fn whole<'a>(
         let _ = writeln!(text, "define {name} = {value:#x}");
     }
     text += TEXT;
-    let all = [Family::V4, Family::V6].map(|it| if it == Family::V4 { "0.0.0.0/0" } else { "::/0" });
-    let all = all.map(|it| it.parse().expect("it is a range"));
+    let all = ["0.0.0.0/0", "::/0"].map(|it| it.parse().expect("it is a range"));
     let nodes = if nodes.is_empty() { &all[..] } else { nodes };
     let mut ranges = Elements::new();
     for (set, all) in [("sources", sources), ("nodes", nodes)] {

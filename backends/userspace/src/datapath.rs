@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use proxy_contract::{backend::NotServed, client::ServiceEndpoints};
 
-use crate::{claims::Claims, frontend::Address, listen_at::ListenAt, listener::Listeners, table::Table};
+use crate::{claims::Claims, listen_at::ListenAt, listener::Listeners, table::Table};
 
 /// The Services of a state, by `namespace/name`.
 type Services = BTreeMap<Arc<str>, Arc<ServiceEndpoints>>;
@@ -49,19 +49,15 @@ impl Datapath {
         for name in changed {
             touched.extend(self.claims.replace(name, services.get(name).map(AsRef::as_ref), self.listen_at));
         }
-        self.listen(touched);
+        // First the sockets, then the frontends, and then what is accepted.
+        let edits = touched.into_iter().map(|it| (it, self.claims.winner(&it))).collect::<Vec<_>>();
+        let bound = self.listeners.bind(&edits, self.listen_at);
+        self.table.replace(edits);
+        self.listeners.start(bound, &self.table);
     }
 
     /// What is not served, and why.
     pub(crate) fn not_served(&self) -> Vec<NotServed> {
         self.claims.not_served().chain(self.listeners.not_served()).collect()
-    }
-
-    /// Gives these addresses what they have now: first the sockets, then the frontends, and then what is accepted.
-    fn listen(&mut self, touched: BTreeSet<Address>) {
-        let edits = touched.into_iter().map(|it| (it, self.claims.winner(&it))).collect::<Vec<_>>();
-        let bound = self.listeners.bind(&edits, self.listen_at);
-        self.table.replace(edits);
-        self.listeners.start(bound, &self.table);
     }
 }

@@ -135,9 +135,7 @@ async fn replies(
                 let _ = socket.send_to(&buffer[..length], client).await;
             }
             Ok(Err(_)) => return,
-            Err(_) if *last.lock() + FLOW_TIMEOUT <= Instant::now() => {
-                return;
-            }
+            Err(_) if *last.lock() + FLOW_TIMEOUT <= Instant::now() => return,
             Err(_) => {}
         }
     }
