@@ -116,11 +116,8 @@ pub struct Datapath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct AppliedConfig {
     configs: Vec<TableConfig>,
-    node_port_addresses: BTreeSet<IpAddr>,
-    /// Where packets to removed UDP endpoints are looked for, the interfaces to other hosts.
-    uplinks: Option<BTreeSet<u32>>,
-    /// The elements that packets need which other nodes forward.
-    forwarding: Elements,
+    /// The elements that belong to no Service.
+    elements: Elements,
 }
 
 impl Datapath {
@@ -351,12 +348,21 @@ impl Datapath {
     }
 
     fn desired(&mut self) -> AppliedConfig {
-        AppliedConfig {
-            forwarding: self.forwarding_elements(),
-            uplinks: self.removed_udp.is_refusing().then(|| self.uplinks()),
-            configs: Family::ALL.map(|it| TableConfig::new(it, &self.options.config, &self.host)).to_vec(),
-            node_port_addresses: self.host.node_port_addresses(&self.options.config.node_port_addresses),
+        let element = |family, map, key| (Element::new(family, map, key), Value::None);
+        let mut elements = self.forwarding_elements();
+        for it in self.host.node_port_addresses(&self.options.config.node_port_addresses) {
+            elements.extend([element(Family::of(it), Map::NodeAddresses, Bytes::new().address(it))]);
         }
+        if self.removed_udp.is_refusing() {
+            let uplinks = self.uplinks();
+            for family in Family::ALL {
+                let keys = uplinks.iter().map(|it| Bytes::new().number(*it));
+                elements.extend(keys.map(|it| element(family, Map::Uplinks, it)));
+                elements.extend([Watch::RemovedUdp.element(family)]);
+            }
+        }
+        let configs = Family::ALL.map(|it| TableConfig::new(it, &self.options.config, &self.host)).to_vec();
+        AppliedConfig { configs, elements }
     }
 
     /// The interfaces with an address of the node: packets that arrive there come from other hosts.
@@ -372,11 +378,11 @@ impl Datapath {
     fn change(&mut self, update: Update, desired: AppliedConfig) -> Result<usize, Error> {
         let mut changes = update.changes;
         if let Some(applied) = self.applied.take() {
-            if applied.node_port_addresses != desired.node_port_addresses {
+            let own = Changes::between(&applied.elements, &desired.elements);
+            if own.delete.keys().chain(own.add.keys()).any(|it| it.map == Map::NodeAddresses) {
                 // Flows to an address that came before its node ports were served there.
                 self.record_all_flow_rules(|it| it.address.ip().is_unspecified());
             }
-            let own = Changes::between(&applied.elements(), &desired.elements());
             changes.delete.extend(own.delete);
             changes.add.extend(own.add);
         }
@@ -474,7 +480,7 @@ impl Datapath {
     /// The tables as they should be, without the elements that lead to endpoints.
     fn desired_tables(&self, desired: &AppliedConfig) -> Vec<DesiredTable> {
         let mut rest = self.layout.other_elements();
-        rest.extend(desired.elements());
+        rest.extend(desired.elements.clone());
         let table = |config_: &TableConfig| {
             let mut elements: Elements = rest.extract_if(.., |it, _| it.family == config_.family).collect();
             elements.extend(config_.elements());
@@ -505,24 +511,6 @@ impl Datapath {
         } else {
             Ok(applied)
         }
-    }
-}
-
-impl AppliedConfig {
-    /// The elements that depend on it.
-    fn elements(&self) -> Elements {
-        let address = |it: &IpAddr| {
-            (Element::new(Family::of(*it), Map::NodeAddresses, Bytes::new().address(*it)), Value::None)
-        };
-        let refusals =
-            Family::ALL.into_iter().zip(std::iter::repeat(&self.uplinks)).filter_map(|(family, uplinks)| {
-                let uplink = move |number: &u32| {
-                    (Element::new(family, Map::Uplinks, Bytes::new().number(*number)), Value::None)
-                };
-                Some(uplinks.as_ref()?.iter().map(uplink).chain([Watch::RemovedUdp.element(family)]))
-            });
-        let own = self.node_port_addresses.iter().map(address).chain(refusals.flatten());
-        own.chain(self.forwarding.clone()).collect()
     }
 }
 

@@ -29,6 +29,12 @@ fn start_without_owner(is_beside_sockets: bool) -> Datapath {
     Datapath { is_owner: false, ..start(is_beside_sockets) }
 }
 
+/// Repairs the tables as after a change by others.
+fn repair(datapath: &mut Datapath) {
+    datapath.notices.changed.set();
+    datapath.repair().unwrap();
+}
+
 fn port(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap()
 }
@@ -62,8 +68,7 @@ fn base_chains_are_restored_first_and_then_everything() {
             let expected: BTreeSet<_> = before[&family].policies.keys().collect();
             assert_eq!(table.chains.keys().collect::<BTreeSet<_>>(), expected);
         }
-        datapath.notices.changed.set();
-        datapath.repair().unwrap();
+        repair(&mut datapath);
         assert_eq!(datapath.read().unwrap(), before);
     });
 }
@@ -84,10 +89,6 @@ fn a_repair_and_a_new_address_look_at_flows_that_began_before() {
             is_again_due
         };
         let apply = |it: &mut Datapath| drop(it.apply(&state).unwrap());
-        let repair = |it: &mut Datapath| {
-            it.notices.changed.set();
-            it.repair().unwrap();
-        };
         assert!(passes(&apply), "a new Service");
         assert!(!passes(&apply), "nothing has changed");
         assert!(!passes(&repair), "nothing was missing");
@@ -236,7 +237,8 @@ fn rules_that_could_not_be_ended_are_repaired_without_a_notification() {
         datapath.apply(&NodeState::default()).unwrap();
         let before = datapath.read().unwrap();
         // The kernel does not know the rules that are to be ended.
-        datapath.applied.as_mut().unwrap().uplinks = Some(BTreeSet::new());
+        let elements = &mut datapath.applied.as_mut().unwrap().elements;
+        elements.extend(Family::ALL.map(|it| Watch::RemovedUdp.element(it)));
         let desired = datapath.desired();
         datapath.change(Update::default(), desired).unwrap_err();
         datapath.notices.changed.take();
@@ -286,8 +288,7 @@ fn changes_by_others_are_noticed_during_a_large_transaction_and_after_it() {
         while !datapath.notices.changed.take() {
             std::thread::yield_now();
         }
-        datapath.notices.changed.set();
-        datapath.repair().unwrap();
+        repair(&mut datapath);
         assert_eq!(datapath.read().unwrap(), before);
 
         // Nothing listens while a transaction is written: that of another process meanwhile is noticed by its number.
@@ -341,8 +342,7 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         }
         datapath.apply(&state(&more)).unwrap();
         assert_eq!(count(), 3, "a change of endpoints keeps the counters");
-        datapath.notices.changed.set();
-        datapath.repair().unwrap();
+        repair(&mut datapath);
         assert_eq!(count(), 3, "so does a repair");
         drop(datapath);
         let mut next = start();
@@ -357,8 +357,7 @@ fn connections_to_addresses_that_are_reachable_from_outside_are_counted() {
         next.apply(&state(&[])).unwrap();
         TcpStream::connect("203.0.113.1:80").unwrap_err();
         assert_eq!(count(), 0, "without endpoints nothing is translated, and the counter begins anew");
-        next.notices.changed.set();
-        next.repair().unwrap();
+        repair(&mut next);
         next.apply(&NodeState::default()).unwrap();
         let left = next.read().unwrap().into_values().flat_map(|it| it.elements.into_keys());
         assert_eq!(left.filter(|it| it.map.is_counters()).count(), 0);

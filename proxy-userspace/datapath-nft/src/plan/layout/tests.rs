@@ -46,7 +46,7 @@ fn pod_ip(n: u32) -> Ipv4Addr {
 }
 
 /// A Service of UDP port 53 at `10.96.0.n`, with pods `10.244.0.x`; the first `local` of them are on this node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Made {
     n: u8,
     pods: Vec<u32>,
@@ -63,18 +63,7 @@ struct Made {
 
 impl Made {
     fn new(n: u8, pods: &[u32]) -> Self {
-        Self {
-            n,
-            pods: pods.to_vec(),
-            local: 0,
-            external_local: false,
-            affinity: false,
-            node_port: None,
-            balancer: None,
-            ranges: Vec::new(),
-            forwarded: None,
-            usable: !pods.is_empty(),
-        }
+        Self { n, pods: pods.to_vec(), usable: !pods.is_empty(), ..Self::default() }
     }
 
     fn state(&self) -> ServiceState {
