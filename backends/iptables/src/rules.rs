@@ -73,7 +73,6 @@ pub(crate) type Chains = BTreeMap<ChainId, String>;
 pub(crate) struct Config {
     /// The bit of a packet's mark that requests masquerading.
     pub(crate) masquerade_mark: u32,
-    /// Whether all traffic to cluster IPs is masqueraded.
     pub(crate) masquerade_all: bool,
     /// The sources that are inside, beside the node.
     pub(crate) inside: Vec<IpNet>,
@@ -85,7 +84,6 @@ pub(crate) struct Config {
     pub(crate) has_bpf: bool,
 }
 
-/// The ranges of a family.
 fn of_family(ranges: &[IpNet], family: Family) -> impl Iterator<Item = &IpNet> {
     ranges.iter().filter(move |it| Family::of(it.addr()) == family)
 }
@@ -160,7 +158,6 @@ fn nat_frame(config: &Config, family: Family, chains: &mut Chains) {
     rule("POSTROUTING", format_args!("-j {POSTROUTING}"));
 }
 
-/// The target that masquerades.
 pub(crate) fn masquerade(has_random_fully: bool) -> &'static str {
     if has_random_fully { "MASQUERADE --random-fully" } else { "MASQUERADE" }
 }
@@ -204,7 +201,6 @@ fn hash(text: &str) -> String {
     digest.iter().take(16).map(|it| char::from(ALPHABET[usize::from(it % 32)])).collect()
 }
 
-/// The writer of a port's rules.
 struct PortRules<'a> {
     config: &'a Config,
     service: &'a str,

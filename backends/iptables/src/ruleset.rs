@@ -51,7 +51,6 @@ impl Ruleset {
         self.0.keys().filter_map(|it| if let Owner::Service(name) = it { Some(name) } else { None })
     }
 
-    /// The number of rules of each chain.
     fn counts(&self) -> BTreeMap<&ChainId, usize> {
         let mut counts = BTreeMap::new();
         for (id, rules) in self.0.values().flatten() {

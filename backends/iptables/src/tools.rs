@@ -124,7 +124,6 @@ impl Mode {
     }
 }
 
-/// Runs a program with this standard input.
 async fn run(mut command: Command, input: &str) -> io::Result<Output> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn()?;

@@ -54,7 +54,6 @@ struct Arguments {
 /// The plans of Services that changed; `None` for those that are gone.
 type Changes = BTreeMap<Arc<str>, Option<Plan>>;
 
-/// What is applied.
 struct Ipvs {
     flags: Flags,
     nodes: Vec<IpNet>,

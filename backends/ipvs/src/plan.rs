@@ -185,7 +185,6 @@ fn of_family(name: &str, family: Family) -> String {
     format!("{name}{}", if family == Family::V4 { 4 } else { 6 })
 }
 
-/// The scheduler of a Service.
 fn scheduler<'a>(it: &'a ServiceEndpoints, defaults: &'a Defaults, not_served: &mut Vec<String>) -> &'a str {
     let Some(wanted) = it.service.annotations.get(SCHEDULER) else { return &defaults.scheduler };
     if !SCHEDULERS.contains(&&**wanted) {

@@ -101,7 +101,6 @@ fn rules() -> usize {
 /// What the kernel has of the table.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
-    /// The number of its rules.
     pub(crate) rules: usize,
     /// The number of elements of each set and map.
     pub(crate) elements: BTreeMap<String, usize>,

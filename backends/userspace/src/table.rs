@@ -20,7 +20,6 @@ pub(crate) struct Table {
     /// The sources inside the cluster, besides this host.
     inside: Vec<IpNet>,
     pub(crate) udp_flows: Arc<Semaphore>,
-    /// When the last warning was logged.
     last_warning: Mutex<Option<Instant>>,
 }
 
@@ -54,7 +53,6 @@ impl Table {
         }
     }
 
-    /// The frontend at an address.
     pub(crate) fn get(&self, address: &Address) -> Option<Arc<Frontend>> {
         self.frontends.read().get(address).cloned()
     }

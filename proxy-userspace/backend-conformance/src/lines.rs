@@ -40,7 +40,6 @@ pub(crate) fn command(command: &[OsString], socket: &Path) -> Command {
     backend
 }
 
-/// Why a command cannot be started.
 pub(crate) fn spawn_error(command: &Command, error: io::Error) -> RunError {
     RunError::Spawn { command: command.get_program().to_owned(), error }
 }

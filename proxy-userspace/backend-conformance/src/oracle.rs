@@ -83,7 +83,6 @@ pub(crate) fn is_node(ip: IpAddr) -> bool {
     parsed(NODE_ADDRESSES).contains(&ip)
 }
 
-/// The address of a family.
 fn of_family(addresses: [&str; 2], family: Family) -> IpAddr {
     parsed(addresses)[usize::from(family == Family::V6)]
 }
@@ -200,7 +199,6 @@ pub(crate) fn lookups(state: &ServiceState) -> BTreeSet<Lookup> {
     found
 }
 
-/// The answer to a question.
 pub(crate) fn answer(state: &NodeState, lookup: &Lookup) -> Answer {
     let (ip, number) = (lookup.destination.ip(), lookup.destination.port());
     let from_outside = if lookup.is_inside() { Scope::Cluster } else { Scope::External };

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 /// A wait of this length is reported.
 const LONG_WAIT: Duration = Duration::from_secs(2);
 
-/// The waits of a case.
 pub(crate) struct Wait<'a> {
     limit: Duration,
     progress: &'a dyn Fn(&str),

@@ -374,7 +374,6 @@ impl Datapath {
         })
     }
 
-    /// Writes a difference to what was applied last.
     fn change(&mut self, update: Update, desired: AppliedConfig) -> Result<usize, Error> {
         let mut changes = update.changes;
         if let Some(applied) = self.applied.take() {

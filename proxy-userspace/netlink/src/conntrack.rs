@@ -116,7 +116,6 @@ fn open() -> Result<Netfilter, Errno> {
     Netfilter::open().map_err(|it| Errno::from_raw(it.raw_os_error().unwrap_or_default()))
 }
 
-/// Lists the entries of a protocol and a family.
 fn list(
     netfilter: &mut Netfilter,
     protocol: u8,

@@ -101,7 +101,6 @@ fn listen() -> io::Result<UnixDatagram> {
     UnixDatagram::from_std(Datagrams::from(netlink))
 }
 
-/// Waits for a notification.
 async fn next_notification(notifications: &UnixDatagram) -> io::Result<()> {
     notifications.readable().await?;
     let mut buffer = [0; 4096];

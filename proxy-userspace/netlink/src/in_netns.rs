@@ -14,7 +14,6 @@ pub(crate) fn in_netns(program: &str, test: impl FnOnce() + Send) {
     thread::scope(|scope| scope.spawn(run).join().unwrap());
 }
 
-/// Runs a command.
 pub(crate) fn run(line: &str) {
     let mut words = line.split(' ');
     let mut command = Command::new(words.next().unwrap());

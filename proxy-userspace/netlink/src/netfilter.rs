@@ -111,7 +111,6 @@ impl Batch {
         Some(Message { kind: header.message_type, flags, family: *payload.first()?, attributes })
     }
 
-    /// Numbers the messages.
     fn number(&mut self, first: u32) {
         let mut sequence = first;
         for part in &mut self.parts {

@@ -119,7 +119,6 @@ impl Network {
         inside(&self.node, work)
     }
 
-    /// Sends a packet to the node.
     pub(super) fn send(&self, bytes: &[u8], destination: IpAddr) -> io::Result<()> {
         let socket = &self.senders[index(destination)];
         socket.send_to(bytes, &SocketAddr::new(destination, 0).into()).map(drop)
@@ -156,7 +155,6 @@ fn index(ip: IpAddr) -> usize {
     usize::from(Family::of(ip) == Family::V6)
 }
 
-/// A new network namespace.
 fn namespace() -> io::Result<File> {
     on_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;

@@ -47,7 +47,6 @@ fn enter(cgroup: &Path) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Pinned(CpuSet);
 
-/// The calling thread.
 const THIS: Pid = Pid::from_raw(0);
 
 impl Pinned {

@@ -49,7 +49,6 @@ pub(crate) struct Snapshot {
     pub(crate) removed_udp: BTreeSet<SocketAddr>,
 }
 
-/// Starts over while the table changes.
 pub(crate) fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for _ in 1..ATTEMPTS {
         match attempt() {

@@ -56,11 +56,8 @@ pub(crate) struct Difference {
     pub(crate) new_lists: BTreeSet<u32>,
     /// Lists of source ranges whose sets are deleted, with their elements.
     pub(crate) old_lists: BTreeSet<u32>,
-    /// Chains to create.
     pub(crate) new_chains: Vec<Chain>,
-    /// Chains to delete.
     pub(crate) old_chains: Vec<String>,
-    /// How the elements change.
     pub(crate) changes: Changes,
 }
 
@@ -104,7 +101,6 @@ fn delete(family: Family, all: &Elements) -> Vec<Message> {
     messages
 }
 
-/// The names of counters.
 fn counters_among(all: &Elements) -> impl Iterator<Item = &Bytes> {
     all.keys().filter(|it| it.map.is_counters()).map(|it| &it.key)
 }
@@ -252,7 +248,6 @@ impl Difference {
     }
 }
 
-/// The chains of what is among elements.
 fn derived_chains(elements: &Elements) -> impl Iterator<Item = Chain> {
     elements.keys().filter_map(chains_of).flatten()
 }
@@ -289,7 +284,6 @@ pub(crate) fn commit(
     commit_batch(netfilter, batch)
 }
 
-/// Applies a transaction.
 pub(crate) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Result<(), Error> {
     // It has only its beginning.
     if batch.len() == 1 {
@@ -305,7 +299,6 @@ pub(crate) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Resul
     }
 }
 
-/// Describes what was refused.
 pub(crate) fn describe_refused(batch: &Batch, refused: &Refused) -> String {
     let message = refused.message.and_then(|it| batch.message(it));
     message.as_ref().map_or_else(|| "the change".to_owned(), describe)

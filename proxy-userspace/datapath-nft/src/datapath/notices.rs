@@ -14,7 +14,6 @@ use crate::{
     error::Error,
 };
 
-/// The multicast group, as a mask.
 const NFTABLES_GROUP: u32 = 1 << (NFNLGRP_NFTABLES - 1);
 /// From so many entries on, nothing listens while a transaction is written.
 pub(super) const UNNOTICED: usize = 10_000;
@@ -35,7 +34,6 @@ impl Notices {
         Ok(Self { changed, listener })
     }
 
-    /// Commits a transaction.
     pub(super) fn commit(
         &mut self,
         netfilter: &mut Netfilter,

@@ -17,7 +17,6 @@ impl Chain {
         Self { name: name.into(), hook: None, rules: rules.into() }
     }
 
-    /// A base chain.
     pub(crate) fn base(name: &str, hook: Hook, rules: impl Into<Vec<Rule>>) -> Self {
         Self { hook: Some(hook), ..Self::new(name, rules) }
     }

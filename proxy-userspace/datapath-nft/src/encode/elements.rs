@@ -14,7 +14,6 @@ use crate::encode::{
 pub(crate) struct Element {
     /// The family of the table.
     pub(crate) family: Family,
-    /// The map or the set.
     pub(crate) map: Map,
     /// Which list of source ranges, if the map has a set for each; otherwise 0.
     pub(crate) list: u32,
@@ -45,7 +44,6 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// The difference between two sets of elements.
     pub(crate) fn between(before: &Elements, after: &Elements) -> Self {
         let mut changes = Self::default();
         for (element, value) in before {
@@ -69,7 +67,6 @@ impl Changes {
         }
     }
 
-    /// Deletes an element.
     pub(crate) fn delete(&mut self, element: Element, value: Value) {
         if self.add.get(&element) == Some(&value) {
             self.add.remove(&element);
@@ -90,7 +87,6 @@ impl Changes {
         Self { delete: take(&mut self.delete), add: take(&mut self.add) }
     }
 
-    /// The number of changes.
     pub(crate) fn len(&self) -> usize {
         self.delete.len() + self.add.len()
     }

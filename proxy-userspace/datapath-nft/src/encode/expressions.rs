@@ -26,7 +26,8 @@ impl Register {
     }
 }
 
-/// A rule under construction.
+/// A rule under construction: its methods read to registers, act, or are conditions (`if_…`), which end the rule if they are
+/// not met.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     /// Its purpose, shown by `nft list`.
@@ -59,7 +60,6 @@ impl Rule {
         self.push("payload", data)
     }
 
-    /// Reads the source address.
     pub(crate) fn source(self, to: Register) -> Self {
         match self.family {
             Family::V4 => self.payload(NFT_PAYLOAD_NETWORK_HEADER, 12, 4, to),
@@ -67,7 +67,6 @@ impl Rule {
         }
     }
 
-    /// Reads the destination address.
     pub(crate) fn destination(self, to: Register) -> Self {
         match self.family {
             Family::V4 => self.payload(NFT_PAYLOAD_NETWORK_HEADER, 16, 4, to),
@@ -75,12 +74,10 @@ impl Rule {
         }
     }
 
-    /// Reads the destination port.
     pub(crate) fn destination_port(self, to: Register) -> Self {
         self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, to)
     }
 
-    /// Reads the transport protocol.
     pub(crate) fn protocol(self, to: Register) -> Self {
         self.meta(NFT_META_L4PROTO, to)
     }
@@ -106,7 +103,6 @@ impl Rule {
         self.push("immediate", vec![Attribute::u32(NFTA_IMMEDIATE_DREG, to), value])
     }
 
-    /// Continues if the comparison is true.
     fn compare(self, operation: u32, value: impl Into<Vec<u8>>) -> Self {
         let data = vec![
             Attribute::u32(NFTA_CMP_SREG, SCRATCH.number()),
@@ -128,22 +124,18 @@ impl Rule {
         self.push("bitwise", data)
     }
 
-    /// Continues if the protocol has this number.
     pub(crate) fn if_protocol(self, protocol: u8) -> Self {
         self.protocol(SCRATCH).compare(NFT_CMP_EQ, [protocol])
     }
 
-    /// Continues if the protocol is TCP.
     pub(crate) fn if_tcp(self) -> Self {
         self.if_protocol(IPPROTO_TCP)
     }
 
-    /// Continues if the protocol is UDP.
     pub(crate) fn if_udp(self) -> Self {
         self.if_protocol(IPPROTO_UDP)
     }
 
-    /// Continues if the protocol is not UDP.
     pub(crate) fn if_not_udp(self) -> Self {
         self.protocol(SCRATCH).compare(NFT_CMP_NEQ, [IPPROTO_UDP])
     }
@@ -170,17 +162,14 @@ impl Rule {
         self.destination(SCRATCH).within(net)
     }
 
-    /// Continues if the source port is this one or a greater one.
     pub(crate) fn if_source_port_at_least(self, port: u16) -> Self {
         self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, SCRATCH).compare(NFT_CMP_GTE, port.to_be_bytes())
     }
 
-    /// Continues if the destination port is this one or a greater one.
     pub(crate) fn if_destination_port_at_least(self, port: u16) -> Self {
         self.destination_port(SCRATCH).compare(NFT_CMP_GTE, port.to_be_bytes())
     }
 
-    /// Continues if the destination port is this one.
     pub(crate) fn if_destination_port(self, port: u16) -> Self {
         self.destination_port(SCRATCH).compare(NFT_CMP_EQ, port.to_be_bytes())
     }
@@ -205,7 +194,6 @@ impl Rule {
         self.push("notrack", Vec::new())
     }
 
-    /// Continues unless the packet leaves by an interface.
     pub(crate) fn if_outgoing_interface_is_not(self, interface: &str) -> Self {
         self.meta(NFT_META_OIFNAME, SCRATCH).compare(NFT_CMP_NEQ, interface_name(interface))
     }
@@ -232,12 +220,10 @@ impl Rule {
         self.meta(NFT_META_IIF, to)
     }
 
-    /// Continues if the source address is one of this host's.
     pub(crate) fn if_from_local_address(self) -> Self {
         self.if_local(NFTA_FIB_F_SADDR)
     }
 
-    /// Continues if the destination address is one of this host's.
     pub(crate) fn if_to_local_address(self) -> Self {
         self.if_local(NFTA_FIB_F_DADDR)
     }
@@ -259,7 +245,6 @@ impl Rule {
         self.bitwise(address, mask, vec![0; length])
     }
 
-    /// Sets a bit of the packet mark.
     pub(crate) fn set_mark(self, bit: u32) -> Self {
         self.change_mark((!bit).to_ne_bytes().into(), bit.to_ne_bytes().into())
     }
@@ -285,7 +270,6 @@ impl Rule {
         self.look_up(map, key, SCRATCH).set_priority(SCRATCH)
     }
 
-    /// Stores a number in the packet's priority.
     pub(crate) fn store_number_in_priority(self, number: u32) -> Self {
         self.load(SCRATCH, number.to_ne_bytes()).set_priority(SCRATCH)
     }
@@ -295,32 +279,26 @@ impl Rule {
         self.random(SCRATCH, count, offset).set_priority(SCRATCH)
     }
 
-    /// Keeps these bits of the packet's priority.
     pub(crate) fn mask_priority(self, mask: u32) -> Self {
         self.masked_priority(SCRATCH, mask).set_priority(SCRATCH)
     }
 
-    /// Reads the packet's priority.
     pub(crate) fn priority(self, to: Register) -> Self {
         self.meta(NFT_META_PRIORITY, to)
     }
 
-    /// Reads these bits of the packet's priority.
     pub(crate) fn masked_priority(self, to: Register, mask: u32) -> Self {
         self.priority(to).bitwise(to, mask.to_ne_bytes().into(), vec![0; 4])
     }
 
-    /// Continues if these bits of the packet's priority are not this number.
     pub(crate) fn if_masked_priority_is_not(self, mask: u32, number: u32) -> Self {
         self.masked_priority(SCRATCH, mask).compare(NFT_CMP_NEQ, number.to_ne_bytes())
     }
 
-    /// Continues if the packet's priority is this number or a greater one.
     pub(crate) fn if_priority_at_least(self, number: u32) -> Self {
         self.priority(SCRATCH).compare_numbers(NFT_CMP_GTE, number)
     }
 
-    /// Continues if the packet's priority is one of these.
     pub(crate) fn if_priority_in(self, numbers: RangeInclusive<u32>) -> Self {
         self.if_priority_at_least(*numbers.start())
             .priority(SCRATCH)
@@ -360,7 +338,6 @@ impl Rule {
         self.push("numgen", data)
     }
 
-    /// Continues if the key is an element of the set.
     pub(crate) fn if_in(self, map: Map, key: Register) -> Self {
         self.find(map.name(), key, None)
     }
@@ -379,7 +356,6 @@ impl Rule {
         self.find(&list_name(number), address, None)
     }
 
-    /// Continues if the packet's priority is this number.
     pub(crate) fn if_priority(self, number: u32) -> Self {
         self.priority(SCRATCH).compare(NFT_CMP_EQ, number.to_ne_bytes())
     }
@@ -393,7 +369,6 @@ impl Rule {
         self.find(map.name(), key, Some(Attribute::u32(NFTA_LOOKUP_DREG, to)))
     }
 
-    /// Continues if the key is not an element of the set.
     pub(crate) fn if_not_in(self, map: Map, key: Register) -> Self {
         self.find(map.name(), key, Some(Attribute::u32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV)))
     }
@@ -443,7 +418,6 @@ impl Rule {
         self.push("nat", data)
     }
 
-    /// Masquerades the connection.
     pub(crate) fn masquerade(self) -> Self {
         self.push("masq", vec![Attribute::u32(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY)])
     }
@@ -461,7 +435,6 @@ impl Rule {
         )
     }
 
-    /// Rejects with a TCP reset.
     pub(crate) fn reset(self) -> Self {
         self.reject(NFT_REJECT_TCP_RST, 0)
     }

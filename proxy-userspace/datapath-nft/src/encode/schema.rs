@@ -21,7 +21,6 @@ macro_rules! maps {
         impl Map {
             const ALL: &[Self] = &[$(Self::$map),+];
 
-            /// The name of the map in its table.
             pub(crate) fn name(self) -> &'static str {
                 match self {
                     $(Self::$map => $name,)+
@@ -34,7 +33,6 @@ macro_rules! maps {
                 }
             }
 
-            /// The type of the map's values.
             pub(crate) fn data(self) -> MapData {
                 match self {
                     $(Self::$map => $data,)+
@@ -264,12 +262,11 @@ pub(crate) fn length(fields: &[Field], family: Family) -> usize {
     fields.iter().map(|it| it.length(family).next_multiple_of(4)).sum()
 }
 
-/// A key or a value under construction.
+/// A key or a value under construction, to which fields are appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Bytes(pub(crate) SmallVec<[u8; 24]>);
 
 impl Bytes {
-    /// Empty.
     pub(crate) fn new() -> Self {
         Self::default()
     }
@@ -286,7 +283,6 @@ impl Bytes {
         Self::new().address(endpoint.ip()).port(endpoint.port())
     }
 
-    /// Appends an address.
     pub(crate) fn address(mut self, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(it) => self.0.extend(it.octets()),
@@ -295,27 +291,24 @@ impl Bytes {
         self
     }
 
-    /// Appends a protocol.
     pub(crate) fn protocol(mut self, protocol: Protocol) -> Self {
         self.0.extend([protocol.number(), 0, 0, 0]);
         self
     }
 
-    /// Appends a port.
     pub(crate) fn port(mut self, port: u16) -> Self {
         let [high, low] = port.to_be_bytes();
         self.0.extend([high, low, 0, 0]);
         self
     }
 
-    /// Appends a number.
     pub(crate) fn number(mut self, number: u32) -> Self {
         self.0.extend(number.to_ne_bytes());
         self
     }
 }
 
-/// Parses a key or a value.
+/// Parses a key or a value, field by field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts<'a> {
     rest: &'a [u8],
@@ -323,12 +316,10 @@ pub(crate) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Starts at its first field.
     pub(crate) fn of(bytes: &'a Bytes, family: Family) -> Self {
         Self { rest: &bytes.0, family }
     }
 
-    /// The next field, an address.
     pub(crate) fn address(&mut self) -> Option<IpAddr> {
         match self.family {
             Family::V4 => self.take::<4>().map(IpAddr::from),
@@ -336,17 +327,14 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The next field, a protocol number.
     pub(crate) fn protocol(&mut self) -> Option<u8> {
         self.take::<4>().map(|[it, ..]| it)
     }
 
-    /// The next field, a port.
     pub(crate) fn port(&mut self) -> Option<u16> {
         self.take::<4>().map(|[high, low, ..]| u16::from_be_bytes([high, low]))
     }
 
-    /// The next field, a number.
     pub(crate) fn number(&mut self) -> Option<u32> {
         self.take::<4>().map(u32::from_ne_bytes)
     }

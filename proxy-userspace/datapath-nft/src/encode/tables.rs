@@ -62,12 +62,10 @@ pub(crate) fn new_owned_table(family: Family, comment: &str) -> Message {
     message(NFT_MSG_NEWTABLE, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment), flags])
 }
 
-/// Deletes the table with its contents.
 pub(crate) fn delete_table(family: Family) -> Message {
     message(NFT_MSG_DELTABLE, 0, family, [])
 }
 
-/// Creates a chain.
 pub(crate) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Message {
     let mut attributes = vec![Attribute::text(NFTA_CHAIN_NAME, name)];
     if let Some(Hook(kind, number, priority)) = hook {
@@ -86,7 +84,6 @@ pub(crate) fn delete_chain(family: Family, name: &str) -> Message {
     message(NFT_MSG_DELCHAIN, 0, family, [Attribute::text(NFTA_CHAIN_NAME, name)])
 }
 
-/// Appends a rule to a chain.
 pub(crate) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     let attributes = [
         Attribute::text(NFTA_RULE_CHAIN, chain),
@@ -96,7 +93,6 @@ pub(crate) fn new_rule(family: Family, chain: &str, rule: &Rule) -> Message {
     message(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, family, attributes)
 }
 
-/// The name of a map or a set.
 pub(crate) fn set_name(map: Map, list: u32) -> String {
     if map.has_ranges() { list_name(list) } else { map.name().to_owned() }
 }
@@ -161,7 +157,6 @@ pub(crate) fn elements<'a>(
     elements_with(command, family, set, elements.into_iter().map(|it| element_attribute(it, command)))
 }
 
-/// Adds elements that expire.
 pub(crate) fn expiring_elements<'a>(
     family: Family,
     map: Map,

@@ -33,7 +33,6 @@ use crate::{
 
 /// The name of the tables that ask for reports.
 const TRACE_TABLE: &str = "kube-proxy-ebpf-trace";
-/// The multicast group, as a mask.
 const TRACE_GROUP: u32 = 1 << (NFNLGRP_NFTRACE - 1);
 const TRACE_MESSAGE: u16 = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_TRACE;
 /// How long after its last report a packet counts as gone.

@@ -36,7 +36,6 @@ pub(crate) enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frontend {
     pub(crate) address: FrontendAddress,
-    /// The policy for its packets.
     pub(crate) policy: FrontendPolicy,
     /// Where traffic from pods and this node goes.
     pub(crate) internal: Action,
@@ -102,7 +101,6 @@ impl PortImage {
         self.endpoints().copied().collect()
     }
 
-    /// Whether flows may lead to an endpoint.
     pub(crate) fn allows(&self, endpoint: &SocketAddr) -> bool {
         let is_selected = self.sets.iter().any(|(_, set)| set.binary_search(endpoint).is_ok());
         is_selected || self.unselected.contains(endpoint)

@@ -53,7 +53,6 @@ pub(crate) enum Pods {
 pub(crate) struct Host {
     /// Its Node object; empty if there is none.
     pub(crate) node: NodeInfo,
-    /// The addresses of the interfaces.
     pub(crate) interfaces: BTreeSet<IpAddr>,
     /// The ranges of its cluster's cluster IPs.
     pub(crate) service_cidrs: Vec<IpNet>,

@@ -18,7 +18,6 @@ use crate::{
 /// How an endpoint is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Selector {
-    /// How the frontend is matched.
     pub(crate) by: MatchKey,
     /// Which set of the service port, 0 to 2.
     pub(crate) set: u32,
@@ -38,7 +37,6 @@ pub(crate) enum MatchKey {
 }
 
 impl MatchKey {
-    /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::Address, Self::NodePort];
 
     /// Selects a value by variant.
@@ -233,7 +231,6 @@ impl Selector {
 pub(crate) struct Registers {
     /// The number of registers of an address.
     pub(crate) width: u32,
-    /// The client's address.
     pub(crate) client: Register,
     pub(crate) address: Register,
     pub(crate) protocol: Register,
@@ -243,7 +240,6 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// For addresses of a family.
     pub(crate) fn new(family: Family) -> Self {
         let width = match family {
             Family::V4 => 1,

@@ -80,7 +80,6 @@ struct PlacedService {
 /// The difference that an update makes.
 #[derive(Debug, Default)]
 pub(crate) struct Update {
-    /// How the elements change.
     pub(crate) changes: Changes,
     /// The Services that are new, changed or gone.
     pub(crate) services: Vec<Changed>,
@@ -262,7 +261,6 @@ impl Layout {
         }
     }
 
-    /// Every element.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn elements(&self) -> Elements {
         let mut elements = self.other_elements();
@@ -283,7 +281,6 @@ impl Layout {
         elements
     }
 
-    /// Every port of every Service.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &PortImage> {
         self.services.values().flat_map(|it| &it.image.ports)
     }
@@ -298,7 +295,6 @@ impl Layout {
         self.shared.contains_key(&Watch::Forwarded.element(family).0)
     }
 
-    /// How many Services there are.
     pub(crate) fn services(&self) -> usize {
         self.services.len()
     }
@@ -317,7 +313,6 @@ fn key(frontend: &Frontend) -> Bytes {
     }
 }
 
-/// How a frontend is matched.
 fn by(frontend: &Frontend) -> MatchKey {
     if frontend.address.address.ip().is_unspecified() { MatchKey::NodePort } else { MatchKey::Address }
 }

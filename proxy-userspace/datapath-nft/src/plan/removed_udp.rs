@@ -42,7 +42,6 @@ const MAX_REFUSED: usize = 65_536;
 pub(crate) struct RemovedUdp {
     /// The endpoints, each with the time until which it may be refused.
     removed: BTreeMap<SocketAddr, Instant>,
-    /// The removed endpoints that are refused.
     refused: BTreeSet<SocketAddr>,
     /// The endpoints that the kernel may refuse.
     sent: BTreeSet<SocketAddr>,
@@ -124,7 +123,6 @@ impl RemovedUdp {
         &self.sent - &self.refused
     }
 
-    /// Whether any is refused.
     pub(crate) fn is_refusing(&self) -> bool {
         !self.refused.is_empty()
     }

@@ -87,9 +87,7 @@ pub(crate) struct TableConfig {
     pub(crate) family: Family,
     /// The bit of the packet mark that requests masquerading.
     pub(crate) mark: u32,
-    /// Whether all traffic to cluster IPs is masqueraded.
     pub(crate) masquerade_all: bool,
-    /// Whether no connections are counted.
     pub(crate) cannot_count: bool,
     /// Whose traffic to cluster IPs is not masqueraded, and to external addresses counts as internal; `None` turns both off.
     pub(crate) pods: Option<Pods>,
@@ -112,7 +110,6 @@ impl TableConfig {
         }
     }
 
-    /// The constant chains.
     pub(crate) fn chains(&self) -> Vec<Chain> {
         let dispatch = |map, comment: &str| [self.rule(comment).dispatch(map)];
         let mut chains = vec![
@@ -151,7 +148,6 @@ impl TableConfig {
         chains
     }
 
-    /// The constant elements.
     pub(crate) fn elements(&self) -> Elements {
         let goto = |chain: &str| Value::Verdict(Verdict::Goto(chain.into()));
         let mut elements = Elements::new();

@@ -69,7 +69,6 @@ impl SourceList {
         Self { hash: hasher.finish(), ranges }
     }
 
-    /// Whether it has an address.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let after = self.ranges.partition_point(|(first, _)| *first <= address);
         after.checked_sub(1).is_some_and(|it| address <= self.ranges[it].1)
@@ -167,7 +166,6 @@ impl SourceLists {
         list.elements(number)
     }
 
-    /// Every element.
     pub(crate) fn elements(&self) -> impl Iterator<Item = (Element, Value)> {
         self.lists.iter().flat_map(|(number, list)| list.elements(*number))
     }

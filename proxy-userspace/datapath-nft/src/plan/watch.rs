@@ -28,7 +28,6 @@ pub(crate) enum Watch {
 }
 
 impl Watch {
-    /// All of them.
     pub(crate) const ALL: [Self; 4] = [Self::Answered, Self::RemovedUdp, Self::Forwarded, Self::SecondChance];
 
     /// The element that says that it is on.
