@@ -376,24 +376,17 @@ struct Report {
 /// The verdict of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    Continue,
-    Accept,
     Drop,
-    Return,
-    Jump(String),
-    Other(i32),
+    /// Any other, in words.
+    Other(String),
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Continue => f.write_str("continue"),
-            Self::Accept => f.write_str("accept"),
-            Self::Drop => f.write_str("drop"),
-            Self::Return => f.write_str("return"),
-            Self::Jump(chain) => write!(f, "to {chain}"),
-            Self::Other(code) => write!(f, "verdict {code}"),
-        }
+        f.write_str(match self {
+            Self::Drop => "drop",
+            Self::Other(text) => text,
+        })
     }
 }
 
@@ -424,23 +417,21 @@ impl Report {
 
 impl Step {
     fn parse(value: Option<&[u8]>) -> Self {
-        let Some(value) = value else { return Self::Continue };
+        let value = value.unwrap_or_default();
         // A policy is a number, a verdict has attributes.
         let code = match value.len() {
             4 => u32(value),
             _ => find(value, NFTA_VERDICT_CODE).and_then(u32),
         };
-        match code.map(u32::cast_signed) {
-            Some(NF_DROP) => Self::Drop,
-            Some(NF_ACCEPT) => Self::Accept,
-            Some(NFT_CONTINUE) | None => Self::Continue,
-            Some(NFT_RETURN) => Self::Return,
-            Some(code @ (NFT_JUMP | NFT_GOTO)) => match find(value, NFTA_VERDICT_CHAIN) {
-                Some(chain) => Self::Jump(text(chain)),
-                None => Self::Other(code),
-            },
-            Some(code) => Self::Other(code),
-        }
+        let chain = find(value, NFTA_VERDICT_CHAIN).map(text);
+        Self::Other(match (code.map(u32::cast_signed), chain) {
+            (Some(NF_DROP), _) => return Self::Drop,
+            (Some(NF_ACCEPT), _) => "accept".to_owned(),
+            (Some(NFT_CONTINUE) | None, _) => "continue".to_owned(),
+            (Some(NFT_RETURN), _) => "return".to_owned(),
+            (Some(NFT_JUMP | NFT_GOTO), Some(chain)) => format!("to {chain}"),
+            (Some(code), _) => format!("verdict {code}"),
+        })
     }
 }
 

@@ -10,7 +10,6 @@ use std::{
 };
 
 use datapath::FrontendAddress;
-use model::Family;
 use twox_hash::XxHash64;
 
 use crate::encode::{expressions::Rule, schema::Bytes};
@@ -86,36 +85,13 @@ impl Numbers {
     }
 }
 
-/// The numbers of service ports that are in use.
-#[derive(Debug, Default)]
-pub(crate) struct ServicePortNumbers(HashSet<(Family, u32)>);
-
-impl ServicePortNumbers {
-    /// A number for a service port, which does not depend on others unless they have the same; `None` if all are in use.
-    pub(crate) fn acquire(
-        &mut self,
-        identity: FrontendAddress,
-        is_taken: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
-        let family = identity.family();
-        let mut hasher = XxHash64::with_seed(0);
-        hasher.write(&Bytes::frontend(identity).0);
-        let first = hasher.finish() as u32;
-        let numbers = (0..=MAX_SERVICE_PORTS).map(|it| ALWAYS | first.wrapping_add(it) << SERVICE_PORT_SHIFT);
-        let number = numbers.into_iter().find(|it| !is_taken(*it) && !self.0.contains(&(family, *it)))?;
-        self.0.insert((family, number));
-        Some(number)
-    }
-
-    /// Takes a certain number; returns whether it was free.
-    pub(crate) fn take(&mut self, family: Family, number: u32) -> bool {
-        self.0.insert((family, number))
-    }
-
-    /// Ends the use of a number.
-    pub(crate) fn release(&mut self, family: Family, number: u32) {
-        self.0.remove(&(family, number));
-    }
+/// A number for a service port, which does not depend on others unless they have the same; `None` if all are taken.
+pub(crate) fn free_number(identity: FrontendAddress, is_taken: impl Fn(u32) -> bool) -> Option<u32> {
+    let mut hasher = XxHash64::with_seed(0);
+    hasher.write(&Bytes::frontend(identity).0);
+    let first = hasher.finish() as u32;
+    let mut numbers = (0..=MAX_SERVICE_PORTS).map(|it| ALWAYS | first.wrapping_add(it) << SERVICE_PORT_SHIFT);
+    numbers.find(|it| !is_taken(*it))
 }
 
 /// Continues if the packet's priority is the number of a member, and not only of a service port.

@@ -23,7 +23,7 @@ use crate::{
     },
     plan::{
         affinity,
-        affinity_numbers::{Numbers, ServicePortNumbers, TOO_MANY, seconds_word},
+        affinity_numbers::{Numbers, TOO_MANY, free_number, seconds_word},
         compile::{Action, Frontend, PortImage, ServiceImage, compile, set_number},
         endpoint_selector::{DROP, MatchKey, REFUSE, Selector, slot_word},
         rules::FrontendPolicy,
@@ -60,7 +60,7 @@ pub(crate) struct Layout {
     /// The elements that Services share, and by how many.
     shared: HashMap<Element, (Value, usize)>,
     /// The numbers of service ports with session affinity.
-    numbers: ServicePortNumbers,
+    numbers: HashSet<(Family, u32)>,
     /// The endpoints that packets avoid.
     avoided: AvoidedEndpoints,
     /// The Services of which they avoid others than at the last update.
@@ -194,18 +194,20 @@ impl Layout {
         let identities: HashSet<_> =
             image.ports.iter().filter(|it| it.affinity > 0).map(|it| it.identity).collect();
         for (identity, it) in old.numbers.iter().filter(|(it, _)| !identities.contains(it)) {
-            self.numbers.release(identity.family(), it.service_port);
+            self.numbers.remove(&(identity.family(), it.service_port));
         }
         let mut all = HashMap::new();
         for port in image.ports.iter_mut().filter(|it| it.affinity > 0) {
             let identity = port.identity;
             let family = identity.family();
             let before = old.numbers.get(&identity).cloned().or_else(|| {
-                previous.numbers.remove(&identity).filter(|it| self.numbers.take(family, it.service_port))
+                previous.numbers.remove(&identity).filter(|it| self.numbers.insert((family, it.service_port)))
             });
             let numbers = before.or_else(|| {
-                let is_taken = |it| previous.taken.contains(&(family, it));
-                self.numbers.acquire(identity, is_taken).map(Numbers::new)
+                let taken = [&previous.taken, &self.numbers];
+                let number = free_number(identity, |it| taken.iter().any(|all| all.contains(&(family, it))))?;
+                self.numbers.insert((family, number));
+                Some(Numbers::new(number))
             });
             if let Some(mut numbers) = numbers {
                 numbers.update(&port.sets.iter().flat_map(|(_, set)| &**set).copied().collect());

@@ -88,7 +88,7 @@ fn a_report_is_read() {
         id: 7,
         table: TABLE.into(),
         chain: "prerouting".into(),
-        verdict: Step::Jump("services".into()),
+        verdict: Step::Other("to services".into()),
         header: Some(header),
         interface: Some(3),
     };
