@@ -12,13 +12,13 @@ use nix::errno::Errno;
 use crate::{
     apply::{snapshot::each_element, transaction::commit},
     encode::{
-        elements::Element,
+        elements::{Element, Value},
         schema::{Bytes, Field, Map, length},
-        tables::{AFFINITY_SIZE, expiring_elements},
+        tables::{AFFINITY_SIZE, elements},
     },
     error::Error,
 };
-use netlink::Netfilter;
+use netlink::{Netfilter, uapi::NFT_MSG_NEWSETELEM};
 
 /// How many clients of a service port are kept: a sixteenth of the capacity. Between two counts there can be some more.
 const MAX_CLIENTS: usize = AFFINITY_SIZE as usize / 16;
@@ -36,6 +36,7 @@ pub(crate) fn count_clients(
 ) -> Result<PacketAffinity, Error> {
     let mut usage = PacketAffinity { capacity: AFFINITY_SIZE, ..PacketAffinity::default() };
     let mut messages = Vec::new();
+    let expiring = Value::Expiring(FULL_SECONDS);
     for family in families {
         // The client comes first in a key.
         let client = length(&[Field::Address], family);
@@ -52,8 +53,8 @@ pub(crate) fn count_clients(
         let full = clients.into_iter().filter(|(_, count)| *count >= MAX_CLIENTS).map(|(port, _)| port);
         let full: Vec<_> = full.map(|it| Element::new(family, Map::AffinityFull, it)).collect();
         usage.full_service_ports += full.len();
-        let new = full.iter().filter(|it| !known.contains(&*it.key.0));
-        messages.extend(expiring_elements(family, Map::AffinityFull, new, FULL_SECONDS));
+        let new = full.iter().filter(|it| !known.contains(&*it.key.0)).map(|it| (it, &expiring));
+        messages.extend(elements(NFT_MSG_NEWSETELEM, family, (Map::AffinityFull, 0), new));
     }
     commit(netfilter, messages)?;
     Ok(usage)
@@ -76,12 +77,9 @@ fn count(
 
 #[cfg(test)]
 mod tests {
-    use netlink::uapi::NFT_MSG_NEWSETELEM;
-
     use super::*;
     use crate::{
         apply::transaction::DesiredTable,
-        encode::{elements::Value, tables::elements},
         in_netns::in_netns,
         plan::{
             config::{Config, Host},

@@ -27,6 +27,8 @@ pub(crate) enum Value {
     None,
     /// It ends a range: this key and the following ones are not in the set, until the next range begins.
     RangeEnd,
+    /// None, and after so many seconds the kernel deletes it.
+    Expiring(u32),
     Data(Bytes),
     Verdict(Verdict),
     /// The name of a counter.

@@ -151,31 +151,8 @@ pub(crate) fn new_set(family: Family, map: Map, id: u32) -> Message {
 pub(crate) fn elements<'a>(
     command: u16,
     family: Family,
-    set: (Map, u32),
-    elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
-) -> Vec<Message> {
-    elements_with(command, family, set, elements.into_iter().map(|it| element_attribute(it, command)))
-}
-
-pub(crate) fn expiring_elements<'a>(
-    family: Family,
-    map: Map,
-    elements: impl IntoIterator<Item = &'a Element>,
-    seconds: u32,
-) -> Vec<Message> {
-    let timeout = Attribute::u64(NFTA_SET_ELEM_TIMEOUT, u64::from(seconds) * 1000);
-    let expiring = elements.into_iter().map(|it| {
-        let key = [Attribute::bytes(NFTA_DATA_VALUE, &*it.key.0)];
-        Attribute::nested(NFTA_LIST_ELEM, [Attribute::nested(NFTA_SET_ELEM_KEY, key), timeout.clone()])
-    });
-    elements_with(NFT_MSG_NEWSETELEM, family, (map, 0), expiring)
-}
-
-fn elements_with(
-    command: u16,
-    family: Family,
     (map, list): (Map, u32),
-    elements: impl Iterator<Item = Attribute>,
+    elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
 ) -> Vec<Message> {
     let flags = if command == NFT_MSG_NEWSETELEM { NLM_F_CREATE } else { 0 };
     let name = Attribute::text(NFTA_SET_ELEM_LIST_SET, &set_name(map, list));
@@ -187,7 +164,7 @@ fn elements_with(
             messages.push(message(command, flags, family, [name.clone(), some]));
         }
     };
-    for it in elements {
+    for it in elements.into_iter().map(|it| element_attribute(it, command)) {
         if some.len() + it.length() > MAX_LIST_SIZE {
             flush(&mut some);
         }
@@ -228,6 +205,9 @@ fn element_attribute((element, value): (&Element, &Value), command: u16) -> Attr
         Value::RangeEnd => attributes.push(Attribute::u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END)),
         _ if command == NFT_MSG_DELSETELEM => {}
         Value::None => {}
+        Value::Expiring(seconds) => {
+            attributes.push(Attribute::u64(NFTA_SET_ELEM_TIMEOUT, u64::from(*seconds) * 1000));
+        }
         Value::Data(it) => attributes.push(Attribute::nested(NFTA_SET_ELEM_DATA, data(&it.0))),
         Value::Verdict(it) => {
             let verdict = Attribute::nested(NFTA_DATA_VERDICT, it.attributes());

@@ -20,14 +20,17 @@ use crate::{
         elements::{Element, Elements, Value},
         expressions::{Rule, Verdict},
         schema::{Bytes, Map},
-        tables::{self, expiring_elements},
+        tables,
     },
     plan::{
         compile::{PortImage, ServiceImage},
         endpoint_selector::Registers,
     },
 };
-use netlink::{Message, uapi::NFT_MSG_DELSETELEM};
+use netlink::{
+    Message,
+    uapi::{NFT_MSG_DELSETELEM, NFT_MSG_NEWSETELEM},
+};
 
 /// For how long after its removal an endpoint may be refused. Flows to it without a Service that began before are refused as
 /// well, so not for long.
@@ -134,15 +137,18 @@ impl RemovedUdp {
                 Element::new(family, Map::RemovedUdp, Bytes::new().address(it.ip()).port(it.port()))
             };
             let own = all.iter().filter(|it| Family::of(it.ip()) == family);
-            own.map(|it| (element(it), Value::None)).collect()
+            own.map(|it| (element(it), Value::Expiring(SECONDS))).collect()
         };
         let restored = elements(&self.restored());
         let refused = elements(&if anew { self.refused.clone() } else { self.unsent() });
         // One that has expired cannot be deleted, and that would refuse the whole transaction.
-        let mut messages = expiring_elements(family, Map::RemovedUdp, restored.keys(), SECONDS);
-        messages.extend(tables::elements(NFT_MSG_DELSETELEM, family, (Map::RemovedUdp, 0), &restored));
-        messages.extend(expiring_elements(family, Map::RemovedUdp, refused.keys(), SECONDS));
-        messages
+        let all = [
+            (NFT_MSG_NEWSETELEM, &restored),
+            (NFT_MSG_DELSETELEM, &restored),
+            (NFT_MSG_NEWSETELEM, &refused),
+        ];
+        let set = (Map::RemovedUdp, 0);
+        all.into_iter().flat_map(|(command, all)| tables::elements(command, family, set, all)).collect()
     }
 
     /// The messages have taken effect.
