@@ -1,6 +1,6 @@
 //! What the fuzz targets call: every reader of this crate, with arbitrary bytes.
 
-use netlink_packet_core::{Emitable as _, Parseable as _};
+use netlink_packet_core::Parseable as _;
 use netlink_packet_sock_diag::inet::InetResponse;
 
 use crate::{
@@ -31,9 +31,8 @@ pub fn datagram(bytes: &[u8]) {
 
 fn attributes(bytes: &[u8]) {
     let all: Vec<_> = each(bytes).collect();
-    let sent: Vec<_> = all.iter().map(|(kind, value)| Attribute::bytes(*kind, *value)).collect();
-    let mut emitted = vec![0; sent.as_slice().buffer_len()];
-    sent.as_slice().emit(&mut emitted);
+    let sent = all.iter().map(|(kind, value)| Attribute::bytes(*kind, *value));
+    let emitted = Attribute::nested(0, sent).value;
     assert!(each(&emitted).eq(all.iter().copied()), "attributes are read as they were written");
     for (_, value) in &all {
         assert!(text(value).chars().count() <= value.len());
@@ -41,8 +40,7 @@ fn attributes(bytes: &[u8]) {
     let _ = (Chain::parse(2, bytes).map(|it| it.drops_forwarded()), Rule::parse(10, bytes));
     if let Some(flow) = flow(bytes) {
         let request = delete_request(bytes, flow).expect("a flow has a tuple");
-        let mut emitted = vec![0; request.attributes.as_slice().buffer_len()];
-        request.attributes.as_slice().emit(&mut emitted);
+        let emitted = Attribute::nested(0, request.attributes).value;
         assert_eq!(
             find(&emitted, CTA_TUPLE_ORIG),
             find(bytes, CTA_TUPLE_ORIG),

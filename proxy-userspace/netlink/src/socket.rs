@@ -7,6 +7,7 @@ use std::{
 
 use netlink_packet_core::{
     Emitable as _, ErrorBuffer, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+    Parseable as _,
 };
 use nix::{
     errno::Errno,
@@ -58,17 +59,15 @@ pub(crate) fn append(
     attributes: &[Attribute],
 ) {
     let begin = datagram.len();
-    let length = HEADER + fixed.len() + attributes.buffer_len();
-    datagram.resize(begin + length, 0);
-    let (header, rest) = datagram[begin..].split_at_mut(HEADER);
+    datagram.resize(begin + HEADER, 0);
+    datagram.extend_from_slice(fixed);
+    attributes.iter().for_each(|it| it.append(datagram));
     let mut it = NetlinkHeader::default();
-    it.length = u32::try_from(length).unwrap_or(u32::MAX);
+    it.length = u32::try_from(datagram.len() - begin).unwrap_or(u32::MAX);
     it.message_type = kind;
     it.flags = NLM_F_REQUEST | flags;
     it.sequence_number = sequence;
-    it.emit(header);
-    rest[..fixed.len()].copy_from_slice(fixed);
-    attributes.emit(&mut rest[fixed.len()..]);
+    it.emit(&mut datagram[begin..begin + HEADER]);
 }
 
 /// Sends a request: its type and its flags besides `NLM_F_REQUEST`, what each request of this type begins with, and attributes.
@@ -103,12 +102,7 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = (NetlinkHeader, 
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(rest).ok()?;
-        let mut header = NetlinkHeader::default();
-        header.length = buffer.length();
-        header.message_type = buffer.message_type();
-        header.flags = buffer.flags();
-        header.sequence_number = buffer.sequence_number();
-        header.port_number = buffer.port_number();
+        let header = NetlinkHeader::parse(&buffer).ok()?;
         let payload = buffer.payload();
         rest = rest.get((header.length as usize).next_multiple_of(4)..).unwrap_or_default();
         Some((header, payload))

@@ -133,9 +133,7 @@ impl RemovedUdp {
     /// The messages that bring the kernel's set of a family up to date; if it may have been emptied, that is `anew`.
     pub(crate) fn messages(&self, family: Family, anew: bool) -> Vec<Message> {
         let elements = |all: &BTreeSet<SocketAddr>| -> Elements {
-            let element = |it: &SocketAddr| {
-                Element::new(family, Map::RemovedUdp, Bytes::new().address(it.ip()).port(it.port()))
-            };
+            let element = |it: &SocketAddr| Element::new(family, Map::RemovedUdp, Bytes::endpoint(*it));
             let own = all.iter().filter(|it| Family::of(it.ip()) == family);
             own.map(|it| (element(it), Value::Expiring(SECONDS))).collect()
         };

@@ -2,7 +2,6 @@
 
 use std::net::UdpSocket;
 
-use netlink_packet_core::Emitable as _;
 use proptest::prelude::*;
 
 use super::*;
@@ -54,9 +53,7 @@ fn too_many_destinations_are_refused() {
 }
 
 fn bytes(attributes: &[Attribute]) -> Vec<u8> {
-    let mut bytes = vec![0; attributes.buffer_len()];
-    attributes.emit(&mut bytes);
-    bytes
+    Attribute::nested(0, attributes.to_vec()).value
 }
 
 #[test]
