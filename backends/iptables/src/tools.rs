@@ -170,20 +170,15 @@ fn needed_modules(lines: &[&str], family: Family) -> BTreeSet<String> {
     let prefix = if family == Family::V4 { "ip" } else { "ip6" };
     let mut modules = BTreeSet::new();
     for line in lines {
-        if let Some(table) = line.strip_prefix('*') {
-            modules.insert(format!("{prefix}table_{table}"));
-        }
+        modules.extend(line.strip_prefix('*').map(|table| format!("{prefix}table_{table}")));
         let words: Vec<&str> = line.split(' ').collect();
-        for pair in words.windows(2) {
-            match pair {
-                ["-m", "tcp" | "udp"] => {}
-                ["-m", name] => drop(modules.insert(format!("xt_{name}"))),
-                ["-j", "REJECT"] => drop(modules.insert(format!("{prefix}t_REJECT"))),
-                ["-j", "DNAT"] => drop(modules.insert("xt_nat".to_owned())),
-                ["-j", name @ ("MARK" | "MASQUERADE")] => drop(modules.insert(format!("xt_{name}"))),
-                _ => {}
-            }
-        }
+        modules.extend(words.windows(2).filter_map(|pair| match pair {
+            ["-m", "tcp" | "udp"] => None,
+            ["-m", name] | ["-j", name @ ("MARK" | "MASQUERADE")] => Some(format!("xt_{name}")),
+            ["-j", "REJECT"] => Some(format!("{prefix}t_REJECT")),
+            ["-j", "DNAT"] => Some("xt_nat".to_owned()),
+            _ => None,
+        }));
     }
     modules
 }

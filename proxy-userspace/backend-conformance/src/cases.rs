@@ -172,7 +172,7 @@ fn killed_in_a_change_set(harness: &mut Harness<'_>) -> Result<(), String> {
             sleep(Duration::from_millis(300));
             let Some(not_before) = harness.first_wrong(&current, &sample)? else { break };
             let Some(not_after) = harness.first_wrong(&next, &sample)? else { break };
-            if harness.is_over(begin) {
+            if harness.wait.is_over(begin) {
                 return Err(format!(
                     "round {round}: the answers are those of neither state\nbefore: {not_before}\nafter: {not_after}"
                 ));

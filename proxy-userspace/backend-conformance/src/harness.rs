@@ -41,7 +41,7 @@ pub(crate) struct Harness<'a> {
     /// Questions about former states, which may be unmatched by now.
     asked: BTreeSet<Lookup>,
     pub(crate) questions: usize,
-    wait: Wait<'a>,
+    pub(crate) wait: Wait<'a>,
 }
 
 impl<'a> Harness<'a> {
@@ -68,11 +68,6 @@ impl<'a> Harness<'a> {
     pub(crate) fn begin_case(&mut self, name: &'a str) {
         self.questions = 0;
         self.wait.begin_case(name);
-    }
-
-    /// Whether a wait for the backend has exceeded the time limit.
-    pub(crate) fn is_over(&mut self, begin: Instant) -> bool {
-        self.wait.is_over(begin)
     }
 
     fn socket(&self) -> PathBuf {
@@ -139,7 +134,7 @@ impl<'a> Harness<'a> {
             if is_right {
                 return Ok(());
             }
-            if self.is_over(begin) {
+            if self.wait.is_over(begin) {
                 let timeout = self.wait.seconds();
                 return Err(format!(
                     "the state was not applied within {timeout} s: `{question}` is still answered by {answer:?}, not \

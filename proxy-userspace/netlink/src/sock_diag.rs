@@ -6,7 +6,7 @@ use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
 use netlink_packet_core::{Emitable as _, NLM_F_ACK, NLM_F_DUMP, Parseable as _};
 use netlink_packet_sock_diag::{
-    SOCK_DESTROY, SOCK_DIAG_BY_FAMILY,
+    AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DESTROY, SOCK_DIAG_BY_FAMILY,
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
 };
 use nix::{
@@ -29,8 +29,8 @@ pub enum Transport {
 impl Transport {
     fn number(self) -> u8 {
         match self {
-            Self::Tcp => libc::IPPROTO_TCP as u8,
-            Self::Udp => libc::IPPROTO_UDP as u8,
+            Self::Tcp => IPPROTO_TCP,
+            Self::Udp => IPPROTO_UDP,
         }
     }
 
@@ -164,9 +164,6 @@ impl SockDiag {
     }
 }
 
-const AF_INET: u8 = libc::AF_INET as u8;
-const AF_INET6: u8 = libc::AF_INET6 as u8;
-
 fn unspecified(family: u8) -> SocketId {
     if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() }
 }
@@ -179,11 +176,10 @@ mod tests {
         slice,
     };
 
+    use netlink_packet_core::{NLMSG_DONE, NLMSG_ERROR};
+
     use super::*;
     use crate::socket::append;
-
-    const ERROR: u16 = 2;
-    const DONE: u16 = 3;
 
     /// One that is answered by these datagrams, each of so many messages of a type and its body, and then by nothing; and
     /// the other end, where what is asked goes.
@@ -207,12 +203,12 @@ mod tests {
     }
 
     fn done(code: i32) -> (u16, Vec<u8>) {
-        (DONE, (-code).to_ne_bytes().to_vec())
+        (NLMSG_DONE, (-code).to_ne_bytes().to_vec())
     }
 
     /// An error, with the header of what it is about; 0 is none.
     fn error(code: i32) -> (u16, Vec<u8>) {
-        (ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
+        (NLMSG_ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
     }
 
     fn some_socket() -> ConnectedSocket {
@@ -256,7 +252,7 @@ mod tests {
         // An answer of four bytes, and a header with a length beyond the datagram.
         assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected(Transport::Udp).is_err());
         let (kernel, ours) = UnixDatagram::pair().unwrap();
-        let mut lie = raw(DONE, &0_i32.to_ne_bytes());
+        let mut lie = raw(NLMSG_DONE, &0_i32.to_ne_bytes());
         lie[0] = 255;
         kernel.send(&lie).unwrap();
         ours.set_nonblocking(true).unwrap();
