@@ -20,4 +20,4 @@ pub mod uapi;
 
 pub use attribute::{Attribute, each, find, text, u32};
 pub use multicast::{ChangeFlag, MulticastListener, Notifications};
-pub use netfilter::{Batch, Message, NFGENMSG, Netfilter, Refused};
+pub use netfilter::{Batch, Message, Netfilter, Refused};

@@ -1,4 +1,4 @@
-//! Multicast notifications of the kernel.
+//! Multicast notifications of netfilter.
 //!
 //! Invariant: no loss is silent. When the kernel drops notifications for want of room, that counts as a notification.
 
@@ -23,7 +23,10 @@ use nix::{
 };
 use tokio::sync::Notify;
 
-use crate::socket::{DATAGRAM_SIZE, messages, open, set_receive_buffer};
+use crate::{
+    netfilter::NFGENMSG,
+    socket::{DATAGRAM_SIZE, messages, open, set_receive_buffer},
+};
 
 /// The size of the receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
@@ -60,25 +63,27 @@ pub struct Notifications {
 }
 
 impl Notifications {
-    /// Subscribes to multicast groups of a protocol, given as a mask, in the calling thread's network namespace.
+    /// Subscribes to a multicast group (`NFNLGRP_…`) in the calling thread's network namespace.
     ///
     /// # Errors
     ///
     /// If the socket cannot be created.
-    pub fn subscribe(protocol: SockProtocol, groups: u32) -> io::Result<Self> {
-        let socket = open(protocol, groups, SockFlag::SOCK_NONBLOCK)?;
+    pub fn subscribe(group: u32) -> io::Result<Self> {
+        let socket = open(SockProtocol::NetlinkNetFilter, 1 << (group - 1), SockFlag::SOCK_NONBLOCK)?;
         set_receive_buffer(&socket, RECEIVE_BUFFER)?;
         Ok(Self { socket, datagram: vec![0; DATAGRAM_SIZE] })
     }
 
-    /// Passes the next datagram's messages to `each`: their header, and what follows it.
+    /// Passes the next datagram's messages to `each`: their header, and their attributes.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if nothing has come, `ENOBUFS` if some were lost.
     pub fn receive(&mut self, mut each: impl FnMut(&NetlinkHeader, &[u8])) -> Result<(), Errno> {
         let length = recv(self.socket.as_raw_fd(), &mut self.datagram, MsgFlags::empty())?;
-        messages(&self.datagram[..length]).for_each(|(header, payload)| each(&header, payload));
+        for (header, payload) in messages(&self.datagram[..length]) {
+            each(&header, payload.get(NFGENMSG..).unwrap_or_default());
+        }
         Ok(())
     }
 }
@@ -91,19 +96,18 @@ pub struct MulticastListener {
 }
 
 impl MulticastListener {
-    /// Listens to multicast groups of a protocol, given as a mask, in the calling thread's network namespace.
+    /// Listens to a multicast group (`NFNLGRP_…`) in the calling thread's network namespace.
     /// Sets `changed` for each message that is `relevant`, and when messages were lost.
     ///
     /// # Errors
     ///
     /// If the socket or the thread cannot be created.
     pub fn start(
-        protocol: SockProtocol,
-        groups: u32,
+        group: u32,
         changed: Arc<ChangeFlag>,
         is_relevant: impl FnMut(&NetlinkHeader, &[u8]) -> bool + Send + 'static,
     ) -> io::Result<Self> {
-        let notifications = Notifications::subscribe(protocol, groups)?;
+        let notifications = Notifications::subscribe(group)?;
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
@@ -140,7 +144,8 @@ fn listen(
         }
         let is_stopped = fds[1].any() == Some(true);
         let mut is_changed = false;
-        match notifications.receive(|header, payload| is_changed = is_changed || is_relevant(header, payload))
+        match notifications
+            .receive(|header, attributes| is_changed = is_changed || is_relevant(header, attributes))
         {
             // What has come before the end counts.
             Err(Errno::EAGAIN) if is_stopped => return,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The length of `struct nfgenmsg` in bytes, with which every message of netfilter begins.
-pub const NFGENMSG: usize = 4;
+pub(crate) const NFGENMSG: usize = 4;
 
 /// A message of netfilter.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,10 +3,9 @@
 use std::{io, sync::Arc};
 
 use netlink::{
-    Batch, ChangeFlag, MulticastListener, NFGENMSG, Netfilter,
+    Batch, ChangeFlag, MulticastListener, Netfilter,
     uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFTA_TABLE_NAME},
 };
-use nix::sys::socket::SockProtocol;
 
 use crate::{
     apply::transaction::commit_batch,
@@ -14,7 +13,6 @@ use crate::{
     error::Error,
 };
 
-const NFTABLES_GROUP: u32 = 1 << (NFNLGRP_NFTABLES - 1);
 /// From so many entries on, nothing listens while a transaction is written.
 pub(super) const UNNOTICED: usize = 10_000;
 
@@ -64,15 +62,9 @@ impl Notices {
 }
 
 fn listen(changed: &Arc<ChangeFlag>, port: u32) -> io::Result<MulticastListener> {
-    MulticastListener::start(
-        SockProtocol::NetlinkNetFilter,
-        NFTABLES_GROUP,
-        Arc::clone(changed),
-        move |header, payload| {
-            let name = payload.get(NFGENMSG..).and_then(|it| netlink::find(it, NFTA_TABLE_NAME));
-            header.message_type >> 8 == NFNL_SUBSYS_NFTABLES
-                && header.port_number != port
-                && name.is_some_and(|it| netlink::text(it) == TABLE)
-        },
-    )
+    MulticastListener::start(NFNLGRP_NFTABLES, Arc::clone(changed), move |header, attributes| {
+        header.message_type >> 8 == NFNL_SUBSYS_NFTABLES
+            && header.port_number != port
+            && netlink::find(attributes, NFTA_TABLE_NAME).is_some_and(|it| netlink::text(it) == TABLE)
+    })
 }

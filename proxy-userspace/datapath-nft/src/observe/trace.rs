@@ -13,8 +13,8 @@ use std::{
 
 use datapath::{FrontendAddress, unspecified};
 use model::{Family, Protocol, state::ServiceState};
-use netlink::{Attribute, Message, NFGENMSG, Netfilter, Notifications, find, text, u32, uapi::*};
-use nix::{errno::Errno, net::if_::if_indextoname, sys::socket::SockProtocol};
+use netlink::{Attribute, Message, Netfilter, Notifications, find, text, u32, uapi::*};
+use nix::{errno::Errno, net::if_::if_indextoname};
 
 use crate::{
     apply::transaction::commit,
@@ -33,7 +33,6 @@ use crate::{
 
 /// The name of the tables that ask for reports.
 const TRACE_TABLE: &str = "kube-proxy-ebpf-trace";
-const TRACE_GROUP: u32 = 1 << (NFNLGRP_NFTRACE - 1);
 const TRACE_MESSAGE: u16 = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_TRACE;
 /// How long after its last report a packet counts as gone.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -164,7 +163,7 @@ impl PacketTrace {
     ///
     /// If there are too many destinations, or the kernel refuses.
     pub fn start(destinations: &[TracedDestination]) -> Result<Self, Error> {
-        let notifications = Notifications::subscribe(SockProtocol::NetlinkNetFilter, TRACE_GROUP);
+        let notifications = Notifications::subscribe(NFNLGRP_NFTRACE);
         let mut trace = Self {
             netfilter: Netfilter::open().map_err(Error::Open)?,
             destinations: Vec::new(),
@@ -210,9 +209,9 @@ impl PacketTrace {
     pub fn poll(&mut self) -> Result<Option<PacketTraceItem>, Error> {
         while self.done.is_empty() {
             let (mut reports, now) = (Vec::new(), Instant::now());
-            let received = self.notifications.receive(|header, payload| {
+            let received = self.notifications.receive(|header, attributes| {
                 if header.message_type == TRACE_MESSAGE {
-                    reports.extend(payload.get(NFGENMSG..).and_then(Report::parse));
+                    reports.extend(Report::parse(attributes));
                 }
             });
             match received {
