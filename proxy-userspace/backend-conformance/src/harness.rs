@@ -185,7 +185,7 @@ impl<'a> Harness<'a> {
                 wrong.truncate(MAX_REPORTED);
             }
             // What is unmatched need not be asked again.
-            if !matches!(expected, Answer::Unmatched { .. }) {
+            if !expected.is_unmatched() {
                 self.asked.insert(lookup);
             }
         }

@@ -100,72 +100,46 @@ pub(crate) struct Tolerance {
 
 /// The expected answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Endpoints {
-        /// As texts, in whose order they are answered.
-        endpoints: BTreeSet<String>,
-        /// Whether each client has only one of them.
-        has_affinity: bool,
-    },
-    Refuse,
-    Drop,
-    /// This answer, or none: the Service lost the address at another port, and a client that does not ask for
-    /// `ConflictingAddresses` does not know that it has the address at all.
-    IfKnown(Box<Self>),
-    /// No Service has it. It may be refused or dropped if `is_free`, as an address of a Service or of a ServiceCIDR.
-    Unmatched {
-        is_free: bool,
-    },
+pub(crate) struct Answer {
+    /// The endpoints as texts, in whose order they are answered.
+    pub(crate) endpoints: BTreeSet<String>,
+    /// Whether each client has only one of them.
+    pub(crate) has_affinity: bool,
+    /// Without endpoints: `refuse`, `drop`, or nothing if no Service has it.
+    verdict: &'static str,
+    /// Whether it may be unmatched, and refused or dropped for that: the address is one of a Service or of a ServiceCIDR. So it may
+    /// if the Service lost the address at another port: a client that does not ask for `ConflictingAddresses` does not know
+    /// that it has the address at all.
+    is_free: bool,
 }
 
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Endpoints { endpoints, .. } => f.write_str(&line(endpoints)),
-            Self::Refuse => f.write_str("refuse"),
-            Self::Drop => f.write_str("drop"),
-            Self::IfKnown(it) => it.fmt(f),
-            Self::Unmatched { .. } => f.write_str("an empty line"),
-        }
+        if self.is_unmatched() { f.write_str("an empty line") } else { f.write_str(&self.line()) }
     }
 }
 
 impl Answer {
+    fn without_endpoints(verdict: &'static str, is_free: bool) -> Self {
+        Self { endpoints: BTreeSet::new(), has_affinity: false, verdict, is_free }
+    }
+
+    fn line(&self) -> String {
+        if self.endpoints.is_empty() { self.verdict.to_owned() } else { line(&self.endpoints) }
+    }
+
+    /// Whether no Service has it.
+    pub(crate) fn is_unmatched(&self) -> bool {
+        self.endpoints.is_empty() && self.verdict.is_empty()
+    }
+
     pub(crate) fn accepts(&self, line: &str, tolerance: Tolerance) -> bool {
-        match self {
-            Self::Endpoints { endpoints, has_affinity } => {
-                self::line(endpoints) == line
-                    || *has_affinity && tolerance.has_one_client && endpoints.contains(line)
-            }
-            Self::Refuse => line == "refuse",
-            Self::Drop => line == "drop" || tolerance.refuses_drops && line == "refuse",
-            Self::IfKnown(it) => {
-                it.accepts(line, tolerance) || Self::Unmatched { is_free: true }.accepts(line, tolerance)
-            }
-            Self::Unmatched { is_free } => {
-                line.is_empty()
-                    || *is_free && ["refuse", "drop"].contains(&line)
-                    || tolerance.refuses_unmatched && line == "refuse"
-            }
-        }
-    }
-
-    /// The endpoints, if there are any.
-    pub(crate) fn endpoints(&self) -> BTreeSet<String> {
-        match self {
-            Self::Endpoints { endpoints, .. } => endpoints.clone(),
-            Self::IfKnown(it) => it.endpoints(),
-            Self::Refuse | Self::Drop | Self::Unmatched { .. } => BTreeSet::new(),
-        }
-    }
-
-    /// Whether each client has only one endpoint.
-    pub(crate) fn has_affinity(&self) -> bool {
-        match self {
-            Self::Endpoints { has_affinity, .. } => *has_affinity,
-            Self::IfKnown(it) => it.has_affinity(),
-            Self::Refuse | Self::Drop | Self::Unmatched { .. } => false,
-        }
+        let may_be_refused = tolerance.refuses_drops && self.verdict == "drop"
+            || tolerance.refuses_unmatched && self.is_unmatched();
+        self.line() == line
+            || self.has_affinity && tolerance.has_one_client && self.endpoints.contains(line)
+            || self.is_free && ["", "refuse", "drop"].contains(&line)
+            || may_be_refused && line == "refuse"
     }
 }
 
@@ -208,13 +182,13 @@ pub(crate) fn answer(state: &NodeState, lookup: &Lookup) -> Answer {
                 continue;
             }
             let is_own = port.port.get() == number && !port.conflicting_addresses.contains(&ip);
-            let is_node_port = is_node(ip) && port.node_port.is_some_and(|it| it.get() == number);
+            let is_node_port = port.node_port.is_some_and(|it| it.get() == number) && is_node(ip);
             if is_own && it.service.cluster_ips.contains(&ip) {
                 return selected(it, index, port, ip, Scope::Internal);
             }
             if is_own && it.service.load_balancer_ips.contains(&ip) && !is_allowed(&it.service, lookup.source)
             {
-                return Answer::Drop;
+                return Answer::without_endpoints("drop", false);
             }
             if is_node_port && serves_family(&it.service, ip)
                 || is_own && it.service.addresses().any(|it| it == ip)
@@ -225,7 +199,7 @@ pub(crate) fn answer(state: &NodeState, lookup: &Lookup) -> Answer {
     }
     let is_of_service = || state.services.values().any(|it| it.service.addresses().any(|it| it == ip));
     let is_in_range = || state.service_cidrs.values().any(|it| it.cidrs.iter().any(|it| it.contains(&ip)));
-    Answer::Unmatched { is_free: is_of_service() || is_in_range() }
+    Answer::without_endpoints("", is_of_service() || is_in_range())
 }
 
 /// Whether the Service has a cluster IP of this family: only then its node ports are served.
@@ -242,10 +216,11 @@ fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, 
     let family = Family::of(ip);
     let is_lost_elsewhere = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
     let endpoints: BTreeSet<_> = state.targets(index, family, scope).map(|it| it.to_string()).collect();
-    let answer = match (endpoints.is_empty(), *port.has_any_endpoint.of(family)) {
-        (false, _) => Answer::Endpoints { endpoints, has_affinity: state.service.affinity.is_some() },
-        (true, true) => Answer::Drop,
-        (true, false) => Answer::Refuse,
+    let verdict = match (endpoints.is_empty(), *port.has_any_endpoint.of(family)) {
+        (false, _) => "",
+        (true, true) => "drop",
+        (true, false) => "refuse",
     };
-    if is_lost_elsewhere { Answer::IfKnown(Box::new(answer)) } else { answer }
+    let has_affinity = state.service.affinity.is_some();
+    Answer { endpoints, has_affinity, verdict, is_free: is_lost_elsewhere }
 }

@@ -329,15 +329,15 @@ impl Backend for PacketBackend {
         if let Ok(Some(status)) = self.child.try_wait() {
             return Err(format!("the backend ended: {status}"));
         }
-        let (expected, has_affinity) = (expected.endpoints(), expected.has_affinity());
+        let Answer { endpoints: expected, has_affinity, .. } = expected;
         let mut found = BTreeSet::new();
         for _ in 0..MAX_ROUNDS {
             let count = if expected.len() > 1 { PER_ROUND * expected.len() } else { 2 };
             let round =
                 self.round(lookup, count, wait).map_err(|it| format!("asking `{lookup}` failed: {it}"))?;
             found.extend(round.into_keys());
-            let is_one_enough = has_affinity && self.tolerance(lookup).has_one_client;
-            if expected.is_subset(&found) || is_one_enough && !found.is_disjoint(&expected) {
+            let is_one_enough = *has_affinity && self.tolerance(lookup).has_one_client;
+            if expected.is_subset(&found) || is_one_enough && !found.is_disjoint(expected) {
                 break;
             }
         }
