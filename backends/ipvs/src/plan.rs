@@ -30,13 +30,6 @@ const BY_SOURCE: &str = "mh";
 
 /// A set or map of the table, a key in it, and in a map `: VALUE`.
 pub(crate) type Elements = BTreeMap<Key, String>;
-/// Traffic that shares endpoints: to cluster IPs, and to other addresses from inside and from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Traffic {
-    Internal,
-    Cluster,
-    External,
-}
 
 /// What a Service needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,10 +62,16 @@ pub(crate) fn plan(
     let local: BTreeSet<IpAddr> = local.flat_map(IpSet::iter).filter_map(|it| it.parse().ok()).collect();
     for port in ports(it) {
         let mut targets: BTreeMap<(Masquerade, &[SocketAddr]), u32> = BTreeMap::new();
-        for traffic in [Traffic::Internal, Traffic::Cluster, Traffic::External] {
-            let keys = keys(&port, traffic);
+        let masquerade = if port.keeps_source { Masquerade::Never } else { Masquerade::All };
+        // Traffic that shares endpoints: to cluster IPs, and to other addresses from inside and from outside.
+        let traffic: [(bool, &[&str], Masquerade, &[SocketAddr]); 3] = [
+            (true, &["inside", "outside"], Masquerade::Outside, &port.internal),
+            (false, &["inside"], masquerade, &port.cluster),
+            (false, &["outside"], masquerade, &port.external),
+        ];
+        for (number, (to_cluster_ips, sides, masquerade, endpoints)) in (0..).zip(traffic) {
+            let keys = keys(&port, to_cluster_ips, sides);
             let Some(first) = keys.first() else { continue };
-            let (masquerade, endpoints) = target(&port, traffic);
             let mark = match targets.get(&(masquerade, endpoints)) {
                 Some(mark) => *mark,
                 None if endpoints.is_empty() => {
@@ -83,8 +82,7 @@ pub(crate) fn plan(
                     }
                 }
                 None => {
-                    let id =
-                        (port.protocol.into(), port.name.clone(), port.family, traffic as u8, masquerade);
+                    let id = (port.protocol.into(), port.name.clone(), port.family, number, masquerade);
                     let before = before.and_then(|it| it.marks.get(&id));
                     let mark = marks.allocate(&id, first, before.copied());
                     plan.marks.insert(id, mark);
@@ -142,25 +140,10 @@ impl Plan {
     }
 }
 
-/// The endpoints of traffic, and whose source is masqueraded.
-fn target(port: &ServedPort, traffic: Traffic) -> (Masquerade, &[SocketAddr]) {
-    let masquerade = if port.keeps_source { Masquerade::Never } else { Masquerade::All };
-    match traffic {
-        Traffic::Internal => (Masquerade::Outside, &port.internal),
-        Traffic::Cluster => (masquerade, &port.cluster),
-        Traffic::External => (masquerade, &port.external),
-    }
-}
-
-/// The keys that lead traffic to its virtual server.
-fn keys(port: &ServedPort, traffic: Traffic) -> Vec<Key> {
-    let sides: &[&str] = match traffic {
-        Traffic::Internal => &["inside", "outside"],
-        Traffic::Cluster => &["inside"],
-        Traffic::External => &["outside"],
-    };
+/// The keys that lead traffic from these sides to its virtual server.
+fn keys(port: &ServedPort, to_cluster_ips: bool, sides: &[&str]) -> Vec<Key> {
     let is_cluster_ip = |it: &&Frontend| matches!(it.address, FrontendAddress::Cluster(_));
-    let at = port.frontends.iter().filter(|it| is_cluster_ip(it) == (traffic == Traffic::Internal));
+    let at = port.frontends.iter().filter(|it| is_cluster_ip(it) == to_cluster_ips);
     at.flat_map(|it| {
         sides.iter().map(move |side| {
             let ip = it.address.ip();
