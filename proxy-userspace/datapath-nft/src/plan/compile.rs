@@ -52,6 +52,11 @@ impl Frontend {
     pub(crate) fn is_counted(&self) -> bool {
         self.policy != FrontendPolicy::ClusterIp && matches!(self.external, Action::To(_))
     }
+
+    /// Whether any of its traffic goes to the endpoints of a scope.
+    pub(crate) fn uses(&self, scope: Scope) -> bool {
+        [self.internal, self.external].contains(&Action::To(scope))
+    }
 }
 
 /// The name of the counter of a port's connections from outside, which `nft` can read; none if the kernel would not take it.

@@ -539,12 +539,9 @@ impl PortImage {
     /// The keys and maps of the elements that lead to a slot of the set at a position, which has a number with session affinity.
     fn endpoint_keys(&self, set: usize, slot: usize, has_number: bool) -> impl Iterator<Item = (Bytes, Map)> {
         let scope = self.sets.get(set).map(|(scope, _)| *scope);
-        let uses = move |frontend: &&Frontend| {
-            scope.is_some_and(|it| [frontend.internal, frontend.external].contains(&Action::To(it)))
-        };
-        self.frontends.iter().filter(uses).filter_map(move |it| {
-            let by = by(it);
-            let word = slot_word(set_number(scope?), u32::try_from(slot).ok()?);
+        self.frontends.iter().filter_map(move |it| {
+            let (by, scope) = (by(it), scope.filter(|scope| it.uses(*scope))?);
+            let word = slot_word(set_number(scope), u32::try_from(slot).ok()?);
             let map = if has_number { Map::AffinityEndpoints } else { Map::Endpoints };
             Some((key(it).number(word), by.map(map)))
         })
@@ -554,8 +551,7 @@ impl PortImage {
     fn members(&self, numbers: &HashMap<SocketAddr, u32>) -> Vec<(Element, Value)> {
         let mut members = Vec::new();
         for (scope, set) in &self.sets {
-            let uses = |it: &Frontend| [it.internal, it.external].contains(&Action::To(*scope));
-            if self.frontends.iter().any(uses) {
+            if self.frontends.iter().any(|it| it.uses(*scope)) {
                 let (family, map) = (self.identity.family(), Map::members(set_number(*scope)));
                 let key = |number: &u32| Bytes::new().protocol(self.identity.protocol).number(*number);
                 members.extend(set.iter().filter_map(|it| {
