@@ -272,7 +272,7 @@ impl PacketTrace {
             match verdict {
                 Step::Drop if table == TABLE && chain == REFUSE_CHAIN => Some(PacketVerdict::Refused),
                 Step::Drop => Some(PacketVerdict::Dropped { table, chain }),
-                _ => None,
+                Step::Other(_) => None,
             }
         };
         if let Some(end) = end {

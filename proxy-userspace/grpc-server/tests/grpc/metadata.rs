@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use brain::{Options, node_state};
 use model::{
     RequestedMetadata, ServiceMetadata,
-    cluster::{self, ClusterState},
+    cluster::ClusterState,
     state::{NodeState, Service, ServiceState},
 };
 use proxy_contract::localnetv1::NextFilter;
