@@ -75,14 +75,24 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     one
 }
 
+/// The entry of a list that has this name.
+pub(crate) fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
+    list.as_array().into_iter().flatten().find(|it| it["name"] == name)
+}
+
 fn pod(objects: &[Value]) -> &Value {
     &one(objects, "DaemonSet")["spec"]["template"]["spec"]
 }
 
-/// The pods of the DaemonSet and of the Deployment, if there is one.
-fn pods(objects: &[Value]) -> Vec<&Value> {
+/// The pods of the DaemonSet and of the Deployment, if there is one, with their metadata.
+fn templates(objects: &[Value]) -> impl Iterator<Item = &Value> {
     let with_pods = objects.iter().filter(|it| it["kind"] == "DaemonSet" || it["kind"] == "Deployment");
-    with_pods.map(|it| &it["spec"]["template"]["spec"]).collect()
+    with_pods.map(|it| &it["spec"]["template"])
+}
+
+/// The same without their metadata.
+fn pods(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    templates(objects).map(|it| &it["spec"])
 }
 
 /// Whether a container ends before the others start.
@@ -90,15 +100,28 @@ fn is_initializing(container: &Value) -> bool {
     strings(&container["args"]).contains(&"--init-only")
 }
 
-/// Every container of a pod that runs our image, init containers included.
+fn image(container: &Value) -> &str {
+    container["image"].as_str().unwrap()
+}
+
+/// Every container of a pod, init containers included.
+fn every_container(pod: &Value) -> impl Iterator<Item = &Value> {
+    ["initContainers", "containers"].into_iter().filter_map(move |it| pod[it].as_array()).flatten()
+}
+
+/// Those that run our image.
 fn containers(pod: &Value) -> Vec<&Value> {
-    let all = ["initContainers", "containers"].into_iter().filter_map(|it| pod[it].as_array()).flatten();
-    all.filter(|it| it["image"].as_str().unwrap().contains(deploy::IMAGE)).collect()
+    every_container(pod).filter(|it| image(it).contains(deploy::IMAGE)).collect()
 }
 
 /// The same of all pods.
 fn all_containers(objects: &[Value]) -> Vec<&Value> {
-    pods(objects).into_iter().flat_map(containers).collect()
+    pods(objects).flat_map(containers).collect()
+}
+
+/// Those that serve until they are ended.
+fn serving_containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    all_containers(objects).into_iter().filter(|it| !is_initializing(it))
 }
 
 fn strings(list: &Value) -> Vec<&str> {
@@ -108,7 +131,7 @@ fn strings(list: &Value) -> Vec<&str> {
 /// Every image of ours in a kustomization.
 fn images(renderer: &Renderer, folder: &Path) -> Vec<String> {
     let objects = renderer.render(folder).unwrap();
-    all_containers(&objects).into_iter().map(|it| it["image"].as_str().unwrap().to_owned()).collect()
+    all_containers(&objects).into_iter().map(|it| image(it).to_owned()).collect()
 }
 
 #[test]
@@ -156,19 +179,13 @@ fn kustomizations_of_the_install_page_have_a_pullable_image() {
 fn every_pod_names_its_container_and_needs_one_image() {
     let Some(rendered) = rendered() else { return };
     for (folder, objects) in rendered {
-        for it in objects.iter().filter(|it| it["kind"] == "DaemonSet" || it["kind"] == "Deployment") {
-            let template = &it["spec"]["template"];
-            let name = &template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
-            let all = containers(&template["spec"]);
-            assert!(all.iter().any(|it| it["name"] == *name), "{folder}: {name}");
-            for it in all {
-                let image = it["image"].as_str().unwrap();
-                assert!(image.contains(deploy::IMAGE), "{folder}: {image}");
-                assert_eq!(
-                    it["terminationMessagePolicy"], "FallbackToLogsOnError",
-                    "{folder}: {}",
-                    it["name"]
-                );
+        let has_backend = folder.starts_with("overlays/backend/");
+        for it in templates(&objects) {
+            let name = &it["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
+            assert!(containers(&it["spec"]).iter().any(|it| it["name"] == *name), "{folder}: {name}");
+            for it in every_container(&it["spec"]) {
+                assert!(has_backend || image(it).contains(deploy::IMAGE), "{folder}: {it}");
+                assert_eq!(it["terminationMessagePolicy"], "FallbackToLogsOnError", "{folder}: {it}");
             }
         }
     }
@@ -209,39 +226,37 @@ fn with_the_component_for_kube_prometheus_the_pods_are_found_as_kube_proxys() {
         let spec = &one(&objects, "DaemonSet")["spec"];
         assert_eq!(spec["template"]["metadata"]["labels"]["k8s-app"], "kube-proxy", "{overlay}");
         assert!(spec["selector"]["matchLabels"].get("k8s-app").is_none(), "{overlay}");
-        let containers = containers(pod(&objects)).into_iter().filter(|it| !is_initializing(it));
-        let settings = containers.map(settings);
-        let addresses: Vec<_> = settings
-            .filter(|it| it.contains_key("--pin-dir"))
-            .map(|mut it| it.remove("--metrics-bind-address"))
-            .collect();
+        let datapaths = serving_containers(&objects).map(settings).filter(|it| it.contains_key("--pin-dir"));
+        let addresses: Vec<_> = datapaths.map(|mut it| it.remove("--metrics-bind-address")).collect();
         assert_eq!(addresses, [Some("0.0.0.0:10249".to_owned())], "{overlay}");
         assert_eq!(spec["minReadySeconds"], 10);
     }
 }
 
 #[test]
-fn with_the_component_for_annotations_of_pods_they_are_honored_and_may_be_read() {
+fn components_set_their_flags_and_the_role_allows_what_these_read() {
     let Some(renderer) = Renderer::or_skip() else { return };
-    for (overlay, component) in [
-        ("deploy", "pod-annotations"),
-        ("deploy/overlays/kubeadm", "pod-annotations"),
-        ("deploy/overlays/split", "pod-annotations-split"),
-        ("deploy/overlays/central", "pod-annotations-central"),
+    let annotations = [("--pod-annotations", "true")];
+    let outside = [("--external-forwarding", "dsr"), ("--watch-all-nodes", "true")];
+    for (overlay, component, flags, read) in [
+        ("deploy", "pod-annotations", &annotations[..], "pods"),
+        ("deploy/overlays/kubeadm", "pod-annotations", &annotations, "pods"),
+        ("deploy/overlays/split", "pod-annotations-split", &annotations, "pods"),
+        ("deploy/overlays/central", "pod-annotations-central", &annotations, "pods"),
+        ("deploy", "outside", &outside, "nodes"),
+        ("deploy/overlays/kubeadm", "outside", &outside, "nodes"),
     ] {
         let objects = with_components(&renderer, overlay, &[component]);
-        for it in all_containers(&objects).into_iter().filter(|it| !is_initializing(it)) {
+        for it in serving_containers(&objects) {
             let settings = settings(it);
-            assert_eq!(
-                settings.get("--pod-annotations").map(String::as_str),
-                Some("true"),
-                "{overlay}: {it}"
-            );
+            for (flag, expect) in flags {
+                let set = settings.get(*flag).map(String::as_str);
+                assert_eq!(set, Some(*expect), "{overlay} with {component}: {flag} of {it}");
+            }
         }
-        let role = one(&objects, "ClusterRole");
-        let is_readable = |it: &&Value| strings(&it["resources"]) == ["pods"];
-        let rule = role["rules"].as_array().unwrap().iter().find(is_readable).unwrap();
-        assert_eq!(strings(&rule["verbs"]), ["list", "watch"], "{overlay}");
+        let mut rules = one(&objects, "ClusterRole")["rules"].as_array().unwrap().iter();
+        let rule = rules.find(|it| strings(&it["resources"]).contains(&read)).unwrap();
+        assert_eq!(strings(&rule["verbs"]), ["list", "watch"], "{overlay} with {component}");
     }
 }
 
@@ -304,11 +319,10 @@ fn the_pods_are_placed_as_kube_proxys() {
         assert_eq!(pod["hostNetwork"], true, "{folder}");
         assert_eq!(pod["nodeSelector"]["kubernetes.io/os"], "linux", "{folder}");
         assert_eq!(pod["tolerations"], serde_json::json!([{ "operator": "Exists" }]), "{folder}");
-        let images: Vec<_> =
-            all_containers(objects).into_iter().map(|it| it["image"].as_str().unwrap()).collect();
+        let images: Vec<_> = all_containers(objects).into_iter().map(image).collect();
         let host = if *folder == "overlays/kind" { "localhost/" } else { "" };
-        let image = format!("{host}{}:{}", deploy::IMAGE, env!("CARGO_PKG_VERSION"));
-        assert!(!images.is_empty() && images.iter().all(|it| **it == image), "{folder}: {images:?}");
+        let expect = format!("{host}{}:{}", deploy::IMAGE, env!("CARGO_PKG_VERSION"));
+        assert!(!images.is_empty() && images.iter().all(|it| *it == expect), "{folder}: {images:?}");
     }
 }
 

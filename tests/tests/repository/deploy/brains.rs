@@ -6,7 +6,9 @@ use build_tools::command::workspace;
 use serde_json::Value;
 use tests::deploy::Renderer;
 
-use super::{CENTRAL, TOOLS, all_containers, containers, one, pod, pods, rendered, strings, with_components};
+use super::{
+    CENTRAL, TOOLS, all_containers, containers, named, one, pod, pods, rendered, strings, with_components,
+};
 
 #[test]
 fn the_brains_start_without_a_service_and_leave_a_drained_node() {
@@ -46,29 +48,21 @@ fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
     let Some(renderer) = Renderer::or_skip() else { return };
     let objects = with_components(&renderer, "deploy/overlays/central", &["cert-manager"]);
     let page = fs::read_to_string(workspace().join("docs/install.md")).unwrap();
-    for (kind, own, trusted) in
-        [("Deployment", "kube-proxy-ebpf-brain", "--tls-allow="), ("DaemonSet", "kube-proxy-ebpf-agent", "")]
-    {
-        let pod = &one(&objects, kind)["spec"]["template"]["spec"];
-        let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "tls").unwrap();
-        let secret = volume["secret"]["secretName"].as_str().unwrap();
+    let (brain, agent) = ("kube-proxy-ebpf-brain", "kube-proxy-ebpf-agent");
+    let [brains, agents] =
+        ["Deployment", "DaemonSet"].map(|it| &one(&objects, it)["spec"]["template"]["spec"]);
+    for (pod, own) in [(brains, brain), (agents, agent)] {
+        let secret = named(&pod["volumes"], "tls").unwrap()["secret"]["secretName"].as_str().unwrap();
         assert!(page.contains(&format!("create secret generic {secret} ")), "{secret}");
         let is_certificate = |it: &&Value| it["kind"] == "Certificate" && it["spec"]["secretName"] == secret;
         let certificate = objects.iter().find(is_certificate).unwrap();
         assert_eq!(strings(&certificate["spec"]["dnsNames"]), [own]);
-        let container = &pod["containers"][0];
-        // Each names the other.
-        let other = if kind == "Deployment" {
-            let arguments = strings(&container["args"]);
-            arguments.into_iter().find_map(|it| it.strip_prefix(trusted)).unwrap()
-        } else {
-            let variables = container["env"].as_array().unwrap();
-            let name = "KUBE_PROXY_EBPF_TARGET_TLS_SERVER_NAME";
-            variables.iter().find(|it| it["name"] == name).unwrap()["value"].as_str().unwrap()
-        };
-        assert!(other.starts_with("kube-proxy-ebpf-") && other != own, "{kind}: {other}");
         assert!(page.contains(&format!("subjectAltName=DNS:{own}")), "{own}");
     }
+    let arguments = strings(&brains["containers"][0]["args"]);
+    assert!(arguments.contains(&&*format!("--tls-allow={agent}")), "{arguments:?}");
+    let variables = &agents["containers"][0]["env"];
+    assert_eq!(named(variables, "KUBE_PROXY_EBPF_TARGET_TLS_SERVER_NAME").unwrap()["value"], brain);
 }
 
 #[test]
@@ -80,8 +74,7 @@ fn only_kubeadm_overlays_start_without_an_api_server_address() {
             if !arguments.contains(&"--source=kube") {
                 continue;
             }
-            let variables = container["env"].as_array().unwrap();
-            let address = variables.iter().find(|it| it["name"] == "KUBE_API_SERVER");
+            let address = named(&container["env"], "KUBE_API_SERVER");
             if folder.starts_with("overlays/kubeadm") {
                 assert!(address.is_none() && !arguments.iter().any(|it| it.contains("KUBE_API_SERVER")));
             } else {
@@ -103,13 +96,12 @@ fn kubeadm_overlays_use_nothing_but_kubeadms_configuration() {
     for (folder, objects) in rendered.iter().filter(|(folder, _)| folder.starts_with("overlays/kubeadm")) {
         assert!(objects.iter().all(|it| it["kind"] != "ConfigMap"), "{folder}");
         for pod in pods(objects) {
-            let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "config");
-            assert_eq!(volume.unwrap()["configMap"]["name"], "kube-proxy", "{folder}");
+            let volume = named(&pod["volumes"], "config").unwrap();
+            assert_eq!(volume["configMap"]["name"], "kube-proxy", "{folder}");
             for container in containers(pod) {
                 assert!(!container.to_string().contains("/etc/kube-proxy-ebpf/"), "{folder}: {container}");
                 assert!(container.to_string().contains("/var/lib/kube-proxy/config.conf"), "{folder}");
-                let mounts = container["volumeMounts"].as_array().unwrap();
-                let config = mounts.iter().find(|it| it["name"] == "config").unwrap();
+                let config = named(&container["volumeMounts"], "config").unwrap();
                 assert_eq!(config["mountPath"], "/var/lib/kube-proxy", "{folder}");
             }
         }

@@ -1,14 +1,20 @@
 //! The flags, settings and ports of the pods.
 
 use std::{
-    collections::BTreeMap, collections::BTreeSet, fs, io::Write as _, net::SocketAddr, process::Command,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Write as _,
+    net::SocketAddr,
+    process::Command,
 };
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use tests::{Build, deploy, run};
 
-use super::{TOOLS, all_containers, containers, is_initializing, pod, rendered, strings};
+use super::{
+    TOOLS, all_containers, containers, is_initializing, named, pod, rendered, serving_containers, strings,
+};
 
 fn help(command: &str) -> String {
     run(Command::new(Build::Product.binary()).args([command, "--help"])).success()
@@ -71,9 +77,7 @@ fn commands_run_by_kubectl_exec_find_the_configuration() {
                 let flag = format!("{} ", argument.split('=').next().unwrap());
                 assert!(!check.contains(&flag) && !status.contains(&flag), "{folder}: {argument}");
             }
-            assert!(
-                container["env"].as_array().unwrap().iter().any(|it| it["name"] == "KUBE_PROXY_EBPF_CONFIG")
-            );
+            assert!(named(&container["env"], "KUBE_PROXY_EBPF_CONFIG").is_some(), "{folder}");
         }
     }
 }
@@ -130,7 +134,7 @@ fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice
     for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
         // All are on the host's network, and those of one pod share a folder for their sockets.
         let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
-        for container in all_containers(objects).into_iter().filter(|it| !is_initializing(it)) {
+        for container in serving_containers(objects) {
             let settings = settings(container);
             assert_eq!(settings["--node-name"], "n1", "{folder}");
             if settings.contains_key("--pin-dir") {

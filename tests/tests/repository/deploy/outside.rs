@@ -1,29 +1,10 @@
-//! The component and the examples for traffic from outside.
+//! The examples for traffic from outside.
 
 use std::fs;
 
-use tests::deploy::{self, Renderer};
+use tests::deploy;
 
-use super::{configuration::settings, containers, is_initializing, one, pod, strings, with_components};
-
-#[test]
-fn with_the_component_for_traffic_from_outside_it_is_forwarded_to_nodes_that_are_known() {
-    let Some(renderer) = Renderer::or_skip() else { return };
-    for overlay in ["deploy", "deploy/overlays/kubeadm"] {
-        let objects = with_components(&renderer, overlay, &["outside"]);
-        let all = containers(pod(&objects));
-        let [proxy] = &all.iter().filter(|it| !is_initializing(it)).collect::<Vec<_>>()[..] else {
-            panic!("{overlay}: one container serves")
-        };
-        let settings = settings(proxy);
-        for (flag, expect) in [("--external-forwarding", "dsr"), ("--watch-all-nodes", "true")] {
-            assert_eq!(settings.get(flag).map(String::as_str), Some(expect), "{overlay}: {flag}");
-        }
-        let rules = one(&objects, "ClusterRole")["rules"].as_array().unwrap();
-        let of_nodes = rules.iter().find(|it| strings(&it["resources"]).contains(&"nodes")).unwrap();
-        assert_eq!(strings(&of_nodes["verbs"]), ["list", "watch"], "{overlay}");
-    }
-}
+use super::{one, strings};
 
 /// MetalLB's examples announce the addresses that they give out, and the router takes these from the peer that they name.
 #[test]

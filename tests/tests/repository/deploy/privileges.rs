@@ -1,6 +1,10 @@
 //! What the pods may do: to their nodes, and at the API server.
 
-use std::{collections::BTreeSet, fs, process::Command, process::Stdio};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Stdio},
+};
 
 use api_server::{ApiServer, Settings, WatchList};
 use build_tools::command::{KilledOnDrop, workspace};
@@ -8,19 +12,19 @@ use rustix::thread::CapabilitySet;
 use serde_json::Value;
 use tests::{Build, TIMEOUT, deploy, deploy::Renderer, eventually};
 
-use super::{CENTRAL, all_containers, containers, is_initializing, one, pod, pods, rendered, strings};
+use super::{
+    CENTRAL, all_containers, containers, every_container, is_initializing, named, one, pod, pods, rendered,
+    strings,
+};
 
 #[test]
 fn the_pods_have_no_more_privileges_than_needed() {
     let Some(rendered) = rendered() else { return };
-    for (folder, pod) in
-        rendered.iter().flat_map(|(folder, all)| pods(all).into_iter().map(move |it| (folder, it)))
-    {
+    for (folder, pod) in rendered.iter().flat_map(|(folder, all)| pods(all).map(move |it| (folder, it))) {
         for it in ["hostPID", "hostIPC", "shareProcessNamespace"] {
             assert!(pod[it].is_null(), "{folder}: {it}");
         }
-        for container in ["initContainers", "containers"].iter().filter_map(|it| pod[it].as_array()).flatten()
-        {
+        for container in every_container(pod) {
             let security = &container["securityContext"];
             assert!(security["privileged"].is_null(), "{folder}");
             assert_eq!(security["allowPrivilegeEscalation"], false, "{folder}");
@@ -67,8 +71,7 @@ fn a_backend_has_the_rights_that_it_needs_and_no_account() {
     for (backend, name, capabilities, mounts) in expected {
         let objects = renderer.render(format!("overlays/backend/{backend}")).unwrap();
         let pod = pod(&objects);
-        let all = || ["initContainers", "containers"].into_iter().flat_map(|it| pod[it].as_array().unwrap());
-        let container = |name: &str| all().find(|it| it["name"] == name).unwrap();
+        let container = |name: &str| every_container(pod).find(|it| it["name"] == name).unwrap();
         let it = container(name);
         assert_eq!(it["image"], format!("kube-proxy-{backend}:{}", env!("CARGO_PKG_VERSION")));
         assert_eq!(deploy::capabilities_of(it).unwrap(), capabilities, "{backend}: {name}");
@@ -86,8 +89,8 @@ fn a_backend_has_the_rights_that_it_needs_and_no_account() {
         );
 
         let it = container("backend");
-        let target = it["env"].as_array().unwrap().iter().find(|it| it["name"] == "KUBE_PROXY_EBPF_TARGET");
-        let listen = format!("--listen={}", target.unwrap()["value"].as_str().unwrap());
+        let target = named(&it["env"], "KUBE_PROXY_EBPF_TARGET").unwrap();
+        let listen = format!("--listen={}", target["value"].as_str().unwrap());
         assert!(strings(&container("brain")["args"]).contains(&&*listen), "{backend}: {listen}");
         let get = &it["readinessProbe"]["httpGet"];
         assert_eq!((&get["path"], &get["port"]), (&"/healthz".into(), &it["ports"][0]["hostPort"]));

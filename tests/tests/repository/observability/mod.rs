@@ -20,7 +20,7 @@ use tests::{
     skip,
 };
 
-use crate::deploy::with_components;
+use crate::deploy::{named, with_components};
 
 const UNIT_TESTS: &str = include_str!("alerts.yaml");
 const DASHBOARD: &str = include_str!("../../../../deploy/observability/dashboard.json");
@@ -185,32 +185,22 @@ fn the_pod_monitors_find_the_pods_and_their_ports() {
         let is_it = |it: &&Value| it["kind"] == "PodMonitor" && it["metadata"]["name"] == name;
         observability.iter().find(is_it).unwrap()
     };
-    let own = monitor("kube-proxy-ebpf");
-    let brain = monitor("kube-proxy-ebpf-brain");
-    check_monitor(&renderer, ("deploy", "metrics"), own, "proxy", "kube-proxy-ebpf");
-    let split = ("deploy/overlays/split", "metrics-split");
-    check_monitor(&renderer, split, own, "agent", "kube-proxy-ebpf");
-    check_monitor(&renderer, split, brain, "brain", "kube-proxy-ebpf-brain");
-    let central = ("deploy/overlays/central", "metrics-central");
-    check_monitor(&renderer, central, own, "agent", "kube-proxy-ebpf");
-    check_monitor(&renderer, central, brain, "brain", "kube-proxy-ebpf-brain");
+    let (own, brain) = (monitor("kube-proxy-ebpf"), monitor("kube-proxy-ebpf-brain"));
+    check_monitor(own, &with_components(&renderer, "deploy", &["metrics"]), "proxy");
+    let split = with_components(&renderer, "deploy/overlays/split", &["metrics-split"]);
+    check_monitor(own, &split, "agent");
+    check_monitor(brain, &split, "brain");
+    let central = with_components(&renderer, "deploy/overlays/central", &["metrics-central"]);
+    check_monitor(own, &central, "agent");
+    check_monitor(brain, &central, "brain");
 }
 
-/// A monitor finds the port of a container at which the metrics are served, and gives its series their job.
+/// A monitor finds the port of a container at which the metrics are served, and its name is the job of their series.
 #[track_caller]
-fn check_monitor(
-    renderer: &Renderer,
-    (resource, component): (&str, &str),
-    monitor: &Value,
-    container: &str,
-    job: &str,
-) {
-    let objects = with_components(renderer, resource, &[component]);
-    let templates = objects.iter().map(|it| &it["spec"]["template"]);
-    let has_it = |pods: &Value| {
-        pods["spec"]["containers"].as_array()?.iter().find(|it| it["name"] == container).cloned()
-    };
-    let (pods, container) = templates.filter_map(|it| Some((it, has_it(it)?))).next().unwrap();
+fn check_monitor(monitor: &Value, objects: &[Value], container: &str) {
+    let mut templates = objects.iter().map(|it| &it["spec"]["template"]);
+    let (pods, container) =
+        templates.find_map(|it| Some((it, named(&it["spec"]["containers"], container)?))).unwrap();
 
     assert_eq!(monitor["metadata"]["namespace"], "kube-system");
     let labels = &pods["metadata"]["labels"];
@@ -223,15 +213,15 @@ fn check_monitor(
         assert!(list(&it["values"]).contains(&labels[string(&it["key"])]), "{labels}");
     }
     for endpoint in list(&monitor["spec"]["podMetricsEndpoints"]) {
-        let port = list(&container["ports"]).iter().find(|it| it["name"] == endpoint["port"]).unwrap();
+        let port = named(&container["ports"], string(&endpoint["port"])).unwrap();
         let is_address = |it: &&Value| string(&it["name"]).ends_with("METRICS_BIND_ADDRESS");
         let addresses: Vec<_> = list(&container["env"]).iter().filter(is_address).collect();
         let [address] = addresses[..] else { panic!("{addresses:?}") };
         assert_eq!(address["value"], format!("0.0.0.0:{}", port["containerPort"]));
         assert_eq!(endpoint["honorLabels"], true, "the labels of metrics of Services are their own");
-        // The job of the series, as in the rules.
         let relabeled = list(&endpoint["relabelings"]).iter().find(|it| it["targetLabel"] == "job");
-        let of_label = || labels[string(&monitor["spec"]["jobLabel"])].clone();
-        assert_eq!(relabeled.map_or_else(of_label, |it| it["replacement"].clone()), job);
+        let of_label = || &labels[string(&monitor["spec"]["jobLabel"])];
+        // As in the rules.
+        assert_eq!(*relabeled.map_or_else(of_label, |it| &it["replacement"]), monitor["metadata"]["name"]);
     }
 }
