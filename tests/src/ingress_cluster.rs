@@ -213,6 +213,22 @@ impl IngressCluster {
             .expect("the folder of manifests is writable");
     }
 
+    /// The running proxy of a node.
+    #[track_caller]
+    pub fn agent(&mut self, node: usize) -> &mut Agent {
+        self.nodes[node].agent.as_mut().expect("a proxy runs")
+    }
+
+    #[track_caller]
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node].agent.take().expect("a proxy runs").kill9().expect("it runs until it is killed");
+    }
+
+    /// Starts the proxy of each node.
+    pub fn start_all(&mut self) {
+        (0..self.nodes.len()).for_each(|it| self.start(it, &[]));
+    }
+
     /// Starts the proxy of a node, with more arguments, after one that may have been killed.
     pub fn start(&mut self, node: usize, arguments: &[&str]) {
         self.start_binary(&Build::Product.binary(), node, arguments);

@@ -58,11 +58,9 @@ pub(crate) fn running_cluster_or_skip(
 ) -> Option<IngressCluster> {
     let mut cluster = IngressCluster::or_skip(nodes)?;
     cluster.write(&[service(&cluster)]);
+    cluster.start_all();
     for node in 0..cluster.nodes.len() {
-        cluster.start(node, &[]);
-    }
-    for node in &mut cluster.nodes {
-        node.agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+        cluster.agent(node).wait_until_applied(TIMEOUT).unwrap();
     }
     Some(cluster)
 }
@@ -112,12 +110,18 @@ fn connections_survive_proxies_that_die_and_return() {
     // Rows of the fourth node have a second from here on, which its next process and those of the others know.
     cluster.write(&[web(&cluster, &[0, 1, 2, 3])]);
     wait_for_servers(&cluster, &["n1", "n2", "n3", "n4"]);
-    for node in 0..4 {
-        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
-        assert_alive(&mut connections, &format!("n{} is dead", node + 1));
-        cluster.start(node, &[]);
-        cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
-        assert_alive(&mut connections, &format!("n{} is back", node + 1));
+    restart_each(&mut cluster, &[], &mut connections);
+}
+
+/// Kills the proxy of each node, and starts it again with more arguments.
+#[track_caller]
+fn restart_each(cluster: &mut IngressCluster, arguments: &[&str], connections: &mut [EchoConnection]) {
+    for node in 0..cluster.nodes.len() {
+        cluster.kill(node);
+        assert_alive(connections, &format!("n{} is dead", node + 1));
+        cluster.start(node, arguments);
+        cluster.agent(node).wait_until_applied(TIMEOUT).unwrap();
+        assert_alive(connections, &format!("n{} is back with {arguments:?}", node + 1));
     }
 }
 
@@ -144,12 +148,7 @@ fn connections_survive_the_beginning_and_the_end_of_forwarding() {
     cluster.write(&[translated_web(&cluster, &[0, 1, 2])]);
     wait_until_translated(&cluster);
     for flag in ["dsr", "nat"] {
-        for node in 0..4 {
-            cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
-            cluster.start(node, &["--external-forwarding", flag]);
-            cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
-            assert_alive(&mut connections, &format!("n{} has the flag {flag}", node + 1));
-        }
+        restart_each(&mut cluster, &["--external-forwarding", flag], &mut connections);
         if flag == "dsr" {
             wait_until_forwarded(&cluster, &FIRST_THREE);
         } else {

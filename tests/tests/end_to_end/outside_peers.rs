@@ -14,10 +14,11 @@ use tests::{EchoConnection, IngressCluster, OUTSIDE_CLIENTS, TIMEOUT, eventually
 
 use crate::outside::{NETWORKS, connect, frontends, is_taken, seen, web};
 
-/// A cluster of three nodes with endpoints on each; no proxy runs.
+/// A cluster of three nodes with endpoints on each, whose router sends everything to the first one; no proxy runs.
 pub(crate) fn cluster_or_skip() -> Option<IngressCluster> {
     let cluster = IngressCluster::or_skip(3)?;
     cluster.write(&[web(&cluster, &[0, 1, 2])]);
+    cluster.set_next_hops(NETWORKS, &[0]);
     Some(cluster)
 }
 
@@ -43,11 +44,9 @@ pub(crate) fn wait_for(cluster: &IngressCluster, names: &[&str], own_address: bo
 #[test]
 fn packets_are_translated_until_every_node_can_unwrap_them() {
     let Some(mut cluster) = cluster_or_skip() else { return };
-    cluster.set_next_hops(NETWORKS, &[0]);
     cluster.start(0, &[]);
     cluster.start(1, &[]);
-    let log = "nodes do not answer probes";
-    cluster.nodes[0].agent.as_mut().unwrap().wait_until_logged(TIMEOUT, log).unwrap();
+    cluster.agent(0).wait_until_logged(TIMEOUT, "nodes do not answer probes").unwrap();
     wait_for(&cluster, &["n1", "n2", "n3"], false);
     let translated = {
         let _outside = cluster.clients[0].enter().unwrap();
@@ -82,7 +81,6 @@ fn connect_and_reset(cluster: &IngressCluster) {
 #[test]
 fn a_connection_from_the_port_of_a_translated_one_goes_to_its_node_while_forwarding_begins() {
     let Some(mut cluster) = cluster_or_skip() else { return };
-    cluster.set_next_hops(NETWORKS, &[0]);
     // The connections of the test are known as long as it takes.
     let keep = || fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "600");
     cluster.nodes[0].netns.run(keep).unwrap();
@@ -108,17 +106,14 @@ fn a_connection_from_the_port_of_a_translated_one_goes_to_its_node_while_forward
 fn a_node_that_does_not_answer_gets_no_connections() {
     let Some(mut cluster) = cluster_or_skip() else { return };
     cluster.set_next_hops(NETWORKS, &[0, 1]);
-    for node in 0..3 {
-        cluster.start(node, &[]);
-    }
+    cluster.start_all();
     wait_for(&cluster, &["n1", "n2", "n3"], true);
     // Without a proxy the programs answer.
-    cluster.nodes[2].agent.take().unwrap().kill9().unwrap();
+    cluster.kill(2);
     cluster.plug(2, false);
     wait_for(&cluster, &["n1", "n2"], true);
     for node in 0..2 {
-        let agent = cluster.nodes[node].agent.as_mut().unwrap();
-        agent.wait_until_logged(TIMEOUT, "nodes do not answer any more").unwrap();
+        cluster.agent(node).wait_until_logged(TIMEOUT, "nodes do not answer any more").unwrap();
     }
     cluster.plug(2, true);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
@@ -127,17 +122,14 @@ fn a_node_that_does_not_answer_gets_no_connections() {
 #[test]
 fn pods_and_programs_of_nodes_cannot_send_wrapped_packets() {
     let Some(mut cluster) = cluster_or_skip() else { return };
-    cluster.set_next_hops(NETWORKS, &[0]);
-    for node in 0..3 {
-        cluster.start(node, &[]);
-    }
+    cluster.start_all();
     wait_for(&cluster, &["n1", "n2", "n3"], true);
     let last = &cluster.nodes[2];
     assert!(!is_taken(&cluster, &last.netns), "of a program of a node");
     assert!(!is_taken(&cluster, &last.pods), "of a pod");
     assert!(!is_taken(&cluster, &cluster.clients[0]), "of a host that is no node");
     // What protects is the program at the sender's uplink: without it the packet of a node is taken.
-    cluster.nodes[2].agent.take().unwrap().kill9().unwrap();
+    cluster.kill(2);
     cluster.cleanup(2);
     assert!(is_taken(&cluster, &cluster.nodes[2].netns), "the packet is a good one");
 }

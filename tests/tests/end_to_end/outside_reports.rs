@@ -32,8 +32,8 @@ fn cluster_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressClu
 /// The same once it forwards.
 fn forwarding_or_skip(service: fn(&IngressCluster) -> Service) -> Option<IngressCluster> {
     let mut cluster = cluster_or_skip(service)?;
-    for node in &mut cluster.nodes {
-        node.agent.as_mut().unwrap().wait_until_logged(TIMEOUT, FORWARDED).unwrap();
+    for node in 0..cluster.nodes.len() {
+        cluster.agent(node).wait_until_logged(TIMEOUT, FORWARDED).unwrap();
     }
     wait_until_forwarded(&cluster, &FIRST_THREE[..2]);
     Some(cluster)
@@ -154,7 +154,7 @@ fn explain_says_what_the_row_of_a_client_depends_on() {
     let address = format!("{client}:40000");
     let named = explain(&cluster, 0, &address, FRONTENDS[0]);
     let mut cluster = cluster;
-    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    cluster.kill(0);
     let output = cli(&cluster, 0, &["explain", "--output=json", "outside", &address, FRONTENDS[0]]);
     assert_eq!(output.code, Some(1), "the reasons are unknown");
     let unnamed: Value = serde_json::from_str(&output.stdout).unwrap();
@@ -329,7 +329,7 @@ fn an_uplink_without_programs_is_reported() {
         return skip("the test takes links to interfaces away, which need Linux 6.6");
     }
     let Some(mut cluster) = forwarding_or_skip(|it| web(it, &[0, 1])) else { return };
-    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    cluster.kill(0);
     let node = &cluster.nodes[0];
     let remove = |prefix: &str| node.links(prefix).iter().for_each(|it| fs::remove_file(it).unwrap());
     remove("ingress_");

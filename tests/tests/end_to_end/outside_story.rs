@@ -141,10 +141,10 @@ impl Story {
     /// Each proxy is killed, and started again from another binary.
     fn replace_proxies(&mut self, build: Build) {
         for node in 0..self.cluster.nodes.len() {
-            self.cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+            self.cluster.kill(node);
             self.assert_alive(&format!("n{} is dead", node + 1));
             self.cluster.start_binary(&build.binary(), node, &[]);
-            self.cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+            self.cluster.agent(node).wait_until_applied(TIMEOUT).unwrap();
             self.assert_alive(&format!("n{} runs {build:?}", node + 1));
         }
     }

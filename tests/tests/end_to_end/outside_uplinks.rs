@@ -51,13 +51,11 @@ fn filters_forward_packets_and_leave_those_of_others() {
     assert_eq!(explained["kernel"]["forwarding"]["uplinks"], serde_json::json!(["eth0"]), "{explained}");
     // Filters outlive the proxy, and another one takes them over.
     cluster.set_next_hops(NETWORKS, &[2]);
-    for node in 0..3 {
-        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
-    }
+    (0..3).for_each(|it| cluster.kill(it));
     connections.iter_mut().for_each(|it| it.ping().unwrap());
     for node in 0..3 {
         cluster.start_with(&Build::Failpoints.binary(), node, with_filters);
-        cluster.nodes[node].agent.as_mut().unwrap().wait_until_applied(TIMEOUT).unwrap();
+        cluster.agent(node).wait_until_applied(TIMEOUT).unwrap();
     }
     cluster.set_next_hops(NETWORKS, &[0, 1, 2]);
     connections.iter_mut().for_each(|it| it.ping().unwrap());
@@ -70,7 +68,7 @@ fn filters_forward_packets_and_leave_those_of_others() {
         );
     }
     for node in 0..3 {
-        cluster.nodes[node].agent.take().unwrap().kill9().unwrap();
+        cluster.kill(node);
         cluster.cleanup(node);
     }
     assert!(!tc(&cluster.nodes[0].netns, "qdisc show dev eth0").contains("clsact"), "it was ours");
@@ -110,17 +108,16 @@ fn the_driver_forwards_packets() {
         netns.run(|| run(Command::new("ethtool").args(words.split(' ')))).success();
     };
     ethtool(&cluster.clients[0], "-K eth0 tx off");
-    cluster.set_next_hops(NETWORKS, &[0]);
     cluster.start(0, &["--external-forwarding-xdp=true"]);
     cluster.start(1, &[]);
     cluster.start(2, &[]);
-    let agent = cluster.nodes[0].agent.as_mut().unwrap();
-    agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver").unwrap();
+    let log = "packets from outside are forwarded in the driver";
+    cluster.agent(0).wait_until_logged(TIMEOUT, log).unwrap();
     let _peer = at_the_other_end(&cluster);
     wait_for(&cluster, &["n1", "n2", "n3"], true);
     cluster.wait_until_settled();
     // Without the other program, only the one in the driver can forward.
-    cluster.nodes[0].agent.take().unwrap().kill9().unwrap();
+    cluster.kill(0);
     detach_ingress(&cluster, 0);
     let of_others = |it: &IngressCluster| {
         let forwarded = servers(it).into_iter().filter(|(name, is_own)| name != "n1" && *is_own);
