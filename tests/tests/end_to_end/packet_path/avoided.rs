@@ -81,7 +81,7 @@ fn packets_do_not_avoid_what_a_pod_cannot_reach() {
         let series = "kube_proxy_ebpf_endpoint_ejected{namespace=\"default\",service=\"web-1\",port=\"tcp\"}";
         cluster.n1.run(|| http::metric(series)) == Some(1.0)
     };
-    let RunningCluster { cluster, agent } = &mut it;
+    let RunningCluster { cluster, agent, .. } = &mut it;
     let result = agent.wait_until(TIMEOUT, || {
         let _inside = cluster.sandbox().enter().unwrap();
         // Refused or not.

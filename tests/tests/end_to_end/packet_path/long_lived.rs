@@ -113,16 +113,13 @@ impl Drop for SteadyFlow {
 #[test]
 fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() {
     let web = external("web", 1).endpoint("p1", &P1);
-    for backend in BACKENDS {
-        let other = external("other", 2).endpoint("p2", &P2);
-        let Some(mut it) = RunningCluster::or_skip(backend, slice::from_ref(&other), &[]) else {
-            return;
-        };
+    let other = external("other", 2).endpoint("p2", &P2);
+    RunningCluster::each(slice::from_ref(&other), &[], |mut it| {
         // A Service comes to addresses to which a flow sends already.
         let flows: Vec<_> =
             external_frontends(1).into_iter().map(|address| SteadyFlow::start(&it.client, address)).collect();
         thread::sleep(scaled(Duration::from_millis(100)));
-        it.apply(&[web.clone(), other]);
+        it.apply(&[web.clone(), other.clone()]);
         for flow in &flows {
             assert!(eventually(TIMEOUT, || flow.replies() > 0), "a flow stays dead: {}", it.agent.log());
         }
@@ -135,7 +132,7 @@ fn a_udp_flow_that_began_before_its_address_was_served_is_answered_once_it_is() 
         it.agent.signal(Signal::SIGCONT).unwrap();
         assert!(is_refused, "the address is served though the proxy does not know it");
         assert!(eventually(TIMEOUT, || flow.replies() > 0), "the flow stays dead: {}", it.agent.log());
-    }
+    });
 }
 
 #[test]
@@ -156,7 +153,7 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
         &["chain", "ip", "kube-proxy-ebpf", "prerouting", "{ policy drop; }"],
         &["add", "table", "ip", "kube-proxy-ebpf", "{ flags dormant; }"],
     ];
-    let RunningCluster { mut agent, cluster } = it;
+    let RunningCluster { mut agent, cluster, .. } = it;
     let it = &cluster;
     for (n, change) in changes.into_iter().enumerate() {
         if kernel_at_least(6, 9) {
@@ -194,9 +191,7 @@ fn foreign_changes_to_our_tables_are_repaired_and_other_tables_are_not_touched()
 #[test]
 fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead() {
     let Some(_nft) = program_or_skip("nft") else { return };
-    for backend in BACKENDS {
-        let web = on_both_nodes(external("web", 1));
-        let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
+    RunningCluster::each(&[on_both_nodes(external("web", 1))], &[], |it| {
         let frontends = external_frontends(1);
         let connect = |address: &SocketAddr| it.client.run(|| EchoConnection::connect(*address).unwrap());
         let mut connections: Vec<_> = frontends.iter().cycle().take(20).map(connect).collect();
@@ -224,7 +219,7 @@ fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead()
         if kernel_at_least(6, 9) {
             assert_eq!(it.agent.count_logged("were changed externally"), 0, "{}", it.agent.log());
         }
-    }
+    });
 }
 
 #[test]
@@ -248,11 +243,9 @@ fn a_table_of_another_version_is_replaced() {
 
 #[test]
 fn a_restart_keeps_correct_tables_and_no_connection_fails() {
-    for backend in BACKENDS {
-        let web = on_both_nodes(external("web", 1));
-        let services = [web.clone()];
-        let Some(it) = RunningCluster::or_skip(backend, &services, &[]) else { return };
-        let RunningCluster { cluster, agent } = it;
+    let web = || on_both_nodes(external("web", 1));
+    RunningCluster::each(&[web()], &[], |it| {
+        let RunningCluster { backend, cluster, agent, .. } = it;
         let load = start_load(&cluster, Transport::Tcp, at(load_balancer_ips(1)[0], 80), 2, 1);
         let load_continues = || assert!(load.wait_for_new_connects(TIMEOUT));
         load_continues();
@@ -262,14 +255,14 @@ fn a_restart_keeps_correct_tables_and_no_connection_fails() {
         load_continues();
         agent.kill9().unwrap();
         // The state changes before the next start.
-        cluster.write(&[web.endpoint("p2", &P2)]);
+        cluster.write(&[web().endpoint("p2", &P2)]);
         let mut agent = cluster.start(&cluster.command(backend));
         let has_p2 =
             |cluster: &TestCluster| dump(cluster).iter().any(|it| it.ends_with("-> 10.244.1.11:8080"));
         agent.wait_until(TIMEOUT, || has_p2(&cluster)).unwrap();
         load_continues();
         load.stop_without_failure(0);
-    }
+    });
 }
 
 #[test]

@@ -24,7 +24,9 @@ use std::{
 
 use tests::{
     Agent, AgentCommand, ConnectLoad, NetNs, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket,
-    eventually, http, manifest, run, scaled,
+    eventually, http, manifest, run,
+    sandbox::CgroupGuard,
+    scaled,
     test_cluster::{CLIENT, N1, N2, P1, P2, P3, Reply, TARGET},
 };
 
@@ -138,7 +140,10 @@ fn check_refused(from: &NetNs, address: SocketAddr) {
 
 /// A cluster with a proxy on n1.
 struct RunningCluster {
+    backend: &'static str,
     agent: Agent,
+    /// While the sockets of this process are those of pods and nodes with the proxy.
+    _inside: Option<CgroupGuard>,
     cluster: TestCluster,
 }
 
@@ -152,12 +157,12 @@ impl Deref for RunningCluster {
 
 impl RunningCluster {
     /// Starts a proxy and waits until exactly these Services are active; `None` if the current test is skipped.
-    fn or_skip(backend: &str, services: &[Service], arguments: &[&str]) -> Option<Self> {
+    fn or_skip(backend: &'static str, services: &[Service], arguments: &[&str]) -> Option<Self> {
         Self::with(backend, services, |it| it.args(arguments))
     }
 
     fn with(
-        backend: &str,
+        backend: &'static str,
         services: &[Service],
         command: impl FnOnce(AgentCommand) -> AgentCommand,
     ) -> Option<Self> {
@@ -165,15 +170,24 @@ impl RunningCluster {
         cluster.write(services);
         let mut agent = cluster.start(&command(cluster.command(backend)));
         agent.wait_until(TIMEOUT, || is_active(&cluster, services)).unwrap();
-        Some(Self { cluster, agent })
+        Some(Self { backend, agent, _inside: None, cluster })
     }
 
+    /// Runs a test with each backend.
     fn each(services: &[Service], arguments: &[&str], test: impl Fn(Self)) {
         for backend in BACKENDS {
             let Some(cluster) = Self::or_skip(backend, services, arguments) else { return };
             eprintln!("with --backend={backend}");
             test(cluster);
         }
+    }
+
+    /// From now on the sockets of this process are those of pods and nodes with the proxy.
+    fn enter(mut self) -> Self {
+        // Sockets leave nothing to packets before they are known to serve.
+        assert!(eventually(TIMEOUT, || is_ready(&self)));
+        self._inside = Some(self.sandbox().enter().unwrap());
+        self
     }
 
     /// The cluster after its proxy was killed.

@@ -31,8 +31,7 @@ fn the_packet_path_needs_one_capability() {
 #[test]
 fn connections_from_outside_are_counted() {
     let services = [on_both_nodes(external("web", 1)), external("empty", 2)];
-    for backend in ["ebpf", "nft"] {
-        let Some(it) = RunningCluster::or_skip(backend, &services, &[]) else { return };
+    RunningCluster::each(&services, &[], |it| {
         let counted = || {
             let page = it.n1.run(|| http::metrics("/metrics").unwrap().body);
             let own = page.lines().filter(|it| it.starts_with("kube_proxy_ebpf_external_connections_total{"));
@@ -60,7 +59,7 @@ fn connections_from_outside_are_counted() {
             server(&it.pods[0], frontend);
         }
         assert_eq!(counted(), ["tcp", "udp"].map(line));
-    }
+    });
 }
 
 /// Sends a request from n1 in the sandbox's cgroup, so that it takes the socket path.

@@ -14,29 +14,31 @@ use nix::{
 use socket2::{Domain, Socket, Type};
 use tests::{
     EchoServer, NetNs, REQUEST_TIMEOUT, Service, TIMEOUT, TestCluster, Transport, connected_udp_socket,
-    eventually, exchange, exchange_connected, kernel_at_least, manifest, metric, sandbox::CgroupGuard,
-    scaled, skip,
+    eventually, exchange, exchange_connected, kernel_at_least, manifest, metric, scaled, skip,
 };
 
 use super::*;
 use crate::pod_annotations;
 
-/// A cluster whose sockets from now on are those of pods and nodes with the proxy.
-fn cluster_or_skip(
-    backend: &str,
-    services: &[Service],
-    arguments: &[&str],
-) -> Option<(CgroupGuard, RunningCluster)> {
-    let it = RunningCluster::or_skip(backend, services, arguments)?;
-    // Sockets leave nothing to packets before they are known to serve.
-    assert!(eventually(TIMEOUT, || is_ready(&it)));
-    Some((it.sandbox().enter().unwrap(), it))
+/// Runs a test with each backend and with sockets of pods and nodes with the proxy.
+fn each(services: &[Service], arguments: &[&str], test: impl Fn(RunningCluster)) {
+    RunningCluster::each(services, arguments, |it| test(it.enter()));
+}
+
+fn cluster_or_skip(services: &[Service], arguments: &[&str]) -> Option<RunningCluster> {
+    Some(RunningCluster::or_skip("ebpf", services, arguments)?.enter())
+}
+
+/// The counter `kube_proxy_ebpf_SERIES` of a port of `default/NAME`, which is named after its protocol.
+fn counter(it: &RunningCluster, series: &str, name: &str, port: &str) -> Option<f64> {
+    let protocol = port.to_uppercase();
+    let labels = format!(r#"namespace="default",service="{name}",port="{port}",protocol="{protocol}""#);
+    it.n1.run(|| metric(&format!("kube_proxy_ebpf_{series}{{{labels}}}")))
 }
 
 /// How many calls to `default/NAME` were left to packets.
-fn left(it: &RunningCluster, name: &str, port: &str, protocol: &str) -> Option<f64> {
-    let labels = format!(r#"namespace="default",service="{name}",port="{port}",protocol="{protocol}""#);
-    it.n1.run(|| metric(&format!("kube_proxy_ebpf_left_to_packets_total{{{labels}}}")))
+fn left(it: &RunningCluster, name: &str, port: &str) -> Option<f64> {
+    counter(it, "left_to_packets_total", name, port)
 }
 
 fn bound(transport: Type, address: SocketAddr) -> Socket {
@@ -86,8 +88,7 @@ fn an_answer_is_no_request_to_a_service_whatever_the_clients_port() {
     let web = internal("web", 1).endpoint_on("n2", "p3", &P3);
     let sip = Service::new("sip", &cluster_ips(2)).port("", "UDP", SIP, TARGET).load_balancer_ips(&N2);
     let services = [web, sip.endpoint_on("n2", "p3", &P3)];
-    for backend in BACKENDS {
-        let Some((_guard, it)) = cluster_or_skip(backend, &services, &[]) else { return };
+    each(&services, &[], |it| {
         for (server, client) in P1.into_iter().zip(N2) {
             for (port, by) in [NODE_PORT + 1, SIP]
                 .into_iter()
@@ -97,7 +98,7 @@ fn an_answer_is_no_request_to_a_service_whatever_the_clients_port() {
                 for server in [5555, port].map(|it| at(server, it)) {
                     let client = at(client, port);
                     let is_answered = is_answered((&it.pods[0], server), (&it.n2, client), by);
-                    assert!(is_answered, "{backend}: {client} is not answered by {by:?} of {server}");
+                    assert!(is_answered, "{client} is not answered by {by:?} of {server}");
                 }
             }
         }
@@ -105,16 +106,15 @@ fn an_answer_is_no_request_to_a_service_whatever_the_clients_port() {
         for (n2, p1) in N2.into_iter().zip(P1) {
             let client = it.pods[0].run(|| udp(at(p1, 5556)));
             let (name, from) = exchange(&client, at(n2, SIP)).unwrap();
-            assert!(name.starts_with("p3 ") && from == at(n2, SIP), "{backend}: {name} at {from}");
+            assert!(name.starts_with("p3 ") && from == at(n2, SIP), "{name} at {from}");
         }
-    }
+    });
 }
 
 #[test]
 fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_some() {
     let empty = [internal("empty", 1)];
-    for backend in BACKENDS {
-        let Some((_guard, mut it)) = cluster_or_skip(backend, &empty, &[]) else { return };
+    each(&empty, &[], |mut it| {
         let sockets = internal_frontends(1).map(|frontend| {
             let [connected, unconnected] =
                 [(); 2].map(|()| it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap()));
@@ -122,7 +122,7 @@ fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_som
             connected.send(b"who?").unwrap();
             // The refusal is a packet, and comes a moment later.
             let error = connected.recv(&mut [0; 16]).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{backend}: {frontend}");
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{frontend}");
             for _ in 0..10 {
                 unconnected.send_to(b"who?", frontend).unwrap();
             }
@@ -135,19 +135,14 @@ fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_som
                 name = exchange_connected(&connected).ok();
                 name.is_some()
             };
-            assert!(eventually(TIMEOUT, arrives), "{backend}: {frontend}");
+            assert!(eventually(TIMEOUT, arrives), "{frontend}");
             assert!(name.unwrap().starts_with("p3 "));
-            assert!(
-                eventually(TIMEOUT, || exchange(&unconnected, frontend).is_ok()),
-                "{backend}: {frontend}"
-            );
+            assert!(eventually(TIMEOUT, || exchange(&unconnected, frontend).is_ok()), "{frontend}");
         }
-        if backend == "ebpf" {
-            let labels = r#"namespace="default",service="empty",port="udp",protocol="UDP""#;
-            let refused = format!("kube_proxy_ebpf_no_backend_total{{{labels}}}");
-            assert!(it.n1.run(|| metric(&refused)) >= Some(22.0));
+        if it.backend == "ebpf" {
+            assert!(counter(&it, "no_backend_total", "empty", "udp") >= Some(22.0));
         }
-    }
+    });
 }
 
 sockopt_impl!(
@@ -171,8 +166,7 @@ fn set_unicast_interface(socket: &UdpSocket, interface: &str) {
 #[test]
 fn a_socket_with_an_interface_of_its_own_reaches_a_service_that_is_elsewhere() {
     let web = internal("web", 1).endpoint("p1", &P1);
-    for backend in BACKENDS {
-        let Some((_guard, it)) = cluster_or_skip(backend, std::slice::from_ref(&web), &[]) else { return };
+    each(&[web], &[], |it| {
         for frontend in internal_frontends(1) {
             for connects in [false, true] {
                 // The endpoint is behind another interface.
@@ -186,7 +180,7 @@ fn a_socket_with_an_interface_of_its_own_reaches_a_service_that_is_elsewhere() {
                         exchange(&socket, frontend).map(|it| it.0)
                     }
                 });
-                assert!(reply.unwrap().starts_with("p1 "), "{backend}: {frontend}");
+                assert!(reply.unwrap().starts_with("p1 "), "{frontend}");
             }
             // A pod's device is the way to everything.
             it.pods[1].run(|| {
@@ -195,18 +189,17 @@ fn a_socket_with_an_interface_of_its_own_reaches_a_service_that_is_elsewhere() {
                 socket.connect(&frontend.into()).unwrap();
             });
         }
-        if backend == "ebpf" {
-            assert_eq!(left(&it, "web", "udp", "UDP"), Some(4.0));
-            assert_eq!(left(&it, "web", "tcp", "TCP"), Some(2.0));
+        if it.backend == "ebpf" {
+            assert_eq!(left(&it, "web", "udp"), Some(4.0));
+            assert_eq!(left(&it, "web", "tcp"), Some(2.0));
         }
-    }
+    });
 }
 
 #[test]
 fn two_services_with_one_endpoint_can_be_reached_from_one_port() {
     let services = [1, 2].map(|n| internal(&format!("web-{n}"), n).endpoint_on("n2", "p3", &P3));
-    for backend in BACKENDS {
-        let Some((_guard, it)) = cluster_or_skip(backend, &services, &[]) else { return };
+    each(&services, &[], |it| {
         for (family, p1) in P1.into_iter().enumerate() {
             let connect = |n: u8, port: u16| {
                 it.pods[0].run(|| {
@@ -219,10 +212,10 @@ fn two_services_with_one_endpoint_can_be_reached_from_one_port() {
             // A port that the kernel has chosen belongs to no other socket: such a socket is redirected.
             drop(connect(1, 0).unwrap());
         }
-        if backend == "ebpf" {
-            assert_eq!(left(&it, "web-1", "tcp", "TCP"), Some(2.0));
+        if it.backend == "ebpf" {
+            assert_eq!(left(&it, "web-1", "tcp"), Some(2.0));
         }
-    }
+    });
 }
 
 #[test]
@@ -231,9 +224,7 @@ fn a_socket_at_an_address_that_endpoints_cannot_answer_reaches_them() {
         return;
     }
     let web = [on_both_nodes(internal("web", 1))];
-    for backend in BACKENDS {
-        let arguments = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
-        let Some((_guard, it)) = cluster_or_skip(backend, &web, &arguments) else { return };
+    each(&web, &["--cluster-cidr=10.244.0.0/16,fd00:244::/32"], |it| {
         let bridge: [IpAddr; 2] = ["172.17.0.1", "fd00:17::1"].map(|it| it.parse().unwrap());
         it.n1.ip(&["link", "add", "docker0", "type", "bridge"]).unwrap();
         it.n1.ip(&["link", "set", "docker0", "up"]).unwrap();
@@ -242,7 +233,7 @@ fn a_socket_at_an_address_that_endpoints_cannot_answer_reaches_them() {
         }
         let is_known = || {
             let output = it.n1.run(|| run(&mut it.cli("dump"))).stdout;
-            backend == "nft" || output.contains("node-address 172.17.0.1 interface")
+            it.backend == "nft" || output.contains("node-address 172.17.0.1 interface")
         };
         assert!(eventually(TIMEOUT, is_known), "the agent follows addresses");
         for (family, frontend) in internal_frontends(1).into_iter().enumerate() {
@@ -250,17 +241,17 @@ fn a_socket_at_an_address_that_endpoints_cannot_answer_reaches_them() {
                 for _ in 0..10 {
                     bound(Type::STREAM, at(bridge[family], 0)).connect(&frontend.into()).unwrap();
                     let socket = udp(at(bridge[family], 0));
-                    assert_eq!(exchange(&socket, frontend).unwrap().1, frontend, "{backend}");
+                    assert_eq!(exchange(&socket, frontend).unwrap().1, frontend);
                     // The node's own address is known to all, and its sockets are redirected.
                     bound(Type::STREAM, at(N1[family], 0)).connect(&frontend.into()).unwrap();
                 }
             });
         }
-        if backend == "ebpf" {
-            assert_eq!(left(&it, "web", "tcp", "TCP"), Some(20.0));
-            assert_eq!(left(&it, "web", "udp", "UDP"), Some(20.0));
+        if it.backend == "ebpf" {
+            assert_eq!(left(&it, "web", "tcp"), Some(20.0));
+            assert_eq!(left(&it, "web", "udp"), Some(20.0));
         }
-    }
+    });
 }
 
 /// Before 5.14 user space cannot ask for the cookie of its network namespace: the initial one counts as the node's.
@@ -280,7 +271,7 @@ fn a_client_bound_to_loopback_is_refused_at_a_node_port_on_loopback() {
         return;
     }
     let web = internal("web", 1).endpoint("p1", &P1);
-    let Some((_guard, it)) = cluster_or_skip("ebpf", std::slice::from_ref(&web), &[]) else { return };
+    let Some(it) = cluster_or_skip(&[web], &[]) else { return };
     for loopback in ["127.0.0.1", "::1"].map(|it| it.parse::<IpAddr>().unwrap()) {
         let node_port = at(loopback, NODE_PORT + 1);
         let connect =
@@ -312,25 +303,23 @@ fn wait_for_p3(socket: &UdpSocket, what: &str) {
 #[test]
 fn a_connected_udp_socket_outlives_its_endpoint_where_udp_is_left_to_packets() {
     let web = || internal("web", 1).annotation("kube-proxy-ebpf.io/udp", "packets");
-    for backend in BACKENDS {
-        let services = [web().endpoint("p2", &P2)];
-        let Some((_guard, mut it)) = cluster_or_skip(backend, &services, &[]) else { return };
+    each(&[web().endpoint("p2", &P2)], &[], |mut it| {
         let sockets = internal_frontends(1).map(|frontend| {
             let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
-            assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{backend}: {frontend}");
+            assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{frontend}");
             // TCP is redirected as ever.
             it.pods[0].run(|| TcpStream::connect(frontend)).unwrap();
             (frontend, socket)
         });
         it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
         for (frontend, socket) in sockets {
-            wait_for_p3(&socket, &format!("{backend}: {frontend}"));
+            wait_for_p3(&socket, &frontend.to_string());
         }
-        if backend == "ebpf" {
-            assert_eq!(left(&it, "web", "udp", "UDP"), Some(2.0));
-            assert_eq!(left(&it, "web", "tcp", "TCP").unwrap_or_default(), 0.0);
+        if it.backend == "ebpf" {
+            assert_eq!(left(&it, "web", "udp"), Some(2.0));
+            assert_eq!(left(&it, "web", "tcp").unwrap_or_default(), 0.0);
         }
-    }
+    });
 }
 
 #[test]
@@ -338,26 +327,21 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
     let web = || internal("web", 1);
     for (socket_lb, redirected) in [("off", 0.0), ("tcp-only", 2.0)] {
         let (services, flag) = ([web().endpoint("p2", &P2)], [pod_annotations::FLAG]);
-        let Some((_guard, mut it)) = cluster_or_skip("ebpf", &services, &flag) else { return };
+        let Some(mut it) = cluster_or_skip(&services, &flag) else { return };
         let _kubelets = pod_annotations::kubelets(it.sandbox());
         let cgroup = pod_annotations::cgroup_of(it.sandbox(), 1);
         manifest::write_atomically(&it.manifests().join("pods.yaml"), &pod_annotations::pod(1, socket_lb))
             .unwrap();
         it.agent.wait_until_logged(TIMEOUT, "sockets left to packets pod=default/pod-1").unwrap();
         cgroup.enter();
-        let connections = |port: &str, protocol: &str| {
-            let labels =
-                format!("namespace=\"default\",service=\"web\",port=\"{port}\",protocol=\"{protocol}\"");
-            let name = format!("kube_proxy_ebpf_connections_total{{{labels}}}");
-            it.n1.run(|| metric(&name)).unwrap_or_default()
-        };
+        let connections = |port: &str| counter(&it, "connections_total", "web", port).unwrap_or_default();
         let sockets = internal_frontends(1).map(|frontend| {
             let socket = it.pods[0].run(|| connected_udp_socket(frontend).unwrap());
             assert!(exchange_connected(&socket).unwrap().starts_with("p2 "), "{socket_lb}: {frontend}");
             assert_eq!(server(&it.pods[0], frontend), "p2");
             (frontend, socket)
         });
-        assert_eq!((connections("tcp", "TCP"), connections("udp", "UDP")), (redirected, 0.0), "{socket_lb}");
+        assert_eq!((connections("tcp"), connections("udp")), (redirected, 0.0), "{socket_lb}");
         it.apply(&[web().endpoint_on("n2", "p3", &P3)]);
         for (frontend, socket) in sockets {
             wait_for_p3(&socket, &format!("{socket_lb}: {frontend}"));
@@ -415,7 +399,7 @@ fn a_datagram_without_room_is_left_to_packets() {
         (1..=MANY).map(|n| internal(&format!("web-{n}"), n).endpoint_on("n2", "p3", &P3)).collect();
     // Little room, and connections that take more of it than they get.
     let arguments = ["--udp-addresses=64", "--socket-slots=8"];
-    let Some((_guard, it)) = cluster_or_skip("ebpf", &services, &arguments) else { return };
+    let Some(it) = cluster_or_skip(&services, &arguments) else { return };
     let connections: Vec<_> =
         (0..200).map(|_| it.pods[0].run(|| TcpStream::connect(internal_frontends(1)[0]).unwrap())).collect();
     let shows_service = |stream: &TcpStream| stream.peer_addr().unwrap() == internal_frontends(1)[0];
@@ -432,5 +416,5 @@ fn a_datagram_without_room_is_left_to_packets() {
         let [frontend, _] = internal_frontends(n);
         assert_eq!(exchange(&socket, frontend).unwrap().1, frontend);
     }
-    assert!(left(&it, "web-30", "udp", "UDP") > Some(0.0));
+    assert!(left(&it, "web-30", "udp") > Some(0.0));
 }

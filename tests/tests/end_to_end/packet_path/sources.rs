@@ -38,15 +38,13 @@ fn every_detect_local_mode_keeps_the_sources_of_pods() {
 #[test]
 fn masquerade_all_changes_every_source() {
     let web = internal("web", 1).endpoint_on("n2", "p3", &P3);
-    for backend in BACKENDS {
-        let services = std::slice::from_ref(&web);
-        let Some(it) = RunningCluster::or_skip(backend, services, &["--masquerade-all"]) else { return };
+    RunningCluster::each(&[web], &["--masquerade-all"], |it| {
         for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
             check(&it.pods[0], frontend, &[("p3", N1[index])]);
         }
         let reported = it.agent.log().contains("--masquerade-all has no effect on sockets");
-        assert_eq!(reported, backend == "ebpf", "{backend}");
-    }
+        assert_eq!(reported, it.backend == "ebpf");
+    });
 }
 
 #[test]
@@ -60,7 +58,7 @@ fn the_masquerade_mark_is_configurable() {
     nft(&it, &["add", "chain", "ip", "theirs", "first", hook]);
     nft(&it, &["add", "rule", "ip", "theirs", "first", "meta", "mark", "set", "0x4000"]);
     check(&it.client, at(load_balancer_ips(1)[0], 80), &[("p1", CLIENT[0])]);
-    let RunningCluster { agent, cluster } = it;
+    let RunningCluster { agent, cluster, .. } = it;
     agent.terminate().unwrap();
     // With the mark's own bit configured, all packets are masqueraded.
     let _agent = start_ready(&cluster, &cluster.command("nft").arg("--nft-masquerade-bit=14"));

@@ -124,7 +124,7 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
             skip(&format!("{mode:?} does not work on this machine"));
             continue;
         }
-        let RunningCluster { agent, cluster: it } = it;
+        let RunningCluster { agent, cluster: it, .. } = it;
         let frontend = at(load_balancer_ips(1)[0], 80);
         let connect = || it.client.run(|| EchoConnection::connect(frontend).unwrap());
         let mut held = vec![connect()];
@@ -215,7 +215,7 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
             skip(&format!("{mode:?} does not work on this machine"));
             continue;
         }
-        let RunningCluster { agent, cluster: it } = it;
+        let RunningCluster { agent, cluster: it, .. } = it;
         let frontends = load_balancer_ips(1).map(|ip| at(ip, 80));
         let loads = frontends.map(|frontend| start_load(&it, Transport::Tcp, frontend, 1, 1));
         let served_by = |name: &str, what: &str| {
