@@ -17,7 +17,9 @@ const IPTABLES: &str = include_str!("kube_proxy_rules/iptables.txt");
 const NFTABLES: &str = include_str!("kube_proxy_rules/nftables.nft");
 
 /// For each family the programs that restore and save its rules, and whether it is IPv6.
-fn iptables_or_skip(kind: &str) -> Option<[(PathBuf, PathBuf, bool); 2]> {
+type Programs = [(PathBuf, PathBuf, bool); 2];
+
+fn iptables_or_skip(kind: &str) -> Option<Programs> {
     let of = |family: &str, is_ipv6| {
         let [restore, save] = ["restore", "save"].map(|it| program_or_skip(&format!("{family}-{kind}-{it}")));
         Some((restore?, save?, is_ipv6))
@@ -63,6 +65,24 @@ fn saved(netns: &NetNs, program: &Path) -> Vec<String> {
     lines.map(|it| it.split(" [").next().unwrap().to_owned()).collect()
 }
 
+/// A namespace with the rules of others, and those of kube-proxy if there was one.
+fn namespace(programs: &Programs, with_kube_proxy: bool) -> NetNs {
+    let netns = NetNs::new().unwrap();
+    for (restore, _, is_ipv6) in programs {
+        feed(&netns, restore, &[], &iptables(with_kube_proxy, *is_ipv6));
+    }
+    netns
+}
+
+/// Checks that a namespace has the rules of one in which there was never a kube-proxy.
+#[track_caller]
+fn assert_clean(netns: &NetNs, programs: &Programs) {
+    let clean = namespace(programs, false);
+    for (_, save, _) in programs {
+        assert_eq!(saved(netns, save), saved(&clean, save), "{}", save.display());
+    }
+}
+
 fn cleanup(netns: &NetNs, arguments: &[&str]) -> Output {
     let mut command = Command::new(Build::Product.binary());
     command.args(["cleanup", "--kube-proxy"]).args(arguments);
@@ -74,21 +94,14 @@ fn cleanup(netns: &NetNs, arguments: &[&str]) -> Output {
 #[test]
 fn rules_that_a_removed_kube_proxy_left_are_removed() {
     let (Some(nft), Some(programs)) = (program_or_skip("nft"), iptables_or_skip("nft")) else { return };
-    // In the second namespace there was never a kube-proxy.
-    let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
-    for (restore, _, is_ipv6) in &programs {
-        feed(&left, restore, &[], &iptables(true, *is_ipv6));
-        feed(&clean, restore, &[], &iptables(false, *is_ipv6));
-    }
+    let left = namespace(&programs, true);
     feed(&left, &nft, &["-f", "-"], NFTABLES);
     left.ip(&["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"]).unwrap();
 
     let stderr = cleanup(&left, &[]).exits_with(0);
     assert_contains(&stderr, &["removed table kube-proxy (nftables)", "rules that jump there"]);
     assert_contains(&stderr, &["(iptables, nft)", "removed interface kube-ipvs0"]);
-    for (_, save, _) in &programs {
-        assert_eq!(saved(&left, save), saved(&clean, save), "{}", save.display());
-    }
+    assert_clean(&left, &programs);
     let tables = left.run(|| run(Command::new(nft).args(["list", "tables"]))).success();
     let tables: Vec<_> = tables.lines().filter(|it| it.contains("kube-proxy")).collect();
     assert_eq!(tables, ["table ip kube-proxy-of-others", "table inet kube-proxy"]);
@@ -101,11 +114,7 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
 #[test]
 fn rules_of_legacy_iptables_are_removed() {
     let Some(programs) = iptables_or_skip("legacy") else { return };
-    let [left, clean] = [(), ()].map(|()| NetNs::new().unwrap());
-    for (restore, _, is_ipv6) in &programs {
-        feed(&left, restore, &[], &iptables(true, *is_ipv6));
-        feed(&clean, restore, &[], &iptables(false, *is_ipv6));
-    }
+    let left = namespace(&programs, true);
     // Without the programs, what may remain is named.
     let mut command = Command::new(Build::Product.binary());
     command.args(["cleanup", "--kube-proxy"]).env("PATH", "/nowhere");
@@ -115,9 +124,7 @@ fn rules_of_legacy_iptables_are_removed() {
 
     let stderr = cleanup(&left, &[]).exits_with(0);
     assert!(stderr.contains("removed its chains in table filter (ip6tables, legacy)"), "{stderr}");
-    for (_, save, _) in &programs {
-        assert_eq!(saved(&left, save), saved(&clean, save), "{}", save.display());
-    }
+    assert_clean(&left, &programs);
 }
 
 #[test]
