@@ -19,10 +19,7 @@ pub const TARGET_PORT: u16 = 8080;
 
 /// The Service `web`: TCP and UDP at port 80, in both families, with the endpoints `web-N`.
 pub fn web(endpoints: impl IntoIterator<Item = u8>) -> Service {
-    Service::new("web", &WEB)
-        .port("tcp", "TCP", 80, TARGET_PORT)
-        .port("udp", "UDP", 80, TARGET_PORT)
-        .endpoints(endpoints)
+    Service::new("web", &WEB).tcp_and_udp(80, TARGET_PORT).endpoints(endpoints)
 }
 
 /// The Service `web` with IPv4 and TCP only.

@@ -91,6 +91,17 @@ impl Service {
         self
     }
 
+    /// Adds the ports `tcp` and `udp` of one number.
+    pub fn tcp_and_udp(self, port: u16, target: u16) -> Self {
+        self.port("tcp", "TCP", port, target).port("udp", "UDP", port, target)
+    }
+
+    /// Sets the node port of all ports so far.
+    pub fn node_ports(mut self, number: u16) -> Self {
+        self.ports.iter_mut().for_each(|it| it.node_port = Some(number));
+        self
+    }
+
     /// Sets the node port of the port that was added last.
     pub fn node_port(mut self, number: u16) -> Self {
         self.ports.last_mut().expect("a port is added before its node port").node_port = Some(number);

@@ -34,12 +34,7 @@ fn with_nodes_or_skip(nodes: &str, arguments: &[&str]) -> Option<TestNode> {
     }
     node.serve([1]);
     let ips = |n: u8| [IpAddr::from([10, 96, 0, n]), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, u16::from(n)].into()];
-    let web = Service::new("web", &ips(1))
-        .port("tcp", "TCP", 80, 8080)
-        .node_port(PORT)
-        .port("udp", "UDP", 80, 8080)
-        .node_port(PORT)
-        .endpoints([1]);
+    let web = Service::new("web", &ips(1)).tcp_and_udp(80, 8080).node_ports(PORT).endpoints([1]);
     let local = Service::new("local", &ips(2))
         .port("tcp", "TCP", 80, 8080)
         .node_port(LOCAL_PORT)

@@ -37,8 +37,7 @@ pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
 pub(crate) fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
         .load_balancer_ips(&frontends().map(|it| it.ip()))
-        .port("tcp", "TCP", 80, TARGET)
-        .port("udp", "UDP", 80, TARGET);
+        .tcp_and_udp(80, TARGET);
     endpoints.iter().map(|it| &cluster.nodes[*it]).fold(service, |service, node| {
         service.endpoint_on(&node.name(), &format!("pod-{}", node.name()), &node.pod_addresses())
     })

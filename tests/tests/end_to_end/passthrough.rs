@@ -5,18 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
     EchoConnection, EchoServer, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, connected_udp_socket,
-    endpoint, eventually, exchange, exchange_connected, kernel_at_least, request, web_frontends,
+    eventually, exchange, exchange_connected, kernel_at_least, request, web_frontends,
 };
 
 const NODE_PORT: u16 = 30_080;
 
 fn web() -> Service {
-    Service::new("web", &WEB)
-        .port("tcp", "TCP", 80, 8080)
-        .node_port(NODE_PORT)
-        .port("udp", "UDP", 80, 8080)
-        .node_port(NODE_PORT)
-        .endpoint("web-1", &endpoint(1))
+    tests::web([1]).node_ports(NODE_PORT)
 }
 
 struct Connected(UdpSocket, SocketAddr);

@@ -20,9 +20,7 @@ const EMPTY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x66);
 
 /// A Service without endpoints.
 fn empty() -> Service {
-    Service::new("empty", &[EMPTY4.into(), EMPTY6.into()])
-        .port("tcp", "TCP", 80, 8080)
-        .port("udp", "UDP", 80, 8080)
+    Service::new("empty", &[EMPTY4.into(), EMPTY6.into()]).tcp_and_udp(80, 8080)
 }
 
 /// A node that serves `web`, with servers at its endpoints, and `empty`.

@@ -321,10 +321,8 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
             let [high, low] = n.to_be_bytes();
             [[10, 97, high, low].into(), [0xfd00, 0x97, 0, 0, 0, 0, 0, n].into()]
         };
-        let other = |n: u16| {
-            let it = Service::new(&format!("other-{n}"), &ips(n)).port("tcp", "TCP", 80, TARGET);
-            on_both_nodes(it.port("udp", "UDP", 80, TARGET))
-        };
+        let other =
+            |n: u16| on_both_nodes(Service::new(&format!("other-{n}"), &ips(n)).tcp_and_udp(80, TARGET));
         let count = u16::try_from(repetitions(1_500)).unwrap();
         let all: Vec<_> = (1..=count).map(other).chain([web.clone()]).collect();
         let connect = |ip: IpAddr| it.client.run(|| EchoConnection::connect(at(ip, 80))).unwrap();

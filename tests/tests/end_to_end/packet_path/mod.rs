@@ -50,12 +50,7 @@ fn external_ips(n: u8) -> [IpAddr; 2] {
 
 /// A Service over TCP and UDP without endpoints: port 80 at its cluster IPs, and the node port [`NODE_PORT`]` + n`.
 fn internal(name: &str, n: u8) -> Service {
-    let node_port = NODE_PORT + u16::from(n);
-    Service::new(name, &cluster_ips(n))
-        .port("tcp", "TCP", 80, TARGET)
-        .node_port(node_port)
-        .port("udp", "UDP", 80, TARGET)
-        .node_port(node_port)
+    Service::new(name, &cluster_ips(n)).tcp_and_udp(80, TARGET).node_ports(NODE_PORT + u16::from(n))
 }
 
 /// The same with load balancer IPs and external IPs.

@@ -363,16 +363,10 @@ fn start_on_nodes(cluster: &TestCluster, port: u16) -> Vec<EchoServer> {
 fn an_endpoint_that_is_an_address_of_a_service_is_reached_by_one_translation() {
     const PORT: u16 = 8443;
     // External IPs that are node addresses, and a node port as the target port.
-    let edge = Service::new("edge", &cluster_ips(1))
-        .port("tcp", "TCP", PORT, PORT)
-        .port("udp", "UDP", PORT, PORT)
-        .external_ips(&[N1, N2].concat());
+    let edge = Service::new("edge", &cluster_ips(1)).tcp_and_udp(PORT, PORT);
+    let edge = edge.external_ips(&[N1, N2].concat());
     let target = NODE_PORT + 9;
-    let node_port = Service::new("node-port", &cluster_ips(2))
-        .port("tcp", "TCP", PORT, target)
-        .node_port(target)
-        .port("udp", "UDP", PORT, target)
-        .node_port(target);
+    let node_port = Service::new("node-port", &cluster_ips(2)).tcp_and_udp(PORT, target).node_ports(target);
     let services = [edge, node_port].map(|it| it.endpoint("n1", &N1).endpoint_on("n2", "n2", &N2));
     for backend in BACKENDS {
         let Some(cluster) = TestCluster::or_skip() else { return };
