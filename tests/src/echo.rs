@@ -10,12 +10,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::Background;
 
 /// How often a server checks whether it was dropped.
 const POLL_INTERVAL_MS: u16 = 20;
@@ -28,14 +29,13 @@ const POLL_INTERVAL_MS: u16 = 20;
 pub struct EchoServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    _threads: Background,
 }
 
 #[derive(Debug)]
 struct Shared {
     name: String,
     shows_source: bool,
-    stop: AtomicBool,
     connections: AtomicU64,
     datagrams: AtomicU64,
 }
@@ -70,21 +70,14 @@ impl EchoServer {
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             shows_source,
-            stop: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             datagrams: AtomicU64::new(0),
         });
-        let threads = vec![
-            thread::spawn({
-                let shared = Arc::clone(&shared);
-                move || serve_tcp(&shared, &tcp)
-            }),
-            thread::spawn({
-                let shared = Arc::clone(&shared);
-                move || serve_udp(&shared, &udp)
-            }),
-        ];
-        Ok(Self { address, shared, threads })
+        let mut threads = Background::default();
+        let [of_tcp, of_udp] = [(); 2].map(|()| Arc::clone(&shared));
+        threads.spawn(move |stop| serve_tcp(&of_tcp, &tcp, stop));
+        threads.spawn(move |stop| serve_udp(&of_udp, &udp, stop));
+        Ok(Self { address, shared, _threads: threads })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -102,20 +95,10 @@ impl EchoServer {
     }
 }
 
-impl Drop for EchoServer {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // If it panicked, the test fails for lack of replies.
-            let _ = thread.join();
-        }
-    }
-}
-
 /// One thread for the listener and all its connections: most live for microseconds, for which a thread is expensive.
-fn serve_tcp(shared: &Shared, listener: &TcpListener) {
+fn serve_tcp(shared: &Shared, listener: &TcpListener, stop: &AtomicBool) {
     let mut streams: Vec<TcpStream> = Vec::new();
-    while !shared.stop.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let mut polled = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         polled.extend(streams.iter().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)));
         if poll(&mut polled, PollTimeout::from(POLL_INTERVAL_MS)).unwrap_or(0) <= 0 {
@@ -145,9 +128,9 @@ fn echo(stream: &mut TcpStream) -> bool {
     }
 }
 
-fn serve_udp(shared: &Shared, socket: &UdpSocket) {
+fn serve_udp(shared: &Shared, socket: &UdpSocket, stop: &AtomicBool) {
     let mut part = [0; 4096];
-    while !shared.stop.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let received: io::Result<_> = socket.recv_from(&mut part);
         if let Ok((_, from)) = received {
             shared.datagrams.fetch_add(1, Ordering::Relaxed);

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod background;
 pub mod black_hole;
 pub mod client;
 pub mod deploy;
@@ -37,6 +38,7 @@ pub mod trace;
 
 pub use self::http::metric;
 pub use agent::{APPLIED, Agent, AgentCommand, Build, Output, VERBOSE, brain_socket, run, status_socket};
+pub use background::Background;
 pub use black_hole::BlackHole;
 pub use client::{
     EchoConnection, REQUEST_TIMEOUT, Transport, connect_error, connected_udp_socket, exchange,

@@ -7,15 +7,18 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
-use crate::client::{Transport, request};
+use crate::{
+    Background,
+    client::{Transport, request},
+};
 
 #[derive(Clone, Debug)]
 pub struct ConnectSample {
@@ -80,65 +83,60 @@ impl LoadReport {
 /// Threads that connect to one address until stopped.
 #[derive(Debug)]
 pub struct ConnectLoad {
-    shared: Arc<Shared>,
-    threads: Vec<Thread>,
-}
-
-#[derive(Debug)]
-struct Thread {
-    handle: JoinHandle<()>,
-    /// How many connects have ended.
-    ended: Arc<AtomicUsize>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    stop: AtomicBool,
-    samples: Mutex<Vec<ConnectSample>>,
+    samples: Arc<Mutex<Vec<ConnectSample>>>,
+    /// How many connects of each thread have ended.
+    ended: Vec<Arc<AtomicUsize>>,
+    threads: Background,
 }
 
 impl ConnectLoad {
     /// Starts `threads` threads in the calling thread's network namespace; each waits for `interval` between two connects.
     #[must_use]
     pub fn start(transport: Transport, address: SocketAddr, threads: usize, interval: Duration) -> Self {
-        let shared = Arc::new(Shared::default());
-        let threads = (0..threads)
-            .map(|_| {
-                let (shared, ended) = (Arc::clone(&shared), Arc::<AtomicUsize>::default());
-                let count = Arc::clone(&ended);
-                let connect = move || connect_until_stopped(&shared, &count, transport, address, interval);
-                Thread { handle: thread::spawn(connect), ended }
-            })
-            .collect();
-        Self { shared, threads }
+        let mut load = Self { samples: Arc::default(), ended: Vec::new(), threads: Background::default() };
+        for _ in 0..threads {
+            let (samples, ended) = (Arc::clone(&load.samples), Arc::<AtomicUsize>::default());
+            load.ended.push(Arc::clone(&ended));
+            load.threads.spawn(move |stop| {
+                while !stop.load(Ordering::Relaxed) {
+                    let started = Instant::now();
+                    let result = request(transport, address).map_err(|it| it.to_string());
+                    let sample = ConnectSample { started, duration: started.elapsed(), result };
+                    samples.lock().push(sample);
+                    ended.fetch_add(1, Ordering::Relaxed);
+                    if !interval.is_zero() {
+                        thread::sleep(interval);
+                    }
+                }
+            });
+        }
+        load
     }
 
     /// The samples so far, from index `first`.
     pub fn since(&self, first: usize) -> Vec<ConnectSample> {
-        let samples = self.shared.samples.lock();
+        let samples = self.samples.lock();
         samples.get(first..).unwrap_or_default().to_vec()
     }
 
     pub fn count(&self) -> usize {
-        self.shared.samples.lock().len()
+        self.samples.lock().len()
     }
 
     /// Waits until each thread has started and ended a connect, so that every connect that was in progress has ended;
     /// `false` if they have not within `limit`.
     #[must_use]
     pub fn wait_for_new_connects(&self, limit: Duration) -> bool {
-        let ended = |it: &Thread| it.ended.load(Ordering::Relaxed);
-        let before: Vec<_> = self.threads.iter().map(ended).collect();
+        let ended = || self.ended.iter().map(|it| it.load(Ordering::Relaxed));
+        let before: Vec<_> = ended().collect();
         // The first one that ends may have started before.
-        crate::eventually(limit, || {
-            self.threads.iter().zip(&before).all(|(it, before)| ended(it) > before + 1)
-        })
+        crate::eventually(limit, || ended().zip(&before).all(|(now, before)| now > before + 1))
     }
 
     /// Stops and returns every connect.
-    pub fn stop(mut self) -> Vec<ConnectSample> {
-        self.end();
-        std::mem::take(&mut *self.shared.samples.lock())
+    pub fn stop(self) -> Vec<ConnectSample> {
+        drop(self.threads);
+        std::mem::take(&mut *self.samples.lock())
     }
 
     /// Stops, and checks that none has failed of more than so many connects.
@@ -150,38 +148,5 @@ impl ConnectLoad {
         assert_eq!(*failed, 0, "{errors:?}");
         assert!(*connects > more_than, "{connects} connects");
         report
-    }
-
-    fn end(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // The samples of a thread that panicked are kept.
-            let _ = thread.handle.join();
-        }
-    }
-}
-
-impl Drop for ConnectLoad {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-fn connect_until_stopped(
-    shared: &Shared,
-    ended: &AtomicUsize,
-    transport: Transport,
-    address: SocketAddr,
-    interval: Duration,
-) {
-    while !shared.stop.load(Ordering::Relaxed) {
-        let started = Instant::now();
-        let result = request(transport, address).map_err(|it| it.to_string());
-        let sample = ConnectSample { started, duration: started.elapsed(), result };
-        shared.samples.lock().push(sample);
-        ended.fetch_add(1, Ordering::Relaxed);
-        if !interval.is_zero() {
-            thread::sleep(interval);
-        }
     }
 }

@@ -5,24 +5,23 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
+    thread,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use crate::{EchoConnection, TIMEOUT, eventually};
+use crate::{Background, EchoConnection, TIMEOUT, eventually};
 
 /// A thread that pings each of its connections, one after the other, until it is dropped.
 #[derive(Debug)]
 pub struct Talk {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Background,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    stop: AtomicBool,
     /// How often every connection has been pinged.
     rounds: AtomicUsize,
     /// The servers and the errors of connections that broke.
@@ -33,12 +32,10 @@ impl Talk {
     /// Begins to talk; the pause between two rounds leaves the processor to others.
     #[must_use]
     pub fn start(connections: Vec<EchoConnection>, pause: Duration) -> Self {
-        let shared = Arc::<Shared>::default();
-        let thread = thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || talk(&shared, connections, pause)
-        });
-        Self { shared, thread: Some(thread) }
+        let (shared, mut thread) = (Arc::<Shared>::default(), Background::default());
+        let talking = Arc::clone(&shared);
+        thread.spawn(move |stop| talk(&talking, connections, pause, stop));
+        Self { shared, _thread: thread }
     }
 
     /// Waits until every connection has sent and received something that was sent after this call; `after` says what may have
@@ -55,20 +52,10 @@ impl Talk {
     }
 }
 
-impl Drop for Talk {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, no round has ended since.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn talk(shared: &Shared, mut connections: Vec<EchoConnection>, pause: Duration) {
-    while !shared.stop.load(Ordering::Relaxed) {
+fn talk(shared: &Shared, mut connections: Vec<EchoConnection>, pause: Duration, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
         connections.retain_mut(|it| {
-            if shared.stop.load(Ordering::Relaxed) {
+            if stop.load(Ordering::Relaxed) {
                 return true;
             }
             let result = it.ping();

@@ -7,7 +7,7 @@ use std::{
     slice,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -15,8 +15,8 @@ use std::{
 
 use nix::sys::signal::Signal;
 use tests::{
-    EchoConnection, NetNs, Service, TIMEOUT, Talk, TestCluster, Transport, connected_udp_socket, eventually,
-    exchange_connected, kernel_at_least, program_or_skip, repetitions, run, scaled,
+    Background, EchoConnection, NetNs, Service, TIMEOUT, Talk, TestCluster, Transport, connected_udp_socket,
+    eventually, exchange_connected, kernel_at_least, program_or_skip, repetitions, run, scaled,
 };
 
 use super::*;
@@ -65,25 +65,25 @@ fn a_udp_flow_leaves_a_removed_endpoint_and_recovers_from_a_refusal() {
 
 /// A flow that sends all the time, whether it is answered or not.
 struct SteadyFlow {
-    /// The number of replies, of refusals, and whether to stop.
-    shared: Arc<(AtomicUsize, AtomicUsize, AtomicBool)>,
-    thread: Option<thread::JoinHandle<()>>,
+    /// The number of replies, and of refusals.
+    seen: Arc<(AtomicUsize, AtomicUsize)>,
+    _thread: Background,
 }
 
 impl SteadyFlow {
     fn start(from: &NetNs, address: SocketAddr) -> Self {
         let Flow(socket) = Flow::new(from, address);
         socket.set_nonblocking(true).unwrap();
-        let shared = Arc::<(AtomicUsize, AtomicUsize, AtomicBool)>::default();
-        let seen = Arc::clone(&shared);
-        let thread = thread::spawn(move || {
-            while !seen.2.load(Ordering::Relaxed) {
+        let (seen, mut thread) = (Arc::<(AtomicUsize, AtomicUsize)>::default(), Background::default());
+        let count = Arc::clone(&seen);
+        thread.spawn(move |stop| {
+            while !stop.load(Ordering::Relaxed) {
                 let results = [socket.send(b"who?").map(|_| false), socket.recv(&mut [0; 64]).map(|_| true)];
                 for result in results {
                     match result {
-                        Ok(true) => drop(seen.0.fetch_add(1, Ordering::Relaxed)),
+                        Ok(true) => drop(count.0.fetch_add(1, Ordering::Relaxed)),
                         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                            seen.1.fetch_add(1, Ordering::Relaxed);
+                            count.1.fetch_add(1, Ordering::Relaxed);
                         }
                         _ => {}
                     }
@@ -91,22 +91,15 @@ impl SteadyFlow {
                 thread::sleep(Duration::from_millis(2));
             }
         });
-        Self { shared, thread: Some(thread) }
+        Self { seen, _thread: thread }
     }
 
     fn replies(&self) -> usize {
-        self.shared.0.load(Ordering::Relaxed)
+        self.seen.0.load(Ordering::Relaxed)
     }
 
     fn refusals(&self) -> usize {
-        self.shared.1.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for SteadyFlow {
-    fn drop(&mut self) {
-        self.shared.2.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(thread::JoinHandle::join);
+        self.seen.1.load(Ordering::Relaxed)
     }
 }
 
