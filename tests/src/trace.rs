@@ -29,12 +29,8 @@ impl Trace {
     pub fn start(command: &mut Command) -> Self {
         let socket = command.get_envs().find(|(name, _)| *name == agent::STATUS_SOCKET);
         let socket = socket.and_then(|(_, path)| path).expect("the command names a socket").into();
-        command.args(["--output", "json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the command starts");
-        let mut first = String::new();
-        let (stdout, stderr) = (child.stdout.take().expect("a pipe"), child.stderr.take().expect("a pipe"));
-        BufReader::new(stderr).read_line(&mut first).expect("a line");
-        assert_eq!(first, "tracing\n");
+        let mut child = spawn(command.args(["--output", "json"]).stdout(Stdio::piped()));
+        let stdout = child.stdout.take().expect("a pipe");
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -88,6 +84,17 @@ impl Trace {
         let status = status.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
         status.is_some_and(|it| !it["trace"].is_null())
     }
+}
+
+/// Starts a command `trace`, and waits until it reports.
+#[track_caller]
+pub fn spawn(command: &mut Command) -> Child {
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut first = String::new();
+    let stderr = child.stderr.take().expect("a pipe");
+    BufReader::new(stderr).read_line(&mut first).expect("a line");
+    assert_eq!(first, "tracing\n");
+    child
 }
 
 /// Checks fields of a line.

@@ -67,7 +67,7 @@ impl ChildCgroup {
         move_to(&self.0, process::id()).unwrap();
     }
 
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }

@@ -10,9 +10,9 @@ use std::{
 use aya::programs::{SchedClassifier, TcAttachType};
 use serde_json::Value;
 use tests::{
-    AgentCommand, Build, EchoConnection, IngressCluster, OUTSIDE_CLIENTS, Output, Sandbox, Service, TIMEOUT,
-    Trace, assert_contains, eventually, exchange, kernel_at_least, run, skip, test_cluster::TARGET,
-    trace::assert_fields, udp_socket_at,
+    AgentCommand, Build, EchoConnection, Explained, IngressCluster, OUTSIDE_CLIENTS, Output, Sandbox,
+    Service, TIMEOUT, Trace, assert_contains, eventually, exchange, kernel_at_least, run, skip,
+    test_cluster::TARGET, trace::assert_fields, udp_socket_at,
 };
 
 use crate::outside::{
@@ -48,10 +48,8 @@ fn cli(cluster: &IngressCluster, node: usize, arguments: &[&str]) -> Output {
 /// What `explain outside` says on a node, as JSON.
 #[track_caller]
 pub(crate) fn explain(cluster: &IngressCluster, node: usize, client: &str, to: &str) -> Value {
-    let Output { code, stdout, stderr } =
-        cli(cluster, node, &["explain", "--output=json", "outside", client, to]);
-    assert_eq!(code, Some(0), "{client} to {to}: {stdout}{stderr}");
-    serde_json::from_str(&stdout).unwrap()
+    let node = &cluster.nodes[node];
+    node.netns.run(|| Explained::ask(&mut node.cli("explain"), &["outside", client, to]).json)
 }
 
 /// The server that an explanation names, by the node of the only endpoint that it leaves, which is the owner of the row.

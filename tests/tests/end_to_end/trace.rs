@@ -20,7 +20,10 @@ use tests::{
     run, skip, status_socket, udp_socket, web, web4,
 };
 
-use super::pod_annotations;
+use super::{
+    exclusion::{ChildCgroup, leave},
+    pod_annotations,
+};
 
 /// The hooks whose programs a trace replaces.
 const TRACED: [&str; 6] = ["sock_release", "sock_ops", "sendmsg4", "sendmsg6", "connect4", "connect6"];
@@ -128,12 +131,11 @@ fn every_connect_is_traced_and_nothing_else() {
 #[test]
 fn what_is_not_redirected_is_traced_with_its_reason() {
     let Some(mut node) = TestNode::prepared_or_skip([1], &[web4([1]), other4([])]) else { return };
-    let excluded = node.sandbox().cgroup().join("excluded");
-    fs::create_dir(&excluded).unwrap();
+    let excluded = ChildCgroup::new(node.sandbox(), "excluded");
     pod_annotations::write(&node, &[(1, "off")]);
     let _kubelets = pod_annotations::kubelets(node.sandbox());
     let pod = pod_annotations::cgroup_of(node.sandbox(), 1);
-    node.start(&["--socket-lb-exclude-cgroup", excluded.to_str().unwrap(), pod_annotations::FLAG]);
+    node.start(&["--socket-lb-exclude-cgroup", excluded.path(), pod_annotations::FLAG]);
     let trace = start(&node, &[]);
     assert_eq!(TcpStream::connect((OTHER4, 80)).unwrap_err().raw_os_error(), Some(nix::libc::ECONNREFUSED));
     let expect = [("verdict", "noEndpoints"), ("service", "default/other"), ("port", "http")];
@@ -149,15 +151,13 @@ fn what_is_not_redirected_is_traced_with_its_reason() {
     drop(TcpStream::connect((endpoint(1)[0], TARGET_PORT)).unwrap());
     drop(EchoConnection::connect(FRONTEND).unwrap());
     assert_eq!(trace.next()["verdict"], "redirected");
-    let enter_excluded = || move_to(&excluded, process::id()).unwrap();
-    for enter in [&enter_excluded as &dyn Fn(), &|| pod.enter()] {
-        enter();
+    for cgroup in [&excluded, &pod] {
+        cgroup.enter();
         TcpStream::connect(FRONTEND).unwrap_err();
-        node.sandbox().add_process(process::id()).unwrap();
+        leave(&node);
         let line = trace.expect(&[("verdict", "excluded"), ("destination", "10.96.0.10:80")]);
         assert!(line["endpoint"].is_null(), "{line}");
     }
-    fs::remove_dir(&excluded).unwrap();
     drop(trace);
 
     // Every destination, and every datagram, on request.

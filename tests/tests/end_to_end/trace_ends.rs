@@ -1,9 +1,6 @@
 //! The end of a `trace`: when the reader is gone, however it ended, the programs are the product's.
 
-use std::{
-    io::{self, BufRead as _, BufReader},
-    process::Stdio,
-};
+use std::{io, process::Stdio};
 
 use build_tools::command::KilledOnDrop;
 use nix::{
@@ -46,12 +43,7 @@ fn the_products_programs_return_however_the_trace_ends() {
 /// A trace with these streams, once it reports.
 #[track_caller]
 fn start_with(node: &TestNode, stdin: Stdio, stdout: Stdio) -> KilledOnDrop {
-    let mut command = node.cli("trace");
-    let mut child = KilledOnDrop(command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap());
-    let mut first = String::new();
-    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut first).unwrap();
-    assert_eq!(first, "tracing\n");
-    child
+    KilledOnDrop(tests::trace::spawn(node.cli("trace").stdin(stdin).stdout(stdout)))
 }
 
 #[test]
