@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use tests::{
-    Attack, Build, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport, WEB4,
-    eventually, exchange, metric, pod_with_servers, repetitions, request, udp_socket, udp_socket_at, web,
+    Attack, Build, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport, eventually,
+    exchange, metric, pod_with_servers, repetitions, request, udp_socket, udp_socket_at, web, web4,
 };
 
 use super::affinity::clients;
@@ -132,12 +132,9 @@ fn two_pods_with_one_address_are_two_clients() {
 
 #[test]
 fn the_host_is_recognised_though_its_loopback_interface_is_down() {
-    let Some(mut node) = TestNode::or_skip() else { return };
+    let service = web4([1]).node_port(30080);
+    let Some(mut node) = TestNode::prepared_or_skip([], &[service]) else { return };
     let other = NetNs::new().unwrap();
-    node.write(&[Service::new("web", &[WEB4.into()])
-        .port("http", "TCP", 80, 8080)
-        .node_port(30080)
-        .endpoints([1])]);
     node.netns().ip(&["link", "set", "lo", "down"]).unwrap();
     node.start(&[]);
     let bind = || TcpListener::bind(("0.0.0.0", 30080)).map(|_| ());

@@ -131,8 +131,7 @@ fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
         let manifest = manifest::node_with_addresses(name, &[address.into()]);
         set_node(&server, &manifest);
     }
-    let web = Service::new("web", &[WEB4.into()]).port("tcp", "TCP", 80, 8080).node_port(PORT);
-    set(&server, &[web.endpoints([1])]);
+    set(&server, &[web(&[1]).node_port(PORT)]);
     let reaches = |address: [u8; 4]| request(Transport::Tcp, (address, PORT).into()).is_ok();
     node.start_with(&command(&node, &server));
     assert_eq!([own, other].map(reaches), [true, false]);

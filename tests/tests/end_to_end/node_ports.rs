@@ -6,8 +6,8 @@ use std::{
 };
 
 use tests::{
-    EchoConnection, NODE, NetNs, Service, TIMEOUT, TestNode, Transport, endpoint, eventually,
-    kernel_at_least, manifest, request,
+    EchoConnection, NODE, NetNs, Service, TIMEOUT, TestNode, Transport, eventually, kernel_at_least,
+    manifest, request,
 };
 
 const PORT: u16 = 30_080;
@@ -179,11 +179,8 @@ fn the_primary_address_is_the_first_internal_one_or_the_bind_address() {
 #[test]
 fn a_node_port_of_one_family_can_be_bound_in_the_other() {
     let Some(node) = node_or_skip(&[]) else { return };
-    let web = Service::new("web", &[[10, 96, 0, 1].into()])
-        .port("tcp", "TCP", 80, 8080)
-        .node_port(PORT)
-        .endpoint("web-1", &endpoint(1)[..1]);
-    node.write(&[web]);
+    let web = Service::new("web", &[[10, 96, 0, 1].into()]).port("tcp", "TCP", 80, 8080);
+    node.write(&[web.node_port(PORT).endpoints([1])]);
     assert!(eventually(TIMEOUT, || TcpListener::bind((OWN6, PORT)).is_ok()));
     for address in ["0.0.0.0", "192.0.2.1", "[::]", "[::ffff:192.0.2.1]", "[::ffff:0.0.0.0]"] {
         let bound = TcpListener::bind(format!("{address}:{PORT}"));

@@ -30,7 +30,7 @@ fn with_p1(service: Service) -> Service {
 
 /// A cluster with a proxy that serves sockets and packets, and with these Services.
 fn cluster_or_skip(services: &[Service], arguments: &[&str]) -> Option<RunningCluster> {
-    let it = RunningCluster::with("ebpf", services, |it| it.args(arguments))?;
+    let it = RunningCluster::or_skip("ebpf", services, arguments)?;
     it.pods[1].add_interface_address(&format!("{DEAD}/32"), "eth0").unwrap();
     it.n1.ip(&["route", "add", &format!("{DEAD}/32"), "dev", "p2"]).unwrap();
     Some(it)
