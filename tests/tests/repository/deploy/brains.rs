@@ -7,7 +7,7 @@ use serde_json::Value;
 use tests::deploy::Renderer;
 
 use super::{
-    CENTRAL, TOOLS, all_containers, containers, named, one, pod, pods, rendered, strings, with_components,
+    CENTRAL, all_containers, containers, named, one, pod, pods, rendered, serving, strings, with_components,
 };
 
 #[test]
@@ -67,8 +67,7 @@ fn brains_and_agents_trust_the_certificates_that_are_written_for_them() {
 
 #[test]
 fn only_kubeadm_overlays_start_without_an_api_server_address() {
-    let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
+    for (folder, objects) in &serving() {
         for container in all_containers(objects) {
             let arguments = strings(&container["args"]);
             if !arguments.contains(&"--source=kube") {
@@ -92,8 +91,7 @@ fn only_kubeadm_overlays_start_without_an_api_server_address() {
 
 #[test]
 fn kubeadm_overlays_use_nothing_but_kubeadms_configuration() {
-    let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| folder.starts_with("overlays/kubeadm")) {
+    for (folder, objects) in rendered().iter().filter(|(folder, _)| folder.starts_with("overlays/kubeadm")) {
         assert!(objects.iter().all(|it| it["kind"] != "ConfigMap"), "{folder}");
         for pod in pods(objects) {
             let volume = named(&pod["volumes"], "config").unwrap();
@@ -111,10 +109,10 @@ fn kubeadm_overlays_use_nothing_but_kubeadms_configuration() {
 /// An overlay differs from the one it combines with kubeadm's configuration in that configuration only.
 #[test]
 fn brains_of_kubeadm_overlays_have_the_arguments_of_the_others() {
-    let Some(rendered) = rendered() else { return };
+    let Some(renderer) = Renderer::or_skip() else { return };
     let brain = |folder: &str| {
-        let (_, objects) = rendered.iter().find(|(it, _)| *it == folder).unwrap();
-        let mut all = all_containers(objects).into_iter().filter(|it| it["name"] == "brain");
+        let objects = renderer.render(folder).unwrap();
+        let mut all = all_containers(&objects).into_iter().filter(|it| it["name"] == "brain");
         let arguments = strings(&all.next().unwrap()["args"]);
         let is_kept = |it: &&&str| !it.starts_with("--config=") && !it.starts_with("--kube-api-server=");
         arguments.iter().filter(is_kept).map(ToString::to_string).collect::<Vec<_>>()

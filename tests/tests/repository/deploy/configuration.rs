@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 use tests::{Build, deploy, run};
 
 use super::{
-    TOOLS, all_containers, containers, is_initializing, named, pod, rendered, serving_containers, strings,
+    all_containers, containers, is_initializing, named, pod, rendered, serving, serving_containers, strings,
 };
 
 fn help(command: &str) -> String {
@@ -22,10 +22,9 @@ fn help(command: &str) -> String {
 
 #[test]
 fn the_binary_accepts_every_flag_and_variable_of_the_manifests() {
-    let Some(rendered) = rendered() else { return };
     // `check` is run in the same container.
     let check = help("check");
-    for (folder, objects) in &rendered {
+    for (folder, objects) in &rendered() {
         for container in all_containers(objects) {
             let arguments = strings(&container["args"]);
             let help = help(arguments[0]);
@@ -64,9 +63,8 @@ fn kubeadm_config() -> NamedTempFile {
 
 #[test]
 fn commands_run_by_kubectl_exec_find_the_configuration() {
-    let Some(rendered) = rendered() else { return };
     let (check, status) = (help("check"), help("status"));
-    for (folder, objects) in &rendered {
+    for (folder, objects) in &rendered() {
         for container in containers(pod(objects)) {
             let arguments = strings(&container["args"]);
             if !matches!(arguments[0], "run" | "agent") {
@@ -84,8 +82,7 @@ fn commands_run_by_kubectl_exec_find_the_configuration() {
 
 #[test]
 fn the_init_container_has_the_configuration_of_the_proxy() {
-    let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
+    for (folder, objects) in &serving() {
         let containers = containers(pod(objects));
         let (init, others): (Vec<_>, Vec<_>) = containers.into_iter().partition(|it| is_initializing(it));
         let [init] = init[..] else { panic!("{folder}: {init:?}") };
@@ -130,8 +127,7 @@ pub(super) fn settings(container: &Value) -> BTreeMap<String, String> {
 
 #[test]
 fn the_probes_have_an_address_of_their_own_on_loopback_and_no_port_is_used_twice() {
-    let Some(rendered) = rendered() else { return };
-    for (folder, objects) in rendered.iter().filter(|(folder, _)| !TOOLS.contains(folder)) {
+    for (folder, objects) in &serving() {
         // All are on the host's network, and those of one pod share a folder for their sockets.
         let (mut ports, mut sockets) = (BTreeSet::new(), BTreeSet::new());
         for container in serving_containers(objects) {
