@@ -66,10 +66,11 @@ fn check(node: &TestNode) -> Report {
     Report::of(&mut product(), node)
 }
 
-fn start(node: &mut TestNode) {
-    node.write(&[web4([1])]);
-    node.start(&[]);
+/// A node with `web`, whose proxy is ready.
+fn node_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::running_or_skip([1], &[web4([1])], &[])?;
     node.wait_until_ready();
+    Some(node)
 }
 
 #[track_caller]
@@ -83,7 +84,9 @@ fn check_finds_nothing_broken_on_a_working_node() {
     let before = check(&node);
     before.exits_with(0);
     before.has("ok", "metrics port", &["is free"]);
-    start(&mut node);
+    node.write(&[web4([1])]);
+    node.start(&[]);
+    node.wait_until_ready();
     let report = check(&node);
     report.exits_with(0);
     // An older kernel is degraded.
@@ -114,8 +117,7 @@ fn check_finds_nothing_broken_on_a_working_node() {
 
 #[test]
 fn check_reports_detached_programs_as_broken_and_a_missing_agent_as_degraded() {
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     node.kill();
     let without_agent = check(&node);
     without_agent.exits_with(0);
@@ -130,8 +132,7 @@ fn check_reports_detached_programs_as_broken_and_a_missing_agent_as_degraded() {
 
 #[test]
 fn foreign_programs_are_reported() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     // The same programs pinned in another folder are foreign to the first instance.
     let pins = format!("{}_other", node.sandbox().pins().display());
     let other = product()
@@ -160,9 +161,8 @@ fn foreign_programs_are_reported() {
 
 #[test]
 fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
-    let Some(mut node) = TestNode::or_skip() else { return };
     let Some(_nft) = program_or_skip("nft") else { return };
-    start(&mut node);
+    let Some(node) = node_or_skip() else { return };
     check(&node).has("ok", "kube-proxy's rules", &["there are none"]);
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
     nft("add table ip6 kube-proxy; add chain ip6 kube-proxy services");
@@ -173,9 +173,8 @@ fn rules_of_kube_proxy_are_reported_where_this_program_serves() {
 
 #[test]
 fn after_the_switch_back_check_does_not_advise_to_stop_kube_proxy() {
-    let Some(mut node) = TestNode::or_skip() else { return };
     let Some(_nft) = program_or_skip("nft") else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     let nft = |line: &str| drop(run(Command::new("nft").arg(line)).success());
     nft("add table ip nat; add chain ip nat KUBE-SERVICES");
     node.terminate();
@@ -221,8 +220,7 @@ fn check_reports_missing_privileges_and_file_systems_with_a_remedy() {
 
 #[test]
 fn status_shows_kernel_state_with_and_without_an_agent() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     let row = |text: &str| {
         let line = text.lines().find(|it| it.contains("10.96.0.10:80/TCP"));
         let line = line.unwrap_or_else(|| panic!("no row in\n{text}"));
@@ -258,8 +256,7 @@ fn unprivileged(node: &TestNode, arguments: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn unreadable_state_is_an_error_and_not_an_empty_state() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     let cgroup = node.sandbox().cgroup().to_str().unwrap();
     let commands = [&["dump"][..], &["status", "--cgroup", cgroup]];
     for arguments in commands {
@@ -287,8 +284,7 @@ fn unreadable_state_is_an_error_and_not_an_empty_state() {
 
 #[test]
 fn check_and_status_find_the_agent_by_its_socket() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     check(&node).has("ok", "health", &["serves 1 Service ", "status.sock"]);
     assert_contains(&status(&node, &[]), &["node n1: healthy", "default/web"]);
 
@@ -325,8 +321,7 @@ fn check_and_status_find_the_agent_by_its_socket() {
 
 #[test]
 fn status_lists_rejected_items() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     assert!(!status(&node, &[]).contains("REJECTED"));
     node.write_file("bad.yaml", &manifest::invalid_service("default", "bad"));
     node.wait_until(|node| {
@@ -341,8 +336,7 @@ fn status_lists_rejected_items() {
 #[test]
 fn an_unknown_node_name_is_reported() {
     const TEXT: &str = "no Node object has this name (found n2)";
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(mut node) = node_or_skip() else { return };
     assert!(!status(&node, &[]).contains("REJECTED"), "manifests without Nodes are accepted");
     node.write_file("node.yaml", &manifest::node("n2"));
     node.wait_until(|node| status(node, &[]).contains(TEXT));
@@ -356,8 +350,7 @@ fn an_unknown_node_name_is_reported() {
 
 #[test]
 fn status_watch_shows_changes() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(node) = node_or_skip() else { return };
     let shown = node.sandbox().files().join("shown");
     let mut watch =
         node.cli("status").arg("--watch").stdout(fs::File::create(&shown).unwrap()).spawn().unwrap();
@@ -373,8 +366,7 @@ fn status_watch_shows_changes() {
 
 #[test]
 fn check_does_not_hang_on_a_frozen_cgroup() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    start(&mut node);
+    let Some(node) = node_or_skip() else { return };
     let frozen = node.sandbox().cgroup().join("frozen");
     fs::create_dir(&frozen).unwrap();
     fs::write(frozen.join("cgroup.freeze"), "1").unwrap();
