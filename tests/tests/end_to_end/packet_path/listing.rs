@@ -65,7 +65,6 @@ fn every_nft_lists_the_tables_and_loads_them_again() {
         let services = services(affinity);
         let Some(mut it) = RunningCluster::or_skip("ebpf", &services, &arguments) else { return };
         apply_service_cidr(&it);
-        assert!(eventually(TIMEOUT, || is_ready(&it)), "the sockets are served, too");
         // Some of them to the endpoint that is removed.
         let _sockets = [(); 20].map(|()| connect(&it, at(cluster_ips(6)[0], 80)));
         it.apply(&[&services[..services.len() - 1], &[dns()]].concat());

@@ -151,7 +151,8 @@ impl Deref for RunningCluster {
 }
 
 impl RunningCluster {
-    /// Starts a proxy and waits until exactly these Services are active; `None` if the current test is skipped.
+    /// Starts a proxy, and waits until exactly these Services are active and it is ready, which the eBPF backend is once sockets are
+    /// served; `None` if the current test is skipped.
     fn or_skip(backend: &'static str, services: &[Service], arguments: &[&str]) -> Option<Self> {
         Self::with(backend, services, |it| it.args(arguments))
     }
@@ -164,7 +165,7 @@ impl RunningCluster {
         let cluster = TestCluster::or_skip()?;
         cluster.write(services);
         let mut agent = cluster.start(&command(cluster.command(backend)));
-        agent.wait_until(TIMEOUT, || is_active(&cluster, services)).unwrap();
+        agent.wait_until(TIMEOUT, || is_active(&cluster, services) && is_ready(&cluster)).unwrap();
         Some(Self { backend, agent, _inside: None, cluster })
     }
 
@@ -179,8 +180,6 @@ impl RunningCluster {
 
     /// From now on the sockets of this process are those of pods and nodes with the proxy.
     fn enter(mut self) -> Self {
-        // Sockets leave nothing to packets before they are known to serve.
-        assert!(eventually(TIMEOUT, || is_ready(&self)));
         self._inside = Some(self.sandbox().enter().unwrap());
         self
     }

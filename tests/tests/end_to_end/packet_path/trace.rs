@@ -9,7 +9,6 @@ use super::*;
 
 #[track_caller]
 fn trace(it: &RunningCluster, arguments: &[&str]) -> Trace {
-    assert!(eventually(TIMEOUT, || is_ready(it)));
     it.n1.run(|| Trace::start(it.cli("trace").args(arguments)))
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use tests::{TIMEOUT, TestCluster, Transport, eventually};
+use tests::{TestCluster, Transport};
 
 use super::{node::request_by_socket, *};
 
@@ -41,7 +41,6 @@ fn masquerade(cluster: &TestCluster) {
 fn connections_of_the_host_to_pods_are_not_tracked_on_request() {
     let web = on_both_nodes(external("web", 1));
     let Some(it) = RunningCluster::or_skip("ebpf", &[web], &[PODS, "--nft-notrack"]) else { return };
-    assert!(eventually(TIMEOUT, || is_ready(&it)));
     drop_if(&it, "!= untracked");
     for frontend in internal_frontends(1) {
         connect_by_socket(&it, frontend);
@@ -63,7 +62,6 @@ fn connections_of_the_host_to_pods_are_not_tracked_on_request() {
 fn connections_of_the_host_to_pods_are_tracked_by_default() {
     let web = on_both_nodes(external("web", 1));
     let Some(it) = RunningCluster::or_skip("ebpf", &[web], &[PODS]) else { return };
-    assert!(eventually(TIMEOUT, || is_ready(&it)));
     drop_if(&it, "untracked");
     for frontend in internal_frontends(1) {
         connect_by_socket(&it, frontend);
