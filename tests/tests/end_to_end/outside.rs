@@ -92,6 +92,7 @@ fn every_server_sees_the_clients_own_address() {
     }
 }
 
+/// Two nodes, which a slow emulated machine can run.
 #[test]
 fn a_node_forwards_to_another() {
     let Some(cluster) = running_cluster_or_skip(2, |it| web(it, &[1])) else { return };
