@@ -2,7 +2,7 @@
 //!
 //! Invariant: its memory is bounded for each Service, and readings that came without a pause cost no more than one a second.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
 use datapath::PortCounts;
 use model::{ServiceName, state::ServiceState};
@@ -25,8 +25,7 @@ const MEAN_OF: usize = 10;
 pub(super) struct Board {
     /// The state that they are of.
     published: Option<Arc<Published>>,
-    /// In the order of their names.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: BTreeMap<ServiceName, Row>,
     /// Over all Services.
     pub(super) total: Rates,
     /// When the last reading was.
@@ -80,14 +79,12 @@ impl Board {
         if revision(&published) == revision(&self.published) {
             return;
         }
-        let mut before = mem::take(&mut self.rows).into_iter().peekable();
+        let mut before = mem::take(&mut self.rows);
         let services = published.iter().flat_map(|it| it.state.services.values());
         let row = |state: &Arc<ServiceState>| {
-            let name = &state.service.name;
-            while before.next_if(|it| it.state.service.name < *name).is_some() {}
-            let before = before.next_if(|it| it.state.service.name == *name);
-            let (counts, rates) = before.map(|it| (it.counts, it.rates)).unwrap_or_default();
-            Row { state: Arc::clone(state), counts, rates }
+            let name = state.service.name.clone();
+            let (counts, rates) = before.remove(&name).map(|it| (it.counts, it.rates)).unwrap_or_default();
+            (name, Row { state: Arc::clone(state), counts, rates })
         };
         self.rows = services.map(row).collect();
         self.published = published;
@@ -100,7 +97,7 @@ impl Board {
         let is_continued = since.is_some_and(|it| it <= MAX_GAP);
         let seconds = since.filter(|_| is_continued).map(|it| it.as_secs_f64().max(1e-3));
         let (mut total, mut total_before) = (PortCounts::default(), PortCounts::default());
-        for row in &mut self.rows {
+        for row in self.rows.values_mut() {
             let counts = counters.as_ref().map(|it| it.total(&row.state.service));
             let before = mem::replace(&mut row.counts, counts);
             if !is_continued {
@@ -128,11 +125,6 @@ impl Board {
         self.counters.is_some()
     }
 
-    pub(super) fn get(&self, name: &ServiceName) -> Option<&Row> {
-        let position = self.rows.binary_search_by(|it| it.state.service.name.cmp(name)).ok()?;
-        self.rows.get(position)
-    }
-
     /// The Services that have every word of a search, in order.
     pub(super) fn find(
         &self,
@@ -146,7 +138,7 @@ impl Board {
             let text = if words.is_empty() { String::new() } else { text(&row.state) };
             words.iter().all(|it| text.contains(it))
         };
-        let mut rows: Vec<_> = self.rows.iter().filter(has_words).collect();
+        let mut rows: Vec<_> = self.rows.values().filter(has_words).collect();
         let milli = |it: f64| (it * 1e3) as u64;
         // The sort is stable: equal ones stay in the order of their names.
         match sort {
@@ -219,7 +211,7 @@ mod tests {
         }
 
         fn history(&self, name: &str) -> Vec<f64> {
-            let row = self.board.get(&ServiceName::new("default", name)).unwrap();
+            let row = self.board.rows.get(&ServiceName::new("default", name)).unwrap();
             row.rates.connections.iter().collect()
         }
     }

@@ -155,7 +155,7 @@ fn row(it: &Row, ejected: usize) -> Value {
 
 /// The Service that is opened, with its rules that are not the default in words.
 fn service(state: &AdminState, board: &Board, name: &ServiceName) -> Value {
-    let Some(row) = board.get(name) else {
+    let Some(row) = board.rows.get(name) else {
         return json!({ "name": name.to_string(), "isServed": false, "rules": [], "external": [], "ports": [] });
     };
     let service = &row.state.service;

@@ -1,6 +1,6 @@
 //! What is on the board: rates of two readings, sorted and filtered, and what keys do. Pure.
 
-use std::{cmp::Reverse, mem, ops::ControlFlow, time::Instant};
+use std::{cmp::Reverse, collections::BTreeMap, mem, ops::ControlFlow, time::Instant};
 
 use admin::{Rates, rate};
 use clap::ValueEnum;
@@ -38,8 +38,7 @@ pub(super) struct Board {
     is_opened: bool,
     /// The time and the generation of the last reading.
     read: Option<(Instant, u32)>,
-    /// In the order of their ids.
-    rows: Vec<Row>,
+    rows: BTreeMap<PortId, Row>,
     /// Those of the service port whose endpoints are shown.
     endpoints: Option<Endpoints>,
     /// Whether packets to a Service are, or were, forwarded whole.
@@ -63,29 +62,27 @@ impl Board {
         self.failure = None;
         let seconds = self.read.map_or(1.0, |(at, _)| seconds(at, sample.at));
         self.read = Some((sample.at, sample.generation));
-        let mut before = mem::take(&mut self.rows).into_iter().peekable();
+        let mut before = mem::take(&mut self.rows);
         let row = |port: PortSample| {
-            while before.next_if(|it| it.port.id < port.id).is_some() {}
             let mut rates = Rates::default();
-            if let Some(before) = before.next_if(|it| it.port.id == port.id) {
+            if let Some(before) = before.remove(&port.id) {
                 rates = before.rates;
                 rates.add(port.counts, before.port.counts, seconds);
             }
-            Row { port, rates }
+            (port.id, Row { port, rates })
         };
         self.rows = sample.ports.into_iter().map(row).collect();
         let none = ForwardCounts::default();
-        self.has_forwarded = self.rows.iter().any(|it| it.port.counts.forwarding != none);
+        self.has_forwarded = self.rows.values().any(|it| it.port.counts.forwarding != none);
     }
 
     /// Takes a new reading of the endpoints of the opened service port.
     pub(super) fn set_endpoints(&mut self, mut endpoints: Endpoints) {
         if let Some(before) = self.endpoints.take().filter(|it| it.of == endpoints.of) {
             let seconds = seconds(before.at, endpoints.at);
-            let mut before = before.all.into_iter().peekable();
+            let mut before: BTreeMap<_, _> = before.all.into_iter().map(|it| (it.address, it)).collect();
             for it in &mut endpoints.all {
-                while before.next_if(|before| before.address < it.address).is_some() {}
-                if let Some(before) = before.next_if(|before| before.address == it.address) {
+                if let Some(before) = before.remove(&it.address) {
                     it.rates = before.rates;
                     it.rates.push(rate(it.connections, before.connections, seconds));
                 }
@@ -100,8 +97,7 @@ impl Board {
 
     /// The service port whose endpoints are shown.
     pub(super) fn opened(&self) -> Option<&Row> {
-        let id = self.selected.filter(|_| self.is_opened)?;
-        self.rows.iter().find(|it| it.port.id == id)
+        self.rows.get(&self.selected.filter(|_| self.is_opened)?)
     }
 
     /// The endpoints of a service port; none until they are read.
@@ -115,7 +111,7 @@ impl Board {
             let PortSample { name, address, .. } = &it.port;
             [&*name.service, &*name.port, address].iter().any(|it| it.contains(&self.filter))
         };
-        let mut rows: Vec<_> = self.rows.iter().filter(is_shown).collect();
+        let mut rows: Vec<_> = self.rows.values().filter(is_shown).collect();
         rows.sort_by_cached_key(|Row { port, rates }| {
             let milli = |it: f64| (it * 1e3) as u64;
             let value = match self.sort {

@@ -27,7 +27,6 @@ pub(super) struct Sample {
     pub(super) at: Instant,
     /// The number of the active generation.
     pub(super) generation: u32,
-    /// In the order of their ids.
     pub(super) ports: Vec<PortSample>,
 }
 
