@@ -280,7 +280,7 @@ impl Brain {
             }
             let state = NodeState {
                 services,
-                nodes: self.node_infos.clone(),
+                nodes: Arc::clone(&self.node_infos),
                 service_cidrs: Arc::clone(self.cluster.service_cidrs()),
                 pods: Arc::clone(self.cluster.pods()),
             };
@@ -297,9 +297,10 @@ impl Brain {
                 continue;
             }
             has_changed = true;
+            let node_infos = Arc::make_mut(&mut self.node_infos);
             match info {
-                Some(info) => self.node_infos.insert(name, info.clone()),
-                None => self.node_infos.remove(&name),
+                Some(info) => node_infos.insert(name, info.clone()),
+                None => node_infos.remove(&name),
             };
         }
         // They are the same for all nodes, too.
@@ -310,7 +311,7 @@ impl Brain {
             .any(|ServedNode { state, .. }| state.service_cidrs != *service_cidrs || state.pods != *pods);
         if has_changed {
             for (name, served) in &mut self.served {
-                served.state.nodes = self.node_infos.clone();
+                served.state.nodes = Arc::clone(&self.node_infos);
                 served.state.service_cidrs = Arc::clone(service_cidrs);
                 served.state.pods = Arc::clone(pods);
                 changed.insert(Arc::clone(name));

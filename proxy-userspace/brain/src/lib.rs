@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use model::{
     PerFamily,
-    cluster::ClusterState,
-    state::{NodeInfos, NodeState},
+    cluster::{ClusterState, Node},
+    state::NodeState,
 };
 
 use admission::Admission;
@@ -54,17 +54,13 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
             PerFamily::default(),
         )?))
     });
+    let node_info = |(name, node): (&Arc<str>, &Arc<Node>)| (Arc::clone(name), node.info.clone());
     NodeState {
         services: states.collect(),
-        nodes: node_infos(cluster),
+        nodes: Arc::new(cluster.nodes().iter().map(node_info).collect()),
         service_cidrs: Arc::clone(cluster.service_cidrs()),
         pods: Arc::clone(cluster.pods()),
     }
-}
-
-/// The part of a node state that is the same for all nodes.
-fn node_infos(cluster: &ClusterState) -> NodeInfos {
-    cluster.nodes().iter().map(|(name, node)| (Arc::clone(name), node.info.clone())).collect()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     net::{IpAddr, SocketAddr},
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -208,10 +209,10 @@ impl Datapath {
     pub fn apply(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
         let was_forwarding = self.buffer.layout.forwarding.is_used();
         let mut has_new_nodes = false;
-        if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(&state.nodes)) {
+        if self.nodes.as_ref().is_none_or(|it| !Arc::ptr_eq(it, &state.nodes)) {
             self.node_addresses =
                 node_addresses(&state.nodes, &self.node_name, &self.interfaces, &self.node_port_addresses);
-            self.nodes = Some(state.nodes.clone());
+            self.nodes = Some(Arc::clone(&state.nodes));
             self.uplinks.expire();
             has_new_nodes = true;
         }

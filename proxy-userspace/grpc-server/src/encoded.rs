@@ -108,13 +108,13 @@ impl NodeDigests {
     fn of(&self, nodes: &NodeInfos) -> GroupDigests {
         let mut last = self.0.lock();
         match &*last {
-            Some((of, digests)) if of.ptr_eq(nodes) => Arc::clone(digests),
+            Some((of, digests)) if Arc::ptr_eq(of, nodes) => Arc::clone(digests),
             _ => {
                 let digests: GroupDigests = nodes
                     .iter()
                     .map(|(name, node)| group(Set::NodesSet, name, &wire::node(name, node).encode_to_vec()))
                     .collect();
-                *last = Some((nodes.clone(), Arc::clone(&digests)));
+                *last = Some((Arc::clone(nodes), Arc::clone(&digests)));
                 digests
             }
         }
@@ -164,7 +164,7 @@ pub(crate) fn kept(
         rest.services.remove(name);
     }
     for (name, _) in state.nodes.keys().zip(&*nodes).filter(|it| is_lost(it.1)) {
-        rest.nodes.remove(name);
+        Arc::make_mut(&mut rest.nodes).remove(name);
     }
     for (name, _) in state.service_cidrs.keys().zip(&cidrs).filter(|it| is_lost(it.1)) {
         Arc::make_mut(&mut rest.service_cidrs).remove(name);

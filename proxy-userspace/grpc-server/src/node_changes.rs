@@ -47,7 +47,7 @@ struct Comparison {
 impl NodeChanges {
     /// The Nodes that differ, in ascending order of names; kept for others if it `is_shared`.
     pub(crate) fn between(&self, old: &NodeInfos, new: &NodeInfos, is_shared: bool) -> Arc<[NodeChange]> {
-        let is_same = |a: &NodeInfos, b: &NodeInfos| a.ptr_eq(b) || (a.is_empty() && b.is_empty());
+        let is_same = |a: &NodeInfos, b: &NodeInfos| Arc::ptr_eq(a, b) || (a.is_empty() && b.is_empty());
         if is_same(old, new) {
             return Arc::default();
         }
@@ -61,7 +61,11 @@ impl NodeChanges {
         }
         let changes = compare(old, new);
         kept.truncate(MAX_KEPT - 1);
-        kept.push_front(Comparison { old: old.clone(), new: new.clone(), changes: Arc::clone(&changes) });
+        kept.push_front(Comparison {
+            old: Arc::clone(old),
+            new: Arc::clone(new),
+            changes: Arc::clone(&changes),
+        });
         changes
     }
 }
@@ -84,7 +88,7 @@ mod tests {
 
     fn nodes(all: &[(&str, u8)]) -> NodeInfos {
         let info = |n: u8| NodeInfo { addresses: vec![[10, 0, 0, n].into()], ..NodeInfo::default() };
-        all.iter().map(|(name, n)| (Arc::from(*name), info(*n))).collect()
+        Arc::new(all.iter().map(|(name, n)| (Arc::from(*name), info(*n))).collect())
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! The result is only reported: a node without a Node object is served all the same, perhaps not as intended.
 
+use std::sync::Arc;
+
 use model::{Rejected, state::NodeInfos};
 
 /// How many existing nodes a message names.
@@ -36,8 +38,8 @@ pub(crate) struct NodeChecks {
 impl NodeChecks {
     /// What is wrong with the Node object of `node`, of which `is_required` says whether it must exist.
     pub(crate) fn rejected(&mut self, node: &str, nodes: &NodeInfos, is_required: bool) -> Vec<Rejected> {
-        if self.nodes.as_ref().is_none_or(|it| !it.ptr_eq(nodes)) {
-            self.nodes = Some(nodes.clone());
+        if self.nodes.as_ref().is_none_or(|it| !Arc::ptr_eq(it, nodes)) {
+            self.nodes = Some(Arc::clone(nodes));
             self.shared = shared_address(node, nodes);
         }
         let unknown = unknown_node(node, nodes, is_required);
@@ -84,19 +86,19 @@ mod tests {
         };
         let own = || node("n1", &["192.0.2.1", "2001:db8::1"]);
         let report = |others: [_; 2]| {
-            let nodes = others.into_iter().chain([own()]).collect();
+            let nodes = Arc::new(others.into_iter().chain([own()]).collect());
             shared_address("n1", &nodes).map(|it| it.to_string())
         };
         assert_eq!(report([node("n2", &["192.0.2.2"]), node("n3", &["192.0.2.2"])]), None);
         let text = report([node("n2", &["192.0.2.2"]), node("n3", &["192.0.2.3", "2001:db8::1"])]).unwrap();
         assert!(text.starts_with("node n1: its address 2001:db8::1 is also that of node n3"), "{text}");
-        assert_eq!(shared_address("n4", &[own()].into_iter().collect()), None);
+        assert_eq!(shared_address("n4", &Arc::new([own()].into())), None);
     }
 
     #[test]
     fn a_node_object_without_addresses_is_reported() {
         let with = NodeInfo { addresses: vec!["192.0.2.1".parse().unwrap()], ..NodeInfo::default() };
-        let nodes = [("n1".into(), with), ("n2".into(), NodeInfo::default())].into_iter().collect();
+        let nodes = Arc::new([("n1".into(), with), ("n2".into(), NodeInfo::default())].into());
         let report = |node| no_address(node, &nodes).map(|it| it.to_string());
         assert_eq!((report("n1"), report("n3")), (None, None));
         let text = report("n2").unwrap();
@@ -115,7 +117,7 @@ mod tests {
             (&[], true, Some("no Node object has this name: the node has no zone")),
         ];
         for (existing, is_required, expect) in cases {
-            let nodes: NodeInfos = existing.iter().map(|it| ((*it).into(), Default::default())).collect();
+            let nodes = Arc::new(existing.iter().map(|it| ((*it).into(), Default::default())).collect());
             let report = unknown_node("nope", &nodes, is_required).map(|it| it.to_string());
             match expect {
                 Some(text) => {

@@ -211,7 +211,7 @@ impl Pipeline {
 
     /// Publishes the cluster state, if there are watchers.
     fn publish_cluster(&self, brain: &Brain) {
-        self.nodes.set_cluster_nodes(brain.node_infos().clone());
+        self.nodes.set_cluster_nodes(Arc::clone(brain.node_infos()));
         let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
             true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
             // The brain must copy a cluster state that is shared before it can change it.

@@ -49,17 +49,17 @@ impl NodeStateDecoder {
     pub fn apply(&mut self, change: &NodeChange) -> NodeState {
         let before = self.rejections.clone();
         let (state, rejections) = (&mut self.state, &mut self.rejections);
-        apply_kind(&change.nodes, "node", rejections, decode_node, |name, it| match it {
-            Some(it) if state.nodes.get(name) == Some(&it) => {}
-            Some(it) => drop(state.nodes.insert(Arc::clone(name), it)),
-            None => drop(state.nodes.remove(name)),
+        apply_kind(&change.nodes, "node", rejections, decode_node, |name, it| {
+            if state.nodes.get(name) != it.as_ref() {
+                replace(&mut state.nodes, name, it);
+            }
         });
         let cidrs = &change.service_cidrs;
         apply_kind(cidrs, "ServiceCIDR", rejections, decode_service_cidr, |name, it| {
-            replace(&mut state.service_cidrs, name, it);
+            replace(&mut state.service_cidrs, name, it.map(Arc::new));
         });
         apply_kind(&change.pods, "pod", rejections, decode_pod, |name, it| {
-            replace(&mut state.pods, name, it);
+            replace(&mut state.pods, name, it.map(Arc::new));
         });
         let affected = self.apply_services(&change.services);
         let is_first = self.state.services.is_empty();
@@ -143,10 +143,10 @@ fn replacement<'a, T>(
 }
 
 /// Adds, replaces or removes an object that the states of all nodes share.
-fn replace<T>(all: &mut Arc<BTreeMap<Arc<str>, Arc<T>>>, name: &Arc<str>, value: Option<T>) {
+fn replace<T: Clone>(all: &mut Arc<BTreeMap<Arc<str>, T>>, name: &Arc<str>, value: Option<T>) {
     let all = Arc::make_mut(all);
     match value {
-        Some(it) => drop(all.insert(Arc::clone(name), Arc::new(it))),
+        Some(it) => drop(all.insert(Arc::clone(name), it)),
         None => drop(all.remove(name)),
     }
 }

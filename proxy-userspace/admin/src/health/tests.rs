@@ -1,5 +1,7 @@
 //! Health over time.
 
+use std::sync::Arc;
+
 use datapath::{ApplyReport, AttachStatus, HookBehavior, ProbeResult};
 use model::{
     Rejected,
@@ -119,7 +121,7 @@ async fn eligibility(requires_node: bool, nodes: &[&[(&str, bool)]]) -> bool {
     for nodes in nodes {
         let info = |is_being_deleted| NodeInfo { is_being_deleted, ..NodeInfo::default() };
         let nodes = nodes.iter().map(|(name, is_being_deleted)| ((*name).into(), info(*is_being_deleted)));
-        publisher.publish(NodeState { nodes: nodes.collect(), ..NodeState::default() });
+        publisher.publish(NodeState { nodes: Arc::new(nodes.collect()), ..NodeState::default() });
         admin.on_dequeued(&publisher.current().unwrap());
         assert!(live(&admin).is_ok());
     }

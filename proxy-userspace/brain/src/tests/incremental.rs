@@ -96,7 +96,7 @@ fn states_share_the_list_of_all_nodes() {
     brain.set_node(node("elsewhere", None));
     brain.recompute();
     let nodes = |name| &brain.state(name).unwrap().nodes;
-    assert!(nodes("n1").ptr_eq(nodes("n3")) && nodes("n1").ptr_eq(brain.node_infos()));
+    assert!(Arc::ptr_eq(nodes("n1"), nodes("n3")) && Arc::ptr_eq(nodes("n1"), brain.node_infos()));
 }
 
 #[test]

@@ -72,7 +72,7 @@ mod tests {
         ];
         let interfaces = BTreeSet::from([ip("192.0.2.1"), ip("198.51.100.1")]);
         let expect: BTreeMap<_, _> = expect.iter().map(|(address, scope)| (ip(address), *scope)).collect();
-        assert_eq!(*node_addresses(&nodes.into_iter().collect(), "own", &interfaces, &which), expect);
+        assert_eq!(*node_addresses(&Arc::new(nodes.into()), "own", &interfaces, &which), expect);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the brain knows of the states that are active.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use model::state::{NodeInfo, NodeState};
 use proxy_contract::{
@@ -117,7 +117,7 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
     peer.ask("n1").await;
     wait_for_acknowledged(&folder, 3).await;
     // It has not requested nodes.
-    let nodes = [("n2".into(), NodeInfo::default())].into_iter().collect();
+    let nodes = Arc::new([("n2".into(), NodeInfo::default())].into());
     brain.publisher.publish(NodeState { nodes, ..first.clone() });
     wait_for_acknowledged(&folder, 4).await;
     // What is not active yet becomes no more so by changes that it does not see.
@@ -125,7 +125,7 @@ async fn a_client_for_which_nothing_changes_is_not_behind() {
     brain.publisher.publish(second.clone());
     peer.change_set().await;
     peer.request(unconfirmed()).await;
-    let nodes = [("n3".into(), NodeInfo::default())].into_iter().collect();
+    let nodes = Arc::new([("n3".into(), NodeInfo::default())].into());
     brain.publisher.publish(NodeState { nodes, ..second });
     peer.receives_nothing().await;
     assert_eq!(acknowledged_at(&folder, 6).await, Some(4));

@@ -131,7 +131,7 @@ fn with_node(address: &str, last: u8) -> NodeState {
     let cidr = ServiceCidr { name: "c".into(), cidrs: vec![format!("10.{last}.0.0/16").parse().unwrap()] };
     let pod = Pod { name: "ns/p".into(), uid: format!("u{last}").into(), socket_lb: SocketLb::TcpOnly };
     NodeState {
-        nodes: [("n7".into(), node)].into_iter().collect(),
+        nodes: Arc::new([("n7".into(), node)].into()),
         service_cidrs: Arc::new([(Arc::clone(&cidr.name), Arc::new(cidr))].into()),
         pods: Arc::new([(Arc::clone(&pod.name), Arc::new(pod))].into()),
         ..state([(name, it)])

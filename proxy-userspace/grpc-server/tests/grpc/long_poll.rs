@@ -1,6 +1,6 @@
 //! `localnetv1.Endpoints/Next`, the long poll.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use model::state::NodeState;
 use proxy_contract::{
@@ -112,10 +112,8 @@ async fn all_polls_use_one_connection() {
 async fn a_change_of_what_the_client_does_not_receive_is_no_answer() {
     let (folder, brain) = Brain::new().await;
     let services = || state([service("ns/a", &[])]);
-    let with_node = |name: &str| NodeState {
-        nodes: [(name.into(), Default::default())].into_iter().collect(),
-        ..services()
-    };
+    let with_node =
+        |name: &str| NodeState { nodes: Arc::new([(name.into(), Default::default())].into()), ..services() };
     brain.publisher.publish(with_node("n1"));
     let with_nodes = NextFilter { extensions: vec![Extension::Nodes.into()], ..NextFilter::default() };
     let next = async |filter| poll(&folder, filter).await.remove(0).next.unwrap();

@@ -93,7 +93,7 @@ async fn an_idle_node_is_removed_at_the_second_check() {
 async fn unknown_nodes_are_limited_and_nodes_of_the_cluster_are_not() {
     let nodes = NodeRegistry::new(Publisher::new("n1"));
     let requests = nodes.requests();
-    nodes.set_cluster_nodes([("known".into(), NodeInfo::default())].into_iter().collect());
+    nodes.set_cluster_nodes(Arc::new([("known".into(), NodeInfo::default())].into()));
     let follow = |it: &str| requests.subscribe(it).map(drop);
     for it in 0..5_000 {
         follow(&format!("unknown-{it}")).unwrap();
@@ -119,7 +119,7 @@ async fn without_a_cluster_state_only_the_own_node_is_served() {
     assert!(is_pending(20, nodes.requested()).await);
     assert_eq!(follow("n2"), Err(SubscribeError::NoClusterState));
     assert_eq!(follow("n1"), Ok(()));
-    nodes.set_cluster_nodes([("n2".into(), NodeInfo::default())].into_iter().collect());
+    nodes.set_cluster_nodes(Arc::new([("n2".into(), NodeInfo::default())].into()));
     assert_eq!(follow("n2"), Ok(()));
     assert_eq!(nodes.requested().await, ["n2".into()]);
 }

@@ -71,7 +71,7 @@ pub(crate) fn large(services: usize) -> NodeState {
     let endpoints: Vec<_> = KEYS.into_iter().zip(1..).collect();
     let nodes = (0..services / 10).map(|it| (format!("n{it}").into(), NodeInfo::default()));
     let all = (0..services).map(|it| service(&format!("namespace-{}/service-{it}", it % 50), &endpoints));
-    NodeState { nodes: nodes.collect(), ..state(all) }
+    NodeState { nodes: Arc::new(nodes.collect()), ..state(all) }
 }
 
 /// Restarts the brain with another state; returns the bytes that this takes until the client has the state.
@@ -116,8 +116,9 @@ async fn a_client_receives_what_it_missed() {
     after.services.insert(changed);
     after.services.remove(&model::ServiceName::new("namespace-8", "service-8"));
     after.services.insert(service("new/new", &[("p", 9)]).1);
-    after.nodes.remove("n3");
-    after.nodes.insert("new".into(), NodeInfo { is_being_deleted: true, ..NodeInfo::default() });
+    let nodes = Arc::make_mut(&mut after.nodes);
+    nodes.remove("n3");
+    nodes.insert("new".into(), NodeInfo { is_being_deleted: true, ..NodeInfo::default() });
     let bytes = bytes_of_a_restart(before.clone(), after, "some changes").await;
     assert!((8_000..25_000).contains(&bytes), "{bytes} bytes");
     // A client that has nothing of it.

@@ -1,11 +1,6 @@
 //! The state of one node, and what it says about every node of the cluster and about pods.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    ops::{Deref, DerefMut},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -52,7 +47,7 @@ impl NodeState {
     /// Replaces what is equal in `before` by the object in `before`, so that both share it.
     pub fn reuse_equal(&mut self, before: &Self) {
         self.services.reuse_equal(&before.services);
-        reuse_equal(&mut self.nodes.0, &before.nodes.0);
+        reuse_equal(&mut self.nodes, &before.nodes);
         reuse_equal(&mut self.service_cidrs, &before.service_cidrs);
         reuse_equal(&mut self.pods, &before.pods);
     }
@@ -71,35 +66,7 @@ pub struct ServiceCidr {
 }
 
 /// All nodes of a cluster by name; the states of all nodes share it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInfos(Arc<BTreeMap<Arc<str>, NodeInfo>>);
-
-impl NodeInfos {
-    /// Whether both are the same object in memory.
-    pub fn ptr_eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Deref for NodeInfos {
-    type Target = BTreeMap<Arc<str>, NodeInfo>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for NodeInfos {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        Arc::make_mut(&mut self.0)
-    }
-}
-
-impl FromIterator<(Arc<str>, NodeInfo)> for NodeInfos {
-    fn from_iter<T: IntoIterator<Item = (Arc<str>, NodeInfo)>>(nodes: T) -> Self {
-        Self(Arc::new(nodes.into_iter().collect()))
-    }
-}
+pub type NodeInfos = Arc<BTreeMap<Arc<str>, NodeInfo>>;
 
 /// The properties of a node that datapaths and health checks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -79,7 +79,7 @@ enum Kind {
 
 /// In an order in which a port or an endpoint never exists without its Service.
 fn changes<'a>(before: &'a NodeState, after: &'a NodeState) -> Result<Vec<Change<'a>>, serde_json::Error> {
-    let has_nodes = !before.nodes.ptr_eq(&after.nodes);
+    let has_nodes = !Arc::ptr_eq(&before.nodes, &after.nodes);
     let objects = |state| cluster_objects(state, has_nodes);
     let mut changes: Vec<_> = differing(None, objects(before)?, objects(after)?).collect();
     for (service, old, new) in after.diff(before) {

@@ -95,7 +95,7 @@ fn changed() -> Published {
     service.ports[1].has_any_endpoint.v6 = true;
     state.service = Arc::new(service);
     let node = NodeInfo { addresses: vec!["192.0.2.2".parse().unwrap()], ..NodeInfo::default() };
-    after.state.nodes.insert("n2".into(), node);
+    Arc::make_mut(&mut after.state.nodes).insert("n2".into(), node);
     let other = ServiceName::new("shop", "z");
     let new = Service { name: other, ..Service::clone(&state.service) };
     let new = ServiceState { service: Arc::new(new), ..state.clone() };
@@ -221,7 +221,7 @@ fn the_parts_of_json_are_the_whole_object() {
     let cidr = |name: &str| ServiceCidr { name: name.into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
     let cidrs = ["a", "b"].map(|it| (it.into(), Arc::new(cidr(it))));
     state.service_cidrs = Arc::new(cidrs.into_iter().collect());
-    state.nodes.insert("n3".into(), NodeInfo::default());
+    Arc::make_mut(&mut state.nodes).insert("n3".into(), NodeInfo::default());
     fn json(it: &impl serde::Serialize) -> String {
         serde_json::to_string(it).unwrap()
     }

@@ -61,10 +61,10 @@ impl ForwardNodes {
 
     /// Replaces the nodes; returns whether they were others.
     pub(super) fn set_infos(&mut self, infos: &NodeInfos) -> bool {
-        if self.infos.ptr_eq(infos) {
+        if Arc::ptr_eq(&self.infos, infos) {
             return false;
         }
-        let before = mem::replace(&mut self.infos, infos.clone());
+        let before = mem::replace(&mut self.infos, Arc::clone(infos));
         let names: BTreeSet<_> = self.targets.keys().map(|(name, _)| name).collect();
         let was = |name: &Arc<str>| with_address(&before, name).or_else(|| self.gone.get(name)).cloned();
         let gone = names.into_iter().filter(|it| with_address(infos, it).is_none());
@@ -188,7 +188,7 @@ impl ForwardNodes {
         let mut wanted = BTreeMap::new();
         if is_used {
             // Packets are taken from any node, also from one without endpoints.
-            for it in self.infos.clone().keys() {
+            for it in Arc::clone(&self.infos).keys() {
                 self.number(it);
             }
             let own = (&self.own, &THIS_NODE);

@@ -39,7 +39,7 @@ fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
     let node = |n: u8| (format!("n{n}").into(), node_at(n + 1));
     NodeState {
         services: services.into_iter().map(Arc::new).collect(),
-        nodes: (0..8).map(node).collect(),
+        nodes: Arc::new((0..8).map(node).collect()),
         ..NodeState::default()
     }
 }
@@ -88,7 +88,7 @@ impl Written {
 
     fn update(&mut self, mut state: NodeState) {
         if self.state.nodes == state.nodes {
-            state.nodes = self.state.nodes.clone();
+            state.nodes = Arc::clone(&self.state.nodes);
         }
         let mut updates = MapUpdates::default();
         self.forwarding.update(&state, &mut self.counters, &mut updates);
@@ -226,8 +226,8 @@ fn the_numbers_of_nodes_outlive_the_process() {
     let mut second = Written::default();
     second.forwarding.restore(first.previous(&[1]));
     let mut without = state([service("a", 1, &[(3, 1), (5, 1)])]);
-    without.nodes.remove("n1");
-    without.nodes.insert("new".into(), node_at(99));
+    Arc::make_mut(&mut without.nodes).remove("n1");
+    Arc::make_mut(&mut without.nodes).insert("new".into(), node_at(99));
     second.update(without);
     let (before, now) = (first.numbers(), second.numbers());
     for (address, number) in &now {
@@ -256,7 +256,7 @@ fn what_cannot_be_received_is_translated() {
     written.update(state([service("a", 1, &[(0, 1), (9, 1)])]));
     assert_eq!(written.rows(1), [[None, None]], "n9 has no address");
     let mut with_it = state([service("a", 1, &[(0, 1), (9, 1)])]);
-    with_it.nodes.insert("n9".into(), node_at(10));
+    Arc::make_mut(&mut with_it.nodes).insert("n9".into(), node_at(10));
     written.update(with_it);
     assert_eq!(written.owners(1), [Some(0), Some(9)].into());
     written.update(state([service("a", 1, &[])]));
@@ -272,8 +272,8 @@ fn a_node_that_goes_before_its_endpoints_keeps_its_rows() {
     written.update(state([service("a", 1, &nodes)]));
     let before = written.rows(1);
     let mut without = state([service("a", 1, &nodes)]);
-    without.nodes.remove("n1");
-    without.nodes.insert("n2".into(), NodeInfo::default());
+    Arc::make_mut(&mut without.nodes).remove("n1");
+    Arc::make_mut(&mut without.nodes).insert("n2".into(), NodeInfo::default());
     written.update(without.clone());
     assert_eq!(written.rows(1), before);
     without.services = state([service("a", 1, &[(0, 1)])]).services;
@@ -539,7 +539,7 @@ fn what_the_packet_path_does_not_have_yet_is_expected() {
     it.update(web(&[(0, 1), (1, 1)]));
     assert_eq!(it.rows(1), [[None, None]], "other nodes may forward it already");
     let mut more = web(&[(0, 1), (1, 1)]);
-    more.nodes.insert("n9".into(), node_at(10));
+    Arc::make_mut(&mut more.nodes).insert("n9".into(), node_at(10));
     it.update(more.clone());
     assert!(it.numbers().contains_key(&IpAddr::from([192, 0, 2, 10])), "it may send packets already");
     it.packets_have(&more);
