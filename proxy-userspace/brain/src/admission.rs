@@ -78,7 +78,7 @@ impl Admission {
     /// What of each Service of a cluster is served.
     pub(crate) fn of(cluster: &ClusterState, options: &Options) -> Self {
         let mut admission = Self::default();
-        let services = cluster.services().keys().cloned().collect();
+        let services = cluster.services.keys().cloned().collect();
         admission.update(cluster, options, &services, &BTreeSet::new());
         admission
     }
@@ -89,7 +89,7 @@ impl Admission {
         cluster: &'a ClusterState,
         name: &ServiceName,
     ) -> Option<&'a Arc<Service>> {
-        cluster.service(name).filter(|_| !self.is_refused(name))
+        cluster.services.get(name).filter(|_| !self.is_refused(name))
     }
 
     /// What of a Service that is served is not.
@@ -120,7 +120,7 @@ impl Admission {
         with_slices: &BTreeSet<ServiceName>,
     ) -> BTreeSet<ServiceName> {
         let claim_of = |name: &_| {
-            cluster.service(name).map(|it| claim(it, options)).filter(|it| !it.frontends.is_empty())
+            cluster.services.get(name).map(|it| claim(it, options)).filter(|it| !it.frontends.is_empty())
         };
         let mut claims: BTreeMap<_, _> = services.iter().map(|it| (it.clone(), claim_of(it))).collect();
         let mut touched = BTreeSet::new();
@@ -129,7 +129,7 @@ impl Admission {
             let before = namespace.services.get(name).copied();
             let own = match claims.get(name) {
                 Some(claim) => claim.as_ref().map(|claim| Entries {
-                    created: cluster.service(name).and_then(|it| it.created),
+                    created: cluster.services.get(name).and_then(|it| it.created),
                     frontends: claim.frontends.len() as u64,
                     ..Entries::default()
                 }),
@@ -245,7 +245,7 @@ impl Namespace {
 
 /// What the rows of a Service take, if it is forwarded: each port in each family of its addresses may have rows of its own.
 fn rows(cluster: &ClusterState, options: &Options, name: &ServiceName) -> u64 {
-    let Some(service) = cluster.service(name).filter(|it| is_forwarded(it, options)) else { return 0 };
+    let Some(service) = cluster.services.get(name).filter(|it| is_forwarded(it, options)) else { return 0 };
     let endpoints = cluster.slices_of(name).flat_map(|it| &it.endpoints);
     let nodes: BTreeSet<_> = endpoints.filter_map(|it| it.node.as_deref()).collect();
     let ips = service.load_balancer_ips.iter().chain(&service.external_ips);

@@ -126,7 +126,7 @@ impl Brain {
     pub fn set_service(&mut self, service: impl Into<Arc<Service>>) {
         let service = service.into();
         self.changed_services.insert(service.name.clone());
-        self.cluster_mut().set_service(service);
+        self.cluster_mut().services.insert(service);
     }
 
     /// Adds an EndpointSlice, or replaces the one of the same name.
@@ -150,7 +150,7 @@ impl Brain {
     pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
         let node = node.into();
         self.mark_node_dirty(&node.name);
-        self.cluster_mut().set_node(node);
+        self.cluster_mut().nodes.insert(node);
     }
 
     /// Adds an object, or replaces the one of the same name.
@@ -169,7 +169,7 @@ impl Brain {
         match name {
             ObjectName::Service(it) => {
                 self.changed_services.insert(it.clone());
-                self.cluster_mut().delete_service(it);
+                self.cluster_mut().services.remove(it);
             }
             ObjectName::EndpointSlice(it) => {
                 if let Some(old) = self.cluster_mut().delete_slice(it) {
@@ -179,7 +179,7 @@ impl Brain {
             }
             ObjectName::Node(it) => {
                 self.mark_node_dirty(it);
-                self.cluster_mut().delete_node(it);
+                self.cluster_mut().nodes.remove(it);
             }
             ObjectName::ServiceCidr(it) => self.cluster_mut().delete_service_cidr(it),
             ObjectName::Pod(it) => self.cluster_mut().delete_pod(it),
@@ -200,14 +200,14 @@ impl Brain {
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         let before = mem::replace(&mut self.cluster, cluster);
         let after = Arc::clone(&self.cluster);
-        for (name, ..) in after.services().diff(before.services()) {
+        for (name, ..) in after.services.diff(&before.services) {
             self.changed_services.insert(name.clone());
         }
         for service in after.services_with_changed_slices(&before) {
             self.changed_slices.insert(service.clone());
             self.mark_dirty(service);
         }
-        for (name, ..) in after.nodes().diff(before.nodes()) {
+        for (name, ..) in after.nodes.diff(&before.nodes) {
             self.mark_node_dirty(name);
         }
     }
@@ -281,8 +281,8 @@ impl Brain {
             let state = NodeState {
                 services,
                 nodes: Arc::clone(&self.node_infos),
-                service_cidrs: Arc::clone(self.cluster.service_cidrs()),
-                pods: Arc::clone(self.cluster.pods()),
+                service_cidrs: Arc::clone(&self.cluster.service_cidrs),
+                pods: Arc::clone(&self.cluster.pods),
             };
             self.served.insert(Arc::clone(name), ServedNode { zone: zone.clone(), state });
         }
@@ -292,7 +292,7 @@ impl Brain {
     fn update_nodes(&mut self, changed: &mut BTreeSet<Arc<str>>) {
         let mut has_changed = false;
         for name in mem::take(&mut self.dirty_infos) {
-            let info = self.cluster.node(&name).map(|it| &it.info);
+            let info = self.cluster.nodes.get(&name).map(|it| &it.info);
             if self.node_infos.get(&name) == info {
                 continue;
             }
@@ -304,7 +304,7 @@ impl Brain {
             };
         }
         // They are the same for all nodes, too.
-        let (service_cidrs, pods) = (self.cluster.service_cidrs(), self.cluster.pods());
+        let (service_cidrs, pods) = (&self.cluster.service_cidrs, &self.cluster.pods);
         has_changed |= self
             .served
             .values()
@@ -406,7 +406,7 @@ impl Brain {
         }
         let services = match zone {
             None => {
-                let states = self.cluster.services().keys().filter_map(|name| {
+                let states = self.cluster.services.keys().filter_map(|name| {
                     let view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
                     view.state(Locality::default()).map(Arc::new)
                 });

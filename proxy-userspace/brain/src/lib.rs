@@ -42,7 +42,7 @@ pub use options::{DEFAULT_MAX_NAMESPACE_ENTRIES, Options};
 pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(cluster, node);
     let admission = Admission::of(cluster, options);
-    let states = cluster.services().keys().filter_map(|name| {
+    let states = cluster.services.keys().filter_map(|name| {
         let service = admission.service(cluster, name)?;
         let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
         Some(Arc::new(service::service_state(
@@ -57,9 +57,9 @@ pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> Node
     let node_info = |(name, node): (&Arc<str>, &Arc<Node>)| (Arc::clone(name), node.info.clone());
     NodeState {
         services: states.collect(),
-        nodes: Arc::new(cluster.nodes().iter().map(node_info).collect()),
-        service_cidrs: Arc::clone(cluster.service_cidrs()),
-        pods: Arc::clone(cluster.pods()),
+        nodes: Arc::new(cluster.nodes.iter().map(node_info).collect()),
+        service_cidrs: Arc::clone(&cluster.service_cidrs),
+        pods: Arc::clone(&cluster.pods),
     }
 }
 

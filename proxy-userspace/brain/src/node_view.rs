@@ -14,6 +14,6 @@ pub(crate) struct NodeView<'a> {
 impl<'a> NodeView<'a> {
     /// A node of a cluster; one that the cluster does not contain has no zone.
     pub(crate) fn new(cluster: &'a ClusterState, name: &'a str) -> Self {
-        Self { name, zone: cluster.node(name).and_then(|node| node.zone.as_deref()) }
+        Self { name, zone: cluster.nodes.get(name).and_then(|node| node.zone.as_deref()) }
     }
 }

@@ -31,8 +31,8 @@ fn service_with_slices(bytes: &[u8]) -> (Service, Vec<EndpointSlice>) {
 
 fn state(service: &Service, slices: &[EndpointSlice]) -> Option<Arc<ServiceState>> {
     let mut cluster = ClusterState::default();
-    cluster.set_node(Node { name: "n1".into(), zone: Some("a".into()), info: NodeInfo::default() });
-    cluster.set_service(service.clone());
+    cluster.nodes.insert(Node { name: "n1".into(), zone: Some("a".into()), info: NodeInfo::default() });
+    cluster.services.insert(service.clone());
     for (n, slice) in slices.iter().enumerate() {
         let name = SliceName { namespace: "ns".into(), name: n.to_string().into() };
         cluster.set_slice(EndpointSlice { name, ..slice.clone() });

@@ -55,13 +55,13 @@ struct SliceChange {
 impl ClusterDiff {
     /// The difference from `old` to `new`; shared objects are not compared.
     pub(crate) fn new(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> Self {
-        let nodes = new.nodes().diff(old.nodes()).map(|(name, old, new)| Change {
+        let nodes = new.nodes.diff(&old.nodes).map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
             new: new.cloned(),
         });
         // A slice comes and goes with its Service, whose trigger time is that of its slices.
-        let names = new.services().diff(old.services()).map(|(name, ..)| name);
+        let names = new.services.diff(&old.services).map(|(name, ..)| name);
         let owners = new.services_with_changed_slices(old);
         let changed: BTreeSet<_> = names.chain(owners).collect();
         let mut slices = BTreeMap::<&SliceName, SliceChange>::new();
@@ -85,9 +85,9 @@ impl ClusterDiff {
         });
         let [cidrs, pods] = [Extension::ServiceCidrs, Extension::Pods].map(|it| filter.extensions.has(it));
         let cidr_path = |it: &str| format!("|{it}||");
-        let service_cidrs = differing(cidrs, old.service_cidrs(), new.service_cidrs(), cidr_path);
+        let service_cidrs = differing(cidrs, &old.service_cidrs, &new.service_cidrs, cidr_path);
         let pod_path = |it: &str| format!("{}||", it.replace('/', "|"));
-        let pods = differing(pods, old.pods(), new.pods(), pod_path);
+        let pods = differing(pods, &old.pods, &new.pods, pod_path);
         Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
     }
 
@@ -118,7 +118,7 @@ impl Filter<'_> {
 
     /// The Service, if the client receives it.
     fn service(&self, state: &ClusterState, name: &ServiceName) -> Option<SentService> {
-        let service = state.service(name).filter(|it| self.is_sent(it))?;
+        let service = state.services.get(name).filter(|it| self.is_sent(it))?;
         let slices = state.slices_of(name).filter(|it| !it.headless);
         let trigger_time = slices.filter_map(|it| it.trigger_time).max();
         let trigger_time = trigger_time.filter(|_| self.extensions.has(Extension::TriggerTimes));
@@ -131,7 +131,7 @@ impl Filter<'_> {
         state: &'a ClusterState,
         name: &ServiceName,
     ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
-        let is_sent = state.service(name).is_some_and(|it| self.is_sent(it));
+        let is_sent = state.services.get(name).is_some_and(|it| self.is_sent(it));
         state.slices_of(name).filter(move |it| is_sent && is_slice_sent(it))
     }
 }

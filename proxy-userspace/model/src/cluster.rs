@@ -22,26 +22,20 @@ pub use object::{ClusterChanges, Object, ObjectName};
 /// Successive snapshots share what did not change: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterState {
-    services: ObjectMap<Service>,
+    /// All Services.
+    pub services: ObjectMap<Service>,
+    /// All Nodes.
+    pub nodes: ObjectMap<Node>,
+    /// All ServiceCIDRs.
+    pub service_cidrs: ServiceCidrs,
+    /// The pods whose annotation says how their sockets are served.
+    pub pods: Pods,
     slices: ObjectMap<ServiceSlices>,
     /// The key in `slices` of each slice: the label of a slice can change.
     slice_owners: ObjectMap<SliceOwner>,
-    nodes: ObjectMap<Node>,
-    service_cidrs: ServiceCidrs,
-    pods: Pods,
 }
 
 impl ClusterState {
-    /// All Services, by name.
-    pub fn services(&self) -> &ObjectMap<Service> {
-        &self.services
-    }
-
-    /// One Service.
-    pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
-        self.services.get(name)
-    }
-
     /// The EndpointSlices of a Service, in the order of their names; the Service need not exist.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         self.slices.get(service).into_iter().flat_map(|it| &it.slices)
@@ -64,36 +58,6 @@ impl ClusterState {
         before: &'a Self,
     ) -> impl Iterator<Item = &'a ServiceName> {
         self.slices.diff(&before.slices).map(|(name, ..)| name)
-    }
-
-    /// All Nodes, by name.
-    pub fn nodes(&self) -> &ObjectMap<Node> {
-        &self.nodes
-    }
-
-    /// One Node.
-    pub fn node(&self, name: &str) -> Option<&Arc<Node>> {
-        self.nodes.get(name)
-    }
-
-    /// All ServiceCIDRs, by name.
-    pub fn service_cidrs(&self) -> &ServiceCidrs {
-        &self.service_cidrs
-    }
-
-    /// The pods whose annotation says how their sockets are served, by name.
-    pub fn pods(&self) -> &Pods {
-        &self.pods
-    }
-
-    /// Adds a Service, or replaces the one of the same name, which is returned.
-    pub fn set_service(&mut self, service: impl Into<Arc<Service>>) -> Option<Arc<Service>> {
-        self.services.insert(service)
-    }
-
-    /// Removes a Service and returns it.
-    pub fn delete_service(&mut self, name: &ServiceName) -> Option<Arc<Service>> {
-        self.services.remove(name)
     }
 
     /// Adds an EndpointSlice, or replaces the one of the same name, which is returned.
@@ -135,16 +99,6 @@ impl ClusterState {
             false => drop(self.slices.insert(ServiceSlices { service, slices })),
         }
         Some(old)
-    }
-
-    /// Adds a Node, or replaces the one of the same name, which is returned.
-    pub fn set_node(&mut self, node: impl Into<Arc<Node>>) -> Option<Arc<Node>> {
-        self.nodes.insert(node)
-    }
-
-    /// Removes a Node and returns it.
-    pub fn delete_node(&mut self, name: &str) -> Option<Arc<Node>> {
-        self.nodes.remove(name)
     }
 
     /// Adds a ServiceCIDR, or replaces the one of the same name.
@@ -386,37 +340,37 @@ mod tests {
         let mut cluster = ClusterState::default();
         let name = ServiceName::new("ns", "a");
         let service = |proxy: &str| Service { proxy_name: Some(proxy.into()), ..Service::new(name.clone()) };
-        assert_eq!(cluster.set_service(service("old")), None);
-        assert_eq!(cluster.set_service(service("new")), Some(Arc::new(service("old"))));
+        assert_eq!(cluster.services.insert(service("old")), None);
+        assert_eq!(cluster.services.insert(service("new")), Some(Arc::new(service("old"))));
         let node =
             |zone: &str| Node { name: "n".into(), zone: Some(zone.into()), info: state::NodeInfo::default() };
-        assert_eq!(cluster.set_node(node("old")), None);
-        assert_eq!(cluster.set_node(node("new")), Some(Arc::new(node("old"))));
+        assert_eq!(cluster.nodes.insert(node("old")), None);
+        assert_eq!(cluster.nodes.insert(node("new")), Some(Arc::new(node("old"))));
         cluster.set_slice(slice("s", "a"));
         let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
         cluster.set_service_cidr(cidr.clone());
-        assert_eq!(cluster.service(&name).map(|it| &**it), Some(&service("new")));
-        assert_eq!(cluster.services().values().map(|it| &**it).collect::<Vec<_>>(), [&service("new")]);
-        assert_eq!(cluster.node("n").map(|it| &**it), Some(&node("new")));
-        assert_eq!(cluster.nodes().values().map(|it| &**it).collect::<Vec<_>>(), [&node("new")]);
+        assert_eq!(cluster.services.get(&name).map(|it| &**it), Some(&service("new")));
+        assert_eq!(cluster.services.values().map(|it| &**it).collect::<Vec<_>>(), [&service("new")]);
+        assert_eq!(cluster.nodes.get("n").map(|it| &**it), Some(&node("new")));
+        assert_eq!(cluster.nodes.values().map(|it| &**it).collect::<Vec<_>>(), [&node("new")]);
         let found = cluster.slice(&slice("s", "a").name).map(|it| &**it);
         assert_eq!((found, cluster.slices().count()), (Some(&slice("s", "a")), 1));
-        assert_eq!(cluster.service_cidrs().values().map(|it| &**it).collect::<Vec<_>>(), [&cidr]);
-        assert_eq!(cluster.delete_service(&name), Some(Arc::new(service("new"))));
-        assert_eq!((cluster.delete_service(&name), cluster.service(&name)), (None, None));
+        assert_eq!(cluster.service_cidrs.values().map(|it| &**it).collect::<Vec<_>>(), [&cidr]);
+        assert_eq!(cluster.services.remove(&name), Some(Arc::new(service("new"))));
+        assert_eq!((cluster.services.remove(&name), cluster.services.get(&name)), (None, None));
     }
 
     #[test]
     fn a_change_of_a_copy_leaves_the_rest_shared_and_is_found() {
         let mut cluster = ClusterState::default();
         for it in 0..1_000 {
-            cluster.set_service(Service::new(ServiceName::new("ns", format!("s{it:03}"))));
+            cluster.services.insert(Service::new(ServiceName::new("ns", format!("s{it:03}"))));
             cluster.set_slice(slice(&format!("s{it:03}-1"), &format!("s{it:03}")));
         }
         let before = cluster.clone();
         let changed = slice("s500-2", "s500");
         cluster.set_slice(changed.clone());
-        assert!(cluster.services().ptr_eq(before.services()) && cluster.nodes().ptr_eq(before.nodes()));
+        assert!(cluster.services.ptr_eq(&before.services) && cluster.nodes.ptr_eq(&before.nodes));
         assert!(cluster.services_with_changed_slices(&before).eq([&changed.service]));
         assert_eq!((before.slice(&changed.name), before.slices().count()), (None, 1_000));
         cluster.delete_slice(&changed.name);
@@ -447,8 +401,8 @@ mod tests {
         let mut cluster = ClusterState::default();
         cluster.set_slice(slice("s", "a"));
         cluster.delete_slice(&slice("s", "a").name);
-        cluster.set_node(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
-        cluster.delete_node("n");
+        cluster.nodes.insert(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
+        cluster.nodes.remove("n");
         cluster.set_service_cidr(ServiceCidr { name: "c".into(), cidrs: Vec::new() });
         cluster.delete_service_cidr("c");
         assert_eq!(cluster, ClusterState::default());

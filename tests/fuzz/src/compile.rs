@@ -45,7 +45,7 @@ fn endpoint_history(
     states: &mut Vec<NodeState>,
 ) -> Result<()> {
     let (service, slices) = service_with_slices(u)?;
-    cluster.set_service(service);
+    cluster.services.insert(service);
     slices.into_iter().for_each(|it| drop(cluster.set_slice(it)));
     states.push(state(&cluster));
     while !u.is_empty() && states.len() < MAX_STATES {

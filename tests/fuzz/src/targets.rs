@@ -111,7 +111,7 @@ fn cluster(mut bytes: &[u8]) {
         assert_eq!(slice.service, service.name, "a slice belongs to its Service");
         cluster.set_slice(slice);
     }
-    cluster.set_service(service);
+    cluster.services.insert(service);
     invariants::state(&node_state(&cluster, "n1", &Options::default()));
 }
 

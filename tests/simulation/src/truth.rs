@@ -89,7 +89,7 @@ impl Truth {
                 let converted = converted.filter(|it| it.proxy_name.is_none());
                 server.set(object);
                 self.set(SERVICES, server, |all| match converted {
-                    Some(it) => drop(all.set_service(it)),
+                    Some(it) => drop(all.services.insert(it)),
                     None => all.delete(&name),
                 });
             }
@@ -109,7 +109,7 @@ impl Truth {
                 let is_watched = self.only_node.is_none_or(|only| *it.name == *only);
                 server.set(object);
                 self.set(NODES, server, |all| {
-                    converted.filter(|_| is_watched).map(|it| all.set_node(it));
+                    converted.filter(|_| is_watched).map(|it| all.nodes.insert(it));
                 });
             }
             Some(Object::ServiceCidr(_) | Object::Pod(_)) => unreachable!("no random change is of this kind"),
@@ -177,7 +177,7 @@ impl Truth {
         let state = self.states.entry((at, node)).or_insert_with(|| {
             let mut cluster = services.clone();
             slices.slices().for_each(|it| drop(cluster.set_slice(Arc::clone(it))));
-            nodes.nodes().values().for_each(|it| drop(cluster.set_node(Arc::clone(it))));
+            nodes.nodes.values().for_each(|it| drop(cluster.nodes.insert(Arc::clone(it))));
             Arc::new(node_state(&cluster, node, &options()))
         });
         Arc::clone(state)
@@ -217,7 +217,7 @@ impl Truth {
     }
 
     fn service_cidrs_match(&self, at: usize, observed: &Observed) -> bool {
-        let expected = self.kinds[CIDRS][at].1.service_cidrs();
+        let expected = &self.kinds[CIDRS][at].1.service_cidrs;
         match observed {
             Observed::Full(state) => state.service_cidrs == *expected,
             Observed::View(extensions, state) => {

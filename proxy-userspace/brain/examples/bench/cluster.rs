@@ -26,12 +26,12 @@ impl SyntheticCluster {
     pub(crate) fn initial(self) -> ClusterState {
         let mut cluster = ClusterState::default();
         for index in 0..self.services {
-            cluster.set_service(service(index));
+            cluster.services.insert(service(index));
             cluster.set_slice(self.slice(index, 0));
         }
         for index in 0..self.nodes {
             let zone = format!("zone-{}", index % 3);
-            cluster.set_node(Node {
+            cluster.nodes.insert(Node {
                 name: node_name(index).into(),
                 zone: Some(zone.into()),
                 info: model::state::NodeInfo::default(),

@@ -17,7 +17,7 @@ pub(super) fn find(
 ) -> Result<ExplainedClient, InvalidQuery> {
     let (kind, pod, addresses) = match client {
         Client::Node => {
-            let addresses = cluster.node(node.name).map(|it| it.info.addresses.clone());
+            let addresses = cluster.nodes.get(node.name).map(|it| it.info.addresses.clone());
             (ClientKind::Node, None, addresses.unwrap_or_default())
         }
         Client::Outside(address, _) => (ClientKind::Outside, None, address.iter().copied().collect()),
@@ -28,7 +28,7 @@ pub(super) fn find(
                 pods.entry(pod).or_default().push(endpoint);
             }
             // One that the question gives an address, or that has our annotation, is known in any case.
-            let is_known = !given.is_empty() || cluster.pods().contains_key(&*name);
+            let is_known = !given.is_empty() || cluster.pods.contains_key(&*name);
             let known = || is_known.then_some(&[][..]);
             let Some(endpoints) = pods.get(&name).map(Vec::as_slice).or_else(known) else {
                 let hint = did_you_mean(&name, pods.keys());

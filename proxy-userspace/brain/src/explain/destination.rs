@@ -93,7 +93,7 @@ impl<'a> Search<'a> {
         let external =
             [own(&state.load_balancer_ips, port.port), own(&state.external_ips, port.port)].concat();
         let addresses =
-            self.cluster.node(self.node.name).map(|it| &it.info.addresses[..]).unwrap_or_default();
+            self.cluster.nodes.get(self.node.name).map(|it| &it.info.addresses[..]).unwrap_or_default();
         let node_port = port.node_port.map(|it| own(addresses, it)).unwrap_or_default();
         let candidates = match self.client {
             ClientKind::Outside => [external, node_port, cluster_ips],
@@ -114,7 +114,7 @@ impl<'a> Search<'a> {
         let at = |ip| {
             let port = NonZeroU16::new(address.port())?;
             let name = self.admission.owners.claimants(FrontendKey { address: ip, port, protocol }).next()?;
-            let service = self.cluster.service(name)?;
+            let service = self.cluster.services.get(name)?;
             let state = self.state(service)?;
             let is_own = |it: &ServicePort| {
                 it.protocol == protocol
@@ -166,8 +166,8 @@ impl<'a> Search<'a> {
 
     /// Whose address this is, if it may be a node's.
     fn node_address(&self, ip: IpAddr) -> Option<NodeAddress<'a>> {
-        let has = |name: &str| self.cluster.node(name).is_some_and(|it| it.info.addresses.contains(&ip));
-        let other = || self.cluster.nodes().values().find(|it| it.info.addresses.contains(&ip));
+        let has = |name: &str| self.cluster.nodes.get(name).is_some_and(|it| it.info.addresses.contains(&ip));
+        let other = || self.cluster.nodes.values().find(|it| it.info.addresses.contains(&ip));
         Some(match () {
             () if ip.is_loopback() => NodeAddress::Loopback,
             () if has(self.node.name) => NodeAddress::Own,
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
 
     /// What an address is, other than a node's, and what becomes of a connection to a port there that no Service has.
     fn at_address(&self, ip: IpAddr) -> Option<Unmatched> {
-        let services = || self.cluster.services().values();
+        let services = || self.cluster.services.values();
         let served = services().find_map(|it| {
             let state = self.state(it)?;
             Some((kind_of(&state, ip)?, state))
@@ -213,7 +213,7 @@ impl<'a> Search<'a> {
         if let Some(service) = services().find(|it| it.cluster_ips.contains(&ip)) {
             return untranslated(self.unserved(service).to_string());
         }
-        let cidrs = self.cluster.service_cidrs();
+        let cidrs = &self.cluster.service_cidrs;
         if let Some(it) = cidrs.values().find(|it| it.cidrs.iter().any(|it| it.contains(&ip))) {
             let reason = format!("{ip} is in the ServiceCIDR {}, and no Service has it", it.name);
             return Some((Verdict::Dropped, reason));
@@ -224,10 +224,10 @@ impl<'a> Search<'a> {
 
     fn service(&self, name: &ServiceName) -> Result<&'a Service, InvalidQuery> {
         let unknown = || {
-            let hint = did_you_mean(&name.to_string(), self.cluster.services().keys());
+            let hint = did_you_mean(&name.to_string(), self.cluster.services.keys());
             InvalidQuery(format!("there is no Service {name}{hint}"))
         };
-        self.cluster.service(name).map(|it| &**it).ok_or_else(unknown)
+        self.cluster.services.get(name).map(|it| &**it).ok_or_else(unknown)
     }
 
     /// A Service as it is served, without endpoints; none if it is not served.

@@ -249,7 +249,7 @@ impl Found<'_> {
 
     /// Which sockets of the pod are left to packets.
     fn sockets(&self) -> Option<&'static str> {
-        let pod = self.search.cluster.pods().get(self.explanation.client.pod.as_deref()?)?;
+        let pod = self.search.cluster.pods.get(self.explanation.client.pod.as_deref()?)?;
         Some(match pod.socket_lb {
             SocketLb::Off => {
                 "all are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"

@@ -34,7 +34,7 @@ async fn until(updates: &mut watch::Receiver<Option<Update>>, expected: impl Fn(
 
 fn cluster(address: &str) -> Arc<ClusterState> {
     let mut state = ClusterState::default();
-    state.set_service(service("web"));
+    state.services.insert(service("web"));
     state.set_slice(slice("web-1", "web", &[address]));
     state.into()
 }

@@ -39,7 +39,7 @@ impl Downstream {
 /// The states of all nodes, for two proxies, with their trigger times.
 fn node_states(state: &ClusterState) -> Vec<(NodeState, Vec<Option<Timestamp>>)> {
     let mut states = Vec::new();
-    let nodes: BTreeSet<&str> = state.nodes().keys().map(|it| &**it).chain(["n1", "n2", "unknown"]).collect();
+    let nodes: BTreeSet<&str> = state.nodes.keys().map(|it| &**it).chain(["n1", "n2", "unknown"]).collect();
     for service_proxy_name in [None, Some("mesh".to_owned())] {
         let options = Options { service_proxy_name, ..Options::default() };
         for node in &nodes {
@@ -65,7 +65,7 @@ async fn play(batches: Vec<Vec<u8>>) {
     let mut peer: Option<ClusterPeer> = None;
     for (batch, bytes) in batches.into_iter().enumerate() {
         apply_changes(&mut state, &bytes);
-        state.set_node(mark(batch));
+        state.nodes.insert(mark(batch));
         if batch % 2 == 0 {
             let cidrs = vec![format!("10.{batch}.0.0/16").parse().unwrap()];
             state.set_service_cidr(state::ServiceCidr { name: "mark".into(), cidrs });
@@ -77,7 +77,7 @@ async fn play(batches: Vec<Vec<u8>>) {
         }
         brain.publish_cluster(state.clone());
         let received = downstream.next().await;
-        assert_eq!(received.node("mark"), state.node("mark"));
+        assert_eq!(received.nodes.get("mark"), state.nodes.get("mark"));
         assert_eq!(node_states(&received), node_states(&state));
         match &peer {
             Some(peer) => peer.ask().await,
@@ -108,7 +108,7 @@ async fn play_with_restarts(batches: Vec<Vec<u8>>) {
     let mut state = ClusterState::default();
     for (batch, bytes) in batches.into_iter().enumerate() {
         apply_changes(&mut state, &bytes);
-        state.set_node(mark(batch));
+        state.nodes.insert(mark(batch));
         let brain = Brain::start(&folder).await;
         brain.publish_cluster(state.clone());
         let states = |it: &ClusterState| node_states(it).into_iter().map(|(it, _)| it).collect::<Vec<_>>();
@@ -132,7 +132,7 @@ async fn the_scenarios_are_unchanged_by_the_wire() {
     for (count, step) in steps.enumerate() {
         let mut state = step.cluster();
         // A change even if the scenario before has the same objects.
-        state.set_node(mark(count));
+        state.nodes.insert(mark(count));
         brain.publish_cluster(state.clone());
         assert_eq!(node_states(&*downstream.next().await), node_states(&state), "{}", step.about);
     }

@@ -39,12 +39,12 @@ fn node(name: &str) -> Node {
 pub(crate) fn large(services: u8) -> ClusterState {
     let mut state = ClusterState::default();
     for it in 0..services / 10 {
-        state.set_node(node(&format!("n{it}")));
+        state.nodes.insert(node(&format!("n{it}")));
     }
     for it in 0..services {
         let addresses: Vec<_> = (0..10).map(|last| format!("10.1.{it}.{last}")).collect();
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
-        state.set_service(service(&format!("s{it}")));
+        state.services.insert(service(&format!("s{it}")));
         state.set_slice(slice(&format!("s{it}-1"), &format!("s{it}"), &addresses));
     }
     state
@@ -63,17 +63,17 @@ async fn a_brain_that_reconnects_receives_what_it_missed() {
     brain.stop().await;
     // A Service loses an endpoint, one is new, one is gone, and so is a node.
     state.set_slice(slice("s7-1", "s7", &["10.1.7.1"]));
-    state.set_service(service("new"));
-    state.delete_service(&ServiceName::new("ns", "s8"));
+    state.services.insert(service("new"));
+    state.services.remove(&ServiceName::new("ns", "s8"));
     state.delete_slice(&SliceName { namespace: "ns".into(), name: "s8-1".into() });
-    state.delete_node("n3");
+    state.nodes.remove("n3");
     let brain = Brain::start(&folder).await;
     brain.publish_cluster(state.clone());
     let change = next(&mut cluster).await;
     let missed = front.bytes() - all;
     let received = decoder.apply(&change);
-    assert_eq!(received.services(), state.services());
-    assert_eq!(received.nodes(), state.nodes());
+    assert_eq!(received.services, state.services);
+    assert_eq!(received.nodes, state.nodes);
     assert_eq!(change.services.keys().map(|it| &**it).collect::<Vec<_>>(), ["ns/new", "ns/s7", "ns/s8"]);
     assert_eq!(change.nodes.keys().map(|it| &**it).collect::<Vec<_>>(), ["n3"]);
     // 16 bytes for each of 512 buckets, what is in the same bucket as a change, and some frames.
@@ -84,7 +84,7 @@ async fn a_brain_that_reconnects_receives_what_it_missed() {
     let before = front.bytes();
     brain.publish_cluster(state.clone());
     assert!(is_pending(500, cluster.next()).await);
-    state.set_node(node("last"));
+    state.nodes.insert(node("last"));
     brain.publish_cluster(state.clone());
     let change = next(&mut cluster).await;
     assert_eq!((change.nodes.len(), change.services.len()), (1, 0));
@@ -109,6 +109,6 @@ async fn an_older_brain_sends_everything() {
     serve_at(&folder.socket(), Server::builder().add_service(SetsServer::new(older)));
     let state = decoder.apply(&next(&mut cluster).await);
     let names = ["s7", "s8"].map(|it| ServiceName::new("ns", it));
-    assert!(state.services().keys().eq(&names), "{:?}", state.services());
-    assert_eq!((state.nodes().len(), state.slices_of(&names[0]).count()), (0, 0));
+    assert!(state.services.keys().eq(&names), "{:?}", state.services);
+    assert_eq!((state.nodes.len(), state.slices_of(&names[0]).count()), (0, 0));
 }

@@ -51,10 +51,10 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSl
 fn cluster(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<ClusterState> {
     let mut state = ClusterState::default();
     for it in nodes {
-        state.set_node(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
+        state.nodes.insert(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
     }
     for it in services {
-        state.set_service(service(it));
+        state.services.insert(service(it));
     }
     for it in slices {
         state.set_slice(it.clone());
@@ -111,9 +111,9 @@ async fn what_cannot_be_served_is_not_sent() {
     let (folder, brain) = Brain::new().await;
     let mut all =
         ClusterState::clone(&cluster(&[], &["plain"], &[slice("orphan", "missing", &["10.1.0.1"])]));
-    all.set_service(Service { cluster_ips: Vec::new(), ..service("headless") });
-    all.set_service(Service { kind: ServiceKind::ExternalName, ..service("external-name") });
-    all.set_service(Service { proxy_name: Some("mesh".into()), ..service("other") });
+    all.services.insert(Service { cluster_ips: Vec::new(), ..service("headless") });
+    all.services.insert(Service { kind: ServiceKind::ExternalName, ..service("external-name") });
+    all.services.insert(Service { proxy_name: Some("mesh".into()), ..service("other") });
     for it in ["headless", "external-name", "other"] {
         all.set_slice(slice(&format!("{it}-1"), it, &["10.1.0.1"]));
     }

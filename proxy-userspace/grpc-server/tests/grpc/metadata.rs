@@ -80,7 +80,7 @@ async fn a_brain_that_follows_hands_out_what_is_requested_of_it_and_its_upstream
     let publish = |app: &str| {
         let mut state = ClusterState::default();
         let service = Service { metadata: metadata(app), ..cluster_watch::service("a") };
-        state.set_service(service);
+        state.services.insert(service);
         brain.publish_cluster(state);
     };
     publish("one");

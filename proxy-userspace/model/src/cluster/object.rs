@@ -70,9 +70,9 @@ impl ClusterState {
     /// Adds an object, or replaces the one of the same name.
     pub fn set(&mut self, object: Object) {
         match object {
-            Object::Service(it) => drop(self.set_service(it)),
+            Object::Service(it) => drop(self.services.insert(it)),
             Object::EndpointSlice(it) => drop(self.set_slice(it)),
-            Object::Node(it) => drop(self.set_node(it)),
+            Object::Node(it) => drop(self.nodes.insert(it)),
             Object::ServiceCidr(it) => self.set_service_cidr(it),
             Object::Pod(it) => self.set_pod(it),
         }
@@ -81,9 +81,9 @@ impl ClusterState {
     /// Removes an object.
     pub fn delete(&mut self, name: &ObjectName) {
         match name {
-            ObjectName::Service(it) => drop(self.delete_service(it)),
+            ObjectName::Service(it) => drop(self.services.remove(it)),
             ObjectName::EndpointSlice(it) => drop(self.delete_slice(it)),
-            ObjectName::Node(it) => drop(self.delete_node(it)),
+            ObjectName::Node(it) => drop(self.nodes.remove(it)),
             ObjectName::ServiceCidr(it) => self.delete_service_cidr(it),
             ObjectName::Pod(it) => self.delete_pod(it),
         }

@@ -51,12 +51,12 @@ impl Snapshot {
     }
 
     fn names(&self) -> String {
-        let names: Vec<_> = self.cluster.services().keys().map(|it| it.name.to_string()).collect();
+        let names: Vec<_> = self.cluster.services.keys().map(|it| it.name.to_string()).collect();
         names.join(" ")
     }
 
     fn port(&self, name: &str) -> Option<u16> {
-        let service = self.cluster.service(&ServiceName::new("default", name))?;
+        let service = self.cluster.services.get(&ServiceName::new("default", name))?;
         Some(service.ports.first()?.port.get())
     }
 
@@ -564,7 +564,7 @@ async fn requested_labels_are_followed_and_others_are_no_change() {
         let requested = RequestedMetadata::new(vec!["app".parse().unwrap()], Vec::new());
         let mut test = TestSource::with_metadata(folder.path(), requested).await;
         let label = |it: &Snapshot| {
-            let service = it.cluster.service(&ServiceName::new("default", "a"))?;
+            let service = it.cluster.services.get(&ServiceName::new("default", "a"))?;
             let metadata = service.metadata.as_deref().expect("a label is requested");
             assert_eq!((metadata.labels.len(), metadata.annotations.len()), (1, 0));
             metadata.labels.get("app").cloned()
@@ -578,5 +578,5 @@ async fn requested_labels_are_followed_and_others_are_no_change() {
         assert_eq!(label(test.next().await).as_deref(), Some("two"), "{text}");
     }
     let (_folder, test) = follow(&[("a.json", OBJECT)]).await;
-    assert!(test.snapshot.cluster.services().values().all(|it| it.metadata.is_none()));
+    assert!(test.snapshot.cluster.services.values().all(|it| it.metadata.is_none()));
 }

@@ -16,12 +16,12 @@ async fn nothing_is_handed_over_before_all_resources_are_listed() {
     server.inject_fault(Resource::Nodes, Verb::Watch, 1, Fault::NoResponse);
     let mut test = SourceTest::follow(&server);
     test.wait_for(|it| it.resources()[0].is_synced && it.resources()[1].is_synced).await;
-    assert_eq!(test.cluster.services().len(), 0, "Nodes are not listed yet");
+    assert_eq!(test.cluster.services.len(), 0, "Nodes are not listed yet");
     assert!(!test.is_synced());
     test.next().await;
     assert!(test.is_synced());
     assert!(test.service("web").is_some() && test.slice("web-1").is_some());
-    assert!(test.cluster.node("n1").is_some());
+    assert!(test.cluster.nodes.get("n1").is_some());
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn lists_are_paged_if_the_server_cannot_stream() {
     let server = server(Settings { has_cache: false, ..paging() });
     fill(&server, 1200);
     let test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services().len(), 1201);
+    assert_eq!(test.cluster.services.len(), 1201);
     let lists = service_lists(&server);
     assert_eq!(lists.len(), 3, "{lists:?}");
     assert!(lists.iter().all(|it| it.contains("limit=500")), "{lists:?}");
@@ -98,7 +98,7 @@ async fn lists_are_answered_from_the_servers_cache() {
     let server = server(paging());
     fill(&server, 1200);
     let mut test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services().len(), 1201);
+    assert_eq!(test.cluster.services.len(), 1201);
     let lists = service_lists(&server);
     assert_eq!(lists.len(), 1, "{lists:?}");
     assert!(lists[0].contains("resourceVersion=0&resourceVersionMatch=NotOlderThan"), "{lists:?}");
@@ -132,7 +132,7 @@ async fn a_long_list_is_compressed_and_survives_an_interruption() {
     fill(&server, 1200);
     let before = server.sent();
     let mut test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services().len(), 1201);
+    assert_eq!(test.cluster.services.len(), 1201);
     // 1,201 Services are more than 300 KB.
     let sent = server.sent() - before;
     assert!(sent < 60_000, "{sent} bytes");
@@ -143,7 +143,7 @@ async fn a_long_list_is_compressed_and_survives_an_interruption() {
         server.set(service(name, "10.96.0.11"));
         server.compact();
         test.until(has_service(name)).await;
-        assert!(test.cluster.services().len() > 1201, "an incomplete list deletes nothing");
+        assert!(test.cluster.services.len() > 1201, "an incomplete list deletes nothing");
     }
 }
 
@@ -200,7 +200,7 @@ async fn an_expired_page_restarts_the_list() {
     server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
     server.inject_fault(Resource::Services, Verb::List, 1, gone);
     let test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services().len(), 601);
+    assert_eq!(test.cluster.services.len(), 601);
 }
 
 #[tokio::test]
@@ -211,7 +211,7 @@ async fn an_interrupted_list_hands_over_nothing() {
         server.set(service("other", "10.96.0.11"));
         server.inject_fault(Resource::Services, verb, 2, Fault::DisconnectAfter(900));
         let test = SourceTest::synced(&server).await;
-        assert_eq!(test.cluster.services().len(), 2);
+        assert_eq!(test.cluster.services.len(), 2);
     }
 }
 
@@ -229,9 +229,9 @@ async fn the_server_filters_by_kube_proxys_selectors() {
 
     let mut options = Options { node: Some("n1".into()), ..options(at(&server)) };
     let mut test = SourceTest::started(&options).await;
-    assert_eq!(test.cluster.services().len(), 1);
+    assert_eq!(test.cluster.services.len(), 1);
     assert_eq!(test.cluster.slices().count(), 1);
-    assert_eq!(test.cluster.nodes().len(), 1);
+    assert_eq!(test.cluster.nodes.len(), 1);
     let selectors = server.requests().concat();
     for it in [
         "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name",
@@ -244,7 +244,7 @@ async fn the_server_filters_by_kube_proxys_selectors() {
 
     options.service_proxy_name = Some("mine".into());
     let mine = SourceTest::started(&options).await;
-    assert_eq!(mine.cluster.services().len(), 1);
+    assert_eq!(mine.cluster.services.len(), 1);
     assert!(mine.service("other").is_some());
 
     // Adding the label removes the Service, and removing it adds the Service.
@@ -271,7 +271,7 @@ async fn an_object_that_cannot_be_decoded_is_rejected_alone() {
     broken["spec"]["ports"] = "none".into();
     server.set(broken.clone());
     let mut test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services().len(), 1);
+    assert_eq!(test.cluster.services.len(), 1);
     assert_eq!(test.source.take_rejected().unwrap().len(), 1);
 
     // In a watch, the last valid version stays active.

@@ -25,7 +25,7 @@ fn off() -> Value {
 
 /// The UIDs of the pods, in the order of their names.
 fn uids(cluster: &ClusterState) -> Vec<String> {
-    cluster.pods().values().map(|it| it.uid.to_string()).collect()
+    cluster.pods.values().map(|it| it.uid.to_string()).collect()
 }
 
 fn start(server: &ApiServer, pods: WatchedPods) -> SourceTest {
@@ -41,7 +41,7 @@ fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
 
 /// The ranges of each ServiceCIDR.
 fn cidrs(cluster: &ClusterState) -> Vec<String> {
-    let all = cluster.service_cidrs().iter();
+    let all = cluster.service_cidrs.iter();
     all.map(|(name, it)| format!("{name} {:?}", it.cidrs)).collect()
 }
 
@@ -66,11 +66,11 @@ async fn the_annotated_pods_of_a_node_or_of_all_are_in_the_first_state_and_follo
             }
             // An annotation is added, changed to a default, and removed with its pod.
             server.set(pod("c", "n1", &off()));
-            test.until(|it| it.pods().contains_key("default/c")).await;
+            test.until(|it| it.pods.contains_key("default/c")).await;
             server.set(pod("a", "n1", &json!({"kube-proxy-ebpf.io/socket-lb": "on"})));
-            test.until(|it| !it.pods().contains_key("default/a")).await;
+            test.until(|it| !it.pods.contains_key("default/a")).await;
             server.delete(Resource::Pods, "default/c");
-            test.until(|it| !it.pods().contains_key("default/c")).await;
+            test.until(|it| !it.pods.contains_key("default/c")).await;
         }
     }
 }

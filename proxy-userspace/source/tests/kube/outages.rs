@@ -39,7 +39,7 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     server.resume().unwrap();
     test.until(has_service("other")).await;
     assert!(test.source.resources()[0].error.is_none());
-    let same = |a, b| Arc::ptr_eq(before.service(a).unwrap(), test.cluster.service(b).unwrap());
+    let same = |a, b| Arc::ptr_eq(before.services.get(a).unwrap(), test.cluster.services.get(b).unwrap());
     let web = model::ServiceName::new("default", "web");
     assert!(same(&web, &web));
 }
@@ -163,7 +163,7 @@ async fn a_server_that_returns_empty_deletes_all_objects() {
     server.delete(Resource::EndpointSlices, "default/web-1");
     server.compact();
     server.resume().unwrap();
-    test.until(|it| it.services().is_empty() && it.slices().count() == 0).await;
+    test.until(|it| it.services.is_empty() && it.slices().count() == 0).await;
 }
 
 #[tokio::test]

@@ -168,7 +168,7 @@ impl SourceTest {
     }
 
     pub(crate) fn service(&self, name: &str) -> Option<Arc<Service>> {
-        self.cluster.service(&ServiceName::new("default", name)).cloned()
+        self.cluster.services.get(&ServiceName::new("default", name)).cloned()
     }
 
     pub(crate) fn slice(&self, name: &str) -> Option<Arc<EndpointSlice>> {
@@ -185,7 +185,7 @@ impl SourceTest {
 
 pub(crate) fn has_service(name: &str) -> impl Fn(&ClusterState) -> bool + use<> {
     let name = ServiceName::new("default", name);
-    move |cluster| cluster.service(&name).is_some()
+    move |cluster| cluster.services.get(&name).is_some()
 }
 
 /// Whether the error of a resource contains all these words.

@@ -16,7 +16,7 @@ async fn added_changed_and_deleted_objects_are_followed() {
     let (server, mut test) = synced(Settings::default()).await;
     test.receives_other(&server).await;
     server.set(service("other", "10.96.0.12"));
-    test.until(|it| it.services().values().any(|it| it.cluster_ips[0].to_string() == "10.96.0.12")).await;
+    test.until(|it| it.services.values().any(|it| it.cluster_ips[0].to_string() == "10.96.0.12")).await;
     server.delete(Resource::Services, "default/other");
     test.until(|it| !has_service("other")(it)).await;
     assert!(test.service("web").is_some());
@@ -25,7 +25,7 @@ async fn added_changed_and_deleted_objects_are_followed() {
 #[tokio::test]
 async fn a_change_of_an_annotation_alone_is_followed() {
     let (server, mut test) = synced(Settings::default()).await;
-    let drain = |it: &ClusterState| it.services().values().find_map(|it| it.load_balancing.drain);
+    let drain = |it: &ClusterState| it.services.values().find_map(|it| it.load_balancing.drain);
     let mut web = service("web", "10.96.0.10");
     web["metadata"]["annotations"] = json!({"kube-proxy-ebpf.io/drain": "30s"});
     server.set(web.clone());
@@ -82,15 +82,15 @@ async fn a_change_of_a_label_alone_is_followed_if_it_is_requested() {
 #[tokio::test]
 async fn a_node_heartbeat_is_not_a_change() {
     let (server, mut test) = synced(Settings::default()).await;
-    let before = Arc::clone(test.cluster.node("n1").unwrap());
+    let before = Arc::clone(test.cluster.nodes.get("n1").unwrap());
     let mut heartbeat = node("n1", "a");
     heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z".into();
     server.set(heartbeat);
     server.set(node("n2", "b"));
     // If the heartbeat were a change, it would be handed over before n2, or with it.
     assert_eq!(test.next().await, 1);
-    assert!(test.cluster.node("n2").is_some());
-    assert!(Arc::ptr_eq(&before, test.cluster.node("n1").unwrap()));
+    assert!(test.cluster.nodes.get("n2").is_some());
+    assert!(Arc::ptr_eq(&before, test.cluster.nodes.get("n1").unwrap()));
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
     let _ = server.requests();
     server.disconnect_all();
     server.set(node("n2", "b"));
-    test.until(|it| it.node("n2").is_some()).await;
+    test.until(|it| it.nodes.get("n2").is_some()).await;
     let requests = server.requests();
     let nodes =
         requests.iter().find(|it| it.starts_with("/api/v1/nodes") && it.contains("watch=true")).unwrap();

@@ -50,8 +50,8 @@ impl ClusterDecoder {
     pub fn apply(&mut self, change: &ClusterChange) -> Arc<ClusterState> {
         let (own, rejections) = (&mut self.cluster, &mut self.rejections);
         apply_kind(&change.nodes, "node", rejections, decode_node, |name, it| match it {
-            Some(it) => drop(Arc::make_mut(own).set_node(it)),
-            None => drop(Arc::make_mut(own).delete_node(name)),
+            Some(it) => drop(Arc::make_mut(own).nodes.insert(it)),
+            None => drop(Arc::make_mut(own).nodes.remove(name)),
         });
         let cidrs = &change.service_cidrs;
         apply_kind(cidrs, "service CIDR", rejections, node::decode_service_cidr, |name, it| match it {
@@ -102,7 +102,7 @@ impl ClusterDecoder {
             if service.is_none()
                 && let Some(name) = &before.service
             {
-                cluster.delete_service(name);
+                cluster.services.remove(name);
             }
         }
         // An equal object is kept, so that nothing is derived from it again.
@@ -112,9 +112,9 @@ impl ClusterDecoder {
             }
         }
         if let Some(service) = service
-            && cluster.service(&service.name).is_none_or(|it| **it != service)
+            && cluster.services.get(&service.name).is_none_or(|it| **it != service)
         {
-            cluster.set_service(service);
+            cluster.services.insert(service);
         }
     }
 }

@@ -235,7 +235,7 @@ fn an_unchanged_object_stays_the_same_object() {
     let before = decode(vec![at("a", "10.1.0.1"), at("b", "10.1.0.2")]);
     let after = decode(vec![at("a", "10.1.0.1"), at("b", "10.1.0.3")]);
     let name = ServiceName::new("ns", "web");
-    assert!(Arc::ptr_eq(before.service(&name).unwrap(), after.service(&name).unwrap()));
+    assert!(Arc::ptr_eq(before.services.get(&name).unwrap(), after.services.get(&name).unwrap()));
     let same: Vec<_> =
         before.slices_of(&name).zip(after.slices_of(&name)).map(|(a, b)| Arc::ptr_eq(a, b)).collect();
     assert_eq!(same, [true, false]);
@@ -248,7 +248,7 @@ fn an_unchanged_object_stays_the_same_object() {
 /// The messages of a cluster.
 fn encoded(cluster: &ClusterState) -> Cluster {
     let mut messages = Cluster::default();
-    for service in cluster.services().values() {
+    for service in cluster.services.values() {
         let slices: Vec<_> = cluster.slices_of(&service.name).filter(|it| is_slice_sent(it)).collect();
         let trigger_time = slices.iter().filter_map(|it| it.trigger_time).max();
         let mut endpoints = BTreeMap::new();
@@ -262,13 +262,13 @@ fn encoded(cluster: &ClusterState) -> Cluster {
         let message = Arc::new(ClusterService { service: service_message, endpoints });
         messages.services.insert(service.name.to_string().into(), message);
     }
-    for node in cluster.nodes().values() {
+    for node in cluster.nodes.values() {
         messages.nodes.insert(Arc::clone(&node.name), Arc::new(node_info(node).unwrap()));
     }
-    for it in cluster.service_cidrs().values() {
+    for it in cluster.service_cidrs.values() {
         messages.service_cidrs.insert(Arc::clone(&it.name), Arc::new(service_cidr(it)));
     }
-    for it in cluster.pods().values() {
+    for it in cluster.pods.values() {
         messages.pods.insert(Arc::clone(&it.name), Arc::new(pod(it)));
     }
     messages
@@ -287,7 +287,7 @@ fn slice(name: &str, family: Family) -> EndpointSlice {
 fn full_cluster() -> ClusterState {
     let mut cluster = ClusterState::default();
     let time = Some(Timestamp::from_micros(1_700_000_000_000_001));
-    cluster.set_service(Service {
+    cluster.services.insert(Service {
         created: Some(Timestamp::from_micros(1_600_000_000_000_000)),
         kind: ServiceKind::LoadBalancer,
         proxy_name: Some("other".into()),
@@ -348,7 +348,7 @@ fn full_cluster() -> ClusterState {
         trigger_time: time,
         ..slice("web-b", Family::V6)
     });
-    cluster.set_node(Node {
+    cluster.nodes.insert(Node {
         name: "n1".into(),
         zone: Some("a".into()),
         info: model::state::NodeInfo {
@@ -382,8 +382,8 @@ fn a_round_trip_gives_the_same_cluster() {
     assert!(Arc::ptr_eq(&first, &decoder.decode(&messages)));
     let rest = Cluster { services: messages.services, ..Cluster::default() };
     let state = decoder.decode(&rest);
-    assert_eq!((state.nodes().len(), state.service_cidrs().len(), state.services().len()), (0, 0, 1));
-    assert!(state.pods().is_empty());
+    assert_eq!((state.nodes.len(), state.service_cidrs.len(), state.services.len()), (0, 0, 1));
+    assert!(state.pods.is_empty());
     assert_eq!(*decoder.decode(&Cluster::default()), ClusterState::default());
 }
 
@@ -427,7 +427,7 @@ fn only_what_affects_a_node_is_sent() {
 #[test]
 fn source_ranges_are_sent_for_families_that_have_a_load_balancer_ip() {
     let cluster = full_cluster();
-    let mut service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    let mut service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
     service.source_ranges.push("2001:db8::/32".parse().unwrap());
     let filters = service_info(&service, None).unwrap().service.unwrap().ip_filters;
     assert_eq!(filters.iter().map(|it| &it.source_ranges).collect::<Vec<_>>(), [&["198.51.100.0/24"]]);
@@ -439,11 +439,11 @@ fn what_kpng_reads_is_sent_too() {
     let slice = cluster.slices().next().unwrap();
     let endpoint = endpoint_info(slice, &slice.endpoints[0]).endpoint.unwrap();
     assert_eq!(endpoint.scopes, Some(localv1::EndpointScopes::default()), "a required field");
-    let node = node_info(cluster.node("n1").unwrap()).unwrap().node.unwrap();
+    let node = node_info(cluster.nodes.get("n1").unwrap()).unwrap().node.unwrap();
     assert_eq!(node.name, "n1");
     assert_eq!(node.labels, BTreeMap::from([("topology.kubernetes.io/zone".into(), "a".into())]));
     assert_eq!(node.topology, Some(TopologyInfo { node: "n1".into(), zone: "a".into() }));
-    let service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    let service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
     let service = service_info(&Service { metadata: None, ..service }, None).unwrap().service.unwrap();
     assert_eq!(
         service.labels,
@@ -454,14 +454,14 @@ fn what_kpng_reads_is_sent_too() {
 #[test]
 fn a_hash_is_that_of_the_content() {
     let cluster = full_cluster();
-    let service = Service::clone(cluster.service(&ServiceName::new("ns", "web")).unwrap());
+    let service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
     let hash = |it: &Service| service_info(it, None).unwrap().hash;
     assert_eq!(hash(&service), hash(&service.clone()));
     assert_ne!(hash(&service), hash(&Service { created: None, ..service.clone() }));
     let slice = cluster.slices().next().unwrap();
     let [a, b] = [0, 1].map(|it| endpoint_info(slice, &slice.endpoints[it]).hash);
     assert_ne!(a, b);
-    let node = cluster.node("n1").unwrap();
+    let node = cluster.nodes.get("n1").unwrap();
     assert_ne!(
         node_info(node).unwrap().hash,
         node_info(&Node { zone: None, ..Node::clone(node) }).unwrap().hash
@@ -507,6 +507,6 @@ fn a_slice_that_another_service_has_taken_stays_when_the_first_one_ends() {
     decoder.decode(&with(&[("ns/a", &a), ("ns/b", &b)]));
     let state = decoder.decode(&with(&[("ns/b", &b)]));
     assert_eq!(state.slices().map(|it| it.service.to_string()).collect::<Vec<_>>(), ["ns/b"]);
-    assert_eq!(state.services().keys().map(ToString::to_string).collect::<Vec<_>>(), ["ns/b"]);
+    assert_eq!(state.services.keys().map(ToString::to_string).collect::<Vec<_>>(), ["ns/b"]);
     assert_eq!(*decoder.decode(&with(&[])), ClusterState::default());
 }
