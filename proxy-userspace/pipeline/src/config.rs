@@ -16,6 +16,8 @@ pub struct Config {
     pub node: String,
     /// Where the cluster state comes from.
     pub source: SourceConfig,
+    /// Whether a missing Node object of that node is reported; not so if clients name the node that they ask for.
+    pub checks_node: bool,
     /// Which labels and annotations of Services clients receive.
     pub service_metadata: RequestedMetadata,
     /// Which Services the brain serves.

@@ -41,7 +41,6 @@ pub struct Pipeline {
     own_cluster: ClusterPublisher,
     states: Subscription,
     node: String,
-    /// Whether this node needs a Node object; not so if it only serves the states of other nodes.
     checks_node: bool,
     /// Whether the source knows all Nodes. The state of a cluster without them is not served.
     has_all_nodes: bool,
@@ -51,7 +50,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// Starts the source. Must be called within a tokio runtime.
     pub fn start(config: Config) -> Result<Self, Error> {
-        let Config { node, source, service_metadata, brain: options } = config;
+        let Config { node, source, checks_node, service_metadata, brain: options } = config;
         let has_all_nodes = !matches!(source, SourceConfig::Kube { all_nodes: false, .. });
         let source =
             RunningSource::start(source, &node, options.service_proxy_name.clone(), service_metadata)?;
@@ -65,17 +64,10 @@ impl Pipeline {
             own_cluster: cluster_publisher(),
             states,
             node,
-            checks_node: true,
+            checks_node,
             has_all_nodes,
             options,
         })
-    }
-
-    /// Does not report a missing Node object of this node: clients name the node that they ask for.
-    #[must_use]
-    pub fn without_node_check(mut self) -> Self {
-        self.checks_node = false;
-        self
     }
 
     /// Whether this node should have a Node object: an API server lists it, manifests and other brains may not.
@@ -310,7 +302,8 @@ mod tests {
     /// A pipeline that serves the node n1.
     fn start(source: SourceConfig) -> Pipeline {
         let (service_metadata, brain) = Default::default();
-        Pipeline::start(Config { node: "n1".into(), source, service_metadata, brain }).unwrap()
+        Pipeline::start(Config { node: "n1".into(), source, checks_node: true, service_metadata, brain })
+            .unwrap()
     }
 
     const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n\

@@ -57,7 +57,7 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let servers = Servers::start()?;
     let sockets = flags.datapath.options(&name, flags.pods.pod_annotations)?;
     let node_port_addresses = sockets.node_port_addresses.clone();
-    let health_checks = HealthChecks::new(&admin, name.as_str(), node_port_addresses, servers.handle());
+    let health_checks = HealthChecks::new(&admin, name.as_str(), node_port_addresses, None, servers.handle());
     let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());

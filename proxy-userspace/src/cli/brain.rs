@@ -5,7 +5,7 @@ use std::{ffi::OsString, future::pending};
 use admin::{Admin, Role, Servers};
 use anyhow::{Result, anyhow};
 use clap::{Args, builder::ArgPredicate};
-use pipeline::Pipeline;
+use pipeline::{Config, Pipeline};
 
 use super::{
     backend_process::{BackendProcess, PrivateSocket},
@@ -57,10 +57,8 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
     let mut signals = Signals::new()?;
     let private = (!flags.backend.is_empty()).then(PrivateSocket::new).transpose()?;
     flags.listen.listen.extend(private.as_ref().map(PrivateSocket::target));
-    let mut pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
-    if flags.listen.serve_any_node {
-        pipeline = pipeline.without_node_check();
-    }
+    let config = flags.source.config(flags.listen.serve_any_node)?;
+    let pipeline = Pipeline::start(Config { checks_node: !flags.listen.serve_any_node, ..config })?;
     let admin = Admin::new(pipeline.node(), Role::Brain);
     pipeline.register(&mut admin.registry());
     if pipeline.requires_node() {

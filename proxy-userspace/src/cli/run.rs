@@ -57,10 +57,9 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     let servers = Servers::start()?;
     let sockets = flags.datapath.options(pipeline.node(), flags.source.options.pods.pod_annotations)?;
     let node_port_addresses = sockets.node_port_addresses.clone();
-    let mut health_checks = HealthChecks::new(&admin, pipeline.node(), node_port_addresses, servers.handle());
-    if let Some(events) = events::start(&admin, &pipeline, flags.listen.serve_any_node) {
-        health_checks = health_checks.report_failures(events);
-    }
+    let events = events::start(&admin, &pipeline, flags.listen.serve_any_node);
+    let health_checks =
+        HealthChecks::new(&admin, pipeline.node(), node_port_addresses, events, servers.handle());
     let options = flags.packets.options(sockets)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());

@@ -64,8 +64,13 @@ impl Brain {
             },
             _ => SourceConfig::Api(client_of(world, name, self.index - 1, OWN_NODE)),
         };
-        let config =
-            Config { node: OWN_NODE.into(), source, service_metadata: Default::default(), brain: options() };
+        let config = Config {
+            node: OWN_NODE.into(),
+            source,
+            checks_node: true,
+            service_metadata: Default::default(),
+            brain: options(),
+        };
         let connections = world.network.listen(Server::Brain(self.index));
         let (stop, stopping) = watch::channel(false);
         let run = run(config, self.any_node, connections, stopping, self.kernel.clone(), world.clone());

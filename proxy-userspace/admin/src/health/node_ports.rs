@@ -85,17 +85,20 @@ type BindErrors = BTreeMap<SocketAddr, String>;
 
 impl HealthChecks {
     /// Serves at those addresses of a node at which its node ports are served, once it runs; on the threads of `runtime`.
+    ///
+    /// Each port that cannot be bound is sent, once until it is bound. Failures that the channel has no room for are dropped.
     pub fn new(
         admin: &Admin,
         node: impl Into<String>,
         node_port_addresses: NodePortAddresses,
+        bind_failures: Option<mpsc::Sender<BindFailure>>,
         runtime: &Handle,
     ) -> Self {
         let shared = Shared {
             admin: admin.clone(),
             checks: Arc::default(),
             bind_errors: Arc::default(),
-            bind_failures: None,
+            bind_failures,
         };
         Self {
             node: node.into(),
@@ -107,13 +110,6 @@ impl HealthChecks {
             tasks: JoinSet::new(),
             runtime: runtime.clone(),
         }
-    }
-
-    /// Sends each port that cannot be bound, once until it is bound. Failures that the channel has no room for are dropped.
-    #[must_use]
-    pub fn report_failures(mut self, to: mpsc::Sender<BindFailure>) -> Self {
-        self.shared.bind_failures = Some(to);
-        self
     }
 
     /// Serves the published states, until the publisher is dropped.

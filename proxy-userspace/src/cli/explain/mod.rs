@@ -16,7 +16,7 @@ use brain::{ClientKind, Explanation, Query};
 use clap::Args;
 use jiff::Timestamp;
 use model::Protocol;
-use pipeline::Pipeline;
+use pipeline::{Config, Pipeline};
 
 use self::{
     answer::{Answer, Asked, Kernel},
@@ -86,7 +86,7 @@ pub(super) fn main(flags: Flags) -> Result<bool> {
 /// Explains by the objects of a source, as soon as it has been read completely.
 async fn by_source(source: &SourceArg, options: &SourceOptions, words: &[String]) -> Result<Explanation> {
     // The addresses of all Nodes are part of the explanation.
-    let pipeline = Pipeline::start(options.config(source, true)?)?.without_node_check();
+    let pipeline = Pipeline::start(Config { checks_node: false, ..options.config(source, true)? })?;
     let explainer = pipeline.explainer();
     tokio::select! {
         explanation = explainer.explain(words) => Ok(explanation?),

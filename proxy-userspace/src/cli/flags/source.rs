@@ -123,6 +123,7 @@ impl SourceOptions {
         Ok(Config {
             node,
             source,
+            checks_node: true,
             service_metadata: RequestedMetadata::default(),
             brain: self.selection.options(),
         })

@@ -49,13 +49,13 @@ fn free<const N: usize>() -> [u16; N] {
     listeners.map(|it| it.local_addr().unwrap().port())
 }
 
-fn health_checks(admin: &Admin) -> HealthChecks {
-    HealthChecks::new(admin, "n1", NodePortAddresses::All, &Handle::current())
+fn health_checks(admin: &Admin, bind_failures: Option<mpsc::Sender<BindFailure>>) -> HealthChecks {
+    HealthChecks::new(admin, "n1", NodePortAddresses::All, bind_failures, &Handle::current())
 }
 
 fn start() -> (Admin, Publisher) {
     let (admin, publisher) = fixtures::node();
-    tokio::spawn(health_checks(&admin).run(publisher.subscribe()));
+    tokio::spawn(health_checks(&admin, None).run(publisher.subscribe()));
     (admin, publisher)
 }
 
@@ -135,7 +135,7 @@ async fn a_listener_that_is_still_wanted_survives_a_change() {
 async fn a_port_in_use_is_reported_and_bound_once_it_is_free() {
     let (admin, publisher) = fixtures::node();
     let (sender, mut failures) = mpsc::channel(4);
-    let checks = health_checks(&admin).report_failures(sender);
+    let checks = health_checks(&admin, Some(sender));
     tokio::spawn(checks.run(publisher.subscribe()));
     let occupied = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port();
@@ -193,7 +193,7 @@ fn terminating_endpoints_do_not_count_and_an_address_counts_once() {
 #[tokio::test]
 async fn of_two_services_with_one_port_the_first_by_name_is_served() {
     let (admin, _publisher) = fixtures::node();
-    let mut checks = health_checks(&admin);
+    let mut checks = health_checks(&admin, None);
     let [port, other] = free();
     let served = |checks: &HealthChecks, port| {
         let checks = checks.shared.checks.lock();
