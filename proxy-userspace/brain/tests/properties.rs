@@ -5,7 +5,7 @@ use std::sync::Arc;
 use brain::{Options, node_state};
 use fuzz::{
     explanations,
-    random_cluster::{NODES, change, service, slice},
+    random_cluster::{NODES, apply_changes, service, slice},
 };
 use model::{
     Family,
@@ -53,11 +53,8 @@ fn reversed(slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
 
 /// The result of random changes.
 fn cluster(bytes: &[u8]) -> ClusterState {
-    let mut u = arbitrary::Unstructured::new(bytes);
     let mut cluster = ClusterState::default();
-    while let (false, Ok(change)) = (u.is_empty(), change(&mut u)) {
-        cluster.apply([change].into());
-    }
+    apply_changes(&mut cluster, bytes);
     cluster
 }
 

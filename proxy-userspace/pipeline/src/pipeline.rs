@@ -323,7 +323,7 @@ mod tests {
         };
         assert_eq!(published.state.services.len(), 1);
         let steps = recorder.published.lock().unwrap()[0];
-        assert_eq!((steps.instance_id, steps.rev), (published.instance_id, published.rev));
+        assert_eq!((steps.instance_id, steps.rev), published.revision());
         assert!(steps.received <= steps.computed && steps.computed <= steps.published);
         let sources = recorder.sources.lock().unwrap();
         let synced: Vec<_> = sources.iter().map(|(name, it)| (name.as_str(), it.is_synced)).collect();

@@ -7,10 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use arbitrary::Unstructured;
 use brain::{Options, node_state};
 use fuzz::{
-    random_cluster::{NODES, change},
+    random_cluster::{NODES, apply_changes},
     wire::round_trip,
 };
 use ipnet::IpNet;
@@ -28,11 +27,8 @@ use proxy_contract::localv1::EndpointScopes;
 
 /// The Services of each node after random changes, where packets from outside are forwarded whole by default.
 fn states(bytes: &[u8]) -> Vec<Arc<ServiceState>> {
-    let mut u = Unstructured::new(bytes);
     let mut cluster = ClusterState::default();
-    while let (false, Ok(change)) = (u.is_empty(), change(&mut u)) {
-        cluster.apply([change].into());
-    }
+    apply_changes(&mut cluster, bytes);
     let options = Options { external_forwarding: ExternalForwarding::Dsr, ..Options::default() };
     NODES.into_iter().flat_map(|it| node_state(&cluster, it, &options).services.into_values()).collect()
 }

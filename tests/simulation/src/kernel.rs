@@ -52,7 +52,7 @@ pub(crate) async fn drive(kernel: &Kernel, mut states: Subscription, world: &Wor
             lose_one(&mut state);
         }
         world.observe(kernel.name, Observed::Full(state));
-        kernel.active.send_replace(Some((published.instance_id, published.rev)));
+        kernel.active.send_replace(Some(published.revision()));
         pending = None;
     }
 }
