@@ -63,11 +63,5 @@ async fn main() -> ExitCode {
     if !arguments.cleanup {
         return backend::main(&arguments.flags, &mut iptables).await;
     }
-    match iptables.clean_up().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    backend::exit_code(iptables.clean_up().await)
 }

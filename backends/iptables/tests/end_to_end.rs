@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
+#[path = "../../../proto/tests/common/process.rs"]
+mod process;
 #[path = "../../../proto/tests/common/scripted_brain.rs"]
 mod scripted_brain;
 
@@ -14,12 +16,13 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     thread::{self, sleep},
     time::{Duration, Instant},
 };
 
+use process::{Process, skip};
 use proxy_contract::localv1::{
     ClientIpAffinity, Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Service,
     ServiceIPs, Set, service::SessionAffinity,
@@ -32,26 +35,6 @@ use tokio::sync::watch;
 const LIMIT: Duration = Duration::from_secs(60);
 const MODES: [&str; 2] = ["nft", "legacy"];
 const AFFINITY: SessionAffinity = SessionAffinity::ClientIp(ClientIpAffinity { timeout_seconds: 100 });
-
-/// Reports that the current test is skipped: in the file that the test runner names, too.
-fn skip(reason: &str) {
-    let line = format!("skipped: {}: {reason}\n", thread::current().name().unwrap_or("unknown"));
-    eprint!("{line}");
-    if let Some(file) = env::var_os("KUBE_PROXY_EBPF_SKIPPED") {
-        let file = fs::OpenOptions::new().create(true).append(true).open(file);
-        file.and_then(|mut it| it.write_all(line.as_bytes())).unwrap();
-    }
-}
-
-/// A process that ends with this value.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A network namespace.
 struct Namespace(Process);

@@ -71,13 +71,7 @@ struct Ipvs {
 async fn main() -> ExitCode {
     let Arguments { flags, scheduler, nodeport_addresses: nodes, cleanup } = Arguments::parse();
     if cleanup {
-        return match clean_up().await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::FAILURE
-            }
-        };
+        return backend::exit_code(clean_up().await);
     }
     let mut ipvs = Ipvs {
         flags: flags.clone(),

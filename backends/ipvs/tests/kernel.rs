@@ -3,18 +3,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+#[path = "../../../proto/tests/common/process.rs"]
+mod process;
+
 use std::{
     ffi::OsStr,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
 use nix::sched::{CloneFlags, setns};
+use process::{Process, skip};
 
 const BACKEND: &str = env!("CARGO_BIN_EXE_kube-proxy-ipvs");
 const NO_PAGES: [&str; 2] = ["--healthz-bind-address=", "--metrics-bind-address="];
@@ -28,7 +32,7 @@ fn product() -> PathBuf {
 }
 
 /// Whether this machine can run a test; says why if not.
-fn can_run(test: &str) -> bool {
+fn can_run() -> bool {
     let run = |program: &str| Command::new(program).arg("--list").output();
     let reason = match run("ipvsadm") {
         _ if !product().exists() => {
@@ -38,18 +42,13 @@ fn can_run(test: &str) -> bool {
         Ok(it) if !it.status.success() => "this kernel has no IPVS, or the user is not root".to_owned(),
         Ok(_) => return true,
     };
-    let line = format!("skipped: {test}: {reason}\n");
-    eprint!("{line}");
-    if let Some(file) = std::env::var_os("KUBE_PROXY_EBPF_SKIPPED") {
-        let file = OpenOptions::new().create(true).append(true).open(file);
-        let _ = file.and_then(|mut it| it.write_all(line.as_bytes()));
-    }
+    skip(&reason);
     false
 }
 
 #[test]
 fn kube_proxy_ipvs_passes_every_conformance_case() {
-    if !can_run("kube_proxy_ipvs_passes_every_conformance_case") {
+    if !can_run() {
         return;
     }
     let output = Command::new(product())
@@ -136,15 +135,6 @@ impl Network {
     }
 }
 
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn serve(stream: TcpStream, name: &str) {
     let peer = stream.peer_addr().unwrap().ip();
     let mut out = stream.try_clone().unwrap();
@@ -190,7 +180,7 @@ fn eventually(from: &str, to: &str, expected: &str) -> BufReader<TcpStream> {
 fn kube_proxy_ipvs_keeps_connections_and_repairs_the_kernel() {
     const CLUSTER_IP: &str = "10.96.0.1:80";
     const NODE_PORT: &str = "10.1.0.254:30080";
-    if !can_run("kube_proxy_ipvs_keeps_connections_and_repairs_the_kernel") {
+    if !can_run() {
         return;
     }
     let network = Network::new();

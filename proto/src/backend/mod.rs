@@ -51,5 +51,5 @@ mod signals;
 pub use self::{
     flags::Flags,
     ports::{Family, Frontend, FrontendAddress, ServedPort, ports},
-    run::{Backend, Changed, NotServed, RunError, main, run},
+    run::{Backend, Changed, NotServed, RunError, exit_code, main, run},
 };

@@ -101,7 +101,12 @@ pub enum RunError {
 pub async fn main<B: Backend>(flags: &Flags, backend: &mut B) -> ExitCode {
     flags.install_log();
     let ended = signals::ended();
-    match run(flags, backend, ended).await {
+    exit_code(run(flags, backend, ended).await)
+}
+
+/// The exit code of a program with this result; an error is printed.
+pub fn exit_code(result: Result<(), impl Display>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
