@@ -31,7 +31,7 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
     const ENTRY: EntrySize = EntrySize::of::<K, V>();
 
     /// A map that is open; its entries have to be of `K` and `V`.
-    pub(crate) fn new(map: MapData, name: impl ToString) -> Result<Self, Error> {
+    fn new(map: MapData, name: impl ToString) -> Result<Self, Error> {
         let name = name.to_string();
         let capacity = map.info().map_err(Error::map(&name))?.max_entries();
         Ok(Self { map, name, capacity, entries: PhantomData })

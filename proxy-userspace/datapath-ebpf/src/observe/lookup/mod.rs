@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use bytemuck::Pod;
 use datapath::{ActiveFrontend, FrontendAddress};
 use netlink::{host_addresses, netns};
 use proxy_common::{
@@ -23,11 +22,8 @@ use proxy_common::{
 
 use crate::{
     error::Error,
-    host::{
-        clock,
-        raw_bpf::{self, EntrySize},
-    },
-    maps::{bpf_maps, pins::Pins, record_map::RecordMap},
+    host::{clock, raw_bpf},
+    maps::{pins::Pins, record_map::RecordMap},
     observe::active_frontends::{ActiveFrontends, Entry},
     tables::allowed_backends::as_node_port,
 };
@@ -106,7 +102,7 @@ fn ejected(
     netns: Option<u64>,
     now: Duration,
 ) -> Result<Vec<EjectedBackend>, Error> {
-    let records = entries::<FailureKey, FailureRecord>(&pins.health().join("failures"))?;
+    let records = RecordMap::<FailureKey, FailureRecord>::open(&pins.health().join("failures"))?.read()?;
     let ejected = frontend.backends.iter().filter_map(|&(backend, counter)| {
         let own = records.iter().filter(|(key, _)| {
             let (of, record) = key_parts(*key);
@@ -135,22 +131,17 @@ fn affinity(
     netns: u64,
     now: Duration,
 ) -> Result<Option<(SocketAddr, Duration)>, Error> {
+    if row.affinity_timeout == 0 {
+        return Ok(None);
+    }
     let version = if address.address.is_ipv4() { 4 } else { 6 };
     let own = AffinityKey::new(AffinityClient::Namespace(netns), row.service_port, version);
-    let entries = match row.affinity_timeout {
-        0 => return Ok(None),
-        _ => entries::<AffinityKey, AffinityEntry>(&pins.affinity().join("affinity"))?,
-    };
-    let entry = entries.into_iter().find(|(key, _)| *key == own).map(|(_, entry)| entry);
-    Ok(entry.and_then(|it| {
+    let entries = RecordMap::<AffinityKey, AffinityEntry>::open(&pins.affinity().join("affinity"))?;
+    Ok(entries.get(&own)?.and_then(|it| {
         let end = Duration::from_nanos(it.used) + Duration::from_secs(row.affinity_timeout.into());
         let remaining = end.checked_sub(now).filter(|it| !it.is_zero())?;
         Some((it.backend.into(), remaining))
     }))
-}
-
-fn entries<K: Pod, V: Pod>(pin: &Path) -> Result<Vec<(K, V)>, Error> {
-    RecordMap::new(bpf_maps::open(pin, EntrySize::of::<K, V>())?, pin.display())?.read()
 }
 
 /// The cookie of a client's network namespace: that of a pod's address, or this one. `None` if no namespace that may be
