@@ -131,7 +131,7 @@ impl Datapath {
         program_log::forward(&mut ebpf)?;
         let packet_path = map_spec::take(&mut ebpf, "PACKET_PATH")?;
         let stats = StatsReader::take(&mut ebpf)?;
-        let pods = options.pod_annotations.then(|| cgroup.path());
+        let pods = options.pod_annotations.then_some(cgroup.path.as_path());
         let exclusions = Exclusions::take(&mut ebpf, &options.excluded_cgroups, pods)?;
         let failures = FailureRecords::take(&mut ebpf)?;
         let recount = Recount::open(&pins)?;
@@ -150,7 +150,7 @@ impl Datapath {
             ),
         }
         tracing::info!(
-            cgroup = %cgroup.path().display(), pins = %pins.dir().display(),
+            cgroup = %cgroup.path.display(), pins = %pins.dir.display(),
             "the eBPF programs are loaded; they are attached after the first state"
         );
         Ok(Self {
@@ -310,7 +310,7 @@ impl Datapath {
             return Ok(());
         }
         if let Some(now) = self.cgroup.successor()? {
-            tracing::warn!(cgroup = %now.path().display(), "the cgroup was created anew; attaching to the new one");
+            tracing::warn!(cgroup = %now.path.display(), "the cgroup was created anew; attaching to the new one");
             self.cgroup = now;
             self.is_attached = false;
         }
@@ -488,7 +488,7 @@ impl Datapath {
 
     /// The cgroup whose sockets are translated.
     pub fn cgroup(&self) -> &Path {
-        self.cgroup.path()
+        &self.cgroup.path
     }
 
     /// Opens what terminates sockets whose endpoint was removed.
@@ -561,7 +561,7 @@ impl Datapath {
         let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.layout.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;
         let peers = self.probes.as_ref().map(PeerProbes::counts).unwrap_or_default();
-        Ok(TableStats { ejected, ejections, peers, ..self.stats.read(self.cgroup.path())? })
+        Ok(TableStats { ejected, ejections, peers, ..self.stats.read(&self.cgroup.path)? })
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::{
 /// A thread with an async runtime; its tasks end when this is dropped.
 #[derive(Debug)]
 pub struct RuntimeThread {
-    handle: Handle,
+    pub handle: Handle,
     /// Dropping it ends the thread.
     _stop: oneshot::Sender<()>,
 }
@@ -43,9 +43,5 @@ impl RuntimeThread {
         })?;
         let handle = starting.recv().map_err(io::Error::other)??;
         Ok(Self { handle, _stop: stop })
-    }
-
-    pub fn handle(&self) -> &Handle {
-        &self.handle
     }
 }

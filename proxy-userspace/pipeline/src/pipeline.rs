@@ -40,7 +40,8 @@ pub struct Pipeline {
     /// The cluster state for this process; it may lack the Nodes of others.
     own_cluster: ClusterPublisher,
     states: Subscription,
-    node: String,
+    /// The name of this node.
+    pub node: String,
     checks_node: bool,
     /// Whether the source knows all Nodes. The state of a cluster without them is not served.
     has_all_nodes: bool,
@@ -73,11 +74,6 @@ impl Pipeline {
     /// Whether this node should have a Node object: an API server lists it, manifests and other brains may not.
     pub fn requires_node(&self) -> bool {
         self.checks_node && matches!(self.source, RunningSource::Kube { .. })
-    }
-
-    /// The name of this node.
-    pub fn node(&self) -> &str {
-        &self.node
     }
 
     /// Registers what the source measures.

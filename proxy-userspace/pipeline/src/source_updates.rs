@@ -77,7 +77,7 @@ impl RunningSource {
                 };
                 let start_thread = || RuntimeThread::start("source", MAX_BLOCKING_THREADS);
                 let thread = own_thread.then(start_thread).transpose().map_err(Error::Thread)?;
-                let _context = thread.as_ref().map(|it| it.handle().enter());
+                let _context = thread.as_ref().map(|it| it.handle.enter());
                 Self::Kube { source: KubeSource::start(&options)?, _thread: thread }
             }
         })

@@ -18,7 +18,8 @@ const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 /// Follows a brain and publishes its states under the brain's revisions.
 #[derive(Debug)]
 pub struct Upstream {
-    client: Client,
+    /// The client of the brain.
+    pub client: Client,
     publisher: Publisher,
     from: Option<NextFilter>,
     requested: RequestedMetadata,
@@ -55,11 +56,6 @@ impl Upstream {
     #[must_use]
     pub fn confirmed_by(self, active: watch::Receiver<Option<(u64, u64)>>) -> Self {
         Self { active: Some(active), ..self }
-    }
-
-    /// The client of the brain.
-    pub fn client(&self) -> &Client {
-        &self.client
     }
 
     /// Subscribes to the states.

@@ -61,7 +61,7 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let options = flags.packets.options(sockets)?;
     let upstream = Upstream::new(flags.upstream.client(&name)?, name).confirmed_by(admin.active());
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());
-    explain::serve_with_kernel(&admin, Explainer::Brain(upstream.client().clone()), pin_dir);
+    explain::serve_with_kernel(&admin, Explainer::Brain(upstream.client.clone()), pin_dir);
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     flags.ui.serve(&admin, &servers);
     let datapath = datapath::run(options, health_checks, || upstream.subscribe(), &admin);
@@ -83,8 +83,8 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
 /// Reports whether the brain has sent a state, when it last did, why it cannot be followed, and whether it knows a Node object
 /// of this node.
 async fn report_brain(admin: &Admin, upstream: &Upstream) {
-    let (mut states, mut outage) = (upstream.subscribe(), upstream.client().outage());
-    let address = Some(upstream.client().targets().to_string());
+    let (mut states, mut outage) = (upstream.subscribe(), upstream.client.outage());
+    let address = Some(upstream.client.targets().to_string());
     let mut status = SyncStatus { address, ..SyncStatus::default() };
     let mut reported = None;
     loop {

@@ -59,7 +59,7 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
     flags.listen.listen.extend(private.as_ref().map(PrivateSocket::target));
     let config = flags.source.config(flags.listen.serve_any_node)?;
     let pipeline = Pipeline::start(Config { checks_node: !flags.listen.serve_any_node, ..config })?;
-    let admin = Admin::new(pipeline.node(), Role::Brain);
+    let admin = Admin::new(pipeline.node.as_str(), Role::Brain);
     pipeline.register(&mut admin.registry());
     if pipeline.requires_node() {
         admin.require_node();
@@ -71,7 +71,7 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
     explain::serve(&admin, pipeline.explainer());
     flags.reports.serve(&admin, &servers, configuration.pages.clone());
     let backend =
-        private.as_ref().map(|it| BackendProcess::start(&flags.backend, &it.target(), pipeline.node()));
+        private.as_ref().map(|it| BackendProcess::start(&flags.backend, &it.target(), &pipeline.node));
     let mut backend = backend.transpose()?;
     let result = tokio::select! {
         () = admin.run(pipeline.subscribe()) => Err(anyhow!("the brain has stopped publishing")),

@@ -49,17 +49,17 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
     let mut signals = Signals::new()?;
     // Errors in the source or the addresses are found before the kernel is touched.
     let pipeline = Pipeline::start(flags.source.config(flags.listen.serve_any_node)?)?;
-    let admin = Admin::new(pipeline.node(), Role::Backend);
+    let admin = Admin::new(pipeline.node.as_str(), Role::Backend);
     pipeline.register(&mut admin.registry());
     if pipeline.requires_node() {
         admin.require_node();
     }
     let servers = Servers::start()?;
-    let sockets = flags.datapath.options(pipeline.node(), flags.source.options.pods.pod_annotations)?;
+    let sockets = flags.datapath.options(&pipeline.node, flags.source.options.pods.pod_annotations)?;
     let node_port_addresses = sockets.node_port_addresses.clone();
     let events = events::start(&admin, &pipeline, flags.listen.serve_any_node);
     let health_checks =
-        HealthChecks::new(&admin, pipeline.node(), node_port_addresses, events, servers.handle());
+        HealthChecks::new(&admin, pipeline.node.as_str(), node_port_addresses, events, servers.handle());
     let options = flags.packets.options(sockets)?;
     let mut server = GrpcServer::start(&flags.listen, &pipeline, &admin).await?;
     let pin_dir = options.sockets.as_ref().map(|it| it.pin_dir.clone());

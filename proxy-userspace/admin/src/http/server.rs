@@ -82,7 +82,7 @@ impl Servers {
     /// Serves pages at an address.
     pub fn serve(&self, admin: &Admin, pages: PageGroup, address: SocketAddr) {
         let thread = if pages == PageGroup::Probes { &self.probes } else { &self.pages };
-        thread.handle().spawn(serve(admin.clone(), pages, address));
+        thread.handle.spawn(serve(admin.clone(), pages, address));
     }
 
     /// Serves the status pages at a Unix socket.
@@ -91,7 +91,7 @@ impl Servers {
     }
 
     fn serve_at_socket(&self, admin: &Admin, pages: PageGroup, path: &Path) {
-        self.pages.handle().spawn(serve_at_socket(admin.clone(), pages, path.to_owned()));
+        self.pages.handle.spawn(serve_at_socket(admin.clone(), pages, path.to_owned()));
     }
 
     /// Serves the page for people, and records the timeline that it shows.
@@ -105,7 +105,7 @@ impl Servers {
 
     /// The runtime of all pages but the probes.
     pub fn handle(&self) -> &Handle {
-        self.pages.handle()
+        &self.pages.handle
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) const NESTED_REMEDY: &str =
 /// A cgroup to attach to.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     pub(crate) dir: File,
     /// Its id in the kernel (the inode number).
     pub(crate) id: u64,
@@ -64,10 +64,6 @@ impl Cgroup {
         }
         let id = dir.metadata().map_err(failed("stat"))?.ino();
         Ok(Self { path, dir, id, is_explicit })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Whether this process is in it or below; false if that is unknown.

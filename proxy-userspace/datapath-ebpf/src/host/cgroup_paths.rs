@@ -25,7 +25,7 @@ impl CgroupPaths {
     ///
     /// If there is no such hierarchy.
     pub fn open(cgroup: Option<&Path>) -> Result<Self, Error> {
-        let root = mount_of(Cgroup::open(cgroup)?.path()).to_path_buf();
+        let root = mount_of(&Cgroup::open(cgroup)?.path).to_path_buf();
         Ok(Self { root, paths: HashMap::new() })
     }
 

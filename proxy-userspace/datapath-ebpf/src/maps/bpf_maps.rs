@@ -108,7 +108,7 @@ pub(crate) fn load_object(
     let mut excluded_levels = exclusions::levels(&options.excluded_cgroups)?;
     let mut max_excluded = MAX_EXCLUDED;
     if options.pod_annotations {
-        excluded_levels |= exclusions::pod_levels(Cgroup::open(options.cgroup.as_deref())?.path());
+        excluded_levels |= exclusions::pod_levels(&Cgroup::open(options.cgroup.as_deref())?.path);
         max_excluded += MAX_EXCLUDED_PODS;
     }
     let words: [(&str, u32); 7] = [

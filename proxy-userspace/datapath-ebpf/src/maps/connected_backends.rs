@@ -31,7 +31,7 @@ impl ConnectedBackends {
 
     /// The NAT entry of a connected socket, by its cookie.
     pub(crate) fn of(&self, cookie: u64) -> Option<SockNat> {
-        let index = cookie as u32 & self.slots.capacity().saturating_sub(1);
+        let index = cookie as u32 & self.slots.capacity.saturating_sub(1);
         let slot = self.slots.get(&index).ok()??;
         if slot.cookie == cookie && slot.claims != 0 && !slot.connected().backend.is_unset() {
             return Some(slot.nat);

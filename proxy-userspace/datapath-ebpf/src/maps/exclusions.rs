@@ -27,7 +27,7 @@ pub(crate) const MAP: &str = "EXCLUDED";
 
 pub(crate) struct Exclusions {
     /// What the programs know of them: the ids, and which sockets are meant.
-    map: TrackedMap<u64>,
+    pub(crate) map: TrackedMap<u64>,
     paths: Vec<Excluded>,
     /// If annotations of pods are honored.
     pods: Option<PodCgroups>,
@@ -99,11 +99,6 @@ impl Exclusions {
             );
         }
         self.is_unserved = is_unserved;
-    }
-
-    /// What the programs know.
-    pub(crate) fn map(&self) -> &TrackedMap<u64> {
-        &self.map
     }
 
     /// Notifications of cgroups that were created where pods' are; `None` if annotations of pods are not honored.

@@ -48,7 +48,7 @@ const VERSIONED: [&str; 6] = ["v", "sock_nat", "sockets", "affinity", "counters"
 /// The folder of all pins.
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// The folder of the tables of a version.
     layout: String,
 }
@@ -61,10 +61,6 @@ impl Pins {
     /// The same of another version's tables, see [`Pins::other_layouts`].
     pub(crate) fn of_layout(&self, layout: String) -> Self {
         Self { dir: self.dir.clone(), layout }
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// Creates the folders, mounting a bpf file system at its usual mount point if there is none, and locks them, see

@@ -23,7 +23,7 @@ const PAGE: u32 = 1 << 14;
 pub(crate) struct RecordMap<K, V> {
     map: MapData,
     name: String,
-    capacity: u32,
+    pub(crate) capacity: u32,
     entries: PhantomData<(K, V)>,
 }
 
@@ -47,10 +47,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
             Some(Map::HashMap(map) | Map::LruHashMap(map)) => Self::new(map, name),
             _ => Err(Error::Incomplete(format!("map {name}"))),
         }
-    }
-
-    pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
     }
 
     fn batch(&self, count: u32, cursor: &mut Cursor) -> Result<Batch, Error> {

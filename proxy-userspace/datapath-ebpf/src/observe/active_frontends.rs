@@ -135,7 +135,7 @@ impl ActiveFrontends {
                 Ok((number, read(&mut Maps { pins, side, maps })?))
             },
         )?;
-        found.ok_or_else(|| Error::ConcurrentUpdate(self.pins.dir().to_path_buf()))
+        found.ok_or_else(|| Error::ConcurrentUpdate(self.pins.dir.clone()))
     }
 }
 

@@ -102,7 +102,7 @@ impl Overflow {
         let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
         Ok(OverflowStats {
             entries,
-            capacity: self.table.capacity(),
+            capacity: self.table.capacity,
             sockets: self.stat(SOCKETS)?,
             refused: self.stat(REFUSED)?,
         })

@@ -32,13 +32,13 @@ pub(crate) fn query(cgroup: &Cgroup, pins: &Pins) -> Result<AttachStatus, Error>
             return Ok(None);
         }
         let effective = raw_bpf::effective_programs(cgroup.dir.as_fd(), attach_type)
-            .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path().display())))?;
+            .map_err(Error::syscall("BPF_PROG_QUERY", format!("{name} on {}", cgroup.path.display())))?;
         let is_attached = program.is_some_and(|it| effective.contains(&it));
         let foreign = effective.into_iter().filter(|it| Some(*it) != program && name != OPTIONAL);
         let foreign = foreign.map(|id| ForeignProgram { id, name: name_of(id) }).collect();
         Ok(Some(HookStatus { name, program, is_attached, foreign }))
     });
-    let path = cgroup.path().to_path_buf();
+    let path = cgroup.path.clone();
     let unreached =
         (cgroup.reach() == Reach::Nested).then(|| format!("{} {NESTED}; {NESTED_REMEDY}", path.display()));
     Ok(AttachStatus {

@@ -61,7 +61,7 @@ pub(crate) fn check(cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
         let Some(link) = pins::open(&pin)? else { continue };
         let id = cgroup_of(&link, &pin)?;
         if id != 0 && id != cgroup.id {
-            return Err(Error::OtherCgroup { path: cgroup.path().to_path_buf(), pin, id });
+            return Err(Error::OtherCgroup { path: cgroup.path.clone(), pin, id });
         }
     }
     Ok(())
@@ -108,7 +108,7 @@ pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
         pins::replace(&pins.programs().join(hook), |path| program.pin(path).map_err(Error::pin(path)))?;
     }
     let replaced = HOOKS.len() - created;
-    tracing::info!(cgroup = %cgroup.path().display(), new = created, replaced, "programs attached");
+    tracing::info!(cgroup = %cgroup.path.display(), new = created, replaced, "programs attached");
     Ok(())
 }
 

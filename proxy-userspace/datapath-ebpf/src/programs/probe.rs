@@ -78,8 +78,8 @@ pub(crate) fn probe(cgroup: &Cgroup) -> Vec<ProbeResult> {
     if cgroup.has_own_process() {
         return probe_in_process();
     }
-    probe_in_child(cgroup.path()).unwrap_or_else(|error| {
-        let why = format!("no process can be started in {}: {error}", cgroup.path().display());
+    probe_in_child(&cgroup.path).unwrap_or_else(|error| {
+        let why = format!("no process can be started in {}: {error}", cgroup.path.display());
         results(iter::repeat(HookBehavior::Unknown(why)))
     })
 }

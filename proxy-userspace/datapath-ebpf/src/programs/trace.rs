@@ -274,7 +274,7 @@ impl TracedPrograms {
     }
 
     pub(crate) fn set_exclusions(&mut self, exclusions: &Exclusions) -> Result<(), Error> {
-        self.excluded.mirror(exclusions.map())
+        self.excluded.mirror(&exclusions.map)
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn start(
 ) -> Option<mpsc::Sender<BindFailure>> {
     let recorder = pipeline.event_recorder()?;
     let (sender, failed) = mpsc::channel(EVENT_QUEUE_DEPTH);
-    tokio::spawn(post(admin.clone(), is_of_all_nodes, recorder, failed, pipeline.node().to_owned()));
+    tokio::spawn(post(admin.clone(), is_of_all_nodes, recorder, failed, pipeline.node.clone()));
     Some(sender)
 }
 

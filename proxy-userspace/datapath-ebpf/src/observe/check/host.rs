@@ -87,7 +87,7 @@ fn cgroup(options: &Options) -> Finding {
             return Finding::broken(SUBJECT, error.to_string(), remedy);
         }
     };
-    let shown = cgroup.path().display();
+    let shown = cgroup.path.display();
     match cgroup.reach() {
         Reach::Machine => {
             Finding::ok(SUBJECT, format!("{shown} is the machine's root cgroup: every process is served"))

@@ -38,7 +38,7 @@ pub(super) fn check(options: &Options) -> Vec<Finding> {
 fn instance(pins: &Pins) -> Finding {
     const SUBJECT: &str = "instance";
     match pins.is_locked() {
-        Ok(true) => Finding::ok(SUBJECT, format!("one is running on {}", pins.dir().display())),
+        Ok(true) => Finding::ok(SUBJECT, format!("one is running on {}", pins.dir.display())),
         Ok(false) => Finding::degraded(
             SUBJECT,
             "none is running: the kernel keeps serving the last state, without updates",
@@ -87,7 +87,7 @@ fn programs(cgroup: &Cgroup, pins: &Pins) -> Finding {
         Err(error) => return Finding::failed(SUBJECT, Level::Degraded, &error),
     };
     let missing: Vec<_> = status.missing().map(|it| it.name).collect();
-    let (all, path) = (status.hooks.len(), cgroup.path().display());
+    let (all, path) = (status.hooks.len(), cgroup.path.display());
     if missing.is_empty() {
         return Finding::ok(SUBJECT, format!("attached at all {all} hooks of {path}"));
     }
