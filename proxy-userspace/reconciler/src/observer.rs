@@ -41,9 +41,9 @@ pub trait Observer {
 /// A step of the reconciler that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// Writing a state into the maps.
+    /// Writing a state into the maps or the tables.
     Apply,
-    /// Attaching the programs.
+    /// Attaching the programs, or repairing the tables.
     Attach,
     /// Preparing the spare maps for the next change.
     Finish,

@@ -14,7 +14,9 @@ use crate::{
     log_dedup::LogDedup,
     metrics::Metrics,
     observer::{Observer, Step},
-    worker::{Applied, Failure},
+    packets::Packets,
+    sockets::Sockets,
+    worker::{Applied, Datapath as _, Failure},
 };
 
 /// How many rejected parts of a state are logged one by one.
@@ -69,17 +71,8 @@ impl<'a> Reports<'a> {
     }
 
     pub(crate) fn sockets_failed(&mut self, failure: &Failure) {
-        let Failure { step, error, retry_in, .. } = failure;
-        self.failed(*step, error);
-        match step {
-            Step::Apply => apply_failed(failure),
-            Step::Attach => tracing::error!(
-                error,
-                ?retry_in,
-                "attaching the programs failed; Services may be unreachable from this node"
-            ),
-            Step::Finish => finish_failed(failure),
-        }
+        self.failed(failure.step, &failure.error);
+        log_sockets_failed(failure);
     }
 
     /// A step of the packet path has failed. `problem` is what it means beside the socket path.
@@ -89,17 +82,9 @@ impl<'a> Reports<'a> {
         problem: Option<&Rejected>,
         is_beside_sockets: bool,
     ) {
-        let Failure { step, error, retry_in, .. } = failure;
-        let error = problem.map_or_else(|| error.clone(), ToString::to_string);
-        self.failed(*step, &error);
-        match step {
-            Step::Finish => finish_failed(failure),
-            _ if is_beside_sockets => {
-                tracing::error!(error, ?retry_in, "only the socket path is up to date");
-            }
-            Step::Apply => apply_failed(failure),
-            Step::Attach => tracing::error!(error, ?retry_in, "repairing the tables failed"),
-        }
+        let error = problem.map_or_else(|| failure.error.clone(), ToString::to_string);
+        self.failed(failure.step, &error);
+        log_packets_failed(failure, &error, is_beside_sockets);
     }
 
     fn failed(&mut self, step: Step, error: &str) {
@@ -187,13 +172,39 @@ impl<'a> Reports<'a> {
     }
 }
 
-fn apply_failed(Failure { error, desired, retry_in, .. }: &Failure) {
-    let revision = desired.as_ref().map(|it| it.published.rev);
-    tracing::error!(revision, error, ?retry_in, "apply failed; the previous state stays active");
+const APPLY_FAILED: &str = "apply failed; the previous state stays active";
+const FINISH_FAILED: &str = "finishing the generation failed";
+
+fn log_sockets_failed(failure: &Failure) {
+    let message = match failure.step {
+        Step::Apply => APPLY_FAILED,
+        Step::Attach => "attaching the programs failed; Services may be unreachable from this node",
+        Step::Finish => FINISH_FAILED,
+    };
+    log_failed(Sockets::NAME, failure.step.name(), failure, &failure.error, message);
 }
 
-fn finish_failed(Failure { error, retry_in, .. }: &Failure) {
-    tracing::warn!(error, ?retry_in, "finishing the generation failed");
+fn log_packets_failed(failure: &Failure, error: &str, is_beside_sockets: bool) {
+    // The packet path has no programs: this step repairs its tables.
+    let step = if failure.step == Step::Attach { "repair" } else { failure.step.name() };
+    let message = match failure.step {
+        Step::Finish => FINISH_FAILED,
+        _ if is_beside_sockets => "only the socket path is up to date",
+        Step::Apply => APPLY_FAILED,
+        Step::Attach => "repairing the tables failed",
+    };
+    log_failed(Packets::NAME, step, failure, error, message);
+}
+
+/// Logs a failed step. All failed steps have the same fields, so that one query finds them.
+fn log_failed(datapath: &str, step: &str, failure: &Failure, error: &str, message: &str) {
+    let Failure { desired, retry_in, .. } = failure;
+    let revision = desired.as_ref().map(|it| it.published.rev);
+    if failure.step == Step::Finish {
+        tracing::warn!(step, datapath, revision, error, ?retry_in, "{message}");
+    } else {
+        tracing::error!(step, datapath, revision, error, ?retry_in, "{message}");
+    }
 }
 
 /// What was not logged at level info yet.
@@ -246,9 +257,61 @@ impl StateLog {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read as _, sync::Arc};
+
     use tokio::time::advance;
 
     use super::*;
+    use crate::worker::Desired;
+
+    fn failure(step: Step, desired: Option<Desired>) -> Failure {
+        Failure { step, error: "no room".into(), desired, retry_in: Duration::from_millis(50) }
+    }
+
+    /// The lines that are logged meanwhile.
+    fn logged(act: impl FnOnce()) -> Vec<String> {
+        // A few lines fit into a pipe.
+        let (mut written, writer) = io::pipe().unwrap();
+        let subscriber = tracing_subscriber::fmt().without_time().with_target(false).with_ansi(false);
+        let subscriber = subscriber.with_writer(Arc::new(writer)).finish();
+        tracing::subscriber::with_default(subscriber, act);
+        let mut text = String::new();
+        written.read_to_string(&mut text).unwrap();
+        text.lines().map(|it| it.trim_start().to_owned()).collect()
+    }
+
+    #[test]
+    fn failed_steps_are_logged_with_the_same_fields() {
+        let of = |step| failure(step, Some(Desired::of_turn(7)));
+        let lines = logged(|| {
+            Step::ALL.map(of).iter().for_each(log_sockets_failed);
+            Step::ALL.map(of).iter().for_each(|it| log_packets_failed(it, "no room", false));
+            Step::ALL.map(of).iter().for_each(|it| log_packets_failed(it, "no room", true));
+        });
+        let attaching = "attaching the programs failed; Services may be unreachable from this node";
+        let expect = [
+            ("ERROR", APPLY_FAILED, "apply", "sockets"),
+            ("ERROR", attaching, "attach", "sockets"),
+            ("WARN", FINISH_FAILED, "finish", "sockets"),
+            ("ERROR", APPLY_FAILED, "apply", "packets"),
+            ("ERROR", "repairing the tables failed", "repair", "packets"),
+            ("WARN", FINISH_FAILED, "finish", "packets"),
+            ("ERROR", "only the socket path is up to date", "apply", "packets"),
+            ("ERROR", "only the socket path is up to date", "repair", "packets"),
+            ("WARN", FINISH_FAILED, "finish", "packets"),
+        ];
+        let more = "revision=7 error=\"no room\" retry_in=50ms";
+        let expect = expect.map(|(level, message, step, datapath)| {
+            format!("{level} {message} step=\"{step}\" datapath=\"{datapath}\" {more}")
+        });
+        assert_eq!(lines, expect);
+    }
+
+    #[test]
+    fn a_step_that_fails_before_the_first_state_has_no_revision() {
+        let lines = logged(|| log_packets_failed(&failure(Step::Attach, None), "no room", false));
+        assert!(lines[0].contains("datapath=\"packets\" error=\"no room\""), "{lines:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn states_after_the_first_are_counted_for_a_minute() {

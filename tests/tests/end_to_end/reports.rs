@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
 use tests::{
     AgentCommand, Build, ConnectLoad, FRONTEND, NODE, Service, TIMEOUT, TestNode, Transport, assert_contains,
     brain_socket, eventually,
@@ -130,10 +131,18 @@ fn detached_programs_are_reattached_and_reported() {
     assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
 }
 
+/// The failed steps in a log of format JSON: what `jq 'select(.step)'` prints, as the documentation has it.
+fn failed_steps(log: &str) -> Vec<Value> {
+    // The last line may be incomplete.
+    let lines = log.rsplit_once('\n').map_or("", |(lines, _)| lines).lines();
+    let event = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    lines.map(event).filter(|it: &Value| !it["step"].is_null()).collect()
+}
+
 #[test]
 fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     let Some(mut node) = node_or_skip() else { return };
-    node.start(&[]);
+    node.start(&["--log-format=json"]);
     node.wait_until_ready();
     let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
 
@@ -158,6 +167,13 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     assert_contains(&text, &parts);
     let finish_failures = metric("kube_proxy_ebpf_failures_total{step=\"finish\"}");
     assert_eq!(finish_failures, Some(0.0), "each failure counts once");
+    node.wait_until(|node| failed_steps(&node.log()).len() >= 3);
+    for event in failed_steps(&node.log()) {
+        let of = |field: &str| event[field].as_str().unwrap_or_else(|| panic!("no {field}: {event}"));
+        assert_eq!(["level", "step", "datapath"].map(of), ["ERROR", "apply", "sockets"], "{event}");
+        assert!(of("error").contains("_new failed") && of("retry_in").ends_with("s"), "{event}");
+        assert!(event["revision"].as_u64() > Some(1), "{event}");
+    }
     assert_eq!(node.dump(Build::Product).unwrap(), before);
     assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 
