@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`FIRST_REDIRECTING`]) come
-/// last, so that no socket is redirected before the hooks are attached that translate back and clean up.
+/// The hooks, each with a program of the same name, and their attach types. Those that redirect ([`redirects`]) come last, so
+/// that no socket is redirected before the hooks are attached that translate back and clean up.
 pub(crate) const HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
     ("sock_ops", BPF_CGROUP_SOCK_OPS),
@@ -43,11 +43,19 @@ pub(crate) const HOOKS: [(&str, bpf_attach_type); 12] = [
 /// there, too.
 pub(crate) const OPTIONAL: &str = "sock_ops";
 
-/// The position of the first hook that redirects sockets.
-const FIRST_REDIRECTING: usize = 8;
-
 /// How long the hooks that translate replies outlast those that redirect: replies to the last datagrams are on their way.
 const REPLY_TIME: Duration = Duration::from_secs(1);
+
+/// Whether the programs at hooks of this type redirect sockets. Others translate replies, observe, or clean up.
+fn redirects(hook: bpf_attach_type) -> bool {
+    matches!(
+        hook,
+        BPF_CGROUP_UDP4_SENDMSG
+            | BPF_CGROUP_UDP6_SENDMSG
+            | BPF_CGROUP_INET4_CONNECT
+            | BPF_CGROUP_INET6_CONNECT
+    )
+}
 
 /// Checks that the existing links are attached to this cgroup, or to one that was removed.
 ///
@@ -81,7 +89,7 @@ pub(crate) fn load(ebpf: &mut Ebpf) -> Result<(), Error> {
 pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<(), Error> {
     let mut created = 0;
     let mut redirecting = Vec::new();
-    for (index, (hook, _)) in HOOKS.into_iter().enumerate() {
+    for (index, (hook, attach_type)) in HOOKS.into_iter().enumerate() {
         if index == HOOKS.len() / 2 {
             failpoint::point("half-attached");
         }
@@ -89,7 +97,7 @@ pub(crate) fn attach(ebpf: &mut Ebpf, cgroup: &Cgroup, pins: &Pins) -> Result<()
         match attach_or_update(program(ebpf, hook)?, hook, cgroup, &pin) {
             Ok(true) => {
                 created += 1;
-                redirecting.extend((index >= FIRST_REDIRECTING).then_some(pin));
+                redirecting.extend(redirects(attach_type).then_some(pin));
             }
             Ok(false) => {}
             Err(error) if hook == OPTIONAL => {
@@ -124,13 +132,13 @@ pub(crate) fn detach(pins: &Pins) -> Result<(), Error> {
             detach_link(&pin)
         })
     };
-    let (others, redirecting) = HOOKS.split_at(FIRST_REDIRECTING);
+    let (redirecting, others): (Vec<_>, Vec<_>) = HOOKS.into_iter().partition(|(_, it)| redirects(*it));
     let has_redirected = redirecting.iter().map(pin).any(|it| it.exists());
-    detach(redirecting)?;
+    detach(&redirecting)?;
     if has_redirected {
         thread::sleep(REPLY_TIME);
     }
-    detach(others)
+    detach(&others)
 }
 
 /// Detaches programs from hooks that this version does not know, which a later version may have attached: their maps are no
@@ -220,4 +228,16 @@ fn create_link(program: &mut Program, cgroup: &Cgroup, hook: &'static str) -> Re
 
 pub(crate) fn program<'a>(ebpf: &'a mut Ebpf, hook: &str) -> Result<&'a mut Program, Error> {
     ebpf.program_mut(hook).ok_or_else(|| Error::Incomplete(format!("program {hook}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hooks_that_redirect_come_last() {
+        let last = HOOKS.into_iter().skip_while(|(_, it)| !redirects(*it));
+        let names: Vec<_> = last.map(|(hook, _)| hook).collect();
+        assert_eq!(names, ["sendmsg4", "sendmsg6", "connect4", "connect6"]);
+    }
 }
