@@ -26,11 +26,9 @@ use crate::{
     state::{RejectedBy, Role, seconds},
 };
 
-/// A process with a value for every metric.
+/// `run` or `brain`, with a value for every metric.
 fn busy(role: Role) -> Admin {
-    let admin = Admin::new("n1", role);
-    let now = SystemTime::now();
-    admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), ..SyncStatus::default() });
+    let admin = busy_alone(role);
     let publisher = Publisher::new("n1");
     let nodes = CountedNodes::new(Arc::new(SingleNode::new("n1", publisher.subscribe())));
     let mut registry = admin.registry();
@@ -40,10 +38,19 @@ fn busy(role: Role) -> Admin {
     let requests = RequestMetrics::default();
     requests.begin(&Request::new(()))(None);
     requests.register(&mut registry);
-    if role == Role::Backend {
-        reconciler::Metrics::new(&mut registry);
-    }
     drop(registry);
+    admin
+}
+
+/// The same without a source and a gRPC server of its own: a backend is `agent`.
+fn busy_alone(role: Role) -> Admin {
+    let admin = Admin::new("n1", role);
+    let now = SystemTime::now();
+    admin.source("file", SyncStatus { is_synced: true, last_contact: Some(now), ..SyncStatus::default() });
+    if role == Role::Backend {
+        reconciler::Metrics::new(&mut admin.registry());
+    }
+    let publisher = Publisher::new("n1");
     apply(&admin, &publisher, [service("a", 1, Some(seconds(now) + 1.0))]);
     admin.on_attach_checked(Ok(&attach_status(true)));
     admin.on_probed(&[ProbeResult { hook: "connect4", behavior: HookBehavior::Ok }]);
@@ -110,12 +117,13 @@ const UPDATE: &str = "KUBE_PROXY_EBPF_UPDATE_DOCUMENTS";
 const BEGIN: &str = "<!-- Generated: cargo xtask docs -->\n";
 const END: &str = "<!-- End of the generated part -->\n";
 
-/// A line for each metric that every process serves, and for each that only a backend serves.
+/// A line for each metric, by the processes that serve it.
 fn reference() -> String {
-    let [backend, brain] = [Role::Backend, Role::Brain].map(|it| busy(it).metrics.text().unwrap());
-    let all = served(&brain);
+    let processes = [busy(Role::Backend), busy(Role::Brain), busy_alone(Role::Backend)];
+    let texts = processes.map(|it| it.metrics.text().unwrap());
+    let [run, brain, agent] = texts.each_ref().map(|it| served(it));
     let help = |name: &str| {
-        let lines = [&backend, &brain].into_iter().flat_map(|it| it.lines());
+        let lines = texts.iter().flat_map(|it| it.lines());
         lines
             .filter_map(|it| it.strip_prefix("# HELP ")?.split_once(' '))
             .find(|(it, _)| *it == name)
@@ -125,8 +133,7 @@ fn reference() -> String {
     let list = |title: &str, is_listed: &dyn Fn(&str) -> bool| {
         let mut lines = String::new();
         let mut usual = Vec::new();
-        let metrics: BTreeMap<_, _> = served(&backend).into_iter().chain(all.clone()).collect();
-        for (name, (kind, labels)) in metrics.iter().filter(|(name, _)| is_listed(name)) {
+        for (name, (kind, labels)) in run.iter().filter(|(name, _)| is_listed(name)) {
             let labels: String = labels.iter().map(|it| format!(", `{it}`")).collect();
             if name.starts_with("kube_proxy_ebpf_") {
                 lines += &format!("- `{name}` ({kind}{labels}): {}\n", help(name));
@@ -136,7 +143,10 @@ fn reference() -> String {
         }
         format!("\n### {title}\n\n{lines}- With the usual meaning: {}\n", usual.join(", "))
     };
-    list("All processes", &|it| all.contains_key(it)) + &list("run and agent", &|it| !all.contains_key(it))
+    assert!([&brain, &agent].into_iter().flat_map(|it| it.keys()).all(|it| run.contains_key(it)));
+    list("All processes", &|it| brain.contains_key(it) && agent.contains_key(it))
+        + &list("run and brain", &|it| !agent.contains_key(it))
+        + &list("run and agent", &|it| !brain.contains_key(it))
 }
 
 #[test]
