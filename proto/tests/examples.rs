@@ -15,8 +15,8 @@ use proxy_contract::localv1::{
     Endpoint, EndpointScopes, IpSet, OpItem, PortMapping, PortName, Protocol, Service, ServiceIPs, Set,
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
-    process::Command,
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
     time::timeout,
 };
 
@@ -76,18 +76,19 @@ fn binary(example: &str) -> PathBuf {
     binary
 }
 
+/// Starts an example; its lines are read from the result.
+fn start(example: &str, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut command = Command::new(binary(example));
+    let mut child = command.args(arguments).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines)
+}
+
 async fn check(example: &str, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("proxy.sock");
     brain().serve(&socket);
-    let mut child = Command::new(binary(example))
-        .arg(format!("unix://{}", socket.display()))
-        .arg("n1")
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (_child, mut lines) = start(example, &[&format!("unix://{}", socket.display()), "n1"]);
     for expect in expect.lines() {
         let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
         assert_eq!(line, expect);
@@ -116,6 +117,18 @@ async fn difference() {
                   change 10.96.0.1:80/TCP -> 10.1.0.1:9090 10.1.0.3:9090\n\
                   remove 10.96.0.2:443/TCP\nremove 10.96.0.2:80/TCP\ndone";
     check("difference", &[first, second].concat()).await;
+}
+
+#[tokio::test]
+async fn backend() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("proxy.sock");
+    brain().serve(&socket);
+    let target = format!("--target=unix://{}", socket.display());
+    let pages = ["--healthz-bind-address=", "--metrics-bind-address="];
+    let (_child, mut lines) = start("backend", &[&target, "--node-name=n1", pages[0], pages[1]]);
+    let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
+    assert!(line.starts_with("ns/a: [ServedPort {"), "{line}");
 }
 
 #[tokio::test]
