@@ -72,7 +72,10 @@ fn btf() -> Finding {
     if Path::new(FILE).exists() {
         return Finding::ok(SUBJECT, format!("{FILE} exists"));
     }
-    let says = format!("{FILE} does not exist; the programs need it to recognise the sockets of the kernel");
+    let says = format!(
+        "{FILE} does not exist: a kernel without type information rejects the programs (since Linux 5.19), or they do not \
+         recognize its own sockets"
+    );
     Finding::broken(SUBJECT, says, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, and mount sysfs at /sys")
 }
 
