@@ -62,7 +62,7 @@ const SAMPLE_BITS: u32 = 4;
 /// [`NO_POSITION`] if that was given, and is to be used.
 ///
 /// Instead of an ejected backend another one is selected at random, out of the whole set, or of a sample that is spread
-/// evenly over a large one: those that fail together are often neighbours, being on one node. No more than the policy
+/// evenly over a large one: those that fail together are often neighbors, being on one node. No more than the policy
 /// allows, and never all, count as ejected.
 #[inline(always)]
 pub fn choose(

@@ -4,7 +4,7 @@
 //! all others as hash maps. A frontend names a *set* of backends, which are adjacent in the array, so that a random one is
 //! one load. Where a socket returns to a backend (unconnected UDP, session affinity), the members table says whether it is
 //! still in the set.
-//! The side's [`Prefilter`] recognises most untranslated traffic without a look-up.
+//! The side's [`Prefilter`] recognizes most untranslated traffic without a look-up.
 
 use crate::{
     counters::CounterIndex,

@@ -35,15 +35,15 @@ pub struct Event {
     pub pid: u32,
     /// The first counter of the service port; [`NO_COUNTER`](crate::counters::NO_COUNTER) if it belongs to none.
     pub port_counter: CounterIndex,
-    /// How the backend was chosen: [`AFFINITY`] and its neighbours.
+    /// How the backend was chosen: [`AFFINITY`] and its neighbors.
     pub notes: u32,
     /// The IP protocol number.
     pub protocol: u8,
     /// [`CONNECT`] or [`SEND`].
     pub call: u8,
-    /// [`REDIRECTED`] or one of its neighbours.
+    /// [`REDIRECTED`] or one of its neighbors.
     pub verdict: u8,
-    /// [`CLOSED`] or one of its neighbours; 0 in an event of the beginning of a connection.
+    /// [`CLOSED`] or one of its neighbors; 0 in an event of the beginning of a connection.
     pub end: u8,
 }
 

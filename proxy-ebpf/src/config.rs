@@ -44,7 +44,7 @@ globals! {
     /// Not zero if the kernel has `bpf_skc_to_mptcp_sock` (5.19).
     MPTCP: u32;
     /// Not zero if the kernel's own TCP clients keep the address that they were given: before 6.6, `kernel_connect` overwrote it
-    /// with the backend's (Linux 0bdf399342c5), to which they reconnected for ever.
+    /// with the backend's (Linux 0bdf399342c5), to which they reconnected forever.
     KERNEL_TCP: u32;
     /// Not zero if fields of a TCP socket such as [`KERN_SOCK_BIT`] can be read: the kernel has `bpf_skc_to_tcp_sock` (5.10), and type
     /// information that locates the bit.

@@ -22,7 +22,7 @@ impl Counter {
     pub(crate) fn of(port_counter: CounterIndex) -> Self {
         let row = row(port_counter, stripe());
         if !row.is_null() {
-            // SAFETY: as in `count`; volatile, or it would be optimised away.
+            // SAFETY: as in `count`; volatile, or it would be optimized away.
             unsafe { row.add(index_in_chunk(port_counter)).read_volatile() };
         }
         Self(row)

@@ -125,7 +125,7 @@ fn address(ctx: &SockAddrContext) -> u64 {
     number(ctx::socket(ctx) as u64)
 }
 
-/// A pointer as a number: negated twice, it is one to the verifier, which allows arithmetic on it. The compiler would optimise
+/// A pointer as a number: negated twice, it is one to the verifier, which allows arithmetic on it. The compiler would optimize
 /// both negations away.
 #[inline(always)]
 fn number(mut address: u64) -> u64 {

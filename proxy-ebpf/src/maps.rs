@@ -121,7 +121,7 @@ pub(crate) static PACKET_PATH: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(crate) static FAILURES: LruHashMap<FailureKey, FailureRecord, { MAX_RECORDS as usize }> =
     LruHashMap::new();
-/// What is kept beside the records: [`HAS_RECORDS`](proxy_common::health::HAS_RECORDS) and its neighbours.
+/// What is kept beside the records: [`HAS_RECORDS`](proxy_common::health::HAS_RECORDS) and its neighbors.
 #[btf_map]
 pub(crate) static HEALTH: Array<u64, { WORDS as usize }> = Array::new();
 /// The cookie of the socket that this CPU is connecting, if its connection is watched.

@@ -20,7 +20,7 @@ use crate::{
     trace,
 };
 
-/// The calls for time-outs and for changes of the state, which only watched connections ask for.
+/// The calls for timeouts and for changes of the state, which only watched connections ask for.
 const CALLS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;
 /// Marks a connection for which another program asked for calls before: they stay when ours are over. Itself it asks for calls
 /// at retransmissions, which are rare.

@@ -134,7 +134,7 @@ impl IngressNode {
     }
 }
 
-/// The interface of a node towards its pods.
+/// The interface of a node toward its pods.
 const POD_INTERFACE: &str = "pod";
 
 fn node_addresses(number: u8) -> [IpAddr; 2] {

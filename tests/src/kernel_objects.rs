@@ -80,7 +80,7 @@ fn loaded() -> KernelObjects {
 }
 
 /// Follows the BPF objects of a sandbox. The kernel does not reuse ids soon, so an object that belonged to the sandbox
-/// once is recognised for as long as it exists.
+/// once is recognized for as long as it exists.
 #[derive(Clone, Debug)]
 pub struct ObjectTracker {
     cgroup_processes: PathBuf,

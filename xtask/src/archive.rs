@@ -99,12 +99,12 @@ pub(crate) mod tests {
     #[test]
     fn an_archive_has_no_times_and_owners_and_its_own_order() {
         let program = Entry::new("usr/bin/program", "1").executable();
-        let licence = Entry::new("LICENSE", "2");
-        let archive = tar(vec![program.clone(), licence.clone()], true).expect("an archive");
+        let license = Entry::new("LICENSE", "2");
+        let archive = tar(vec![program.clone(), license.clone()], true).expect("an archive");
         let modes: Vec<_> = read(&*archive).into_iter().map(|(name, (mode, _))| (name, mode)).collect();
         let expected = [("LICENSE", 0o644), ("usr/", 0o755), ("usr/bin/", 0o755), ("usr/bin/program", 0o755)];
         assert_eq!(modes, expected.map(|(name, mode)| (name.to_owned(), mode)));
-        assert_eq!(tar(vec![licence, program], true).expect("an archive"), archive);
+        assert_eq!(tar(vec![license, program], true).expect("an archive"), archive);
         assert_eq!(gzip(&archive).expect("gzip"), gzip(&archive).expect("gzip"));
     }
 }

@@ -78,8 +78,8 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
         contents.push((machine, bytes));
         binaries.insert(machine, binary);
     }
-    let licence = fs::read(workspace().join("LICENSE")).context("cannot read LICENSE")?;
-    let Image { archive: oci, digest } = image(&contents, &licence, &container::revision())?;
+    let license = fs::read(workspace().join("LICENSE")).context("cannot read LICENSE")?;
+    let Image { archive: oci, digest } = image(&contents, &license, &container::revision())?;
     artifacts.push((format!("{name}-image.oci.tar"), oci));
     let manifests = format!("{name}-manifests");
     artifacts.push((format!("{manifests}.tar.gz"), archive(&manifests, self::manifests(&digest)?)?));

@@ -67,7 +67,7 @@ fn names() -> Result<Vec<String>> {
 /// Builds the program of all targets.
 fn build() -> Result<()> {
     install_subcommand("cargo-fuzz")?;
-    // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices. Without the optimisations of a
+    // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices. Without the optimizations of a
     // release that take longest, and with the names that a backtrace shows.
     run(cargo()
         .args(["fuzz", "build", "--sanitizer", "none", "--features", "libfuzzer", "--fuzz-dir"])

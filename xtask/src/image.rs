@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::archive::{Entry, gzip, sha256, tar};
 
 const BINARY: &str = "usr/local/bin/kube-proxy-ebpf";
-const LICENCE: &str = "usr/share/doc/kube-proxy-ebpf/LICENSE";
+const LICENSE: &str = "usr/share/doc/kube-proxy-ebpf/LICENSE";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub(crate) struct Image {
@@ -39,13 +39,13 @@ impl Blobs {
 
 /// The image of these binaries, for their machines.
 ///
-/// It has one layer: the binary, which needs no library, and the licence. The client of the API server trusts the
+/// It has one layer: the binary, which needs no library, and the license. The client of the API server trusts the
 /// certificates that a service account or kubeconfig names, so the image has none.
-pub(crate) fn image(binaries: &[(Machine, Vec<u8>)], licence: &[u8], revision: &str) -> Result<Image> {
+pub(crate) fn image(binaries: &[(Machine, Vec<u8>)], license: &[u8], revision: &str) -> Result<Image> {
     let mut blobs = Blobs::default();
     let mut manifests = Vec::new();
     for (machine, binary) in binaries {
-        let files = vec![Entry::new(BINARY, &**binary).executable(), Entry::new(LICENCE, licence)];
+        let files = vec![Entry::new(BINARY, &**binary).executable(), Entry::new(LICENSE, license)];
         let layer = tar(files, true)?;
         let platform = json!({ "architecture": machine.debian(), "os": "linux" });
         let config = json!({
@@ -139,7 +139,7 @@ mod tests {
 
     fn sample() -> Image {
         let binaries = Machine::ALL.map(|it| (it, format!("the binary of {}", it.name()).into_bytes()));
-        image(&binaries, b"the licence", "abc").expect("an image")
+        image(&binaries, b"the license", "abc").expect("an image")
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
             let layer = files(&*bytes);
             let binary = format!("the binary of {}", machine.name()).into_bytes();
             assert_eq!(layer[BINARY], (0o755, binary));
-            assert_eq!(layer[LICENCE], (0o644, b"the licence".to_vec()));
+            assert_eq!(layer[LICENSE], (0o644, b"the license".to_vec()));
             assert_eq!(layer.keys().filter(|it| !it.ends_with('/')).count(), 2);
             count += 3;
         }
@@ -197,7 +197,7 @@ mod tests {
             text.matches("org.opencontainers.image.").count(),
             config["Labels"].as_object().map_or(0, serde_json::Map::len)
         );
-        for path in [BINARY, LICENCE] {
+        for path in [BINARY, LICENSE] {
             assert!(text.contains(&format!(" /{path}\n")), "{path}");
         }
     }

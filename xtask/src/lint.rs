@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: what is checked without running the product; `cargo xtask licences`: the dependencies alone.
+//! `cargo xtask lint`: what is checked without running the product; `cargo xtask licenses`: the dependencies alone.
 //! Invariant: what could not be checked is listed at the end with the reason, never passed over. `deny.toml` decides about
 //! dependencies.
 
@@ -25,7 +25,7 @@ pub(crate) fn lint() -> Result<()> {
     run(cargo_into_target("clippy").args(["--locked", "--all-targets", "--", "-D", "warnings"]))?;
     let unchecked = [
         ("the product for other machines", other_machines()?),
-        ("advisories of the dependencies", licences().context("the dependencies")?),
+        ("advisories of the dependencies", licenses().context("the dependencies")?),
         ("the .proto files with buf", contract().context("the package of the contract")?),
     ];
     for (what, reason) in unchecked {
@@ -52,8 +52,8 @@ fn other_machines() -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Checks licences, sources, versions and known vulnerabilities of the dependencies; returns why known vulnerabilities could not be checked, if so.
-pub(crate) fn licences() -> Result<Option<String>> {
+/// Checks licenses, sources, versions and known vulnerabilities of the dependencies; returns why known vulnerabilities could not be checked, if so.
+pub(crate) fn licenses() -> Result<Option<String>> {
     let program = cargo_tool("cargo-deny", CARGO_DENY)?;
     let deny = |arguments: &[&str]| {
         let mut command = Command::new(&program);

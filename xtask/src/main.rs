@@ -44,7 +44,7 @@ enum Task {
     BuildEbpf,
     /// Build the binary with the kernel object inside, target/{debug,release}/kube-proxy-ebpf.
     Build {
-        /// With optimisations, for a node, which needs no library for it
+        /// With optimizations, for a node, which needs no library for it
         #[arg(long)]
         release: bool,
         /// With lines of log in the programs, which the process logs up to its own level when it starts
@@ -108,7 +108,7 @@ enum Task {
     },
     /// Build the files of a release in target/dist: archives, the image, manifests, bills of materials, provenance, checksums.
     ///
-    /// An archive holds the binary, which needs no library, the licence, the documents and the manifests. The image is an
+    /// An archive holds the binary, which needs no library, the license, the documents and the manifests. The image is an
     /// archive in the format of the OCI for all machines; no container tool is needed. The bills of materials (CycloneDX)
     /// list every crate in the binary, the provenance (in-toto, unsigned) what it was built from. The same commit and
     /// compiler give the same bytes in any folder.
@@ -150,10 +150,10 @@ enum Task {
     ///
     /// buf is installed with npm if it is missing; where it cannot be, its checks are skipped with the reason.
     Contract,
-    /// Check the licences, sources and known vulnerabilities of the dependencies with cargo-deny, which is installed if missing.
+    /// Check the licenses, sources and known vulnerabilities of the dependencies with cargo-deny, which is installed if missing.
     ///
     /// The database of vulnerabilities is fetched; where it cannot be, that check is skipped and says so.
-    Licences,
+    Licenses,
 }
 
 /// Arguments for a task that is a crate of its own.
@@ -198,7 +198,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Release { dry_run, previous } => release::release(dry_run, previous.as_deref()),
         Task::Interop(it) => interop::interop(&it.arguments),
         Task::Contract => contract::contract().map(|reason| report_skipped("buf", reason)),
-        Task::Licences => lint::licences().map(|reason| report_skipped("advisories", reason)),
+        Task::Licenses => lint::licenses().map(|reason| report_skipped("advisories", reason)),
         Task::Demo(it) => become_task("demo", &[], &it),
         Task::Vmtest(it) => become_task("vmtest", &[], &it),
         Task::Soak(it) => become_task("soak", &[], &it),

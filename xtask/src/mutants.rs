@@ -37,7 +37,7 @@ const SUBJECTS: [Subject; 5] = [
     },
 ];
 
-/// cargo-mutants ends with this if no mutant is missed, and some loop for ever, which is noticed, too.
+/// cargo-mutants ends with this if no mutant is missed, and some loop forever, which is noticed, too.
 const ONLY_TIMEOUTS: i32 = 3;
 
 pub(crate) fn mutants(subject: Option<&str>, shard: Option<&str>) -> Result<()> {

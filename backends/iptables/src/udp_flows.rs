@@ -1,6 +1,6 @@
 //! The flows of UDP that conntrack keeps at endpoints which do not serve them any more.
 //!
-//! UDP has no end of a connection: a client that goes on sending would have its endpoint for ever.
+//! UDP has no end of a connection: a client that goes on sending would have its endpoint forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -276,7 +276,7 @@ fn traffic(mode: &str) {
     let cases = [
         (&b, "10.96.0.1:80", "a sees 10.1.2.2", "a pod keeps its source"),
         (&a, "10.96.0.1:80", "a sees 10.1.1.1", "a pod that reaches itself is masqueraded"),
-        (&node, "10.96.0.1:80", "a sees 10.1.1.1", "the node has the address towards the pod"),
+        (&node, "10.96.0.1:80", "a sees 10.1.1.1", "the node has the address toward the pod"),
         (&outside, "10.96.0.1:80", "a sees 10.1.1.1", "outside traffic is masqueraded"),
         (&outside, "192.0.2.1:30001", "a sees 10.1.1.1", "at node ports, too"),
         (&b, "192.0.2.1:30001", "a sees 10.1.2.2", "but not that of pods"),

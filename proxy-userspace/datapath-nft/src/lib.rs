@@ -1,6 +1,6 @@
 //! The nftables datapath: translates packets, for traffic without a local socket and for nodes without eBPF.
 //!
-//! Invariant: data in maps, behaviour in chains.
+//! Invariant: data in maps, behavior in chains.
 //! A Service adds elements, keyed by address, protocol and port; the chains are shared by all Services. So a change costs what
 //! it changes, in user space and in the kernel.
 

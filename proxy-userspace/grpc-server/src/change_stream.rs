@@ -71,7 +71,7 @@ pub(crate) enum RequestKind {
     /// A change set that is not empty.
     Change,
     /// None: it only acknowledges.
-    Acknowledgement,
+    Acknowledgment,
 }
 
 /// Serializes batches of long change sets across the streams of a server, so that short ones are not starved.
@@ -184,7 +184,7 @@ impl<S: ChangeSource> ChangeStream<S> {
 
     fn request(&mut self, request: S::Request) -> Result<(), End> {
         let kind = self.source.request(request).map_err(End::Refused)?;
-        let asks_for_changes = kind != RequestKind::Acknowledgement;
+        let asks_for_changes = kind != RequestKind::Acknowledgment;
         self.pending_requests = self.pending_requests.saturating_add(asks_for_changes.into());
         self.must_answer |= kind == RequestKind::State;
         Ok(())

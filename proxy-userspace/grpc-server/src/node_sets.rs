@@ -96,7 +96,7 @@ impl ChangeSource for NodeChangeSource {
         }
         if self.node.as_ref().is_some_and(|(name, _)| *name == node) {
             return Ok(if request.confirmed.is_some() {
-                RequestKind::Acknowledgement
+                RequestKind::Acknowledgment
             } else {
                 RequestKind::Change
             });

@@ -41,7 +41,7 @@ pub enum UnixSocketError {
 pub struct SocketAccess {
     /// The mode of its file, as 0o660.
     pub mode: u32,
-    /// The number of its group; this process' own if none.
+    /// The number of its group; this process's own if none.
     pub group: Option<u32>,
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = (NetlinkHeader, 
     })
 }
 
-/// The errno of an `NLMSG_ERROR` payload; `None` if it is an acknowledgement.
+/// The errno of an `NLMSG_ERROR` payload; `None` if it is an acknowledgment.
 pub(crate) fn error_code(payload: &[u8]) -> Option<Errno> {
     let code = ErrorBuffer::new_checked(payload).ok()?.code()?;
     Some(Errno::from_raw(code.get().wrapping_neg()))

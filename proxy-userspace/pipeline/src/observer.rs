@@ -20,7 +20,7 @@ pub trait Observer {
     fn published(&self, steps: &PublishSteps);
 }
 
-/// When each step towards a published state of this node ended.
+/// When each step toward a published state of this node ended.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishSteps {
     /// The process that numbers the revisions.

@@ -39,7 +39,7 @@ struct FollowingClient {
     since: Instant,
     sent: Option<Sent>,
     acknowledged: Option<Arc<Published>>,
-    /// From its publication, or the client's arrival, to its acknowledgement.
+    /// From its publication, or the client's arrival, to its acknowledgment.
     latency: Option<Duration>,
 }
 
@@ -66,7 +66,7 @@ pub struct FollowerStatus {
     pub acknowledged: Option<Arc<Published>>,
     /// For how long it has not acknowledged the newest state; `None` if it has.
     pub behind: Option<Duration>,
-    /// The time from the publication of the last acknowledged state, or the client's arrival, to its acknowledgement.
+    /// The time from the publication of the last acknowledged state, or the client's arrival, to its acknowledgment.
     pub latency: Option<Duration>,
 }
 

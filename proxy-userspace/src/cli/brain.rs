@@ -91,7 +91,7 @@ async fn brain(mut flags: Flags, configuration: Configuration) -> Result<()> {
     result
 }
 
-/// Waits until the backend ends by itself; for ever without one.
+/// Waits until the backend ends by itself; forever without one.
 async fn ended(backend: Option<&mut BackendProcess>) -> Result<()> {
     match backend {
         Some(it) => it.ended().await,

@@ -49,7 +49,7 @@ impl GrpcServer {
         Ok(Self { servers, stop })
     }
 
-    /// Waits until a listener fails; for ever without listeners.
+    /// Waits until a listener fails; forever without listeners.
     pub(super) async fn failed(&mut self) -> Result<()> {
         match self.servers.join_next().await {
             Some(result) => Ok(result??),

@@ -144,7 +144,7 @@ const MAX_KEPT: usize = 256 << 10;
 /// The newest lines, at most [`MAX_KEPT`].
 static NEWEST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// The newest lines of this process' log, for a page.
+/// The newest lines of this process's log, for a page.
 pub(super) fn newest_lines() -> String {
     NEWEST.lock().iter().map(String::as_str).collect()
 }
@@ -156,7 +156,7 @@ struct Kept(Sink);
 impl Write for Kept {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut lines = NEWEST.lock();
-        lines.push_back(without_colours(&String::from_utf8_lossy(line)));
+        lines.push_back(without_colors(&String::from_utf8_lossy(line)));
         let mut kept: usize = lines.iter().map(String::len).sum();
         while kept > MAX_KEPT {
             kept -= lines.pop_front().map_or(kept, |it| it.len());
@@ -171,8 +171,8 @@ impl Write for Kept {
     }
 }
 
-/// Without the escape sequences of colours (`ESC [ … m`).
-fn without_colours(line: &str) -> String {
+/// Without the escape sequences of colors (`ESC [ … m`).
+fn without_colors(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default();
     let rest = parts.map(|it| it.split_once('m').map_or(it, |(_, text)| text));
@@ -181,10 +181,10 @@ fn without_colours(line: &str) -> String {
 
 fn text<W: Write + 'static>(
     filter: EnvFilter,
-    colours: bool,
+    colors: bool,
     writer: impl Fn() -> W + Send + Sync + 'static,
 ) -> (Dispatch, SetFilter) {
-    let log = tracing_subscriber::fmt().with_target(false).with_ansi(colours).fmt_fields(EscapedFields);
+    let log = tracing_subscriber::fmt().with_target(false).with_ansi(colors).fmt_fields(EscapedFields);
     let log = log.with_writer(writer).with_env_filter(filter).with_filter_reloading();
     let handle = log.reload_handle();
     (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
@@ -201,7 +201,7 @@ fn json<W: Write + 'static>(
     (log.into(), Box::new(move |filter| drop(handle.reload(filter))))
 }
 
-/// The fields of an event as text; the colours are around them.
+/// The fields of an event as text; the colors are around them.
 #[derive(Debug)]
 struct EscapedFields;
 

@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// A line for each client of each brain in --target that follows a node: the newest revision of the node's state, the one
 /// that is active there, for how long it is behind, and how long the last update took from the brain to its
-/// acknowledgement. Agents acknowledge a state when the kernel has it, other clients with their next request. Exits with 1
+/// acknowledgment. Agents acknowledge a state when the kernel has it, other clients with their next request. Exits with 1
 /// if a node is behind for more than 5 seconds, or --has finds a node without the address. With mutual TLS, the
 /// certificate must be in the brain's --tls-allow.
 #[derive(Debug, Args)]

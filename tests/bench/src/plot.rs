@@ -17,7 +17,7 @@ use plotters::{
 
 const SIZE: (u32, u32) = (800, 420);
 
-/// A colour on light pages, and on dark ones.
+/// A color on light pages, and on dark ones.
 type Shade = [RGBColor; 2];
 
 const BACKGROUND: Shade = [RGBColor(0xFF, 0xFF, 0xFF), RGBColor(0x0D, 0x11, 0x17)];
@@ -243,7 +243,7 @@ impl Plot {
     }
 }
 
-/// Adds the colours of dark pages: a style sheet wins over the attributes of elements.
+/// Adds the colors of dark pages: a style sheet wins over the attributes of elements.
 fn with_schemes(svg: &str) -> String {
     let mut style = String::from("<style>@media (prefers-color-scheme: dark) {\n");
     for [light, dark] in [BACKGROUND, TEXT, GRID].iter().chain(&LINES) {

@@ -165,7 +165,7 @@ fn serve() {
                 let IpAddr::V6(address) = it.local_addr()?.ip() else { unreachable!("a v6 listener") };
                 it.write_all(&address.octets())?;
                 // Let the client close first: a connection closed by this side stays in TIME_WAIT, and where the kernel has no
-                // room for so many, it replies to a late acknowledgement with a reset.
+                // room for so many, it replies to a late acknowledgment with a reset.
                 it.read(&mut [0])
             });
             // The client may have closed the connection.

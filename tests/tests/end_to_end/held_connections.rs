@@ -23,7 +23,7 @@ use super::large_reports::unread;
 
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// A load balancer, beside the attackers.
-const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const CHECK_PORT: u16 = 32_001;
 const HELD: usize = 10_000;
 
@@ -32,8 +32,8 @@ fn attackers(node: &TestNode) -> NetNs {
     let attackers = NetNs::new().unwrap();
     node.netns().connect_veth("attack", &attackers, "eth0").unwrap();
     node.netns().add_interface_address(&format!("{NODE}/24"), "attack").unwrap();
-    node.netns().ip(&["route", "add", "10.99.0.0/16", "via", &NEIGHBOUR.to_string()]).unwrap();
-    attackers.add_interface_address(&format!("{NEIGHBOUR}/24"), "eth0").unwrap();
+    node.netns().ip(&["route", "add", "10.99.0.0/16", "via", &NEIGHBOR.to_string()]).unwrap();
+    attackers.add_interface_address(&format!("{NEIGHBOR}/24"), "eth0").unwrap();
     attackers.ip(&["route", "add", "local", "10.99.0.0/16", "dev", "lo"]).unwrap();
     attackers
 }

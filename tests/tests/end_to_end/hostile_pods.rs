@@ -131,7 +131,7 @@ fn two_pods_with_one_address_are_two_clients() {
 }
 
 #[test]
-fn the_host_is_recognised_though_its_loopback_interface_is_down() {
+fn the_host_is_recognized_though_its_loopback_interface_is_down() {
     let service = web4([1]).node_port(30080);
     let Some(mut node) = TestNode::prepared_or_skip([], &[service]) else { return };
     let other = NetNs::new().unwrap();

@@ -116,7 +116,7 @@ impl Browser {
         );
     }
 
-    /// A system that prefers this colour scheme.
+    /// A system that prefers this color scheme.
     pub(crate) fn prefer(&self, scheme: &str) {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": [feature] }));

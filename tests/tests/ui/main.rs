@@ -123,7 +123,7 @@ fn a_browser_shows_services_and_what_changes_within_two_seconds() {
 }
 
 #[test]
-fn it_fits_on_any_screen_in_both_colour_schemes() {
+fn it_fits_on_any_screen_in_both_color_schemes() {
     let Some(_node) = node_or_skip(30) else { return };
     let Some(browser) = Browser::or_skip() else { return };
     let background = |browser: &Browser| browser.evaluate("getComputedStyle(document.body).backgroundColor");

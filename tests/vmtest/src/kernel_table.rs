@@ -31,7 +31,7 @@ pub(crate) struct KernelFeature {
     pub(crate) since: Version,
     /// The name that a kernel with the feature has in its BTF, if there is one.
     pub(crate) btf_name: Option<String>,
-    /// The tests of the behaviour with and without it.
+    /// The tests of the behavior with and without it.
     pub(crate) tests: Vec<String>,
 }
 

@@ -60,7 +60,7 @@ impl KernelPackages {
 
     /// The newest kernel of a series such as `5.10` or `7`, unpacked; `None` if there is no package.
     pub(crate) fn kernel(&self, series: &str) -> Result<Option<Kernel>> {
-        let Some(release) = newest(&self.names, series, flavours(self.machine)) else { return Ok(None) };
+        let Some(release) = newest(&self.names, series, flavors(self.machine)) else { return Ok(None) };
         let folder = workspace().join("target/vmtest/kernels").join(&release);
         if !folder.join("complete").exists() {
             self.unpack(&release, &folder)?;
@@ -95,8 +95,8 @@ impl KernelPackages {
     }
 }
 
-/// The suitable flavours, in order of preference: Debian's, the smallest, and Ubuntu's.
-fn flavours(machine: Machine) -> &'static [&'static str] {
+/// The suitable flavors, in order of preference: Debian's, the smallest, and Ubuntu's.
+fn flavors(machine: Machine) -> &'static [&'static str] {
     match machine {
         Machine::X86_64 => &["-cloud-amd64", "-generic"],
         Machine::Aarch64 => &["-cloud-arm64"],
@@ -108,15 +108,15 @@ fn suites(machine: Machine) -> Vec<(&'static str, &'static str)> {
     SUITES.into_iter().filter(|(label, _)| machine == Machine::X86_64 || *label != "Ubuntu").collect()
 }
 
-/// The newest release of a series that has a package, in the first of the flavours that has one.
-fn newest(names: &BTreeSet<String>, series: &str, flavours: &[&str]) -> Option<String> {
+/// The newest release of a series that has a package, in the first of the flavors that has one.
+fn newest(names: &BTreeSet<String>, series: &str, flavors: &[&str]) -> Option<String> {
     let prefixes = ["linux-image-", "linux-modules-"];
     let releases = names.iter().filter_map(|name| prefixes.iter().find_map(|it| name.strip_prefix(it)));
     let of_series: Vec<_> =
         releases.filter(|it| it.strip_prefix(series).is_some_and(|it| it.starts_with('.'))).collect();
-    flavours.iter().find_map(|flavour| {
-        let of_flavour = of_series.iter().filter(|it| it.ends_with(flavour));
-        of_flavour.max_by_key(|it| numbers(it)).map(|it| (*it).to_owned())
+    flavors.iter().find_map(|flavor| {
+        let of_flavor = of_series.iter().filter(|it| it.ends_with(flavor));
+        of_flavor.max_by_key(|it| numbers(it)).map(|it| (*it).to_owned())
     })
 }
 

@@ -47,7 +47,7 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 ///
 /// Fetches kernels from the packages of Debian and Ubuntu, and QEMU and busybox, where they are missing; builds what is
 /// missing. Prints a table of kernels and tests. tests/KERNELS.md lists what older kernels lack. Without hardware
-/// virtualisation (KVM) a kernel takes up to an hour.
+/// virtualization (KVM) a kernel takes up to an hour.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask vmtest", max_term_width = 100)]
 struct Arguments {

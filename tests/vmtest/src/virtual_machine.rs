@@ -156,7 +156,7 @@ fn command_line(machine: Machine) -> String {
     }
 }
 
-/// Whether the CPU virtualises other kernels; otherwise they are emulated, about 20 times slower.
+/// Whether the CPU virtualizes other kernels; otherwise they are emulated, about 20 times slower.
 ///
 /// The device alone proves nothing: a KVM in software (PVM) runs only kernels that were made for it.
 pub(crate) fn has_kvm(machine: Machine) -> bool {

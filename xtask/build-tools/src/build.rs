@@ -157,7 +157,7 @@ pub fn build(release: bool) -> Result<PathBuf> {
     build_binary(Build::Product)
 }
 
-/// Builds the product for the nodes of a machine: with optimisations, and linked statically, so that it needs no file of
+/// Builds the product for the nodes of a machine: with optimizations, and linked statically, so that it needs no file of
 /// a node.
 pub fn build_release(machine: Machine) -> Result<PathBuf> {
     build_ebpf()?;

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_has_the_licence_and_repository_of_the_workspace() {
+    fn the_image_has_the_license_and_repository_of_the_workspace() {
         let image = instructions();
         for (key, label) in [("license", "licenses"), ("repository", "source")] {
             let label = format!("org.opencontainers.image.{label}=\"{}\"", manifest_value(key));

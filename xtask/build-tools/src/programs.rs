@@ -74,7 +74,7 @@ pub fn find_or_fetch(program: &str, path: &str, install: impl FnOnce() -> Result
 pub fn cargo_tool(program: &str, version: &str) -> Result<PathBuf> {
     find_or_fetch(program, &format!("bin/{program}"), || {
         status("Installing", &format!("{program} {version}, once (a minute or two)"));
-        // It runs for seconds, and would be optimised for minutes.
+        // It runs for seconds, and would be optimized for minutes.
         let mut install = cargo_install(program, version);
         run(install.arg("--root").arg(workspace().join("target/tools")))
             .with_context(|| format!("`{program}` is missing and cannot be installed"))

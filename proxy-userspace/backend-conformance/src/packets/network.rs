@@ -1,6 +1,6 @@
 //! Two network namespaces: the node, and everything else. The probe sends and receives every packet of everything else.
 //!
-//! Both ends of the veth pair have one address and no ARP: every packet is for the other side, and no neighbour is looked up.
+//! Both ends of the veth pair have one address and no ARP: every packet is for the other side, and no neighbor is looked up.
 
 use std::{
     fs::{self, File},

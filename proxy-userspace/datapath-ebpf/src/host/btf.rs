@@ -1,7 +1,7 @@
 //! Types of the kernel and their members, from the kernel's type information (BTF).
 //!
 //! Malformed BTF is no error: what it describes is then not found, and callers can do without it.
-//! (<https://docs.kernel.org/bpf/btf.html>. The existing crates have a copyleft licence, or do not expose members.)
+//! (<https://docs.kernel.org/bpf/btf.html>. The existing crates have a copyleft license, or do not expose members.)
 
 /// The BTF of the running kernel.
 pub(crate) const KERNEL: &str = "/sys/kernel/btf/vmlinux";

@@ -146,7 +146,7 @@ impl Log for Counted {
 
     fn log(&self, record: &Record<'_>) {
         let read = self.read.fetch_add(1, Ordering::Relaxed) + 1;
-        // aya-log reads until there is nothing more, which programs on other CPUs could put off for ever.
+        // aya-log reads until there is nothing more, which programs on other CPUs could put off forever.
         if read == self.limit.load(Ordering::Relaxed) {
             // If it fails, they go on.
             let _ = self.counts.lock().set(LINES_PAUSED, 1, 0);

@@ -129,7 +129,7 @@ impl DesiredTable {
         let mut own: BTreeSet<_> = self.config_.chains().into_iter().map(|it| it.name).collect();
         own.extend(derived_chains(&self.elements).map(|it| it.name));
         let lists: BTreeSet<_> = source_list::among(&self.elements).collect();
-        // If it is ours already, this changes nothing; if it is another process', that refuses the transaction.
+        // If it is ours already, this changes nothing; if it is another process's, that refuses the transaction.
         let adopt = || new_owned_table(self.config_.family, &existing.comment);
         let mut difference = Difference {
             adopt: self.is_owned.then(adopt),

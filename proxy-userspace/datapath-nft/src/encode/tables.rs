@@ -15,7 +15,7 @@ use netlink::{Attribute, Message, Netfilter, uapi::*};
 
 /// How many transactions have taken effect in this network namespace; it begins anew beyond 32 bits.
 pub(crate) fn generation(netfilter: &mut Netfilter) -> Option<u32> {
-    // The kernel sends one answer, and then the acknowledgement.
+    // The kernel sends one answer, and then the acknowledgment.
     let message = Message { flags: NLM_F_ACK, ..Message::nf_tables(NFT_MSG_GETGEN, 0, []) };
     let mut id = None;
     netfilter.dump(&message, |it| id = netlink::find(it, NFTA_GEN_ID).and_then(netlink::u32)).ok()?;

@@ -12,7 +12,7 @@ use datapath::NodePortAddresses;
 pub struct Config {
     /// Which addresses of the host serve node ports; never loopback addresses.
     pub node_port_addresses: NodePortAddresses,
-    /// How traffic of pods is recognised.
+    /// How traffic of pods is recognized.
     pub detect_local: DetectLocal,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
@@ -22,7 +22,7 @@ pub struct Config {
     pub untracked: Vec<IpNet>,
 }
 
-/// How traffic of pods is recognised; kube-proxy's `detectLocalMode`.
+/// How traffic of pods is recognized; kube-proxy's `detectLocalMode`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {
     /// Not at all: nothing is masqueraded by its source, and a local policy applies to pods.
@@ -38,7 +38,7 @@ pub enum DetectLocal {
     InterfaceNamePrefix(String),
 }
 
-/// How packets of pods are recognised.
+/// How packets of pods are recognized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pods {
     /// The source address.
@@ -68,7 +68,7 @@ impl Host {
         addresses
     }
 
-    /// How pods are recognised; `None` if they are not.
+    /// How pods are recognized; `None` if they are not.
     pub(crate) fn pods(&self, mode: &DetectLocal, family: Family) -> Option<Pods> {
         match mode {
             DetectLocal::Off => None,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_recognised_by_one_mode_and_in_its_families_only() {
+    fn pods_are_recognized_by_one_mode_and_in_its_families_only() {
         // Its pods may have addresses that are not in the Node's `podCIDRs`, as with Calico.
         let cluster = DetectLocal::ClusterCidr(vec!["10.0.0.0/8".parse().expect("a prefix")]);
         let cases = [

@@ -35,7 +35,7 @@ use netlink::{
 /// For how long after its removal an endpoint may be refused. Flows to it without a Service that began before are refused as
 /// well, so not for long.
 const SECONDS: u32 = 30;
-/// How long it is not refused again: a user who may write endpoints could refuse flows to any address for ever.
+/// How long it is not refused again: a user who may write endpoints could refuse flows to any address forever.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 /// How many endpoints that is remembered of; beyond that no further one is refused.
 const MAX_REFUSED: usize = 65_536;

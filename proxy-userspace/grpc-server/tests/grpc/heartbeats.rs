@@ -62,7 +62,7 @@ async fn a_client_leaves_a_brain_whose_heartbeats_stop() {
         let mut states = client.watch();
         assert!(states.next().await.services.is_empty());
         let outage = client.outage();
-        // Cancelling does not postpone it.
+        // Canceling does not postpone it.
         for _ in 0..100 {
             is_pending(1_000, states.next()).await;
         }

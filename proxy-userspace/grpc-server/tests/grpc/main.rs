@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
-mod acknowledgements;
+mod acknowledgments;
 mod api_source;
 mod change_stream;
 mod client;

@@ -29,7 +29,7 @@ fn metadata(app: &str) -> Option<Arc<ServiceMetadata>> {
 }
 
 /// The Service `ns/a` with these, and `ns/b` without any.
-fn labelled(app: &str) -> NodeState {
+fn labeled(app: &str) -> NodeState {
     let (name, it) = service("ns/a", &[("p", 1)]);
     let with_metadata = Service { metadata: metadata(app), ..(*it.service).clone() };
     let it = ServiceState { service: Arc::new(with_metadata), ..(*it).clone() };
@@ -38,7 +38,7 @@ fn labelled(app: &str) -> NodeState {
 
 #[tokio::test]
 async fn a_client_without_extensions_receives_labels_and_their_changes() {
-    let (folder, brain) = Brain::serving(labelled("one")).await;
+    let (folder, brain) = Brain::serving(labeled("one")).await;
     let mut peer = NodePeer::start(&folder, "").await;
     assert_eq!(peer.change_set().await, ["+s ns/a", "+s ns/b", "+e ns/a/p"]);
     assert_eq!(peer.services["ns/a"].labels, map(&[("app", "one")]));
@@ -47,11 +47,11 @@ async fn a_client_without_extensions_receives_labels_and_their_changes() {
     let polled = poll(&folder, NextFilter::default()).await.remove(1).endpoints.unwrap().service.unwrap();
     assert_eq!(polled.labels, map(&[("app", "one")]));
     peer.ask("").await;
-    brain.publisher.publish(labelled("two"));
+    brain.publisher.publish(labeled("two"));
     assert_eq!(peer.change_set().await, ["+s ns/a"]);
     assert_eq!(peer.services["ns/a"].labels, map(&[("app", "two")]));
     peer.ask("").await;
-    brain.publisher.publish(labelled("two"));
+    brain.publisher.publish(labeled("two"));
     peer.receives_nothing().await;
 }
 
@@ -61,14 +61,14 @@ async fn a_change_of_a_label_is_none_for_a_client_that_keeps_no_labels() {
     let [plain, keeping] = [RequestedMetadata::default(), RequestedMetadata::everything()]
         .map(|it| folder.upstream().with_metadata(it));
     for (upstream, keeps) in [(plain, false), (keeping, true)] {
-        brain.publisher.publish(labelled("one"));
+        brain.publisher.publish(labeled("one"));
         while_following(upstream, async |mut states| {
             let one = states.next().await.unwrap();
-            brain.publisher.publish(labelled("two"));
+            brain.publisher.publish(labeled("two"));
             let two = states.next().await.unwrap();
             assert_ne!(one.rev, two.rev);
             assert_eq!(one.state != two.state, keeps);
-            assert_eq!(two.state == labelled("two"), keeps);
+            assert_eq!(two.state == labeled("two"), keeps);
         })
         .await;
     }

@@ -131,7 +131,7 @@ impl<T: Keyed + PartialEq> Edit<T> {
     }
 }
 
-/// Merges a node that has become small with a neighbour, so that many deletions leave no tiny nodes.
+/// Merges a node that has become small with a neighbor, so that many deletions leave no tiny nodes.
 fn merge_small<T: Keyed>(nodes: &mut Vec<Arc<TreeNode<T>>>, at: usize) {
     if nodes.get(at).is_none_or(|it| it.children.len() >= MIN_CHILDREN) {
         return;

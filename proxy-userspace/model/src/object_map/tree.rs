@@ -4,7 +4,7 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 /// The maximum number of children of a node; it bounds what a change copies.
 pub(super) const MAX_CHILDREN: usize = 32;
-/// A node with fewer children is merged with a neighbour, if both fit into one.
+/// A node with fewer children is merged with a neighbor, if both fit into one.
 pub(super) const MIN_CHILDREN: usize = 8;
 /// The number of children in a tree that is built in one go: it leaves room for inserts.
 const INITIAL_CHILDREN: usize = 24;
@@ -81,7 +81,7 @@ impl<T: Keyed> Children<T> {
         }
     }
 
-    /// Both, if they are of the same kind, as those of neighbours are.
+    /// Both, if they are of the same kind, as those of neighbors are.
     pub(super) fn join(&self, next: &Self) -> Option<Self> {
         match (self, next) {
             (Self::Objects(a), Self::Objects(b)) => Some(Self::Objects([a.as_slice(), b].concat())),

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{FileReport, FileSource, FileUpdate, read, store::GRACE_PERIOD};
 
-/// Time-out of what should happen at once, with room for a loaded machine.
+/// Timeout of what should happen at once, with room for a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn service(name: &str, port: u16) -> String {

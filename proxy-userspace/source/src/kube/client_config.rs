@@ -39,7 +39,7 @@ use super::{
     timing::Timing,
 };
 
-/// Time-out of connecting: a server that returns is connected to within this time, and the delay of a retry.
+/// Timeout of connecting: a server that returns is connected to within this time, and the delay of a retry.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// TCP keepalive: idle time before the first probe, interval of the probes, and their number. A host that has vanished is
 /// noticed after half a minute.

@@ -17,7 +17,7 @@ pub struct Options {
     pub node: Option<String>,
     /// Which Pods to watch, for our annotation; by default none.
     pub pods: WatchedPods,
-    /// Time-outs and delays.
+    /// Timeouts and delays.
     pub timing: Timing,
 }
 

@@ -122,7 +122,7 @@ impl Reflector {
         }
     }
 
-    /// Runs for ever.
+    /// Runs forever.
     pub(super) async fn run(mut self) {
         let _guard = BrokenGuard(Arc::clone(&self.shared));
         loop {
@@ -334,7 +334,7 @@ impl Reflector {
             // Events before an error are valid.
             self.shared.publish(self.resource, &mut self.store);
             if self.state.version().is_none() && start.elapsed() >= limit {
-                // A server that ignores the request for a list watches only, and may send events for ever.
+                // A server that ignores the request for a list watches only, and may send events forever.
                 return Err(self.no_list(format_args!("did not end within {limit:.0?}")));
             }
             if !more? {

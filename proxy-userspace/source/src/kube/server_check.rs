@@ -25,7 +25,7 @@ const PATH: &str = "/version";
 /// How much of the body is read, in bytes.
 const MAX_BODY: usize = 64 << 10;
 
-/// Runs for ever.
+/// Runs forever.
 pub(super) async fn run(client: Arc<SharedClient>, shared: Arc<Shared>, timing: Timing) {
     let mut backoff = Backoff::new(timing.backoff);
     loop {

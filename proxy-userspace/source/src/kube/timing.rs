@@ -1,8 +1,8 @@
-//! Time-outs and delays of requests to the API server.
+//! Timeouts and delays of requests to the API server.
 
 use std::time::Duration;
 
-/// Time-outs and delays.
+/// Timeouts and delays.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// The maximum delay after the first failure, and after many.

@@ -25,7 +25,7 @@ use super::{
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// The default time-out of session affinity in Kubernetes: three hours.
+/// The default timeout of session affinity in Kubernetes: three hours.
 const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("10800 is not zero");
 /// The limit in Kubernetes: a day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
@@ -262,7 +262,7 @@ fn affinity(spec: &ServiceSpec, validator: &mut Validator) -> Option<ClientIpAff
             Some(valid) if seconds <= MAX_AFFINITY_SECONDS => valid,
             _ => {
                 let reason = format!(
-                    "{seconds} is not a time-out, {DEFAULT_AFFINITY_SECONDS} is used; use a number from 1 to \
+                    "{seconds} is not a timeout, {DEFAULT_AFFINITY_SECONDS} is used; use a number from 1 to \
                      {MAX_AFFINITY_SECONDS}"
                 );
                 validator.report("spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);

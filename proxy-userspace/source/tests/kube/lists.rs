@@ -218,9 +218,9 @@ async fn an_interrupted_list_hands_over_nothing() {
 #[tokio::test]
 async fn the_server_filters_by_kube_proxys_selectors() {
     let server = server(Settings::default());
-    let mut labelled = service("other", "10.96.0.11");
-    labelled["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
-    server.set(labelled);
+    let mut labeled = service("other", "10.96.0.11");
+    labeled["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
+    server.set(labeled);
     server.set(service("headless", "None"));
     let mut headless = slice("headless-1", "headless", &["10.244.0.9"]);
     headless["metadata"]["labels"]["service.kubernetes.io/headless"] = "".into();

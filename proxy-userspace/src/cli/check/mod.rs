@@ -298,7 +298,7 @@ fn ejected(endpoints: &[EjectedStatus]) -> Option<Finding> {
 
 const MAX_WIDTH: usize = 110;
 
-fn text(groups: &Groups, colours: bool) -> String {
+fn text(groups: &Groups, colors: bool) -> String {
     let [ok, degraded, broken] = counts(groups);
     let mut out = String::new();
     let width = groups.iter().flat_map(|(_, it)| it).map(|it| it.subject.len()).max().unwrap_or_default();
@@ -307,13 +307,13 @@ fn text(groups: &Groups, colours: bool) -> String {
     for (group, findings) in groups.iter().filter(|(_, it)| !it.is_empty()) {
         let _ = writeln!(out, "{group}");
         for Finding { subject, level, says, remedy } in findings {
-            let colour = match level {
+            let color = match level {
                 Level::Ok => "32",
                 Level::Degraded => "33",
                 Level::Broken => "31;1",
             };
             let name = format!("{:<8}", level.name());
-            let name = if colours { format!("\x1b[{colour}m{name}\x1b[0m") } else { name };
+            let name = if colors { format!("\x1b[{color}m{name}\x1b[0m") } else { name };
             let _ = writeln!(out, "  {name}  {subject:<width$}  {}", wrapped(&escaped(says), indent));
             if let Some(remedy) = remedy {
                 let _ = writeln!(out, "{:indent$}→ {}", "", wrapped(&escaped(remedy), indent + 2));

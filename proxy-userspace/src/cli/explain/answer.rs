@@ -33,7 +33,7 @@ pub(super) struct Answer {
     /// What the kernel has for it; none if that was not asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kernel: Option<Kernel>,
-    /// For how long the process' state has been active.
+    /// For how long the process's state has been active.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) active_seconds: Option<u64>,
     /// Where the kernel differs from the explanation.
@@ -115,9 +115,9 @@ pub(super) struct Ejected {
 }
 
 impl Ejected {
-    /// Why it is ejected, as in `5 time-outs and 1 refusal, ejected 3 times in a row`.
+    /// Why it is ejected, as in `5 timeouts and 1 refusal, ejected 3 times in a row`.
     pub(super) fn cause(&self) -> String {
-        let failures = [(self.timeouts, "time-out"), (self.refusals, "refusal")];
+        let failures = [(self.timeouts, "timeout"), (self.refusals, "refusal")];
         let failures = failures.into_iter().filter(|(number, _)| *number > 0);
         let failures = failures.map(|(number, name)| model::counted(number, name));
         let failures = failures.collect::<Vec<_>>().join(" and ");
@@ -402,9 +402,9 @@ mod tests {
     #[test]
     fn time_outs_and_refusals_are_told_apart() {
         for (timeouts, refusals, ejections, expect) in [
-            (5, 0, 1, "5 time-outs"),
+            (5, 0, 1, "5 timeouts"),
             (0, 1, 1, "1 refusal"),
-            (1, 2, 3, "1 time-out and 2 refusals, ejected 3 times in a row"),
+            (1, 2, 3, "1 timeout and 2 refusals, ejected 3 times in a row"),
         ] {
             let endpoint = "10.1.0.1:80".parse().unwrap();
             let it = Ejected { endpoint, clients: None, seconds: 1, timeouts, refusals, ejections };

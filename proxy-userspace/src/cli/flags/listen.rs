@@ -46,7 +46,7 @@ pub(in crate::cli) struct ListenFlags {
     /// Who can connect sees the state of every node that is served. Others than the user and the group cannot be allowed.
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = mode)]
     socket_mode: u32,
-    /// Group of the Unix sockets of --listen, by name or number, for backends that are not root [default: this process' own]
+    /// Group of the Unix sockets of --listen, by name or number, for backends that are not root [default: this process's own]
     #[arg(long, value_name = "GROUP", value_parser = group)]
     socket_group: Option<u32>,
     #[command(flatten)]

@@ -29,7 +29,7 @@ use super::{
 
 /// Collect what a bug report needs in one archive
 ///
-/// The findings of `check`, `status`, `dump`, the programs at the hooks, the running process' pages, metrics, configuration
+/// The findings of `check`, `status`, `dump`, the programs at the hooks, the running process's pages, metrics, configuration
 /// and newest log lines, and the node's kernel, limits and settings. What cannot be read is named in its place, so it works
 /// without a running process, too. Nothing is changed. Look through it before you publish it.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ const FILES: [(&str, &str, Content); 11] = [
     ("dump.txt", "`dump`: every entry in the kernel", Content::Dump),
     ("hooks.txt", "our programs and those of others at the hooks that we use", Content::Hooks),
     ("host.txt", "kernel, limits, settings, environment", Content::Host),
-    ("process/status.json", "the process' own view", Content::Page("/status")),
+    ("process/status.json", "the process's own view", Content::Page("/status")),
     ("process/state.json", "the state that it serves", Content::Page("/state")),
     ("process/metrics.txt", "its metrics", Content::Page("/metrics")),
     ("process/config.txt", "its flags, with the origin of each", Content::Page("/config")),

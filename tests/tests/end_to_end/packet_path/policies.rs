@@ -66,7 +66,7 @@ fn without_a_detect_local_mode_the_local_policy_applies_to_packets_of_pods() {
     let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
     let Some(it) = RunningCluster::or_skip("nft", &[remote], &[]) else { return };
     check_dropped(&it.pods[0], at(load_balancer_ips(2)[0], 80));
-    // The host recognises itself.
+    // The host recognizes itself.
     assert_eq!(server(&it.n1, at(load_balancer_ips(2)[0], 80)), "p3");
 }
 

@@ -306,7 +306,7 @@ fn a_connection_that_is_not_known_gets_a_second_chance_and_no_conntrack_entry() 
         set_priority(WITH_SECOND);
         route(&it, it.at(1, 1));
         let before = tracked();
-        // Nothing wraps what leaves towards the client: it is retransmitted.
+        // Nothing wraps what leaves toward the client: it is retransmitted.
         writeln!(stream, "who").unwrap();
         thread::sleep(Duration::from_millis(500));
         assert_eq!(tracked(), before);
