@@ -90,20 +90,24 @@ impl HoldDown {
         self.contact();
         let mut reported = self.reported.clone();
         for (name, object) in &*changes {
-            match object.as_ref().filter(|it| is_own(it)) {
-                Some(object) => reported.insert(name.clone(), object.clone()),
-                None => reported.remove(name),
-            };
+            match object {
+                Some(object) if is_own(object) => drop(reported.insert(name.clone(), object.clone())),
+                // The name belongs to an object of another Service now.
+                Some(_) => drop((reported.remove(name), self.active.remove(name))),
+                None => drop(reported.remove(name)),
+            }
         }
+        // Those that become active are added below.
+        changes.retain(|name, object| match object {
+            Some(object) => !is_own(object),
+            None => !previous.contains_key(name),
+        });
         if reported != self.reported {
-            changes.retain(|name, object| match object {
-                Some(object) => !is_own(object),
-                None => !previous.contains_key(name),
-            });
             self.report(reported, is_good, event);
         }
-        let deleted = previous.keys().filter(|it| !self.active.contains_key(*it));
-        changes.extend(deleted.map(|it| (it.clone(), None)));
+        for name in previous.keys().filter(|it| !self.active.contains_key(*it)) {
+            changes.entry(name.clone()).or_insert(None);
+        }
         let changed = self.active.iter().filter(|(name, it)| previous.get(*name) != Some(it));
         changes.extend(changed.map(|(name, it)| (name.clone(), Some(it.clone()))));
     }
@@ -145,80 +149,150 @@ impl HoldDown {
 mod tests {
     use std::{collections::HashMap, sync::Arc};
 
+    use model::cluster::Service;
+
     use super::*;
     use crate::kube_types::{self, objects};
 
-    fn slice(addresses: &[&str]) -> Object {
+    fn slice(name: &str, service: &str, addresses: &[&str]) -> Object {
         let endpoints: Vec<_> = addresses.iter().map(|it| serde_json::json!({"addresses": [it]})).collect();
         let value = serde_json::json!({
-            "metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
             "addressType": "IPv4", "endpoints": endpoints,
         });
         let object: objects::EndpointSlice = serde_json::from_value(value).unwrap();
         Object::EndpointSlice(Arc::new(kube_types::endpoint_slice(&object).object.unwrap()))
     }
 
-    /// Reports a slice, and returns the changes that take effect.
-    fn report(hold_down: &mut ApiServerHoldDown, slice_now: Option<&Object>) -> ClusterChanges {
-        let mut changes = HashMap::from([(slice(&[]).name(), slice_now.cloned())]);
-        hold_down.slices(&mut changes);
-        changes
+    type Filter = fn(&mut ApiServerHoldDown, &mut ClusterChanges);
+
+    /// One half of the hold-down, with a good object and what is reported when it turns bad.
+    struct Half {
+        hold_down: ApiServerHoldDown,
+        filter: Filter,
+        good: Object,
+        bad: Option<Object>,
     }
 
-    fn contact(hold_down: &mut ApiServerHoldDown) -> ClusterChanges {
-        let mut changes = HashMap::new();
-        hold_down.slices(&mut changes);
-        changes
+    impl Half {
+        fn new(filter: Filter, good: Object, bad: Option<Object>) -> Self {
+            Self { hold_down: ApiServerHoldDown::default(), filter, good, bad }
+        }
+
+        fn services() -> Self {
+            let service = Service::new(ServiceName::new("default", "kubernetes"));
+            Self::new(|it, changes| it.services(changes, None), Object::Service(Arc::new(service)), None)
+        }
+
+        fn slices() -> Self {
+            let [good, bad] =
+                [&["192.0.2.1"] as &[_], &[]].map(|addresses| slice("s", "kubernetes", addresses));
+            Self::new(ApiServerHoldDown::slices, good, Some(bad))
+        }
+
+        fn both() -> [Self; 2] {
+            [Self::services(), Self::slices()]
+        }
+
+        /// Returns the changes that take effect.
+        fn filter(&mut self, mut changes: ClusterChanges) -> ClusterChanges {
+            (self.filter)(&mut self.hold_down, &mut changes);
+            changes
+        }
+
+        fn report(&mut self, object: Option<Object>) -> ClusterChanges {
+            self.filter(HashMap::from([(self.good.name(), object)]))
+        }
+
+        fn report_good(&mut self) -> ClusterChanges {
+            self.report(Some(self.good.clone()))
+        }
+
+        fn report_bad(&mut self) -> ClusterChanges {
+            self.report(self.bad.clone())
+        }
+
+        fn contact(&mut self) -> ClusterChanges {
+            self.filter(HashMap::new())
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_endpoint_is_removed_after_the_hold_down_when_the_server_responds() {
-        let mut hold_down = ApiServerHoldDown::default();
-        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
-        assert_eq!(report(&mut hold_down, Some(&full)).len(), 1);
-        assert_eq!(report(&mut hold_down, Some(&empty)).len(), 0);
-        tokio::time::advance(HOLD_DOWN / 2).await;
-        assert_eq!(contact(&mut hold_down).len(), 0);
-        assert_eq!(report(&mut hold_down, None).len(), 0, "a deletion does not restart the hold-down");
-        tokio::time::advance(HOLD_DOWN / 2).await;
-        // The time alone is not enough: the server must respond.
-        let changes = contact(&mut hold_down);
-        assert_eq!(changes.values().collect::<Vec<_>>(), [&None]);
-        assert_eq!(contact(&mut hold_down).len(), 0);
+        for mut half in Half::both() {
+            assert_eq!(half.report_good().len(), 1);
+            assert_eq!(half.report_bad().len(), 0);
+            tokio::time::advance(HOLD_DOWN / 2).await;
+            assert_eq!(half.contact().len(), 0);
+            assert_eq!(half.report(None).len(), 0, "a deletion does not restart the hold-down");
+            tokio::time::advance(HOLD_DOWN / 2).await;
+            // The time alone is not enough: the server must respond.
+            let changes = half.contact();
+            assert_eq!(changes.values().collect::<Vec<_>>(), [&None]);
+            assert_eq!(half.contact().len(), 0);
+        }
+    }
+
+    /// As after an object that was created and deleted between two reports.
+    #[tokio::test(start_paused = true)]
+    async fn a_held_deletion_that_is_reported_again_stays_held() {
+        for mut half in Half::both() {
+            half.report_good();
+            for _ in 0..2 {
+                assert_eq!(half.report(None).len(), 0);
+            }
+            tokio::time::advance(HOLD_DOWN).await;
+            assert_eq!(half.contact().len(), 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slice_that_moves_to_another_service_is_not_deleted() {
+        let foreign = slice("s", "web", &["192.0.2.2"]);
+        for next in [slice("t", "kubernetes", &["192.0.2.1"]), slice("t", "kubernetes", &[])] {
+            let mut half = Half::slices();
+            half.report_good();
+            let reported: ClusterChanges =
+                [&foreign, &next].map(|it| (it.name(), Some(it.clone()))).into_iter().collect();
+            assert_eq!(half.filter(reported.clone()), reported);
+            tokio::time::advance(HOLD_DOWN).await;
+            assert_eq!(half.contact().len(), 0);
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_hold_down_counts_from_the_first_response_after_an_outage() {
-        let mut hold_down = ApiServerHoldDown::default();
-        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
-        report(&mut hold_down, Some(&full));
-        report(&mut hold_down, Some(&empty));
-        tokio::time::advance(HOLD_DOWN * 2).await;
-        hold_down.restart();
-        assert_eq!(contact(&mut hold_down).len(), 0);
-        tokio::time::advance(HOLD_DOWN / 2).await;
-        assert_eq!(contact(&mut hold_down).len(), 0);
-        tokio::time::advance(HOLD_DOWN / 2).await;
-        assert_eq!(contact(&mut hold_down).len(), 1);
-        // Nothing is held down any more.
-        hold_down.restart();
-        assert_eq!(report(&mut hold_down, Some(&full)).len(), 1);
+        for mut half in Half::both() {
+            half.report_good();
+            half.report_bad();
+            tokio::time::advance(HOLD_DOWN * 2).await;
+            half.hold_down.restart();
+            assert_eq!(half.contact().len(), 0);
+            tokio::time::advance(HOLD_DOWN / 2).await;
+            assert_eq!(half.contact().len(), 0);
+            tokio::time::advance(HOLD_DOWN / 2).await;
+            assert_eq!(half.contact().len(), 1);
+            // Nothing is held down any more.
+            half.hold_down.restart();
+            assert_eq!(half.report_good().len(), 1);
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_returns_during_the_hold_down_changes_nothing() {
-        let mut hold_down = ApiServerHoldDown::default();
-        let (full, empty) = (slice(&["192.0.2.1"]), slice(&[]));
-        report(&mut hold_down, Some(&full));
-        report(&mut hold_down, Some(&empty));
-        assert_eq!(report(&mut hold_down, Some(&full)).len(), 0);
-        tokio::time::advance(HOLD_DOWN * 2).await;
-        assert_eq!(contact(&mut hold_down).len(), 0);
+        for mut half in Half::both() {
+            half.report_good();
+            half.report_bad();
+            assert_eq!(half.report_good().len(), 0);
+            tokio::time::advance(HOLD_DOWN * 2).await;
+            assert_eq!(half.contact().len(), 0);
+        }
     }
 
     #[test]
     fn a_cluster_that_starts_without_endpoints_is_accepted() {
-        let mut hold_down = ApiServerHoldDown::default();
-        assert_eq!(report(&mut hold_down, Some(&slice(&[]))).len(), 1);
+        for mut half in Half::both() {
+            assert_eq!(half.report_bad().len(), 1);
+        }
     }
 }
