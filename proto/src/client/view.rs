@@ -86,7 +86,7 @@ pub(super) fn decode<V: View>(op: Op) -> Result<Option<Event<V>>, String> {
         Path::Node(name) => Event::Node(name.clone(), message("node", &name, bytes)?),
         Path::Service(name) => Event::Service(name.clone(), message("service", &name, bytes)?),
         Path::Endpoint(service, key) => {
-            let endpoint = message("endpoint", &format!("{service}/{key}"), bytes)?;
+            let endpoint = message("endpoint", format_args!("{service}/{key}"), bytes)?;
             Event::Endpoint(service, key, endpoint)
         }
         Path::Duplicate => return Ok(None),
@@ -101,6 +101,10 @@ fn parse_ref<V: View>(it: Option<Ref>) -> Result<Path, String> {
 }
 
 /// The object in these bytes; `None` if it was deleted.
-fn message<T: Message + Default>(kind: &str, name: &str, bytes: Option<&[u8]>) -> Result<Option<T>, String> {
+fn message<T: Message + Default>(
+    kind: &str,
+    name: impl fmt::Display,
+    bytes: Option<&[u8]>,
+) -> Result<Option<T>, String> {
     bytes.map(T::decode).transpose().map_err(|it| format!("{kind} {name}: {it}"))
 }
