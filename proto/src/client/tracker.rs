@@ -78,10 +78,13 @@ impl<V: View> Tracker<V> {
             }
             Event::Endpoint(service, key, endpoint) => {
                 let endpoints = match self.services.get_mut(&service) {
-                    Some(it) => &mut Arc::make_mut(it).endpoints,
-                    None => self.orphans.entry(service).or_default(),
+                    Some(it) => Some(&mut Arc::make_mut(it).endpoints),
+                    None if endpoint.is_none() => self.orphans.get_mut(&service),
+                    None => Some(self.orphans.entry(service).or_default()),
                 };
-                put(endpoints, key, endpoint.map(Arc::new));
+                if let Some(endpoints) = endpoints {
+                    put(endpoints, key, endpoint.map(Arc::new));
+                }
             }
             Event::Sync(_) => {}
         }
@@ -184,6 +187,13 @@ mod tests {
                 ..State::default()
             }
         }
+    }
+
+    #[test]
+    fn a_deletion_of_an_unknown_endpoint_leaves_nothing() {
+        let mut tracker = Tracker::<NodeView>::default();
+        tracker.apply(Event::Endpoint("a/0".into(), "b".into(), None));
+        assert!(tracker.orphans.is_empty());
     }
 
     proptest! {
