@@ -32,13 +32,21 @@ pub(crate) fn frontends(service: &Service, options: &Options) -> Option<Service>
     let has_health_check =
         service.kind == ServiceKind::LoadBalancer && service.external_policy == TrafficPolicy::Local;
     Some(Service {
+        name: service.name.clone(),
         created: None,
+        kind: service.kind,
         proxy_name: None,
+        cluster_ips: service.cluster_ips.clone(),
         external_ips: if options.external_ips { addresses(&service.external_ips) } else { Vec::new() },
         load_balancer_ips,
+        ports: service.ports.clone(),
+        internal_policy: service.internal_policy,
+        external_policy: service.external_policy,
+        affinity: service.affinity,
+        load_balancing: service.load_balancing,
         source_ranges,
         health_check_node_port: service.health_check_node_port.filter(|_| has_health_check),
-        ..service.clone()
+        metadata: service.metadata.clone(),
     })
 }
 
