@@ -172,9 +172,9 @@ pub struct Service {
     pub proxy_name: Option<String>,
     /// Its cluster IPs, the primary family first, at most one of each family; none if it is headless or none is allocated yet.
     pub cluster_ips: Vec<IpAddr>,
-    /// `spec.externalIPs`.
+    /// `spec.externalIPs`; of a cluster, of any family.
     pub external_ips: Vec<IpAddr>,
-    /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none).
+    /// The ingress IPs that nodes handle themselves (`ipMode: VIP` or none); of a cluster, of any family.
     pub load_balancer_ips: Vec<IpAddr>,
     /// Its ports, in the order of the manifest; (port, protocol) is unique.
     pub ports: Vec<ServicePort>,
@@ -187,8 +187,10 @@ pub struct Service {
     /// How connections are spread over its endpoints: from its annotations.
     pub load_balancing: LoadBalancing,
     /// The source ranges that may use a load balancer IP (`spec.loadBalancerSourceRanges`); a family without a range is open.
+    /// Of a cluster, of any family.
     pub source_ranges: Vec<IpNet>,
-    /// The port of the health check of the local endpoints (external policy Local).
+    /// `spec.healthCheckNodePort`, the port of the health check of the local endpoints; of a node, only with the type
+    /// LoadBalancer and the external policy Local.
     pub health_check_node_port: Option<NonZeroU16>,
     /// Its labels and annotations that are requested, if it has any of them; no datapath uses them.
     pub metadata: Option<Arc<ServiceMetadata>>,
