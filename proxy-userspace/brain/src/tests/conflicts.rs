@@ -52,11 +52,12 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     const MANY: u32 = 20_000;
     let name = |n| format!("s{n:05}");
     let one = ONE.parse::<IpAddr>().unwrap();
-    // Each one is older than those before it and takes over the address.
+    // Each one is older than those before it and takes over the address; the first one is undated.
     let mut brain = brain((1..=MANY).map(|n| {
         let own = IpAddr::from(std::net::Ipv4Addr::from(0x0a40_0000 + n));
         let external_ips = vec![one];
-        Service { external_ips, ..named(&name(n), &own.to_string(), Some((MANY - n).into())) }
+        let created = (n > 1).then(|| (MANY - n).into());
+        Service { external_ips, ..named(&name(n), &own.to_string(), created) }
     }));
     assert!(lost(&brain, &name(MANY)).concat().is_empty());
     assert_eq!(lost(&brain, &name(1)), [[one]]);
