@@ -52,13 +52,11 @@ fn frontends(seen: &mut Seen, out: &mut impl Write) -> io::Result<Counted> {
     let (mut first_rows, mut counted, mut separator) = (HashMap::new(), Vec::new(), "");
     seen.rows.each(|row, name, ActiveFrontend { frontend, backends, port }| {
         counted.extend(port.map(|it| (*first_rows.entry(it).or_insert(row), it, row)));
-        let row = json!({
-            "endpoints": backends,
-            "frontend": frontend,
-            "port": &*name.port,
-            "service": service(&name.service),
-        });
-        write!(out, "{}{row}", mem::replace(&mut separator, ","))
+        // There may be very many endpoints.
+        write!(out, r#"{}{{"endpoints":"#, mem::replace(&mut separator, ","))?;
+        to_writer(&mut *out, &backends)?;
+        let (frontend, port, service) = (json!(frontend), json!(&*name.port), json!(service(&name.service)));
+        write!(out, r#","frontend":{frontend},"port":{port},"service":{service}}}"#)
     })?;
     counted.sort_unstable();
     Ok(counted)
@@ -77,19 +75,19 @@ fn counters(seen: &mut Seen, counted: &Counted, out: &mut impl Write) -> io::Res
             }
         }
         let Some((name, port)) = found else { continue };
-        let endpoints =
-            endpoints.iter().map(|it| json!({ "connections": counts.to(port, *it), "endpoint": it }));
         let PortCounts { connections, no_backend, denied, left_to_packets, .. } = counts.of(port);
-        let counters = json!({
-            "connections": connections,
-            "denied": denied,
-            "endpoints": endpoints.collect::<Vec<_>>(),
-            "leftToPackets": left_to_packets,
-            "noBackend": no_backend,
-            "port": &*name.port,
-            "service": service(&name.service),
-        });
-        write!(out, "{}{counters}", mem::replace(&mut separator, ","))?;
+        let before = mem::replace(&mut separator, ",");
+        write!(out, r#"{before}{{"connections":{connections},"denied":{denied},"endpoints":["#)?;
+        let mut separator = "";
+        for endpoint in endpoints {
+            let row = json!({ "connections": counts.to(port, endpoint), "endpoint": endpoint });
+            write!(out, "{}{row}", mem::replace(&mut separator, ","))?;
+        }
+        let (port, service) = (json!(&*name.port), json!(service(&name.service)));
+        write!(
+            out,
+            r#"],"leftToPackets":{left_to_packets},"noBackend":{no_backend},"port":{port},"service":{service}}}"#
+        )?;
     }
     Ok(())
 }
