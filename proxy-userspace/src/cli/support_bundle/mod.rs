@@ -78,12 +78,14 @@ enum Content {
     Page(&'static str),
 }
 
-/// Where files come from; what may be large is read when it is written.
+/// Where files come from: what may be large is read when it is written, and the rest once, before.
 struct Source<'a> {
     sockets: &'a ebpf::Options,
     reports: &'a ReportFlags,
     /// What `check` prints; read first, as it takes much memory for a moment.
     check: String,
+    hooks: Result<Vec<u8>>,
+    host: Vec<u8>,
 }
 
 impl Source<'_> {
@@ -92,8 +94,11 @@ impl Source<'_> {
             Content::Check => Ok(out.write_all(self.check.as_bytes())?),
             Content::Status(format) => Ok(status::write(&mut self.seen()?, *format, out)?),
             Content::Dump => dump::write(&self.sockets.pin_dir, out),
-            Content::Hooks => write_hooks(self.sockets, out),
-            Content::Host => Ok(host::describe(&self.sockets.pin_dir, out)?),
+            Content::Hooks => match &self.hooks {
+                Ok(it) => Ok(out.write_all(it)?),
+                Err(error) => Err(anyhow!("{error:#}")),
+            },
+            Content::Host => Ok(out.write_all(&self.host)?),
             Content::Page(path) => Ok(io::copy(&mut self.page(path)?, out).map(drop)?),
         }
     }
@@ -124,7 +129,10 @@ pub(super) fn main(flags: Flags) -> Result<()> {
     let sockets = flags.datapath.options("", false)?;
     let options = flags.packets.options(sockets.clone())?;
     let check = check::report(&options, &flags.reports);
-    let source = Source { sockets: &sockets, reports: &flags.reports, check };
+    let (mut hooks, mut host) = (Vec::new(), Vec::new());
+    let hooks = write_hooks(&sockets, &mut hooks).map(|()| hooks);
+    host::describe(&sockets.pin_dir, &mut host)?;
+    let source = Source { sockets: &sockets, reports: &flags.reports, check, hooks, host };
     let pseudonyms = flags.anonymize.then(|| learn(&source));
     let unread = if to_stdout {
         let mut stdout = io::stdout().lock();
