@@ -84,12 +84,12 @@ fn parse_pod(text: &str) -> Result<String, String> {
 
 impl Filters {
     /// The flags as the page takes them. A pod that is named must be known.
-    pub(super) fn given(&self, socket: &Path, verbosity: u8) -> Result<TraceFilters> {
+    pub(super) fn given(&self, socket: &Path) -> Result<TraceFilters> {
         let cgroup = self.cgroup.as_ref();
         let cgroup = cgroup.map(|it| it.to_str().context("--cgroup is not valid UTF-8")).transpose()?;
         let (pod, netns) = match &self.pod {
-            Some(name) if name.contains('/') => (None, Some(netns_of(socket, name)?.to_string())),
-            uid => (uid.clone(), None),
+            Some(name) if name.contains('/') => (None, Some(netns_of(socket, name)?)),
+            uid => (uid.clone(), self.netns),
         };
         let flag = |is_set: bool| is_set.then(String::new);
         let filters = [
@@ -98,13 +98,13 @@ impl Filters {
             ("pid", self.pid.map(|it| it.to_string())),
             ("cgroup", cgroup.map(ToOwned::to_owned)),
             ("pod", pod),
-            ("netns", netns),
+            ("netns", netns.map(|it| it.to_string())),
             ("failed", flag(self.failed)),
             ("close", flag(self.close)),
             ("all", flag(self.all)),
             ("replace", flag(self.replace)),
-            (VERBOSE, flag(verbosity > 0)),
-            (VERBOSE, flag(verbosity > 1)),
+            (VERBOSE, flag(self.verbosity > 0)),
+            (VERBOSE, flag(self.verbosity > 1)),
         ];
         Ok(filters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
@@ -181,8 +181,8 @@ mod tests {
 
     fn requested(words: &[&str]) -> Result<Filters, String> {
         let command = Command::try_parse_from([&["trace"], words].concat()).map_err(|it| it.to_string())?;
-        let filters = command.filters.given(Path::new("/none"), 2).map_err(|it| it.to_string())?;
-        Filters::parse(&filters)
+        let filters = Filters { netns: Some(9), verbosity: 2, ..command.filters };
+        Filters::parse(&filters.given(Path::new("/none")).map_err(|it| it.to_string())?)
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
             pid: NonZeroU32::new(7),
             cgroup: Some("/sys/fs/cgroup/a b".into()),
             pod: Some(uid.into()),
-            netns: None,
+            netns: Some(9),
             failed: true,
             close: true,
             all: true,
@@ -205,7 +205,7 @@ mod tests {
             replace: true,
         };
         assert_eq!(requested(&words), Ok(expect));
-        assert_eq!(requested(&[]), Ok(Filters { verbosity: 2, ..Filters::default() }));
+        assert_eq!(requested(&[]), Ok(Filters { netns: Some(9), verbosity: 2, ..Filters::default() }));
         let any_port = requested(&["--to", "10.96.0.10"]).unwrap().to;
         assert_eq!(any_port, Some("10.96.0.10:0".parse().unwrap()));
     }

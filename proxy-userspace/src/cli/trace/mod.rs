@@ -80,7 +80,8 @@ pub(super) fn main(flags: &Flags, verbosity: u8) -> Result<()> {
         return Err(wrong_usage(format_args!("--status-socket is disabled: {REMEDY}")));
     };
     let pods = reader::watch()?;
-    let lines = match admin::query_trace(socket, &flags.filters.given(socket, verbosity)?) {
+    let filters = Filters { verbosity, ..flags.filters.clone() };
+    let lines = match admin::query_trace(socket, &filters.given(socket)?) {
         Ok(Ok(lines)) => lines,
         Ok(Err(refusal)) => bail!("{refusal}"),
         Err(error) => {
