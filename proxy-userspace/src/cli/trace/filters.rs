@@ -121,8 +121,10 @@ impl Filters {
                     it.pid = Some(value.parse().map_err(|error: ParseIntError| wrong(error.to_string()))?);
                 }
                 "cgroup" => it.cgroup = Some(value.into()),
-                "pod" if value.contains('/') => return Err(wrong("use a UID".into())),
-                "pod" => it.pod = Some(parse_pod(value).map_err(wrong)?),
+                "pod" => match parse_pod(value).map_err(wrong)? {
+                    name if name.contains('/') => return Err(wrong("use a UID".into())),
+                    uid => it.pod = Some(uid),
+                },
                 "netns" => it.netns = Some(value.parse().map_err(|_| wrong("use a cookie".into()))?),
                 "failed" => it.failed = true,
                 "close" => it.close = true,
@@ -225,6 +227,8 @@ mod tests {
         let filters = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
         assert!(Filters::parse(&filters("color", "red")).unwrap_err().contains("no filter \"color\""));
         assert!(Filters::parse(&filters("pid", "x")).unwrap_err().contains("pid=x"));
+        assert!(Filters::parse(&filters("pod", "a/b")).unwrap_err().ends_with("use a UID"));
+        assert!(Filters::parse(&filters("pod", "a//b")).unwrap_err().contains("NAMESPACE/NAME"));
     }
 
     #[test]
