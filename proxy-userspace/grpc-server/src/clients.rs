@@ -124,11 +124,17 @@ impl Clients {
         } else {
             None
         };
-        if let Some((limit, connected, refused)) = refusal {
+        if let Some((which, connected, refused)) = refusal {
             *refused += 1;
             if open.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
                 open.last_logged = Some(Instant::now());
-                tracing::warn!(client, %limit, connected, refused = *refused, "gRPC client refused: limit reached");
+                tracing::warn!(
+                    client,
+                    limit = %which,
+                    connected,
+                    refused = *refused,
+                    "gRPC client refused: limit reached"
+                );
             }
             return None;
         }
