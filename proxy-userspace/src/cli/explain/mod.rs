@@ -5,6 +5,7 @@
 
 mod answer;
 mod forwarding;
+mod kernel;
 mod server;
 mod text;
 
@@ -19,8 +20,9 @@ use model::Protocol;
 use pipeline::{Config, Pipeline};
 
 use self::{
-    answer::{Answer, Asked, Kernel},
+    answer::Answer,
     forwarding::Forwarding,
+    kernel::{Asked, Kernel},
 };
 use super::{
     flags::{PinFlags, SourceArg, SourceOptions, StatusSocketFlag, source},

@@ -9,7 +9,10 @@ use pipeline::{Explainer, NoReasons};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::answer::{Answer, Asked, Kernel};
+use super::{
+    answer::Answer,
+    kernel::{Asked, Kernel},
+};
 
 /// Lets the status pages answer questions.
 pub(in crate::cli) fn serve(admin: &Admin, explainer: Explainer) {

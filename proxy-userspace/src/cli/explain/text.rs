@@ -12,8 +12,9 @@ use brain::{ClientKind, Explanation, Verdict};
 use comfy_table::Table;
 
 use super::{
-    answer::{Answer, Ejected, Kernel, Packets},
+    answer::Answer,
     forwarding,
+    kernel::{Ejected, Kernel, Packets},
 };
 use crate::cli::output::{duration, lines};
 
