@@ -24,6 +24,7 @@ pub struct Options {
 
 /// The datapath of this node. It continues to serve when this value is dropped.
 pub struct Datapath {
+    // `None` for a half that is off.
     pub(crate) sockets: Option<ebpf::Datapath>,
     pub(crate) packets: Option<Packets>,
     pub(crate) stale: StaleDatapath,

@@ -10,8 +10,9 @@ use crate::worker::Applied;
 
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// What the halves that there are have: sockets first, packets last.
-    halves: Vec<Option<Applied>>,
+    /// What each half has, if anything; `None` for a half that is off.
+    sockets: Option<Option<Applied>>,
+    packets: Option<Option<Applied>>,
     /// The last turn that was reported.
     reported: u64,
 }
@@ -19,27 +20,29 @@ pub(crate) struct Progress {
 impl Progress {
     /// Neither half has a state yet.
     pub(crate) fn new(has_sockets: bool, has_packets: bool) -> Self {
-        let count = usize::from(has_sockets) + usize::from(has_packets);
-        Self { halves: vec![None; count], reported: 0 }
+        Self { sockets: has_sockets.then_some(None), packets: has_packets.then_some(None), reported: 0 }
     }
 
     /// The socket path has a state; returns what to report.
     pub(crate) fn sockets_have(&mut self, applied: Applied) -> Option<Applied> {
-        replace(self.halves.first_mut()?, applied);
+        replace(self.sockets.as_mut()?, applied);
         self.both().filter(|it| it.desired.turn > self.reported).map(|it| self.take(it))
     }
 
     /// The packet path has a state, or the same one after a retry; returns what to report.
     pub(crate) fn packets_have(&mut self, applied: Applied) -> Option<Applied> {
         let turn = applied.desired.turn;
-        replace(self.halves.last_mut()?, applied);
+        replace(self.packets.as_mut()?, applied);
         self.both().filter(|it| it.desired.turn >= turn).map(|it| self.take(it))
     }
 
     /// The newest state that both halves have, or the only one.
     fn both(&self) -> Option<Applied> {
-        let halves = self.halves.iter().map(Option::as_ref).collect::<Option<Vec<_>>>()?;
-        let [sockets, packets] = halves[..] else { return halves.first().copied().cloned() };
+        let (sockets, packets) = match (&self.sockets, &self.packets) {
+            (Some(sockets), Some(packets)) => (sockets.as_ref()?, packets.as_ref()?),
+            (Some(one), None) | (None, Some(one)) => return one.clone(),
+            (None, None) => return None,
+        };
         let older = if sockets.desired.turn < packets.desired.turn { sockets } else { packets };
         let (one, other) = (&sockets.report, &packets.report);
         let rejected: BTreeSet<_> = one.rejected.iter().chain(&other.rejected).cloned().collect();
@@ -57,7 +60,7 @@ impl Progress {
 
     fn take(&mut self, applied: Applied) -> Applied {
         self.reported = applied.desired.turn;
-        for Applied { report, .. } in self.halves.iter_mut().flatten() {
+        for Applied { report, .. } in [&mut self.sockets, &mut self.packets].into_iter().flatten().flatten() {
             *report = ApplyReport {
                 changed_services: 0,
                 entries: 0,

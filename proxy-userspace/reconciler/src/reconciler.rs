@@ -47,6 +47,7 @@ pub async fn run(
 }
 
 struct Halves<'a> {
+    // `None` for a half that is off.
     sockets: Option<Worker<Sockets>>,
     packets: Option<Worker<Packets>>,
     terminated: Option<mpsc::UnboundedReceiver<socket_termination::Report>>,
