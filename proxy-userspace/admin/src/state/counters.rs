@@ -5,10 +5,11 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::state::{AdminState, PortCountLookup};
 use datapath::PortCounts;
 use model::state::{ServicePort, ServiceState};
 use parking_lot::Mutex;
+
+use crate::state::{AdminState, PortCountLookup};
 
 /// The newest reading of the counters; `None` if there are none or they cannot be read.
 pub(crate) struct Reading(Mutex<Option<PortCountLookup>>);
