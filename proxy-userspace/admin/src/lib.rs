@@ -27,8 +27,8 @@ pub use pages::{
     CountersStatus, EjectedStatus, RejectedStatus, Revision, SourceStatus, Status, TableStatus, TraceStatus,
 };
 pub use state::{
-    Configuration, CounterLookup, Inherited, PendingAnswer, PendingTrace, PortCountLookup, Readers, Role,
-    TraceFilters,
+    Configuration, CounterLookup, Explainer, Inherited, PendingAnswer, PendingTrace, PortCountLookup,
+    Readers, Role, TraceFilters,
     rates::{History, Rates, rate},
 };
 pub use ui::UiAddress;

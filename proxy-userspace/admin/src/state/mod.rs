@@ -22,12 +22,10 @@ use publish::Published;
 use reconciler::Step;
 use tokio::time::Instant;
 
+pub(crate) use self::moment::{Moment, triggered};
 pub use self::readers::{
-    Configuration, CounterLookup, PendingAnswer, PendingTrace, PortCountLookup, Readers, TraceFilters,
-};
-pub(crate) use self::{
-    moment::{Moment, triggered},
-    readers::Explainer,
+    Configuration, CounterLookup, Explainer, PendingAnswer, PendingTrace, PortCountLookup, Readers,
+    TraceFilters,
 };
 use self::{
     timeline::{Changes, Timeline},

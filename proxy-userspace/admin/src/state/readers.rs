@@ -26,11 +26,11 @@ pub struct Readers {
     pub watchers: Option<Watchers>,
     /// Reads the kernel's counters of service ports; pages omit them while that fails.
     pub counters: Option<Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
-    /// Answers the page `/explain`.
+    /// Answers the page `/explain`: from the words of the question to an answer in JSON.
     pub explainer: Option<Explainer>,
-    /// Explains connections on the page for people, with what the kernel has for the connections of any client.
+    /// The same for the page for people, with what the kernel has for the connections of any client.
     pub kernel_explainer: Option<Explainer>,
-    /// Starts what the page `/trace` serves.
+    /// Starts what the page `/trace` serves: from filters to lines.
     pub tracer: Option<Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,
 }
 
@@ -81,8 +81,8 @@ pub trait CounterLookup {
 /// The counters of service ports.
 pub type PortCountLookup = Box<dyn CounterLookup + Send>;
 
-/// Answers the words of a question.
-pub(crate) type Explainer = Arc<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
+/// Answers a question in words.
+pub type Explainer = Arc<dyn Fn(Vec<String>) -> PendingAnswer + Send + Sync>;
 
 /// An answer as JSON, or why there is none.
 pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<String, NoReasons>> + Send>>;
