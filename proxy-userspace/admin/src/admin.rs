@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use datapath::{ApplyReport, AttachStatus, EjectedEndpoint, PacketAffinity, ProbeResult, TableStats};
 use jiff::Timestamp;
 use model::{Effect, Rejected, Rejections, ServiceName};
-use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use pipeline::{PublishSteps, Stage, SyncStatus};
 use prometheus_client::registry::Registry;
 use publish::{Published, Subscription};
@@ -56,9 +56,9 @@ impl Admin {
         self.metrics.registry.lock()
     }
 
-    /// What the pages ask of other parts of the process, which set it.
-    pub fn readers(&self) -> MappedMutexGuard<'_, Readers> {
-        MutexGuard::map(self.state(), |it| &mut it.readers)
+    /// Sets what the pages ask of other parts of the process. The state is locked meanwhile.
+    pub fn set_readers(&self, set: impl FnOnce(&mut Readers)) {
+        set(&mut self.state().readers);
     }
 
     /// Makes a node without a Node object ineligible for load balancers.

@@ -15,9 +15,10 @@ pub struct Pages(Admin);
 impl Default for Pages {
     fn default() -> Self {
         let admin = Admin::new("n1", Role::Backend);
-        admin.readers().explainer = Some(Arc::new(|words| Box::pin(async move { Ok(format!("{words:?}")) })));
-        admin.readers().tracer =
-            Some(Arc::new(|filters| Box::pin(async move { Err(format!("{filters:?}")) })));
+        admin.set_readers(|it| {
+            it.explainer = Some(Arc::new(|words| Box::pin(async move { Ok(format!("{words:?}")) })));
+            it.tracer = Some(Arc::new(|filters| Box::pin(async move { Err(format!("{filters:?}")) })));
+        });
         Self(admin)
     }
 }

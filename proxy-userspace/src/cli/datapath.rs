@@ -35,12 +35,14 @@ pub(super) async fn run(
         tracing::warn!("{reason}");
     }
     if options.sockets.is_some() {
-        admin.readers().has_sockets = true;
+        admin.set_readers(|it| it.has_sockets = true);
     }
     let (pin_dir, has_packets) =
         (options.sockets.as_ref().map(|it| it.pin_dir.clone()), options.packets.is_some());
-    admin.readers().counters =
-        Some(Arc::new(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?))));
+    admin.set_readers(|it| {
+        it.counters =
+            Some(Arc::new(move || Some(Box::new(KernelCounts::read(pin_dir.as_deref(), has_packets)?))));
+    });
     let traces = trace::serve(admin, &options);
     let metrics = Metrics::new(&mut admin.registry());
     if let Some(packets) = &mut options.packets {

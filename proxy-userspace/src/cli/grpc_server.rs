@@ -22,7 +22,7 @@ impl GrpcServer {
     pub(super) async fn start(flags: &ListenFlags, pipeline: &Pipeline, admin: &Admin) -> Result<Self> {
         let served = pipeline.served(flags.serve_any_node);
         let counted = CountedNodes::new(served.nodes);
-        admin.readers().watchers = Some(counted.watchers());
+        admin.set_readers(|it| it.watchers = Some(counted.watchers()));
         admin.registry().register_collector(Box::new(counted.watchers()));
         let served = ServedData { nodes: Arc::new(counted), ..served };
         admin.registry().register_collector(Box::new(served.followers.clone()));

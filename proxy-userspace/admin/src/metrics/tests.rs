@@ -65,7 +65,7 @@ fn busy_alone(role: Role) -> Admin {
         max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
-    admin.readers().counters = Some(Arc::new(|| {
+    let counts = || {
         let count = |packets| PacketCount { packets, bytes: 100 * packets };
         let forwarding = ForwardCounts {
             sent: count(11),
@@ -75,15 +75,9 @@ fn busy_alone(role: Role) -> Admin {
             dropped: 15,
         };
         let (connections, no_backend, denied, left_to_packets, external_connections) = (7, 2, 1, 3, 5);
-        Some(Box::new(PortCounts {
-            connections,
-            no_backend,
-            denied,
-            left_to_packets,
-            external_connections,
-            forwarding,
-        }))
-    }));
+        PortCounts { connections, no_backend, denied, left_to_packets, external_connections, forwarding }
+    };
+    admin.set_readers(|it| it.counters = Some(Arc::new(move || Some(Box::new(counts())))));
     admin
 }
 
@@ -208,7 +202,7 @@ fn zero_counters_have_no_series() {
     let sample =
         r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#;
     assert!((value(&admin, sample) - 7.0).abs() < f64::EPSILON);
-    admin.readers().counters = Some(Arc::new(|| Some(Box::new(PortCounts::default()))));
+    admin.set_readers(|it| it.counters = Some(Arc::new(|| Some(Box::new(PortCounts::default())))));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
 }

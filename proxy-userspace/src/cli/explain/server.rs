@@ -16,10 +16,12 @@ use super::{
 
 /// Lets the status pages answer questions.
 pub(in crate::cli) fn serve(admin: &Admin, explainer: Explainer) {
-    admin.readers().explainer = Some(Arc::new(move |words| {
-        let explainer = explainer.clone();
-        Box::pin(async move { json(&explainer.explain(&words).await?) })
-    }));
+    admin.set_readers(|it| {
+        it.explainer = Some(Arc::new(move |words| {
+            let explainer = explainer.clone();
+            Box::pin(async move { json(&explainer.explain(&words).await?) })
+        }));
+    });
 }
 
 /// Lets the page for people show reasons, too, with what the kernel has for connections of any client; what the eBPF maps have,
@@ -27,10 +29,12 @@ pub(in crate::cli) fn serve(admin: &Admin, explainer: Explainer) {
 pub(in crate::cli) fn serve_with_kernel(admin: &Admin, explainer: Explainer, pin_dir: Option<PathBuf>) {
     serve(admin, explainer.clone());
     let asked = admin.clone();
-    admin.readers().kernel_explainer = Some(Arc::new(move |words| {
-        let (explainer, admin, pin_dir) = (explainer.clone(), asked.clone(), pin_dir.clone());
-        Box::pin(async move { json(&answer_with_kernel(&explainer, &admin, pin_dir, &words).await?) })
-    }));
+    admin.set_readers(|it| {
+        it.kernel_explainer = Some(Arc::new(move |words| {
+            let (explainer, admin, pin_dir) = (explainer.clone(), asked.clone(), pin_dir.clone());
+            Box::pin(async move { json(&answer_with_kernel(&explainer, &admin, pin_dir, &words).await?) })
+        }));
+    });
 }
 
 /// What is known of a connection; only what the kernel has, if the reasons are not available and the destination is an

@@ -77,8 +77,10 @@ pub(in crate::cli) struct StatusSocketFlag {
 impl ReportFlags {
     /// Serves the pages, until `servers` is dropped. `configuration` is what the process was started with.
     pub(in crate::cli) fn serve(&self, admin: &Admin, servers: &Servers, configuration: Configuration) {
-        admin.readers().configuration = configuration;
-        admin.readers().log = Some(Arc::new(logging::newest_lines));
+        admin.set_readers(|it| {
+            it.configuration = configuration;
+            it.log = Some(Arc::new(logging::newest_lines));
+        });
         let pages = [
             (PageGroup::Probes, self.probe_bind_address.0),
             (PageGroup::Health, self.healthz_bind_address.0),

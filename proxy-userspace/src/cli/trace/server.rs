@@ -49,10 +49,12 @@ pub(in crate::cli) fn serve(admin: &Admin, options: &Options) -> mpsc::Receiver<
     let (sender, requests) = mpsc::channel(1);
     // The pages do not keep themselves alive.
     let tracer = Tracer { admin: admin.clone(), options: options.clone(), requests: sender };
-    admin.readers().tracer = Some(Arc::new(move |filters| {
-        let tracer = tracer.clone();
-        Box::pin(async move { tracer.start(filters).await.map_err(|it| format!("{it:#}")) })
-    }));
+    admin.set_readers(|it| {
+        it.tracer = Some(Arc::new(move |filters| {
+            let tracer = tracer.clone();
+            Box::pin(async move { tracer.start(filters).await.map_err(|it| format!("{it:#}")) })
+        }));
+    });
     requests
 }
 

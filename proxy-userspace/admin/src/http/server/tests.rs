@@ -62,14 +62,15 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
     assert!(response.contains("text/plain; version=0.0.4"), "{response}");
     assert!(response.contains("kubeproxy_proxy_healthz_total{code=\"200\"} 1\n"), "{response}");
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nnftables"), "the socket path is off");
-    admin.readers().has_sockets = true;
+    admin.set_readers(|it| it.has_sockets = true);
     assert!(get(metrics, "/proxyMode").await.ends_with("\r\n\r\nebpf"));
     assert!(get(metrics, "/healthz").await.ends_with("\r\n\r\nok"));
     let flags = [("v", "4"), ("cluster-cidr", "10.0.0.0/8")]
         .map(|(name, it)| (name.to_owned(), it.to_owned()))
         .into();
     let fields = serde_json::json!({ "clusterCIDR": "10.0.0.0/8" });
-    admin.readers().configuration = crate::Configuration { table: String::new(), flags, fields };
+    let configuration = crate::Configuration { table: String::new(), flags, fields };
+    admin.set_readers(|it| it.configuration = configuration);
     for (path, texts) in [
         (
             "/configz",
