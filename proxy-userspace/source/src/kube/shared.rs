@@ -26,6 +26,15 @@ pub(super) const SERVER: usize = REQUIRED + OPTIONAL;
 /// The number of optional resources, which follow.
 const OPTIONAL: usize = 2;
 
+const _: () = {
+    let mut index = 0;
+    while index < RESOURCES.len() {
+        assert!(RESOURCES[index].kind as usize == index, "resources are in the order of their kinds");
+        assert!(RESOURCES[index].consequence.is_none() == (index < REQUIRED), "required ones come first");
+        index += 1;
+    }
+};
+
 /// How long the first state waits for the optional resources: a packet path whose ranges change loses its clients with session
 /// affinity, and sockets of pods that are left to packets should stay so.
 const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(1);

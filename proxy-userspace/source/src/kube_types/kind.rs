@@ -1,4 +1,6 @@
-//! The kinds of objects that are read.
+//! The kinds of objects that are read, and their conversion.
+//!
+//! Invariant: objects are decoded one by one, straight into the fields that are needed.
 
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use super::{
     service_cidr::service_cidr,
 };
 
+/// A kind of objects that are read; in the order of the watched resources, the required ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Service,
