@@ -32,13 +32,13 @@ impl fmt::Display for Position {
     }
 }
 
-/// Why a file cannot be used.
+/// Why a file cannot be used; the caller names the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {reason}")]
 pub struct ParseError {
     /// Where in the file.
     pub at: Position,
-    /// What is wrong, and with which value.
+    /// What is wrong, and with which value; one line in what [`parse`](super::parse) returns.
     pub reason: String,
 }
 
