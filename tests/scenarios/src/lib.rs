@@ -155,7 +155,7 @@ impl Step {
     #[must_use]
     pub fn cluster(&self) -> ClusterState {
         let parsed = parse(self.manifest().as_bytes());
-        let parsed = parsed.unwrap_or_else(|error| panic!("{error}"));
+        let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", self.about));
         let mut cluster = ClusterState::default();
         parsed.objects.into_iter().for_each(|(_, it)| cluster.set(it));
         cluster
