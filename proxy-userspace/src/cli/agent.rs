@@ -55,7 +55,7 @@ async fn agent(flags: Flags, configuration: Configuration) -> Result<()> {
     let name = flags.node.name()?;
     let admin = Admin::new(name.as_str(), Role::Backend);
     let servers = Servers::start()?;
-    let sockets = flags.datapath.options(&name, flags.pods.pod_annotations)?;
+    let sockets = flags.datapath.options(&name, Some(&flags.pods))?;
     let node_port_addresses = sockets.node_port_addresses.clone();
     let health_checks = HealthChecks::new(&admin, name.as_str(), node_port_addresses, None, servers.handle());
     let options = flags.packets.options(sockets)?;

@@ -55,7 +55,7 @@ async fn run(flags: Flags, configuration: Configuration) -> Result<()> {
         admin.require_node();
     }
     let servers = Servers::start()?;
-    let sockets = flags.datapath.options(&pipeline.node, flags.source.options.pods.pod_annotations)?;
+    let sockets = flags.datapath.options(&pipeline.node, Some(&flags.source.options.pods))?;
     let node_port_addresses = sockets.node_port_addresses.clone();
     let events = events::start(&admin, &pipeline, flags.listen.serve_any_node);
     let health_checks =

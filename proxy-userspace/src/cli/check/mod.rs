@@ -56,7 +56,7 @@ pub(super) struct Flags {
 /// Prints the findings; returns whether nothing is broken.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for checking.
-    let sockets = flags.datapath.options("", flags.pods.pod_annotations)?;
+    let sockets = flags.datapath.options("", Some(&flags.pods))?;
     let options = flags.packets.options(sockets)?;
     let groups = examine(&options, &flags.reports, flags.forwarding.external_forwarding);
     let [ok, degraded, broken] = counts(&groups);

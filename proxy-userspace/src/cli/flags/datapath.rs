@@ -145,8 +145,12 @@ impl DatapathFlags {
         })
     }
 
-    /// The options of the eBPF datapath on the node with this name.
-    pub(in crate::cli) fn options(self, node: &str, pod_annotations: bool) -> anyhow::Result<ebpf::Options> {
+    /// The options of the eBPF datapath on the node with this name. Only a command that takes the flags of pods passes them.
+    pub(in crate::cli) fn options(
+        self,
+        node: &str,
+        pods: Option<&PodFlags>,
+    ) -> anyhow::Result<ebpf::Options> {
         let node_port_addresses = self.node_port_addresses()?;
         Ok(ebpf::Options {
             cgroup: self.cgroup,
@@ -157,7 +161,7 @@ impl DatapathFlags {
             affinity_clients: self.affinity_clients.next_power_of_two(),
             host_only: self.socket_lb == SocketLb::Host,
             excluded_cgroups: self.socket_lb_exclude_cgroup,
-            pod_annotations,
+            pod_annotations: pods.is_some_and(|it| it.pod_annotations),
             node_name: node.to_owned(),
             node_port_addresses,
             protect_node_ports: self.protect_node_ports,

@@ -71,7 +71,7 @@ pub(super) fn write(seen: &mut Seen, format: Output, mut out: &mut dyn io::Write
 /// Prints the status; returns whether everything could be read.
 pub(super) fn main(flags: Flags) -> Result<bool> {
     // The name of the node does not matter for reading.
-    let options = flags.datapath.options("", false)?;
+    let options = flags.datapath.options("", None)?;
     if flags.watch {
         reader::watch()?;
     }

@@ -126,7 +126,7 @@ pub(super) fn main(flags: Flags) -> Result<()> {
         archive::check_path(&flags.file)?;
     }
     // The name of the node does not matter for reading.
-    let sockets = flags.datapath.options("", false)?;
+    let sockets = flags.datapath.options("", None)?;
     let options = flags.packets.options(sockets.clone())?;
     let check = check::report(&options, &flags.reports);
     let (mut hooks, mut host) = (Vec::new(), Vec::new());
