@@ -27,7 +27,7 @@ use tests::{
 };
 
 use crate::{
-    figures::{Figures, TEN_EACH, medians_in_turns},
+    figures::{Figures, TEN_EACH, medians_in_rotation},
     kernel_figures::ProgramStats,
 };
 
@@ -147,9 +147,14 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
 
     let direct = SocketAddr::new(endpoint(0, 0), PORT);
     let mut rng = Rng::with_seed(1);
-    let [direct_time, one, any, unwatched] = medians_in_turns(PAIRS, |which| {
-        let any = address(rng.usize(..services));
-        connect_and_close(&listener, [direct, address(0), any, address(services)][which])
+    let [direct_time, one, any, unwatched] = medians_in_rotation(PAIRS, |which| {
+        let to = match which {
+            0 => direct,
+            1 => address(0),
+            2 => address(rng.usize(..services)),
+            _ => address(services),
+        };
+        connect_and_close(&listener, to)
     })?;
 
     // Sockets without an entry.
@@ -216,7 +221,7 @@ fn start_trace(binary: &Path, node: &TestNode, arguments: &[&str]) -> Result<Kil
 fn time_datagrams(direct: SocketAddr) -> Result<f64> {
     let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     server.set_nonblocking(true)?;
-    let [direct, service] = medians_in_turns(PAIRS, |which| {
+    let [direct, service] = medians_in_rotation(PAIRS, |which| {
         let to = [direct, address(0)][which];
         let begin = Instant::now();
         drop(send_from_new_socket(to)?);

@@ -17,13 +17,31 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 /// The medians of figures that are measured in turns, so many times each: what else the machine does affects all of them.
-pub(crate) fn medians_in_turns<const N: usize>(
+/// Every round has the same order.
+pub(crate) fn medians_in_order<const N: usize>(
     rounds: usize,
+    measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<[f64; N]> {
+    medians(rounds, 0, measure)
+}
+
+/// The medians of figures that are measured in turns, so many times each: what else the machine does affects all of them.
+/// Each round begins with the next figure.
+pub(crate) fn medians_in_rotation<const N: usize>(
+    rounds: usize,
+    measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<[f64; N]> {
+    medians(rounds, 1, measure)
+}
+
+fn medians<const N: usize>(
+    rounds: usize,
+    step: usize,
     mut measure: impl FnMut(usize) -> Result<f64>,
 ) -> Result<[f64; N]> {
     let mut figures = [const { Vec::new() }; N];
     for round in 0..rounds {
-        for which in (0..N).map(|it| (it + round) % N) {
+        for which in (0..N).map(|it| (it + round * step) % N) {
             figures[which].push(measure(which)?);
         }
     }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     example,
-    figures::{Figures, medians_in_turns},
+    figures::{Figures, medians_in_rotation},
     outside_cluster::{BenchCluster, NETWORKS, PORT},
     outside_packets::{self, pin_to_core},
     outside_program,
@@ -119,7 +119,7 @@ fn connects(forwarding: &BenchCluster, translating: &BenchCluster) -> Result<[f6
     forwarding.cluster.set_next_hops(["10.244.2.0/24", "fd00:244:2::/64"], &[1]);
     let endpoint = SocketAddr::new(forwarding.cluster.nodes[1].pod_addresses()[0], PORT);
     let ways = [(forwarding, endpoint), (forwarding, forwarding.address), (translating, translating.address)];
-    medians_in_turns(CONNECTS, |which| {
+    medians_in_rotation(CONNECTS, |which| {
         let (bench, address) = ways[which];
         bench.cluster.clients[0].run(|| bench.connect_and_close(address))
     })

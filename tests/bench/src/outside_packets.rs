@@ -20,7 +20,7 @@ use nix::{
 };
 
 use crate::{
-    figures::medians_in_turns,
+    figures::medians_in_order,
     outside_cluster::{BenchCluster, NETWORKS, SERVING},
 };
 
@@ -71,7 +71,7 @@ pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> 
     let [by, by_nft] = [Sender::new(forwarding)?, Sender::new(translating)?];
     let (node, lan) = (&forwarding.cluster.nodes[SERVING].netns, &forwarding.cluster.lan);
     let [dropping, at_bridge, forwarded, served, unwrapped, translated] =
-        medians_in_turns(ROUNDS, |which| match which {
+        medians_in_order(ROUNDS, |which| match which {
             // Where it arrives, before the bridge, and as it leaves.
             0 => while_dropped(node, "eth0", || by.send(SERVING)),
             1 => while_dropped(lan, "router", || by.send(SERVING)),
@@ -92,7 +92,7 @@ pub(crate) fn measure(forwarding: &BenchCluster, translating: &BenchCluster) -> 
 /// The CPU time of the node that a packet enters by, which forwards it.
 pub(crate) fn forwarded(bench: &BenchCluster) -> Result<f64> {
     let sender = Sender::new(bench)?;
-    let [dropping, forwarded] = medians_in_turns(ROUNDS, |which| match which {
+    let [dropping, forwarded] = medians_in_order(ROUNDS, |which| match which {
         0 => while_dropped(&bench.cluster.nodes[SERVING].netns, "eth0", || sender.send(SERVING)),
         _ => while_dropped(&bench.cluster.lan, "n1", || sender.send(0)),
     })?;
