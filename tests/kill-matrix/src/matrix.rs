@@ -421,7 +421,7 @@ impl Matrix {
     /// From now on steps count, and one may be interrupted.
     fn order(&mut self, interruption: Option<Interruption>) -> Result<()> {
         self.orders += 1;
-        let order: Order = (self.orders, interruption);
+        let order = Order { number: self.orders, interruption };
         let new = self.file("order-new");
         fs::write(&new, serde_json::to_string(&order)?)?;
         Ok(fs::rename(new, self.file(ORDER))?)

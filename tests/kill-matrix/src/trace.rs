@@ -52,8 +52,13 @@ impl Interruption {
     }
 }
 
-/// The content of the order file. Steps are counted from 1 for each order; its number distinguishes orders that are equal otherwise.
-pub(crate) type Order = (usize, Option<Interruption>);
+/// The content of the order file. Steps are counted from 1 for each order.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Distinguishes orders that are equal otherwise.
+    pub(crate) number: usize,
+    pub(crate) interruption: Option<Interruption>,
+}
 
 /// A program to trace, and the files about its steps.
 #[derive(Args, Debug)]
@@ -212,7 +217,7 @@ impl Trace {
             text => text.context("the order file")?,
         };
         if text != followed.text {
-            let (_, interruption): Order = serde_json::from_str(&text).context("the order file")?;
+            let Order { interruption, .. } = serde_json::from_str(&text).context("the order file")?;
             *followed = Followed { text, interruption, count: 0 };
         }
         let steps = OpenOptions::new().create(true).append(true).open(&self.steps);
