@@ -45,13 +45,20 @@ pub struct Toolchain {
 impl Toolchain {
     /// Finds the toolchain, or installs what is missing of it; the error contains the remedy.
     pub fn find_or_install() -> Result<Self> {
-        let [cargo, rustc, llvm] = compiler()?;
+        let Compiler { cargo, rustc, llvm } = compiler()?;
         Ok(Self { cargo, rustc, linker: linker()?, llvm: lay_out_llvm(&llvm)? })
     }
 }
 
-/// A cargo, its compiler, which has its sources, and the library with that compiler's LLVM.
-fn compiler() -> Result<[PathBuf; 3]> {
+/// A compiler with its sources.
+struct Compiler {
+    cargo: PathBuf,
+    rustc: PathBuf,
+    /// The library with the compiler's LLVM.
+    llvm: PathBuf,
+}
+
+fn compiler() -> Result<Compiler> {
     let current = current_rustc();
     let debian = Path::new(DEBIAN_RUSTC);
 
@@ -90,8 +97,8 @@ pub(crate) fn current_rustc() -> PathBuf {
     env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from)
 }
 
-/// The parts of a compiler that builds the kernel object, as [`compiler`] returns them; the error says what it lacks.
-fn inspect(rustc: &Path) -> Result<[PathBuf; 3]> {
+/// The parts of a compiler that builds the kernel object; the error says what it lacks.
+fn inspect(rustc: &Path) -> Result<Compiler> {
     let ask = |args: &[&str]| output(Command::new(rustc).args(args).current_dir(workspace()));
     let sysroot = PathBuf::from(ask(&["--print", "sysroot"])?);
     let version = ask(&["-vV"])?;
@@ -116,7 +123,7 @@ fn inspect(rustc: &Path) -> Result<[PathBuf; 3]> {
     if !cargo.exists() || !rustc.exists() {
         bail!("{} has no cargo or rustc", bin.display());
     }
-    Ok([cargo, rustc, llvm])
+    Ok(Compiler { cargo, rustc, llvm })
 }
 
 /// The shared library itself, not one of the linker scripts of the same name.
