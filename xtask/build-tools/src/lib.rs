@@ -19,6 +19,7 @@ pub mod toolchain;
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -54,12 +55,15 @@ pub fn create_folder(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Makes a folder, without what an earlier run has left in it.
+/// Makes a folder, without what an earlier run has left in it. A missing folder is no error; one that cannot be removed is, and
+/// the error names it.
 pub fn empty_folder(folder: &Path) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => create_folder(folder),
     }
-    create_folder(folder)
 }
 
 /// Every file at or below a path, ordered by path.
