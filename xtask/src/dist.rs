@@ -166,6 +166,7 @@ pub(crate) fn shell_files() -> Result<PathBuf> {
         .args(["--package", "kube-proxy-ebpf", "--bins"])
         .arg("every_command_and_flag_is_completed_and_has_a_man_page")
         .env("KUBE_PROXY_EBPF_SHELL_FILES", &folder))?;
+    ensure!(!files_below(&folder)?.is_empty(), "no test has written files to {}", folder.display());
     Ok(folder)
 }
 
