@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process,
+    process, thread,
     time::{Duration, Instant},
 };
 
@@ -212,9 +212,13 @@ fn a_service_without_endpoints_refuses_at_once() {
         }
         assert!(begin.elapsed() < Duration::from_secs(60), "nothing waits for a timeout");
     }
-    // The same holds for `web` when its last endpoint is removed.
+    // The same holds for `web` when its last endpoint is removed; a connection to it continues.
+    let mut connection = EchoConnection::connect((WEB4, 80).into()).unwrap();
     node.apply(&[web([]), empty()]);
     assert_eq!(TcpStream::connect((WEB4, 80)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    thread::sleep(Duration::from_millis(50));
+    connection.ping().unwrap();
+    assert_eq!(connection.stream().peer_addr().unwrap(), (WEB4, 80).into());
     node.apply(&[web([1]), empty()]);
     TcpStream::connect((WEB4, 80)).unwrap();
 }
