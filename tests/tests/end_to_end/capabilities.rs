@@ -20,12 +20,13 @@ fn bounding_set(process: u32) -> u64 {
     u64::from_str_radix(set.trim(), 16).unwrap()
 }
 
-/// Every other end-to-end test starts the proxy in the same way, and connects.
+/// Every other end-to-end test starts the proxy in the same way.
 #[test]
 fn the_capabilities_of_the_manifest_suffice() {
     let Some(mut node) = TestNode::running_or_skip([1], &[web([1])], &[]) else { return };
     assert_eq!(bounding_set(node.agent().pid()), deploy::capabilities().unwrap().bits());
 
+    assert_eq!(request(Transport::Tcp, (WEB4, 80).into()).unwrap(), "web-1");
     // The pages of the liveness and readiness probes.
     node.wait_until(|_| ["/livez", "/readyz"].iter().all(|it| http::health_status(it) == 200));
 }
