@@ -245,15 +245,17 @@ fn components_set_their_flags_and_the_role_allows_what_these_read() {
     let annotations = [("--pod-annotations", "true")];
     let outside = [("--external-forwarding", "dsr"), ("--watch-all-nodes", "true")];
     for (overlay, component, flags, read) in [
-        ("deploy", "pod-annotations", &annotations[..], "pods"),
-        ("deploy/overlays/kubeadm", "pod-annotations", &annotations, "pods"),
-        ("deploy/overlays/split", "pod-annotations-split", &annotations, "pods"),
-        ("deploy/overlays/central", "pod-annotations-central", &annotations, "pods"),
-        ("deploy", "outside", &outside, "nodes"),
-        ("deploy/overlays/kubeadm", "outside", &outside, "nodes"),
+        ("deploy", "pod-annotations", &annotations[..], &["pods"][..]),
+        ("deploy/overlays/kubeadm", "pod-annotations", &annotations, &["pods"]),
+        ("deploy/overlays/split", "pod-annotations-split", &annotations, &["pods"]),
+        ("deploy/overlays/central", "pod-annotations-central", &annotations, &["pods"]),
+        ("deploy", "outside", &outside, &["services", "nodes"]),
+        ("deploy/overlays/kubeadm", "outside", &outside, &["services", "nodes"]),
     ] {
         let objects = with_components(&renderer, overlay, &[component]);
-        for it in serving_containers(&objects) {
+        let serving: Vec<_> = serving_containers(&objects).collect();
+        assert!(!serving.is_empty(), "{overlay} with {component}");
+        for it in serving {
             let settings = settings(it);
             for (flag, expect) in flags {
                 let set = settings.get(*flag).map(String::as_str);
@@ -261,7 +263,7 @@ fn components_set_their_flags_and_the_role_allows_what_these_read() {
             }
         }
         let mut rules = one(&objects, "ClusterRole")["rules"].as_array().unwrap().iter();
-        let rule = rules.find(|it| strings(&it["resources"]).contains(&read)).unwrap();
+        let rule = rules.find(|it| strings(&it["resources"]) == read).unwrap();
         assert_eq!(strings(&rule["verbs"]), ["list", "watch"], "{overlay} with {component}");
     }
 }
