@@ -239,6 +239,19 @@ fn status_shows_kernel_state_with_and_without_an_agent() {
     let text = run(node.cli("status").arg("--cgroup").arg(other).args(flags)).success();
     assert_contains(&text, &["none is attached to", "give the --cgroup that `run` was started with"]);
     assert!(run(node.cli("dump").args(flags)).success().contains("frontend 10.96.0.10:80/TCP"));
+    // By flags instead of variables; other tests give them to `check`, `support-bundle` and `cleanup`.
+    let cgroup = format!("--cgroup={}", node.sandbox().cgroup().display());
+    let pins = format!("--pin-dir={}", node.sandbox().pins().display());
+    for (arguments, text) in [
+        (&["status", &cgroup, &pins][..], "attached at all"),
+        (&["top", &cgroup, &pins, "--once"], "10.96.0.10:80/TCP"),
+        (&["dump", &cgroup, &pins], "frontend 10.96.0.10:80/TCP"),
+        (&["explain", &pins, "node", "10.96.0.10:80"], "eBPF, generation 1"),
+    ] {
+        let mut command = product();
+        command.args(arguments).env(STATUS_SOCKET, status_socket(node.sandbox()));
+        assert_contains(&run(&mut command).success(), &[text]);
+    }
     node.kill();
     let text = status(&node, &[]);
     assert_eq!(row(&text), ["?", "10.96.0.10:80/TCP", "1", "0", "0", "10.244.1.1:8080"]);
