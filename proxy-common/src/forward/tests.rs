@@ -17,7 +17,9 @@ struct Fixed {
 
 impl ForwardTables for Fixed {
     fn forward(&self, it: FrontendKey6) -> Option<Forward> {
-        (it == flow(V6::default(), 0, TCP, true).frontend()).then_some(self.forward)
+        let address = v4("203.0.113.1").mapped();
+        let key = FrontendKey6 { address, port: Be16::new(80), protocol: TCP, zero: 0 };
+        (it == key).then_some(self.forward)
     }
 
     fn row(&self, position: u32) -> Option<Row> {
