@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -48,6 +49,8 @@ pub(crate) struct RemovedUdp {
     refused: BTreeSet<SocketAddr>,
     /// The endpoints that the kernel may refuse.
     sent: BTreeSet<SocketAddr>,
+    /// Whether `refused` and `sent` may differ.
+    is_changed: bool,
     /// When each endpoint was refused last.
     history: BTreeMap<SocketAddr, Instant>,
 }
@@ -70,9 +73,10 @@ impl RemovedUdp {
             take_present(port, &mut removed);
             for it in present_among(port, self.removed.keys(), |it| self.removed.contains_key(it)) {
                 self.removed.remove(&it);
-                self.refused.remove(&it);
+                self.is_changed |= self.refused.remove(&it);
             }
         }
+        self.is_changed |= !known.is_empty();
         self.sent.extend(&known);
         // Another Service may have the same endpoint.
         if !removed.is_empty() || !known.is_empty() {
@@ -99,7 +103,9 @@ impl RemovedUdp {
     /// Leaves out those with such an address.
     pub(crate) fn except(&mut self, is_excepted: impl Fn(IpAddr) -> bool) {
         self.removed.retain(|it, _| !is_excepted(it.ip()));
+        let count = self.refused.len();
         self.refused.retain(|it| !is_excepted(it.ip()));
+        self.is_changed |= self.refused.len() != count;
     }
 
     /// The endpoints that were removed in the last moments.
@@ -113,17 +119,18 @@ impl RemovedUdp {
         let now = Instant::now();
         self.removed.retain(|_, until| now < *until);
         self.refused = in_use.iter().filter(|it| self.removed.contains_key(it)).copied().collect();
-        self.refused != self.sent
+        self.is_changed = self.refused != self.sent;
+        self.is_changed
     }
 
     /// The refused endpoints that the kernel does not know yet.
     fn unsent(&self) -> BTreeSet<SocketAddr> {
-        &self.refused - &self.sent
+        if self.is_changed { &self.refused - &self.sent } else { BTreeSet::new() }
     }
 
     /// The endpoints that are not refused any more, and that the kernel may still know.
     fn restored(&self) -> BTreeSet<SocketAddr> {
-        &self.sent - &self.refused
+        if self.is_changed { &self.sent - &self.refused } else { BTreeSet::new() }
     }
 
     pub(crate) fn is_refusing(&self) -> bool {
@@ -138,7 +145,7 @@ impl RemovedUdp {
             own.map(|it| (element(it), Value::Expiring(SECONDS))).collect()
         };
         let restored = elements(&self.restored());
-        let refused = elements(&if anew { self.refused.clone() } else { self.unsent() });
+        let refused = if anew { elements(&self.refused) } else { elements(&self.unsent()) };
         // One that has expired cannot be deleted, and that would refuse the whole transaction.
         let all = [
             (NFT_MSG_NEWSETELEM, &restored),
@@ -156,7 +163,9 @@ impl RemovedUdp {
             self.history.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
             self.history.extend(unsent.into_iter().map(|it| (it, now)));
         }
-        self.sent.clone_from(&self.refused);
+        if mem::take(&mut self.is_changed) {
+            self.sent.clone_from(&self.refused);
+        }
     }
 }
 
