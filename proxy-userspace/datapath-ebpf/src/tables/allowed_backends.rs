@@ -28,8 +28,10 @@ impl AllowedBackends {
     /// Those of a state.
     pub fn of(state: &NodeState) -> Self {
         let mut allowed = Self::default();
-        for (frontend, backends) in state.services.values().flat_map(|it| by_frontend(it, Protocol::Udp)) {
-            allowed.0.entry(frontend).or_default().extend(backends);
+        for service in state.services.values() {
+            for it in compiled_frontends(service, Protocol::Udp) {
+                allowed.0.entry(it.address.address).or_default().extend(backends(service, &it));
+            }
         }
         allowed
     }
@@ -72,44 +74,45 @@ fn has(it: &ServiceState, protocol: Protocol) -> bool {
 
 /// The frontends of a Service with one protocol, each with each of its backends.
 pub fn pairs(service: &ServiceState, protocol: Protocol) -> BTreeSet<BackendPair> {
-    let backends = by_frontend(service, protocol).into_iter();
-    backends.flat_map(|(frontend, it)| it.into_iter().map(move |backend| (frontend, backend))).collect()
+    let mut pairs = BTreeSet::new();
+    for it in compiled_frontends(service, protocol) {
+        pairs.extend(backends(service, &it).map(|backend| (it.address.address, backend)));
+    }
+    pairs
 }
 
 /// The frontends of a Service with one protocol.
 pub fn frontends(service: &ServiceState, protocol: Protocol) -> BTreeSet<SocketAddr> {
-    by_frontend(service, protocol).into_iter().map(|(frontend, _)| frontend).collect()
+    compiled_frontends(service, protocol).map(|it| it.address.address).collect()
 }
 
-/// The frontends of a Service with one protocol, each with all of its backends, some of them maybe twice; a node port has the
-/// unspecified address.
-fn by_frontend(service: &ServiceState, protocol: Protocol) -> Vec<(SocketAddr, Vec<SocketAddr>)> {
-    if !has(service, protocol) {
-        return Vec::new();
-    }
-    // The source ranges of a load balancer IP apply to new flows only.
-    let open = (!service.service.source_ranges.is_empty()).then(|| {
-        let mut open = service.clone();
-        Arc::make_mut(&mut open.service).source_ranges.clear();
-        open
+/// The frontends of a Service with one protocol; a node port has the unspecified address.
+fn compiled_frontends(service: &ServiceState, protocol: Protocol) -> impl Iterator<Item = Frontend> {
+    let image = has(service, protocol).then(|| {
+        // The source ranges of a load balancer IP apply to new flows only.
+        let open = (!service.service.source_ranges.is_empty()).then(|| {
+            let mut open = service.clone();
+            Arc::make_mut(&mut open.service).source_ranges.clear();
+            open
+        });
+        // A flow that was redirected before its address came to the host continues, too.
+        compile(open.as_ref().unwrap_or(service), &BTreeSet::new())
     });
-    // A flow that was redirected before its address came to the host continues, too.
-    let image = compile(open.as_ref().unwrap_or(service), &BTreeSet::new());
-    let frontends = image.frontends.iter().filter(|it| it.address.protocol == protocol);
-    let with_backends = |frontend: &Frontend| {
-        // Existing flows also continue to endpoints of another scope than the address has now, and to endpoints that are
-        // not selected for this node.
-        let (family, is_own) = (frontend.address.family(), |index: u16| usize::from(index) == frontend.port);
-        let others = service.other_serving.iter().filter(|it| is_own(it.index)).map(|it| it.target);
-        let mut backends: Vec<_> = others.collect();
-        for endpoint in &service.endpoints {
-            let Some(ip) = endpoint.address(family) else { continue };
-            let ports = endpoint.ports.iter().filter(|it| is_own(it.index));
-            backends.extend(ports.map(|it| SocketAddr::new(ip, it.port.get())));
-        }
-        (frontend.address.address, backends)
-    };
-    frontends.map(with_backends).collect()
+    let frontends = image.into_iter().flat_map(|it| it.frontends);
+    frontends.filter(move |it| it.address.protocol == protocol)
+}
+
+/// All backends of a frontend, some of them maybe twice: existing flows also continue to endpoints of another scope than the
+/// address has now, and to endpoints that are not selected for this node.
+fn backends(service: &ServiceState, frontend: &Frontend) -> impl Iterator<Item = SocketAddr> {
+    let (family, port) = (frontend.address.family(), frontend.port);
+    let is_own = move |index: u16| usize::from(index) == port;
+    let selected = service.endpoints.iter().flat_map(move |endpoint| {
+        let ports = endpoint.ports.iter().filter(move |it| is_own(it.index));
+        ports.filter_map(move |it| Some(SocketAddr::new(endpoint.address(family)?, it.port.get())))
+    });
+    let others = service.other_serving.iter().filter(move |it| is_own(it.index)).map(|it| it.target);
+    selected.chain(others)
 }
 
 #[cfg(test)]
