@@ -10,11 +10,11 @@ use std::{
 
 use aya::maps::{Array, MapData};
 use bytemuck::{AnyBitPattern, Pod, Zeroable as _};
-use datapath::{ActiveFrontend, FrontendAddress, PortId};
+use datapath::{ActiveFrontend, FrontendAddress, PortId, unspecified};
 use model::{Family as IpFamily, Protocol};
 use proxy_common::{
     counters::CounterIndex,
-    net::{Be16, SockAddr, V6},
+    net::{Be16, V4, V6},
     tables::{Family as _, Frontend, NodeAddrScope, NodePortKey, UDP},
 };
 
@@ -97,15 +97,16 @@ impl ActiveFrontends {
     pub fn filter_map<T>(&mut self, pick: impl Fn(FrontendRow) -> Option<T>) -> Result<Vec<T>, Error> {
         let read = |maps: &mut Maps<'_>| {
             let mut found = Vec::new();
-            for family in IpFamily::ALL {
-                for_family!(family, F => maps.each_frontend::<F>(|_, address, protocol, row| {
-                    let protocol = if protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
-                    let (port, backends) = (PortId(row.service_port), row.backend_count);
-                    let address = FrontendAddress { address, protocol };
-                    found.extend(pick(FrontendRow { address, port, backends }));
-                    Ok(())
-                })?);
-            }
+            let mut add = |_: &mut Maps<'_>, address: SocketAddr, protocol: u8, row: Frontend| {
+                let protocol = if protocol == UDP { Protocol::Udp } else { Protocol::Tcp };
+                let (port, backends) = (PortId(row.service_port), row.backend_count);
+                let address = FrontendAddress { address, protocol };
+                found.extend(pick(FrontendRow { address, port, backends }));
+                Ok(())
+            };
+            maps.each_frontend::<V4>(&mut add)?;
+            maps.each_frontend::<V6>(&mut add)?;
+            maps.each_node_port(add)?;
             Ok(found)
         };
         self.read(read).map(|(_, it)| it)
@@ -206,7 +207,7 @@ pub(crate) trait ReadTables {
     /// The backends of a frontend of this family.
     fn backends<F: TableFamily>(&mut self, row: &Frontend) -> Result<Vec<(SocketAddr, CounterIndex)>, Error>;
 
-    /// The frontends of a family with the numbers of their protocols, in no order. A node port has the unspecified address.
+    /// The frontends of a family except node ports, with the numbers of their protocols, in no order.
     fn each_frontend<F: TableFamily>(
         &mut self,
         mut each: impl FnMut(&mut Self, SocketAddr, u8, Frontend) -> Result<(), Error>,
@@ -214,10 +215,17 @@ pub(crate) trait ReadTables {
         self.each_batch(F::FRONTENDS, |maps, key, row| {
             let (address, protocol) = F::frontend_of(key);
             each(maps, F::socket_addr(address), protocol, row)
-        })?;
+        })
+    }
+
+    /// The node ports of both families, at the unspecified address, with the numbers of their protocols, in no order.
+    fn each_node_port(
+        &mut self,
+        mut each: impl FnMut(&mut Self, SocketAddr, u8, Frontend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.each_batch(Table::NodePorts, |maps, key: NodePortKey, row| {
-            let address = F::socket_addr(SockAddr::new(F::default().mapped(), key.port));
-            if key.ip_version == F::VERSION { each(maps, address, key.protocol, row) } else { Ok(()) }
+            let family = if key.ip_version == 4 { IpFamily::V4 } else { IpFamily::V6 };
+            each(maps, SocketAddr::new(unspecified(family), key.port.get()), key.protocol, row)
         })
     }
 

@@ -101,7 +101,7 @@ fn list_family<F: TableFamily, M: ReadTables>(
 ) -> Result<(), Error> {
     // The positions of each frontend: the first one, and how many.
     let mut used: BTreeMap<u32, u32> = BTreeMap::new();
-    let list = |maps: &mut M, address, protocol, row: Frontend| {
+    let mut list = |maps: &mut M, address: SocketAddr, protocol, row: Frontend| {
         let name = frontend_name(address, protocol);
         add(frontend_line(&name, &row));
         let count = used.entry(row.backend_offset).or_default();
@@ -116,7 +116,10 @@ fn list_family<F: TableFamily, M: ReadTables>(
         }
         Ok(())
     };
-    maps.each_frontend::<F>(list)?;
+    maps.each_frontend::<F>(&mut list)?;
+    maps.each_node_port(|maps, address, protocol, row| {
+        if address.is_ipv4() == (F::VERSION == 4) { list(maps, address, protocol, row) } else { Ok(()) }
+    })?;
     maps.each(F::BACKENDS, |position: u32, row: F::BackendEntry| {
         // Those of two frontends are the same or disjoint.
         let is_used =
