@@ -134,13 +134,13 @@ fn list_family<F: TableFamily, M: ReadTables>(
 fn frontend_line(name: &str, row: &Frontend) -> String {
     let (options, slow_start) = (row.options, row.options.slow_start());
     let all = [
-        (row.affinity_timeout != 0, format!(" affinity={}s", row.affinity_timeout)),
-        (options.local_addresses_only(), " local-addresses-only".into()),
-        (options.least_connections(), " least-connections".into()),
-        (slow_start != 0, format!(" slow-start={slow_start}s")),
-        (options.is_to_packets(), " to-packets".into()),
+        (row.affinity_timeout != 0).then(|| format!(" affinity={}s", row.affinity_timeout)),
+        options.local_addresses_only().then(|| " local-addresses-only".into()),
+        options.least_connections().then(|| " least-connections".into()),
+        (slow_start != 0).then(|| format!(" slow-start={slow_start}s")),
+        options.is_to_packets().then(|| " to-packets".into()),
     ];
-    let set: String = all.into_iter().filter(|(is_set, _)| *is_set).map(|(_, it)| it).collect();
+    let set: String = all.into_iter().flatten().collect();
     format!("frontend {name} backends={}{set}", row.backend_count)
 }
 

@@ -183,8 +183,9 @@ fn report(before: &PeerStates, now: &PeerStates) {
     // How many have become so, and some of them.
     let became = |state: PeerState| {
         let nodes = now.iter().filter(|(address, it)| **it == state && before.get(*address) != Some(&state));
-        let nodes: Vec<_> = nodes.map(|(address, _)| address.to_string()).collect();
-        (!nodes.is_empty()).then(|| (nodes.len(), nodes[..nodes.len().min(MAX_LOGGED)].join(", ")))
+        let nodes: Vec<_> = nodes.map(|(address, _)| address).collect();
+        let some: Vec<_> = nodes.iter().take(MAX_LOGGED).map(ToString::to_string).collect();
+        (!nodes.is_empty()).then(|| (nodes.len(), some.join(", ")))
     };
     if let Some((count, nodes)) = became(PeerState::Silent) {
         tracing::warn!(
