@@ -178,18 +178,19 @@ impl CounterChunks {
     fn publish(&self, numbers: &[u32], maps: &[MapData]) -> Result<(), Error> {
         let outer = self.outer()?;
         let fds: Vec<_> = maps.iter().map(|it| it.fd().as_fd().as_raw_fd()).collect();
-        let (keys, values) = (bytemuck::cast_slice(numbers), bytemuck::cast_slice(&fds));
-        match raw_bpf::update_batch(outer.as_fd(), EntrySize::of::<u32, RawFd>(), keys, values) {
-            // Older kernels have no batch updates of outer maps.
-            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => {
-                for (number, fd) in numbers.iter().zip(&fds) {
-                    raw_bpf::update(outer.as_fd(), bytes_of(number), bytes_of(fd), BPF_ANY)
-                        .map_err(Error::syscall("BPF_MAP_UPDATE_ELEM", OUTER))?;
-                }
-                Ok(())
+        if numbers.len() > 1 {
+            let (keys, values) = (bytemuck::cast_slice(numbers), bytemuck::cast_slice(&fds));
+            match raw_bpf::update_batch(outer.as_fd(), EntrySize::of::<u32, RawFd>(), keys, values) {
+                // Older kernels have no batch updates of outer maps.
+                Err(error) if error.raw_os_error() == Some(ENOTSUPP) => {}
+                result => return result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
             }
-            result => result.map_err(Error::syscall("BPF_MAP_UPDATE_BATCH", OUTER)),
         }
+        for (number, fd) in numbers.iter().zip(&fds) {
+            raw_bpf::update(outer.as_fd(), bytes_of(number), bytes_of(fd), BPF_ANY)
+                .map_err(Error::syscall("BPF_MAP_UPDATE_ELEM", OUTER))?;
+        }
+        Ok(())
     }
 
     /// The outer map, in which programs find chunks.
