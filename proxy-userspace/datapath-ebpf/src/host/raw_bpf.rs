@@ -20,6 +20,7 @@ use std::{
 use aya_obj::generated::{
     BPF_F_QUERY_EFFECTIVE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type,
 };
+use bytemuck::Pod;
 
 /// Calls bpf(2).
 ///
@@ -88,14 +89,16 @@ fn element(map: BorrowedFd<'_>, key: &[u8]) -> bpf_attr {
     attr
 }
 
-/// Reads an entry of a hash map or array; returns whether there is one.
-pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
-    let mut attr = element(map, key);
-    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
-    // SAFETY: the kernel reads a key and writes a value, whose sizes were compared with those of the map when it was opened.
+/// Reads an entry of a hash map or array whose keys and values have these types, if there is one.
+pub(crate) fn lookup<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
+    let mut value = V::zeroed();
+    let mut attr = element(map, bytemuck::bytes_of(key));
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = std::ptr::from_mut(&mut value) as u64;
+    // SAFETY: the kernel reads a key and writes a value. The sizes of the types were compared with those of the map when it was
+    // opened, and both outlive the call.
     match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr) } {
-        Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Ok(_) => Ok(Some(value)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -107,12 +110,12 @@ pub(crate) fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     unsafe { bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut element(map, &key)) }.map(drop)
 }
 
-/// Writes an entry; with the flag `BPF_EXIST`, `NotFound` if there is none yet.
-pub(crate) fn update(map: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u32) -> io::Result<()> {
-    let mut attr = element(map, key);
-    attr.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
+/// Writes an entry of a map whose keys and values have these types; with the flag `BPF_EXIST`, `NotFound` if there is none yet.
+pub(crate) fn update<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, value: &V, flags: u32) -> io::Result<()> {
+    let mut attr = element(map, bytemuck::bytes_of(key));
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = std::ptr::from_ref(value) as u64;
     attr.__bindgen_anon_2.flags = flags.into();
-    // SAFETY: the kernel reads a key and a value, whose sizes are those of the map; both outlive the call.
+    // SAFETY: the kernel reads a key and a value of the map's sizes, which are those of the types; both outlive the call.
     unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 

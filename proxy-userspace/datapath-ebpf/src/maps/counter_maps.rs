@@ -15,7 +15,6 @@ use aya::{
     util::nr_cpus,
 };
 use aya_obj::generated::BPF_ANY;
-use bytemuck::bytes_of;
 use datapath::{ForwardCounts, PacketCount, PortCounts, PortId};
 use model::{Protocol, ServiceName};
 use proxy_common::counters::{
@@ -187,7 +186,7 @@ impl CounterChunks {
             }
         }
         for (number, fd) in numbers.iter().zip(&fds) {
-            raw_bpf::update(outer.as_fd(), bytes_of(number), bytes_of(fd), BPF_ANY)
+            raw_bpf::update(outer.as_fd(), number, fd, BPF_ANY)
                 .map_err(Error::syscall("BPF_MAP_UPDATE_ELEM", OUTER))?;
         }
         Ok(())

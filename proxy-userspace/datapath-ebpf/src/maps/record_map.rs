@@ -76,11 +76,7 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
 
     /// The value of a key, if there is one.
     pub(crate) fn get(&self, key: &K) -> Result<Option<V>, Error> {
-        let mut value: V = bytemuck::Zeroable::zeroed();
-        let (map, bytes) = (self.map.fd().as_fd(), bytemuck::bytes_of_mut(&mut value));
-        let is_found = raw_bpf::lookup(map, bytemuck::bytes_of(key), bytes)
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", &self.name))?;
-        Ok(is_found.then_some(value))
+        raw_bpf::lookup(self.map.fd().as_fd(), key).map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", &self.name))
     }
 
     pub(crate) fn insert(&self, key: &K, value: &V) -> Result<(), Error> {
@@ -91,7 +87,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
 
     /// Replaces the value of a key, if it is still there.
     pub(crate) fn replace(&self, key: &K, value: &V) -> Result<(), Error> {
-        let (key, value) = (bytemuck::bytes_of(key), bytemuck::bytes_of(value));
         match raw_bpf::update(self.map.fd().as_fd(), key, value, BPF_EXIST) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(Error::syscall("BPF_MAP_UPDATE_ELEM", &self.name)(error))

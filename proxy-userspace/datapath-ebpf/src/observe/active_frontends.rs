@@ -175,10 +175,7 @@ impl Maps<'_> {
     pub(crate) fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
         let name = self.pins.inner(self.side, table);
         let map = self.map(table)?;
-        let mut value = V::zeroed();
-        raw_bpf::lookup(map.fd().as_fd(), bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))
-            .map(|is_found| is_found.then_some(value))
-            .map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", name.display()))
+        raw_bpf::lookup(map.fd().as_fd(), key).map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", name.display()))
     }
 
     fn batch(&mut self, table: Table, count: u32, cursor: &mut Cursor) -> Result<raw_bpf::Batch, Error> {
