@@ -413,6 +413,11 @@ impl Forwarding {
             && self.nodes.can_send(family)
     }
 
+    /// Whether a port that is forwarded no longer can stay for its connections.
+    fn can_end(&self, port: Port<'_>) -> bool {
+        self.can_keep(port) && self.rows.pairs() <= MAX_PAIRS_OF_ENDED
+    }
+
     /// The ports of a Service that were forwarded, by this process or an earlier one, and are not placed: those whose connections
     /// stay.
     fn ended(
@@ -430,15 +435,18 @@ impl Forwarding {
         };
         let is_placed = |key: PortKey| placed.iter().any(|it| it.key == key);
         for it in old.iter().filter(|it| !is_placed(it.key)) {
-            let Some(port) = ports().find(|port| port.family == it.key.1 && port.key() == it.key) else {
-                continue;
-            };
+            let port = ports().find(|port| port.family == it.key.1 && port.key() == it.key);
+            let Some(port) = port.filter(|port| self.can_end(*port)) else { continue };
             let mut frontends = port.frontends();
             frontends.retain(|key| it.frontends.contains(key));
             ended.extend(self.end(port, frontends, Some(it.placement), counters, updates));
         }
+        // The first update takes over what an earlier process has left, and finds no old ports.
         if !self.previous.frontends.is_empty() {
             for port in ports().filter(|it| !is_placed(it.key())) {
+                if !self.can_end(port) {
+                    continue;
+                }
                 let mut frontends = port.frontends();
                 frontends.retain(|it| self.previous.frontends.contains_key(it));
                 let before = frontends.first().and_then(|it| self.restored(it));
@@ -448,7 +456,7 @@ impl Forwarding {
         ended
     }
 
-    /// Forwards a port no longer, but for its connections; `None` if they cannot stay.
+    /// Forwards a port no longer, but for its connections; `None` if it has none.
     fn end(
         &mut self,
         port: Port<'_>,
@@ -458,7 +466,7 @@ impl Forwarding {
         updates: &mut MapUpdates,
     ) -> Option<PlacedPort> {
         let before = before.filter(|it| it.stage != Stage::Translated)?;
-        if frontends.is_empty() || !self.can_keep(port) || self.rows.pairs() > MAX_PAIRS_OF_ENDED {
+        if frontends.is_empty() {
             return None;
         }
         self.rows.keep(before.rows, updates);
