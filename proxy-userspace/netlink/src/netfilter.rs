@@ -200,10 +200,11 @@ impl Netfilter {
 
     /// Ends a [transaction](Batch::transaction) and sends it: its messages take effect together or not at all.
     ///
-    /// Returns the messages that were refused; if there are any, nothing has taken effect.
-    pub fn transact(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {
+    /// Returns the batch, and the messages that were refused; if there are any, nothing has taken effect.
+    pub fn transact(&mut self, mut batch: Batch) -> Result<(Batch, Vec<Refused>), Errno> {
         batch.push(&Message::delimiter(NFNL_MSG_BATCH_END));
-        self.send(batch)
+        let refused = self.send(&mut batch)?;
+        Ok((batch, refused))
     }
 
     fn send(&mut self, batch: &mut Batch) -> Result<Vec<Refused>, Errno> {

@@ -197,7 +197,7 @@ pub fn delete(deletions: &[Deletion<'_>]) -> io::Result<()> {
     }
     let mut batch = Batch::transaction();
     batch.extend(deletions.iter().map(Deletion::message));
-    let refused = Netfilter::open()?.transact(&mut batch)?;
+    let (_, refused) = Netfilter::open()?.transact(batch)?;
     let Some(it) = refused.first() else { return Ok(()) };
     let what = it.message.and_then(|it| deletions.get(it.checked_sub(1)?));
     let what = what.map_or_else(|| "the transaction".to_owned(), ToString::to_string);

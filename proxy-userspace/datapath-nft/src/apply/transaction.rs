@@ -284,15 +284,13 @@ pub(crate) fn commit(
     commit_batch(netfilter, batch)
 }
 
-pub(crate) fn commit_batch(netfilter: &mut Netfilter, mut batch: Batch) -> Result<(), Error> {
+pub(crate) fn commit_batch(netfilter: &mut Netfilter, batch: Batch) -> Result<(), Error> {
     // It has only its beginning.
     if batch.len() == 1 {
         return Ok(());
     }
-    let refused = match netfilter.transact(&mut batch) {
-        Ok(refused) => refused,
-        Err(errno) => vec![Refused { message: None, errno }],
-    };
+    let failed = |errno| Error::Refused { what: "the change".to_owned(), errno };
+    let (batch, refused) = netfilter.transact(batch).map_err(failed)?;
     match refused.first() {
         None => Ok(()),
         Some(it) => Err(Error::Refused { what: describe_refused(&batch, it), errno: it.errno }),
@@ -350,7 +348,7 @@ pub(crate) fn trial(
     let last = batch.len();
     batch.push(&under_its_name(delete_chain(family, "does-not-exist")));
     let failed = |what, errno| Error::Refused { what, errno };
-    let refused = netfilter.transact(&mut batch).map_err(|it| failed("the transaction".into(), it))?;
+    let (batch, refused) = netfilter.transact(batch).map_err(|it| failed("the transaction".into(), it))?;
     match refused.first() {
         Some(it) if it.message == Some(last) && it.errno == Errno::ENOENT => Ok(()),
         Some(it) => Err(failed(describe_refused(&batch, it), it.errno)),
