@@ -63,21 +63,27 @@ impl FlowRules {
     }
 }
 
-/// Lists all flows once, those of IPv4 and then those of IPv6, and deletes the stale ones. `own` are this host's addresses.
-/// Returns of both how long it took, and how many were deleted.
+/// A pass over the flows of one address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowPass {
+    pub is_ipv6: bool,
+    /// How long it took.
+    pub took: Duration,
+    /// How many flows it deleted.
+    pub deleted: usize,
+}
+
+/// Lists all flows once, family by family, and deletes the stale ones. `own` are this host's addresses.
 ///
 /// # Errors
 ///
 /// If the kernel refuses to list or delete entries. Those that were deleted stay deleted.
-pub fn delete_stale_flows(
-    rules: &FlowRules,
-    own: &BTreeSet<IpAddr>,
-) -> Result<[(Duration, usize); 2], Errno> {
+pub fn delete_stale_flows(rules: &FlowRules, own: &BTreeSet<IpAddr>) -> Result<[FlowPass; 2], Errno> {
     let protocols: BTreeSet<_> = rules.0.keys().map(|(protocol, _)| *protocol).collect();
     let pass = |is_ipv6| {
         let begin = Instant::now();
         let deleted = conntrack::delete_stale(is_ipv6, &protocols, |flow| rules.is_stale(flow, own))?;
-        Ok((begin.elapsed(), deleted))
+        Ok(FlowPass { is_ipv6, took: begin.elapsed(), deleted })
     };
     Ok([pass(false)?, pass(true)?])
 }

@@ -2,7 +2,7 @@
 
 use datapath::FrontendAddress;
 use model::{Family, Protocol};
-use netlink::flow_cleanup::{FlowRules, delete_stale_flows};
+use netlink::flow_cleanup::{FlowPass, FlowRules, delete_stale_flows};
 
 use super::Datapath;
 use crate::{
@@ -47,10 +47,10 @@ impl Datapath {
     fn delete_stale_flows(&self) -> Result<(), Error> {
         let own = self.host.node_port_addresses(&self.options.config.node_port_addresses);
         let passes = delete_stale_flows(&self.flow_rules, &own).map_err(Error::Flows)?;
-        for (family, (took, deleted)) in Family::ALL.into_iter().zip(passes) {
-            (self.options.on_flow_pass.0)(family, took, deleted);
+        for FlowPass { is_ipv6, took, deleted } in passes {
+            (self.options.on_flow_pass.0)(if is_ipv6 { Family::V6 } else { Family::V4 }, took, deleted);
         }
-        let deleted: usize = passes.iter().map(|(_, deleted)| deleted).sum();
+        let deleted: usize = passes.iter().map(|it| it.deleted).sum();
         if deleted > 0 {
             tracing::info!(deleted, "stale conntrack entries deleted");
         }
