@@ -12,7 +12,7 @@ use crate::{
     },
     observe::dump::{frontends, lines},
     plan::{
-        endpoint_selector::{DROP, MatchKey, REFUSE},
+        endpoint_selector::{DROP, MatchKey, REFUSE, Selector},
         layout::{Layout, PreviousSlots},
     },
 };
@@ -63,8 +63,11 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
 /// Every number of a selector is that of a chain.
 fn check_selectors(elements: &Elements) {
     let is_in = |it: &Element, map| MatchKey::ALL.into_iter().any(|by| by.map(map) == it.map);
-    let selectors = elements.keys().filter(|it| is_in(it, Map::Selectors));
-    let known: HashSet<_> = selectors.filter_map(|it| it.parts().number()).chain([REFUSE, DROP]).collect();
+    let selectors = elements.keys().filter_map(|it| {
+        let by = MatchKey::ALL.into_iter().find(|by| by.map(Map::Selectors) == it.map)?;
+        Selector::of(by, it.parts().number()?).map(Selector::word)
+    });
+    let known: HashSet<_> = selectors.chain([REFUSE, DROP]).collect();
     for (element, value) in elements {
         if is_in(element, Map::Internal) || is_in(element, Map::External) {
             let word = number_in(value, element.family);
