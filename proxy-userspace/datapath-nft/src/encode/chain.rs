@@ -22,41 +22,47 @@ impl Chain {
     }
 }
 
-/// A netfilter hook: the type of its chains, its number (`NF_INET_…`), and the priority.
+/// A netfilter hook.
 ///
 /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
 /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
 /// conntrack, `NF_IP_PRI_RAW`: before it, `NF_IP_PRI_FILTER`: after translation, or `NF_IP_PRI_LAST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hook(pub(crate) &'static str, pub(crate) u32, pub(crate) i32);
+pub(crate) struct Hook {
+    /// The type of its chains.
+    pub(crate) kind: &'static str,
+    /// `NF_INET_…`.
+    pub(crate) number: u32,
+    pub(crate) priority: i32,
+}
 
 impl Hook {
     /// Packets that arrive, before routing.
-    pub(crate) const PREROUTING: Self = Self("nat", 0, -102);
+    pub(crate) const PREROUTING: Self = Self { kind: "nat", number: 0, priority: -102 };
     /// Packets of local processes.
-    pub(crate) const OUTPUT: Self = Self("nat", 3, -102);
+    pub(crate) const OUTPUT: Self = Self { kind: "nat", number: 3, priority: -102 };
     /// [`Self::PREROUTING`] before that, for packets that another node has forwarded whole.
-    pub(crate) const PREROUTING_FORWARDED: Self = Self("nat", 0, -103);
+    pub(crate) const PREROUTING_FORWARDED: Self = Self { kind: "nat", number: 0, priority: -103 };
     /// [`Self::PREROUTING`] once more, for packets that were not translated there.
-    pub(crate) const PREROUTING_RETRY: Self = Self("nat", 0, -101);
+    pub(crate) const PREROUTING_RETRY: Self = Self { kind: "nat", number: 0, priority: -101 };
     /// [`Self::OUTPUT`] once more, for packets that were not translated there.
-    pub(crate) const OUTPUT_RETRY: Self = Self("nat", 3, -101);
+    pub(crate) const OUTPUT_RETRY: Self = Self { kind: "nat", number: 3, priority: -101 };
     /// Packets that are forwarded, after translation.
-    pub(crate) const FORWARD: Self = Self("filter", 2, 0);
+    pub(crate) const FORWARD: Self = Self { kind: "filter", number: 2, priority: 0 };
     /// Packets of local processes, after translation.
-    pub(crate) const OUTPUT_FILTER: Self = Self("filter", 3, 0);
+    pub(crate) const OUTPUT_FILTER: Self = Self { kind: "filter", number: 3, priority: 0 };
     /// Packets that leave, after routing.
-    pub(crate) const POSTROUTING: Self = Self("nat", 4, 99);
+    pub(crate) const POSTROUTING: Self = Self { kind: "nat", number: 4, priority: 99 };
     /// Every packet that arrives, not only the first one of a connection, before it is translated.
-    pub(crate) const PREROUTING_EACH: Self = Self("filter", 0, -150);
+    pub(crate) const PREROUTING_EACH: Self = Self { kind: "filter", number: 0, priority: -150 };
     /// Every packet of local processes, before it is translated.
-    pub(crate) const OUTPUT_EACH: Self = Self("filter", 3, -150);
+    pub(crate) const OUTPUT_EACH: Self = Self { kind: "filter", number: 3, priority: -150 };
     /// Every packet that arrives, before conntrack.
-    pub(crate) const PREROUTING_RAW: Self = Self("filter", 0, -300);
+    pub(crate) const PREROUTING_RAW: Self = Self { kind: "filter", number: 0, priority: -300 };
     /// Every packet of local processes, before conntrack.
-    pub(crate) const OUTPUT_RAW: Self = Self("filter", 3, -300);
+    pub(crate) const OUTPUT_RAW: Self = Self { kind: "filter", number: 3, priority: -300 };
     /// Every packet for local processes, after everything else.
-    pub(crate) const INPUT_LAST: Self = Self("filter", 1, i32::MAX);
+    pub(crate) const INPUT_LAST: Self = Self { kind: "filter", number: 1, priority: i32::MAX };
     /// Every packet that leaves, after everything else.
-    pub(crate) const POSTROUTING_LAST: Self = Self("filter", 4, i32::MAX);
+    pub(crate) const POSTROUTING_LAST: Self = Self { kind: "filter", number: 4, priority: i32::MAX };
 }

@@ -68,7 +68,7 @@ pub(crate) fn delete_table(family: Family) -> Message {
 
 pub(crate) fn new_chain(family: Family, name: &str, hook: Option<Hook>) -> Message {
     let mut attributes = vec![Attribute::text(NFTA_CHAIN_NAME, name)];
-    if let Some(Hook(kind, number, priority)) = hook {
+    if let Some(Hook { kind, number, priority }) = hook {
         let place = [
             Attribute::u32(NFTA_HOOK_HOOKNUM, number),
             Attribute::bytes(NFTA_HOOK_PRIORITY, priority.to_be_bytes()),
