@@ -207,7 +207,7 @@ impl Map {
         }
     }
 
-    /// The map of the same for node ports; itself if there is no other.
+    /// The map of the same for node ports. There has to be one.
     pub(crate) fn of_node_ports(self) -> Self {
         match self {
             Self::Frontends => Self::NodeFrontends,
@@ -218,7 +218,10 @@ impl Map {
             Self::AffinityEndpoints => Self::NodeAffinityEndpoints,
             Self::Selectors => Self::NodeSelectors,
             Self::ServicePorts => Self::NodeServicePorts,
-            other => other,
+            other => {
+                debug_assert!(false, "{other:?} has no counterpart for node ports");
+                other
+            }
         }
     }
 
