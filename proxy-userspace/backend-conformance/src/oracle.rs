@@ -107,10 +107,11 @@ pub(crate) struct Answer {
     pub(crate) has_affinity: bool,
     /// Without endpoints: `refuse`, `drop`, or nothing if no Service has it.
     verdict: &'static str,
-    /// Whether it may be unmatched, and refused or dropped for that: the address is one of a Service or of a ServiceCIDR. So it may
-    /// if the Service lost the address at another port: a client that does not ask for `ConflictingAddresses` does not know
-    /// that it has the address at all.
-    is_free: bool,
+    /// Whether the backend may answer as if no Service had it, and refuse or drop it for that. So it may if none has it, and
+    /// the address is one of a Service or of a ServiceCIDR; and whatever the endpoints and the verdict are, if the Service lost
+    /// the address at another port: a client that does not ask for `ConflictingAddresses` does not know that it has the
+    /// address at all.
+    may_be_unknown: bool,
 }
 
 impl fmt::Display for Answer {
@@ -120,8 +121,8 @@ impl fmt::Display for Answer {
 }
 
 impl Answer {
-    fn without_endpoints(verdict: &'static str, is_free: bool) -> Self {
-        Self { endpoints: BTreeSet::new(), has_affinity: false, verdict, is_free }
+    fn without_endpoints(verdict: &'static str, may_be_unknown: bool) -> Self {
+        Self { endpoints: BTreeSet::new(), has_affinity: false, verdict, may_be_unknown }
     }
 
     fn line(&self) -> String {
@@ -138,7 +139,7 @@ impl Answer {
             || tolerance.refuses_unmatched && self.is_unmatched();
         self.line() == line
             || self.has_affinity && tolerance.has_one_client && self.endpoints.contains(line)
-            || self.is_free && ["", "refuse", "drop"].contains(&line)
+            || self.may_be_unknown && ["", "refuse", "drop"].contains(&line)
             || may_be_refused && line == "refuse"
     }
 }
@@ -214,7 +215,7 @@ fn is_allowed(service: &Service, source: IpAddr) -> bool {
 
 fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, scope: Scope) -> Answer {
     let family = Family::of(ip);
-    let is_lost_elsewhere = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
+    let may_be_unknown = state.service.ports.iter().any(|it| it.conflicting_addresses.contains(&ip));
     let endpoints: BTreeSet<_> = state.targets(index, family, scope).map(|it| it.to_string()).collect();
     let verdict = match (endpoints.is_empty(), *port.has_any_endpoint.of(family)) {
         (false, _) => "",
@@ -222,5 +223,5 @@ fn selected(state: &ServiceState, index: usize, port: &ServicePort, ip: IpAddr, 
         (true, false) => "refuse",
     };
     let has_affinity = state.service.affinity.is_some();
-    Answer { endpoints, has_affinity, verdict, is_free: is_lost_elsewhere }
+    Answer { endpoints, has_affinity, verdict, may_be_unknown }
 }
