@@ -8,7 +8,7 @@ mod entry_points;
 pub(crate) mod forwarding;
 mod ranges;
 mod rows;
-mod writer;
+mod table_state;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -32,7 +32,7 @@ use self::{
         backend_table, frontend_table, member_table, network, set_backend, set_frontend, set_member,
         set_node_address,
     },
-    writer::{ServiceLayout, Set, Writer, count_of},
+    table_state::{ServiceLayout, Set, TableState, count_of},
 };
 use crate::tables::{
     compile::{Frontend, compile},
@@ -75,14 +75,14 @@ pub(crate) struct Layout {
     pub(crate) left_to_host: BTreeMap<ServiceName, Vec<IpAddr>>,
     /// The parts of each Service that are not served.
     rejected: BTreeMap<ServiceName, Vec<Rejected>>,
-    writer: Writer,
+    tables: TableState,
 }
 
 impl Layout {
     /// An empty layout, in which the allocated counters keep their owners.
     pub(crate) fn new(counters: CounterAllocator) -> Self {
         let mut layout = Self::default();
-        layout.writer.counters = counters;
+        layout.tables.counters = counters;
         layout
     }
 
@@ -113,8 +113,8 @@ impl Layout {
         changed.extend(affected.map(|it| (&it.service.name, None, Some(it))));
         let new =
             changed.iter().filter(|(name, ..)| !self.services.contains_key(*name)).filter_map(|it| it.2);
-        let writer = &mut self.writer;
-        writer.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
+        let tables = &mut self.tables;
+        tables.counters.reserve(new.map(|it| it.endpoints.len() + it.service.ports.len()).sum());
         // The entry points that these Services had, and that they have. One that moves from a Service to another is both given up
         // and taken, in either order.
         let (mut given_up, mut taken) = (BTreeSet::new(), BTreeSet::new());
@@ -127,7 +127,7 @@ impl Layout {
         for (name, before, now) in removed.into_iter().chain(changed) {
             if let (Some(before), Some(now), Some(layout)) = (before, now, self.services.get_mut(name))
                 && before.service == now.service
-                && let Some(new) = writer.update_endpoints(layout, &now.endpoint_diff(before))
+                && let Some(new) = tables.update_endpoints(layout, &now.endpoint_diff(before))
             {
                 new_backends.insert(name, new);
                 continue;
@@ -138,14 +138,14 @@ impl Layout {
             let old = self.services.remove(name).unwrap_or_default();
             // Acquired before the old ones are released, so that a port that stays keeps its counters.
             for it in &image.frontends {
-                writer.counters.acquire_port(CounterOwner::port(it.port_id));
+                tables.counters.acquire_port(CounterOwner::port(it.port_id));
             }
             for it in &old.frontends {
-                writer.counters.release(CounterOwner::port(it.port_id));
+                tables.counters.release(CounterOwner::port(it.port_id));
                 frontends.insert(it.address, None);
             }
             given_up.extend(old.entry_points());
-            let new = writer.update_service(old, image);
+            let new = tables.update_service(old, image);
             taken.extend(new.entry_points());
             if now.is_some() {
                 self.services.insert(name.clone(), new);
@@ -173,7 +173,7 @@ impl Layout {
                     }
                     _ => service.backends(it).any(is_entry_point),
                 };
-                (it.address, row(service, it, health, &writer.counters, is_translated_again))
+                (it.address, row(service, it, health, &tables.counters, is_translated_again))
             }));
         }
         for (address, row) in frontends {
@@ -181,7 +181,7 @@ impl Layout {
                 Some(row) => self.frontends.insert(address, row),
                 None => self.frontends.remove(&address),
             };
-            writer.update_frontend(address, old, row);
+            tables.update_frontend(address, old, row);
             let (was, is) = (old.is_some(), row.is_some());
             if frontend_table(address) == Table::NodePorts {
                 count(&mut self.node_ports, address.address.port(), was, is);
@@ -191,14 +191,14 @@ impl Layout {
             }
         }
         if *node_addresses != self.node_addresses {
-            writer.update_node_addresses(&self.node_addresses, node_addresses);
+            tables.update_node_addresses(&self.node_addresses, node_addresses);
             self.node_addresses.clone_from(node_addresses);
         }
-        self.forwarding.update(state, &mut writer.counters, &mut writer.updates);
+        self.forwarding.update(state, &mut tables.counters, &mut tables.updates);
         for table in Table::FORWARDING {
-            writer.rows[table.index()] = self.forwarding.entries(table);
+            tables.rows[table.index()] = self.forwarding.entries(table);
         }
-        (std::mem::take(&mut writer.updates), services)
+        (std::mem::take(&mut tables.updates), services)
     }
 
     /// Every entry of one table.
@@ -239,24 +239,24 @@ impl Layout {
     }
 
     pub(crate) fn counters(&mut self) -> &mut CounterAllocator {
-        &mut self.writer.counters
+        &mut self.tables.counters
     }
 
     /// How many entries a table has.
     pub(crate) fn rows(&self, table: Table) -> u32 {
-        self.writer.rows[table.index()]
+        self.tables.rows[table.index()]
     }
 
     /// Whether all tables are empty.
     pub(crate) fn is_empty(&self) -> bool {
-        self.writer.rows.iter().all(|it| *it == 0)
+        self.tables.rows.iter().all(|it| *it == 0)
     }
 
     /// The capacity that a table needs.
     pub(crate) fn required_capacity(&self, table: Table) -> u32 {
         match table {
-            Table::Backends4 => self.writer.ranges.of(Family::V4).end(),
-            Table::Backends6 => self.writer.ranges.of(Family::V6).end(),
+            Table::Backends4 => self.tables.ranges.of(Family::V4).end(),
+            Table::Backends6 => self.tables.ranges.of(Family::V6).end(),
             Table::Forwards | Table::ForwardRows | Table::ForwardNodes | Table::ForwardNumbers => {
                 self.forwarding.required_capacity(table)
             }

@@ -9,7 +9,7 @@ use std::{
 use datapath::FrontendAddress;
 use model::Protocol;
 
-use super::writer::ServiceLayout;
+use super::table_state::ServiceLayout;
 use crate::tables::{allowed_backends::as_node_port, node_addresses::NodeAddresses};
 
 /// All of them; a node port at the unspecified address.

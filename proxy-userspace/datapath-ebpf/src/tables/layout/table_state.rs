@@ -1,4 +1,4 @@
-//! Writes the updates of tables entry by entry: assigns ids and ranges to sets, and positions to backends.
+//! What is allocated in the tables: ids and ranges of sets, positions of backends, and counters. Writes updates entry by entry.
 //!
 //! Invariant: what keeps its place costs nothing.
 
@@ -30,9 +30,9 @@ use crate::tables::{
     store::Table,
 };
 
-/// What is allocated, and the updates of one change.
+/// What is allocated in the tables, and the updates of the change in progress.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(super) struct TableState {
     pub(super) updates: MapUpdates,
     /// The ids of sets.
     ids: RangeAllocator,
@@ -42,7 +42,7 @@ pub(super) struct Writer {
     pub(super) rows: [u32; Table::COUNT],
 }
 
-impl Writer {
+impl TableState {
     /// Replaces the sets of a Service. A set belongs to the first frontend that uses it, and keeps its id while that
     /// frontend exists.
     pub(super) fn update_service(&mut self, old: ServiceLayout, image: ServiceImage) -> ServiceLayout {
