@@ -54,13 +54,14 @@ macro_rules! read_v6 {
     };
 }
 
-/// Writes a field of the context.
-macro_rules! write {
-    ($ctx:expr, $value:expr, $($field:tt)+) => {
+/// Writes a field of a context.
+macro_rules! set {
+    ($to:expr, $value:expr, $($field:tt)+) => {
         // SAFETY: as for `read!`.
-        unsafe { (&raw mut (*$ctx.sock_addr).$($field)+).write_volatile($value) }
+        unsafe { (&raw mut (*$to).$($field)+).write_volatile($value) }
     };
 }
+pub(crate) use set;
 
 pub(crate) trait HookFamily: Family {
     /// The address in the context: the destination, or the sender's.
@@ -76,8 +77,8 @@ impl HookFamily for V4 {
 
     #[inline(always)]
     fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16) {
-        write!(ctx, address.raw(), user_ip4);
-        write!(ctx, u32::from(port.raw()), user_port);
+        set!(ctx.sock_addr, address.raw(), user_ip4);
+        set!(ctx.sock_addr, u32::from(port.raw()), user_port);
     }
 }
 
@@ -91,11 +92,11 @@ impl HookFamily for V6 {
     #[inline(always)]
     fn rewrite(ctx: &SockAddrContext, address: Self, port: Be16) {
         let [a, b, c, d] = address.raw();
-        write!(ctx, a, user_ip6[0]);
-        write!(ctx, b, user_ip6[1]);
-        write!(ctx, c, user_ip6[2]);
-        write!(ctx, d, user_ip6[3]);
-        write!(ctx, u32::from(port.raw()), user_port);
+        set!(ctx.sock_addr, a, user_ip6[0]);
+        set!(ctx.sock_addr, b, user_ip6[1]);
+        set!(ctx.sock_addr, c, user_ip6[2]);
+        set!(ctx.sock_addr, d, user_ip6[3]);
+        set!(ctx.sock_addr, u32::from(port.raw()), user_port);
     }
 }
 

@@ -3,15 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use proxy_common::net::Be16;
 
-use crate::ctx::read;
-
-/// Writes a field of the context.
-macro_rules! set {
-    ($ctx:expr, $value:expr, $($field:tt)+) => {
-        // SAFETY: as for `read!`.
-        unsafe { (&raw mut (*$ctx.skb.skb).$($field)+).write_volatile($value) }
-    };
-}
+use crate::ctx::{read, set};
 
 /// The EtherType.
 #[inline(always)]
@@ -27,7 +19,7 @@ pub(crate) fn priority(ctx: &TcContext) -> u32 {
 
 #[inline(always)]
 pub(crate) fn set_priority(ctx: &TcContext, priority: u32) {
-    set!(ctx, priority, priority);
+    set!(ctx.skb.skb, priority, priority);
 }
 
 /// The interface that the packet arrived at, or leaves by.
@@ -71,5 +63,5 @@ pub(crate) fn scratch(ctx: &TcContext) -> u32 {
 
 #[inline(always)]
 pub(crate) fn set_scratch(ctx: &TcContext, word: u32) {
-    set!(ctx, word, cb[0]);
+    set!(ctx.skb.skb, word, cb[0]);
 }
