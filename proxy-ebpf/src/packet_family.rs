@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{
 };
 use proxy_common::{
     forward::{
-        ETH_P_IP, ETH_P_IPV6, Flow, ForwardNode, ICMPV6, Ipv4Header, Ipv6Header, WrapFamily,
+        ETH_P_IP, ETH_P_IPV6, Flow, ForwardNode, Ipv4Header, Ipv6Header, WrapFamily,
         icmp::{Quoted4, Quoted6, TooBig4, TooBig6, is_icmp_error, is_icmpv6_error},
     },
     net::{Be16, V4, V6},
@@ -85,7 +85,7 @@ macro_rules! packet_family {
     (
         $family:ty, $node:ident, $header:ident, $quoted:ident, $too_big:ident;
         ethertype: $ethertype:ident, encapsulation: $encapsulation:ident;
-        is_icmp: |$icmp:ident| $is_icmp:expr, is_error: $is_error:ident;
+        is_error: $is_error:ident;
         family: $af:ident, route: $from:ident -> $to:ident, next_hop: $next_hop:ident
     ) => {
         impl PacketFamily for $family {
@@ -108,8 +108,8 @@ macro_rules! packet_family {
             }
 
             #[inline(always)]
-            fn icmp($icmp: &$header) -> Option<Self> {
-                $is_icmp.then_some($icmp.destination)
+            fn icmp(header: &$header) -> Option<Self> {
+                header.is_icmp().then_some(header.destination)
             }
 
             #[inline(always)]
@@ -151,13 +151,13 @@ macro_rules! packet_family {
 packet_family! {
     V4, v4, Ipv4Header, Quoted4, TooBig4;
     ethertype: ETH_P_IP, encapsulation: BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
-    is_icmp: |header| header.is_icmp(), is_error: is_icmp_error;
+    is_error: is_icmp_error;
     family: AF_INET, route: ipv4_src -> ipv4_dst, next_hop: ipv4_nh
 }
 
 packet_family! {
     V6, v6, Ipv6Header, Quoted6, TooBig6;
     ethertype: ETH_P_IPV6, encapsulation: BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
-    is_icmp: |header| header.protocol == ICMPV6, is_error: is_icmpv6_error;
+    is_error: is_icmpv6_error;
     family: AF_INET6, route: ipv6_src -> ipv6_dst, next_hop: ipv6_nh
 }

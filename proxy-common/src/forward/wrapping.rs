@@ -212,6 +212,12 @@ impl Ipv6Header {
     pub const fn is_handled(&self) -> bool {
         matches!(self.protocol, TCP | UDP)
     }
+
+    /// Whether what it contains is ICMPv6.
+    #[inline(always)]
+    pub const fn is_icmp(&self) -> bool {
+        self.protocol == ICMPV6
+    }
 }
 
 /// An address family, by its addresses: what wraps its packets.
