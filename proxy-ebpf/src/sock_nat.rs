@@ -17,7 +17,7 @@ use crate::{
     ctx, health, log,
     overflow::{Table, count_leak, count_refusal},
     slot::SlotRef,
-    sock_owner::{is_kernels, is_subflow},
+    sock_owner::{is_kernel_socket, is_subflow},
 };
 
 /// What became of a translation.
@@ -37,7 +37,7 @@ pub(crate) enum Insertion {
 pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, watch: Watch) -> Insertion {
     let is_tcp = ctx::protocol(ctx) == TCP;
     if slot.own().is_none() {
-        if is_kernels(ctx) {
+        if is_kernel_socket(ctx) {
             let is_served = is_tcp && (KERNEL_TCP.load() != 0 || is_subflow(ctx));
             return if is_served { Insertion::Done } else { Insertion::NotOurs };
         }

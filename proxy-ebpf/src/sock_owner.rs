@@ -21,7 +21,7 @@ const ROOT_CGROUP: u64 = 1;
 
 /// Whether a TCP or UDP socket is, presumably, the kernel's own: then the release hook will not run.
 #[inline(always)]
-pub(crate) fn is_kernels(ctx: &SockAddrContext) -> bool {
+pub(crate) fn is_kernel_socket(ctx: &SockAddrContext) -> bool {
     match kernel_sock::has_bit(ctx, KERN_SOCK_BYTE.load(), KERN_SOCK_BIT.load()) {
         Some(is_kernel) => is_kernel,
         None => (ctx::protocol(ctx) == TCP && is_subflow(ctx)) || is_in_root_cgroup(),

@@ -11,7 +11,7 @@ use crate::{
     overflow::{Table, count_refusal},
     slot::SlotRef,
     sock_nat::Insertion,
-    sock_owner::is_kernels,
+    sock_owner::is_kernel_socket,
 };
 
 /// The current backend of `service`; unset if this socket never sent there.
@@ -29,7 +29,7 @@ pub(crate) fn service_of(ctx: &SockAddrContext, slot: &SlotRef, backend: &SockAd
 #[inline(always)]
 pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat) -> Insertion {
     if slot.own().is_none() {
-        if is_kernels(ctx) {
+        if is_kernel_socket(ctx) {
             return Insertion::NotOurs;
         }
         slot.claim(ctx);
