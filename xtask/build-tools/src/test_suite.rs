@@ -21,6 +21,8 @@ use crate::{
 
 /// How much of a failed test's output is kept, from its end.
 const MAX_OUTPUT: usize = 64 << 10;
+/// The same of a panic's message, in bytes.
+const MAX_PANIC: usize = 4 << 10;
 
 /// A test of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +151,7 @@ pub fn run_test(
 }
 
 fn outcome(status: Option<ExitStatus>, limit: Duration, output: &str, skipped: &str) -> Outcome {
-    let failed = |reason: &str| Outcome::Failed(format!("{}\n{reason}", tail(output)));
+    let failed = |reason: &str| Outcome::Failed(format!("{}\n{reason}", shortened(output)));
     match status {
         None => failed(&format!("it did not end within {} s", limit.as_secs())),
         Some(status) if !status.success() => failed(&format!("it ended with {status}")),
@@ -163,8 +165,15 @@ fn outcome(status: Option<ExitStatus>, limit: Duration, output: &str, skipped: &
     }
 }
 
-fn tail(output: &str) -> &str {
-    output[output.ceil_char_boundary(output.len().saturating_sub(MAX_OUTPUT))..].trim()
+/// The end of an output, after the line of the first panic and what follows it: a proxy's log, which is printed after it, may
+/// be longer than the end.
+fn shortened(output: &str) -> String {
+    let (start, end) = output.split_at(output.ceil_char_boundary(output.len().saturating_sub(MAX_OUTPUT)));
+    let panic = start.find(" panicked at ").map_or("", |at| {
+        let line = start[..at].rfind('\n').map_or(0, |it| it + 1);
+        &start[line..start.floor_char_boundary(line + MAX_PANIC)]
+    });
+    format!("{panic}\n{end}").trim().to_owned()
 }
 
 #[cfg(test)]
@@ -193,6 +202,15 @@ mod tests {
             assert!(matches!(of(code, output, ""), Outcome::Failed(_)), "{code} {output}");
         }
         assert!(matches!(outcome(None, LIMIT, ok, ""), Outcome::Failed(it) if it.contains("60 s")));
+    }
+
+    #[test]
+    fn a_long_output_is_shown_with_its_first_panic() {
+        let log = "a line of the log\n".repeat(10_000);
+        let output = format!("running\nthread 'x' panicked at a.rs:1:2:\nit failed\n{log}the end");
+        let Outcome::Failed(shown) = of(101, &output, "") else { panic!("it failed") };
+        assert!(shown.starts_with("thread 'x' panicked at a.rs:1:2:\nit failed\n"), "{}", &shown[..200]);
+        assert!(shown.contains("the end\nit ended with") && shown.len() < MAX_OUTPUT + 2 * MAX_PANIC);
     }
 
     #[test]
