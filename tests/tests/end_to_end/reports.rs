@@ -167,7 +167,7 @@ fn failing_pins_leave_the_previous_generation_active_and_are_reported() {
     assert_contains(&text, &parts);
     let finish_failures = metric("kube_proxy_ebpf_failures_total{step=\"finish\"}");
     assert_eq!(finish_failures, Some(0.0), "each failure counts once");
-    node.wait_until(|node| failed_steps(&node.log()).len() >= 3);
+    assert!(eventually(TIMEOUT, || failed_steps(&node.log()).len() >= 3), "{}", node.log());
     for event in failed_steps(&node.log()) {
         let of = |field: &str| event[field].as_str().unwrap_or_else(|| panic!("no {field}: {event}"));
         assert_eq!(["level", "step", "datapath"].map(of), ["ERROR", "apply", "sockets"], "{event}");
