@@ -1,4 +1,4 @@
-// A backend that prints the ports of all Services.
+//! A backend that prints the ports of all Services.
 
 use std::{convert::Infallible, process::ExitCode};
 
