@@ -67,7 +67,7 @@ impl TestNode {
         Some(node)
     }
 
-    /// The same with a running proxy.
+    /// Enters a new node with echo servers, manifests and a running proxy, or reports why the current test is skipped.
     #[track_caller]
     pub fn running_or_skip(
         endpoints: impl IntoIterator<Item = u8>,
@@ -249,7 +249,7 @@ impl TestNode {
         self.cli_of(Build::Product, subcommand)
     }
 
-    /// The same of another build.
+    /// A subcommand of the binary of a build that finds the proxy, and its cgroup.
     pub fn cli_of(&self, build: Build, subcommand: &str) -> Command {
         let mut command = agent::cli(&build.binary(), &self.sandbox, subcommand);
         command.env("KUBE_PROXY_EBPF_CGROUP", self.sandbox.cgroup());

@@ -350,7 +350,7 @@ impl Agents {
         self.poll(start, SYNC_TIMEOUT)?.with_context(|| format!("no line {start:?} within {SYNC_TIMEOUT:?}"))
     }
 
-    /// The same; `None` if there is none within `timeout`.
+    /// Waits for a line; when it was written, `None` if there is none within `timeout`.
     fn poll(&mut self, start: &str, timeout: Duration) -> Result<Option<Duration>> {
         let deadline = Instant::now() + timeout;
         loop {

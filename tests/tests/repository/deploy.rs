@@ -97,7 +97,7 @@ fn templates(objects: &[Value]) -> impl Iterator<Item = &Value> {
     with_pods.map(|it| &it["spec"]["template"])
 }
 
-/// The same without their metadata.
+/// The specifications of the pods of the DaemonSet and of the Deployment, if there is one.
 fn pods(objects: &[Value]) -> impl Iterator<Item = &Value> {
     templates(objects).map(|it| &it["spec"])
 }

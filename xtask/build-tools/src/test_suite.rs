@@ -19,9 +19,9 @@ use crate::{
     command::{line, output, wait_or_kill},
 };
 
-/// How much of a failed test's output is kept, from its end.
+/// How much of a failed test's output is kept, from its end, in bytes.
 const MAX_OUTPUT: usize = 64 << 10;
-/// The same of a panic's message, in bytes.
+/// How much of a panic's message is kept, in bytes.
 const MAX_PANIC: usize = 4 << 10;
 
 /// A test of a test binary.

@@ -42,7 +42,7 @@ fn busy(role: Role) -> Admin {
     admin
 }
 
-/// The same without a source and a gRPC server of its own: a backend is `agent`.
+/// A process that has applied a state, without a source that requests and without a gRPC server; a backend is `agent`.
 fn busy_alone(role: Role) -> Admin {
     let admin = Admin::new("n1", role);
     let now = SystemTime::now();

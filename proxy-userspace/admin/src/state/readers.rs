@@ -28,7 +28,7 @@ pub struct Readers {
     pub counters: Option<Arc<dyn Fn() -> Option<PortCountLookup> + Send + Sync>>,
     /// Answers the page `/explain`: from the words of the question to an answer in JSON.
     pub explainer: Option<Explainer>,
-    /// The same for the page for people, with what the kernel has for the connections of any client.
+    /// Answers the explanations of the page at `--ui`: as `explainer`, with what the kernel has for the connections of any client.
     pub kernel_explainer: Option<Explainer>,
     /// Starts what the page `/trace` serves: from filters to lines.
     pub tracer: Option<Arc<dyn Fn(TraceFilters) -> PendingTrace + Send + Sync>>,

@@ -120,7 +120,7 @@ impl SourceTest {
         Self::started(&options(at(server))).await
     }
 
-    /// The same with other options.
+    /// A source with these options that has taken its first list over.
     pub(crate) async fn started(options: &Options) -> Self {
         let mut test = Self::start(options);
         test.next().await;
