@@ -8,6 +8,7 @@ use proxy_contract::{
     digest::{self, Buckets, Digest, KeptBuckets},
     localv1::{Digests, Extension, Kept, OpItem, Value, op_item::Op},
 };
+use tokio::task::coop::consume_budget;
 use tonic::Status;
 use wire::Extensions;
 
@@ -37,10 +38,12 @@ pub(crate) fn keep(kept: &KeptBuckets) -> OpItem {
 }
 
 /// The part of the whole state `all` that a client with these digests lacks.
-pub(crate) fn rest(all: ClusterDiff, theirs: &[Digest]) -> ChangeSet<ClusterDiff> {
+pub(crate) async fn rest(all: ClusterDiff, theirs: Vec<Digest>) -> ChangeSet<ClusterDiff> {
     let mut all = ChangeSet::new(all);
     let mut groups = HashMap::<_, Vec<_>>::new();
     for item in &mut all {
+        // The digests of a whole cluster take long.
+        consume_budget().await;
         let Some(Op::Set(Value { r#ref: Some(it), bytes })) = item.op else { continue };
         if let Some((set, group)) = digest::group_of(it.set(), &it.path) {
             let digest = digest::object(it.set(), &it.path, &bytes);
@@ -51,7 +54,7 @@ pub(crate) fn rest(all: ClusterDiff, theirs: &[Digest]) -> ChangeSet<ClusterDiff
     for ((set, path), mut objects) in groups {
         buckets.add(digest::position(set, &path), digest::all(&mut objects));
     }
-    let kept = KeptBuckets::equal(&buckets.finish(), theirs);
+    let kept = KeptBuckets::equal(&buckets.finish(), &theirs);
     let mut rest = ChangeSet::new(all.diff.without(&kept));
     rest.begin_with(keep(&kept));
     rest
@@ -69,6 +72,7 @@ mod tests {
         globalv1::{EndpointInfo, ServiceInfo},
         localv1::Set,
     };
+    use tokio::runtime;
 
     use super::*;
     use crate::cluster_diff::Filter;
@@ -124,7 +128,8 @@ mod tests {
 
     /// The objects of a client after it resumes with these digests, and the number of objects that it receives.
     fn resume(mut client: Objects, digests: &[Digest], state: &ClusterState) -> (Objects, usize) {
-        let mut items = rest(everything(state), digests);
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        let mut items = runtime.block_on(rest(everything(state), digests.to_vec()));
         let Some(Op::Kept(it)) = items.next().unwrap().op else { panic!("it begins with what is kept") };
         let kept = KeptBuckets::parse(it.buckets, digests.len()).unwrap();
         client.retain(|(set, path), bytes| {
