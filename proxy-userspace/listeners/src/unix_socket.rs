@@ -74,15 +74,17 @@ impl UnixSocket {
             }
             Ok(_) => match UnixStream::connect(path).await {
                 Ok(_) => return Err(UnixSocketError::InUse(path.to_owned())),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // The backlog is full, so a process listens.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(UnixSocketError::InUse(path.to_owned()));
-                }
-                Err(error) => return Err(system("connect to check whether it is in use")(error)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::ConnectionRefused => {
+                        fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
+                    }
+                    io::ErrorKind::NotFound => {}
+                    // The backlog is full, or the process closes its socket just now.
+                    io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionReset => {
+                        return Err(UnixSocketError::InUse(path.to_owned()));
+                    }
+                    _ => return Err(system("connect to check whether it is in use")(error)),
+                },
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(system("stat")(error)),
