@@ -27,7 +27,7 @@ use tests::{
 };
 
 use crate::{
-    figures::{Figures, TEN_EACH, medians_in_rotation},
+    figures::{Figures, medians_in_rotation},
     kernel_figures::ProgramStats,
 };
 
@@ -88,7 +88,7 @@ pub(crate) fn bench() -> Result<Figures> {
     let of = |services| sizes.iter().find(|it| it.0 == services).map(|it| it.1).context("it was measured");
     let (small, large) = (of(100)?, of(10_000)?);
 
-    let mut report = Figures::new(TEN_EACH);
+    let mut report = Figures::new("CASE, 10 ENDPOINTS EACH");
     let mut row = |case: &str, goal, measured, unit, digits| {
         report.row(&format!("10k services: {case}"), goal, measured, unit, digits);
     };

@@ -6,10 +6,9 @@ use anyhow::{Context as _, Result};
 use build_tools::command::{cargo_into_target, output, run, workspace};
 use serde::de::DeserializeOwned;
 
-/// Builds examples, given as packages and names, with optimizations.
-pub(crate) fn build(examples: &[(&str, &str)]) -> Result<()> {
-    let examples = examples.iter().flat_map(|(package, it)| ["--package", package, "--example", it]);
-    run(cargo_into_target("build").arg("--release").args(examples))
+/// Builds an example of a package, with optimizations.
+pub(crate) fn build(package: &str, example: &str) -> Result<()> {
+    run(cargo_into_target("build").args(["--release", "--package", package, "--example", example]))
 }
 
 /// Runs an example in a process of its own.

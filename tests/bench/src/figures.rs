@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy_figures::{self, ProxyFigures};
 
-pub(crate) const TEN_EACH: &str = "CASE, 10 ENDPOINTS EACH";
-
 /// The median of at least one figure.
 pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_unstable_by(f64::total_cmp);

@@ -22,12 +22,13 @@ use serde_json::{Value, json};
 use crate::{
     apply::{folder, service, without_ports},
     figures::Figures,
-    kernel_figures::{cpu_seconds, idle_percent, resident_mb},
+    kernel_figures::{cpu_seconds, resident_mb},
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(600);
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
-const IDLE_SECONDS: u32 = 10;
+/// How long the CPU time is counted of a process that has nothing to do.
+const IDLE_TIME: Duration = Duration::from_secs(10);
 const CHANGES: u32 = 20;
 /// How long a change is given beside the apply: the spare side of the maps catches up.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
@@ -117,7 +118,9 @@ impl FileFigures {
         thread::sleep(Duration::from_secs(3));
         let read_mb = resident_mb(&agent)?;
 
-        let idle_percent = idle_percent(&agent, IDLE_SECONDS)?;
+        let before = cpu_seconds(&agent)?;
+        thread::sleep(IDLE_TIME);
+        let idle_percent = (cpu_seconds(&agent)? - before) / IDLE_TIME.as_secs_f64() * 100.0;
 
         let mut log = AppliedLog::new(&agent)?;
         let (mut times, before) = (Vec::new(), cpu_seconds(&agent)?);

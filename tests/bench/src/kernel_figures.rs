@@ -2,7 +2,7 @@
 //!
 //! Run times are counted only inside [`ProgramStats::median`], because counting itself costs time.
 
-use std::{collections::BTreeMap, fs, path::Path, thread, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use aya::{
@@ -38,13 +38,6 @@ pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
     let ticks: f64 = fields.skip(11).take(2).filter_map(|it| it.parse::<f64>().ok()).sum();
     // USER_HZ is 100 on every supported architecture.
     Ok(ticks / 100.0)
-}
-
-/// The CPU time of a process that has nothing to do, of one core in percent.
-pub(crate) fn idle_percent(agent: &Agent, seconds: u32) -> Result<f64> {
-    let before = cpu_seconds(agent)?;
-    thread::sleep(Duration::from_secs(seconds.into()));
-    Ok((cpu_seconds(agent)? - before) / f64::from(seconds) * 100.0)
 }
 
 /// The bytes of each BPF map that a process has open, by the map's id.

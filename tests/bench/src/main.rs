@@ -5,7 +5,6 @@
 mod apply;
 mod backends;
 mod balance;
-mod brain;
 mod connect;
 mod eject;
 mod example;
@@ -13,7 +12,6 @@ mod figures;
 mod file;
 mod fleet;
 mod kernel_figures;
-mod kube;
 mod nft;
 mod objects;
 mod outside;
@@ -66,8 +64,6 @@ enum Subject {
     /// Time of connections to two fast endpoints and a slow one, at random and by least connections; the share of a new
     /// endpoint (as root)
     Balance,
-    /// CPU and memory of the brain, from cluster states to node states
-    Brain,
     /// A connect through a Service's address compared with one to an endpoint, and run times of the programs (as root)
     Connect,
     /// A node with 30 of 100 endpoints dies under 2,000 connects per second, with passive health and without (as root)
@@ -76,8 +72,6 @@ enum Subject {
     File,
     /// A brain that 5,000 nodes follow: time until all have a change, CPU, memory and bytes, also of its restart
     Fleet(fleet::FleetArguments),
-    /// Memory and CPU of `run` with an API server, at 10,000 Services and 500 changes per second (as root)
-    Kube,
     /// The nftables path: loads, changes and restarts at 100 to 30,000 Services (as root)
     Nft,
     /// Packets from outside that are forwarded whole, beside the nftables path: CPU of a packet, connections, the program, rows (as
@@ -131,12 +125,10 @@ impl Subject {
             Self::Apply => apply::bench(),
             Self::Backends(it) => backends::bench(&it),
             Self::Balance => balance::bench(),
-            Self::Brain => brain::bench(),
             Self::Connect => connect::bench(),
             Self::Eject => eject::bench(),
             Self::File => file::bench(),
             Self::Fleet(it) => fleet::bench(it),
-            Self::Kube => kube::bench(),
             Self::Nft => nft::bench(),
             Self::Outside => outside::bench(),
             Self::Proxies(it) => proxies::bench(&it),

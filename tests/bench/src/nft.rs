@@ -30,7 +30,7 @@ struct NftFigures {
 }
 
 pub(crate) fn bench() -> Result<Figures> {
-    example::build(&[("datapath-nft", "bench_nft")])?;
+    example::build("datapath-nft", "bench_nft")?;
     let mut sizes = Vec::new();
     for services in SIZES {
         sizes.push((services, measure(services, 0)?));

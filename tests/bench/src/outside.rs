@@ -37,7 +37,7 @@ struct RowFigures {
 
 pub(crate) fn bench() -> Result<Figures> {
     let binary = build::build(true)?;
-    example::build(&[("datapath-ebpf", "bench_rows")])?;
+    example::build("datapath-ebpf", "bench_rows")?;
     pin_to_core()?;
 
     let programs = outside_program::measure(&binary)?;

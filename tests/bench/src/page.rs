@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    brain, connect, eject,
+    connect, eject,
     figures::{Figures, Row},
     nft, outside,
     plot::{Line, Plot, Scale, Unit, number},
@@ -73,14 +73,6 @@ impl Page {
             y_unit: Unit::Nanoseconds,
             lines: lines(it, 1.0, &[(outside::PASSES, 5), (outside::HOT, 0), (outside::RANDOM, 2)]),
         })?;
-        page.plot_rows(records, "brain", |it| Plot {
-            title: "A brain that serves many nodes: the change of one endpoint".into(),
-            x_title: "nodes",
-            x_scale: Scale::Logarithmic,
-            y_scale: Scale::Logarithmic,
-            y_unit: Unit::Milliseconds,
-            lines: lines(it, 1.0, &[(brain::LATENCY, 2), (brain::CPU, 0)]),
-        })?;
         page.plot_rows(records, "eject", |it| Plot {
             title: "Connects that take more than 1 s, of those that begin at a time".into(),
             x_title: "seconds after a node with 30 of 100 endpoints has died; the proxy is killed and restarted at 0.5 s",
@@ -89,7 +81,7 @@ impl Page {
             y_unit: Unit::Percent,
             lines: lines(it, 1.0, &[(eject::WITHOUT, 2), (eject::WITH, 0)]),
         })?;
-        for subject in ["apply", "balance", "file", "fleet", "kube", "scale"] {
+        for subject in ["apply", "balance", "file", "fleet", "scale"] {
             let text =
                 records.newest(subject).map_or_else(|| not_recorded(subject), |it| rows(it) + &origin(it));
             page.blocks.insert(subject, text);
