@@ -4,9 +4,7 @@
 
 mod apply;
 mod backends;
-mod balance;
 mod connect;
-mod eject;
 mod example;
 mod figures;
 mod file;
@@ -61,13 +59,8 @@ enum Subject {
     Apply,
     /// The backends on the contract that this machine can run: time and CPU of a change, start, memory (as root)
     Backends(backends::BackendsArguments),
-    /// Time of connections to two fast endpoints and a slow one, at random and by least connections; the share of a new
-    /// endpoint (as root)
-    Balance,
     /// A connect through a Service's address compared with one to an endpoint, and run times of the programs (as root)
     Connect,
-    /// A node with 30 of 100 endpoints dies under 2,000 connects per second, with passive health and without (as root)
-    Eject,
     /// A folder of many manifests, and one large file: time to read, CPU at rest and of a change, memory (as root)
     File,
     /// A brain that 5,000 nodes follow: time until all have a change, CPU, memory and bytes, also of its restart
@@ -124,9 +117,7 @@ impl Subject {
         match self {
             Self::Apply => apply::bench(),
             Self::Backends(it) => backends::bench(&it),
-            Self::Balance => balance::bench(),
             Self::Connect => connect::bench(),
-            Self::Eject => eject::bench(),
             Self::File => file::bench(),
             Self::Fleet(it) => fleet::bench(it),
             Self::Nft => nft::bench(),

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    connect, eject,
+    connect,
     figures::{Figures, Row},
     nft, outside,
     plot::{Line, Plot, Scale, Unit, number},
@@ -51,7 +51,6 @@ impl Page {
         page.plot_rows(records, "connect", |it| Plot {
             title: "connect() and close() of a TCP socket over loopback (median)".into(),
             x_title: "Services",
-            x_scale: Scale::Logarithmic,
             y_scale: Scale::Linear,
             y_unit: Unit::Microseconds,
             lines: lines(it, 1e3, &[(connect::DIRECT, 5), (connect::ONE, 0), (connect::ANY, 2)]),
@@ -60,7 +59,6 @@ impl Page {
         page.plot_rows(records, "nft", |it| Plot {
             title: "nftables path: from a received state until packets see it".into(),
             x_title: "Services",
-            x_scale: Scale::Logarithmic,
             y_scale: Scale::Logarithmic,
             y_unit: Unit::Milliseconds,
             lines: lines(it, 1.0, &[(nft::ENDPOINT, 0), (nft::SERVICE, 1), (nft::LOAD, 2)]),
@@ -68,20 +66,11 @@ impl Page {
         page.plot_rows(records, "outside", |it| Plot {
             title: "The program that packets from outside meet first".into(),
             x_title: "frontends that are forwarded",
-            x_scale: Scale::Logarithmic,
             y_scale: Scale::Linear,
             y_unit: Unit::Nanoseconds,
             lines: lines(it, 1.0, &[(outside::PASSES, 5), (outside::HOT, 0), (outside::RANDOM, 2)]),
         })?;
-        page.plot_rows(records, "eject", |it| Plot {
-            title: "Connects that take more than 1 s, of those that begin at a time".into(),
-            x_title: "seconds after a node with 30 of 100 endpoints has died; the proxy is killed and restarted at 0.5 s",
-            x_scale: Scale::Linear,
-            y_scale: Scale::Linear,
-            y_unit: Unit::Percent,
-            lines: lines(it, 1.0, &[(eject::WITHOUT, 2), (eject::WITH, 0)]),
-        })?;
-        for subject in ["apply", "balance", "file", "fleet", "scale"] {
+        for subject in ["apply", "file", "fleet", "scale"] {
             let text =
                 records.newest(subject).map_or_else(|| not_recorded(subject), |it| rows(it) + &origin(it));
             page.blocks.insert(subject, text);
@@ -294,7 +283,6 @@ fn by_size(proxies: &ProxyFigures, title: &str, unit: Unit, figure: fn(&SizeFigu
     Plot {
         title: title.to_owned(),
         x_title: "Services",
-        x_scale: Scale::Logarithmic,
         y_scale: Scale::Logarithmic,
         y_unit: unit,
         lines: lines.filter(|it| !it.points.is_empty()).collect(),

@@ -35,9 +35,8 @@ const LINES: [Shade; 6] = [
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    /// What the horizontal axis shows.
+    /// What the horizontal axis shows, which is logarithmic.
     pub(crate) x_title: &'static str,
-    pub(crate) x_scale: Scale,
     pub(crate) y_scale: Scale,
     pub(crate) y_unit: Unit,
     pub(crate) lines: Vec<Line>,
@@ -60,7 +59,6 @@ pub(crate) enum Unit {
     Microseconds,
     Nanoseconds,
     Megabytes,
-    Percent,
 }
 
 /// The points of a line, from left to right.
@@ -82,7 +80,6 @@ impl Unit {
             Self::Microseconds => format!("{} µs", number(value)),
             Self::Nanoseconds => format!("{} ns", number(value)),
             Self::Megabytes => format!("{} MB", number(value)),
-            Self::Percent => format!("{} %", number(value)),
         }
     }
 }
@@ -121,8 +118,7 @@ impl Axis {
                 let [first, last] = [(least / step).floor(), (most / step).ceil()];
                 let ticks = (first as i32..=last as i32).map(|it| f64::from(it) * step).collect();
                 // The names of the lines are above them.
-                let headroom = if unit.is_some() { 1.3 } else { 1.0 };
-                (first * step..last * step * headroom, ticks)
+                (first * step..last * step * 1.3, ticks)
             }
         };
         let mut ticks: Vec<f64> = ticks;
@@ -194,7 +190,7 @@ impl Plot {
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(
-                Axis::of(self.x_scale, None, &xs),
+                Axis::of(Scale::Logarithmic, None, &xs),
                 Axis::of(self.y_scale, Some(self.y_unit), &ys),
             )
             .map_err(|it| it.to_string())?;
@@ -222,11 +218,8 @@ impl Plot {
                 let end = if dash { x + 12 } else { x + 24 };
                 PathElement::new(vec![(x, y), (end, y)], style)
             });
-            // A timeline has too many.
-            if points.len() <= 20 {
-                let dots = points.into_iter().map(|it| Circle::new(it, 4, style));
-                chart.draw_series(dots).map_err(|it| it.to_string())?;
-            }
+            let dots = points.into_iter().map(|it| Circle::new(it, 4, style));
+            chart.draw_series(dots).map_err(|it| it.to_string())?;
         }
         chart
             .configure_series_labels()
