@@ -11,11 +11,9 @@ use std::{
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use proxy_contract::{
-    client::{Incremental, ServiceEndpoints, State},
+    client::{ServiceEndpoints, State},
     localnetv1::NextFilter,
-    localv1::{
-        Endpoint, Extension, Node, OpItem, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient,
-    },
+    localv1::{Endpoint, OpItem, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::upstream::Upstream;
 use tokio::{
@@ -46,8 +44,6 @@ pub(crate) enum Kind {
     Kpng,
     /// The library's full states, with these extensions.
     Watch(Extensions),
-    /// The library's callbacks, with these extensions.
-    Incremental(Extensions),
     /// The library's long poll, with these extensions.
     Poll(Extensions),
 }
@@ -94,12 +90,6 @@ impl Client {
                     world.observe(name, view(extensions, State::clone(&state)));
                 }
             }),
-            Kind::Incremental(extensions) => tokio::spawn(async move {
-                let client = client.request_extensions(extensions.iter());
-                let mut backend = Callbacks { name, extensions, world, state: State::default() };
-                let Err(never) = client.run(&mut backend).await;
-                match never {}
-            }),
         });
     }
 
@@ -123,7 +113,6 @@ impl Kind {
             Self::Agent(_) => "an agent".to_owned(),
             Self::Kpng => "KPNG's API alone".to_owned(),
             Self::Watch(it) => with("full states", it),
-            Self::Incremental(it) => with("callbacks", it),
             Self::Poll(it) => with("long poll", it),
         }
     }
@@ -136,74 +125,6 @@ fn view(extensions: Extensions, state: State) -> Observed {
         Arc::make_mut(it).service.trigger_time = None;
     }
     Observed::View(extensions, Arc::new(State { revision: None, extensions: Vec::new(), services, ..state }))
-}
-
-struct Callbacks {
-    name: Name,
-    extensions: Extensions,
-    world: World,
-    state: State,
-}
-
-impl Callbacks {
-    fn endpoints(&mut self, namespace: &str, service: &str) -> &mut BTreeMap<Arc<str>, Arc<Endpoint>> {
-        let path = format!("{namespace}/{service}");
-        match self.state.services.get_mut(path.as_str()) {
-            Some(it) => &mut Arc::make_mut(it).endpoints,
-            None => history::fail(format_args!("{}: an endpoint without its Service {path}", self.name)),
-        }
-    }
-}
-
-impl Incremental for Callbacks {
-    type Error = Infallible;
-
-    async fn set_service(&mut self, service: &Service) -> Result<(), Infallible> {
-        let path = format!("{}/{}", service.namespace, service.name).into();
-        Arc::make_mut(self.state.services.entry(path).or_default()).service = service.clone();
-        Ok(())
-    }
-
-    async fn delete_service(&mut self, namespace: &str, name: &str) -> Result<(), Infallible> {
-        if !self.endpoints(namespace, name).is_empty() {
-            history::fail(format_args!("{}: {namespace}/{name} is deleted before its endpoints", self.name));
-        }
-        self.state.services.remove(format!("{namespace}/{name}").as_str());
-        Ok(())
-    }
-
-    async fn set_endpoint(
-        &mut self,
-        namespace: &str,
-        service: &str,
-        key: &str,
-        endpoint: &Endpoint,
-    ) -> Result<(), Infallible> {
-        self.endpoints(namespace, service).insert(key.into(), Arc::new(endpoint.clone()));
-        Ok(())
-    }
-
-    async fn delete_endpoint(&mut self, namespace: &str, service: &str, key: &str) -> Result<(), Infallible> {
-        self.endpoints(namespace, service).remove(key);
-        Ok(())
-    }
-
-    async fn set_node(&mut self, node: &Node) -> Result<(), Infallible> {
-        self.state.nodes.insert(node.name.as_str().into(), Arc::new(node.clone()));
-        Ok(())
-    }
-
-    async fn delete_node(&mut self, name: &str) -> Result<(), Infallible> {
-        self.state.nodes.remove(name);
-        Ok(())
-    }
-
-    async fn sync(&mut self) -> Result<(), Infallible> {
-        // There are no callbacks for ServiceCIDRs.
-        let extensions = self.extensions.without(&[Extension::ServiceCidrs]);
-        self.world.observe(self.name, view(extensions, self.state.clone()));
-        Ok(())
-    }
 }
 
 /// How long a client of KPNG's API waits for a connection, and for an answer.

@@ -77,9 +77,8 @@ impl Simulation {
             let extensions = random_extensions();
             let kind = match usize(..6) {
                 0 => Kind::Kpng,
-                1 => Kind::Watch(extensions),
-                2 => Kind::Poll(extensions.without(&[Extension::Resume, Extension::Heartbeats])),
-                3 => Kind::Incremental(extensions),
+                1 | 2 => Kind::Watch(extensions),
+                3 => Kind::Poll(extensions.without(&[Extension::Resume, Extension::Heartbeats])),
                 _ => Kind::Agent(Kernel::new(name, is_lossy)),
             };
             world.add_consumer(name, node, oldest);
