@@ -103,13 +103,6 @@ async fn print() {
 }
 
 #[tokio::test]
-async fn incremental() {
-    let first = "+ ns/a\n+ ns/b\n+ ns/a/p 10.1.0.1\n+ ns/b/p 10.1.0.2\n= in sync\n";
-    let second = "+ ns/c\n+ ns/a/q 10.1.0.3\n- ns/b/p\n- ns/b\n= in sync";
-    check("incremental", &[first, second].concat()).await;
-}
-
-#[tokio::test]
 async fn difference() {
     let first = "add 10.96.0.1:443/TCP -> \nadd 10.96.0.1:80/TCP -> 10.1.0.1:9090\n\
                  add 10.96.0.2:443/TCP -> \nadd 10.96.0.2:80/TCP -> 10.1.0.2:9090\ndone\n";
@@ -133,7 +126,7 @@ async fn backend() {
 
 #[tokio::test]
 async fn an_address_without_a_brain_is_logged() {
-    for example in ["print", "incremental", "difference"] {
+    for example in ["print", "difference"] {
         let mut child = Command::new(binary(example))
             .args(["unix:///no/such.sock", "n1"])
             .stderr(Stdio::piped())

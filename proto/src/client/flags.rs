@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Client, Incremental};
+use super::Client;
 use crate::Targets;
 
 /// The brain that a backend follows, and its node; flatten it into the backend's own flags.
@@ -97,24 +97,6 @@ impl Flags {
             return Ok(client.tls(tls));
         }
         Ok(client)
-    }
-
-    /// Calls `backend` for every change, with a client of these flags: once with `--once`, or until `cancelled` is ready; see
-    /// [`Client::run_until`].
-    ///
-    /// # Errors
-    ///
-    /// The first error of the backend.
-    pub async fn run<B: Incremental>(
-        &self,
-        client: &Client,
-        backend: &mut B,
-        cancelled: impl Future<Output = ()>,
-    ) -> Result<(), B::Error> {
-        if self.once {
-            return client.run_once(backend, cancelled).await;
-        }
-        client.run_until(backend, cancelled).await
     }
 }
 

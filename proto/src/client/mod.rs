@@ -3,7 +3,6 @@
 //! | view | for a backend that | start with |
 //! |---|---|---|
 //! | full state | rewrites everything on each change | [`Client::watch`] |
-//! | callbacks | maintains a data structure of its own | [`Client::run`] |
 //! | differences | keeps a large state in a form of its own | [`Client::changes`] |
 //! | difference of two computed states | needs to know what to add, change and delete | [`DiffStore`](crate::DiffStore) |
 //! | long poll | asks now and then, and remembers its revision | [`Client::poll`] |
@@ -45,7 +44,6 @@ mod flags;
 #[cfg(feature = "_fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod incremental;
 mod inventory;
 mod node_view;
 mod nodes;
@@ -56,7 +54,7 @@ mod tracker;
 mod view;
 mod watch;
 
-use std::{convert::Infallible, future::pending, io};
+use std::io;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -74,7 +72,6 @@ pub use self::{
     cluster::ClusterWatch,
     connect::Client,
     explain::ExplainError,
-    incremental::Incremental,
     poll::Poll,
     session::Refused,
     state::{
@@ -181,61 +178,10 @@ impl Client {
         Watch::new(self)
     }
 
-    /// Follows the differences between states, over the same kind of stream.
+    /// Follows the differences between states, over the same kind of stream. A backend that has a function per object calls it
+    /// for each entry, where `None` is a deletion; which endpoints of a Service differ, a [`DiffStore`](crate::DiffStore) says.
     pub fn changes(&self) -> ChangeWatch {
         ChangeWatch::new(self)
-    }
-
-    /// Calls `backend` for every change, until it returns an error.
-    ///
-    /// The library stores the state: a restart of the brain without changes causes no call at all. The next run begins
-    /// without a state, and with a call for everything.
-    ///
-    /// # Errors
-    ///
-    /// The first error of the backend, of which the brain does not learn that it has the change set.
-    pub async fn run<B: Incremental>(&self, backend: &mut B) -> Result<Infallible, B::Error> {
-        loop {
-            incremental::run(self, backend, pending(), false).await?;
-        }
-    }
-
-    /// Calls `backend` for every change, until `cancelled` is ready. Unlike a future of [`Client::run`] that is dropped, it never
-    /// ends within a change set.
-    ///
-    /// ```no_run
-    /// # use proxy_contract::client::{Client, Incremental};
-    /// # async fn example<B: Incremental>(client: Client, mut backend: B) -> Result<(), B::Error> {
-    /// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    /// // Dropping `stop`, for example in a signal handler, ends the run.
-    /// client.run_until(&mut backend, async { drop(stopped.await) }).await?;
-    /// # drop(stop);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The first error of the backend.
-    pub async fn run_until<B: Incremental>(
-        &self,
-        backend: &mut B,
-        cancelled: impl Future<Output = ()>,
-    ) -> Result<(), B::Error> {
-        incremental::run(self, backend, cancelled, false).await
-    }
-
-    /// Calls `backend` for everything in the current state, once; or for nothing, if `cancelled` is ready before.
-    ///
-    /// # Errors
-    ///
-    /// The first error of the backend.
-    pub async fn run_once<B: Incremental>(
-        &self,
-        backend: &mut B,
-        cancelled: impl Future<Output = ()>,
-    ) -> Result<(), B::Error> {
-        incremental::run(self, backend, cancelled, true).await
     }
 
     /// Follows the changes of the whole cluster (`globalv1.Sets/Watch`, as in KPNG), for a brain that follows another brain.
