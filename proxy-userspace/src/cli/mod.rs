@@ -41,19 +41,17 @@ use empty_values::without_empty_variable;
 
 const WRONG_USAGE: u8 = 64;
 /// The flags that belong to one call, and so have no environment variable.
-const WITHOUT_VARIABLE: [&str; 15] = [
+const WITHOUT_VARIABLE: [&str; 13] = [
     "anonymize",
     "behind",
     "filter",
     "force",
     "has",
     "init-only",
-    "instance-id",
     "kube-proxy",
     "limit",
     "once",
     "print-config",
-    "rev",
     "sort",
     "wait-for-kube-proxy",
     "watch",

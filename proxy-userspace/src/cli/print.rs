@@ -48,12 +48,6 @@ pub(super) struct Flags {
     target: Option<Targets>,
     #[command(flatten)]
     tls: ClientTlsFlags,
-    /// Skip this revision of --instance-id and print the next one
-    #[arg(long, value_name = "NUMBER", requires_all = ["target", "instance_id"])]
-    rev: Option<u64>,
-    /// Process number of the brain that --rev belongs to; `print --target --once` logs it
-    #[arg(long, value_name = "NUMBER", requires_all = ["target", "rev"])]
-    instance_id: Option<u64>,
     /// Print one state and exit
     #[arg(long)]
     once: bool,
@@ -90,7 +84,7 @@ async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
     let config = flags.options.config(source, false)?;
     let pipeline = Pipeline::start(Config { service_metadata: flags.metadata.requested(), ..config })?;
     tokio::select! {
-        result = print(pipeline.subscribe(), flags) => result.map(drop),
+        result = print(pipeline.subscribe(), flags) => result,
         () = pipeline.run(&()) => Ok(()),
         () = trim_memory() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
@@ -99,29 +93,18 @@ async fn follow_source(source: &SourceArg, flags: &Flags) -> Result<()> {
 
 async fn follow_brain(target: Targets, flags: &Flags) -> Result<()> {
     let node = flags.options.node.name()?;
-    let client = flags.tls.client(Client::new(target.clone(), node.as_str()))?;
+    let client = flags.tls.client(Client::new(target, node.as_str()))?;
     // As the brain sends them.
-    let mut upstream = Upstream::new(client, node.as_str()).with_metadata(RequestedMetadata::everything());
-    if let (Some(instance_id), Some(rev)) = (flags.instance_id, flags.rev) {
-        upstream = upstream.resume_from(instance_id, rev);
+    let upstream = Upstream::new(client, node.as_str()).with_metadata(RequestedMetadata::everything());
+    tokio::select! {
+        result = print(upstream.subscribe(), flags) => result,
+        () = upstream.run() => Ok(()),
+        _ = tokio::signal::ctrl_c() => Ok(()),
     }
-    let printed = tokio::select! {
-        result = print(upstream.subscribe(), flags) => result?,
-        () = upstream.run() => None,
-        _ = tokio::signal::ctrl_c() => None,
-    };
-    if let Some(Published { instance_id, rev, .. }) = printed.as_deref() {
-        tracing::info!(
-            "to print the next revision: print --target {target} --node-name {node} --instance-id {instance_id} --rev \
-             {rev}{}",
-            flags.tls.words()
-        );
-    }
-    Ok(())
 }
 
-/// Prints every state, or the changes between them. With `--once`, prints one state and returns it.
-async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Published>>> {
+/// Prints every state, or the changes between them; with `--once`, one state.
+async fn print(mut states: Subscription, flags: &Flags) -> Result<()> {
     let mut previous: Option<Arc<Published>> = None;
     while let Some(published) = states.next().await {
         if flags.watch {
@@ -131,10 +114,10 @@ async fn print(mut states: Subscription, flags: &Flags) -> Result<Option<Arc<Pub
         }
         show(&published, flags.output)?;
         if flags.once {
-            return Ok(Some(published));
+            break;
         }
     }
-    Ok(None)
+    Ok(())
 }
 
 fn show(published: &Published, output: Format) -> Result<()> {

@@ -1,15 +1,10 @@
 //! A brain and an agent in two processes behave as `run` does in one, and each may crash and restart.
 
-use std::{
-    net::IpAddr,
-    process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{net::IpAddr, time::Duration};
 
 use tests::{
-    APPLIED, Agent, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Service, TIMEOUT, TestNode,
-    Transport, brain_socket, endpoint, eventually, expected_dump, http, manifest, scaled, web4,
+    APPLIED, Agent, Build, ConnectLoad, EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, Transport,
+    endpoint, eventually, expected_dump, http, manifest, scaled, web4,
 };
 
 /// `web` with these endpoints, and a Service that never changes.
@@ -106,38 +101,4 @@ fn brain_and_agent_report_an_unknown_node_name() {
     for process in &mut [node.start_brain(), node.start_agent()] {
         process.wait_until_logged(TIMEOUT, "no Node object has this name (found n2)").unwrap();
     }
-}
-
-#[test]
-fn print_watches_a_brain_and_resumes_at_its_revision() {
-    let Some(node) = TestNode::prepared_or_skip([], &services(&[1])) else { return };
-    let _brain = node.start_brain();
-    let start = |more: &[&str]| {
-        let mut command = Command::new(Build::Product.binary());
-        command.args(["print", "--once", "--output", "json", "--node-name", NODE]);
-        command.arg("--target").arg(brain_socket(node.sandbox()));
-        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let end = |print: Child| {
-        let output = print.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap())
-    };
-    let [first, hint] = end(start(&[]));
-    // The flags with which it says one can resume.
-    let value = |flag: &str| {
-        let rest = hint.split_once(flag).unwrap_or_else(|| panic!("{flag} is not in {hint}")).1;
-        rest.split_whitespace().next().unwrap().to_owned()
-    };
-    let (instance, rev) = (value("--instance-id "), value("--rev "));
-    assert!(first.starts_with(&format!("{{\"instanceId\":\"{instance}\",\"rev\":\"{rev}\"")), "{first}");
-    // Watch and long poll return the same.
-    let [stale, _] = end(start(&["--instance-id", &instance, "--rev", "0"]));
-    assert_eq!(stale, first);
-    let mut waiting = start(&["--instance-id", &instance, "--rev", &rev]);
-    thread::sleep(Duration::from_millis(300));
-    assert!(waiting.try_wait().unwrap().is_none(), "this revision is current");
-    node.write(&services(&[1, 2]));
-    let [second, _] = end(waiting);
-    assert!(second.contains("10.244.1.2"), "{second}");
 }

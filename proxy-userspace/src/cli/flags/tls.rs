@@ -74,14 +74,6 @@ impl ClientTlsFlags {
     pub(in crate::cli) fn client(&self, client: Client) -> Result<Client> {
         with_tls(client, [&self.tls_cert, &self.tls_key, &self.tls_ca], &self.tls_server_name, Self::FLAGS)
     }
-
-    /// The flags as they would be typed again.
-    pub(in crate::cli) fn words(&self) -> String {
-        let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
-        let values = files.map(|it| it.as_ref().map(|it| it.display().to_string()));
-        let values = values.into_iter().chain([self.tls_server_name.clone()]);
-        values.zip(Self::FLAGS).filter_map(|(value, flag)| Some(format!(" {flag} {}", value?))).collect()
-    }
 }
 
 /// TLS of a client of the brain in `--source api:TARGET`.
