@@ -9,10 +9,7 @@ use proxy_contract::{
 };
 use tokio::time::sleep;
 
-use crate::{
-    common::{Brain, Folder, channel, in_time, is_pending, service, state},
-    resume::Front,
-};
+use crate::common::{Brain, Folder, channel, in_time, is_pending, service, state};
 
 /// The items of a response.
 pub(crate) async fn poll(folder: &Folder, filter: NextFilter) -> Vec<NextItem> {
@@ -71,41 +68,6 @@ async fn the_poll_waits_only_if_the_revision_is_current() {
     };
     let (items, ()) = tokio::join!(in_time(poll(&folder, known)), publish);
     assert_eq!((items[0].next.as_ref().unwrap().rev, items.len()), (2, 3));
-}
-
-#[tokio::test]
-async fn a_client_resumes_polling_across_a_restart_of_the_brain() {
-    let (folder, brain) = Brain::serving(state([service("ns/a", &[("p", 1), ("@x", 2)])])).await;
-    let client = folder.client();
-    let mut poll = client.poll(NextFilter::default());
-    let first = poll.next().await;
-    // The stream returns the same state.
-    assert_eq!(*first, *client.watch().next().await);
-    assert!(is_pending(100, poll.next()).await);
-    // Another process resumes from its revision.
-    let revision = first.revision.unwrap();
-    let from = NextFilter { instance_id: revision.instance_id, rev: revision.rev, ..Default::default() };
-    assert!(is_pending(100, client.poll(from).next()).await);
-    brain.publish([service("ns/b", &[])]);
-    assert!(poll.next().await.services.contains_key("ns/b"));
-    brain.stop().await;
-    assert!(is_pending(100, poll.next()).await);
-    let brain = Brain::start(&folder).await;
-    brain.publish([service("ns/c", &[])]);
-    assert!(in_time(poll.next()).await.services.contains_key("ns/c"));
-}
-
-#[tokio::test]
-async fn all_polls_use_one_connection() {
-    let (folder, brain) = Brain::new().await;
-    let front = Front::new(folder.socket());
-    let mut poll = front.folder.client().poll(NextFilter::default());
-    for name in ["ns/a", "ns/b", "ns/c"] {
-        brain.publish([service(name, &[])]);
-        assert!(in_time(poll.next()).await.services.contains_key(name));
-    }
-    assert_eq!(front.connections(), 1);
-    brain.stop().await;
 }
 
 #[tokio::test]

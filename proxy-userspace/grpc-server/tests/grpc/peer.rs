@@ -138,7 +138,7 @@ fn letter(set: Set) -> char {
 }
 
 /// What `localv1.Sets/Watch` sends.
-#[derive(Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct NodeObjects {
     pub(crate) services: BTreeMap<String, localv1::Service>,
     pub(crate) endpoints: BTreeMap<String, localv1::Endpoint>,

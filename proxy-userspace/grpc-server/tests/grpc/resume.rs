@@ -25,21 +25,19 @@ use crate::{
     peer::{ClusterObjects, NodeObjects, NodePeer, Objects, Peer},
 };
 
-/// A socket in front of a brain's, its connections, and the bytes that pass it in both directions.
+/// A socket in front of a brain's, and the bytes that pass it in both directions.
 pub(crate) struct Front {
     pub(crate) folder: Folder,
-    connections: Arc<AtomicUsize>,
     bytes: Arc<AtomicUsize>,
 }
 
 impl Front {
     pub(crate) fn new(brain: PathBuf) -> Self {
-        let (folder, connections, bytes) = (Folder::new(), Arc::<AtomicUsize>::default(), Arc::default());
+        let (folder, bytes) = (Folder::new(), Arc::<AtomicUsize>::default());
         let listener = UnixListener::bind(folder.socket()).unwrap();
-        let front = Self { folder, connections: Arc::clone(&connections), bytes: Arc::clone(&bytes) };
+        let front = Self { folder, bytes: Arc::clone(&bytes) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                connections.fetch_add(1, Ordering::SeqCst);
                 // While there is no brain, the connection ends.
                 let Ok(server) = UnixStream::connect(&brain).await else { continue };
                 let counted = |stream, bytes: Arc<AtomicUsize>| {
@@ -53,10 +51,6 @@ impl Front {
             }
         });
         front
-    }
-
-    pub(crate) fn connections(&self) -> usize {
-        self.connections.load(Ordering::SeqCst)
     }
 
     pub(crate) fn bytes(&self) -> usize {

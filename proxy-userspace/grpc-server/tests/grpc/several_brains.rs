@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use proxy_contract::{
     Targets,
     client::{Client, State},
-    localnetv1::NextFilter,
 };
 use publish::upstream::Upstream;
 use tokio::net::UnixListener;
@@ -87,9 +86,6 @@ async fn a_brain_without_a_state_gets_no_client_of_several_brains() {
     let mut clients: Vec<_> = (0..16).map(|_| client.watch()).collect();
     let mut instances = BTreeSet::new();
     for watch in &mut clients {
-        // The long poll as well.
-        let mut poll = client.poll(NextFilter::default());
-        instances.insert(instance(&*in_time(poll.next()).await));
         instances.insert(instance(&*in_time(watch.next()).await));
     }
     assert_eq!(instances, BTreeSet::from([ready_brain.publisher.current().unwrap().instance_id]));
