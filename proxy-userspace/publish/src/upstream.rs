@@ -6,7 +6,7 @@
 use std::{future::pending, sync::Arc, time::Duration};
 
 use model::{RequestedMetadata, state::NodeState};
-use proxy_contract::{client::Client, localnetv1::NextFilter, localv1::Revision};
+use proxy_contract::{client::Client, localv1::Revision};
 use tokio::{sync::watch, time::timeout};
 use wire::{Extensions, NodeStateDecoder};
 
@@ -21,7 +21,6 @@ pub struct Upstream {
     /// The client of the brain.
     pub client: Client,
     publisher: Publisher,
-    from: Option<NextFilter>,
     requested: RequestedMetadata,
     /// Instance and revision of the state that is active.
     active: Option<watch::Receiver<Option<(u64, u64)>>>,
@@ -34,16 +33,9 @@ impl Upstream {
         Self {
             client,
             publisher: Publisher::new(node),
-            from: None,
             requested: RequestedMetadata::default(),
             active: None,
         }
-    }
-
-    /// Uses the long poll, and starts with the first state whose revision is not `rev` of the instance `instance_id`.
-    #[must_use]
-    pub fn resume_from(self, instance_id: u64, rev: u64) -> Self {
-        Self { from: Some(NextFilter { instance_id, rev, ..NextFilter::default() }), ..self }
     }
 
     /// Publishes these labels and annotations of Services, too, as far as the brain sends them.
@@ -66,30 +58,22 @@ impl Upstream {
     /// Follows the brain; never returns.
     pub async fn run(&self) {
         let mut decoder = NodeStateDecoder::new(self.requested.clone());
-        if let Some(from) = &self.from {
-            let mut states = self.client.poll(from.clone());
-            loop {
-                let state = states.next().await;
-                self.publish(state.revision, decoder.decode(&state));
-            }
-        } else {
-            let mut changes = self.client.changes();
-            let mut is_confirmed = true;
-            loop {
-                let change = tokio::select! {
-                    change = changes.next() => change,
-                    () = self.active(), if !is_confirmed => {
-                        changes.confirm();
-                        is_confirmed = true;
-                        continue;
-                    }
-                };
-                self.publish(change.revision, decoder.apply(&change));
-                // Not for long: it may be that it cannot be applied, and that a newer state can.
-                is_confirmed = timeout(CONFIRM_TIMEOUT, self.active()).await.is_ok();
-                if !is_confirmed {
-                    changes.unconfirmed();
+        let mut changes = self.client.changes();
+        let mut is_confirmed = true;
+        loop {
+            let change = tokio::select! {
+                change = changes.next() => change,
+                () = self.active(), if !is_confirmed => {
+                    changes.confirm();
+                    is_confirmed = true;
+                    continue;
                 }
+            };
+            self.publish(change.revision, decoder.apply(&change));
+            // Not for long: it may be that it cannot be applied, and that a newer state can.
+            is_confirmed = timeout(CONFIRM_TIMEOUT, self.active()).await.is_ok();
+            if !is_confirmed {
+                changes.unconfirmed();
             }
         }
     }
