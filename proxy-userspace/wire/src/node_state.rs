@@ -14,7 +14,7 @@ use model::{
     state::{NodeInfo, NodeState, ServiceState},
 };
 use proxy_contract::{
-    client::{NodeChange, ServiceEndpoints, State},
+    client::{NodeChange, ServiceEndpoints},
     localv1,
 };
 
@@ -84,17 +84,6 @@ impl NodeStateDecoder {
         self.state.clone()
     }
 
-    /// Decodes a full state; what it does not contain is removed.
-    pub fn decode(&mut self, state: &State) -> NodeState {
-        self.apply(&NodeChange {
-            services: replacement(self.services.keys(), &state.services),
-            nodes: replacement(self.state.nodes.keys(), &state.nodes),
-            service_cidrs: replacement(self.state.service_cidrs.keys(), &state.service_cidrs),
-            pods: replacement(self.state.pods.keys(), &state.pods),
-            ..NodeChange::default()
-        })
-    }
-
     /// Decodes what was sent of Services; returns the names of those for which something else is to be served.
     fn apply_services(
         &mut self,
@@ -131,15 +120,6 @@ impl NodeStateDecoder {
         }
         Some(state)
     }
-}
-
-/// The change that sets all values of `after` and deletes all other names.
-fn replacement<'a, T>(
-    before: impl Iterator<Item = &'a Arc<str>>,
-    after: &BTreeMap<Arc<str>, Arc<T>>,
-) -> BTreeMap<Arc<str>, Option<Arc<T>>> {
-    let gone = before.filter(|it| !after.contains_key(*it)).map(|it| (Arc::clone(it), None));
-    gone.chain(after.iter().map(|(name, it)| (Arc::clone(name), Some(Arc::clone(it))))).collect()
 }
 
 /// Adds, replaces or removes an object that the states of all nodes share.
@@ -267,21 +247,27 @@ mod tests {
     }
 
     #[test]
-    fn a_full_state_replaces_everything() {
+    fn objects_of_every_kind_come_and_go() {
         let mut decoder = NodeStateDecoder::default();
-        decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        let mut full = State::default();
-        full.services.insert("a/y".into(), message("a", "y", "10.96.0.2"));
-        full.nodes.insert("n".into(), Arc::default());
         let cidrs = ["10.96.0.0/16", "nowhere"].map(String::from).to_vec();
-        full.service_cidrs.insert("c".into(), Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() }));
-        let pod = |socket_lb| localv1::Pod { uid: "u".into(), socket_lb, ..Default::default() };
-        full.pods.insert("a/p".into(), Arc::new(pod(1)));
-        let state = decoder.decode(&full);
+        let cidr = Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() });
+        let pod = Arc::new(localv1::Pod { uid: "u".into(), socket_lb: 1, ..Default::default() });
+        let state = decoder.apply(&NodeChange {
+            nodes: [("n".into(), Some(Arc::default()))].into(),
+            service_cidrs: [("c".into(), Some(cidr))].into(),
+            pods: [("a/p".into(), Some(pod))].into(),
+            ..change(&[("a/y", Some(message("a", "y", "10.96.0.2")))])
+        });
         assert_eq!(state.pods.keys().map(|it| &**it).collect::<Vec<_>>(), ["a/p"]);
         assert_eq!(state.service_cidrs["c"].cidrs, ["10.96.0.0/16".parse().unwrap()]);
         assert_eq!((names(&state), state.nodes.len()), (vec!["a/y".to_owned()], 1));
-        assert_eq!(decoder.decode(&State::default()), NodeState::default());
+        let state = decoder.apply(&NodeChange {
+            nodes: [("n".into(), None)].into(),
+            service_cidrs: [("c".into(), None)].into(),
+            pods: [("a/p".into(), None)].into(),
+            ..change(&[("a/y", None)])
+        });
+        assert_eq!(state, NodeState::default());
     }
 
     #[test]
@@ -389,12 +375,13 @@ mod tests {
             is_being_deleted: true,
         };
         let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
-        let mut full = State::default();
-        full.nodes.insert("n".into(), Arc::new(crate::node("n", &info)));
-        full.service_cidrs.insert("c".into(), Arc::new(crate::service_cidr(&cidr)));
-        let state = NodeStateDecoder::default().decode(&full);
+        let (node, service_cidr) = (crate::node("n", &info), crate::service_cidr(&cidr));
+        assert_eq!((node.name.as_str(), service_cidr.name.as_str()), ("n", "c"));
+        let state = NodeStateDecoder::default().apply(&NodeChange {
+            nodes: [("n".into(), Some(Arc::new(node)))].into(),
+            service_cidrs: [("c".into(), Some(Arc::new(service_cidr)))].into(),
+            ..NodeChange::default()
+        });
         assert_eq!((&state.nodes["n"], &*state.service_cidrs["c"]), (&info, &cidr));
-        assert_eq!(full.nodes["n"].name, "n");
-        assert_eq!(full.service_cidrs["c"].name, "c");
     }
 }
