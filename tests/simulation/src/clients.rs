@@ -12,7 +12,6 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use proxy_contract::{
     client::{ServiceEndpoints, State},
-    localnetv1::NextFilter,
     localv1::{Endpoint, OpItem, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::upstream::Upstream;
@@ -44,8 +43,6 @@ pub(crate) enum Kind {
     Kpng,
     /// The library's full states, with these extensions.
     Watch(Extensions),
-    /// The library's long poll, with these extensions.
-    Poll(Extensions),
 }
 
 /// A client that can be killed and started.
@@ -83,13 +80,6 @@ impl Client {
                     world.observe(name, view(extensions, State::clone(&state)));
                 }
             }),
-            Kind::Poll(extensions) => tokio::spawn(async move {
-                let mut states = client.request_extensions(extensions.iter()).poll(NextFilter::default());
-                loop {
-                    let state = states.next().await;
-                    world.observe(name, view(extensions, State::clone(&state)));
-                }
-            }),
         });
     }
 
@@ -113,7 +103,6 @@ impl Kind {
             Self::Agent(_) => "an agent".to_owned(),
             Self::Kpng => "KPNG's API alone".to_owned(),
             Self::Watch(it) => with("full states", it),
-            Self::Poll(it) => with("long poll", it),
         }
     }
 }

@@ -21,8 +21,9 @@
 //!
 //! # What it leaves out
 //!
-//! Manifests as a source, TLS, the maps and the packet path below a kernel (`double_buffer` and `datapath-nft` have tests of their
-//! own), the reconciler's loop, whose steps run on other threads (`kernel` takes its place), and brains of other versions.
+//! Manifests as a source, TLS, the long poll, the maps and the packet path below a kernel (`double_buffer` and `datapath-nft` have
+//! tests of their own), the reconciler's loop, whose steps run on other threads (`kernel` takes its place), and brains of other
+//! versions.
 
 mod brain;
 mod chance;

@@ -77,8 +77,7 @@ impl Simulation {
             let extensions = random_extensions();
             let kind = match usize(..6) {
                 0 => Kind::Kpng,
-                1 | 2 => Kind::Watch(extensions),
-                3 => Kind::Poll(extensions.without(&[Extension::Resume, Extension::Heartbeats])),
+                1..=3 => Kind::Watch(extensions),
                 _ => Kind::Agent(Kernel::new(name, is_lossy)),
             };
             world.add_consumer(name, node, oldest);
