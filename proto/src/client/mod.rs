@@ -5,7 +5,6 @@
 //! | full state | rewrites everything on each change | [`Client::watch`] |
 //! | differences | keeps a large state in a form of its own | [`Client::changes`] |
 //! | difference of two computed states | needs to know what to add, change and delete | [`DiffStore`](crate::DiffStore) |
-//! | long poll | asks now and then, and remembers its revision | [`Client::poll`] |
 //! | differences of the cluster state | is a brain itself | [`Client::cluster`] |
 //!
 //! A complete backend that prints:
@@ -47,7 +46,6 @@ pub mod fuzzing;
 mod inventory;
 mod node_view;
 mod nodes;
-mod poll;
 mod session;
 mod state;
 mod tracker;
@@ -62,7 +60,6 @@ use self::connect::ConnectBy;
 use crate::{
     Targets,
     globalv1::NodeStatus,
-    localnetv1::NextFilter,
     localv1::{Explanation, Extension},
 };
 
@@ -72,7 +69,6 @@ pub use self::{
     cluster::ClusterWatch,
     connect::Client,
     explain::ExplainError,
-    poll::Poll,
     session::Refused,
     state::{
         Change, Cluster, ClusterChange, ClusterService, NodeChange, ServiceEndpoints, Snapshot, State,
@@ -224,11 +220,5 @@ impl Client {
     /// ```
     pub async fn explain(&self, question: &[String]) -> Result<Explanation, ExplainError> {
         explain::ask(self, question).await
-    }
-
-    /// Polls for full states (`localnetv1.Endpoints/Next`, the long poll of KEP-2104), starting with the first one whose
-    /// revision differs from that of `from`; [`NextFilter::default`] returns the current state at once.
-    pub fn poll(&self, from: NextFilter) -> Poll {
-        Poll::new(self, from)
     }
 }
