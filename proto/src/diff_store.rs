@@ -134,11 +134,6 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         }
     }
 
-    /// Whether the last batch changed anything.
-    pub fn has_changes(&self) -> bool {
-        !(self.created.is_empty() && self.updated.is_empty() && self.deleted.is_empty())
-    }
-
     /// The entries that the last batch added, in ascending order of keys, with their current values.
     pub fn created(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.values(&self.created)
