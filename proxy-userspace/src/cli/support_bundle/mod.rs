@@ -218,24 +218,15 @@ fn write_anonymized(
     pseudonyms: &mut Pseudonyms,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let mut seen = None;
-    match content {
-        Content::Page(path @ ("/status" | "/state")) => {
-            return Ok(pseudonyms.replace_page(source.page(path)?, out)?);
-        }
-        Content::Status(_) => {
+    let is_prose = matches!(content, Content::Check | Content::Hooks | Content::Host | Content::Page("/log"));
+    let mut out = Anonymized::new(pseudonyms, out, is_prose);
+    let written = match content {
+        Content::Status(format) => source.seen().and_then(|mut seen| {
             // It has the names of this moment.
-            let seen = seen.insert(source.seen()?);
-            seen.services().for_each(|it| pseudonyms.learn_service(it));
-            pseudonyms.replace_page(&*serde_json::to_vec(&seen.process.status)?, &mut io::sink())?;
-        }
-        _ => {}
-    }
-    let has_names =
-        matches!(content, Content::Check | Content::Hooks | Content::Host | Content::Page("/log"));
-    let mut out = Anonymized::new(pseudonyms, out, has_names);
-    let written = match (content, &mut seen) {
-        (Content::Status(format), Some(seen)) => status::write(seen, *format, &mut out).map_err(Into::into),
+            seen.services().for_each(|it| out.pseudonyms.learn_service(it));
+            out.pseudonyms.learn_text(&serde_json::to_string(&seen.process.status)?, false);
+            Ok(status::write(&mut seen, *format, &mut out)?)
+        }),
         _ => source.write(content, &mut out),
     };
     out.finish()?;
