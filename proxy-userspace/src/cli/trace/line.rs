@@ -273,93 +273,51 @@ fn seconds(seconds: f64) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use serde_json::json;
+mod tests {
+    use serde_json::{Map, json, to_string};
 
     use super::*;
 
-    fn decision() -> Decision {
-        let decision = json!({
-            "time": "2026-01-02T03:04:05.123456789Z", "pid": 42, "process": "curl", "cgroup": "/user", "netns": 7,
-            "protocol": "TCP", "destination": "10.96.0.10:80", "service": "default/web", "port": "http",
-            "verdict": TraceVerdict::Redirected, "endpoint": "10.244.1.1:8080",
-        });
-        serde_json::from_value(decision).unwrap()
-    }
-
-    #[track_caller]
-    pub(in crate::cli::trace) fn check(line: &Line, expect: &str) {
-        assert_eq!(line.text().unwrap(), expect);
-        // The command reads what the process has written.
-        let json = serde_json::to_string(line).unwrap();
-        assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), *line, "{json}");
-        assert!(!json.contains('\n'));
+    #[derive(Deserialize)]
+    struct Case {
+        fields: Map<String, Value>,
+        text: String,
     }
 
     #[test]
-    fn a_decision_is_a_line() {
-        let check = |it, expect: &str| {
-            let call = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP)";
-            check(&Line::Connect(it), &format!("{call} {expect} netns=7"));
-        };
-        check(decision(), "default/web:http = 10.244.1.1:8080 cgroup=/user");
-        let of_pod = Decision { pod_uid: Some("0f-1".into()), ..decision() };
-        let (affinity, ejected) = (Some(Affinity::Kept), Some(Ejected::Avoided));
-        check(
-            Decision { affinity, ejected, least_connections: true, ..of_pod.clone() },
-            "default/web:http = 10.244.1.1:8080 (affinity: kept, an ejected endpoint was avoided, least connections) pod=0f-1",
-        );
-        let it = Decision { pod: Some("default/client".into()), ..of_pod };
-        check(it, "default/web:http = 10.244.1.1:8080 pod=default/client");
-        let unserved = Decision { endpoint: None, cgroup: None, ..decision() };
-        let it = Decision { verdict: TraceVerdict::NoEndpoints, ..unserved.clone() };
-        check(it, "default/web:http = ECONNREFUSED: the Service has no endpoints");
-        let it = Decision { verdict: TraceVerdict::Passed, service: None, port: None, ..unserved };
-        check(it.clone(), "= not translated: no Service has this address, port and protocol");
-        let reason = Some("no Service has this cluster IP".into());
-        check(Decision { reason, ..it }, "= not translated: no Service has this cluster IP");
+    fn each_line_is_read_from_json_and_is_the_text_of_its_case() {
+        let cases: Vec<Case> = serde_saphyr::from_str(include_str!("line_cases.yaml")).unwrap();
+        assert_eq!(cases.len(), 16, "no case is skipped unnoticed");
+        for Case { fields, text } in cases {
+            let mut line = json!({
+                "event": "connect", "time": "2026-01-02T03:04:05.123456789Z", "pid": 42, "process": "curl",
+                "cgroup": "/user", "netns": 7, "protocol": "TCP", "source": "192.0.2.1:1234",
+                "destination": "10.96.0.10:80", "service": "default/web", "port": "http",
+                "verdict": "redirected", "endpoint": "10.244.1.1:8080",
+            });
+            line.as_object_mut().unwrap().extend(fields);
+            let line: Line = serde_json::from_value(line).unwrap();
+            assert_eq!(line.text(), Some(text));
+            // The command reads what the process has written.
+            let json = to_string(&line).unwrap();
+            assert_eq!(serde_json::from_str::<Line>(&json).unwrap(), line, "{json}");
+            assert!(!json.contains('\n'));
+        }
     }
 
     #[test]
-    fn steps_follow_their_decision() {
-        let step = |message: &str, fields: &[(&str, &str)]| {
-            let fields = fields.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-            Step::from(TraceStep { level: log::Level::Debug, message: message.into(), fields })
-        };
-        let steps = vec![
-            step("frontend: found", &[("set", "5"), ("endpoints", "2")]),
-            step("node address: local", &[]),
-        ];
-        let json = serde_json::to_string(&steps[0]).unwrap();
-        assert_eq!(json, r#"{"level":"debug","step":"frontend: found","endpoints":2,"set":5}"#);
-        let expect = "03:04:05.123456 curl[42] connect(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080 \
-                      cgroup=/user netns=7\n    frontend: found endpoints=2 set=5\n    node address: local";
-        check(&Line::Connect(Decision { steps, ..decision() }), expect);
+    fn values_of_steps_are_numbers_where_they_can_be() {
+        let fields = [("set", "5"), ("by", "name")].map(|(name, it)| (name.to_owned(), it.to_owned()));
+        let step = TraceStep { level: log::Level::Debug, message: "found".into(), fields: fields.into() };
+        let json = r#"{"level":"debug","step":"found","by":"name","set":5}"#;
+        assert_eq!(to_string(&Step::from(step)).unwrap(), json);
     }
 
     #[test]
-    fn the_end_of_a_connection_is_a_line() {
-        let end = |end, seconds, established_seconds| {
-            let (end, seconds) = (Some(end), Some(seconds));
-            Line::End(Decision { end, seconds, established_seconds, cgroup: None, ..decision() })
-        };
-        let call = "03:04:05.123456 curl[42] close(10.96.0.10:80/TCP) default/web:http = 10.244.1.1:8080";
-        check(
-            &end(EndReason::ClosedByEndpoint, 2.5, Some(0.000_25)),
-            &format!("{call} closed by the endpoint after 2.500 s, established within 250 µs netns=7"),
-        );
-        check(
-            &end(EndReason::Refused, 0.0123, None),
-            &format!("{call} REFUSED by the endpoint after 12.3 ms netns=7"),
-        );
-    }
-
-    #[test]
-    fn other_lines_are_few() {
+    fn lines_that_are_not_about_traffic_have_few_fields() {
         assert_eq!(Line::Started.text(), None);
-        let lost = Line::Lost { count: 2, total: 5 };
-        check(&lost, "-- lost 2 events, 5 in all: use a narrower filter --");
-        assert_eq!(serde_json::to_string(&lost).unwrap(), r#"{"event":"lost","count":2,"total":5}"#);
-        assert_eq!(serde_json::to_string(&Line::Started).unwrap(), r#"{"event":"started"}"#);
+        assert_eq!(to_string(&Line::Started).unwrap(), r#"{"event":"started"}"#);
+        let lost = to_string(&Line::Lost { count: 2, total: 5 }).unwrap();
+        assert_eq!(lost, r#"{"event":"lost","count":2,"total":5}"#);
     }
 }
