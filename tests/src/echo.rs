@@ -8,7 +8,7 @@ use std::{
     os::fd::AsFd as _,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -28,7 +28,6 @@ const POLL_INTERVAL_MS: u16 = 20;
 #[derive(Debug)]
 pub struct EchoServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
     _threads: Background,
 }
 
@@ -36,8 +35,6 @@ pub struct EchoServer {
 struct Shared {
     name: String,
     shows_source: bool,
-    connections: AtomicU64,
-    datagrams: AtomicU64,
 }
 
 impl Shared {
@@ -67,31 +64,16 @@ impl EchoServer {
             UdpSocket::bind(address).with_context(|| format!("{name} cannot listen on UDP {address}"))?;
         udp.set_read_timeout(Some(Duration::from_millis(POLL_INTERVAL_MS.into())))?;
 
-        let shared = Arc::new(Shared {
-            name: name.to_owned(),
-            shows_source,
-            connections: AtomicU64::new(0),
-            datagrams: AtomicU64::new(0),
-        });
+        let shared = Arc::new(Shared { name: name.to_owned(), shows_source });
         let mut threads = Background::default();
         let [of_tcp, of_udp] = [(); 2].map(|()| Arc::clone(&shared));
         threads.spawn(move |stop| serve_tcp(&of_tcp, &tcp, stop));
         threads.spawn(move |stop| serve_udp(&of_udp, &udp, stop));
-        Ok(Self { address, shared, _threads: threads })
+        Ok(Self { address, _threads: threads })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-
-    /// The number of accepted TCP connections.
-    pub fn connections(&self) -> u64 {
-        self.shared.connections.load(Ordering::Relaxed)
-    }
-
-    /// The number of received datagrams.
-    pub fn datagrams(&self) -> u64 {
-        self.shared.datagrams.load(Ordering::Relaxed)
     }
 }
 
@@ -108,7 +90,6 @@ fn serve_tcp(shared: &Shared, listener: &TcpListener, stop: &AtomicBool) {
         let mut ready_streams = ready.iter().skip(1);
         streams.retain_mut(|stream| !ready_streams.next().copied().unwrap_or(false) || echo(stream));
         while let Ok((mut stream, from)) = listener.accept() {
-            shared.connections.fetch_add(1, Ordering::Relaxed);
             let greeting = shared.reply(from.ip()) + "\n";
             let kept = stream.set_nonblocking(true).and_then(|()| stream.write_all(greeting.as_bytes()));
             if kept.is_ok() {
@@ -133,7 +114,6 @@ fn serve_udp(shared: &Shared, socket: &UdpSocket, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let received: io::Result<_> = socket.recv_from(&mut part);
         if let Ok((_, from)) = received {
-            shared.datagrams.fetch_add(1, Ordering::Relaxed);
             // The client may have closed its socket.
             let _ = socket.send_to(shared.reply(from.ip()).as_bytes(), from);
         }

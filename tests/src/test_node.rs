@@ -119,11 +119,6 @@ impl TestNode {
         }
     }
 
-    /// The servers started by [`Self::serve`].
-    pub fn servers(&self) -> &[EchoServer] {
-        &self.servers
-    }
-
     /// Writes the Services to one file, atomically.
     pub fn write(&self, services: &[Service]) {
         self.write_file("all.yaml", &services.iter().map(ToString::to_string).collect::<String>());

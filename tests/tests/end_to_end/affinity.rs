@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Barrier,
     thread,
-    time::{Duration, Instant},
 };
 
 use aya::maps::{Array, HashMap, MapData};
@@ -33,7 +32,7 @@ fn connect_from(source: [u8; 4]) -> UdpSocket {
 }
 
 /// The number of clients in the session affinity table.
-pub(super) fn clients(node: &TestNode) -> usize {
+fn clients(node: &TestNode) -> usize {
     let clients: HashMap<MapData, [u64; 4], [u64; 4]> = node.map("affinity2/affinity").try_into().unwrap();
     clients.keys().count()
 }
@@ -77,21 +76,6 @@ fn concurrent_connects_of_a_new_client_get_one_endpoint() {
         });
         assert_eq!(servers.len(), 1, "client {n}: {servers:?}");
     }
-}
-
-#[test]
-fn removing_an_endpoint_ends_its_affinity_at_once() {
-    let Some(mut node) = node_or_skip(3600, &[]) else { return };
-    let first = request(Transport::Tcp, FRONTEND).unwrap();
-    let others = (1..=10).filter(|n| format!("web-{n}") != first);
-    node.write(&[web(others).affinity(3600)]);
-    let now = || servers(Transport::Tcp, FRONTEND, 10);
-    node.wait_until(|_| !now().contains(&first));
-    let second = now();
-    assert_eq!(second.len(), 1);
-    // When the endpoint is added again, its former clients keep their new endpoint.
-    node.apply(&[web(1..=10).affinity(3600)]);
-    assert_eq!(now(), second);
 }
 
 #[test]
@@ -172,29 +156,6 @@ fn binding_to_the_unspecified_address_does_not_identify_a_client() {
         }
     }
     assert_eq!(clients(&node), 1);
-}
-
-#[test]
-fn affinity_expires_after_its_timeout() {
-    let Some(_node) = node_or_skip(1, &[]) else { return };
-    let has_expired = |_: usize| {
-        let before = request(Transport::Tcp, FRONTEND).unwrap();
-        thread::sleep(Duration::from_millis(1050));
-        request(Transport::Tcp, FRONTEND).unwrap() != before
-    };
-    // A new choice among ten endpoints differs with a probability of 9/10.
-    assert!((0..9).any(has_expired), "the probability of this is 10^-9");
-    // Every connect within the timeout extends it.
-    let begin = Instant::now();
-    let mut last = (request(Transport::Tcp, FRONTEND).unwrap(), begin);
-    while begin.elapsed() < Duration::from_secs(3) {
-        thread::sleep(Duration::from_millis(50));
-        let now = Instant::now();
-        let server = request(Transport::Tcp, FRONTEND).unwrap();
-        // Unless this machine was too busy to connect within the timeout.
-        assert!(server == last.0 || last.1.elapsed() >= Duration::from_secs(1));
-        last = (server, now);
-    }
 }
 
 #[test]

@@ -3,11 +3,9 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use tests::{
-    Attack, Build, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, Transport, eventually,
-    exchange, metric, pod_with_servers, repetitions, request, udp_socket, udp_socket_at, web, web4,
+    Attack, Build, FRONTEND, MemoryCgroup, NetNs, Pod, Service, TIMEOUT, TestNode, eventually, exchange,
+    metric, pod_with_servers, repetitions, udp_socket, web, web4,
 };
-
-use super::affinity::clients;
 
 /// The address of a Service of [`resolvers`].
 fn resolver(n: u8) -> SocketAddr {
@@ -104,30 +102,6 @@ fn a_pod_that_opens_many_connections_takes_only_its_share_of_slots() {
     });
     drop(pod);
     assert!(eventually(TIMEOUT, || node.used_socket_slots() <= before));
-}
-
-#[test]
-fn a_pod_is_one_client_whatever_addresses_it_binds() {
-    let (web, arguments) = (web(1..=10).affinity(3600), ["--affinity-clients", "128"]);
-    let Some(node) = TestNode::running_or_skip([], &[web], &arguments) else { return };
-    let (netns, _servers) = pod_with_servers(1..=10);
-    let server = || netns.run(|| request(Transport::Tcp, FRONTEND).unwrap());
-    let first = server();
-    assert_eq!(clients(&node), 1);
-    let attack = Attack::connect_from(1000, FRONTEND);
-    let _pod = Pod::attack(node.sandbox(), "pod", &attack).unwrap();
-    assert_eq!(clients(&node), 2);
-    assert!((0..20).all(|_| server() == first));
-}
-
-#[test]
-fn two_pods_with_one_address_are_two_clients() {
-    let Some(node) = TestNode::running_or_skip([], &[web(1..=10).affinity(3600)], &[]) else { return };
-    for expected in 1..=3 {
-        let (netns, _servers) = pod_with_servers(1..=10);
-        netns.run(|| udp_socket_at(([10, 244, 9, 9], 0).into()).unwrap().connect(FRONTEND)).unwrap();
-        assert_eq!(clients(&node), expected);
-    }
 }
 
 #[test]

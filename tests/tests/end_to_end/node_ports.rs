@@ -23,11 +23,6 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// A node with a Service that has the node port [`PORT`] for TCP and UDP, and one whose external policy is Local with the
 /// node port [`LOCAL_PORT`] for TCP.
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
-    with_nodes_or_skip(&nodes(EXTERNAL), arguments)
-}
-
-/// The same with these Node objects.
-fn with_nodes_or_skip(nodes: &str, arguments: &[&str]) -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
     for address in [IpAddr::from(OWN), OWN6.into()] {
         node.netns().add_address(address).unwrap();
@@ -40,7 +35,7 @@ fn with_nodes_or_skip(nodes: &str, arguments: &[&str]) -> Option<TestNode> {
         .node_port(LOCAL_PORT)
         .external_local()
         .endpoints([1]);
-    node.write_file("nodes.yaml", nodes);
+    node.write_file("nodes.yaml", &nodes(EXTERNAL));
     node.write(&[web, local]);
     node.start(arguments);
     Some(node)
@@ -85,6 +80,9 @@ fn a_node_port_is_served_at_every_address_of_the_node() {
     }
     assert_not_served(OWN, PORT + 1);
     assert_not_served([198, 51, 100, 1], PORT);
+    // Of another node.
+    assert_served(OTHER, PORT);
+    assert_not_served(OTHER, LOCAL_PORT);
     // An address is added and removed.
     let late = IpAddr::from([192, 0, 2, 99]);
     assert_not_served(late, PORT);
@@ -125,14 +123,6 @@ fn a_node_port_is_served_on_loopback_in_the_nodes_namespace_only() {
 }
 
 #[test]
-fn node_ports_of_other_nodes_are_translated_unless_the_policy_is_local() {
-    let Some(_node) = node_or_skip(&[]) else { return };
-    assert_served(OTHER, PORT);
-    assert_not_served(OTHER, LOCAL_PORT);
-    assert_served(OWN, LOCAL_PORT);
-}
-
-#[test]
 fn node_ports_are_served_only_at_nodeport_addresses() {
     let arguments = ["--nodeport-addresses", "203.0.113.0/24,2001:db8::/32"];
     let Some(node) = node_or_skip(&arguments) else { return };
@@ -157,23 +147,6 @@ fn node_ports_are_served_only_at_nodeport_addresses() {
     // The port can be bound at the other addresses.
     TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).unwrap();
     assert_eq!(TcpListener::bind((OWN, PORT)).is_err(), knows_its_namespace());
-}
-
-#[test]
-fn the_primary_address_is_the_first_internal_one_or_the_bind_address() {
-    let addresses =
-        format!("[{{type: ExternalIP, address: {EXTERNAL}}}, {{type: InternalIP, address: {OWN}}}]");
-    let own = format!("{}status: {{addresses: {addresses}}}\n", manifest::node(NODE));
-    let primary = ["--nodeport-addresses", "primary"];
-    let Some(node) = with_nodes_or_skip(&own, &primary) else { return };
-    assert_served(OWN, PORT);
-    assert_not_served(EXTERNAL, PORT);
-    drop(node);
-    let external = EXTERNAL.to_string();
-    let bound = [&primary[..], &["--bind-address", &external]].concat();
-    let Some(_node) = with_nodes_or_skip(&own, &bound) else { return };
-    assert_served(EXTERNAL, PORT);
-    assert_not_served(OWN, PORT);
 }
 
 #[test]

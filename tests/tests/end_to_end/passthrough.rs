@@ -1,7 +1,6 @@
-//! What passes untranslated: sockets connected before the proxy started, frontends of the packet path, and binds without
-//! a port.
+//! What passes untranslated: sockets connected before the proxy started, cluster IPs of the host, and binds without a port.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
     EchoConnection, EchoServer, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, connected_udp_socket,
@@ -86,26 +85,6 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     drop(cache);
     node.netns().remove_address(WEB4.into()).unwrap();
     assert!(eventually(TIMEOUT, || is_served_by("web-1")));
-}
-
-#[test]
-fn a_load_balancer_ip_with_source_ranges_is_left_to_the_packet_path() {
-    let ips: [IpAddr; 2] = ["203.0.113.10", "fd00:10:eee::10"].map(|it| it.parse().unwrap());
-    let service = web().load_balancer_ips(&ips).source_ranges(&["192.0.2.0/24"]);
-    let Some(node) = TestNode::running_or_skip([1], &[service], &[]) else { return };
-    // The ranges restrict only their own family.
-    let open = SocketAddr::new(ips[1], 80);
-    assert_eq!(request(Transport::Tcp, open).unwrap(), "web-1");
-    assert_eq!(request(Transport::Udp, open).unwrap(), "web-1");
-    assert_eq!(request(Transport::Tcp, (WEB4, 80).into()).unwrap(), "web-1");
-    let restricted = SocketAddr::new(ips[0], 80);
-    for transport in Transport::ALL {
-        let error = request(transport, restricted).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{transport:?}: {error}");
-    }
-    // Without ranges the socket path serves it.
-    node.write(&[web().load_balancer_ips(&ips)]);
-    assert!(eventually(TIMEOUT, || request(Transport::Tcp, restricted).is_ok()));
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! What a program observes of a Service: connect, send, receive and getpeername on real sockets.
 
 use std::{
-    collections::BTreeMap,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process, thread,
-    time::{Duration, Instant},
+    process,
 };
 
 use socket2::{Domain, Socket, Type};
@@ -34,23 +32,6 @@ fn exchange(socket: &UdpSocket, service: SocketAddr) -> String {
     let (name, from) = client::exchange(socket, service).unwrap();
     assert_eq!((from.ip(), from.port()), (service.ip(), service.port()));
     name
-}
-
-#[test]
-fn every_transport_and_family_reaches_every_endpoint() {
-    let Some(node) = node_or_skip(3) else { return };
-    for address in web_frontends() {
-        for transport in Transport::ALL {
-            let mut seen = BTreeMap::<String, usize>::new();
-            for _ in 0..300 {
-                *seen.entry(request(transport, address).unwrap()).or_default() += 1;
-            }
-            assert_eq!(seen.len(), 3, "{transport:?} to {address}: {seen:?}");
-            // The expected number is 100; with a fair choice the probability of less than 50 is 10^-9.
-            assert!(seen.values().all(|it| *it > 50), "{transport:?} to {address}: {seen:?}");
-        }
-    }
-    assert!(node.servers().iter().all(|it| it.connections() > 0 && it.datagrams() > 0));
 }
 
 #[test]
@@ -104,26 +85,6 @@ fn an_unconnected_socket_keeps_its_endpoint_while_it_serves() {
             assert!(now == *before || !serves(before), "from {before} to {now} of {endpoints:?}");
             *before = now;
         }
-    }
-}
-
-#[test]
-fn external_and_load_balancer_ips_reach_the_endpoints() {
-    let Some(mut node) = node_or_skip(2) else { return };
-    let external: [IpAddr; 4] = [
-        [203, 0, 113, 10].into(),
-        [0xfd00, 0x10, 0xeee, 0, 0, 0, 0, 0x10].into(),
-        [203, 0, 113, 20].into(),
-        [0xfd00, 0x10, 0xeee, 0, 0, 0, 0, 0x20].into(),
-    ];
-    node.apply(&[web(1..=2).load_balancer_ips(&external[..2]).external_ips(&external[2..]), empty()]);
-    for address in external.map(|it| SocketAddr::new(it, 80)) {
-        for transport in Transport::ALL {
-            let reply = request(transport, address);
-            let is_served = reply.as_ref().is_ok_and(|it| it.starts_with("web-"));
-            assert!(is_served, "{transport:?} {address}: {reply:?}");
-        }
-        assert_eq!(EchoConnection::connect(address).unwrap().stream().peer_addr().unwrap(), address);
     }
 }
 
@@ -190,37 +151,6 @@ fn a_refused_connect_keeps_the_previous_peer() {
     assert_eq!(socket.peer_addr().unwrap(), service);
     socket.send(b"who?").unwrap();
     assert_eq!(client::receive(&socket).unwrap().1, service);
-}
-
-#[test]
-fn a_service_without_endpoints_refuses_at_once() {
-    let Some(mut node) = node_or_skip(1) else { return };
-    let addresses: [SocketAddr; 3] =
-        [(EMPTY4, 80).into(), (EMPTY6, 80).into(), (EMPTY4.to_ipv6_mapped(), 80).into()];
-    for address in addresses {
-        let begin = Instant::now();
-        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        let socket = udp_socket(address).unwrap();
-        let unconnected = udp_socket(address).unwrap().send_to(b"who?", address).unwrap_err().kind();
-        if kernel_at_least(5, 18) {
-            assert_eq!(socket.connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-            assert_eq!(unconnected, ErrorKind::ConnectionRefused);
-        } else {
-            socket.connect(address).unwrap();
-            assert!((0..2).any(|_| socket.send(b"who?").is_err()), "{address}: two datagrams were sent");
-            assert_eq!(unconnected, ErrorKind::PermissionDenied);
-        }
-        assert!(begin.elapsed() < Duration::from_secs(60), "nothing waits for a timeout");
-    }
-    // The same holds for `web` when its last endpoint is removed; a connection to it continues.
-    let mut connection = EchoConnection::connect((WEB4, 80).into()).unwrap();
-    node.apply(&[web([]), empty()]);
-    assert_eq!(TcpStream::connect((WEB4, 80)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    thread::sleep(Duration::from_millis(50));
-    connection.ping().unwrap();
-    assert_eq!(connection.stream().peer_addr().unwrap(), (WEB4, 80).into());
-    node.apply(&[web([1]), empty()]);
-    TcpStream::connect((WEB4, 80)).unwrap();
 }
 
 #[test]

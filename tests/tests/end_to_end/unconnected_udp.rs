@@ -15,9 +15,6 @@ use super::held_connections::allow_open_files;
 
 /// Far more Services than the one that a socket has in its slot.
 const MANY: u16 = 100;
-/// A few, for Services that change often.
-const SOME: u16 = 10;
-
 fn ips(n: u16) -> [IpAddr; 2] {
     [[10, 96, 1, n as u8].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 1, n].into()]
 }
@@ -69,13 +66,6 @@ impl Client {
         self.socket.send_to(b"who?", self.notation.address(service))
     }
 
-    #[track_caller]
-    fn send(&self, services: u16) {
-        (0..services).for_each(|it| {
-            self.try_send(it).unwrap();
-        });
-    }
-
     /// Receives a reply, which must bear the address of its Service: the Service.
     #[track_caller]
     fn receive(&self) -> u16 {
@@ -88,32 +78,31 @@ impl Client {
 }
 
 struct Node {
-    services: u16,
     /// Both sockets of every endpoint of every Service; they reply when the test says so.
     servers: BTreeMap<(u16, u8), [UdpSocket; 2]>,
     node: TestNode,
 }
 
 impl Node {
-    fn or_skip(services: u16, arguments: &[&str]) -> Option<Self> {
+    fn or_skip(arguments: &[&str]) -> Option<Self> {
         let mut node = TestNode::or_skip()?;
         let mut servers = BTreeMap::new();
         for n in 1..=3 {
             node.netns().add_address(endpoint(n)[1]).unwrap();
-            for service in 0..services {
+            for service in 0..MANY {
                 let sockets = endpoint(n).map(|ip| UdpSocket::bind((ip, 9000 + service)).unwrap());
                 sockets.iter().for_each(|it| it.set_nonblocking(true).unwrap());
                 servers.insert((service, n), sockets);
             }
         }
-        node.write(&self::services(services, &[1, 2, 3]));
+        node.write(&services(MANY, &[1, 2, 3]));
         node.start(arguments);
-        Some(Self { services, servers, node })
+        Some(Self { servers, node })
     }
 
     #[track_caller]
     fn apply(&mut self, endpoints: &[u8]) {
-        self.node.apply(&services(self.services, endpoints));
+        self.node.apply(&services(MANY, endpoints));
     }
 
     /// Replies to the next request for a Service: the endpoint that received it.
@@ -130,35 +119,14 @@ impl Node {
         panic!("no endpoint of Service {service} received a request");
     }
 
-    fn discard(&self, n: u8) {
-        let servers = (0..self.services).flat_map(|service| &self.servers[&(service, n)]);
-        servers.for_each(|it| while it.recv_from(&mut [0; 64]).is_ok() {});
-    }
-
-    /// An endpoint replies to every request it has received so far; the clients receive each Service's reply.
-    #[track_caller]
-    fn reply_late(&self, n: u8, clients: &[Client], services: u16) {
-        for service in 0..services {
-            let mut replies = 0;
-            for server in &self.servers[&(service, n)] {
-                while let Ok((_, from)) = server.recv_from(&mut [0; 64]) {
-                    server.send_to(&service.to_ne_bytes(), from).unwrap();
-                    replies += 1;
-                }
-            }
-            assert_eq!(replies, clients.len(), "requests for Service {service} at endpoint {n}");
-            for client in clients {
-                assert_eq!(client.receive(), service, "of {services} Services, from endpoint {n}");
-            }
-        }
-    }
-
     /// A client sends a request to every Service before it receives the replies: the endpoint of each Service.
     #[track_caller]
     fn round(&self, client: &Client) -> Vec<u8> {
-        client.send(self.services);
-        let endpoints = (0..self.services).map(|it| self.reply(it)).collect();
-        let mut waiting: BTreeSet<_> = (0..self.services).collect();
+        for service in 0..MANY {
+            client.try_send(service).unwrap();
+        }
+        let endpoints = (0..MANY).map(|it| self.reply(it)).collect();
+        let mut waiting: BTreeSet<_> = (0..MANY).collect();
         while !waiting.is_empty() {
             let service = client.receive();
             assert!(waiting.remove(&service), "Service {service} replies twice");
@@ -176,7 +144,7 @@ impl Node {
 
 #[test]
 fn one_socket_can_use_any_number_of_services() {
-    let Some(mut node) = Node::or_skip(MANY, &[]) else { return };
+    let Some(mut node) = Node::or_skip(&[]) else { return };
     assert_eq!(node.entries(), 0);
     let clients = Client::all();
     let first = clients.each_ref().map(|it| node.round(it));
@@ -208,49 +176,8 @@ fn one_socket_can_use_any_number_of_services() {
 }
 
 #[test]
-fn a_late_reply_of_a_removed_endpoint_bears_the_services_address() {
-    let Some(mut node) = Node::or_skip(SOME, &[]) else { return };
-    // In the socket's slot, and beyond it.
-    for services in [1, 2, SOME] {
-        let clients = Client::all();
-        node.apply(&[1]);
-        clients.iter().for_each(|it| it.send(services));
-        for (before, now) in [(1, 2), (2, 3), (3, 1)] {
-            node.apply(&[now]);
-            clients.iter().for_each(|it| it.send(services));
-            node.reply_late(before, &clients, services);
-        }
-        node.reply_late(1, &clients, services);
-        drop(clients);
-        assert_eq!(node.entries(), 0, "closed sockets leave nothing");
-    }
-}
-
-#[test]
-fn late_replies_bear_the_services_address_when_the_share_is_nearly_used_up() {
-    // 32 entries, of which one network namespace may have four.
-    let Some(mut node) = Node::or_skip(2, &["--udp-addresses", "16"]) else { return };
-    let client = Client::new(Notation::V4);
-    // The slot and one more address: three entries.
-    client.send(2);
-    for now in [1, 2, 3, 1, 2, 3] {
-        node.apply(&[now]);
-        // Entries of previous endpoints are evicted for those of current ones.
-        client.send(2);
-        (1..=3).filter(|it| *it != now).for_each(|it| node.discard(it));
-        for _ in 0..2 {
-            node.discard(now);
-            client.send(2);
-            node.reply_late(now, std::slice::from_ref(&client), 2);
-        }
-    }
-    drop(client);
-    assert_eq!(node.entries(), 0);
-}
-
-#[test]
 fn the_addresses_of_a_socket_survive_a_restart() {
-    let Some(mut node) = Node::or_skip(MANY, &[]) else { return };
+    let Some(mut node) = Node::or_skip(&[]) else { return };
     let clients = Client::all();
     let first = clients.each_ref().map(|it| node.round(it));
     node.node.kill();
@@ -264,7 +191,7 @@ fn the_addresses_of_a_socket_survive_a_restart() {
 
 #[test]
 fn a_datagram_without_room_for_its_entry_is_not_sent() {
-    let Some(node) = Node::or_skip(MANY, &["--udp-addresses", "64"]) else { return };
+    let Some(node) = Node::or_skip(&["--udp-addresses", "64"]) else { return };
     let full = Client::new(Notation::V4);
     let sent = |client: &Client| (0..MANY).take_while(|it| client.try_send(*it).is_ok()).count();
     // Of 128 entries one network namespace may have 15: the head, and two for each address; the first address needs none.
@@ -296,7 +223,7 @@ fn leaked_entries_of_a_closed_socket_are_collected() {
         Service::new(&format!("s-{n}"), &[*ip]).port("", "UDP", 53, 9000).endpoints([1])
     };
     node.write(&addresses.iter().enumerate().map(service).collect::<Vec<_>>());
-    let mut node = Node { services: 0, servers: BTreeMap::new(), node };
+    let mut node = Node { servers: BTreeMap::new(), node };
     node.node.start(&[]);
     let client = Client::new(Notation::V4);
     for ip in &addresses {
