@@ -1,21 +1,14 @@
 //! `explain` on a node: it names the endpoints that connects reach, what the kernel has for the client, and what is missing.
 //! `scenarios.rs` and `packet_path` compare it with every scenario and with traffic from pods and from outside.
 
-use std::{
-    collections::BTreeSet,
-    net::{SocketAddr, TcpStream},
-    os::unix::process::CommandExt as _,
-    process::Command,
-    sync::Arc,
-};
+use std::{net::TcpStream, os::unix::process::CommandExt as _, process::Command, sync::Arc};
 
 use build_tools::command::KilledOnDrop;
 use grpc_server::{Listener, ServedData};
 use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
 use tests::{
-    AgentCommand, Build, Explained, NODE, NetNs, Output, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4,
-    assert_contains, brain_socket, endpoint, eventually, kernel_at_least, metric, request, run,
-    status_socket, web4,
+    AgentCommand, Build, NODE, NetNs, Output, TIMEOUT, TestNode, Transport, WEB4, assert_contains,
+    brain_socket, eventually, kernel_at_least, request, run, status_socket, web4,
 };
 
 use super::passive_health::FOR_EVER;
@@ -24,10 +17,6 @@ const FRONTEND: &str = "10.96.0.10:80/tcp";
 
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip([1, 2], &[web4([1, 2])], arguments)
-}
-
-fn target(n: u8) -> SocketAddr {
-    (endpoint(n)[0], TARGET_PORT).into()
 }
 
 #[track_caller]
@@ -136,26 +125,6 @@ fn an_explanation_says_what_the_kernel_has_for_the_client() {
         &["selection  at random; a client keeps it for 3600 s (sessionAffinity ClientIP)"],
     );
     assert!(!of_pod(&node).contains(kept));
-}
-
-#[test]
-fn an_explanation_names_the_endpoints_that_connects_reach_whatever_their_state() {
-    let Some(mut node) = node_or_skip(&[]) else { return };
-    node.serve(3..=5);
-    let web = || web4([]).endpoint_on("n2", "web-1", &endpoint(1)[..1]).endpoints([2]);
-    let terminating = web4([3]).terminating();
-    for service in [web(), web().internal_local(), terminating.clone(), terminating.endpoints([4, 5])] {
-        let revision = || metric("kube_proxy_ebpf_active_revision");
-        let before = revision();
-        node.write(&[service]);
-        node.wait_until(|_| revision() > before);
-        let explained = Explained::ask(&mut node.cli("explain"), &["node", FRONTEND]);
-        let named = (1..=5).filter(|it| explained.used.contains(&target(*it)));
-        let reached = (0..100).map(|_| request(Transport::Tcp, (WEB4, 80).into()).unwrap());
-        let (named, reached): (BTreeSet<_>, BTreeSet<_>) =
-            (named.map(|it| format!("web-{it}")).collect(), reached.collect());
-        assert_eq!(named, reached, "{explained:?}");
-    }
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use api_server::{ApiServer, Fault, Resource, Settings, Verb};
+use api_server::{ApiServer, Resource, Settings};
 use build_tools::command::KilledOnDrop;
 use tests::{
     APPLIED, AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Output, Service, TestNode,
-    Transport, WEB4, assert_contains, expected_dump, http, manifest, metric, request, run, scaled,
+    Transport, WEB4, assert_contains, expected_dump, http, manifest, metric, run, scaled,
 };
 
 use super::passive_health::FOR_EVER;
@@ -118,26 +118,6 @@ fn a_missing_node_object_is_answered_as_by_kube_proxy() {
     node.wait_until_logged(&["no Node object has this name"]);
     node.wait_until_active(&[service("other", [10, 96, 0, 11], &[1]), web(&[1])]);
     assert_eq!(http::health_status("/healthz"), 200);
-    node.terminate();
-}
-
-#[test]
-fn another_nodes_node_port_is_redirected_only_if_all_nodes_are_watched() {
-    const PORT: u16 = 30_080;
-    let (own, other) = ([203, 0, 113, 1], [203, 0, 113, 2]);
-    let Some(mut node) = TestNode::serving_or_skip([1]) else { return };
-    let server = ApiServer::start(Settings::default()).unwrap();
-    for (name, address) in [(NODE, own), ("n2", other)] {
-        let manifest = manifest::node_with_addresses(name, &[address.into()]);
-        set_node(&server, &manifest);
-    }
-    set(&server, &[web(&[1]).node_port(PORT)]);
-    let reaches = |address: [u8; 4]| request(Transport::Tcp, (address, PORT).into()).is_ok();
-    node.start_with(&command(&node, &server));
-    assert_eq!([own, other].map(reaches), [true, false]);
-    node.terminate();
-    node.start_with(&command(&node, &server).args(["--watch-all-nodes"]));
-    assert_eq!([own, other].map(reaches), [true, true]);
     node.terminate();
 }
 
@@ -329,18 +309,6 @@ fn assert_fails_with_one_line(Output { code, stderr, .. }: &Output, text: &str) 
 }
 
 #[test]
-fn print_shows_the_state_of_an_api_server() {
-    let server = ApiServer::start(Settings::default()).unwrap();
-    set(&server, &[web(&[1])]);
-    let fault = Fault::Status { code: 403, message: "not yet".into(), retry_after: None };
-    server.inject_fault(Resource::Nodes, Verb::Watch, 1, fault);
-    let output = print(&["--master", &server.url()]);
-    assert!(output.stderr.contains("nodes: 403 Forbidden: not yet"), "{}", output.stderr);
-    let text = output.success();
-    assert!(text.contains("10.96.0.10") && text.contains("10.244.1.1"), "{text}");
-}
-
-#[test]
 fn an_unusable_kubeconfig_ends_the_command_with_one_line() {
     let missing = print(&["--kubeconfig", "/no/such/file"]);
     assert_fails_with_one_line(&missing, "kubeconfig /no/such/file: No such file");
@@ -378,7 +346,7 @@ fn a_pod_uses_the_api_server_of_its_cluster() {
 
     // The address in the environment is the Service's, which may not be translated yet; a flag names the server itself.
     let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
-    let text = print_in_a_pod(&folder, &other, &["--kube-api-server", &server.url()]).success();
+    let text = print_in_a_pod(&folder, &other, &["--master", &server.url()]).success();
     assert!(text.contains("10.244.1.1"), "{text}");
 
     fs::remove_file(folder.join("token")).unwrap();

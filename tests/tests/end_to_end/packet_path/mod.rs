@@ -8,7 +8,6 @@ mod long_lived;
 mod node;
 mod policies;
 mod sockets;
-mod sources;
 mod switch_over;
 mod trace;
 mod untracked;

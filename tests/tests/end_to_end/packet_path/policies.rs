@@ -1,41 +1,45 @@
-//! The rules of Services: traffic policies, refusals, source ranges, and addresses that no Service has.
+//! What a proxy's options and the rules of Services make of traffic: which endpoints it reaches, and from which source.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::{Duration, Instant},
+};
 
-use tests::{EchoServer, TIMEOUT, Transport, eventually, repetitions};
+use tests::{EchoServer, TIMEOUT, TestCluster, Transport, eventually, program_or_skip, repetitions};
 
-use super::{sources::N1_AT_POD, *};
+use super::*;
+
+/// Makes sources outside recognizable.
+const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
+/// The address of n1 on the veth pair to its pod, by family.
+const N1_AT_POD: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)), N1[1]];
 
 #[test]
-fn a_cluster_ip_reaches_every_endpoint_and_keeps_the_source() {
-    RunningCluster::each(&[on_both_nodes(internal("web", 1))], &[], |it| {
+fn services_are_reached_from_everywhere_and_masquerade_what_comes_from_outside() {
+    let services = [
+        on_both_nodes(external("web", 1)),
+        external("own", 2).endpoint("p1", &P1),
+        on_both_nodes(external("local", 3)).external_local(),
+    ];
+    RunningCluster::each(&services, &[], |it| {
         for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
             // From the client, the replies of p3 would take another route.
             check(&it.pods[1], frontend, &[("p1", P2[index]), ("p3", P2[index])]);
             check(&it.n1, frontend, &[("p1", N1[index]), ("p3", N1[index])]);
         }
-    });
-}
-
-#[test]
-fn internal_policy_local_uses_endpoints_of_this_node_only() {
-    let local = on_both_nodes(internal("local", 1)).internal_local();
-    let remote = internal("remote", 2).endpoint_on("n2", "p3", &P3).internal_local();
-    RunningCluster::each(&[local, remote], &[], |it| {
-        for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
-            check(&it.pods[1], frontend, &[("p1", P2[index])]);
-            check(&it.client, frontend, &[("p1", CLIENT[index])]);
-        }
-        check_dropped(&it.client, internal_frontends(2)[0]);
-    });
-}
-
-#[test]
-fn external_traffic_reaches_every_endpoint_and_is_masqueraded() {
-    RunningCluster::each(&[on_both_nodes(external("web", 1))], &[], |it| {
         for frontend in external_frontends(1) {
             let index = usize::from(frontend.is_ipv6());
             check(&it.client, frontend, &[("p1", N1_AT_POD[index]), ("p3", N1[index])]);
+        }
+        for frontend in internal_frontends(2) {
+            assert_eq!(server(&it.pods[0], frontend), "p1", "a pod reaches itself");
+        }
+        for from in [&it.client, &it.pods[0], &it.n1] {
+            cluster_ips(1).into_iter().for_each(|ip| check_refused(from, at(ip, 81)));
+        }
+        // A node port of n2, where there is no proxy.
+        for from in [&it.pods[0], &it.n1] {
+            check_refused(from, at(N2[0], NODE_PORT + 3));
         }
     });
 }
@@ -44,8 +48,8 @@ fn external_traffic_reaches_every_endpoint_and_is_masqueraded() {
 fn external_policy_local_uses_endpoints_of_this_node_and_keeps_the_source() {
     let local = on_both_nodes(external("local", 1)).external_local();
     let remote = external("remote", 2).endpoint_on("n2", "p3", &P3).external_local();
-    let detect_local = ["--cluster-cidr=10.244.0.0/16,fd00:244::/32"];
-    RunningCluster::each(&[local, remote], &detect_local, |it| {
+    let web = on_both_nodes(internal("web", 3));
+    RunningCluster::each(&[local, remote, web], &[CLUSTER_CIDR], |it| {
         for frontend in external_frontends(1) {
             check(&it.client, frontend, &[("p1", CLIENT[usize::from(frontend.is_ipv6())])]);
         }
@@ -57,6 +61,11 @@ fn external_policy_local_uses_endpoints_of_this_node_and_keeps_the_source() {
             for frontend in external_frontends(2) {
                 assert_eq!(server(from, frontend), "p3", "{frontend}");
             }
+        }
+        // To a cluster IP, sources outside are masqueraded.
+        for (index, frontend) in internal_frontends(3).into_iter().enumerate() {
+            check(&it.client, frontend, &[("p1", N1_AT_POD[index]), ("p3", N1[index])]);
+            check(&it.pods[1], frontend, &[("p1", P2[index]), ("p3", P2[index])]);
         }
     });
 }
@@ -71,53 +80,67 @@ fn without_a_detect_local_mode_the_local_policy_applies_to_packets_of_pods() {
 }
 
 #[test]
-fn a_node_port_of_another_node_is_not_translated() {
+fn every_detect_local_mode_keeps_the_sources_of_pods() {
+    for mode in [
+        &["--detect-local-mode=NodeCIDR"][..],
+        &["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=p2"],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=p"],
+    ] {
+        let web = internal("web", 1).endpoint("p1", &P1);
+        let Some(it) = RunningCluster::or_skip("nft", &[web], mode) else { return };
+        let frontend = at(cluster_ips(1)[0], 80);
+        check(&it.client, frontend, &[("p1", N1_AT_POD[0])]);
+        check(&it.pods[1], frontend, &[("p1", P2[0])]);
+    }
+}
+
+#[test]
+fn masquerade_all_changes_every_source() {
+    let web = internal("web", 1).endpoint_on("n2", "p3", &P3);
+    RunningCluster::each(&[web], &["--masquerade-all"], |it| {
+        for (index, frontend) in internal_frontends(1).into_iter().enumerate() {
+            check(&it.pods[0], frontend, &[("p3", N1[index])]);
+        }
+        let reported = it.agent.log().contains("--masquerade-all has no effect on sockets");
+        assert_eq!(reported, it.backend == "ebpf");
+    });
+}
+
+#[test]
+fn the_masquerade_mark_is_configurable() {
+    let Some(_nft) = program_or_skip("nft") else { return };
     let web = on_both_nodes(external("web", 1)).external_local();
-    RunningCluster::each(&[web], &[], |it| {
-        // There is no proxy on n2.
-        for from in [&it.pods[0], &it.n1] {
-            check_refused(from, at(N2[0], NODE_PORT + 1));
-        }
-    });
+    let Some(it) = RunningCluster::or_skip("nft", &[web], &["--nft-masquerade-bit=20"]) else { return };
+    // Another table sets the default mark on all packets.
+    nft(&it, &["add", "table", "ip", "theirs"]);
+    let hook = "{ type filter hook prerouting priority -150; }";
+    nft(&it, &["add", "chain", "ip", "theirs", "first", hook]);
+    nft(&it, &["add", "rule", "ip", "theirs", "first", "meta", "mark", "set", "0x4000"]);
+    check(&it.client, at(load_balancer_ips(1)[0], 80), &[("p1", CLIENT[0])]);
+    let RunningCluster { agent, cluster, .. } = it;
+    agent.terminate().unwrap();
+    // With the mark's own bit configured, all packets are masqueraded.
+    let _agent = start_ready(&cluster, &cluster.command("nft").arg("--nft-masquerade-bit=14"));
+    // At another address: existing flows keep their translation, and the client may reuse a port.
+    check(&cluster.client, at(external_ips(1)[0], 80), &[("p1", N1_AT_POD[0])]);
 }
 
 #[test]
-fn a_service_without_endpoints_refuses() {
-    RunningCluster::each(&[external("web", 1)], &[], |it| {
-        for frontend in external_frontends(1).into_iter().chain(internal_frontends(1)) {
-            for from in [&it.client, &it.pods[0], &it.n1] {
-                check_refused(from, frontend);
-            }
-        }
-    });
-}
-
-#[test]
-fn an_undefined_port_of_a_service_refuses() {
-    RunningCluster::each(&[on_both_nodes(internal("web", 1))], &[], |it| {
-        for ip in cluster_ips(1) {
-            for from in [&it.client, &it.pods[0], &it.n1] {
-                check_refused(from, at(ip, 81));
-            }
-        }
-    });
-}
-
-#[test]
-fn source_ranges_apply_to_all_traffic_to_a_load_balancer_ip_only() {
+fn node_ports_follow_the_selected_addresses() {
     let web = external("web", 1).endpoint("p1", &P1);
-    let web = web.source_ranges(&["192.168.50.100/32", "10.244.1.11/32"]);
-    RunningCluster::each(&[web], &[], |it| {
-        let balancer = at(load_balancer_ips(1)[0], 80);
-        assert_eq!(server(&it.client, balancer), "p1");
-        assert_eq!(server(&it.pods[1], balancer), "p1");
-        check_dropped(&it.pods[0], balancer);
-        check_dropped(&it.n1, balancer);
-        // Other addresses are open, and so is the family without ranges.
-        for open in [at(external_ips(1)[0], 80), at(N1[0], NODE_PORT + 1), at(load_balancer_ips(1)[1], 80)] {
-            assert_eq!(server(&it.n1, open), "p1", "{open}");
-        }
-    });
+    let arguments = ["--nodeport-addresses=192.168.50.0/24,2001:db8::/32"];
+    let Some(it) = RunningCluster::or_skip("nft", &[web], &arguments) else { return };
+    let port = NODE_PORT + 1;
+    assert_eq!(server(&it.client, at(N1[0], port)), "p1");
+    check_refused(&it.client, at(N1[1], port));
+    check_refused(&it.n1, at(Ipv4Addr::LOCALHOST, port));
+    let added = at(Ipv4Addr::new(192, 168, 50, 7), port);
+    it.n1.ip(&["address", "add", "192.168.50.7/24", "dev", "eth0"]).unwrap();
+    let is_served = || TestCluster::request(&it.client, Transport::Tcp, added).is_ok();
+    assert!(eventually(TIMEOUT, is_served), "an added address is not served");
+    it.n1.ip(&["address", "del", "192.168.50.7/24", "dev", "eth0"]).unwrap();
+    let is_removed = || !dump(&it).iter().any(|it| it.ends_with("192.168.50.7"));
+    assert!(eventually(TIMEOUT, is_removed), "a removed address is still served");
 }
 
 /// It compares times.
@@ -160,15 +183,6 @@ mod alone {
         // Lists that are not used any more are gone.
         assert_eq!(dump(&it).iter().filter(|it| it.starts_with("packets sources-")).count(), 4);
     }
-}
-
-#[test]
-fn a_pod_reaches_itself_through_its_own_service() {
-    RunningCluster::each(&[external("web", 1).endpoint("p1", &P1)], &[], |it| {
-        for frontend in internal_frontends(1) {
-            assert_eq!(server(&it.pods[0], frontend), "p1");
-        }
-    });
 }
 
 #[test]
