@@ -1,17 +1,26 @@
 //! `trace -v` on a node: each decision has its steps, as the programs have logged them, in order and complete; what finds no room
 //! is counted.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+};
 
 use serde_json::Value;
 use tests::{
     EchoConnection, FRONTEND, ObjectTracker, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB,
-    eventually, exchange, kernel_at_least, request, udp_socket, web, web_frontends, web4,
+    endpoint, eventually, exchange, kernel_at_least, request, udp_socket, web, web_frontends, web4,
 };
 
-use super::trace::{OTHER4, SHORT_EJECTIONS, are_products, node_or_skip, other4, start, unread_trace};
+use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace};
 
 const NODE_PORT: u16 = 30_080;
+/// Each failure ejects, for a moment.
+const SHORT_EJECTIONS: [&str; 3] = [
+    "--passive-health-failures=1",
+    "--passive-health-ejection-time=1s",
+    "--passive-health-max-ejection-time=1s",
+];
 /// The steps before and after that on the way to an endpoint.
 const FOUND: [&str; 2] = ["prefilter: hit", "frontend: looked up found"];
 
@@ -71,35 +80,52 @@ fn every_step_of_a_connect_is_traced_in_order() {
 #[test]
 fn the_steps_of_affinity_are_traced() {
     let Some(node) = node_or_skip(&[web4([1, 2]).affinity(3600), other4([1])]) else { return };
-    let trace = start(&node, &["-v", "--service", "default/web"]);
+    let trace = start(&node, &["-v", "--service", "default/web", "--count", "2"]);
     // The steps of another Service's are read, and belong to no event.
     drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
     drop(EchoConnection::connect(FRONTEND).unwrap());
     let rest: &[&str] = &["slot: claimed", "decision: redirect"];
-    check(&trace.next(), &[&FOUND, &["endpoint: read", "affinity: looked up"], rest]);
+    let new = trace.expect(&[("affinity", "new")]);
+    check(&new, &[&FOUND, &["endpoint: read", "affinity: looked up"], rest]);
     drop(EchoConnection::connect(FRONTEND).unwrap());
-    let line = trace.next();
-    check(&line, &[&FOUND, &["member: looked up found", "affinity: looked up found"], rest]);
-    assert!(line["steps"][3]["idle_ms"].is_u64(), "{line}");
+    let kept = trace.expect(&[("affinity", "kept")]);
+    check(&kept, &[&FOUND, &["member: looked up found", "affinity: looked up found"], rest]);
+    assert!(kept["steps"][3]["idle_ms"].is_u64(), "{kept}");
+    assert_eq!(new["endpoint"], kept["endpoint"]);
+    // It has ended by itself.
+    assert!(eventually(TIMEOUT, || are_products(&node)));
 }
 
 #[test]
 fn the_steps_of_an_ejection_are_traced() {
-    // Endpoint 3 refuses.
-    let Some(node) = TestNode::running_or_skip([1], &[other4([1, 3])], &SHORT_EJECTIONS) else { return };
+    let least = web4([1, 2]).annotation("kube-proxy-ebpf.io/load-balancing", "least-connections");
+    // Endpoint 3 refuses, and is tried again and again.
+    let services = [least, other4([1, 3])];
+    let Some(node) = TestNode::running_or_skip([1, 2], &services, &SHORT_EJECTIONS) else { return };
     let trace = start(&node, &["-vv"]);
-    let (mut avoided, mut tried, mut failed) = (false, false, false);
+    drop(EchoConnection::connect(FRONTEND).unwrap());
+    let line = trace.expect(&[("event", "connect")]);
+    assert_eq!((&line["leastConnections"], &line["ejected"]), (&true.into(), &Value::Null), "{line}");
+    trace.expect(&[("event", "end")]);
+    let (mut chosen, mut has_failed) = (BTreeMap::<String, String>::new(), false);
     let has_seen_all = || {
         drop(TcpStream::connect((OTHER4, 80)));
-        let [begin, end] = ["connect", "end"].map(|it| steps_of(&trace.expect(&[("event", it)])));
+        let line = trace.expect(&[("event", "connect")]);
+        assert_eq!(line["leastConnections"], Value::Null, "{line}");
+        let [begin, end] = [&line, &trace.expect(&[("event", "end")])].map(steps_of);
         let has = |steps: &[String], step: &str| steps.iter().any(|it| it == step);
         assert!(has(&begin, "endpoint: read"), "{begin:?}");
-        avoided |= has(&begin, "choice: made avoided");
-        tried |= has(&begin, "choice: made tried");
-        failed |= has(&end, "connection: refused by the endpoint") && has(&end, "failure: counted ejected");
-        avoided && tried && failed
+        if let Some(it) = line["ejected"].as_str() {
+            assert!(has(&begin, &format!("choice: made {it}")), "{it}: {begin:?}");
+            chosen.insert(it.to_owned(), line["endpoint"].as_str().unwrap().to_owned());
+        }
+        has_failed |=
+            has(&end, "connection: refused by the endpoint") && has(&end, "failure: counted ejected");
+        chosen.len() == 2 && has_failed
     };
     assert!(eventually(TIMEOUT, has_seen_all));
+    let at = |n| SocketAddr::new(endpoint(n)[0], TARGET_PORT).to_string();
+    assert_eq!(chosen, BTreeMap::from([("avoided".to_owned(), at(1)), ("tried".to_owned(), at(3))]));
 }
 
 #[test]
