@@ -106,6 +106,15 @@ fn check_finds_nothing_broken_on_a_working_node() {
     ] {
         report.has("ok", subject, &[text]);
     }
+    // Of packets from outside only where they are to be forwarded.
+    for text in [&report.text, &status(&node, &[])] {
+        assert!(!text.contains("external forwarding") && !text.contains("\nforwarding "), "{text}");
+    }
+    if kernel_at_least(5, 12) {
+        let report = Report::of(product().env("KUBE_PROXY_EBPF_EXTERNAL_FORWARDING", "dsr"), &node);
+        let expect = ["the packet path is off: packets from outside are not served here"];
+        report.has("broken", "external forwarding", &expect);
+    }
     // `check` changes nothing.
     node.terminate();
     let mut command = product();

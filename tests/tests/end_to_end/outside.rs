@@ -10,7 +10,7 @@ use std::{
 };
 
 use tests::{
-    EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, Service, TIMEOUT, Transport, eventually, run,
+    EchoConnection, IngressCluster, NetNs, OUTSIDE_CLIENTS, Service, TIMEOUT, eventually, run,
     test_cluster::TARGET,
 };
 
@@ -74,22 +74,6 @@ pub(crate) fn connect(cluster: &IngressCluster, count: usize) -> Vec<EchoConnect
 fn assert_alive(connections: &mut [EchoConnection], after: &str) {
     let broken: Vec<_> = connections.iter_mut().filter_map(|it| it.ping().err()).collect();
     assert!(broken.is_empty(), "{after}: {} of {} broke: {:?}", broken.len(), connections.len(), broken[0]);
-}
-
-#[test]
-fn every_server_sees_the_clients_own_address() {
-    let Some(cluster) = cluster_or_skip() else { return };
-    // Also by a node without an endpoint.
-    for hops in [&[0][..], &[3], &[0, 1, 2, 3]] {
-        cluster.set_next_hops(NETWORKS, hops);
-        let connections = connect(&cluster, 40);
-        let servers: BTreeSet<_> = connections.iter().map(|it| seen(it.name())).collect();
-        assert_eq!(servers, [("n1", true), ("n2", true), ("n3", true)].into(), "by {hops:?}");
-        for frontend in frontends() {
-            let reply = cluster.clients[0].run(|| tests::request(Transport::Udp, frontend)).unwrap();
-            assert!(seen(&reply).1, "{reply}");
-        }
-    }
 }
 
 /// Two nodes, which a slow emulated machine can run.
