@@ -4,10 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod affinity;
-mod at_scale;
 mod backend_conformance;
 mod bad_input;
-mod brain_chain;
 mod capabilities;
 mod check;
 mod counters;

@@ -1,10 +1,10 @@
 //! A brain and an agent in two processes behave as `run` does in one, and each may crash and restart.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, process::Command, time::Duration};
 
 use tests::{
-    APPLIED, Agent, Build, ConnectLoad, EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, Transport,
-    endpoint, eventually, expected_dump, http, manifest, scaled, web4,
+    APPLIED, Agent, AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Service, TIMEOUT,
+    TestNode, Transport, endpoint, eventually, expected_dump, http, manifest, run, scaled, web4,
 };
 
 /// `web` with these endpoints, and a Service that never changes.
@@ -101,4 +101,24 @@ fn brain_and_agent_report_an_unknown_node_name() {
     for process in &mut [node.start_brain(), node.start_agent()] {
         process.wait_until_logged(TIMEOUT, "no Node object has this name (found n2)").unwrap();
     }
+}
+
+#[test]
+fn a_brain_behind_a_brain_hands_out_the_annotations_that_both_request() {
+    let service = web4([1]).annotation("example.com/a", "b").annotation("example.org/c", "d");
+    let Some(node) = TestNode::prepared_or_skip([], &[service]) else { return };
+    let binary = Build::Product.binary();
+    let start = |name: &str, source: &str, requested: &str| {
+        let listen = format!("unix://{}", node.sandbox().files().join(name).display());
+        let command =
+            AgentCommand::new(&binary, &[]).args(["brain", "--source", source, "--listen", &listen]);
+        let command = command.args(["--serve-any-node", "--with-service-annotations", requested]).node(NODE);
+        (command.start(node.sandbox()).unwrap(), listen)
+    };
+    let (_first, target) = start("first", &node.source(), "example.com/*");
+    let (_second, target) = start("second", &format!("api:{target}"), "*");
+    let mut print = Command::new(&binary);
+    print.args(["print", "--once", "--output", "json", "--node-name", NODE, "--target", &target]);
+    let text = run(&mut print).success();
+    assert!(text.contains("\"annotations\":{\"example.com/a\":\"b\"}"), "{text}");
 }

@@ -11,7 +11,6 @@ mod cluster_resume;
 mod cluster_watch;
 mod common;
 mod conflicts;
-mod convergence;
 mod crowd;
 mod explanations;
 mod extensions;

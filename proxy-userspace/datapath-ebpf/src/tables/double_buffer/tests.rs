@@ -1,11 +1,10 @@
 //! The double buffer with maps in memory that check its invariants, over random histories with failures and restarts.
 
-mod at_scale;
 mod by_scenario;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::{NonZeroU8, NonZeroU32},
     sync::Arc,
 };
@@ -25,7 +24,7 @@ use proxy_common::tables::NodeAddrScope;
 use super::*;
 use crate::{
     fake_maps::FakeMaps,
-    fixtures::{self, state_of},
+    fixtures::{self, ALL_SCOPES, state_of},
 };
 
 const AFFINITY: ClientIpAffinity = ClientIpAffinity { timeout_seconds: NonZeroU32::MIN };
@@ -333,6 +332,48 @@ fn maps_grow_with_the_state() {
     }
     assert_serves(&buffer.store, &state((1..=250).map(|n| service(n, n, &[n, 251, 252]))));
     buffer.finish().unwrap();
+    assert_clean(&buffer);
+}
+
+/// The spare side before it becomes active, the other side afterwards.
+#[test]
+fn maps_shrink_at_a_start() {
+    let many = state((1..=250).map(|n| service(n, n, &[n])));
+    let few = state([service(1, 1, &[1])]);
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    for it in [&many, &few] {
+        buffer.take(it).unwrap();
+        buffer.finish().unwrap();
+    }
+    let capacities = |buffer: &DoubleBuffer<FakeMaps>| {
+        Side::BOTH.map(|side| buffer.sides[side.index()].capacity[Table::Frontends4.index()])
+    };
+    assert!(capacities(&buffer).iter().all(|it| *it > 250), "{:?}", capacities(&buffer));
+    // Another process.
+    buffer = DoubleBuffer::new(buffer.store).unwrap();
+    buffer.take(&few).unwrap();
+    buffer.finish().unwrap();
+    assert_eq!(capacities(&buffer), [64; 2]);
+    assert_serves(&buffer.store, &few);
+    assert_clean(&buffer);
+}
+
+/// As a state of another brain may have it.
+#[test]
+fn a_port_or_an_endpoint_that_appears_twice_is_served_once() {
+    let ports = ["http", "again"].map(|it| fixtures::port(it, Protocol::Tcp, 80));
+    let service = fixtures::service("web", [[10, 96, 0, 1].into()], ports.to_vec());
+    let pod = Ipv4Addr::new(10, 1, 0, 1);
+    // Twice, of a family that the Service does not have, and without an address.
+    let addresses = [(Some(pod), None), (Some(pod), None), (None, Some(Ipv6Addr::LOCALHOST)), (None, None)];
+    let to = EndpointPort { index: 0, port: fixtures::number(8080), scopes: ALL_SCOPES };
+    let endpoints = (1..).zip(addresses).map(|(n, (v4, v6))| fixtures::endpoint(n, v4, v6, [to]));
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    buffer.take(&state_of([ServiceState::new(service, endpoints)])).unwrap();
+    buffer.finish().unwrap();
+    let served = buffer.store.backends(tcp([10, 96, 0, 1], 80));
+    assert_eq!(served, Some(vec![SocketAddr::new(pod.into(), 8080)]));
+    assert_eq!(buffer.layout.rejected().len(), 1);
     assert_clean(&buffer);
 }
 
