@@ -1,4 +1,4 @@
-//! `explain` on a node: it names the endpoints that connects reach, what the kernel has for the client, and what is missing.
+//! `explain` on a node: its words, what the kernel has for the client, and what is missing.
 //! `scenarios.rs` and `packet_path` compare it with every scenario and with traffic from pods and from outside.
 
 use std::{net::TcpStream, os::unix::process::CommandExt as _, process::Command, sync::Arc};
