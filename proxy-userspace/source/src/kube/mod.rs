@@ -4,7 +4,7 @@
 //! last state stays active during a failure of any length, and what is listed again is compared with it.
 //! ServiceCIDRs and Pods are optional: the first state waits for them for a moment only, and a cluster without them is served.
 
-mod apiserver_holddown;
+mod apiserver_service;
 mod backoff;
 mod client_config;
 mod event_recorder;

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    apiserver_holddown::ApiServerHoldDown,
+    apiserver_service::ApiServerService,
     outage::Outage,
     resource::{RESOURCES, Resource},
     store::Store,
@@ -64,13 +64,11 @@ struct State {
     synced_at: Option<Instant>,
     /// Whether the server does not have or permit each optional resource, or it is not asked for.
     is_missing: [bool; OPTIONAL],
-    hold_down: ApiServerHoldDown,
+    api_server: ApiServerService,
     /// While a resource cannot be followed.
     outage: Option<Outage>,
     /// When the server could not be reached the last time.
     unreachable_at: Option<Instant>,
-    /// Whether it has not responded since.
-    is_unreachable: bool,
     rejections: Rejections,
     rejection_log: RejectionLog,
     /// Whether they have changed since they were taken.
@@ -215,9 +213,6 @@ impl Shared {
     pub(super) fn contact(&self, resource: usize) {
         let mut state = self.state.lock();
         state.active_at = Some(Instant::now());
-        if mem::take(&mut state.is_unreachable) {
-            state.hold_down.restart();
-        }
         let status = &mut state.resources[resource];
         status.contact();
         if status.error.is_some() {
@@ -229,7 +224,7 @@ impl Shared {
     pub(super) fn failed(&self, resource: usize, error: &WatchError, next: Instant) {
         let mut state = self.state.lock();
         if error.kind.is_unreachable() {
-            (state.unreachable_at, state.is_unreachable) = (Some(Instant::now()), true);
+            state.unreachable_at = Some(Instant::now());
         }
         state.resources[resource].error = Some(error.text.clone());
         let age = state.age();
@@ -319,8 +314,8 @@ impl Shared {
             state.synced_at = Some(Instant::now());
         }
         match resource.kind {
-            Kind::Service => state.hold_down.services(&mut changes, self.address),
-            Kind::EndpointSlice => state.hold_down.slices(&mut changes),
+            Kind::Service => state.api_server.services(&mut changes, self.address),
+            Kind::EndpointSlice => state.api_server.slices(&mut changes),
             Kind::Node | Kind::ServiceCidr | Kind::Pod => {}
         }
         if !changes.is_empty() {

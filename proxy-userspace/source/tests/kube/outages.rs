@@ -167,7 +167,7 @@ async fn a_server_that_returns_empty_deletes_all_objects() {
 }
 
 #[tokio::test]
-async fn removing_the_api_servers_own_endpoints_is_held_down() {
+async fn the_api_servers_own_last_endpoints_stay_until_others_are_reported() {
     let server = server(Settings::default());
     server.set(service("kubernetes", "10.96.0.1"));
     server.set(slice("kubernetes", "kubernetes", &["192.0.2.1"]));
