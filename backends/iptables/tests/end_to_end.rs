@@ -429,14 +429,20 @@ fn what_does_not_work_is_named_and_the_rest_is_served() {
     assert!(is_applied && log.contains("IPv6 does not work here") && log.contains("ns/1"), "{log}");
     assert!(node.rules("nft").contains("ns/1"));
 
-    // Without the match `recent`, the Service is served without session affinity.
+    // Without the match `recent`, the Service is served without session affinity; `bpf` is required.
     let real = "/usr/sbin/iptables-nft-restore";
-    let without_recent =
-        format!("input=$(cat); case $input in *recent*) {script};; esac; echo \"$input\" | {real} \"$@\"");
-    program(folder.path(), "iptables-nft-restore", &without_recent);
+    let without = |word: &str| {
+        let script = format!("case $input in *{word}*) {script};; esac");
+        let script = format!("input=$(cat); {script}; echo \"$input\" | {real} \"$@\"");
+        program(folder.path(), "iptables-nft-restore", &script);
+    };
+    without("recent");
     let (is_applied, log) = run(&path);
     assert!(is_applied && log.contains("session affinity does not work here"), "{log}");
     assert!(node.rules("nft").contains("ns/1"));
+    without("bpf");
+    let (is_applied, log) = run(&path);
+    assert!(!is_applied && log.contains("(for a match NAME its module xt_NAME) must have `-m bpf "), "{log}");
 
     program(folder.path(), "iptables-nft-restore", &script);
     let (is_applied, log) = run(&path);
