@@ -16,7 +16,7 @@ use build_tools::{
 use tests::{Build, Output, Sandbox, TIMEOUT, assert_contains, run, scaled, skip};
 
 /// Asks a backend; `None` if the machine lacks what every test here needs.
-fn ask(arguments: &[&str]) -> Option<Output> {
+pub(crate) fn ask(arguments: &[&str]) -> Option<Output> {
     let _sandbox = Sandbox::or_skip()?;
     let mut command = Command::new(Build::Product.binary());
     // The harness turns the packet path off for proxies that share a network namespace with others.
@@ -27,7 +27,7 @@ fn ask(arguments: &[&str]) -> Option<Output> {
 
 /// Checks that a backend passed, unless the machine lacks something.
 #[track_caller]
-fn assert_passed(output: Option<Output>) {
+pub(crate) fn assert_passed(output: Option<Output>) {
     let text = output.map(Output::success);
     assert!(text.as_ref().is_none_or(|it| it.ends_with(" passed, 0 failed, 0 skipped\n")), "{text:?}");
 }

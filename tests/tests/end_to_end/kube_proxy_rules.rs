@@ -59,7 +59,7 @@ fn iptables(with_kube_proxy: bool, is_ipv6: bool) -> String {
 
 /// What a program saves, without its comments and counters.
 #[track_caller]
-fn saved(netns: &NetNs, program: &Path) -> Vec<String> {
+pub(crate) fn saved(netns: &NetNs, program: &Path) -> Vec<String> {
     let text = netns.run(|| run(&mut Command::new(program))).success();
     let lines = text.lines().filter(|it| !it.starts_with('#'));
     lines.map(|it| it.split(" [").next().unwrap().to_owned()).collect()

@@ -41,6 +41,7 @@ mod several_brains;
 mod socket_slots;
 mod socket_termination;
 mod sockets;
+mod standalone_backends;
 mod support_bundle;
 mod top;
 mod trace;

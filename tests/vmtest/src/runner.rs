@@ -36,13 +36,12 @@ const EMULATED_REPETITION_DIVISOR: u32 = 50;
 /// The timeout of a test, in seconds. The longest one, of restarts, starts about twenty agents, of which each takes minutes.
 const TEST_TIMEOUT: u64 = 5400;
 
-/// How the names of tests begin that need old versions of `nft`, which a virtual machine does not have. `cargo xtask test` runs
-/// them.
-const NOT_OF_KERNELS: &str = "packet_path::listing::every_nft_";
+/// How the names of tests begin that need what a virtual machine does not have: old versions of `nft`, and `iptables`.
+/// `cargo xtask test` runs them.
+const NOT_OF_KERNELS: [&str; 2] = ["packet_path::listing::every_nft_", "standalone_backends::iptables::"];
 
-/// The packages and their tests: end to end, and of a backend in the kernel.
-const TESTS: [[&str; 4]; 2] =
-    [["--package", "tests", "--test", "end_to_end"], ["--package", "kube-proxy-ipvs", "--test", "kernel"]];
+/// The arguments of cargo for the end-to-end tests.
+const TESTS: [&str; 4] = ["--package", "tests", "--test", "end_to_end"];
 /// Files of this machine that programs read: the certificates that a client of an API server trusts, and the names of protocols
 /// for `nft`.
 const FILES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/protocols"];
@@ -223,13 +222,13 @@ fn end_to_end_tests(other: Option<&Target>) -> Result<Vec<Test>> {
             test.binary.clone_from(&other.path);
         }
     }
-    tests.retain(|it| !it.name.starts_with(NOT_OF_KERNELS));
+    tests.retain(|it| !NOT_OF_KERNELS.iter().any(|prefix| it.name.starts_with(prefix)));
     // The basic tests come first: most regressions fail there, early.
     tests.sort_by_key(|it| (!it.name.starts_with("sockets::"), it.name.clone()));
     Ok(tests)
 }
 
 fn binaries(mut cargo_test: Command) -> Result<Vec<TestBinary>> {
-    cargo_test.args(TESTS.as_flattened());
+    cargo_test.args(TESTS);
     build_test_binaries(cargo_test)
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::{
     apt::Apt,
-    build::{build_for_tests, build_for_tests_on},
+    build::{backend_binary, build_for_tests, build_for_tests_on},
     command::{output, run, status, workspace},
     machine::Machine,
     programs::{TEST_PROGRAMS, find_or_install, test_programs},
@@ -21,7 +21,7 @@ use build_tools::{
 const SUITE: (&str, &str) = ("Debian", "trixie");
 /// A browser is too large for a root in memory.
 const TOO_LARGE: [&str; 2] = ["chromium", "chromium-driver"];
-/// The backend whose tests run in the kernel; it is built with them.
+/// The backend whose tests need another kernel than most machines have.
 const BACKEND: &str = "kube-proxy-ipvs";
 /// The folders of programs and of libraries in Debian's packages.
 const PROGRAM_FOLDERS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
@@ -52,8 +52,7 @@ impl System {
             let binary = build.path().join("kube-proxy-ebpf");
             programs.push((binary.clone(), binary));
         }
-        let backend = workspace().join("target/debug").join(BACKEND);
-        programs.push((backend.clone(), backend));
+        programs.push((backend_binary(BACKEND), backend_binary(BACKEND)));
         programs.push((env::current_exe()?, "/guest".into()));
         programs.extend(iptables_extensions(Path::new("/"), Machine::own()?));
         Ok(Self { programs, other: None })
@@ -64,10 +63,10 @@ impl System {
         let target = Target::find_or_install(machine)?;
         let root = packages(machine)?;
         let mut programs = build_for_tests_on(&target)?;
-        run(target.cargo("build", &[]).args(["--locked", "--package", "vmtest"]))?;
+        let packages = ["--locked", "--package", "vmtest", "--package", BACKEND];
+        run(target.cargo("build", &[]).args(packages))?;
         programs.push((target.folder("debug").join("vmtest"), "/guest".into()));
-        let backend = target.folder("debug").join(BACKEND);
-        programs.push((backend.clone(), backend));
+        programs.push((target.folder("debug").join(BACKEND), backend_binary(BACKEND)));
         for (program, _) in TEST_PROGRAMS {
             if let Some(path) = find_below(&root, program) {
                 programs.push((path, Path::new("/usr/bin").join(program)));

@@ -6,7 +6,7 @@ mod explain;
 mod listing;
 mod long_lived;
 mod node;
-mod policies;
+pub(crate) mod policies;
 mod sockets;
 mod switch_over;
 mod trace;
@@ -30,10 +30,10 @@ use tests::{
 };
 
 const BACKENDS: [&str; 2] = ["nft", "ebpf"];
-const NODE_PORT: u16 = 30_080;
+pub(crate) const NODE_PORT: u16 = 30_080;
 
 /// A cluster IP of each family.
-fn cluster_ips(n: u8) -> [IpAddr; 2] {
+pub(crate) fn cluster_ips(n: u8) -> [IpAddr; 2] {
     [Ipv4Addr::new(10, 96, 0, n).into(), Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, n.into()).into()]
 }
 
@@ -48,7 +48,7 @@ fn external_ips(n: u8) -> [IpAddr; 2] {
 }
 
 /// A Service over TCP and UDP without endpoints: port 80 at its cluster IPs, and the node port [`NODE_PORT`]` + n`.
-fn internal(name: &str, n: u8) -> Service {
+pub(crate) fn internal(name: &str, n: u8) -> Service {
     Service::new(name, &cluster_ips(n)).tcp_and_udp(80, TARGET).node_ports(NODE_PORT + u16::from(n))
 }
 
@@ -57,7 +57,7 @@ fn external(name: &str, n: u8) -> Service {
     internal(name, n).load_balancer_ips(&load_balancer_ips(n)).external_ips(&external_ips(n))
 }
 
-fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
+pub(crate) fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
     SocketAddr::new(ip.into(), port)
 }
 
@@ -83,7 +83,7 @@ fn connect(it: &TestCluster, to: SocketAddr) -> UdpSocket {
 }
 
 #[track_caller]
-fn replies(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<Reply> {
+pub(crate) fn replies(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<Reply> {
     (0..40)
         .map(|_| {
             let reply = TestCluster::request(from, transport, address);
@@ -101,7 +101,7 @@ fn server(from: &NetNs, address: SocketAddr) -> String {
 
 /// Checks which pods reply, and with which source address they see the requests.
 #[track_caller]
-fn check(from: &NetNs, address: SocketAddr, expected: &[(&str, IpAddr)]) {
+pub(crate) fn check(from: &NetNs, address: SocketAddr, expected: &[(&str, IpAddr)]) {
     let reply = |(name, source): &(&str, IpAddr)| Reply { name: (*name).to_owned(), source: *source };
     let expected: BTreeSet<_> = expected.iter().map(reply).collect();
     for transport in [Transport::Tcp, Transport::Udp] {

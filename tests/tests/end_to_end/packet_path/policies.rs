@@ -12,7 +12,7 @@ use super::*;
 /// Makes sources outside recognizable.
 const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd00:244::/32";
 /// The address of n1 on the veth pair to its pod, by family.
-const N1_AT_POD: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)), N1[1]];
+pub(crate) const N1_AT_POD: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)), N1[1]];
 
 #[test]
 fn services_are_reached_from_everywhere_and_masquerade_what_comes_from_outside() {
