@@ -37,21 +37,6 @@ fn a_recorded_exchange_has_the_same_bytes() {
 }
 
 #[test]
-fn a_recorded_service_is_decoded() {
-    let bytes = "0a0764656661756c7412096974702d6c6f63616c1a09436c75737465724950220e0a0c0a0a31302e39362e302e323032\
-                 08100118bb0328fb416001";
-    let bytes: Vec<u8> = (0..bytes.len())
-        .step_by(2)
-        .filter_map(|at| u8::from_str_radix(bytes.get(at..at + 2)?, 16).ok())
-        .collect();
-    let service = Service::decode(bytes.as_slice()).unwrap();
-    assert_eq!((service.namespace.as_str(), service.name.as_str()), ("default", "itp-local"));
-    assert_eq!((service.ports[0].port, service.ports[0].target_port), (443, 8443));
-    assert!(service.internal_traffic_to_local);
-    assert_eq!(service.encode_to_vec(), bytes);
-}
-
-#[test]
 fn json_is_lower_camel_case_with_names_of_enum_values() {
     let port = localv1::PortMapping {
         protocol: localv1::Protocol::Udp.into(),
