@@ -169,19 +169,3 @@ fn a_broken_backend_fails_with_the_case_named() {
     assert!(!has_failed("policies/internal-local-uses-the-local-endpoints"), "{}", output.stdout);
     assert_contains(&output.stderr, &["pass  policies/internal-local-uses-the-local-endpoints: "]);
 }
-
-#[test]
-fn a_silent_backend_ends_the_run_early() {
-    let mut command = Command::new(Build::Product.binary());
-    command.args(["backend-conformance", "--timeout", "1", "--lines", "--", "sleep", "600"]);
-    let Output { code, stdout, stderr } = run(&mut command);
-    assert_eq!(code, Some(1), "{stdout}{stderr}");
-    let failed: Vec<_> = stderr.lines().filter(|it| it.starts_with("FAIL  ")).collect();
-    assert_eq!(failed.len(), 10, "{stderr}");
-    assert_eq!(stderr.matches("no answer to `lookup ").count(), 10, "{stderr}");
-    assert!(stdout.contains("10 cases in a row failed") && stdout.contains("--keep-going"), "{stdout}");
-    assert!(
-        stdout.contains("\n0 passed, 10 failed, 0 skipped, ") && stdout.ends_with(" not run\n"),
-        "{stdout}"
-    );
-}
