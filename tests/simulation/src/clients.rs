@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use proxy_contract::{
     client::{ServiceEndpoints, State},
-    localv1::{Endpoint, OpItem, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient},
+    localv1::{Endpoint, OpItem, Ref, Service, Set, WatchReq, op_item::Op, sets_client::SetsClient},
 };
 use publish::upstream::Upstream;
 use tokio::{
@@ -119,9 +119,12 @@ fn view(extensions: Extensions, state: State) -> Observed {
 /// How long a client of KPNG's API waits for a connection, and for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The objects of a client of KPNG's API, by set and path.
+type Items = BTreeMap<(i32, String), Vec<u8>>;
+
 /// A client of KPNG's API, written from its rules alone.
 async fn kpng(name: Name, node: &'static str, brain: usize, world: World) {
-    let mut items = BTreeMap::new();
+    let mut items = Items::new();
     loop {
         let Err(error) = kpng_stream(name, node, brain, &world, &mut items).await;
         history::note(format_args!("{name} reconnects: {:?}", error.code()));
@@ -134,7 +137,7 @@ async fn kpng_stream(
     node: &str,
     brain: usize,
     world: &World,
-    items: &mut BTreeMap<(i32, String), Vec<u8>>,
+    items: &mut Items,
 ) -> Result<Infallible, Status> {
     let network = world.network.clone();
     let connector = service_fn(move |_: tonic::codegen::http::Uri| {
@@ -160,11 +163,15 @@ async fn kpng_stream(
             Some(Op::Reset(_)) => void = items.keys().cloned().collect(),
             Some(Op::Set(it)) => {
                 let of = it.r#ref.unwrap_or_default();
+                check_order(name, items, &of, false);
                 let key = (of.set, of.path);
                 void.remove(&key);
                 items.insert(key, it.bytes.to_vec());
             }
-            Some(Op::Delete(of)) => drop(items.remove(&(of.set, of.path))),
+            Some(Op::Delete(of)) => {
+                check_order(name, items, &of, true);
+                items.remove(&(of.set, of.path));
+            }
             Some(Op::Sync(_)) => {
                 std::mem::take(&mut void).iter().for_each(|it| drop(items.remove(it)));
                 world.observe(name, view(Extensions::default(), state_of(name, items)));
@@ -175,7 +182,26 @@ async fn kpng_stream(
     }
 }
 
-fn state_of(name: Name, items: &BTreeMap<(i32, String), Vec<u8>>) -> State {
+/// Whatever is sent, no endpoint is without its Service meanwhile, and only what was sent is deleted.
+fn check_order(name: Name, items: &Items, of: &Ref, is_deleted: bool) {
+    let service = |path: &str| Some((i32::from(Set::ServicesSet), path.rsplit_once('/')?.0.to_owned()));
+    let is_right = match (of.set(), is_deleted) {
+        (Set::EndpointsSet, false) => service(&of.path).is_some_and(|it| items.contains_key(&it)),
+        (Set::ServicesSet, true) => {
+            let key = (of.set, of.path.clone());
+            let mut endpoints = items.keys().filter(|(set, _)| *set == i32::from(Set::EndpointsSet));
+            items.contains_key(&key) && !endpoints.any(|(_, path)| service(path).as_ref() == Some(&key))
+        }
+        (_, true) => items.contains_key(&(of.set, of.path.clone())),
+        (_, false) => true,
+    };
+    if !is_right {
+        let verb = if is_deleted { "deleted" } else { "sent" };
+        history::fail(format_args!("{name}: {} is {verb} out of order", of.path));
+    }
+}
+
+fn state_of(name: Name, items: &Items) -> State {
     let mut state = State::default();
     for ((set, path), bytes) in items {
         match Set::try_from(*set) {
