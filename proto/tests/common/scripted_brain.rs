@@ -40,15 +40,13 @@ pub(crate) struct ScriptedBrain {
     pub(crate) extensions: Vec<i32>,
     /// The number of streams so far.
     pub(crate) streams: Arc<AtomicUsize>,
-    /// After how many operations of the first change set each of the first streams breaks off.
-    pub(crate) breaks: Vec<usize>,
 }
 
 impl ScriptedBrain {
     pub(crate) fn new(change_sets: impl Into<Vec<Vec<OpItem>>>) -> Self {
         let change_sets = Arc::new(change_sets.into());
         let available = Arc::new(watch::Sender::new(change_sets.len()));
-        Self { change_sets, available, extensions: Vec::new(), streams: Arc::default(), breaks: Vec::new() }
+        Self { change_sets, available, extensions: Vec::new(), streams: Arc::default() }
     }
 
     /// Serves the state of the node `n1` at a socket, until the runtime ends.
@@ -63,8 +61,7 @@ impl ScriptedBrain {
         is_expected: fn(&R) -> bool,
     ) -> Response<Items> {
         let (sender, items) = mpsc::channel(16);
-        let stream = self.streams.fetch_add(1, Ordering::SeqCst);
-        let break_after = self.breaks.get(stream).copied();
+        self.streams.fetch_add(1, Ordering::SeqCst);
         let (change_sets, mut available) = (Arc::clone(&self.change_sets), self.available.subscribe());
         let extensions = self.extensions.clone();
         tokio::spawn(async move {
@@ -78,12 +75,8 @@ impl ScriptedBrain {
                     send(Op::Reset(EmptyOp { extensions: extensions.clone(), ..EmptyOp::default() })).await;
                 }
                 let Ok(_) = available.wait_for(|it| *it > index).await else { return };
-                for item in change_set.iter().take(break_after.unwrap_or(usize::MAX)) {
+                for item in change_set {
                     let _ = sender.send(Ok(item.clone())).await;
-                }
-                if break_after.is_some() {
-                    let _ = sender.send(Err(Status::unavailable("the script breaks off"))).await;
-                    return;
                 }
                 send(Op::Sync(EmptyOp::default())).await;
             }

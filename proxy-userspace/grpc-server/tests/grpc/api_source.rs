@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use brain::{Options, node_state};
-use model::{RequestedMetadata, cluster::ClusterState};
+use model::RequestedMetadata;
 use proxy_contract::{
     globalv1::{
         self, GlobalWatchReq,
@@ -17,8 +17,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 
 use crate::{
-    cluster_watch::{service, slice},
-    common::{Brain, Folder, in_time, is_pending, service as service_state, state},
+    common::{Brain, Folder, in_time, is_pending, service, state},
     scripted_brain::{Items, ScriptedBrain, delete, serve_at, set},
 };
 
@@ -32,41 +31,11 @@ async fn until(updates: &mut watch::Receiver<Option<Update>>, expected: impl Fn(
     in_time(updates.wait_for(is_expected)).await.unwrap();
 }
 
-fn cluster(address: &str) -> Arc<ClusterState> {
-    let mut state = ClusterState::default();
-    state.services.insert(service("web"));
-    state.set_slice(slice("web-1", "web", &[address]));
-    state.into()
-}
-
-#[tokio::test]
-async fn the_cluster_state_of_another_brain_is_followed_and_stays_during_an_outage() {
-    let (folder, brain) = Brain::new().await;
-    brain.publish_cluster(cluster("10.1.0.1"));
-    let source = source(&folder);
-    let mut updates = source.updates.clone();
-    let equals = |expected: Arc<ClusterState>| {
-        move |update: &Update| match update {
-            Update::Cluster(it) => {
-                node_state(it, "n1", &Options::default()) == node_state(&expected, "n1", &Options::default())
-            }
-            Update::Node(_) => false,
-        }
-    };
-    until(&mut updates, equals(cluster("10.1.0.1"))).await;
-    updates.mark_unchanged();
-    let brain = brain.restart(&folder).await;
-    brain.publish_cluster(cluster("10.1.0.2"));
-    in_time(updates.changed()).await.unwrap();
-    // There was no update in between: the last state stayed.
-    assert!(equals(cluster("10.1.0.2"))(updates.borrow().as_ref().unwrap()));
-}
-
 #[tokio::test]
 async fn without_a_cluster_state_the_node_state_is_followed() {
     let (folder, brain) = Brain::new().await;
     brain.cluster.publish(ClusterSnapshot::Unavailable);
-    let expected = state([service_state("ns/a", &[("p", 1), ("@x", 2)])]);
+    let expected = state([service("ns/a", &[("p", 1), ("@x", 2)])]);
     brain.publisher.publish(expected.clone());
     let source = source(&folder);
     until(&mut source.updates.clone(), |update| matches!(update, Update::Node(it) if *it == expected)).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proxy_contract::{client::ChangeWatch, localv1::Endpoint};
 
-use crate::common::{Brain, in_time, is_pending, service, state, while_following};
+use crate::common::{Brain, in_time, is_pending, service, state};
 
 /// The next difference: Services with their endpoints, and deleted ones.
 async fn difference(changes: &mut ChangeWatch) -> Vec<String> {
@@ -50,38 +50,4 @@ async fn differences_are_minimal_also_after_a_restart() {
     brain.publish([]);
     assert_eq!(difference(&mut changes).await, ["- ns/a", "- ns/b", "- ns/c", "- ns/same"]);
     brain.stop().await;
-}
-
-#[tokio::test]
-async fn the_last_state_stays_during_an_outage_and_unchanged_values_are_shared() {
-    let (folder, brain) = Brain::new().await;
-    let first = state([service("ns/a", &[("p", 1)]), service("ns/b", &[("p", 1)])]);
-    brain.publisher.publish(first.clone());
-    let mut watch = folder.client().watch();
-    let before = in_time(watch.next()).await;
-    brain.stop().await;
-    assert!(is_pending(300, watch.next()).await);
-    // The same state from another process is not returned.
-    let brain = Brain::start(&folder).await;
-    brain.publisher.publish(first);
-    assert!(is_pending(1000, watch.next()).await);
-    brain.publish([service("ns/a", &[("p", 2)]), service("ns/b", &[("p", 1)])]);
-    let after = in_time(watch.next()).await;
-    assert!(Arc::ptr_eq(&before.services["ns/b"], &after.services["ns/b"]), "equal values are shared");
-    assert_ne!(before.services["ns/a"], after.services["ns/a"]);
-    assert_ne!(before.revision.unwrap().instance_id, after.revision.unwrap().instance_id);
-}
-
-#[tokio::test]
-async fn an_upstream_publishes_the_same_states_and_revisions() {
-    let (folder, brain) = Brain::new().await;
-    while_following(folder.upstream(), async |mut states| {
-        for round in 1..20 {
-            let endpoints = |it| [("p", round), ("@x", 100 + it)];
-            brain.publish((0..round).map(|it| service(&format!("ns/s{it}"), &endpoints(it))));
-            let published = states.next().await.unwrap();
-            assert_eq!(*published, *brain.publisher.current().unwrap(), "with its revision");
-        }
-    })
-    .await;
 }

@@ -133,28 +133,6 @@ async fn what_cannot_be_served_is_not_sent() {
 }
 
 #[tokio::test]
-async fn each_cluster_request_gets_one_change_set_and_an_empty_first_state_has_a_sync() {
-    let (folder, brain) = Brain::new().await;
-    let mut peer = ClusterPeer::start(&folder).await;
-    peer.receives_nothing().await;
-    brain.publish_cluster(Arc::default());
-    assert!(peer.change_set().await.is_empty());
-    for last in 1..5 {
-        let slices = [slice("a-1", "a", &[&format!("10.1.0.{last}")])];
-        brain.publish_cluster(cluster(&[], &["a"], &slices));
-    }
-    peer.receives_nothing().await;
-    peer.ask().await;
-    assert_eq!(peer.change_set().await.len(), 3);
-    // An equal state is no change.
-    peer.ask().await;
-    brain.publish_cluster(cluster(&[], &["a"], &[slice("a-1", "a", &["10.1.0.4"])]));
-    peer.receives_nothing().await;
-    brain.stop().await;
-    peer.ends().await;
-}
-
-#[tokio::test]
 async fn a_changed_trigger_time_is_sent_only_on_request() {
     let (folder, brain) = Brain::new().await;
     let at = |micros| EndpointSlice {

@@ -222,6 +222,7 @@ async fn an_agent_has_the_same_state_as_its_brain() {
                     break it;
                 }
             };
+            assert_eq!(received.revision(), brain.publisher.current().unwrap().revision());
             // A comparison of states leaves out the times.
             assert_eq!(trigger_times(&received.state), trigger_times(&expected));
         }

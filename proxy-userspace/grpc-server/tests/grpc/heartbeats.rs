@@ -41,15 +41,6 @@ async fn a_client_that_asks_for_heartbeats_hears_every_ten_seconds_from_the_brai
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_ask_hears_nothing() {
-    let (folder, brain) = Brain::serving(NodeState::default()).await;
-    let mut peer = NodePeer::start(&folder, "n1").await;
-    assert!(matches!(peer.item().await, Op::Sync(_)));
-    assert!(is_pending(25_000, peer.items.message()).await);
-    brain.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_client_leaves_a_brain_whose_heartbeats_stop() {
     // Without the extension, as from KPNG's brain, silence means that nothing has changed.
     for (extensions, expected) in [(vec![Extension::Heartbeats.into()], 4), (Vec::new(), 1)] {

@@ -1,13 +1,11 @@
 //! A stream recorded from KPNG's brain.
 
-use std::sync::Arc;
-
 use model::state::{EndpointKey, Scopes};
 use prost::Message as _;
 use proxy_contract::localv1::OpItem;
 
 use crate::{
-    common::{Folder, in_time, is_pending, while_following},
+    common::{Folder, while_following},
     scripted_brain::ScriptedBrain,
 };
 
@@ -24,14 +22,10 @@ fn item(hex: &str) -> OpItem {
     OpItem::decode(pairs.collect::<Vec<_>>().as_slice()).unwrap()
 }
 
-fn recording() -> ScriptedBrain {
-    ScriptedBrain::new([CHANGE_SET.map(item).to_vec()])
-}
-
 #[tokio::test]
 async fn the_recording_is_decoded() {
     let folder = Folder::new();
-    recording().serve(&folder.socket());
+    ScriptedBrain::new([CHANGE_SET.map(item).to_vec()]).serve(&folder.socket());
     let published = while_following(folder.upstream(), async |mut states| states.next().await.unwrap()).await;
     // KPNG sends no revisions: the publisher counts.
     assert_eq!((published.rev, published.state.services.len()), (1, 1));
@@ -44,17 +38,4 @@ async fn the_recording_is_decoded() {
     assert_eq!(a.ports[0].port.get(), 8443);
     assert_eq!(a.ports[0].scopes, Scopes { internal: true, external: true, cluster: true });
     assert_eq!(b.ports[0].scopes, Scopes { internal: false, external: true, cluster: true });
-}
-
-#[tokio::test]
-async fn an_incomplete_change_set_is_never_returned() {
-    let folder = Folder::new();
-    // Breaks off after the Service, and then after the first endpoint.
-    ScriptedBrain { breaks: vec![1, 2], ..recording() }.serve(&folder.socket());
-    let client = folder.client();
-    let mut watch = client.watch();
-    let state = in_time(watch.next()).await;
-    assert_eq!(state.services["default/itp-local"].endpoints.len(), 2);
-    assert!(is_pending(200, watch.next()).await);
-    assert_eq!(Arc::strong_count(&state), 2);
 }

@@ -6,7 +6,7 @@ use model::state::{NodeInfo, NodeState};
 use publish::{NodeRegistry, NodeStates, Publisher, SubscribeError};
 
 use crate::{
-    common::{Brain, channel, in_time, is_pending, service, state},
+    common::{Brain, in_time, is_pending, service, state},
     peer::NodePeer,
 };
 
@@ -144,34 +144,5 @@ async fn revisions_are_unique_across_nodes() {
         // Nodes that are removed and requested again.
         nodes.remove_idle();
         nodes.remove_idle();
-    }
-}
-
-#[tokio::test]
-async fn each_of_a_thousand_watchers_receives_one_change() {
-    let (folder, _brain, nodes) = Brain::any_node().await;
-    let channel = channel(&folder).await;
-    let names: Vec<_> = (0..1000).map(|it| format!("node-{it}")).collect();
-    let clients = async {
-        let mut peers = Vec::new();
-        for name in &names {
-            let mut peer = NodePeer::over(channel.clone()).await;
-            peer.ask(name).await;
-            peer.item().await;
-            assert_eq!(peer.change_set().await, [format!("+s ns/{name}")]);
-            peer.ask(name).await;
-            peers.push(peer);
-        }
-        for name in &names {
-            nodes.publish(name, state_of(name, &[("p", 1)]));
-        }
-        for (peer, name) in peers.iter_mut().zip(&names) {
-            assert_eq!(peer.change_set().await, [format!("+e ns/{name}/p")]);
-        }
-    };
-    let requested = Default::default();
-    tokio::select! {
-        () = clients => {}
-        () = compute(&nodes, &requested) => unreachable!("it never returns"),
     }
 }
