@@ -14,7 +14,7 @@ use proxy_contract::{
 };
 
 use crate::{
-    rules::{self, ChainId, Chains, Config, MASQUERADE, source_is_destination},
+    rules::{self, ChainId, Chains, Config, masquerade, source_is_destination},
     ruleset::{Difference, ListedRules, Listing, Owner, Ruleset, input},
     tools::{Mode, ToolError},
     udp_flows::UdpFlows,
@@ -22,17 +22,6 @@ use crate::{
 
 /// The chain that shows whether a rule works.
 const PROBE: &str = "KPI-PROBE";
-/// What the rules of every Service need.
-const REQUIRED: [&str; 8] = [
-    "-j RETURN",
-    "-m addrtype --dst-type LOCAL",
-    "-m comment --comment x",
-    "-m conntrack --ctstate NEW",
-    "-m mark --mark 1",
-    "-m statistic --mode random --probability 0.5",
-    "-j MARK --or-mark 1",
-    "-p tcp -j DNAT --to-destination 192.0.2.1",
-];
 
 /// A part of Services that not every kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,7 +93,7 @@ impl Iptables {
     ///
     /// A program failed.
     pub(crate) async fn clean_up(&mut self) -> Result<(), ToolError> {
-        self.probe().await;
+        self.probe().await?;
         let listing = self.list().await?;
         self.write(&listing.replace_by(Difference::new())).await
     }
@@ -127,26 +116,9 @@ impl Iptables {
         Ok(())
     }
 
-    /// Checks what the kernel and the programs must be able to do.
-    ///
-    /// # Errors
-    ///
-    /// What does not work is named.
-    async fn require(&self) -> Result<(), ToolError> {
-        let masquerade = format!("-j {MASQUERADE}");
-        let to_itself = source_is_destination(Family::V4);
-        let required = [&REQUIRED[..], &[masquerade.as_str(), to_itself.as_str()]].concat();
-        if self.write_probe(Family::V4, &required).await.is_err() {
-            // The error of the legacy programs names no rule: one by one.
-            for rule in required {
-                self.write_probe(Family::V4, &[rule]).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds out which parts of Services do not work here.
-    async fn probe(&mut self) {
+    /// Finds out what the kernel and the programs can do. IPv4 they must.
+    async fn probe(&mut self) -> Result<(), ToolError> {
+        self.probe_rule(Family::V4, "-j RETURN").await?;
         let clients = format!("-m recent --name {PROBE} --set");
         let parts = [
             (Part::V6, Family::V6, "-j RETURN"),
@@ -154,20 +126,30 @@ impl Iptables {
             (Part::Affinity, Family::V4, &clients),
         ];
         for (part, family, rule) in parts {
-            if let Err(error) = self.write_probe(family, &[rule]).await {
+            if let Err(error) = self.probe_rule(family, rule).await {
                 self.missing.insert(part, error.to_string());
             }
         }
         self.families.retain(|it| *it == Family::V4 || !self.missing.contains_key(&Part::V6));
+        let random_fully = format!("-j {}", masquerade(true));
+        self.config.has_random_fully = self.has("--random-fully", &random_fully).await;
+        self.config.has_bpf = self.has("-m bpf", &source_is_destination(Family::V4)).await;
         self.is_probed = true;
+        Ok(())
     }
 
-    /// Writes rules that no packet gets to; they go with what an earlier process has left.
-    async fn write_probe(&self, family: Family, rules: &[&str]) -> Result<(), ToolError> {
-        let lines: String = rules.iter().map(|it| format!("-A {PROBE} {it}\n")).collect();
-        let input = format!("*nat\n:{PROBE} - [0:0]\n{lines}COMMIT\n");
-        let required = |error| ToolError::Required { rules: rules.join("`, `"), error: Box::new(error) };
-        self.mode.restore(family, &input).await.map_err(required)
+    async fn has(&self, option: &str, rule: &str) -> bool {
+        let probed = self.probe_rule(Family::V4, rule).await;
+        if let Err(error) = &probed {
+            tracing::warn!(option, %error, "an option of iptables does not work here; see the README");
+        }
+        probed.is_ok()
+    }
+
+    /// Writes a rule that no packet gets to; it goes with what an earlier process has left.
+    async fn probe_rule(&self, family: Family, rule: &str) -> Result<(), ToolError> {
+        let input = format!("*nat\n:{PROBE} - [0:0]\n-A {PROBE} {rule}\nCOMMIT\n");
+        self.mode.restore(family, &input).await
     }
 
     /// The rules of a Service; of one that was deleted, none.
@@ -198,8 +180,7 @@ impl Backend for Iptables {
     async fn apply(&mut self, state: &State, changed: Changed<'_>) -> Result<Vec<NotServed>, ToolError> {
         let is_everything = changed == Changed::Everything;
         if is_everything && !self.is_probed {
-            self.require().await?;
-            self.probe().await;
+            self.probe().await?;
         }
         let names: BTreeSet<Arc<str>> = match changed {
             // Those that are not in the state any more are forgotten.

@@ -56,6 +56,8 @@ async fn main() -> ExitCode {
         masquerade_all: arguments.masquerade_all,
         inside: arguments.flags.cluster_cidr.clone(),
         node_port_addresses: arguments.nodeport_addresses,
+        has_random_fully: true,
+        has_bpf: true,
     };
     let mut iptables = Iptables::new(arguments.iptables_mode, config);
     if !arguments.cleanup {

@@ -27,8 +27,6 @@ const MARK_MASQUERADE: &str = "KPI-MARK-MASQ";
 const MARK_OUTSIDE: &str = "KPI-MARK-OUTSIDE";
 const POSTROUTING: &str = "KPI-POSTROUTING";
 const FORWARD: &str = "KPI-FORWARD";
-/// The target that masquerades with ports at random.
-pub(crate) const MASQUERADE: &str = "MASQUERADE --random-fully";
 
 /// A table; `filter` is written first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +78,10 @@ pub(crate) struct Config {
     pub(crate) inside: Vec<IpNet>,
     /// The node's addresses that have node ports; all if there are none of a family.
     pub(crate) node_port_addresses: Vec<IpNet>,
+    /// Whether masquerading chooses ports at random.
+    pub(crate) has_random_fully: bool,
+    /// Whether the match `bpf` works: it compares source and destination.
+    pub(crate) has_bpf: bool,
 }
 
 fn of_family(ranges: &[IpNet], family: Family) -> impl Iterator<Item = &IpNet> {
@@ -139,16 +141,25 @@ fn nat_frame(config: &Config, family: Family, chains: &mut Chains) {
         rule(MARK_OUTSIDE, format_args!("-s {range} -j RETURN"));
     }
     rule(MARK_OUTSIDE, format_args!("-j {MARK_MASQUERADE}"));
-    // An endpoint that reaches itself through its Service would answer itself.
-    let to_itself = source_is_destination(family);
-    rule(POSTROUTING, format_args!("-m conntrack --ctstate DNAT {to_itself} -j {MASQUERADE}"));
+    let masquerade = masquerade(config.has_random_fully);
+    if config.has_bpf {
+        // An endpoint that reaches itself through its Service would answer itself.
+        rule(
+            POSTROUTING,
+            format_args!("-m conntrack --ctstate DNAT {} -j {masquerade}", source_is_destination(family)),
+        );
+    }
     rule(POSTROUTING, format_args!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"));
     // A packet that is handled again, in a tunnel, is not masqueraded again.
     rule(POSTROUTING, format_args!("-j MARK --xor-mark {mark:#x}"));
-    rule(POSTROUTING, format_args!("-j {MASQUERADE}"));
+    rule(POSTROUTING, format_args!("-j {masquerade}"));
     rule("PREROUTING", format_args!("-j {SERVICES}"));
     rule("OUTPUT", format_args!("-j {SERVICES}"));
     rule("POSTROUTING", format_args!("-j {POSTROUTING}"));
+}
+
+pub(crate) fn masquerade(has_random_fully: bool) -> &'static str {
+    if has_random_fully { "MASQUERADE --random-fully" } else { "MASQUERADE" }
 }
 
 /// The match of packets whose source is their destination. It is a program of the classic BPF: load a word, compare it.
@@ -328,7 +339,7 @@ impl PortRules<'_> {
         Some(chain)
     }
 
-    /// Marks traffic from outside to the cluster IPs.
+    /// Marks traffic from outside to the cluster IPs, and without the match `bpf` all that may be for its own sender.
     fn masquerade(&mut self, chain: &str, endpoints: &[SocketAddr]) {
         let Self { config, port, .. } = *self;
         let marks = match (config.masquerade_all, of_family(&config.inside, port.family).next()) {
@@ -342,6 +353,9 @@ impl PortRules<'_> {
             {
                 self.rule(Table::Nat, chain, format_args!("-d {ip} -j {marks}"));
             }
+        }
+        for it in endpoints.iter().filter(|_| !config.has_bpf) {
+            self.rule(Table::Nat, chain, format_args!("-s {} -j {MARK_MASQUERADE}", it.ip()));
         }
     }
 

@@ -1,7 +1,8 @@
 //! The programs that write and list rules, and what their failures mean.
 
 use std::{
-    io,
+    collections::BTreeSet,
+    fs, io,
     process::{Output, Stdio},
 };
 
@@ -16,6 +17,13 @@ use crate::ruleset::Listing;
 
 /// How long the lock of other users of iptables is waited for, in seconds.
 const LOCK_TIMEOUT: &str = "30";
+/// The lists of the kernel's matches and targets; they exist if it has x_tables with tables of its own.
+const REGISTERED: [&str; 4] = [
+    "/proc/net/ip_tables_matches",
+    "/proc/net/ip_tables_targets",
+    "/proc/net/ip6_tables_matches",
+    "/proc/net/ip6_tables_targets",
+];
 
 /// Which of the variants of iptables is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -36,21 +44,29 @@ pub(crate) enum ToolError {
         "cannot run `{program}`: {error}; install the package iptables, or choose another --iptables-mode"
     )]
     Run { program: String, error: io::Error },
-    #[error("`{program}` failed: {message}{}", about_line(.line.as_ref()))]
+    #[error("`{program}` failed: {message}{}{}", about_line(.line.as_ref()), about_modules(.modules))]
     Failed {
         program: String,
         message: String,
         /// The line of the input that the message names, with its number.
         line: Option<(usize, String)>,
+        /// The modules that may be missing.
+        modules: BTreeSet<String>,
     },
-    #[error(
-        "iptables 1.6.2 or later and the kernel (for a match NAME its module xt_NAME) must have `{rules}`: {error}"
-    )]
-    Required { rules: String, error: Box<ToolError> },
 }
 
 fn about_line(line: Option<&(usize, String)>) -> String {
     line.map_or_else(String::new, |(number, text)| format!("; line {number} is `{text}`"))
+}
+
+fn about_modules(modules: &BTreeSet<String>) -> String {
+    if modules.is_empty() {
+        return String::new();
+    }
+    let names = Vec::from_iter(modules.iter().map(String::as_str)).join(", ");
+    format!(
+        "; the kernel or iptables may lack one of these: {names} (modprobe says whether the kernel has it)"
+    )
 }
 
 impl Mode {
@@ -81,7 +97,7 @@ impl Mode {
             "" => output.status.to_string(),
             it => it.to_owned(),
         };
-        Err(failed(program, &message, input))
+        Err(failed(program, &message, input, family))
     }
 
     /// Lists the rules of a family.
@@ -104,7 +120,7 @@ impl Mode {
         if output.status.success() {
             return Ok(());
         }
-        Err(failed(program.clone(), String::from_utf8_lossy(&output.stderr).trim(), ""))
+        Err(failed(program.clone(), String::from_utf8_lossy(&output.stderr).trim(), "", family))
     }
 }
 
@@ -120,16 +136,51 @@ async fn run(mut command: Command, input: &str) -> io::Result<Output> {
 }
 
 /// What a message of a program means.
-fn failed(program: String, message: &str, input: &str) -> ToolError {
+fn failed(program: String, message: &str, input: &str, family: Family) -> ToolError {
     let number = message.rsplit("line").find_map(|it| {
         let digits = it.trim_start_matches([':', ' ']);
         digits.split(|it: char| !it.is_ascii_digit()).next()?.parse::<usize>().ok()
     });
     let text = number.and_then(|it| input.lines().nth(it.checked_sub(1)?));
+    let is_about_modules =
+        ["No such file", "No chain/target/match", "Couldn't load", "does not exist", "unable to initialize"];
+    // The kernel's own tables are refused at their end, without a word.
+    let is_refused_as_a_whole = text == Some("COMMIT");
+    let mut modules = BTreeSet::new();
+    if is_refused_as_a_whole || is_about_modules.iter().any(|it| message.contains(it)) {
+        let lines: Vec<&str> = match text {
+            Some(text) if !is_refused_as_a_whole => vec![text],
+            _ => input.lines().collect(),
+        };
+        modules = needed_modules(&lines, family);
+        let registered: String = REGISTERED.iter().filter_map(|it| fs::read_to_string(it).ok()).collect();
+        modules.retain(|module| {
+            let name = module.split_once('_').map_or(module.as_str(), |(_, it)| it);
+            !registered.lines().any(|it| it == name)
+        });
+    }
     // The programs also say how they can be asked for help.
     let message = message.split("\nTry `").next().unwrap_or(message);
     let message = Vec::from_iter(message.split_whitespace()).join(" ");
-    ToolError::Failed { program, message, line: number.zip(text.map(str::to_owned)) }
+    ToolError::Failed { program, message, line: number.zip(text.map(str::to_owned)), modules }
+}
+
+/// The kernel's modules that lines of an input need.
+fn needed_modules(lines: &[&str], family: Family) -> BTreeSet<String> {
+    let prefix = if family == Family::V4 { "ip" } else { "ip6" };
+    let mut modules = BTreeSet::new();
+    for line in lines {
+        modules.extend(line.strip_prefix('*').map(|table| format!("{prefix}table_{table}")));
+        let words: Vec<&str> = line.split(' ').collect();
+        modules.extend(words.windows(2).filter_map(|pair| match pair {
+            ["-m", "tcp" | "udp"] => None,
+            ["-m", name] | ["-j", name @ ("MARK" | "MASQUERADE")] => Some(format!("xt_{name}")),
+            ["-j", "REJECT"] => Some(format!("{prefix}t_REJECT")),
+            ["-j", "DNAT"] => Some("xt_nat".to_owned()),
+            _ => None,
+        }));
+    }
+    modules
 }
 
 #[cfg(test)]
@@ -137,28 +188,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_its_line() {
+    fn a_failure_names_its_line_and_the_missing_module() {
         let input = "*nat\n:KPI-A - [0:0]\n-A KPI-A -p tcp -m tcp -m no_such -j KPI-B\nCOMMIT\n";
-        let line = "; line 3 is `-A KPI-A -p tcp -m tcp -m no_such -j KPI-B`";
+        let line = "line 3 is `-A KPI-A -p tcp -m tcp -m no_such -j KPI-B`";
+        let modules = "may lack one of these: xt_no_such (modprobe";
         // What the programs of version 1.8.9 print.
         let cases = [
             (
                 "iptables-restore v1.8.9 (legacy): Couldn't load match `no_such':No such file or directory\n\nError \
                  occurred at line: 3\nTry `iptables-restore -h' or 'iptables-restore --help' for more information.",
-                line,
+                [line, modules],
             ),
             (
                 "iptables-nft-restore v1.8.9 (nf_tables): \nline 3: RULE_APPEND failed (No such file or directory): \
                  rule in chain KPI-A",
-                line,
+                [line, modules],
             ),
-            ("iptables-restore: line 4 failed", "; line 4 is `COMMIT`"),
-            ("Another app is currently holding the xtables lock", "`x` failed: Another app"),
+            ("iptables-restore: line 4 failed", ["line 4 is `COMMIT`", "xt_no_such"]),
+            ("iptables-nft-restore: line 3 failed: Invalid argument", [line, "Invalid argument; line 3"]),
+            ("Another app is currently holding the xtables lock", ["the xtables lock", "`x` failed"]),
         ];
         for (message, expected) in cases {
-            let error = failed("x".to_owned(), message, input).to_string();
-            assert!(error.contains(expected), "{error}");
+            let error = failed("x".to_owned(), message, input, Family::V4).to_string();
+            assert!(expected.iter().all(|it| error.contains(it)), "{error}");
             assert!(!error.contains("--help") && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_line_needs_the_modules_of_its_matches_and_target() {
+        let cases = [
+            ("*nat", Family::V6, "ip6table_nat"),
+            (
+                "-A X -m addrtype --dst-type LOCAL -m recent --set -j DNAT",
+                Family::V4,
+                "xt_addrtype xt_nat xt_recent",
+            ),
+            ("-A X -p udp -m udp -j REJECT --reject-with x", Family::V6, "ip6t_REJECT"),
+            ("-A X -p sctp -m sctp -j MASQUERADE", Family::V4, "xt_MASQUERADE xt_sctp"),
+        ];
+        for (line, family, expected) in cases {
+            assert_eq!(Vec::from_iter(needed_modules(&[line], family)).join(" "), expected);
         }
     }
 }

@@ -11,6 +11,8 @@ const CONFIG: Config = Config {
     masquerade_all: false,
     inside: Vec::new(),
     node_port_addresses: Vec::new(),
+    has_random_fully: true,
+    has_bpf: true,
 };
 
 fn config() -> Config {
@@ -132,6 +134,7 @@ fn what_is_masqueraded_at_a_cluster_ip_depends_on_the_configuration() {
     let cases = [
         (Config { masquerade_all: true, ..config() }, "-d 10.96.0.10 -j KPI-MARK-MASQ"),
         (CONFIG, "-p tcp -j DNAT --to-destination 10.1.0.1:8080"),
+        (Config { has_bpf: false, ..CONFIG }, "-s 10.1.0.1 -j KPI-MARK-MASQ"),
     ];
     for (config, first) in cases {
         let text = written(&config, port(&[cluster_ip("10.96.0.10")], [ONE; 3]));
