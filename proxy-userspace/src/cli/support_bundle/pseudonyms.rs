@@ -4,24 +4,36 @@
 //! its keys, and the names of labels, are kept. In doubt, a name is replaced.
 
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     hash::{BuildHasher as _, RandomState},
     io::{self, Write},
     net::IpAddr,
 };
 
-/// Names that every cluster has.
-const COMMON: [&str; 6] =
-    ["default", "kube-system", "kube-public", "kube-node-lease", "kubernetes", "localhost"];
+/// Names that every cluster has, and words of JSON.
+const COMMON: [&str; 9] = [
+    "default",
+    "kube-system",
+    "kube-public",
+    "kube-node-lease",
+    "kubernetes",
+    "localhost",
+    "true",
+    "false",
+    "null",
+];
 
-/// How much of a text is replaced at a time, in bytes.
+/// The kinds of names.
+const KINDS: [&str; 5] = ["namespace", "service", "pod", "node", "host"];
+
+/// How much of a text is replaced at a time, in bytes; more, up to where an object of JSON or a line ends.
 const BUFFER: usize = 64 << 10;
 
-/// A pseudonym is a keyed hash of its word, so that nothing is kept of addresses, and of names no text.
+/// A pseudonym is a keyed hash of its word, so no address and no text of a name is kept.
 #[derive(Debug, Default)]
 pub(super) struct Pseudonyms {
-    /// The kinds of names, by their hashes.
-    names: HashMap<u64, &'static str>,
+    /// The hashes of names, each with the number of its kind in the last three bits.
+    names: HashSet<u64>,
     hasher: RandomState,
 }
 
@@ -31,9 +43,16 @@ impl Pseudonyms {
         // At the end of a sentence.
         let name = name.trim_end_matches('.');
         let is_name = name.contains(|it: char| it.is_ascii_alphabetic()) && !COMMON.contains(&name);
-        if is_name && name.parse::<IpAddr>().is_err() {
-            self.names.entry(self.hasher.hash_one(name)).or_insert(kind);
+        if is_name && name.parse::<IpAddr>().is_err() && self.kind_of(name).is_none() {
+            let number = (0..).zip(KINDS).find(|(_, it)| *it == kind).map_or(0, |(number, _)| number);
+            self.names.insert(self.hasher.hash_one(name) & !7 | number);
         }
+    }
+
+    /// The kind of a name that was learned.
+    fn kind_of(&self, name: &str) -> Option<&'static str> {
+        let hash = self.hasher.hash_one(name) & !7;
+        (0..).zip(KINDS).find_map(|(number, kind)| self.names.contains(&(hash | number)).then_some(kind))
     }
 
     /// The name of a Service, as in `shop/web` and `shop/web:http`.
@@ -47,6 +66,8 @@ impl Pseudonyms {
     /// The names in fields of JSON, as in `"podName":"web-1"`, and in those of log lines and labels of metrics, as in
     /// `namespace="shop"`; the hosts of URLs; in prose also names with their namespace.
     pub(super) fn learn_text(&mut self, text: &str, is_prose: bool) {
+        // In strings of JSON, and in lines of the log.
+        let text = &text.replace("\\\"", "\"").replace("\\n", "\n").replace("\\t", "\t");
         for separator in ["\":\"", "="] {
             for (at, _) in text.match_indices(separator) {
                 let key = text[..at].rsplit(|it: char| !is_word(it)).next().unwrap_or_default();
@@ -58,7 +79,9 @@ impl Pseudonyms {
                     "node" | "nodeName" | "hostname" => self.learn("node", value),
                     "service" if value.contains('/') => self.learn_service(value),
                     "service" => self.learn("service", value),
-                    "item" => self.learn_qualified_names(rest.split("\",").next().unwrap_or_default()),
+                    "item" if separator != "=" => {
+                        self.learn_qualified_names(rest.split("\",").next().unwrap_or_default())
+                    }
                     "name" if separator != "=" && !is_prose => {
                         match rest[value.len()..].split('"').nth(2).unwrap_or_default() {
                             // Of ports, sources, tables and ServiceCIDRs.
@@ -104,7 +127,9 @@ impl Pseudonyms {
             let (before, tail) = rest.split_at(start);
             let word = beginning(tail, is_word);
             rest = &tail[word.len()..];
+            let (escape, word) = word.split_at(escape_len(before, word));
             out.push_str(before);
+            out.push_str(escape);
             let is_key = rest.starts_with('=') || before.ends_with('"') && rest.starts_with("\":");
             out.push_str(&if is_key { word.to_owned() } else { self.of_word(word) });
         }
@@ -131,7 +156,7 @@ impl Pseudonyms {
             Ok(it) if it.is_loopback() || it.is_unspecified() => return None,
             Ok(it) => (if it.is_ipv4() { "ipv4" } else { "ipv6" }, it.to_string()),
             Err(_) if is_invalid_ipv4(word) => ("invalid-ipv4", word.to_owned()),
-            Err(_) => (*self.names.get(&self.hasher.hash_one(word))?, word.to_owned()),
+            Err(_) => (self.kind_of(word)?, word.to_owned()),
         };
         Some(format!("{kind}-{:016x}", self.hasher.hash_one(&*word)))
     }
@@ -167,7 +192,7 @@ impl<'a> Anonymized<'a> {
 impl Write for Anonymized<'_> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.text.extend_from_slice(text);
-        // Neither words, nor keys with their values, nor the names of an object of JSON, contain any of these.
+        // A word, and a key with its value and the next key, are in one piece.
         if self.text.len() >= BUFFER
             && let Some(last) = text.iter().rposition(|it| b"}\n".contains(it))
         {
@@ -184,6 +209,17 @@ impl Write for Anonymized<'_> {
 /// Whether a character is part of a word.
 fn is_word(it: char) -> bool {
     it.is_ascii_alphanumeric() || "._:-".contains(it)
+}
+
+/// How much of a word belongs to an escape, as in `\nweb` and `\u0009web`, after this text.
+fn escape_len(before: &str, word: &str) -> usize {
+    let backslashes = before.len() - before.trim_end_matches('\\').len();
+    match word.as_bytes() {
+        _ if backslashes.is_multiple_of(2) => 0,
+        [b'b' | b'f' | b'n' | b'r' | b't', ..] => 1,
+        [b'u', ..] => word.len().min(5),
+        _ => 0,
+    }
 }
 
 /// What a text begins with, of such characters.
@@ -238,6 +274,7 @@ mod tests {
             "shop/<service web>:http web-1 <service web>, <service web>.shop.svc _web_",
             "node <node n1.example.com>: healthy",
             "https://<host api.example.com>:6443/x host=\"<host api.example.com>:6443\"",
+            r#""at\n<ipv4 10.96.0.10>\tof \\<service web>\u0009<service web>""#,
             r#"{"name":"<service name>", "<service web>" : 1} up{name="<service web>"} 1"#,
         ] {
             check(&pseudonyms, text);
@@ -285,10 +322,12 @@ mod tests {
             pseudonyms.learn_text(page, false);
         }
         pseudonyms.learn_text("WARN endpoint 10.0.0.1:80 of lab/new:http is ejected, as is qa/one.", true);
+        pseudonyms.learn_text(r#"{"error":"of\nops/two and \"team-3/three\": namespace=\"four\""}"#, true);
         let text = "<node n1> <node n2> <node n7> <namespace shop>/<service web> <pod web-1> <pod agent> \
                     <namespace 2nd>/<service cart> <namespace team>/<service old> <service late> \
                     <namespace finance> <namespace dev>/<service api> <namespace lab>/<service new> \
-                    <namespace qa>/<service one> default http range file rows true and/or";
+                    <namespace qa>/<service one> <namespace ops>/<service two> <service three> <namespace four> \
+                    default http range file rows true and/or";
         check(&pseudonyms, text);
     }
 
@@ -310,12 +349,13 @@ mod tests {
         #[test]
         fn json_stays_the_same_document(
             keys in proptest::collection::vec("[a-z]{1,4}", 1..5),
-            values in proptest::collection::vec("[a-z.:0-9/]{0,12}", 5),
+            values in proptest::collection::vec("[a-z.:0-9/\n\t\"\\\\]{0,12}", 5),
         ) {
             let mut pseudonyms = Pseudonyms::default();
-            keys.iter().for_each(|it| pseudonyms.learn("service", it));
-            let object: serde_json::Map<_, _> =
+            keys.iter().map(String::as_str).chain(["true", "t"]).for_each(|it| pseudonyms.learn("service", it));
+            let mut object: serde_json::Map<_, _> =
                 keys.iter().cloned().zip(values.into_iter().map(Value::from)).collect();
+            object.insert("is".into(), true.into());
             let text = pseudonyms.replace(&Value::Object(object.clone()).to_string());
             let after: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
             prop_assert!(after.keys().eq(object.keys()));
