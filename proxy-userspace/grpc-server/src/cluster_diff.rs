@@ -15,6 +15,7 @@ use proxy_contract::{
     digest::{KeptBuckets, position},
     localv1::{Extension, OpItem, Set},
 };
+use tokio::task::coop::consume_budget;
 use wire::{
     Extensions,
     cluster::{endpoint_info, endpoints_by_key, is_service_sent, is_slice_sent, node_info, service_info},
@@ -91,19 +92,30 @@ impl ClusterDiff {
         Self { service_cidrs, pods, nodes, services, slices: changed.collect() }
     }
 
-    /// Leaves out the new objects in these buckets.
-    pub(crate) fn without(mut self, kept: &KeptBuckets) -> Self {
-        fn leave_out<T: Encode>(changes: &mut Vec<Change<T>>, kept: &KeptBuckets) {
-            changes.retain(|it| !kept.contains(position(T::SET, &it.path)));
+    /// Leaves out the new objects in these buckets; other tasks run in between.
+    pub(crate) async fn without(self, kept: &KeptBuckets) -> Self {
+        async fn leave_out<T>(all: Vec<T>, is_kept: impl Fn(&T) -> bool) -> Vec<T> {
+            let mut left = Vec::new();
+            for it in all {
+                consume_budget().await;
+                left.extend((!is_kept(&it)).then_some(it));
+            }
+            left
         }
-        leave_out(&mut self.service_cidrs, kept);
-        leave_out(&mut self.pods, kept);
-        leave_out(&mut self.nodes, kept);
-        leave_out(&mut self.services, kept);
-        let is_kept =
-            |it: &EndpointSlice| kept.contains(position(SentService::SET, &service_path(&it.service)));
-        self.slices.retain(|it| !it.new.as_ref().is_some_and(|it| is_kept(it)));
-        self
+        fn is_kept<T: Encode>(kept: &KeptBuckets) -> impl Fn(&Change<T>) -> bool {
+            move |it: &Change<T>| kept.contains(position(T::SET, &it.path))
+        }
+        let is_slice_kept = |it: &SliceChange| {
+            let path = it.new.as_ref().map(|it| service_path(&it.service));
+            path.is_some_and(|it| kept.contains(position(SentService::SET, &it)))
+        };
+        Self {
+            service_cidrs: leave_out(self.service_cidrs, is_kept(kept)).await,
+            pods: leave_out(self.pods, is_kept(kept)).await,
+            nodes: leave_out(self.nodes, is_kept(kept)).await,
+            services: leave_out(self.services, is_kept(kept)).await,
+            slices: leave_out(self.slices, is_slice_kept).await,
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) async fn rest(all: ClusterDiff, theirs: Vec<Digest>) -> ChangeSet<Clu
     let mut all = ChangeSet::new(all);
     let mut groups = HashMap::<_, Vec<_>>::new();
     for item in &mut all {
-        // The digests of a whole cluster take long.
+        // The digests of a whole cluster take a long time; other tasks run in between.
         consume_budget().await;
         let Some(Op::Set(Value { r#ref: Some(it), bytes })) = item.op else { continue };
         if let Some((set, group)) = digest::group_of(it.set(), &it.path) {
@@ -52,10 +52,11 @@ pub(crate) async fn rest(all: ClusterDiff, theirs: Vec<Digest>) -> ChangeSet<Clu
     }
     let mut buckets = Buckets::new(theirs.len());
     for ((set, path), mut objects) in groups {
+        consume_budget().await;
         buckets.add(digest::position(set, &path), digest::all(&mut objects));
     }
     let kept = KeptBuckets::equal(&buckets.finish(), &theirs);
-    let mut rest = ChangeSet::new(all.diff.without(&kept));
+    let mut rest = ChangeSet::new(all.diff.without(&kept).await);
     rest.begin_with(keep(&kept));
     rest
 }
