@@ -163,13 +163,13 @@ async fn kpng_stream(
             Some(Op::Reset(_)) => void = items.keys().cloned().collect(),
             Some(Op::Set(it)) => {
                 let of = it.r#ref.unwrap_or_default();
-                check_order(name, items, &of, false);
+                check_order(name, items, &void, &of, false);
                 let key = (of.set, of.path);
                 void.remove(&key);
                 items.insert(key, it.bytes.to_vec());
             }
             Some(Op::Delete(of)) => {
-                check_order(name, items, &of, true);
+                check_order(name, items, &void, &of, true);
                 items.remove(&(of.set, of.path));
             }
             Some(Op::Sync(_)) => {
@@ -182,17 +182,20 @@ async fn kpng_stream(
     }
 }
 
-/// Whatever is sent, no endpoint is without its Service meanwhile, and only what was sent is deleted.
-fn check_order(name: Name, items: &Items, of: &Ref, is_deleted: bool) {
+/// Since a reset, no endpoint is without its Service at any time, and only what was sent is deleted.
+fn check_order(name: Name, items: &Items, void: &BTreeSet<(i32, String)>, of: &Ref, is_deleted: bool) {
+    let key = (of.set, of.path.clone());
     let service = |path: &str| Some((i32::from(Set::ServicesSet), path.rsplit_once('/')?.0.to_owned()));
+    let is_sent = |it: &_| items.contains_key(it) && !void.contains(it);
     let is_right = match (of.set(), is_deleted) {
-        (Set::EndpointsSet, false) => service(&of.path).is_some_and(|it| items.contains_key(&it)),
+        (Set::EndpointsSet, false) => service(&of.path).is_some_and(|it| is_sent(&it)),
         (Set::ServicesSet, true) => {
-            let key = (of.set, of.path.clone());
-            let mut endpoints = items.keys().filter(|(set, _)| *set == i32::from(Set::EndpointsSet));
-            items.contains_key(&key) && !endpoints.any(|(_, path)| service(path).as_ref() == Some(&key))
+            let is_its = |it: &(i32, String)| {
+                it.0 == i32::from(Set::EndpointsSet) && service(&it.1).as_ref() == Some(&key) && is_sent(it)
+            };
+            is_sent(&key) && !items.keys().any(is_its)
         }
-        (_, true) => items.contains_key(&(of.set, of.path.clone())),
+        (_, true) => is_sent(&key),
         (_, false) => true,
     };
     if !is_right {
