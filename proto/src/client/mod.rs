@@ -175,7 +175,7 @@ impl Client {
     }
 
     /// Follows the differences between states, over the same kind of stream. A backend that has a function per object calls it
-    /// for each entry, where `None` is a deletion; which endpoints of a Service differ, a [`DiffStore`](crate::DiffStore) says.
+    /// for each entry, where `None` is a deletion; a [`DiffStore`](crate::DiffStore) says which endpoints of a Service differ.
     pub fn changes(&self) -> ChangeWatch {
         ChangeWatch::new(self)
     }

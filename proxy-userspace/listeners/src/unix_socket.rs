@@ -79,7 +79,7 @@ impl UnixSocket {
                         fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
                     }
                     io::ErrorKind::NotFound => {}
-                    // The backlog is full, or the process closes its socket just now.
+                    // The backlog is full, or the process is just closing its socket.
                     io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionReset => {
                         return Err(UnixSocketError::InUse(path.to_owned()));
                     }

@@ -36,8 +36,8 @@ const EMULATED_REPETITION_DIVISOR: u32 = 50;
 /// The timeout of a test, in seconds. The longest one, of restarts, starts about twenty agents, of which each takes minutes.
 const TEST_TIMEOUT: u64 = 5400;
 
-/// How the names of tests begin that need what a virtual machine does not have: old versions of `nft`, and `iptables`.
-/// `cargo xtask test` runs them.
+/// How the names of tests begin that need what a virtual machine does not have: old versions of `nft`, and
+/// `iptables-nft-restore` and its like. `cargo xtask test` runs them.
 const NOT_OF_KERNELS: [&str; 2] = ["packet_path::listing::every_nft_", "standalone_backends::iptables::"];
 
 /// The arguments of cargo for the end-to-end tests.

@@ -1,8 +1,8 @@
 //! The Service `default/kubernetes`: the API server's own address, which this proxy may serve to itself.
 //!
-//! Invariant: what is good of it stays until something good is reported.
+//! Invariant: the Service and its last ready endpoints stay until ready ones are reported.
 //! An API server that stops removes itself from the endpoints first. If that took effect, nothing on the node could reach it
-//! when it is back at the same address, and its return would never be noticed. No time limits this: a running server adds
+//! when it is back at the same address, and its return would never be noticed. There is no time limit: a running server adds
 //! itself within seconds.
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -49,7 +49,9 @@ impl ApiServerService {
         self.service.filter(changes, is_own, |it| !it.is_empty(), event);
     }
 
-    /// The same for EndpointSlices: those without an endpoint are not active while there were better ones.
+    /// The server has reported changes of EndpointSlices: keeps the last ready endpoints of its own until it reports others.
+    ///
+    /// A new slice without ready endpoints becomes active beside them, and then stays as it is until there are ready ones.
     pub(super) fn slices(&mut self, changes: &mut ClusterChanges) {
         let is_own = |it: &Object| matches!(it, Object::EndpointSlice(it) if is_apiserver(&it.service));
         self.slices.filter(changes, is_own, has_ready_endpoint, "default/kubernetes has no endpoint left");
@@ -64,7 +66,7 @@ struct LastGood {
 }
 
 impl LastGood {
-    /// Replaces changes of its own objects by those of the active ones.
+    /// Replaces the changes of its own objects by those of the active ones, which are the last good ones.
     fn filter(
         &mut self,
         changes: &mut ClusterChanges,
@@ -148,7 +150,7 @@ mod tests {
                 changes.len()
             };
             assert_eq!(report(Some(&good)), 1);
-            // The second deletion is as after an object that was created and deleted between two reports.
+            // The second deletion is that of an object that was created and deleted between two reports.
             for it in [bad.as_ref(), None, None, Some(&good)] {
                 assert_eq!(report(it), 0);
             }

@@ -210,7 +210,7 @@ fn what_does_not_work_is_named_and_the_rest_is_served() {
     without("bpf");
     let (is_applied, log) = run(&path);
     assert!(is_applied && log.contains("an option of iptables does not work here"), "{log}");
-    assert!(rules(&it, "nft").contains("-s 10."), "{log}");
+    assert!(rules(&it, "nft").contains("-s 10.244.1.10"), "{log}");
 
     program(folder, RESTORE, &script);
     let (is_applied, log) = run(&path);
