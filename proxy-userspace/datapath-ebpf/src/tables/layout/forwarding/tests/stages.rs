@@ -1,5 +1,9 @@
 //! Forwarding that begins, ends and follows the packet path.
 
+use std::num::NonZeroU32;
+
+use model::state::ClientIpAffinity;
+
 use super::*;
 
 #[test]
@@ -178,5 +182,28 @@ fn an_address_stays_with_its_service_until_the_packet_path_moves_it() {
         assert_eq!(it.rows(1), rows, "from {from} to {to}");
         it.packets_have(&now);
         assert_eq!(it.owners(1), [Some(0), Some(1)].into(), "from {from} to {to}");
+    }
+}
+
+#[test]
+fn with_session_affinity_clients_have_rows_across_changes_and_processes() {
+    let web = |nodes: &[(u8, u32)], affinity| {
+        let mut service = service("web", 1, nodes);
+        Arc::make_mut(&mut service.service).affinity = affinity;
+        state([service])
+    };
+    let affinity = Some(ClientIpAffinity { timeout_seconds: NonZeroU32::MIN });
+    let nodes = [(0, 1), (1, 1)];
+    let mut before = Written::beside_packets();
+    for (affinity, flag) in [(affinity, BY_CLIENT), (None, 0), (affinity, BY_CLIENT)] {
+        before.both(&web(&nodes, affinity));
+        assert_eq!(before.flags(1), Some(KNOWN_FIRST | flag));
+    }
+    // Another process; also one that forwards only connections that exist.
+    for (nodes, flags) in [(&nodes[..], KNOWN_FIRST), (&[][..], ENDED)] {
+        let mut it = Written::beside_packets();
+        it.forwarding.restore(before.previous(&[1]));
+        it.both(&web(nodes, affinity));
+        assert_eq!(it.flags(1), Some(flags | BY_CLIENT));
     }
 }
