@@ -249,6 +249,24 @@ fn a_change_costs_what_it_touches() {
 }
 
 #[test]
+fn a_change_costs_its_own_size_in_a_large_service_too() {
+    let of = |endpoints: std::ops::Range<u32>| {
+        let ports = vec![fixtures::port("http", Protocol::Tcp, 80), fixtures::port("dns", Protocol::Udp, 53)];
+        let to = [0, 1].map(|index| EndpointPort { index, port: fixtures::number(8080), scopes: ALL_SCOPES });
+        let endpoint = |n: u32| fixtures::endpoint(n, Some(Ipv4Addr::from(0x0b00_0000 + n)), None, to);
+        let service = fixtures::service("web", [[10, 96, 0, 1].into()], ports);
+        state_of([ServiceState::new(service, endpoints.map(endpoint))])
+    };
+    let mut buffer = DoubleBuffer::new(FakeMaps::new(1)).unwrap();
+    buffer.take(&of(1000..2000)).unwrap();
+    buffer.finish_generation().unwrap();
+    let applied = buffer.take(&of(1001..2000)).unwrap();
+    // Of each port the frontend's count, the last slot and the gap that it fills, and the UDP member.
+    assert!(applied.entries <= 7, "{applied:?}");
+    assert_serves(&buffer.store, &of(1001..2000));
+}
+
+#[test]
 fn endpoints_are_ejected_as_their_service_says_else_as_the_node_says() {
     let with_health = |n, passive_health| {
         let mut state = service(n, n, &[1, 2]);
