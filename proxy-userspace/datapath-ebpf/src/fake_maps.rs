@@ -132,6 +132,11 @@ impl FakeMaps {
         self.tables[side.index()][table.index()].1.len() as u32
     }
 
+    /// How many entries the map of a side has room for.
+    pub(super) fn capacity(&self, side: Side, table: Table) -> u32 {
+        self.tables[side.index()][table.index()].0
+    }
+
     /// The counters that a running or future program can increment.
     fn reachable_counters(&self) -> BTreeSet<CounterIndex> {
         let readable = |it: &Side| *it == self.active || self.is_read[it.index()];

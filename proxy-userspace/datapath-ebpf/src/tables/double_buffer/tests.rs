@@ -364,7 +364,7 @@ fn maps_shrink_at_a_start() {
         buffer.finish().unwrap();
     }
     let capacities = |buffer: &DoubleBuffer<FakeMaps>| {
-        Side::BOTH.map(|side| buffer.sides[side.index()].capacity[Table::Frontends4.index()])
+        Side::BOTH.map(|side| buffer.store.capacity(side, Table::Frontends4))
     };
     assert!(capacities(&buffer).iter().all(|it| *it > 250), "{:?}", capacities(&buffer));
     // Another process.
