@@ -66,8 +66,7 @@ impl Pseudonyms {
     /// The names in fields of JSON, as in `"podName":"web-1"`, and in those of log lines and labels of metrics, as in
     /// `namespace="shop"`; the hosts of URLs; in prose also names with their namespace.
     pub(super) fn learn_text(&mut self, text: &str, is_prose: bool) {
-        // In strings of JSON, and in lines of the log.
-        let text = &text.replace("\\\"", "\"").replace("\\n", "\n").replace("\\t", "\t");
+        let text = &unescaped(text);
         for separator in ["\":\"", "="] {
             for (at, _) in text.match_indices(separator) {
                 let key = text[..at].rsplit(|it: char| !is_word(it)).next().unwrap_or_default();
@@ -127,13 +126,26 @@ impl Pseudonyms {
             let (before, tail) = rest.split_at(start);
             let word = beginning(tail, is_word);
             rest = &tail[word.len()..];
-            let (escape, word) = word.split_at(escape_len(before, word));
             out.push_str(before);
-            out.push_str(escape);
             let is_key = rest.starts_with('=') || before.ends_with('"') && rest.starts_with("\":");
-            out.push_str(&if is_key { word.to_owned() } else { self.of_word(word) });
+            out.push_str(&if is_key { word.to_owned() } else { self.of_escaped_word(before, word) });
         }
         out + rest
+    }
+
+    /// A word with pseudonyms, after this text: in strings of JSON and in lines of the log, its beginning may be part of an escape.
+    fn of_escaped_word(&self, before: &str, word: &str) -> String {
+        let backslashes = before.len() - before.trim_end_matches('\\').len();
+        if backslashes == 0 {
+            return self.of_word(word);
+        }
+        let (escape, name) = word.split_at(escape_len(word));
+        let replaced = self.of_word(name);
+        // `\\n` is a newline in a string that is quoted in another one; else a backslash before a word with an n.
+        if backslashes.is_multiple_of(2) && replaced == name {
+            return self.of_word(word);
+        }
+        escape.to_owned() + &replaced
     }
 
     /// A word with pseudonyms: for all of it, or for what is between its colons and dots.
@@ -211,13 +223,25 @@ fn is_word(it: char) -> bool {
     it.is_ascii_alphanumeric() || "._:-".contains(it)
 }
 
-/// How much of a word belongs to an escape, as in `\nweb` and `\u0009web`, after this text.
-fn escape_len(before: &str, word: &str) -> usize {
-    let backslashes = before.len() - before.trim_end_matches('\\').len();
-    match word.as_bytes() {
-        _ if backslashes.is_multiple_of(2) => 0,
+/// A text without the backslashes of escapes, also in strings that are quoted in others: quotes stay, and a newline stands for any
+/// other character.
+fn unescaped(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        if !part.is_empty() && !part.starts_with('"') {
+            out.push('\n');
+        }
+        out.push_str(&part[escape_len(part)..]);
+    }
+    out
+}
+
+/// How much of what follows a backslash is part of the escape, as in `nweb` and `u0009web`.
+fn escape_len(text: &str) -> usize {
+    match text.as_bytes() {
         [b'b' | b'f' | b'n' | b'r' | b't', ..] => 1,
-        [b'u', ..] => word.len().min(5),
+        [b'u', a, b, c, d, ..] if [a, b, c, d].iter().all(|it| it.is_ascii_hexdigit()) => 5,
         _ => 0,
     }
 }
@@ -264,6 +288,10 @@ mod tests {
         pseudonyms.learn("service", "web");
         pseudonyms.learn("node", "n1.example.com");
         pseudonyms.learn("service", "name");
+        pseudonyms.learn("host", "net");
+        pseudonyms.learn("host", "user");
+        // It stays a Service.
+        pseudonyms.learn("namespace", "web");
         pseudonyms.learn_text("--kube-api-server https://api.example.com:6443", false);
         for text in [
             "<ipv4 10.96.0.10>:80/TCP to <ipv4 10.1.0.1>:8080, <ipv4 10.96.0.10>",
@@ -275,6 +303,8 @@ mod tests {
             "node <node n1.example.com>: healthy",
             "https://<host api.example.com>:6443/x host=\"<host api.example.com>:6443\"",
             r#""at\n<ipv4 10.96.0.10>\tof \\<service web>\u0009<service web>""#,
+            r#""\"at\\n<service web>\\u0009<service web>\\\\t<ipv4 10.96.0.10>\" \\<host net> \\\n<host net>""#,
+            r"at\<host user> \u{9}<service web>",
             r#"{"name":"<service name>", "<service web>" : 1} up{name="<service web>"} 1"#,
         ] {
             check(&pseudonyms, text);
@@ -323,10 +353,12 @@ mod tests {
         }
         pseudonyms.learn_text("WARN endpoint 10.0.0.1:80 of lab/new:http is ejected, as is qa/one.", true);
         pseudonyms.learn_text(r#"{"error":"of\nops/two and \"team-3/three\": namespace=\"four\""}"#, true);
+        pseudonyms.learn_text(r#""\"of\\nlab-2/five: namespace=\\\"six\\\"\\r\\nto\\tseven/eight\"""#, true);
         let text = "<node n1> <node n2> <node n7> <namespace shop>/<service web> <pod web-1> <pod agent> \
                     <namespace 2nd>/<service cart> <namespace team>/<service old> <service late> \
                     <namespace finance> <namespace dev>/<service api> <namespace lab>/<service new> \
                     <namespace qa>/<service one> <namespace ops>/<service two> <service three> <namespace four> \
+                    <namespace lab-2>/<service five> <namespace six> <namespace seven>/<service eight> \
                     default http range file rows true and/or";
         check(&pseudonyms, text);
     }
@@ -365,9 +397,11 @@ mod tests {
         fn no_address_is_left(address: std::net::Ipv6Addr, v4: std::net::Ipv4Addr, port: u16) {
             prop_assume!(!address.is_loopback() && !address.is_unspecified());
             prop_assume!(!v4.is_loopback() && !v4.is_unspecified());
-            let text = format!("a {address}, [{address}]:{port}/TCP {v4}:{port} ({v4})");
-            let replaced = Pseudonyms::default().replace(&text);
-            prop_assert!(!replaced.contains(&v4.to_string()) && !replaced.contains(&address.to_string()), "{replaced}");
+            let text = format!("a {address}, [{address}]:{port}/TCP {v4}:{port} ({v4})\n{v4}\t{address}");
+            for text in [json(&text), json(json(&text)), text] {
+                let replaced = Pseudonyms::default().replace(&text);
+                prop_assert!(!replaced.contains(&v4.to_string()) && !replaced.contains(&address.to_string()), "{replaced}");
+            }
         }
     }
 }
