@@ -138,6 +138,26 @@ fn a_pod_can_be_its_own_endpoint() {
 }
 
 #[test]
+fn a_service_without_endpoints_refuses_at_once() {
+    let Some(_node) = node_or_skip(1) else { return };
+    let addresses: [SocketAddr; 3] =
+        [(EMPTY4, 80).into(), (EMPTY6, 80).into(), (EMPTY4.to_ipv6_mapped(), 80).into()];
+    for address in addresses {
+        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let socket = udp_socket(address).unwrap();
+        let unconnected = udp_socket(address).unwrap().send_to(b"who?", address).unwrap_err().kind();
+        if kernel_at_least(5, 18) {
+            assert_eq!(socket.connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+            assert_eq!(unconnected, ErrorKind::ConnectionRefused);
+        } else {
+            socket.connect(address).unwrap();
+            assert!((0..2).any(|_| socket.send(b"who?").is_err()), "{address}: two datagrams were sent");
+            assert_eq!(unconnected, ErrorKind::PermissionDenied);
+        }
+    }
+}
+
+#[test]
 fn a_refused_connect_keeps_the_previous_peer() {
     let Some(_node) = node_or_skip(3) else { return };
     let (service, empty) = (SocketAddr::from((WEB4, 80)), SocketAddr::from((EMPTY4, 80)));
