@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, process::Command, time::Duration};
 
+use serde_json::{Value, json};
 use tests::{
     APPLIED, Agent, AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, Service, TIMEOUT,
     TestNode, Transport, endpoint, eventually, expected_dump, http, manifest, run, scaled, web4,
@@ -104,21 +105,47 @@ fn brain_and_agent_report_an_unknown_node_name() {
 }
 
 #[test]
-fn a_brain_behind_a_brain_hands_out_the_annotations_that_both_request() {
-    let service = web4([1]).annotation("example.com/a", "b").annotation("example.org/c", "d");
-    let Some(node) = TestNode::prepared_or_skip([], &[service]) else { return };
+fn a_brain_behind_a_brain_decides_alike_and_hands_out_what_both_request() {
+    let Some(node) = TestNode::or_skip() else { return };
+    let web = || {
+        let service = web4([1]).endpoint_on("n2", "web-2", &endpoint(2));
+        service.annotation("example.com/a", "b").annotation("example.org/c", "d")
+    };
+    let write = |service: &Service| {
+        let mut objects: Vec<_> = service.objects().collect();
+        objects[0]["metadata"]["labels"] = json!({ "app": "web", "tier": "x" });
+        node.write_file("all.yaml", &manifest::documents(objects));
+    };
+    write(&web());
     let binary = Build::Product.binary();
-    let start = |name: &str, source: &str, requested: &str| {
+    let start = |name: &str, source: &str, labels: &str, annotations: &str| {
         let listen = format!("unix://{}", node.sandbox().files().join(name).display());
         let command =
             AgentCommand::new(&binary, &[]).args(["brain", "--source", source, "--listen", &listen]);
-        let command = command.args(["--serve-any-node", "--with-service-annotations", requested]).node(NODE);
+        let command = command.args(["--serve-any-node", "--with-service-labels", labels]);
+        let command = command.args(["--with-service-annotations", annotations]).node(NODE);
         (command.start(node.sandbox()).unwrap(), listen)
     };
-    let (_first, target) = start("first", &node.source(), "example.com/*");
-    let (_second, target) = start("second", &format!("api:{target}"), "*");
-    let mut print = Command::new(&binary);
-    print.args(["print", "--once", "--output", "json", "--node-name", NODE, "--target", &target]);
-    let text = run(&mut print).success();
-    assert!(text.contains("\"annotations\":{\"example.com/a\":\"b\"}"), "{text}");
+    let (_first, target) = start("first", &node.source(), "app", "*");
+    let (_second, target) = start("second", &format!("api:{target}"), "*", "example.com/*");
+    let items = |flag: &str, value: &str, name: &str| {
+        let mut print = Command::new(&binary);
+        print.args(["print", "--once", "--output", "json", "--node-name", name, flag, value]);
+        // From a target it prints whatever that hands out.
+        print.args(["--with-service-labels", "app", "--with-service-annotations", "example.com/*"]);
+        serde_json::from_str::<Value>(&run(&mut print).success()).unwrap()["items"].take()
+    };
+    for service in [web(), web().internal_local()] {
+        write(&service);
+        for name in [NODE, "n2"] {
+            let expected = items("--source", &node.source(), name);
+            let printed = &expected[0]["service"];
+            assert_eq!(printed["labels"], json!({ "app": "web" }), "{expected}");
+            assert_eq!(printed["annotations"], json!({ "example.com/a": "b" }), "{expected}");
+            for (flag, value) in [("--target", &target), ("--source", &format!("api:{target}"))] {
+                let is_equal = || items(flag, value, name) == expected;
+                assert!(eventually(TIMEOUT, is_equal), "{name} by {flag} {value}: {expected}");
+            }
+        }
+    }
 }
