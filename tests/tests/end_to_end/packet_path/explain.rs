@@ -16,7 +16,8 @@ fn explain(it: &RunningCluster, client: &[&str], frontend: SocketAddr) -> Explai
     it.n1.run(|| Explained::ask(&mut it.cli("explain"), &[client, &[&*to]].concat()))
 }
 
-/// Checks of each connection that it reaches a pod if the explanation says so, and else none; all wait at the same time.
+/// Checks of each connection that it reaches a pod that the explanation names, or none if it says so; all wait at the same
+/// time.
 fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, SocketAddr)]) {
     thread::scope(|scope| {
         for (from, client, destination) in connections {
@@ -31,6 +32,10 @@ fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, Socket
                     is_redirected,
                     "{client:?} to {destination}: {answer:?}, {explained:?}"
                 );
+                let Ok(Reply { name, .. }) = answer else { return };
+                let addresses = if name == "p1" { P1 } else { P3 };
+                let is_named = addresses.iter().any(|ip| explained.used.contains(&at(*ip, TARGET)));
+                assert!(is_named, "{client:?} to {destination} reaches {name}, {explained:?}");
             });
         }
     });
@@ -39,7 +44,12 @@ fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, Socket
 /// Every kind of destination, with every setting that decides about it.
 #[test]
 fn explanations_and_the_kernel_agree_at_every_destination() {
-    let services = [on_both_nodes(external("web", 1)), on_both_nodes(external("local", 2)).external_local()];
+    let services = [
+        on_both_nodes(external("web", 1)),
+        on_both_nodes(external("local", 2)).external_local(),
+        external("empty", 3),
+        on_both_nodes(external("restricted", 4)).source_ranges(&["10.244.1.0/24", "fd00:244:1::/64"]),
+    ];
     let own = "--nodeport-addresses=192.168.50.0/24,fd00:50::/64";
     for (arguments, has_other_node) in [
         (&[][..], true),
@@ -83,6 +93,15 @@ fn explanations_and_the_kernel_agree_at_every_destination() {
                 of_outside.extend(from_outside.map(|to| (&it.client, vec!["outside", outside.as_str()], to)));
                 for to in inside.into_iter().chain(from_outside) {
                     of_inside.push((&it.n1, vec!["node"], to));
+                    of_inside.push((&it.pods[1], vec!["pod", pod.as_str()], to));
+                }
+            }
+            // The Services `empty` and `restricted`, of which pods of n1 may use the latter.
+            for (family, (outside, pod)) in clients.iter().enumerate() {
+                of_inside.push((&it.n1, vec!["node"], at(cluster_ips(3)[family], 80)));
+                for n in [3, 4] {
+                    let to = at(load_balancer_ips(n)[family], 80);
+                    of_outside.push((&it.client, vec!["outside", outside.as_str()], to));
                     of_inside.push((&it.pods[1], vec!["pod", pod.as_str()], to));
                 }
             }
