@@ -99,7 +99,9 @@ fn sockets_use_the_packet_path_where_source_ranges_apply() {
         let _inside = it.sandbox().enter().unwrap();
         check_dropped(&it.n1, at(load_balancer_ips(3)[0], 80));
     }
-    for open in [internal_frontends(3)[0], at(external_ips(3)[0], 80), at(N1[0], NODE_PORT + 3)] {
+    // Other addresses are open, and so is the family without ranges.
+    let v6 = at(load_balancer_ips(3)[1], 80);
+    for open in [internal_frontends(3)[0], at(external_ips(3)[0], 80), at(N1[0], NODE_PORT + 3), v6] {
         assert_eq!(server_by_socket(&it, open), "p2", "{open}");
     }
 }
