@@ -2,6 +2,7 @@
 //! cluster.
 
 use std::{
+    fs,
     net::{SocketAddr, UdpSocket},
     process::{Command, Stdio},
 };
@@ -83,6 +84,8 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
         assert!(has_own_address, "{reply}");
         assert_served_by(&cluster, &client, &to, name);
         // In words, on the node without an endpoint.
+        let node = cluster.nodes.iter().find(|it| it.name() == name).unwrap();
+        let address = node.addresses()[usize::from(frontend.is_ipv6())];
         let text = cli(&cluster, 2, &["explain", "outside", &client, &to]).success();
         assert_contains(
             &text,
@@ -91,7 +94,7 @@ fn explain_names_the_node_that_serves_a_connection_from_outside() {
                 &format!("the only endpoint on node {name}\n"),
                 "forwarding whole, to 2 nodes with endpoints, by the annotation kube-proxy-ebpf.io/external-forwarding\n",
                 "forwarded  row ",
-                &format!(" of 1024, by addresses and ports: wrapped for node {name} at "),
+                &format!(" of 1024, by addresses and ports: wrapped for node {name} at {address}\n"),
             ],
         );
     }
@@ -135,7 +138,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     if !kernel_at_least(6, 6) {
         return skip("the programs of another proxy come first by links to interfaces, which need Linux 6.6");
     }
-    let Some(cluster) = forwarding_or_skip() else { return };
+    let Some(mut cluster) = forwarding_or_skip() else { return };
     let status = |arguments: &[&str]| cli(&cluster, 0, &[&["status"], arguments].concat()).success();
     let text = status(&[]);
     assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
@@ -180,6 +183,19 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     assert_found(&found, "degraded", "others see packets before ours do: eth0: tcx ingress: ingress (id ");
     assert_found(&found, "degraded", "eth0: tcx egress: egress (id ");
     drop(other_agent);
+
+    // Without a proxy that attaches them again, its own programs go one after the other.
+    cluster.kill(0);
+    let node = &cluster.nodes[0];
+    let remove = |prefix: &str| node.links(prefix).iter().for_each(|it| fs::remove_file(it).unwrap());
+    remove("ingress_");
+    let expect = "eth0 has only egress: packets are translated there";
+    assert!(eventually(TIMEOUT, || findings(&cluster).iter().any(|it| it.says.contains(expect))));
+    assert_found(&findings(&cluster), "broken", expect);
+    remove("egress_");
+    assert_found(&findings(&cluster), "broken", "eth0 has none of the programs");
+    let text = cli(&cluster, 0, &["status"]).stdout;
+    assert!(text.contains("forwarding NOT at work, no interface has the programs: "), "{text}");
 }
 
 #[test]
