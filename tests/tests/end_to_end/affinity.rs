@@ -18,6 +18,16 @@ fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
     TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(affinity_seconds)], arguments)
 }
 
+/// As [`node_or_skip`], and the node has the addresses 10.244.2.1 to 10.244.2.50, each of which is a client.
+fn node_with_addresses_or_skip() -> Option<TestNode> {
+    let mut node = TestNode::prepared_or_skip(1..=10, &[web(1..=10).affinity(3600)])?;
+    for n in 1..=50 {
+        node.netns().ip(&["address", "add", &format!("10.244.2.{n}/32"), "dev", "lo"]).unwrap();
+    }
+    node.start(&[]);
+    Some(node)
+}
+
 /// The servers that reply to `times` requests.
 #[track_caller]
 fn servers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<String> {
@@ -60,12 +70,12 @@ fn a_client_keeps_its_endpoint() {
 
 #[test]
 fn concurrent_connects_of_a_new_client_get_one_endpoint() {
-    let Some(_node) = node_or_skip(3600, &[]) else { return };
+    let Some(_node) = node_with_addresses_or_skip() else { return };
     const THREADS: usize = 8;
-    for n in 0..50 {
+    for n in 1..=50 {
         let start = Barrier::new(THREADS);
         let connect = || {
-            let socket = udp_socket_at(([10, 244, 3, n], 0).into()).unwrap();
+            let socket = udp_socket_at(([10, 244, 2, n], 0).into()).unwrap();
             start.wait();
             socket.connect(FRONTEND).unwrap();
             exchange_connected(&socket).unwrap()
@@ -80,13 +90,7 @@ fn concurrent_connects_of_a_new_client_get_one_endpoint() {
 
 #[test]
 fn each_namespace_and_each_address_of_the_node_is_a_client() {
-    let Some(mut node) = TestNode::or_skip() else { return };
-    for n in 1..=30 {
-        node.netns().ip(&["address", "add", &format!("10.244.2.{n}/32"), "dev", "lo"]).unwrap();
-    }
-    node.serve(1..=10);
-    node.write(&[web(1..=10).affinity(3600)]);
-    node.start(&[]);
+    let Some(_node) = node_with_addresses_or_skip() else { return };
     let server_of = |source| exchange_connected(&connect_from(source)).unwrap();
     // The probability that 30 clients share one of 10 endpoints is 10^-29.
     let mut servers_seen = BTreeSet::new();
