@@ -233,7 +233,11 @@ mod tests {
         let some = finding(1, 2);
         assert_eq!(some.level, Level::Degraded);
         assert!(some.says.contains("those to 2 more are translated"), "{}", some.says);
-        assert_eq!(finding(0, 0).level, Level::Ok, "it is enabled");
+        let none = finding(0, 0);
+        assert_eq!(
+            (none.level, &*none.says),
+            (Level::Ok, "it is enabled, and no Service has packets to forward")
+        );
         let ended = forwarded(&ForwardSummary { ended: 2, nodes: 2, ..ForwardSummary::default() });
         assert_eq!(ended.level, Level::Ok);
         assert!(ended.says.ends_with(
