@@ -79,7 +79,8 @@ impl Pseudonyms {
                     "service" if value.contains('/') => self.learn_service(value),
                     "service" => self.learn("service", value),
                     "item" if separator != "=" => {
-                        self.learn_qualified_names(rest.split("\",").next().unwrap_or_default())
+                        let item = rest.split("\",").next().unwrap_or_default();
+                        self.learn_qualified_names(item);
                     }
                     "name" if separator != "=" && !is_prose => {
                         match rest[value.len()..].split('"').nth(2).unwrap_or_default() {
