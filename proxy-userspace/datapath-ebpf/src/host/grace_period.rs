@@ -108,15 +108,6 @@ mod tests {
     }
 
     #[test]
-    fn the_switch_is_set_only_while_something_waits() {
-        let switch = switch("0\n");
-        let periods = on(switch.path());
-        assert_eq!(value(&switch), UNSET);
-        periods.shortened(|| assert_eq!(value(&switch), OURS));
-        assert_eq!(value(&switch), UNSET);
-    }
-
-    #[test]
     fn what_an_administrator_has_set_stays() {
         let switch = switch("1\n");
         let periods = on(switch.path());
@@ -128,21 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_that_a_dead_process_has_left_is_unset() {
-        let switch = switch(OURS);
-        on(switch.path());
-        assert_eq!(value(&switch), UNSET);
-        fs::write(&switch, OURS).unwrap();
-        unset_expedited(switch.path());
-        assert_eq!(value(&switch), UNSET);
-    }
-
-    #[test]
-    fn tickless_cpus_are_not_interrupted() {
-        for (tickless, expected) in [("\n", OURS), ("(null)\n", OURS), ("2-3\n", UNSET)] {
-            let switch = switch(UNSET);
-            let periods = GracePeriods::on(switch.path(), Ok(tickless.to_owned()));
-            periods.shortened(|| assert_eq!(value(&switch), expected, "{tickless:?}"));
+    fn the_switch_is_set_only_while_something_waits_and_never_with_tickless_cpus() {
+        for (tickless, expected) in
+            [(None, OURS), (Some("\n"), OURS), (Some("(null)\n"), OURS), (Some("2-3\n"), UNSET)]
+        {
+            let switch = switch("0\n");
+            let is = |expected: &str| assert_eq!(value(&switch).trim(), expected, "{tickless:?}");
+            let cpus = tickless.map(str::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into());
+            let periods = GracePeriods::on(switch.path(), cpus);
+            is(UNSET);
+            periods.shortened(|| is(expected));
+            is(UNSET);
         }
     }
 

@@ -189,33 +189,26 @@ mod tests {
     }
 
     #[test]
-    fn the_ejection_of_an_endpoint_that_does_not_answer_is_prolonged() {
-        assert_eq!(tried(refusing(), record(3, 2)), Some(8.0));
+    fn an_ejection_is_prolonged_when_it_is_about_to_end_and_its_endpoint_does_not_answer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         full.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
         full.listen(0).unwrap();
         let full_at = full.local_addr().unwrap().as_socket().unwrap();
         let _queued: Vec<_> = (0..10).map(|_| connect(full_at).unwrap()).collect();
-        assert_eq!(tried(full_at, record(3, 2)), Some(8.0));
-    }
-
-    #[test]
-    fn the_ejection_of_an_endpoint_that_answers_ends_as_it_would() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        assert_eq!(tried(listener.local_addr().unwrap(), record(3, 2)), None);
-    }
-
-    #[test]
-    fn no_ejection_lasts_longer_than_the_longest_one() {
-        assert_eq!(tried(refusing(), record(56, 2)), Some(3.0), "60 s after the failure");
-        assert_eq!(tried(refusing(), record(60, 0)), None);
-    }
-
-    #[test]
-    fn an_endpoint_is_tried_when_a_client_will_soon_do_so() {
-        assert_eq!(tried(refusing(), record(3, 30)), None, "not yet");
         let on_trial = FailureRecord { is_on_trial: 1, ..record(3, 2) };
-        assert_eq!(tried(refusing(), on_trial), None, "a client does so");
+        // Without an endpoint, one that refuses.
+        for (what, endpoint, record, expect) in [
+            ("refused", None, record(3, 2), Some(8.0)),
+            ("no room in its queue", Some(full_at), record(3, 2), Some(8.0)),
+            ("it answers", Some(listener.local_addr().unwrap()), record(3, 2), None),
+            ("to 60 s after the failure, the longest time", None, record(56, 2), Some(3.0)),
+            ("it has lasted that long", None, record(60, 0), None),
+            ("not yet", None, record(3, 30), None),
+            ("a client tries it now", None, on_trial, None),
+        ] {
+            assert_eq!(tried(endpoint.unwrap_or_else(refusing), record), expect, "{what}");
+        }
     }
 
     #[test]
