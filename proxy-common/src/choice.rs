@@ -249,19 +249,6 @@ mod tests {
         assert_eq!(states.shares(1, options(true, 0)), [10_000]);
     }
 
-    /// Far less than the 60 or so that chance would leave between the fullest and the emptiest of them.
-    #[test]
-    fn open_connections_stay_level() {
-        let states = States::default();
-        for number in 0..10_000 {
-            let backend = states.connect(10, options(true, 0), number);
-            states.loads.borrow_mut().entry(backend).or_default().0 += 1;
-        }
-        let loads = states.loads.borrow();
-        let open = loads.values().map(|it| it.0);
-        assert!(open.clone().max().unwrap() - open.min().unwrap() <= 6, "{loads:?}");
-    }
-
     #[test]
     fn the_share_of_a_new_backend_grows() {
         let mut states = States::default();

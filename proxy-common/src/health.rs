@@ -254,8 +254,8 @@ mod tests {
         for time in [5, 10, 20, 40, 60, 60] {
             assert!(fail(&mut record, now));
             assert_eq!(record.until, now + time * SECOND);
-            // Those that began before the ejection.
-            assert!(!fail(&mut record, now + 1));
+            // Those that began before the ejection, to its last nanosecond.
+            assert!(!fail(&mut record, now + 1) && !fail(&mut record, now + time * SECOND - 1));
             now = record.until;
             record.try_again(now - 1);
             assert_eq!(record.is_on_trial, 0);
@@ -283,11 +283,14 @@ mod tests {
                 {
                     assert_eq!((watch.backend(), watch.failures()), (backend, failures.into()));
                     assert_eq!((watch.is_pending(), watch.is_counted()), (is_pending, is_counted));
+                    assert_eq!(Watch::from_bits(watch.bits()), watch);
                 }
                 assert_ne!(new, Watch::UNCONNECTED);
                 assert_eq!(new.failed().settled(), new.settled());
             }
         }
+        assert_eq!(Watch::from_bits(Watch::UNCONNECTED.bits()), Watch::UNCONNECTED);
+        assert_eq!((Watch::from_bits(0), Watch::NONE.bits()), (Watch::NONE, 0), "an empty slot has none");
         assert!(!Watch::UNCONNECTED.is_counted());
         let none = Watch::new(NO_COUNTER, policy, false);
         assert_ne!(none, Watch::UNCONNECTED);
@@ -298,22 +301,5 @@ mod tests {
     #[test]
     fn a_key_names_client_and_backend() {
         assert_eq!(key_parts(key(client(5), 7)), (client(5), 7));
-    }
-
-    #[test]
-    fn a_watch_is_stored_as_its_bits() {
-        let policy = HealthPolicy { failures: 3, max_ejected: 100 };
-        for watch in [Watch::NONE, Watch::UNCONNECTED, Watch::new(7, policy, true)] {
-            assert_eq!(Watch::from_bits(watch.bits()), watch);
-        }
-        assert_eq!(Watch::NONE.bits(), 0, "an empty slot has none");
-    }
-
-    #[test]
-    fn an_ejection_ends_at_its_end() {
-        let mut record =
-            FailureRecord { until: 9 * SECOND, timeouts: 3, ejections: 1, ..FailureRecord::default() };
-        assert!(!fail(&mut record, 9 * SECOND - 1), "that of an earlier connection");
-        assert!(fail(&mut record, 9 * SECOND), "the next one counts");
     }
 }

@@ -46,28 +46,19 @@ fn fixed(row: Row, flags: u32) -> Fixed {
 }
 
 #[test]
-fn a_row_says_where_a_packet_goes() {
-    let client = v4("198.51.100.7").mapped();
-    for (row, continues, expect) in [
-        (Row::new(THIS_NODE, NO_NODE), true, Way::Here { counters: COUNTERS, second: NO_NODE }),
-        (Row::new(THIS_NODE, 3), true, Way::Here { counters: COUNTERS, second: 3 }),
-        // A connection that begins belongs to the owner.
-        (Row::new(THIS_NODE, 3), false, Way::Here { counters: COUNTERS, second: NO_NODE }),
-        (Row::new(2, THIS_NODE), true, Way::To { counters: COUNTERS, node: 2, second: THIS_NODE }),
-        (Row::new(2, 3), false, Way::To { counters: COUNTERS, node: 2, second: NO_NODE }),
-        (Row::new(NO_NODE, 3), true, Way::Pass),
-    ] {
-        let tables = fixed(row, 0);
-        assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?}");
-        assert_eq!(way(&tables, &flow(client, 40_000, UDP, false)), Way::Pass, "no such frontend");
-    }
-}
-
-#[test]
-fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner() {
+fn a_row_says_where_a_packet_goes_and_flags_what_is_known_here_first() {
     let client = v4("198.51.100.7").mapped();
     let here = |second| Way::Here { counters: COUNTERS, second };
+    let to = |second| Way::To { counters: COUNTERS, node: 2, second };
     for (row, flags, continues, expect) in [
+        (Row::new(THIS_NODE, NO_NODE), 0, true, here(NO_NODE)),
+        (Row::new(THIS_NODE, 3), 0, true, here(3)),
+        // A connection that begins belongs to the owner.
+        (Row::new(THIS_NODE, 3), 0, false, here(NO_NODE)),
+        (Row::new(2, THIS_NODE), 0, true, to(THIS_NODE)),
+        (Row::new(2, 3), 0, false, to(NO_NODE)),
+        (Row::new(NO_NODE, 3), 0, true, Way::Pass),
+        // One that may be known here is looked for before it goes to the owner.
         (Row::new(2, 3), KNOWN_FIRST, true, here(2 | OWNER)),
         (Row::new(2, 3), KNOWN_FIRST, false, here(2 | OWNER)),
         (Row::new(THIS_NODE, 3), KNOWN_FIRST, true, here(3)),
@@ -78,6 +69,7 @@ fn connections_that_may_be_known_here_are_looked_for_before_they_go_to_the_owner
     ] {
         let tables = fixed(row, flags);
         assert_eq!(way(&tables, &flow(client, 40_000, TCP, continues)), expect, "{row:?} {flags:#b}");
+        assert_eq!(way(&tables, &flow(client, 40_000, UDP, false)), Way::Pass, "no such frontend");
     }
     let flow = flow(client, 40_000, TCP, true);
     for (row, expect) in [(Row::new(2, 3), 3), (Row::new(2, THIS_NODE), NO_NODE), (Row::new(4, 3), NO_NODE)] {

@@ -140,23 +140,6 @@ impl<'a> Socket<'a> {
 }
 
 #[test]
-fn a_socket_has_any_number_of_addresses() {
-    let table = Table::new(usize::MAX);
-    let mut sockets = [Socket::new(&table, 1), Socket::without_slot(&table, 2)];
-    for n in 0..100 {
-        assert!(sockets.iter_mut().all(|it| it.insert(n, 1000 + n)));
-    }
-    for n in 0..100 {
-        assert!(sockets.iter().all(|it| it.backend_of(n) == address(1000 + n)));
-        assert!(sockets.iter().all(|it| it.service_of(1000 + n) == address(n)));
-    }
-    assert!(sockets[0].release());
-    assert!(sockets[1].backend_of(99) == address(1099), "the other socket's entries stay");
-    assert!(sockets[1].release());
-    assert_eq!((table.len(), table.sockets.get()), (0, 0));
-}
-
-#[test]
 fn the_first_address_needs_no_entry() {
     let table = Table::new(0);
     let mut socket = Socket::new(&table, 1);
