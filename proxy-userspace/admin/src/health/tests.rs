@@ -54,7 +54,7 @@ fn served() -> (Admin, Publisher) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_probe_is_unhealthy() {
+async fn failed_probes_and_detached_programs_are_unhealthy_and_missed_processes_are_not_ready() {
     let (admin, _publisher) = served();
     for (behavior, is_healthy) in [
         (HookBehavior::Ok, true),
@@ -65,6 +65,19 @@ async fn a_failed_probe_is_unhealthy() {
         assert_eq!(live(&admin).is_ok(), is_healthy);
         assert_eq!(ready(&admin).1.contains("[-]programs failed"), !is_healthy);
     }
+    // At once.
+    admin.on_attach_checked(Ok(&attach_status(false)));
+    assert!(problem(&admin).contains("connect4"));
+    admin.on_attach_checked(Ok(&attach_status(true)));
+    assert!(live(&admin).is_ok());
+    // A cgroup that misses processes.
+    let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..attach_status(true) };
+    admin.on_attach_checked(Ok(&nested));
+    let (is_ready, response) = ready(&admin);
+    assert!(!is_ready && response.contains("[-]programs failed: a nested cgroup"), "{response}");
+    assert!(live(&admin).is_ok(), "a restart would not help");
+    admin.on_attach_checked(Ok(&attach_status(true)));
+    assert!(ready(&admin).0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,15 +216,6 @@ async fn a_change_during_an_apply_is_pending_since_it_was_published() {
     running.abort();
 }
 
-#[tokio::test(start_paused = true)]
-async fn detached_programs_are_unhealthy_at_once() {
-    let (admin, _publisher) = served();
-    admin.on_attach_checked(Ok(&attach_status(false)));
-    assert!(problem(&admin).contains("connect4"));
-    admin.on_attach_checked(Ok(&attach_status(true)));
-    assert!(live(&admin).is_ok());
-}
-
 /// Advances the time; attach checks still succeed.
 async fn advance_attached(admin: &Admin, time: Duration) {
     advance(time).await;
@@ -292,18 +296,6 @@ async fn applying_the_active_state_again_does_not_change_its_age() {
     let next = published(&publisher, [service("a", 2, None)]);
     admin.on_applied(&next, &report(), SECOND);
     assert_ne!(seen(&admin).0, before.0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cgroup_that_misses_processes_is_live_and_not_ready() {
-    let (admin, _publisher) = served();
-    let nested = AttachStatus { unreached: Some("a nested cgroup".into()), ..attach_status(true) };
-    admin.on_attach_checked(Ok(&nested));
-    let (is_ready, response) = ready(&admin);
-    assert!(!is_ready && response.contains("[-]programs failed: a nested cgroup"), "{response}");
-    assert!(live(&admin).is_ok(), "a restart would not help");
-    admin.on_attach_checked(Ok(&attach_status(true)));
-    assert!(ready(&admin).0);
 }
 
 #[tokio::test(start_paused = true)]

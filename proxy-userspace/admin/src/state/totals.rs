@@ -76,27 +76,18 @@ impl Totals {
 mod tests {
     use std::num::NonZeroU16;
 
-    use model::{Protocol, ServiceName, state::Service};
-
     use super::*;
+    use crate::fixtures;
 
     #[test]
     fn a_port_without_local_endpoints_counts_in_the_families_in_which_it_is_exposed() {
-        let number = |it| NonZeroU16::new(it).unwrap();
-        let any = PerFamily { v4: true, v6: true };
         let count = |load_balancer_ips: &[&str], node_port: Option<u16>| {
-            let port = ServicePort {
-                node_port: node_port.map(number),
-                has_any_endpoint: any,
-                ..ServicePort::new(Protocol::Tcp, number(80))
-            };
-            let service = Service {
-                cluster_ips: ["10.96.0.1", "fd00::1"].map(|it| it.parse().unwrap()).to_vec(),
-                load_balancer_ips: load_balancer_ips.iter().map(|it| it.parse().unwrap()).collect(),
-                ports: vec![port],
-                external_policy: TrafficPolicy::Local,
-                ..Service::new(ServiceName::new("default", "web"))
-            };
+            let mut service = fixtures::service_spec("default", "web");
+            service.cluster_ips.push("fd00::1".parse().unwrap());
+            service.load_balancer_ips = load_balancer_ips.iter().map(|it| it.parse().unwrap()).collect();
+            service.ports[0].node_port = node_port.map(|it| NonZeroU16::new(it).unwrap());
+            service.ports[0].has_any_endpoint = PerFamily { v4: true, v6: true };
+            service.external_policy = TrafficPolicy::Local;
             let mut totals = Totals::default();
             totals.count(&ServiceState::new(service, []), usize::wrapping_add);
             let PerFamily { v4, v6 } = totals.no_local_external;

@@ -87,7 +87,7 @@ async fn the_page_is_one_file_that_names_no_other_place() {
 }
 
 #[tokio::test]
-async fn rows_are_found_sorted_and_counted_by_the_server() {
+async fn rows_are_found_sorted_and_counted_by_the_server_and_one_is_shown_with_its_endpoints() {
     let (admin, _) = busy();
     let names = |it: &Value| -> Vec<String> {
         let rows = it["rows"].as_array().unwrap();
@@ -102,11 +102,6 @@ async fn rows_are_found_sorted_and_counted_by_the_server() {
     assert_eq!(names(&live(&admin, "q=default%2Fc").await), ["default/c"]);
     // Beyond the last one are the last ones.
     assert_eq!(names(&live(&admin, "from=1000&count=2&sort=name").await), ["default/c"]);
-}
-
-#[tokio::test]
-async fn a_service_is_shown_with_its_endpoints_and_their_connections() {
-    let (admin, _) = busy();
     let shown = live(&admin, "service=default%2Fa").await;
     let port = &shown["service"]["ports"][0];
     assert_eq!(port["endpoints"].as_array().unwrap().len(), 2);

@@ -89,8 +89,8 @@ async fn check(port: u16, expect: &[&str]) {
 }
 
 #[tokio::test]
-async fn responses_are_those_of_kube_proxy() {
-    let (_admin, publisher) = start();
+async fn responses_are_those_of_kube_proxy_and_fail_while_the_packet_path_is_unavailable() {
+    let (admin, publisher) = start();
     let [port] = free();
     publisher.publish(state([service("web", port, 2)]));
     let body =
@@ -98,21 +98,13 @@ async fn responses_are_those_of_kube_proxy() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-content-type-options: nosniff\r\n\
                 x-load-balancing-endpoint-weight: 2\r\n";
     check(port, &[head, body]).await;
-    publisher.publish(state([service("web", port, 0)]));
-    check(port, &["HTTP/1.1 503 ", "weight: 0", "\"localEndpoints\":0,\"serviceProxyHealthy\":true"]).await;
-}
-
-#[tokio::test]
-async fn checks_fail_while_the_packet_path_is_unavailable() {
-    let (admin, publisher) = start();
-    let [port] = free();
-    publisher.publish(state([service("web", port, 2)]));
-    check(port, &["200 OK"]).await;
     let unavailable = Rejected::not_served("traffic", "no nftables");
     admin.on_packet_path(Some(&unavailable));
     check(port, &["HTTP/1.1 503 ", "\"localEndpoints\":2,\"serviceProxyHealthy\":false"]).await;
     admin.on_packet_path(None);
     check(port, &["200 OK"]).await;
+    publisher.publish(state([service("web", port, 0)]));
+    check(port, &["HTTP/1.1 503 ", "weight: 0", "\"localEndpoints\":0,\"serviceProxyHealthy\":true"]).await;
 }
 
 #[tokio::test]
