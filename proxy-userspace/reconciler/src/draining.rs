@@ -224,11 +224,6 @@ mod tests {
         service
     }
 
-    fn with_node_port(mut service: ServiceState) -> ServiceState {
-        Arc::make_mut(&mut service.service).ports[0].node_port = Some(number(30080));
-        service
-    }
-
     fn state<const N: usize>(services: [ServiceState; N]) -> NodeState {
         NodeState { services: services.map(Arc::new).into_iter().collect(), ..NodeState::default() }
     }
@@ -318,7 +313,11 @@ mod tests {
         let destinations = [WEB, "192.0.2.1:30080", "10.96.0.9:80"];
         let connections: BTreeSet<_> =
             destinations.iter().flat_map(|it| [1, 2, 3].map(|n| pair(it, n))).collect();
-        let service = |drain| with_node_port(with_others(web(drain, [1]), [3]));
+        let service = |drain| {
+            let mut it = with_others(web(drain, [1]), [3]);
+            Arc::make_mut(&mut it.service).ports[0].node_port = Some(number(30080));
+            it
+        };
         let start = Instant::now();
         let mut draining = Draining::default();
         draining.update(&state([service(30)]), start);

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_steps_are_logged_with_the_same_fields() {
+    fn failed_steps_are_logged_with_the_same_fields_and_a_revision_from_the_first_state_on() {
         let of = |step| failure(step, Some(Desired::of_turn(7)));
         let lines = logged(|| {
             Step::ALL.map(of).iter().for_each(log_sockets_failed);
@@ -305,16 +305,12 @@ mod tests {
             format!("{level} {message} step=\"{step}\" datapath=\"{datapath}\" {more}")
         });
         assert_eq!(lines, expect);
-    }
-
-    #[test]
-    fn a_step_that_fails_before_the_first_state_has_no_revision() {
         let lines = logged(|| log_packets_failed(&failure(Step::Attach, None), "no room", false));
         assert!(lines[0].contains("datapath=\"packets\" error=\"no room\""), "{lines:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn states_after_the_first_are_counted_for_a_minute() {
+    async fn a_summary_of_a_minute_leaves_out_the_first_state_and_the_first_after_a_failure() {
         let mut log = StateLog::default();
         let report = ApplyReport { changed_services: 2, ..ApplyReport::default() };
         for (rev, took) in [(1, 9), (2, 1), (3, 5), (4, 3)] {
@@ -327,14 +323,8 @@ mod tests {
         assert_eq!(summary.slowest, Duration::from_millis(5));
         advance(SUMMARY_INTERVAL).await;
         assert!(log.due_summary().is_none(), "nothing has changed");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_first_state_after_a_failure_is_no_part_of_a_summary() {
-        let mut log = StateLog::default();
-        log.active(1, &ApplyReport::default(), Duration::ZERO);
         log.is_steady = false;
-        log.active(2, &ApplyReport::default(), Duration::ZERO);
+        log.active(5, &report, Duration::ZERO);
         advance(SUMMARY_INTERVAL).await;
         assert!(log.due_summary().is_none());
     }

@@ -109,12 +109,16 @@ impl Worker<Fake> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_newest_state_replaces_those_that_wait() {
+async fn the_newest_state_that_waits_is_applied_once_and_active_once_the_datapath_is_repaired() {
     with_worker(Fake::default(), async |worker| {
+        worker.request(vec![Step::Attach, Step::Attach]);
         (1..=3).for_each(|turn| worker.apply(Desired::of_turn(turn)));
+        for _ in 0..2 {
+            assert_eq!(worker.attempt().await.0, None);
+        }
         let (active, failed, calls) = worker.attempt().await;
         assert_eq!((active, failed), (Some(3), vec![]));
-        assert_eq!(calls, ["apply 3", "repair"]);
+        assert_eq!(calls, ["apply 3", "repair", "repair", "repair"]);
     })
     .await;
 }
@@ -145,21 +149,6 @@ async fn a_newer_state_does_not_wait_for_the_retry() {
         worker.apply(Desired::of_turn(2));
         assert_eq!(worker.attempt().await.0, Some(2));
         assert_eq!(begin.elapsed(), Duration::ZERO);
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_state_is_active_once_the_datapath_is_repaired_and_applied_only_once() {
-    with_worker(Fake::default(), async |worker| {
-        worker.request(vec![Step::Attach, Step::Attach]);
-        worker.apply(Desired::of_turn(1));
-        for _ in 0..2 {
-            assert_eq!(worker.attempt().await.0, None);
-        }
-        let (active, failed, calls) = worker.attempt().await;
-        assert_eq!((active, failed), (Some(1), vec![]));
-        assert_eq!(calls, ["apply 1", "repair", "repair", "repair"]);
     })
     .await;
 }
