@@ -287,9 +287,9 @@ mod tests {
             let matches = LogFlags::augment_args(Command::new("x")).try_get_matches_from(words).unwrap();
             LogFlags::from_arg_matches(&matches).unwrap().verbosity()
         };
-        assert_eq!(verbosity(&["--v=2"]), 0);
+        let of_kube_proxy = |level| verbosity(&[format!("--v={level}").as_str()]);
+        assert_eq!([0, 2, 4, 5, 6, 10].map(of_kube_proxy), [0, 0, 1, 1, 2, 2]);
         assert_eq!(verbosity(&["-v"]), 1);
-        assert_eq!(verbosity(&["--v=4"]), 1);
         assert_eq!(verbosity(&["-v", "--v", "6"]), 2);
         assert_eq!(verbosity(&["-vv", "--v=4"]), 2);
     }

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, fs, iter, path::Path};
 
-use api_server::{ApiServer, Settings};
 use clap::Command;
 use serde::Deserialize;
 
@@ -181,47 +180,9 @@ fn a_missing_file_is_reported_with_a_remedy() {
 }
 
 #[test]
-fn without_a_file_the_source_is_required() {
-    let error = usage_error(parse(&["run"]));
-    assert!(error.contains("--source"), "{error}");
-}
-
-/// The kubeconfig of kubeadm's kube-proxy.
-#[tokio::test]
-async fn a_kubeadm_kubeconfig_is_accepted() {
-    let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        fs::write(&path, text).unwrap();
-        path
-    };
-    // It refers to files in a pod.
-    let mounted = "/var/run/secrets/kubernetes.io/serviceaccount";
-    let text = include_str!("kubeadm-kubeconfig.yaml").replace(mounted, &folder.path().display().to_string());
-    let path = write("kubeconfig.conf", &text);
-    write("token", "secret\n");
-    let start = || {
-        let client_config =
-            source::kube::ClientConfig { kubeconfig: Some(path.clone().into()), ..Default::default() };
-        source::kube::KubeSource::start(&source::kube::Options { client_config, ..Default::default() })
-            .map(drop)
-    };
-    let error = start().unwrap_err().to_string();
-    assert!(error.contains("ca.crt"), "{error}");
-    // Any CA works: no connection is made.
-    let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
-    other.kubeconfig(folder.path()).unwrap();
-    start().unwrap();
-}
-
-#[test]
-fn the_command_line_is_consistent() {
-    command().debug_assert();
-}
-
-#[test]
 fn each_flag_has_an_environment_variable_except_those_that_belong_to_one_call() {
     let mut command = command();
+    // This also checks that the command line is consistent.
     command.build();
     let flags = command.get_subcommands().filter(|it| it.get_name() != "help").flat_map(|it| {
         // What is accepted and ignored needs none.
@@ -258,9 +219,4 @@ fn a_flag_of_kube_proxy_that_has_no_meaning_is_answered_with_the_reason() {
     assert!(misspelled.contains("similar") && misspelled.contains("--cluster-cidr"), "{misspelled}");
     let with_file = usage_error(line(KUBEADM, &["--ipvs-scheduler=rr"]));
     assert!(with_file.contains("IPVS is not used"), "{with_file}");
-}
-
-#[test]
-fn a_level_of_kube_proxys_log_has_a_meaning() {
-    assert_eq!([0, 2, 4, 5, 6, 10].map(kube_proxy_config::verbosity), [0, 0, 1, 1, 2, 2]);
 }

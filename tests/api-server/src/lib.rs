@@ -162,8 +162,8 @@ impl ApiServer {
     pub fn kubeconfig(&self, folder: &Path) -> Result<PathBuf> {
         let url = self.url();
         let mut text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts:\n- name: c\n  context: {{cluster: c, user: \
-             u}}\nclusters:\n- name: c\n  cluster:\n    server: {url}\n"
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts:\n- name: c\n  context: {{cluster: c, namespace: \
+             default, user: u}}\nclusters:\n- name: c\n  cluster:\n    server: {url}\n"
         );
         if let Some(identity) = &self.identity {
             fs::write(folder.join("ca.crt"), &identity.ca)?;
