@@ -54,19 +54,15 @@ fn published() -> Published {
 }
 
 #[test]
-fn json_is_one_object_on_one_line() {
+fn json_is_one_object_on_one_line_also_of_the_empty_state() {
     let text = render(&published(), Format::Json).unwrap();
     assert_eq!(text.lines().count(), 1);
     let begin = r#"{"instanceId":"18446744073709551615","rev":"7","node":"n1","items":[{"service":{"namespace":"shop","name":"y","type":"NodePort","ips":{"clusterIps":{"v4":["10.96.0.10"]},"externalIps":{},"loadBalancerIps":{}},"ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080,"targetPort":8080,"hasAnyEndpoint":{"v4":true}},"#;
     assert!(text.starts_with(begin), "{text}");
     let endpoint = r#""endpoints":[{"ips":{"v4":["10.1.0.1"]},"local":true,"portOverrides":[{"name":"http","port":8080,"index":0}],"scopes":{"internal":true,"external":true,"cluster":true},"podName":"p1"},"#;
     assert!(text.contains(endpoint), "{text}");
-}
-
-#[test]
-fn the_empty_state_is_an_empty_list() {
-    let published = Published::new(1, 7, "n1", NodeState::default());
-    let text = render(&published, Format::Json).unwrap();
+    let empty = Published::new(1, 7, "n1", NodeState::default());
+    let text = render(&empty, Format::Json).unwrap();
     assert_eq!(text, "{\"instanceId\":\"1\",\"rev\":\"7\",\"node\":\"n1\",\"items\":[]}\n");
 }
 

@@ -234,12 +234,6 @@ pub(super) mod tests {
         keys.iter().map(|it| board.press((*it).into()).is_break()).last().unwrap()
     }
 
-    fn type_in(board: &mut Board, text: &str) {
-        for it in text.chars() {
-            assert!(board.press(KeyCode::Char(it).into()).is_continue());
-        }
-    }
-
     fn position(board: &Board) -> Option<usize> {
         board.position_in(&board.rows())
     }
@@ -286,7 +280,9 @@ pub(super) mod tests {
     #[test]
     fn a_filter_is_typed_and_cleared() {
         let mut board = board();
-        type_in(&mut board, "/s/bq");
+        for it in "/s/bq".chars() {
+            assert!(!press(&mut board, &[KeyCode::Char(it)]));
+        }
         assert_eq!(names(&board), [""; 0]);
         press(&mut board, &[KeyCode::Backspace, KeyCode::Enter]);
         assert_eq!(names(&board), ["ns/b"]);
