@@ -336,31 +336,6 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_their_names() {
-        let mut cluster = ClusterState::default();
-        let name = ServiceName::new("ns", "a");
-        let service = |proxy: &str| Service { proxy_name: Some(proxy.into()), ..Service::new(name.clone()) };
-        assert_eq!(cluster.services.insert(service("old")), None);
-        assert_eq!(cluster.services.insert(service("new")), Some(Arc::new(service("old"))));
-        let node =
-            |zone: &str| Node { name: "n".into(), zone: Some(zone.into()), info: state::NodeInfo::default() };
-        assert_eq!(cluster.nodes.insert(node("old")), None);
-        assert_eq!(cluster.nodes.insert(node("new")), Some(Arc::new(node("old"))));
-        cluster.set_slice(slice("s", "a"));
-        let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
-        cluster.set_service_cidr(cidr.clone());
-        assert_eq!(cluster.services.get(&name).map(|it| &**it), Some(&service("new")));
-        assert_eq!(cluster.services.values().map(|it| &**it).collect::<Vec<_>>(), [&service("new")]);
-        assert_eq!(cluster.nodes.get("n").map(|it| &**it), Some(&node("new")));
-        assert_eq!(cluster.nodes.values().map(|it| &**it).collect::<Vec<_>>(), [&node("new")]);
-        let found = cluster.slice(&slice("s", "a").name).map(|it| &**it);
-        assert_eq!((found, cluster.slices().count()), (Some(&slice("s", "a")), 1));
-        assert_eq!(cluster.service_cidrs.values().map(|it| &**it).collect::<Vec<_>>(), [&cidr]);
-        assert_eq!(cluster.services.remove(&name), Some(Arc::new(service("new"))));
-        assert_eq!((cluster.services.remove(&name), cluster.services.get(&name)), (None, None));
-    }
-
-    #[test]
     fn a_change_of_a_copy_leaves_the_rest_shared_and_is_found() {
         let mut cluster = ClusterState::default();
         for it in 0..1_000 {
@@ -372,28 +347,26 @@ mod tests {
         cluster.set_slice(changed.clone());
         assert!(cluster.services.ptr_eq(&before.services) && cluster.nodes.ptr_eq(&before.nodes));
         assert!(cluster.services_with_changed_slices(&before).eq([&changed.service]));
+        assert_eq!(cluster.slice(&changed.name).map(|it| &**it), Some(&changed));
         assert_eq!((before.slice(&changed.name), before.slices().count()), (None, 1_000));
+        let names = before.services.values().map(|it| it.name.to_string());
+        assert!(names.eq((0..1_000).map(|it| format!("ns/s{it:03}"))));
         cluster.delete_slice(&changed.name);
         assert_eq!(cluster, before);
     }
 
     #[test]
-    fn a_slice_moves_to_a_service_that_has_others() {
-        let mut cluster = ClusterState::default();
-        cluster.set_slice(slice("s", "a"));
-        cluster.set_slice(slice("t", "b"));
-        assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
-        let names: Vec<_> = cluster.slices().map(|it| format!("{} of {}", it.name, it.service)).collect();
-        assert_eq!(names, ["ns/s of ns/b", "ns/t of ns/b"]);
-    }
-
-    #[test]
-    fn a_slice_moves_to_another_service() {
-        let mut cluster = ClusterState::default();
-        assert_eq!(cluster.set_slice(slice("s", "a")), None);
-        assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
-        assert_eq!(cluster.slices_of(&ServiceName::new("ns", "a")).count(), 0);
-        assert_eq!(cluster.slices_of(&ServiceName::new("ns", "b")).count(), 1);
+    fn a_slice_moves_to_a_service_with_or_without_others() {
+        for others in [&[][..], &["t"]] {
+            let mut cluster = ClusterState::default();
+            assert_eq!(cluster.set_slice(slice("s", "a")), None);
+            others.iter().for_each(|it| drop(cluster.set_slice(slice(it, "b"))));
+            assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
+            let all = ["s"].iter().chain(others).map(|it| slice(it, "b"));
+            assert!(cluster.slices().map(|it| (**it).clone()).eq(all));
+            assert_eq!(cluster.slices_of(&ServiceName::new("ns", "a")).count(), 0);
+            assert_eq!(cluster.slices_of(&ServiceName::new("ns", "b")).count(), 1 + others.len());
+        }
     }
 
     #[test]
@@ -404,6 +377,7 @@ mod tests {
         cluster.nodes.insert(Node { name: "n".into(), zone: None, info: state::NodeInfo::default() });
         cluster.nodes.remove("n");
         cluster.set_service_cidr(ServiceCidr { name: "c".into(), cidrs: Vec::new() });
+        assert_eq!((cluster.nodes.len(), cluster.service_cidrs.len()), (0, 1));
         cluster.delete_service_cidr("c");
         assert_eq!(cluster, ClusterState::default());
     }

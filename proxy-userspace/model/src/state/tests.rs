@@ -1,6 +1,6 @@
 //! What can be read from a state, and what states share.
 
-use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{num::NonZeroU16, sync::Arc};
 
 use super::*;
 use crate::{Family, Protocol, ServiceName, Timestamp};
@@ -52,18 +52,6 @@ fn targets_are_those_of_a_port_a_family_and_a_scope() {
     assert_eq!(of(1, Family::V4, Scope::Internal), [""; 0]);
     assert_eq!(of(2, Family::V4, Scope::Internal), [""; 0]);
     assert!(Scopes::default().is_empty() && !INTERNAL.is_empty() && !OUTSIDE.is_empty());
-}
-
-#[test]
-fn a_service_has_addresses_of_three_kinds() {
-    let [a, b, c]: [IpAddr; 3] = ["10.96.0.1", "192.0.2.1", "192.0.2.2"].map(|it| it.parse().unwrap());
-    let service = Service {
-        cluster_ips: vec![a],
-        external_ips: vec![b],
-        load_balancer_ips: vec![c, b],
-        ..Service::new(ServiceName::default())
-    };
-    assert_eq!(service.addresses().collect::<Vec<_>>(), [a, b, c, b]);
 }
 
 #[test]
