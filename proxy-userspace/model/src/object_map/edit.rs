@@ -177,15 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn a_small_node_is_merged_with_the_next_one_or_the_last_with_the_one_before() {
+    fn a_small_node_is_merged_with_the_next_one_or_the_last_with_the_one_before_if_both_fit() {
         check(&[20, 7, 20], 1, &[20, 27]);
         check(&[20, 7], 1, &[27]);
         check(&[7, 25], 0, &[32]);
         check(&[1, 1, 1], 0, &[2, 1]);
-    }
-
-    #[test]
-    fn what_is_large_enough_or_does_not_fit_stays() {
+        // What is large enough or does not fit stays.
         check(&[8, 8], 0, &[8, 8]);
         check(&[7, 26], 0, &[7, 26]);
         check(&[5, 7, 30], 1, &[5, 7, 30]);

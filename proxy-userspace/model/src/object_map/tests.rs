@@ -116,25 +116,33 @@ proptest! {
 }
 
 #[test]
-fn a_change_copies_only_the_path_to_it() {
-    let before = many(10_000);
-    let mut after = before.clone();
-    assert!(after.ptr_eq(&before));
-    after.insert(state(5_000, 1));
-    assert_eq!(unshared_nodes(&after, &before), 3);
-    let found: Vec<_> = after.diff(&before).map(|(name, ..)| name.clone()).collect();
+fn a_change_copies_only_the_path_to_it_and_maps_still_share_after_the_same_edit() {
+    let base = many(10_000);
+    let mut own = base.clone();
+    assert!(own.ptr_eq(&base));
+    own.insert(state(5_000, 1));
+    assert_eq!(unshared_nodes(&own, &base), 3);
+    let found: Vec<_> = own.diff(&base).map(|(name, ..)| name.clone()).collect();
     assert_eq!(found, [name(5_000)]);
+    let mut maps = [base.clone(), own, base];
+    let mut edit = Edit::set(state(9_000, 1));
+    assert!(maps.iter_mut().all(|it| it.apply(&mut edit)));
+    assert!(maps[0].ptr_eq(&maps[2]));
+    assert_eq!(unshared_nodes(&maps[1], &maps[0]), 3);
 }
 
 #[test]
-fn maps_of_other_services_are_not_equal() {
+fn maps_of_other_services_are_not_equal_and_equal_ones_become_the_same_object() {
     let services = many(3);
     for other in
         [many(2), many(4), Services::default(), [state(0, 0), state(1, 0), state(2, 1)].into_iter().collect()]
     {
         assert!(services != other && !services.ptr_eq(&other));
     }
-    assert!(services == many(3) && !services.ptr_eq(&many(3)), "equal, and not the same");
+    let mut same = many(3);
+    assert!(services == same && !services.ptr_eq(&same), "equal, and not the same");
+    same.reuse_equal(&services);
+    assert!(same.ptr_eq(&services));
     assert!(Services::default().ptr_eq(&Services::default()));
 }
 
@@ -157,43 +165,19 @@ fn a_map_is_made_of_services_in_any_order() {
 }
 
 #[test]
-fn inserting_an_equal_service_changes_nothing() {
+fn an_edit_says_whether_it_changes_something_and_otherwise_the_map_stays_the_same_object() {
     let before = many(100);
     let mut after = before.clone();
     after.insert(state(7, 0));
     assert!(after.ptr_eq(&before));
     assert!(!after.apply(&mut Edit::delete(name(200))));
     assert!(after.ptr_eq(&before));
-}
-
-#[test]
-fn an_edit_says_whether_it_changes_something() {
     let mut services = Services::default();
     assert!(!services.apply(&mut Edit::delete(name(1))));
     let mut edit = Edit::set(state(1, 0));
     assert_eq!((edit.object(), Edit::<ServiceState>::delete(name(1)).object()), (Some(&state(1, 0)), None));
     assert!(services.apply(&mut edit) && services.len() == 1);
     assert!(services.apply(&mut Edit::delete(name(1))) && services.is_empty());
-}
-
-#[test]
-fn maps_still_share_after_the_same_edit() {
-    let base = many(1_000);
-    let mut own = base.clone();
-    own.insert(state(10, 1));
-    assert_eq!(unshared_nodes(&own, &base), 3);
-    let mut maps = [base.clone(), own, base];
-    let mut edit = Edit::set(state(900, 1));
-    assert!(maps.iter_mut().all(|it| it.apply(&mut edit)));
-    assert!(maps[0].ptr_eq(&maps[2]));
-    assert_eq!(unshared_nodes(&maps[1], &maps[0]), 3);
-}
-
-#[test]
-fn equal_maps_become_the_same_object() {
-    let (before, mut after) = (many(100), many(100));
-    after.reuse_equal(&before);
-    assert!(after.ptr_eq(&before));
 }
 
 #[test]
