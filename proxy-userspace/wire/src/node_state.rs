@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_affects_only_what_it_contains() {
+    fn a_change_affects_only_what_it_contains_and_a_service_that_becomes_invalid_is_removed() {
         let mut decoder = NodeStateDecoder::default();
         let first = decoder.apply(&change(&[
             ("a/x", Some(message("a", "x", "10.96.0.1"))),
@@ -219,16 +219,9 @@ mod tests {
         let name = ServiceName::new("a", "y");
         assert!(Arc::ptr_eq(&first.services[&name], &second.services[&name]));
         assert_eq!(names(&first), ["a/x", "a/y"], "a returned state does not change");
-    }
-
-    #[test]
-    fn a_service_that_becomes_invalid_is_removed() {
-        let mut decoder = NodeStateDecoder::default();
-        decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        let invalid = decoder.apply(&change(&[("a/x", Some(message("a", "x", "nowhere")))]));
-        assert_eq!(names(&invalid), [""; 0]);
-        let again = decoder.apply(&change(&[("a/x", Some(message("a", "x", "10.96.0.1")))]));
-        assert_eq!(names(&again), ["a/x"]);
+        for (ip, expect) in [("nowhere", &["a/z"][..]), ("10.96.0.2", &["a/y", "a/z"])] {
+            assert_eq!(names(&decoder.apply(&change(&[("a/y", Some(message("a", "y", ip)))]))), expect);
+        }
     }
 
     #[test]
@@ -247,20 +240,29 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_every_kind_come_and_go() {
+    fn objects_of_every_kind_come_as_their_messages_say_and_go() {
         let mut decoder = NodeStateDecoder::default();
-        let cidrs = ["10.96.0.0/16", "nowhere"].map(String::from).to_vec();
-        let cidr = Arc::new(localv1::ServiceCidr { cidrs, ..Default::default() });
+        let info = NodeInfo {
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
+            is_being_deleted: true,
+        };
+        let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/16".parse().unwrap()] };
+        let (node, mut service_cidr) = (crate::node("n", &info), crate::service_cidr(&cidr));
+        assert_eq!((node.name.as_str(), service_cidr.name.as_str()), ("n", "c"));
+        service_cidr.cidrs.push("nowhere".into());
         let pod = Arc::new(localv1::Pod { uid: "u".into(), socket_lb: 1, ..Default::default() });
         let state = decoder.apply(&NodeChange {
-            nodes: [("n".into(), Some(Arc::default()))].into(),
-            service_cidrs: [("c".into(), Some(cidr))].into(),
+            // A node without a valid name is ignored.
+            nodes: [("n".into(), Some(Arc::new(node))), ("A b".into(), Some(Arc::default()))].into(),
+            service_cidrs: [("c".into(), Some(Arc::new(service_cidr)))].into(),
             pods: [("a/p".into(), Some(pod))].into(),
             ..change(&[("a/y", Some(message("a", "y", "10.96.0.2")))])
         });
         assert_eq!(state.pods.keys().map(|it| &**it).collect::<Vec<_>>(), ["a/p"]);
-        assert_eq!(state.service_cidrs["c"].cidrs, ["10.96.0.0/16".parse().unwrap()]);
-        assert_eq!((names(&state), state.nodes.len()), (vec!["a/y".to_owned()], 1));
+        assert_eq!(*state.service_cidrs["c"], cidr);
+        assert!(state.nodes.iter().map(|(name, it)| (&**name, it)).eq([("n", &info)]));
+        assert_eq!(names(&state), ["a/y"]);
         let state = decoder.apply(&NodeChange {
             nodes: [("n".into(), None)].into(),
             service_cidrs: [("c".into(), None)].into(),
@@ -271,24 +273,28 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_are_resolved_by_name_and_reported() {
+    fn conflicts_are_resolved_by_name_reported_and_logged_once() {
         let mut decoder = NodeStateDecoder::default();
         let port = localv1::PortMapping { port: 80, node_port: 30080, protocol: 1, ..Default::default() };
-        let with_port = |name: &str| {
+        let with_port = |name: &str, is_local| {
             let mut message = ServiceEndpoints::clone(&message("a", name, "10.96.0.1"));
             message.service.ports = vec![port.clone()];
+            message.service.internal_traffic_to_local = is_local;
             Some(Arc::new(message))
         };
         let frontends = |state: &NodeState, name: &str| {
             let port = &state.services[&ServiceName::new("a", name)].service.ports[0];
             (port.conflicting_addresses.len(), port.node_port.is_some())
         };
-        let state = decoder.apply(&change(&[("a/y", with_port("y"))]));
+        let mut state = decoder.apply(&change(&[("a/y", with_port("y", false))]));
         assert_eq!(frontends(&state, "y"), (0, true));
-        let state = decoder.apply(&change(&[("a/x", with_port("x"))]));
+        let items = logged(|| state = decoder.apply(&change(&[("a/x", with_port("x", false))])));
+        assert_eq!(items.len(), 2, "{items:?}");
         assert_eq!((frontends(&state, "x"), frontends(&state, "y")), ((0, true), (1, false)));
         let lost: Vec<_> = decoder.rejections.iter().map(|it| it.item.split(':').next().unwrap()).collect();
         assert_eq!(lost, ["Service a/y"; 2]);
+        let other = change(&[("a/y", with_port("y", true))]);
+        assert_eq!(logged(|| drop(decoder.apply(&other))), [""; 0]);
         let state = decoder.apply(&change(&[("a/x", None)]));
         assert_eq!(frontends(&state, "y"), (0, true));
         assert!(decoder.rejections.is_empty());
@@ -340,48 +346,5 @@ mod tests {
         assert_eq!(more, ["node n: pod_cidrs"], "what is new");
         assert_eq!(change(None, None, None, None), [""; 0]);
         assert_eq!(change(first.0, first.1, pod(99), first.2), all, "they are new again");
-    }
-
-    #[test]
-    fn a_conflict_is_logged_once() {
-        let mut decoder = NodeStateDecoder::default();
-        let service = |name: &str, is_local| {
-            let mut message = ServiceEndpoints::clone(&message("a", name, "10.96.0.1"));
-            let port = localv1::PortMapping { port: 80, protocol: 1, ..Default::default() };
-            message.service.ports = vec![port];
-            message.service.internal_traffic_to_local = is_local;
-            Some(Arc::new(message))
-        };
-        let both = change(&[("a/x", service("x", false)), ("a/y", service("y", false))]);
-        let first = logged(|| drop(decoder.apply(&both)));
-        assert_eq!(first.len(), 1, "{first:?}");
-        let other = change(&[("a/y", service("y", true))]);
-        assert_eq!(logged(|| drop(decoder.apply(&other))), [""; 0]);
-    }
-
-    #[test]
-    fn a_node_without_a_valid_name_is_ignored() {
-        let mut decoder = NodeStateDecoder::default();
-        let nodes = ["n", "A b"].map(|it| (it.into(), Some(Arc::default())));
-        let state = decoder.apply(&NodeChange { nodes: nodes.into(), ..NodeChange::default() });
-        assert_eq!(state.nodes.keys().map(|it| &**it).collect::<Vec<_>>(), ["n"]);
-    }
-
-    #[test]
-    fn a_node_has_what_its_message_says() {
-        let info = NodeInfo {
-            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-            pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
-            is_being_deleted: true,
-        };
-        let cidr = ServiceCidr { name: "c".into(), cidrs: vec!["10.96.0.0/12".parse().unwrap()] };
-        let (node, service_cidr) = (crate::node("n", &info), crate::service_cidr(&cidr));
-        assert_eq!((node.name.as_str(), service_cidr.name.as_str()), ("n", "c"));
-        let state = NodeStateDecoder::default().apply(&NodeChange {
-            nodes: [("n".into(), Some(Arc::new(node)))].into(),
-            service_cidrs: [("c".into(), Some(Arc::new(service_cidr)))].into(),
-            ..NodeChange::default()
-        });
-        assert_eq!((&state.nodes["n"], &*state.service_cidrs["c"]), (&info, &cidr));
     }
 }
