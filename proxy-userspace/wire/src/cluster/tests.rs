@@ -13,8 +13,8 @@ use model::{
         ClusterState, Conditions, Endpoint, EndpointSlice, Hints, Node, Service, SliceName, SlicePort,
     },
     state::{
-        Algorithm, ClientIpAffinity, LoadBalancing, NodeState, Pod, Scope, ServiceCidr, ServiceKind,
-        ServicePort, SocketLb, TargetPort, TrafficPolicy,
+        Algorithm, ClientIpAffinity, LoadBalancing, Pod, Scope, ServiceCidr, ServiceKind, ServicePort,
+        SocketLb, TargetPort, TrafficPolicy,
     },
 };
 use proxy_contract::{
@@ -130,13 +130,9 @@ fn cluster(service: Arc<ClusterService>) -> Cluster {
     Cluster { services, ..Cluster::default() }
 }
 
-fn state_of(cluster: &ClusterState, node: &str) -> NodeState {
-    node_state(cluster, node, &Options::default())
-}
-
 /// The targets of each port on a node without endpoints.
 fn targets(cluster: &ClusterState) -> Vec<Vec<String>> {
-    let state = state_of(cluster, "elsewhere");
+    let state = node_state(cluster, "elsewhere", &Options::default());
     let Some(it) = state.services.get(&ServiceName::new("ns", "web")) else { return Vec::new() };
     let of = |port| Family::ALL.into_iter().flat_map(move |family| it.targets(port, family, Scope::Internal));
     (0..it.service.ports.len()).map(|port| of(port).map(|it| it.to_string()).collect()).collect()
@@ -178,13 +174,6 @@ fn absent_conditions_have_the_defaults_of_kubernetes() {
 }
 
 #[test]
-fn both_families_of_one_message_are_served() {
-    let both = endpoint(&["10.1.0.1", "fd00:1::1"], &[("", 8080)]);
-    let state = decode(&cluster(plain(vec![both])));
-    assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
-}
-
-#[test]
 fn hints_and_zones_of_kpng_are_used() {
     let hinted = |address: &str, zone: &str| EndpointInfo {
         hints: Some(TopologyHints { zones: vec![zone.into()], nodes: Vec::new() }),
@@ -206,14 +195,15 @@ fn hints_and_zones_of_kpng_are_used() {
 }
 
 #[test]
-fn an_invalid_field_is_rejected_and_the_rest_is_used() {
+fn an_invalid_field_is_rejected_and_the_rest_is_used_in_both_families() {
     let no_address = EndpointInfo { endpoint: None, ..ready("10.1.0.1") };
     let invalid_port = endpoint(&["10.1.0.2"], &[("", 70_000)]);
-    let it = plain(vec![ready("10.1.0.1"), no_address, invalid_port, ready("10.1.0.300")]);
+    let both = endpoint(&["10.1.0.1", "fd00:1::1"], &[("", 8080)]);
+    let it = plain(vec![both, no_address, invalid_port, ready("10.1.0.300")]);
     let decoded = service_with_slices(&it, &RequestedMetadata::default());
     assert_eq!(decoded.rejected.len(), 4, "{:?}", decoded.rejected);
     let state = decode(&cluster(it));
-    assert_eq!(targets(&state), [["10.1.0.1:8080"]]);
+    assert_eq!(targets(&state), [["10.1.0.1:8080", "[fd00:1::1]:8080"]]);
     // No Service, and one with an invalid name.
     for invalid in [
         ServiceInfo::default(),
@@ -425,16 +415,7 @@ fn only_what_affects_a_node_is_sent() {
 }
 
 #[test]
-fn source_ranges_are_sent_for_families_that_have_a_load_balancer_ip() {
-    let cluster = full_cluster();
-    let mut service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
-    service.source_ranges.push("2001:db8::/32".parse().unwrap());
-    let filters = service_info(&service, None).unwrap().service.unwrap().ip_filters;
-    assert_eq!(filters.iter().map(|it| &it.source_ranges).collect::<Vec<_>>(), [&["198.51.100.0/24"]]);
-}
-
-#[test]
-fn what_kpng_reads_is_sent_too() {
+fn what_kpng_reads_is_sent_too_and_source_ranges_of_families_with_a_load_balancer_ip() {
     let cluster = full_cluster();
     let slice = cluster.slices().next().unwrap();
     let endpoint = endpoint_info(slice, &slice.endpoints[0]).endpoint.unwrap();
@@ -444,11 +425,15 @@ fn what_kpng_reads_is_sent_too() {
     assert_eq!(node.labels, BTreeMap::from([("topology.kubernetes.io/zone".into(), "a".into())]));
     assert_eq!(node.topology, Some(TopologyInfo { node: "n1".into(), zone: "a".into() }));
     let service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
-    let service = service_info(&Service { metadata: None, ..service }, None).unwrap().service.unwrap();
+    let mut service = Service { metadata: None, ..service };
+    service.source_ranges.push("2001:db8::/32".parse().unwrap());
+    let service = service_info(&service, None).unwrap().service.unwrap();
     assert_eq!(
         service.labels,
         BTreeMap::from([("service.kubernetes.io/service-proxy-name".into(), "other".into())])
     );
+    let ranges: Vec<_> = service.ip_filters.iter().map(|it| &it.source_ranges).collect();
+    assert_eq!(ranges, [&["198.51.100.0/24"]]);
 }
 
 #[test]

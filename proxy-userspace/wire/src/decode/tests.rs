@@ -114,68 +114,46 @@ fn load_balancer_ips_are_served_only_with_all_of_their_filters() {
 }
 
 #[test]
-fn an_absent_cluster_scope_means_every_usable_endpoint() {
+fn what_a_brain_does_not_say_has_its_default() {
     let endpoint = kpng_endpoint(&[("", 1)]);
     let state = service_state(&plain_service(), [("pod", &endpoint)]).value.unwrap();
+    // Without the scope `cluster`, that has every usable endpoint.
     assert_eq!(state.endpoints[0].ports[0].scopes, Scopes { internal: true, external: false, cluster: true });
     assert!(!state.service.ports[0].has_any_endpoint.v4);
-}
-
-#[test]
-fn a_brain_that_says_nothing_about_load_balancing_means_the_defaults() {
-    let state = service_state(&plain_service(), []).value.unwrap();
     assert_eq!(state.service.load_balancing, LoadBalancing::default());
     // And nothing is sent of them, so that an older backend receives the bytes that it always did.
     assert_eq!(encode::service(&state.service).load_balancing, None);
 }
 
-fn health(failures: u32, max_ejected_percent: u32) -> Option<localv1::PassiveHealth> {
-    Some(localv1::PassiveHealth {
-        enabled: Some(false),
-        failures: Some(failures),
-        max_ejected_percent: Some(max_ejected_percent),
-    })
-}
-
 #[test]
-fn the_largest_values_of_load_balancing_are_used() {
-    let load_balancing = localv1::LoadBalancing {
-        passive_health: health(50, 100),
-        slow_start_seconds: 3_600,
-        drain_seconds: 86_400,
-        ..localv1::LoadBalancing::default()
+fn load_balancing_is_used_up_to_its_largest_values_and_means_the_default_beyond_them() {
+    let decode = |failures, max_ejected_percent, slow_start_seconds, drain_seconds, algorithm| {
+        let (enabled, failures) = (Some(false), Some(failures));
+        let max_ejected_percent = Some(max_ejected_percent);
+        let load_balancing = localv1::LoadBalancing {
+            algorithm,
+            passive_health: Some(localv1::PassiveHealth { enabled, failures, max_ejected_percent }),
+            slow_start_seconds,
+            drain_seconds,
+            ..localv1::LoadBalancing::default()
+        };
+        let message = localv1::Service { load_balancing: Some(load_balancing), ..plain_service() };
+        let Decoded { value, rejected } = service_state(&message, []);
+        (load_balancing, value.unwrap().service, rejected)
     };
-    let message = localv1::Service { load_balancing: Some(load_balancing), ..plain_service() };
-    let decoded = service_state(&message, []);
-    assert_eq!(decoded.rejected, []);
-    assert_eq!(encode::service(&decoded.value.unwrap().service).load_balancing, Some(load_balancing));
-}
-
-#[test]
-fn invalid_load_balancing_is_rejected_and_means_the_default() {
+    let (sent, service, rejected) = decode(50, 100, 3_600, 86_400, 0);
+    assert_eq!(rejected, []);
+    assert_eq!(encode::service(&service).load_balancing, Some(sent));
     for (failures, percent, slow_start_seconds, drain_seconds) in
         [(0, 0, 3_601, 86_401), (51, 101, 65_537, u32::MAX), (257, 257, u32::MAX, 86_401)]
     {
-        let load_balancing = localv1::LoadBalancing {
-            algorithm: 99,
-            passive_health: health(failures, percent),
-            slow_start_seconds,
-            drain_seconds,
-            udp_to_packets: false,
-            dsr: None,
-        };
-        let message = localv1::Service { load_balancing: Some(load_balancing), ..plain_service() };
-        let decoded = service_state(&message, []);
+        let (_, service, rejected) = decode(failures, percent, slow_start_seconds, drain_seconds, 99);
         let passive_health = PassiveHealth { enabled: Some(false), ..PassiveHealth::default() };
-        let expect = LoadBalancing { passive_health, ..LoadBalancing::default() };
-        assert_eq!(decoded.value.unwrap().service.load_balancing, expect);
+        assert_eq!(service.load_balancing, LoadBalancing { passive_health, ..LoadBalancing::default() });
         let fields = ["algorithm", "passive_health.failures", "passive_health.max_ejected_percent"];
         let fields = fields.into_iter().chain(["slow_start_seconds", "drain_seconds"]);
-        let items: Vec<_> = decoded.rejected.iter().map(|it| it.item.clone()).collect();
-        assert_eq!(
-            items,
-            fields.map(|it| format!("service ns/svc: load_balancing.{it}")).collect::<Vec<_>>()
-        );
+        let expect = fields.map(|it| format!("service ns/svc: load_balancing.{it}"));
+        assert!(rejected.iter().map(|it| it.item.clone()).eq(expect), "{rejected:?}");
     }
 }
 
