@@ -202,24 +202,22 @@ mod tests {
     }
 
     #[test]
-    fn a_client_outside_may_have_a_port() {
-        let client = |text: &str| {
-            let query = parse(text).unwrap();
-            (query.client().1, query.client_port().map(NonZeroU16::get))
-        };
+    fn a_client_outside_may_have_a_port_and_a_destination_may_be_an_address() {
         let ip = "192.0.2.1".parse::<IpAddr>().unwrap();
-        assert_eq!(client("outside [::ffff:192.0.2.1]:7 web.default"), (vec![ip], Some(7)));
-        assert_eq!(client("outside 192.0.2.1 web.default"), (vec![ip], None));
-        assert_eq!(client("outside web.default"), (Vec::new(), None));
-        assert_eq!(client("node web.default"), (Vec::new(), None));
-    }
-
-    #[test]
-    fn a_destination_may_be_an_address() {
-        let address = |text: &str| parse(text).unwrap().address();
-        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        assert_eq!(address("node 10.96.0.10:80/udp"), Some((at("10.96.0.10:80"), Protocol::Udp)));
-        assert_eq!(address("node [fd00::1]:80"), Some((at("[fd00::1]:80"), Protocol::Tcp)));
-        assert_eq!(address("node web.default"), None);
+        let cases = [
+            ("outside [::ffff:192.0.2.1]:7 web.default", vec![ip], Some(7), None),
+            ("outside 192.0.2.1 web.default", vec![ip], None, None),
+            ("outside web.default", Vec::new(), None, None),
+            ("node web.default", Vec::new(), None, None),
+            ("node 10.96.0.10:80/udp", Vec::new(), None, Some(("10.96.0.10:80", Protocol::Udp))),
+            ("node [fd00::1]:80", Vec::new(), None, Some(("[fd00::1]:80", Protocol::Tcp))),
+        ];
+        for (text, client, port, address) in cases {
+            let query = parse(text).unwrap();
+            assert_eq!(query.client().1, client, "{text}");
+            assert_eq!(query.client_port().map(NonZeroU16::get), port, "{text}");
+            let address = address.map(|(it, protocol)| (it.parse::<SocketAddr>().unwrap(), protocol));
+            assert_eq!(query.address(), address, "{text}");
+        }
     }
 }

@@ -58,17 +58,6 @@ fn nodes_share_equal_services_and_endpoints() {
 }
 
 #[test]
-fn nodes_with_a_shared_state_share_it_after_a_change() {
-    let mut brain = brain();
-    brain.start_serving("n4");
-    assert_eq!(brain.recompute().len(), 1);
-    assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
-    brain.set_slice(slice([at("10.1.0.9")]));
-    brain.recompute();
-    assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
-}
-
-#[test]
 fn nodes_share_the_list_of_nodes_that_packets_are_forwarded_to() {
     let mut brain = brain();
     let mut service = Service { external_ips: vec!["192.0.2.1".parse().unwrap()], ..service() };
@@ -88,15 +77,6 @@ fn nodes_share_the_list_of_nodes_that_packets_are_forwarded_to() {
         assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
         brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.3"), "q")]));
     }
-}
-
-#[test]
-fn states_share_the_list_of_all_nodes() {
-    let mut brain = brain();
-    brain.set_node(node("elsewhere", None));
-    brain.recompute();
-    let nodes = |name| &brain.state(name).unwrap().nodes;
-    assert!(Arc::ptr_eq(nodes("n1"), nodes("n3")) && Arc::ptr_eq(nodes("n1"), brain.node_infos()));
 }
 
 #[test]
@@ -131,7 +111,7 @@ fn nothing_is_local_at_a_node_that_no_endpoint_refers_to() {
 }
 
 #[test]
-fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have() {
+fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have_and_all_nodes_their_list() {
     let mut brain = brain();
     brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
     NODES.iter().for_each(|it| brain.set_node(node(it, Some("b"))));
@@ -141,6 +121,8 @@ fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have() {
     brain.start_serving("n4");
     brain.recompute();
     assert!(services(&brain, "n4").ptr_eq(services(&brain, "n3")));
+    let nodes = |name| &brain.state(name).unwrap().nodes;
+    assert!(Arc::ptr_eq(nodes("n1"), nodes("n3")) && Arc::ptr_eq(nodes("n1"), brain.node_infos()));
     // No node is outside of the zones.
     brain.start_serving("n5");
     brain.recompute();

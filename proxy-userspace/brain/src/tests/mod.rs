@@ -23,13 +23,9 @@ fn number(port: u16) -> NonZeroU16 {
 fn service() -> Service {
     Service {
         cluster_ips: vec!["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-        ports: vec![service_port("", Protocol::Tcp, 80)],
+        ports: vec![ServicePort::new(Protocol::Tcp, number(80))],
         ..Service::new(ServiceName::new("ns", "web"))
     }
-}
-
-fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
-    ServicePort { name: name.into(), ..ServicePort::new(protocol, number(port)) }
 }
 
 fn slice_named(name: &str, family: Family, endpoints: Vec<Endpoint>) -> EndpointSlice {
