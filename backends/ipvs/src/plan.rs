@@ -281,10 +281,6 @@ mod tests {
 
     #[test]
     fn affinity_is_persistence_or_a_hash_if_ports_are_translated() {
-        let affinity = |it: &mut ServiceEndpoints| {
-            it.service.session_affinity =
-                Some(SessionAffinity::ClientIp(ClientIpAffinity { timeout_seconds: 60 }));
-        };
         let cases = [
             (80, 0, "0x6b000009 rr 60 10.1.0.1:80 10.1.0.2:80"),
             (80, 30080, "0x6b000009 mh 0 10.1.0.1:80 10.1.0.2:80"),
@@ -293,7 +289,8 @@ mod tests {
         for (target, node_port, expected) in cases {
             let mut it =
                 service(&["10.96.0.1"], &[], &[("10.1.0.1", target, false), ("10.1.0.2", 80, false)]);
-            affinity(&mut it);
+            let affinity = ClientIpAffinity { timeout_seconds: 60 };
+            it.service.session_affinity = Some(SessionAffinity::ClientIp(affinity));
             it.service.ports[0].node_port = node_port;
             assert_eq!(text(&planned(&it))[0], expected);
         }

@@ -148,18 +148,6 @@ async fn new_connections_follow_the_state_and_established_ones_are_kept() {
 }
 
 #[tokio::test]
-async fn what_a_whole_state_does_not_have_is_closed() {
-    let server = Server::tcp().await;
-    let at = SocketAddr::from(([127, 77, 0, 8], free_port().await));
-    let mut proxy = Proxy::new(ListenAt::Services);
-    proxy.set(&service("web", "127.77.0.8", Protocol::Tcp, at.port()), &[&server]);
-    assert_eq!(ask_at(at).await, server.address.port());
-    proxy.datapath.apply_all(&BTreeMap::new());
-    tokio::task::yield_now().await;
-    assert_eq!(TcpStream::connect(at).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-}
-
-#[tokio::test]
 async fn connections_are_spread_and_go_on_to_an_endpoint_that_answers() {
     let [one, two, gone] = [Server::tcp().await, Server::tcp().await, Server::tcp().await];
     let at = SocketAddr::from(([127, 77, 0, 2], free_port().await));
@@ -267,7 +255,7 @@ async fn each_service_has_a_loopback_address_and_contested_ones_are_reported() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_reported_and_served_once_it_is_free() {
+async fn an_address_in_use_is_reported_served_once_it_is_free_and_closed_by_a_state_without_it() {
     let server = Server::tcp().await;
     let other = TcpListener::bind("127.77.0.7:0").await.unwrap();
     let at = other.local_addr().unwrap();
@@ -282,6 +270,9 @@ async fn an_address_in_use_is_reported_and_served_once_it_is_free() {
     proxy.apply("default/other");
     assert!(proxy.datapath.not_served().is_empty());
     assert_eq!(ask_at(at).await, server.address.port());
+    proxy.datapath.apply_all(&BTreeMap::new());
+    tokio::task::yield_now().await;
+    assert_eq!(TcpStream::connect(at).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
