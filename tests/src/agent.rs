@@ -244,7 +244,7 @@ impl AgentCommand {
         };
         let child = spawn_with(capabilities, filter, &mut command)
             .with_context(|| format!("cannot start `{}`", self.line()))?;
-        let agent = Agent { child, log, detached: false };
+        let agent = Agent { child, log };
         sandbox.add_process(agent.pid())?;
         if let Some(cgroup) = &self.memory_cgroup {
             move_to(cgroup, agent.pid())?;
@@ -347,7 +347,6 @@ pub fn memory_kb(process: u32, field: &str) -> Result<u64> {
 pub struct Agent {
     child: Child,
     log: PathBuf,
-    detached: bool,
 }
 
 impl Agent {
@@ -434,13 +433,6 @@ impl Agent {
     pub fn memory_kb(&self, field: &str) -> Result<u64> {
         memory_kb(self.pid(), field)
     }
-
-    /// Leaves it running when this value is dropped.
-    #[must_use]
-    pub fn detach(mut self) -> u32 {
-        self.detached = true;
-        self.pid()
-    }
 }
 
 impl Drop for Agent {
@@ -448,10 +440,8 @@ impl Drop for Agent {
         if thread::panicking() {
             eprintln!("--- the agent's log:\n{}---", self.log());
         }
-        if !self.detached {
-            // Both fail if it has ended already.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        // Both fail if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -162,7 +162,7 @@ impl NetNs {
 
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         let _inside = self.enter()?;
-        ip(arguments)
+        output(Command::new("ip").args(arguments)).map(drop)
     }
 }
 
@@ -181,11 +181,6 @@ impl Drop for NetNsGuard {
             eprintln!("warning: a thread stays in a network namespace: setns: {error}");
         }
     }
-}
-
-/// Runs `ip` in the calling thread's namespace.
-pub fn ip(arguments: &[&str]) -> Result<()> {
-    output(Command::new("ip").args(arguments)).map(drop)
 }
 
 fn current() -> Result<File> {

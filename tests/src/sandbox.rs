@@ -30,8 +30,6 @@ const PREFIX: &str = "kpe-sandbox-";
 const MAX_NAME: usize = 45;
 /// Where a BPF file system is usually mounted.
 const BPFFS: &str = "/sys/fs/bpf";
-/// The file with the id of the process that keeps a sandbox after its owner has ended.
-const KEEPER: &str = "keeper";
 
 /// A place to run a proxy without touching the machine's own traffic.
 #[derive(Debug)]
@@ -40,7 +38,6 @@ pub struct Sandbox {
     cgroup: PathBuf,
     pins: PathBuf,
     files: PathBuf,
-    kept: bool,
 }
 
 impl Sandbox {
@@ -51,7 +48,7 @@ impl Sandbox {
         if name.is_empty() || !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_' || it == b'-') {
             bail!("a sandbox cannot be named {name:?}: use letters, digits, `-` and `_`");
         }
-        remove_stale(&host, false);
+        remove_stale(&host);
         let sandbox = Self::of(&host, format!("{PREFIX}{name}-{}", process::id()))?;
         for folder in [&sandbox.cgroup, &sandbox.pins, &sandbox.files] {
             fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -70,7 +67,7 @@ impl Sandbox {
             None => mount_bpffs()?,
         };
         let files = std::env::temp_dir().join(&name);
-        Ok(Self { cgroup: host.cgroup2.join(&name), pins: bpffs.join(&name), files, name, kept: false })
+        Ok(Self { cgroup: host.cgroup2.join(&name), pins: bpffs.join(&name), files, name })
     }
 
     /// Its name, unique on this machine.
@@ -125,14 +122,6 @@ impl Sandbox {
         members.lines().filter_map(|it| it.parse().ok()).collect()
     }
 
-    /// Keeps the sandbox after its owner has ended, while the process `keeper` lives.
-    pub fn keep(mut self, keeper: u32) -> Result<()> {
-        let note = self.files.join(KEEPER);
-        fs::write(&note, keeper.to_string()).with_context(|| format!("cannot write {}", note.display()))?;
-        self.kept = true;
-        Ok(())
-    }
-
     fn remove(&self) -> Result<()> {
         // Processes keep a cgroup, and pins keep programs attached. Cgroups of pods are below.
         let below = fs::read_dir(&self.cgroup).into_iter().flatten().flatten().map(|it| it.path());
@@ -176,9 +165,6 @@ pub(crate) fn name_or_skip() -> Option<String> {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
         if let Err(error) = self.remove() {
             eprintln!("warning: the sandbox {} was not removed: {error:#}", self.name);
         }
@@ -200,31 +186,23 @@ impl Drop for CgroupGuard {
     }
 }
 
-/// Removes the sandboxes whose owner has ended, and returns their names. Those with a living keeper are removed only if
-/// `kept` is set.
-pub fn remove_stale(host: &Host, kept: bool) -> Vec<String> {
+/// Removes the sandboxes whose owner has ended, and returns their names.
+pub fn remove_stale(host: &Host) -> Vec<String> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(&host.cgroup2).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
-        let owner = name.strip_prefix(PREFIX).and_then(|it| it.rsplit('-').next()?.parse().ok());
+        let owner = name.strip_prefix(PREFIX).and_then(|it| it.rsplit('-').next()?.parse::<u32>().ok());
         let Some(owner) = owner else { continue };
-        if is_alive(owner) {
+        if Path::new("/proc").join(owner.to_string()).exists() {
             continue;
         }
-        let Ok(sandbox) = Sandbox::of(host, name.clone()) else { continue };
-        let keeper = fs::read_to_string(sandbox.files.join(KEEPER)).ok();
-        if !kept && keeper.and_then(|it| it.parse().ok()).is_some_and(is_alive) {
-            // Dropping it would remove it.
-            std::mem::forget(sandbox);
-            continue;
+        if let Ok(sandbox) = Sandbox::of(host, name.clone()) {
+            // This removes it.
+            drop(sandbox);
+            removed.push(name);
         }
-        removed.push(name);
     }
     removed
-}
-
-fn is_alive(process: u32) -> bool {
-    Path::new("/proc").join(process.to_string()).exists()
 }
 
 /// Mounts it once, whatever other tests do meanwhile: a second mount would hide the pins below the first one.

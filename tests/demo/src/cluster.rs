@@ -3,21 +3,18 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
-    path::Path,
-    process::{self, Command, Stdio},
+    process::{Command, Stdio},
     thread,
 };
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::command::KilledOnDrop;
-use tests::{EchoServer, NetNs, Sandbox, netns::ip};
+use tests::{EchoServer, NetNs, Sandbox};
 
-/// The name of a client's namespace that is kept, followed by the process id of its demo.
-const PREFIX: &str = "kpe-client-";
 const INTERFACE: &str = "eth0";
 /// The client's own addresses, in the networks of the pods.
 const CLIENT: [&str; 2] = ["10.244.0.1/16", "fd00:10:244::1/64"];
@@ -66,30 +63,6 @@ impl Cluster {
             }
         }
         Ok(Self { pods: running, client })
-    }
-
-    /// Leaves the pods running, and gives the client's namespace a name, so that it outlives this process.
-    pub(crate) fn keep(self) -> Result<String> {
-        let pid = process::id().to_string();
-        let name = format!("{PREFIX}{pid}");
-        // It names the namespace of the main thread.
-        let _client = self.client.enter()?;
-        ip(&["netns", "attach", &name, &pid])?;
-        self.pods.into_iter().for_each(std::mem::forget);
-        Ok(name)
-    }
-}
-
-/// Removes the namespaces of demos that have ended; their processes have been killed with their sandboxes.
-pub(crate) fn remove_stale() {
-    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(owner) = name.strip_prefix(PREFIX) else { continue };
-        if !Path::new("/proc").join(owner).exists()
-            && let Err(error) = ip(&["netns", "delete", &name])
-        {
-            eprintln!("warning: cannot remove a network namespace: {error:#}");
-        }
     }
 }
 

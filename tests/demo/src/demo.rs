@@ -95,38 +95,6 @@ impl Demo {
         let connect = |&it| EchoConnection::connect(it).with_context(|| format!("cannot connect to {it}"));
         addresses.iter().cycle().take(8).map(connect).collect()
     }
-
-    /// Keeps everything running and prints how to enter and to remove it.
-    pub(crate) fn keep(mut self, binary: &Path) -> Result<()> {
-        let agent = self.agent.take().context("the agent runs")?.detach();
-        let web = self.manifests.web()?.addresses()[0];
-        heading("→", "The sandbox is kept");
-        for (purpose, command) in [
-            (
-                "A shell of the client:",
-                format!(
-                    "sh -c 'echo $$ > {}; exec nsenter --net=/run/netns/{} bash'",
-                    self.sandbox.cgroup().join("cgroup.procs").display(),
-                    self.cluster.keep()?,
-                ),
-            ),
-            (
-                "In that shell, connect to a Service; the endpoint replies with its name:",
-                format!("head -n 1 < /dev/tcp/{}/{}", web.ip(), web.port()),
-            ),
-            (
-                "The programmed state:",
-                format!("{} dump --pin-dir {}", binary.display(), self.sandbox.pins().display()),
-            ),
-            ("The manifests, to be edited:", self.manifests.folder.display().to_string()),
-            ("The log of the agent:", format!("tail -f {}/agent-*.log", self.sandbox.files().display())),
-            ("Remove the sandbox:", "cargo xtask demo --clean".to_owned()),
-        ] {
-            line(purpose);
-            line(&format!("  {command}"));
-        }
-        self.sandbox.keep(agent)
-    }
 }
 
 impl Totals {

@@ -11,13 +11,9 @@ mod screen;
 use std::{io::ErrorKind, net::SocketAddr, process::ExitCode, time::Instant};
 
 use anyhow::{Result, anyhow, bail};
-use build_tools::{
-    build,
-    command::{exit_code, status},
-    programs::find_or_install,
-};
+use build_tools::{build, command::exit_code, programs::find_or_install};
 use clap::Parser;
-use tests::{Host, requirements, sandbox};
+use tests::requirements;
 
 use crate::{
     demo::{Demo, Totals},
@@ -30,20 +26,13 @@ use crate::{
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask demo", max_term_width = 100)]
 struct Arguments {
-    /// Keep the sandbox, and print how to enter it
-    #[arg(long)]
-    keep: bool,
-    /// Only remove what `--keep` has kept
-    #[arg(long, conflicts_with_all = ["keep", "ui"])]
-    clean: bool,
     /// Serve the page of `run --ui` at this address; the demo then goes on until Ctrl-C
     #[arg(
         long,
         value_name = "ADDRESS",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "127.0.0.1:10247",
-        conflicts_with = "keep"
+        default_missing_value = "127.0.0.1:10247"
     )]
     ui: Option<SocketAddr>,
     /// Run as a pod of this name
@@ -55,11 +44,10 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { keep, clean, ui, pod, addresses } = Arguments::parse();
+    let Arguments { ui, pod, addresses } = Arguments::parse();
     let result = match pod {
         Some(name) => cluster::serve(&name, &addresses),
-        None if clean => host().map(|it| clean_up(&it)),
-        None => run(keep, ui),
+        None => run(ui),
     };
     match result {
         // Marked by `interrupt::mark`.
@@ -71,24 +59,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn host() -> Result<Host> {
-    requirements()
-        .map_err(|missing| anyhow!("the demo cannot run on this machine:\n  - {}", missing.join("\n  - ")))
-}
-
-/// Removes the sandboxes of earlier demos, kept ones included.
-fn clean_up(host: &Host) {
-    for name in sandbox::remove_stale(host, true) {
-        status("Removed", &name);
-    }
-    cluster::remove_stale();
-}
-
-fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {
-    let host = host()?;
+fn run(ui: Option<SocketAddr>) -> Result<()> {
+    let host = requirements()
+        .map_err(|missing| anyhow!("the demo cannot run on this machine:\n  - {}", missing.join("\n  - ")))?;
     find_or_install("ip", "iproute2")?;
     let binary = build::build(false)?;
-    clean_up(&host);
 
     interrupt::watch()?;
     let started = Instant::now();
@@ -111,9 +86,6 @@ fn run(keep: bool, ui: Option<SocketAddr>) -> Result<()> {
     ));
     if failed + wrong > 0 {
         bail!("{failed} connects failed and {wrong} were answered by the wrong endpoint; both must be 0");
-    }
-    if keep {
-        return demo.keep(&binary);
     }
     if let Some(address) = ui {
         phases::until_interrupted(&mut demo, address)?;

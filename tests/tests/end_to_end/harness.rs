@@ -44,7 +44,7 @@ fn the_sandbox_of_an_ended_process_is_removed() {
     let stale = host.cgroup2.join("kpe-sandbox-gone-4194305");
     std::fs::create_dir(&stale).unwrap();
     // There may be others: of tests that have failed.
-    assert!(remove_stale(&host, false).iter().any(|it| it == "kpe-sandbox-gone-4194305"));
+    assert!(remove_stale(&host).iter().any(|it| it == "kpe-sandbox-gone-4194305"));
     assert!(!stale.exists());
     assert!(sandbox.cgroup().exists());
 }
