@@ -18,13 +18,13 @@ use build_tools::{
 };
 use fastrand::Rng;
 use tests::{
-    Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
+    Background, Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
     test_node::{NODE, expected_dump},
 };
 
 use crate::{
     hostile::Hostile,
-    load::{LoadCounts, LoadState, SoakLoad},
+    load::{self, LoadCounts, LoadState},
     proxy::{PROXY_TIMEOUT, Proxy, ProxyKind, open_files},
     random_cluster::{self, MAX_OTHERS, RandomCluster},
 };
@@ -70,7 +70,7 @@ struct Soak {
     newest: u64,
     proxy: Option<Proxy>,
     hostile: Option<Hostile>,
-    load: Option<SoakLoad>,
+    load: Option<Background>,
     _servers: Vec<EchoServer>,
     shared: Arc<LoadState>,
     node: TestNode,
@@ -137,7 +137,7 @@ impl Soak {
         }
         let objects = self.objects.settled_counts();
         let pins = self.node.pins();
-        self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
+        self.load = Some(load::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
 
         let delayed = ProxyKind { build: Build::Failpoints, ..product };
