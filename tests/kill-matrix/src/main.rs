@@ -96,7 +96,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let jobs = arguments.jobs.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
     let shares = (0..jobs).map(|index| Share { index, of: jobs });
     let Found { rows, problems, connects } = Found::join(in_parallel(jobs, shares, in_own_process)?);
-    print(&rows, arguments.selection.after);
+    print(&rows);
     let outcomes: Vec<_> = rows.iter().flat_map(|it| &it.outcomes).collect();
     let not_reached = outcomes.iter().filter(|it| ***it == NOT_REACHED).count();
     println!(
@@ -123,12 +123,10 @@ fn in_own_process(Share { index, of }: Share) -> Result<Found> {
     serde_json::from_str(&found).with_context(|| format!("share {index} of {of} found {found:?}"))
 }
 
-fn print(rows: &[Row], has_after: bool) {
+fn print(rows: &[Row]) {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
-    let mut header = vec!["Scenario", "Step", "System call", "Killed before", "Failed"];
-    header.extend(has_after.then_some("Killed after"));
-    table.set_header(header);
+    table.set_header(["Scenario", "Step", "System call", "Killed before", "Failed"]);
     for row in rows {
         let cells = [row.scenario.to_string(), row.step.to_string(), row.call.clone()];
         table.add_row(cells.iter().chain(&row.outcomes));

@@ -283,7 +283,7 @@ impl Matrix {
         match (status.and_then(|it| it.code()), intervention) {
             (None, _) => Ok(went_on),
             (Some(0), _) if scenario == Scenario::Cleanup => Ok(went_on),
-            (Some(137), Some(Intervention::KillBefore | Intervention::KillAfter)) => Ok(Outcome::Killed),
+            (Some(137), Some(Intervention::Kill)) => Ok(Outcome::Killed),
             (Some(_), Some(Intervention::Fail(_))) if is_reported => Ok(Outcome::Ended),
             (Some(code), _) => bail!("it ended with {code}:\n{log}"),
         }

@@ -27,9 +27,6 @@ pub(crate) struct Selection {
     /// Only this step
     #[arg(long, value_name = "N")]
     step: Option<usize>,
-    /// Kill it right after each step, too, while its threads go on
-    #[arg(long)]
-    pub(crate) after: bool,
 }
 
 /// One of so many shares of the steps; the first is 0.
@@ -97,7 +94,7 @@ impl Share {
             let selected = (1..=longest).filter(|it| selection.contains(scenarios[0], *it));
             for (_, step) in selected.enumerate().filter(|(index, _)| index % self.of == self.index) {
                 let chosen: Vec<_> = all.iter().filter(|(_, steps)| step <= steps.len()).collect();
-                found.interrupt(&mut matrix, step, &chosen, selection.after);
+                found.interrupt(&mut matrix, step, &chosen);
             }
         }
         found.connects = matrix.connects;
@@ -119,13 +116,7 @@ impl Found {
     }
 
     /// Interrupts a step of scenarios that are gone through in turn, in every way.
-    fn interrupt(
-        &mut self,
-        matrix: &mut Matrix,
-        step: usize,
-        scenarios: &[&(Scenario, Vec<String>)],
-        also_after: bool,
-    ) {
+    fn interrupt(&mut self, matrix: &mut Matrix, step: usize, scenarios: &[&(Scenario, Vec<String>)]) {
         let mut rows: Vec<_> = scenarios
             .iter()
             .map(|(scenario, steps)| {
@@ -133,10 +124,8 @@ impl Found {
                 Row { scenario: *scenario, step, call, outcomes: Vec::new() }
             })
             .collect();
-        let kill = |intervention| Interruption { step, intervention };
-        let interruptions = [kill(Intervention::KillBefore), Interruption::failure(step)];
-        let after = also_after.then(|| kill(Intervention::KillAfter));
-        for interruption in interruptions.into_iter().chain(after) {
+        let kill = Interruption { step, intervention: Intervention::Kill };
+        for interruption in [kill, Interruption::failure(step)] {
             for row in &mut rows {
                 let mut went = matrix.go_through(row.scenario, Some(interruption));
                 if matches!(went, Ok((_, Outcome::NotReached))) {
@@ -167,8 +156,7 @@ impl Found {
 
 fn describe(interruption: Interruption) -> String {
     match interruption.intervention {
-        Intervention::KillBefore => "killed before".to_owned(),
-        Intervention::KillAfter => "killed after".to_owned(),
+        Intervention::Kill => "killed before".to_owned(),
         Intervention::Fail(errno) => format!("failed with {:?}", Errno::from_raw(errno)),
     }
 }
@@ -183,6 +171,6 @@ fn text(interruption: Interruption, outcome: Outcome) -> String {
     };
     match interruption.intervention {
         Intervention::Fail(errno) => format!("{:?}: {outcome}", Errno::from_raw(errno)),
-        _ => outcome.to_owned(),
+        Intervention::Kill => outcome.to_owned(),
     }
 }

@@ -31,9 +31,7 @@ use crate::step::stop_at_calls;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Intervention {
     /// The process is killed before the system call.
-    KillBefore,
-    /// It is killed after the system call.
-    KillAfter,
+    Kill,
     /// The system call is not made and returns the error of this number.
     Fail(i32),
 }
@@ -48,7 +46,7 @@ pub(crate) struct Interruption {
 
 impl Interruption {
     pub(crate) fn kills(self) -> bool {
-        !matches!(self.intervention, Intervention::Fail(_))
+        self.intervention == Intervention::Kill
     }
 }
 
@@ -151,20 +149,11 @@ impl Trace {
                 }
                 WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_SECCOMP) => {
                     match self.at_call(thread, &mut followed) {
-                        Ok(false) => (thread, None),
-                        Ok(true) => {
-                            let _ = ptrace::syscall(thread, None);
-                            continue;
-                        }
+                        Ok(()) => (thread, None),
                         // A thread that is killed meanwhile cannot be asked.
                         Err(error) if error.downcast_ref() == Some(&Errno::ESRCH) => (thread, None),
                         Err(error) => return Err(error.context(format!("cannot trace thread {thread}"))),
                     }
-                }
-                // After the call at which it is to be killed.
-                WaitStatus::PtraceSyscall(thread) => {
-                    let _ = kill(thread, Signal::SIGKILL);
-                    (thread, None)
                 }
                 // A new thread begins with SIGSTOP, and a new program with SIGTRAP; neither is for the program.
                 WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
@@ -186,8 +175,7 @@ impl Trace {
         let program = Pid::from_raw(child.id().cast_signed());
         let stopped = waitpid(program, None)?;
         ensure!(matches!(stopped, WaitStatus::Stopped(..)), "{:?} does not start: {stopped:?}", self.command);
-        let options = Options::PTRACE_O_TRACESYSGOOD
-            | Options::PTRACE_O_TRACESECCOMP
+        let options = Options::PTRACE_O_TRACESECCOMP
             | Options::PTRACE_O_TRACECLONE
             | Options::PTRACE_O_TRACEFORK
             | Options::PTRACE_O_TRACEVFORK
@@ -197,17 +185,16 @@ impl Trace {
         Ok(program)
     }
 
-    /// Does what is to be done at a system call that a thread is about to make; whether it is to stop again after the call.
-    fn at_call(&self, thread: Pid, followed: &mut Followed) -> Result<bool> {
+    /// Does what is to be done at a system call that a thread is about to make.
+    fn at_call(&self, thread: Pid, followed: &mut Followed) -> Result<()> {
         let (call, registers) = registers::call(thread)?;
-        let Some(step) = call.step() else { return Ok(false) };
-        let intervention = self.at_step(&step, followed)?;
-        match intervention {
-            None | Some(Intervention::KillAfter) => {}
-            Some(Intervention::KillBefore) => kill(thread, Signal::SIGKILL)?,
+        let Some(step) = call.step() else { return Ok(()) };
+        match self.at_step(&step, followed)? {
+            None => {}
+            Some(Intervention::Kill) => kill(thread, Signal::SIGKILL)?,
             Some(Intervention::Fail(errno)) => registers::fail_call(thread, registers, errno)?,
         }
-        Ok(intervention == Some(Intervention::KillAfter))
+        Ok(())
     }
 
     /// Counts and lists a step, and says what is to be done there.
