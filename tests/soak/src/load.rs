@@ -41,10 +41,10 @@ pub(crate) struct LoadState {
 /// How many requests were sent, by kind, and how many checks failed.
 #[derive(Debug, Default)]
 pub(crate) struct LoadCounts {
-    pub(crate) tcp: AtomicU64,
-    pub(crate) udp: AtomicU64,
-    pub(crate) unconnected: AtomicU64,
-    pub(crate) long_lived: AtomicU64,
+    tcp: AtomicU64,
+    udp: AtomicU64,
+    unconnected: AtomicU64,
+    long_lived: AtomicU64,
     /// From clients with addresses of their own.
     repeated: AtomicU64,
     /// Requests to Services without endpoints that were refused.

@@ -12,10 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use build_tools::{
-    command::{status, workspace},
-    progress::ProgressLine,
-};
+use build_tools::command::{status, workspace};
 use fastrand::Rng;
 use tests::{
     Background, Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
@@ -24,7 +21,7 @@ use tests::{
 
 use crate::{
     hostile::Hostile,
-    load::{self, LoadCounts, LoadState},
+    load::{self, LoadState},
     proxy::{PROXY_TIMEOUT, Proxy, ProxyKind, open_files},
     random_cluster::{self, MAX_OTHERS, RandomCluster},
 };
@@ -48,7 +45,6 @@ pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>, is_hos
     let mut soak = Soak::new(node, seed)?;
     soak.hostile = is_hostile.then(|| Hostile::new(&soak.node));
     let mut result = soak.perform(duration);
-    soak.progress.clear();
     if result.is_ok() && soak.failures() > 0 {
         result = Err(anyhow!("{} checks failed", soak.failures()));
     }
@@ -83,7 +79,6 @@ struct Soak {
     leaks: Vec<String>,
     /// In kB: the maximum of the first half of the steady phase, and at the end.
     memory: Option<(u64, u64)>,
-    progress: ProgressLine,
 }
 
 impl Soak {
@@ -117,7 +112,6 @@ impl Soak {
             faults: BTreeMap::new(),
             leaks: Vec::new(),
             memory: None,
-            progress: ProgressLine::default(),
         })
     }
 
@@ -143,14 +137,17 @@ impl Soak {
         let delayed = ProxyKind { build: Build::Failpoints, ..product };
         self.replace("replaced by a build with delays", delayed, true)?;
         let (churn, faults) = (duration.mul_f64(CHURN_SHARE), duration.mul_f64(FAULT_SHARE));
+        status("Changing", "every Service without a pause");
         while self.begin.elapsed() < churn {
             let change = self.cluster.turn_over();
             self.write_and_wait(&change)?;
         }
+        status("Changing", "Services at random, with faults");
         while self.begin.elapsed() < faults {
             if self.rng.u8(..10) < 7 { self.change()? } else { self.fault()? }
         }
         self.replace("replaced for the steady phase", product, true)?;
+        status("Changing", "Services at random in one process");
         self.steady_phase(duration)?;
 
         self.load = None;
@@ -339,7 +336,6 @@ impl Soak {
         became_active.with_context(|| format!("state {newest} never became active"))?;
         self.shared.history.lock().active(newest, Instant::now());
         self.hostile.iter_mut().for_each(Hostile::observe);
-        self.show_progress();
         Ok(())
     }
 
@@ -381,20 +377,6 @@ impl Soak {
     fn ejections(&self) -> u64 {
         let [_, timeouts, refusals, _] = self.node.health_words();
         timeouts + refusals
-    }
-
-    fn show_progress(&mut self) {
-        let LoadCounts { tcp, udp, unconnected, long_lived, .. } = &self.shared.counts;
-        let [tcp, udp, unconnected, long_lived] =
-            [tcp, udp, unconnected, long_lived].map(|it| it.load(Ordering::Relaxed));
-        self.progress.show(&format!(
-            "     Soaking {:.0} s: {} states, {} faults; {tcp} TCP, {} UDP, {long_lived} long-lived; {} failures",
-            self.begin.elapsed().as_secs_f64(),
-            self.newest,
-            self.faults.values().sum::<u64>(),
-            udp + unconnected,
-            self.shared.failures(),
-        ));
     }
 
     fn print(&self) {

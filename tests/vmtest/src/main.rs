@@ -11,25 +11,16 @@ mod runner;
 mod system;
 mod virtual_machine;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::PathBuf,
-    process::ExitCode,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, process::ExitCode, thread, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
     command::{exit_code, status, workspace},
     machine::Machine,
     parallel::in_parallel,
-    progress::ProgressLine,
     test_suite::Outcome,
 };
 use clap::Parser;
-use parking_lot::Mutex;
 
 use crate::{
     kernel_table::KernelTable,
@@ -41,7 +32,6 @@ use crate::{
 const KERNELS: [&str; 6] = [HOST, "5.10", "5.15", "6.1", "6.12", "7"];
 /// Of Ubuntu, whose packages for other machines than x86-64 are in another archive.
 const UBUNTUS: &str = "5.15";
-const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Run the end-to-end tests on other kernels, in virtual machines, and on this machine's own (as root).
 ///
@@ -92,25 +82,10 @@ fn run(only: &[String], repeat: usize, arch: Option<Machine>) -> Result<()> {
     let table = KernelTable::parse(&table)?;
     let runner = Runner::prepare(&table, machine, kernels, &filters)?;
 
-    let status = Mutex::new(LaneStatus::default());
-    let runs = thread::scope(|scope| {
-        let numbered = (0..repeat).flat_map(|_| kernels.iter()).enumerate();
-        let lanes = scope.spawn(|| {
-            in_parallel(lanes_of_this_machine(), numbered, |(number, series)| {
-                let run = runner.run(number, series, |event| {
-                    status.lock().on_event(number, series, runner.plan.tests.len(), event);
-                });
-                status.lock().lanes.remove(&number);
-                Ok(run)
-            })
-        });
-        while !lanes.is_finished() {
-            thread::sleep(STATUS_INTERVAL);
-            status.lock().show();
-        }
-        lanes.join().expect("no lane panics")
+    let numbered = (0..repeat).flat_map(|_| kernels.iter()).enumerate();
+    let runs = in_parallel(lanes_of_this_machine(), numbered, |(number, series)| {
+        Ok(runner.run(number, series, |event| print(series, event)))
     })?;
-    drop(status);
 
     let tests: Vec<_> = runner.plan.tests.iter().map(|it| it.name.clone()).collect();
     match report::print(&tests, &runs, begin.elapsed()) {
@@ -129,38 +104,18 @@ fn lanes_of_this_machine() -> usize {
     thread::available_parallelism().map_or(1, |it| it.get() / 2).max(1)
 }
 
-/// The progress of each lane, in one line: its current test, and how many have ended.
-#[derive(Default)]
-struct LaneStatus {
-    lanes: BTreeMap<usize, (String, usize)>,
-    progress: ProgressLine,
-}
-
-impl LaneStatus {
-    fn on_event(&mut self, number: usize, kernel: &str, count: usize, event: &Event) {
-        let lane = self.lanes.entry(number).or_default();
-        match event {
-            Event::Ready { release, .. } => {
-                self.progress.clear();
-                status("Booted", release);
-                kernel.clone_into(&mut lane.0);
-            }
-            Event::Started { test } => lane.0 = format!("{kernel}: {} of {count}, {test}", lane.1 + 1),
-            Event::Ended { test, outcome, .. } => {
-                lane.1 += 1;
-                if matches!(outcome, Outcome::Failed(_)) {
-                    self.progress.clear();
-                    status("FAILED", &format!("{test} on {kernel}"));
-                }
-            }
-            Event::Done => {}
+/// Prints what happens on a kernel.
+fn print(series: &str, event: &Event) {
+    match event {
+        Event::Ready { release, .. } => status("Booted", release),
+        Event::Ended { test, outcome, .. } => {
+            let word = match outcome {
+                Outcome::Passed => "ok",
+                Outcome::Skipped(_) => "skipped",
+                Outcome::Failed(_) => "FAILED",
+            };
+            status(word, &format!("{test} on {series}"));
         }
-    }
-
-    fn show(&mut self) {
-        let lines: Vec<_> = self.lanes.values().map(|it| it.0.as_str()).filter(|it| !it.is_empty()).collect();
-        if !lines.is_empty() {
-            self.progress.show(&format!("     Testing {}", lines.join(" | ")));
-        }
+        Event::Started { .. } | Event::Done => {}
     }
 }

@@ -12,7 +12,6 @@ pub mod machine;
 pub mod other_systems;
 pub mod parallel;
 pub mod programs;
-pub mod progress;
 pub mod target;
 pub mod test_suite;
 pub mod toolchain;
