@@ -197,6 +197,7 @@ mod tests {
             text.matches("org.opencontainers.image.").count(),
             config["Labels"].as_object().map_or(0, serde_json::Map::len)
         );
+        assert!(text.contains(&format!("\nARG VERSION={VERSION}\n")), "{VERSION} is not the default");
         for path in [BINARY, LICENSE] {
             assert!(text.contains(&format!(" /{path}\n")), "{path}");
         }

@@ -26,7 +26,13 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     regex::Regex::new(&options.focus).with_context(|| format!("--focus {:?}", options.focus))?;
     let skips = skips::parse(&fs::read_to_string(workspace().join(skips::FILE)).context(skips::FILE)?)?;
-    let script = script::script(options, container_tool(options)?, &skips, &container::revision())?;
+    let tool = match options.container_tool {
+        Some(tool) => tool,
+        // A dry run needs no tool that works.
+        None if options.dry_run => ContainerTool::find().unwrap_or(ContainerTool::Docker),
+        None => ContainerTool::find()?,
+    };
+    let script = script::script(options, tool, &skips, &container::revision())?;
     if options.dry_run {
         print!("{script}");
         return Ok(());
@@ -37,20 +43,4 @@ fn run(options: &Options) -> Result<()> {
         bail!("the run failed ({exit}), see above");
     }
     Ok(())
-}
-
-fn container_tool(options: &Options) -> Result<ContainerTool> {
-    let tool = match options.container_tool {
-        Some(tool) => tool,
-        // A dry run needs no tool that works.
-        None if options.dry_run => {
-            let found = ContainerTool::find().ok().filter(|it| it.runs_kind());
-            return Ok(found.unwrap_or(ContainerTool::Docker));
-        }
-        None => ContainerTool::find()?,
-    };
-    if !tool.runs_kind() {
-        bail!("kind cannot run nodes with {}", tool.program());
-    }
-    Ok(tool)
 }

@@ -126,7 +126,12 @@ mod tests {
             let (is_ok, log) = run(&[], tool, "nothing");
             assert!(is_ok, "{log}");
             let expect = [
-                format!("{program} {provider} build --file deploy/Containerfile --tag {IMAGE} "),
+                format!("{program} {provider} build --file deploy/Containerfile --tag {IMAGE} ")
+                    + concat!(
+                        "--build-arg VERSION=",
+                        env!("CARGO_PKG_VERSION"),
+                        " --build-arg REVISION=abc .\n"
+                    ),
                 format!("kind-{KIND} {provider} create cluster --name it's --image {NODE_IMAGE}"),
                 format!("{program} {provider} exec it's-worker2 sh -c mountpoint -q"),
                 "--namespace=kube-system rollout status daemonset/kube-proxy-ebpf".to_owned(),
