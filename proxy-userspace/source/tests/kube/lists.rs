@@ -25,14 +25,6 @@ async fn nothing_is_handed_over_before_all_resources_are_listed() {
 }
 
 #[tokio::test]
-async fn an_empty_cluster_is_handed_over() {
-    let server = ApiServer::start(Settings::default()).unwrap();
-    let mut test = SourceTest::follow(&server);
-    assert_eq!(test.next().await, 0);
-    assert!(test.is_synced());
-}
-
-#[tokio::test]
 async fn lists_are_streamed_if_the_server_supports_it() {
     let (server, _test) = synced(Settings::default()).await;
     let requests = server.requests();
@@ -66,14 +58,19 @@ async fn requests_are_counted_by_their_answers() {
 }
 
 #[tokio::test]
-async fn lists_are_paged_if_the_server_cannot_stream() {
-    let server = server(Settings { has_cache: false, ..paging() });
-    fill(&server, 1200);
-    let test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services.len(), 1201);
-    let lists = service_lists(&server);
-    assert_eq!(lists.len(), 3, "{lists:?}");
-    assert!(lists.iter().all(|it| it.contains("limit=500")), "{lists:?}");
+async fn lists_are_paged_if_the_server_cannot_stream_and_begin_anew_if_a_page_expires() {
+    for (expired, pages) in [(0, 3), (1, 5)] {
+        let server = server(Settings { has_cache: false, ..paging() });
+        fill(&server, 1200);
+        // The first page arrives in fragments, and the second one has expired.
+        server.inject_fault(Resource::Services, Verb::List, expired, Fault::Fragments(1000));
+        server.inject_fault(Resource::Services, Verb::List, expired, status(410, "too old"));
+        let test = SourceTest::synced(&server).await;
+        assert_eq!(test.cluster.services.len(), 1201);
+        let lists = service_lists(&server);
+        assert_eq!(lists.len(), pages, "{lists:?}");
+        assert!(lists.iter().all(|it| it.contains("limit=500")), "{lists:?}");
+    }
 }
 
 fn fill(server: &ApiServer, services: usize) {
@@ -148,38 +145,33 @@ async fn a_long_list_is_compressed_and_survives_an_interruption() {
 }
 
 #[tokio::test]
-async fn a_streaming_list_that_never_ends_is_followed_by_one_in_pages() {
-    let ignoring = Settings {
-        watch_list: WatchList::Ignored,
-        bookmark_interval: std::time::Duration::from_millis(50),
-        ..Settings::default()
-    };
-    let (server, mut test) = synced(ignoring).await;
-    assert!(test.service("web").is_some());
-    assert!(server.requests().iter().any(|it| it.contains("limit=500")));
-    test.receives_other(&server).await;
-}
-
-#[tokio::test]
 async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again_later() {
     let failures = [
-        (1, Fault::NoResponse),
-        (1, Fault::DisconnectAfter(10)),
+        // It never ends.
+        (1, None),
+        (1, Some(Fault::NoResponse)),
+        (1, Some(Fault::DisconnectAfter(10))),
         // Without the field selector it is asked once more.
-        (2, status(400, "unknown parameter")),
-        (1, status(405, "no watch")),
-        (1, status(500, "not today")),
-        (1, Fault::ErrorEvent { code: 500, message: "not today".into() }),
+        (2, Some(status(400, "unknown parameter"))),
+        (1, Some(status(405, "no watch"))),
+        (1, Some(status(500, "not today"))),
+        (1, Some(Fault::ErrorEvent { code: 500, message: "not today".into() })),
     ];
     for (times, fault) in failures {
-        let server = server(Settings::default());
-        server.inject_fault(Resource::Services, Verb::Watch, times, fault.clone());
+        let watch_list = if fault.is_none() { WatchList::Ignored } else { WatchList::Supported };
+        let bookmark_interval = std::time::Duration::from_millis(50);
+        let server = server(Settings { watch_list, bookmark_interval, ..Settings::default() });
+        if let Some(fault) = &fault {
+            server.inject_fault(Resource::Services, Verb::Watch, times, fault.clone());
+        }
         let mut test = SourceTest::synced(&server).await;
+        assert!(test.service("web").is_some());
         let requests = service_requests(&server);
         let streaming = |it: &str| it.starts_with("/api/v1/services?") && it.contains("sendInitialEvents");
         let (failed, others) = requests.split_at(times);
         assert!(failed.iter().all(|it| streaming(it)), "{fault:?}: {requests:?}");
         assert!(others[0].contains("limit=500"), "{fault:?}: {requests:?}");
+        test.receives_other(&server).await;
         // Whenever everything is listed again after that.
         test.wait_for(|_| {
             server.compact();
@@ -190,17 +182,6 @@ async fn a_streaming_list_that_fails_is_followed_by_one_in_pages_and_tried_again
         })
         .await;
     }
-}
-
-#[tokio::test]
-async fn an_expired_page_restarts_the_list() {
-    let server = server(paging());
-    fill(&server, 600);
-    let gone = status(410, "too old");
-    server.inject_fault(Resource::Services, Verb::List, 1, Fault::Fragments(1000));
-    server.inject_fault(Resource::Services, Verb::List, 1, gone);
-    let test = SourceTest::synced(&server).await;
-    assert_eq!(test.cluster.services.len(), 601);
 }
 
 #[tokio::test]
@@ -253,15 +234,6 @@ async fn the_server_filters_by_kube_proxys_selectors() {
     web["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
     server.set(web);
     test.until(|it| !has_service("web")(it)).await;
-}
-
-#[tokio::test]
-async fn a_fragmented_body_is_reassembled() {
-    let server = server(Settings::default());
-    server.inject_fault(Resource::EndpointSlices, Verb::Watch, 1, Fault::Fragments(3));
-    let mut test = SourceTest::synced(&server).await;
-    server.set(slice("web-1", "web", &["10.244.0.1", "10.244.0.2"]));
-    test.until(|it| it.slices().any(|it| it.endpoints.len() == 2)).await;
 }
 
 #[tokio::test]

@@ -11,14 +11,21 @@ use super::source_test::{
     synced, with_kubeconfig,
 };
 
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(1000);
+
 #[tokio::test]
-async fn a_server_that_is_down_at_the_start_is_waited_for() {
+async fn a_server_that_is_down_or_starts_is_retried_soon_and_no_role_is_blamed() {
     let mut server = server(Settings::default());
     server.stop();
-    let mut test = SourceTest::follow(&server);
+    let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
+    let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
     test.wait_for(has_error(0, &["services", "refused"])).await;
     assert!(test.source.resources()[0].age().is_none(), "there is no cluster state");
+    server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, status(403, "forbidden"));
     server.resume().unwrap();
+    test.wait_for(has_error(0, &["403 Forbidden", "the API server is starting"])).await;
+    server.clear_faults();
     test.next().await;
     assert!(test.service("web").is_some());
     assert!(test.source.resources().iter().all(|it| it.error.is_none()));
@@ -73,9 +80,6 @@ async fn a_server_that_was_restored_from_a_backup_is_listed_again() {
         assert_eq!(lists.collect::<Vec<_>>(), Vec::<String>::new());
     }
 }
-
-/// Longer than any test.
-const NEVER: Duration = Duration::from_secs(1000);
 
 #[tokio::test]
 async fn a_server_that_hangs_with_its_watches_open_is_noticed() {
@@ -138,32 +142,6 @@ async fn when_one_resource_is_followed_again_the_others_are_tried_at_once() {
     server.disconnect_all();
     test.next().await;
     assert!(test.slice("web-1").is_some());
-}
-
-#[tokio::test]
-async fn a_403_of_a_server_that_starts_is_retried_soon_and_no_role_is_blamed() {
-    let mut server = server(Settings::default());
-    server.stop();
-    let timing = Timing { backoff: (NEVER, NEVER), ..QUICK };
-    let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
-    test.wait_for(has_error(0, &["refused"])).await;
-    server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, status(403, "forbidden"));
-    server.resume().unwrap();
-    test.wait_for(has_error(0, &["403 Forbidden", "the API server is starting"])).await;
-    server.clear_faults();
-    test.next().await;
-    assert!(test.service("web").is_some());
-}
-
-#[tokio::test]
-async fn a_server_that_returns_empty_deletes_all_objects() {
-    let (mut server, mut test) = synced(Settings::default()).await;
-    server.stop();
-    server.delete(Resource::Services, "default/web");
-    server.delete(Resource::EndpointSlices, "default/web-1");
-    server.compact();
-    server.resume().unwrap();
-    test.until(|it| it.services.is_empty() && it.slices().count() == 0).await;
 }
 
 #[tokio::test]

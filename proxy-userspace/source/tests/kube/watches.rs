@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use api_server::{Fault, Resource, Settings, Verb};
+use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use model::{Effect, Rejections, RequestedMetadata, ServiceMetadata, ServiceName, cluster::ClusterState};
 use serde_json::{Value, json};
 use source::kube::Options;
@@ -12,14 +12,29 @@ use super::source_test::{
 };
 
 #[tokio::test]
-async fn added_changed_and_deleted_objects_are_followed() {
-    let (server, mut test) = synced(Settings::default()).await;
+async fn objects_are_followed_from_an_empty_cluster_on_and_in_fragments() {
+    let server = ApiServer::start(Settings::default()).unwrap();
+    for it in [Resource::Services, Resource::EndpointSlices] {
+        server.inject_fault(it, Verb::Watch, 1, Fault::Fragments(3));
+    }
+    let mut test = SourceTest::follow(&server);
+    assert_eq!(test.next().await, 0);
+    assert!(test.is_synced());
+    server.set(service("web", "10.96.0.10"));
     test.receives_other(&server).await;
     server.set(service("other", "10.96.0.12"));
     test.until(|it| it.services.values().any(|it| it.cluster_ips[0].to_string() == "10.96.0.12")).await;
     server.delete(Resource::Services, "default/other");
     test.until(|it| !has_service("other")(it)).await;
     assert!(test.service("web").is_some());
+
+    let mut web = slice("web-1", "web", &["10.244.0.1", "10.244.0.2"]);
+    server.set(web.clone());
+    test.until(|it| it.slices().any(|it| it.endpoints.len() == 2)).await;
+    // Without its label, a slice belongs to no Service.
+    web["metadata"]["labels"] = json!({});
+    server.set(web);
+    test.until(|it| it.slices().count() == 0).await;
 }
 
 #[tokio::test]
@@ -94,19 +109,7 @@ async fn a_node_heartbeat_is_not_a_change() {
 }
 
 #[tokio::test]
-async fn only_the_newest_version_of_an_object_is_handed_over() {
-    let (server, mut test) = synced(Settings::default()).await;
-    for n in 1..=200 {
-        server.set(service("often", &format!("10.96.1.{n}")));
-    }
-    server.set(service("last", "10.96.0.12"));
-    test.wait_for(|it| it.resources()[0].objects == 3).await;
-    let often = test.service("often").unwrap();
-    assert_eq!(often.cluster_ips[0].to_string(), "10.96.1.200");
-}
-
-#[tokio::test]
-async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted() {
+async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted_be_it_all_of_them() {
     for settings in [Settings::default(), paging()] {
         let mut server = server(settings);
         server.set(service("other", "10.96.0.11"));
@@ -120,6 +123,13 @@ async fn an_expired_version_is_listed_again_and_missing_objects_are_deleted() {
         test.until(has_service("new")).await;
         assert!(test.service("other").is_none(), "both changes are handed over together");
         assert!(Arc::ptr_eq(&web, &test.service("web").unwrap()));
+
+        server.stop();
+        ["default/web", "default/new"].iter().for_each(|it| server.delete(Resource::Services, it));
+        server.delete(Resource::EndpointSlices, "default/web-1");
+        server.compact();
+        server.resume().unwrap();
+        test.until(|it| it.services.is_empty() && it.slices().count() == 0).await;
     }
 }
 
@@ -180,13 +190,4 @@ async fn bookmarks_advance_the_version_of_an_idle_resource() {
     let nodes =
         requests.iter().find(|it| it.starts_with("/api/v1/nodes") && it.contains("watch=true")).unwrap();
     assert!(nodes.ends_with(&format!("resourceVersion={newest}")), "{nodes}");
-}
-
-#[tokio::test]
-async fn a_slice_that_loses_its_label_is_removed() {
-    let (server, mut test) = synced(Settings::default()).await;
-    let mut orphan = slice("web-1", "web", &["10.244.0.1"]);
-    orphan["metadata"]["labels"] = serde_json::json!({});
-    server.set(orphan);
-    test.until(|it| it.slices().count() == 0).await;
 }
