@@ -6,7 +6,7 @@ use api_server::{ApiServer, Settings};
 use source::kube::ClientConfig;
 use tempfile::TempDir;
 
-use super::source_test::{SourceTest, has_service, options, server, service, with_kubeconfig};
+use super::source_test::{SourceTest, has_error, has_service, options, server, service, with_kubeconfig};
 
 /// A plugin whose first run gives the token `first`; the others give `second`, once they are let.
 pub(crate) struct Plugin(TempDir);
@@ -77,9 +77,5 @@ async fn a_plugin_that_fails_is_named() {
     fs::write(plugin.0.path().join("plugin"), "echo broken >&2; exit 3").unwrap();
     server.configure(|it| it.token = Some("third".into()));
     server.disconnect_all();
-    test.wait_for(|source| {
-        let error = source.resources()[0].error.clone().unwrap_or_default();
-        error.contains("sh") && error.contains("broken")
-    })
-    .await;
+    test.wait_for(has_error(0, &["sh", "broken"])).await;
 }

@@ -75,12 +75,17 @@ async fn the_annotated_pods_of_a_node_or_of_all_are_in_the_first_state_and_follo
     }
 }
 
+/// Also if the first requests fail, as after an outage, or of a server that is starting: an error says nothing of what the
+/// server has.
 #[tokio::test]
 async fn service_cidrs_are_in_the_first_state_and_followed() {
-    for watch_list in [WatchList::Supported, WatchList::Rejected] {
+    let (supported, rejected) = (WatchList::Supported, WatchList::Rejected);
+    for (watch_list, failures) in [(supported, 0), (rejected, 0), (supported, 2), (rejected, 2)] {
         let server = server(Settings { watch_list, ..Settings::default() });
         server.set(service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]));
+        fail(&server, Resource::ServiceCidrs, failures, &status(500, "starting"));
         let mut test = SourceTest::synced(&server).await;
+        assert!(test.service("web").is_some());
         assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16, fd00:96::/112]"]);
         server.set(service_cidr("more", &["10.97.0.0/16", "nowhere"]));
         test.until(|it| cidrs(it).len() == 2).await;
@@ -138,17 +143,4 @@ async fn an_overloaded_server_is_asked_for_service_cidrs_again_when_it_says_so()
     let timing = Timing { missing_retry: Duration::from_secs(3600), ..QUICK };
     let mut test = SourceTest::start(&Options { timing, ..options(at(&server)) });
     test.until(|it| cidrs(it).len() == 1).await;
-}
-
-/// As after an outage, or of a server that is starting: an error says nothing of what the server has.
-#[tokio::test]
-async fn the_first_state_has_the_service_cidrs_whose_first_requests_failed() {
-    for watch_list in [WatchList::Supported, WatchList::Rejected] {
-        let server = server(Settings { watch_list, ..Settings::default() });
-        server.set(service_cidr("kubernetes", &["10.96.0.0/16"]));
-        fail(&server, Resource::ServiceCidrs, 2, &status(500, "starting"));
-        let test = SourceTest::synced(&server).await;
-        assert!(test.service("web").is_some());
-        assert_eq!(cidrs(&test.cluster), ["kubernetes [10.96.0.0/16]"]);
-    }
 }
