@@ -211,10 +211,6 @@ mod tests {
         (NLMSG_ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
     }
 
-    fn some_socket() -> ConnectedSocket {
-        ConnectedSocket { family: AF_INET, transport: Transport::Udp, id: unspecified(AF_INET) }
-    }
-
     #[test]
     fn a_missing_module_is_not_confused_with_a_refusal() {
         for refusal in [done(libc::ENOENT), error(libc::ENOENT)] {
@@ -236,7 +232,8 @@ mod tests {
 
     #[test]
     fn a_closed_socket_is_not_confused_with_one_that_cannot_be_terminated() {
-        let end = |code| answered(&[&[error(code)]]).0.terminate(&some_socket());
+        let socket = ConnectedSocket { family: AF_INET, transport: Transport::Udp, id: unspecified(AF_INET) };
+        let end = |code| answered(&[&[error(code)]]).0.terminate(&socket);
         assert!(end(0).unwrap());
         assert!(!end(libc::ENOENT).unwrap() && !end(libc::ESTALE).unwrap());
         let error = end(libc::EOPNOTSUPP).unwrap_err();
