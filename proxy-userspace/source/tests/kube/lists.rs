@@ -25,14 +25,6 @@ async fn nothing_is_handed_over_before_all_resources_are_listed() {
 }
 
 #[tokio::test]
-async fn lists_are_streamed_if_the_server_supports_it() {
-    let (server, _test) = synced(Settings::default()).await;
-    let requests = server.requests();
-    assert_eq!(requests.len(), 4, "{requests:?}");
-    assert!(requests.iter().all(|it| it.contains("sendInitialEvents=true")), "{requests:?}");
-}
-
-#[tokio::test]
 async fn requests_are_counted_by_their_answers() {
     let (server, test) = synced(paging()).await;
     let mut registry = Registry::default();
@@ -197,7 +189,7 @@ async fn an_interrupted_list_hands_over_nothing() {
 }
 
 #[tokio::test]
-async fn the_server_filters_by_kube_proxys_selectors() {
+async fn the_server_streams_lists_and_filters_them_by_kube_proxys_selectors() {
     let server = server(Settings::default());
     let mut labeled = service("other", "10.96.0.11");
     labeled["metadata"]["labels"] = serde_json::json!({"service.kubernetes.io/service-proxy-name": "mine"});
@@ -213,7 +205,10 @@ async fn the_server_filters_by_kube_proxys_selectors() {
     assert_eq!(test.cluster.services.len(), 1);
     assert_eq!(test.cluster.slices().count(), 1);
     assert_eq!(test.cluster.nodes.len(), 1);
-    let selectors = server.requests().concat();
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4, "{requests:?}");
+    assert!(requests.iter().all(|it| it.contains("sendInitialEvents=true")), "{requests:?}");
+    let selectors = requests.concat();
     for it in [
         "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name",
         "labelSelector=%21service.kubernetes.io%2Fheadless",
