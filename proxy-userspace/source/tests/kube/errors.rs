@@ -6,18 +6,18 @@ use api_server::{ApiServer, Fault, Resource, Settings, Verb};
 use source::kube::{ClientConfig, KubeSource};
 
 use super::source_test::{
-    ALWAYS, SourceTest, at, has_error, options, paging, server, status, synced, with_kubeconfig,
+    ALWAYS, SourceTest, at, has_error, options, paging, server, status, with_kubeconfig,
 };
 
 #[tokio::test]
-async fn a_failed_list_is_reported_and_retried() {
+async fn a_failed_list_or_watch_is_reported_and_retried_and_removes_nothing() {
     let forbidden = "services is forbidden: User \"system:anonymous\" cannot list resource \"services\"";
     let cases: [(_, &[&str]); 3] = [
         (
             status(403, forbidden),
             &["services: 403 Forbidden", "system:anonymous", "ClusterRole", "list and watch"],
         ),
-        (status(500, "etcdserver: request timed out"), &["500", "etcdserver: request timed out"]),
+        (status(500, "etcdserver: request timed out"), &["services: 500", "etcdserver: request timed out"]),
         (Fault::NoResponse, &["services: no response within"]),
     ];
     for (fault, words) in cases {
@@ -34,6 +34,13 @@ async fn a_failed_list_is_reported_and_retried() {
             server.clear_faults();
             test.next().await;
             assert!(test.service("web").is_some());
+            // After the first list.
+            server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, fault.clone());
+            server.disconnect_all();
+            test.wait_for(has_error(0, &words[..1])).await;
+            assert!(test.service("web").is_some());
+            server.clear_faults();
+            test.receives_other(&server).await;
         }
     }
 }
@@ -49,17 +56,6 @@ async fn retry_after_is_respected() {
     test.next().await;
     // A lower limit, so that a slow machine does not matter.
     assert!(start.elapsed().as_secs() >= 2);
-}
-
-#[tokio::test]
-async fn an_error_after_the_first_list_removes_nothing() {
-    let (server, mut test) = synced(Settings::default()).await;
-    server.inject_fault(Resource::Services, Verb::Watch, ALWAYS, status(403, "no longer"));
-    server.disconnect_all();
-    test.wait_for(has_error(0, &["403"])).await;
-    assert!(test.service("web").is_some());
-    server.clear_faults();
-    test.receives_other(&server).await;
 }
 
 #[tokio::test]

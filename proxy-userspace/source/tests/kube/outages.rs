@@ -34,7 +34,7 @@ async fn a_server_that_is_down_or_starts_is_retried_soon_and_no_role_is_blamed()
 #[tokio::test]
 async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() {
     let (mut server, mut test) = synced(Settings::default()).await;
-    let before = test.cluster.clone();
+    let (before, web) = (test.cluster.clone(), test.service("web").unwrap());
     server.stop();
     test.wait_for(|it| it.resources().iter().all(|it| it.error.is_some())).await;
     let age = |test: &SourceTest| test.source.resources()[0].age().unwrap();
@@ -46,9 +46,7 @@ async fn the_last_state_stays_active_during_an_outage_and_its_age_is_reported() 
     server.resume().unwrap();
     test.until(has_service("other")).await;
     assert!(test.source.resources()[0].error.is_none());
-    let same = |a, b| Arc::ptr_eq(before.services.get(a).unwrap(), test.cluster.services.get(b).unwrap());
-    let web = model::ServiceName::new("default", "web");
-    assert!(same(&web, &web));
+    assert!(Arc::ptr_eq(&web, &test.service("web").unwrap()));
 }
 
 #[tokio::test]
