@@ -75,8 +75,7 @@ async fn the_annotated_pods_of_a_node_or_of_all_are_in_the_first_state_and_follo
     }
 }
 
-/// Also if the first requests fail, as after an outage, or of a server that is starting: an error says nothing of what the
-/// server has.
+/// The first requests may fail, as after an outage or while a server is starting: an error says nothing about what the server has.
 #[tokio::test]
 async fn service_cidrs_are_in_the_first_state_and_followed() {
     let (supported, rejected) = (WatchList::Supported, WatchList::Rejected);
