@@ -9,9 +9,9 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result};
 use build_tools::command::{KilledOnDrop, status};
 use clap::ValueEnum as _;
 use tests::{
-    Background, MemoryCgroup, NetNs, TestNode, agent::spawn_without_capabilities, eventually, http::health,
+    MemoryCgroup, NetNs, TestNode, agent::spawn_without_capabilities, eventually, http::health,
     sandbox::move_to,
 };
 
@@ -34,13 +34,14 @@ const MAX_CHARGED: u64 = 35 << 20;
 /// The attackers and the checks; the processes end when dropped.
 pub(crate) struct Hostile {
     attackers: Vec<(Attack, KilledOnDrop, NetNs, PathBuf)>,
-    prober: Background,
+    prober: Option<JoinHandle<()>>,
     probes: Arc<Probes>,
     memory: Option<Charged>,
 }
 
 #[derive(Default)]
 struct Probes {
+    stop: AtomicBool,
     answered: AtomicU64,
     /// While no proxy listened, as during a fault.
     refused: AtomicU64,
@@ -55,7 +56,7 @@ impl Hostile {
             .inspect_err(|error| status("Skipped", &format!("the memory of the agent: {error:#}")))
             .ok()
             .map(|cgroup| Charged { cgroup, before: 0, most: 0 });
-        Self { attackers: Vec::new(), prober: Background::default(), probes: Arc::default(), memory }
+        Self { attackers: Vec::new(), prober: None, probes: Arc::default(), memory }
     }
 
     /// Charges an agent, and the maps that it makes from now on, to a cgroup of its own.
@@ -71,14 +72,14 @@ impl Hostile {
             self.attackers.push(started);
         }
         let probes = Arc::clone(&self.probes);
-        self.prober.spawn(move |stop| {
-            while !stop.load(Ordering::Relaxed) {
+        self.prober = Some(thread::spawn(move || {
+            while !probes.stop.load(Ordering::Relaxed) {
                 for page in ["/livez", "/healthz"] {
                     probes.probe(page);
                 }
                 thread::sleep(PROBE_INTERVAL);
             }
-        });
+        }));
         Ok(())
     }
 
@@ -114,7 +115,10 @@ impl Hostile {
     /// Ends everything; returns what failed.
     pub(crate) fn finish(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
-        self.prober = Background::default();
+        self.probes.stop.store(true, Ordering::Relaxed);
+        if self.prober.take().is_some_and(|it| it.join().is_err()) {
+            failures.push("the thread of the probes panicked".to_owned());
+        }
         let unanswered = self.probes.unanswered.load(Ordering::Relaxed);
         if unanswered > 0 || self.probes.answered.load(Ordering::Relaxed) == 0 {
             failures.push(format!("{unanswered} probes were not answered within {PROBE_TIMEOUT:?}"));

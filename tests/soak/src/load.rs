@@ -7,15 +7,15 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use fastrand::Rng;
 use parking_lot::Mutex;
-use tests::{Background, EchoConnection, Transport, client, request};
+use tests::{EchoConnection, Transport, client, request};
 
 use crate::{
     history::{FrontendKey, History, Reply, frontend},
@@ -35,6 +35,7 @@ const MAX_FAILURE_TEXTS: usize = 20;
 pub(crate) struct LoadState {
     pub(crate) history: Mutex<History>,
     pub(crate) counts: LoadCounts,
+    stop: AtomicBool,
     failure_texts: Mutex<Vec<String>>,
 }
 
@@ -125,34 +126,49 @@ impl LoadState {
     }
 }
 
-/// Starts the threads in the calling thread's network namespace; fails if a long-lived socket cannot be created.
-pub(crate) fn start(state: &Arc<LoadState>, seed: u64) -> io::Result<Background> {
-    let mut long_lived = LongLivedSockets::open()?;
-    let mut threads = Background::default();
-    let kinds = [Transport::Tcp, Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
-    for (n, transport) in (1..).zip(kinds) {
-        let mut rng = Rng::with_seed(seed.wrapping_add(n));
-        spawn(&mut threads, state, move |state| request_over_new_socket(state, transport, &mut rng));
-    }
-    spawn(&mut threads, state, move |state| long_lived.request(state));
-    let mut clients = RepeatClients::default();
-    let mut rng = Rng::with_seed(seed);
-    spawn(&mut threads, state, move |state| clients.request(state, &mut rng));
-    Ok(threads)
+/// The threads; they end when dropped.
+pub(crate) struct SoakLoad {
+    state: Arc<LoadState>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-fn spawn(
-    threads: &mut Background,
-    state: &Arc<LoadState>,
-    mut request: impl FnMut(&LoadState) + Send + 'static,
-) {
-    let state = Arc::clone(state);
-    threads.spawn(move |stop| {
-        while !stop.load(Ordering::Relaxed) {
-            request(&state);
-            thread::sleep(REQUEST_INTERVAL);
+impl SoakLoad {
+    /// Starts the threads in the calling thread's network namespace; fails if a long-lived socket cannot be created.
+    pub(crate) fn start(state: &Arc<LoadState>, seed: u64) -> io::Result<Self> {
+        let mut long_lived = LongLivedSockets::open()?;
+        let mut load = Self { state: Arc::clone(state), threads: Vec::new() };
+        let kinds = [Transport::Tcp, Transport::Tcp, Transport::Udp, Transport::UdpUnconnected];
+        for (n, transport) in (1..).zip(kinds) {
+            let mut rng = Rng::with_seed(seed.wrapping_add(n));
+            load.spawn(move |state| request_over_new_socket(state, transport, &mut rng));
         }
-    });
+        load.spawn(move |state| long_lived.request(state));
+        let mut clients = RepeatClients::default();
+        let mut rng = Rng::with_seed(seed);
+        load.spawn(move |state| clients.request(state, &mut rng));
+        Ok(load)
+    }
+
+    fn spawn(&mut self, mut request: impl FnMut(&LoadState) + Send + 'static) {
+        let state = Arc::clone(&self.state);
+        self.threads.push(thread::spawn(move || {
+            while !state.stop.load(Ordering::Relaxed) {
+                request(&state);
+                thread::sleep(REQUEST_INTERVAL);
+            }
+        }));
+    }
+}
+
+impl Drop for SoakLoad {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                self.state.fail_broken(format_args!("a thread of the load panicked"));
+            }
+        }
+    }
 }
 
 fn request_over_new_socket(state: &LoadState, transport: Transport, rng: &mut Rng) {

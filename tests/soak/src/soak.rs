@@ -15,13 +15,13 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use build_tools::command::{status, workspace};
 use fastrand::Rng;
 use tests::{
-    Background, Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
+    Build, EchoServer, ObjectTracker, TestNode, eventually, manifest,
     test_node::{NODE, expected_dump},
 };
 
 use crate::{
     hostile::Hostile,
-    load::{self, LoadState},
+    load::{LoadState, SoakLoad},
     proxy::{PROXY_TIMEOUT, Proxy, ProxyKind, open_files},
     random_cluster::{self, MAX_OTHERS, RandomCluster},
 };
@@ -66,7 +66,7 @@ struct Soak {
     newest: u64,
     proxy: Option<Proxy>,
     hostile: Option<Hostile>,
-    load: Option<Background>,
+    load: Option<SoakLoad>,
     _servers: Vec<EchoServer>,
     shared: Arc<LoadState>,
     node: TestNode,
@@ -131,7 +131,7 @@ impl Soak {
         }
         let objects = self.objects.settled_counts();
         let pins = self.node.pins();
-        self.load = Some(load::start(&self.shared, self.seed)?);
+        self.load = Some(SoakLoad::start(&self.shared, self.seed)?);
         self.begin = Instant::now();
 
         let delayed = ProxyKind { build: Build::Failpoints, ..product };
