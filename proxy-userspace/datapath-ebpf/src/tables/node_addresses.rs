@@ -94,6 +94,18 @@ mod tests {
     }
 
     #[test]
+    fn with_primary_only_the_primary_addresses_count() {
+        check(
+            NodePortAddresses::Primary { bind_address: None },
+            &[
+                ("192.0.2.1", NodeAddrScope::LOCAL),
+                ("2001:db8::1", NodeAddrScope::LOCAL),
+                ("192.0.2.2", NodeAddrScope::REMOTE),
+            ],
+        );
+    }
+
+    #[test]
     fn with_ranges_only_addresses_in_them_count() {
         let ranges = ["203.0.113.0/24", "127.0.0.0/8", "fd00::/8"].map(|it| it.parse().unwrap());
         check(
