@@ -154,7 +154,8 @@ impl ApiServer {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Writes a kubeconfig for it into a folder, and beside it the CA (with TLS) and the token (if there is one).
+    /// Writes a kubeconfig for it into a folder, and beside it the CA (with TLS; its path is relative) and the token (if there
+    /// is one; its path is absolute).
     ///
     /// # Errors
     ///
@@ -171,8 +172,9 @@ impl ApiServer {
         }
         text += "users:\n- name: u\n  user:\n";
         if let Some(token) = &self.shared.state.lock().settings.token {
-            fs::write(folder.join("token"), token)?;
-            text += "    tokenFile: token\n";
+            let path = folder.join("token");
+            fs::write(&path, token)?;
+            text += &format!("    tokenFile: {}\n", path.display());
         } else {
             text += "    {}\n";
         }

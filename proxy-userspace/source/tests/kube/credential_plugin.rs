@@ -38,7 +38,9 @@ impl Plugin {
             "exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['{}'], interactiveMode: Never}}",
             plugin.display()
         );
-        fs::write(&path, text.replace("tokenFile: token", &exec)).unwrap();
+        let token = format!("tokenFile: {}", self.0.path().join("token").display());
+        assert!(text.contains(&token), "{text}");
+        fs::write(&path, text.replace(&token, &exec)).unwrap();
         with_kubeconfig(path)
     }
 
