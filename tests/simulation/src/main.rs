@@ -18,8 +18,8 @@
 //! | a list after an expired watch may be of any age | 0 | 630 |
 //! | a state that could not be applied is not applied again | 10 | 1 |
 //!
-//! Not found in 1,000 seeds: digests of what a broken stream sent, instead of the last complete state. A property of the
-//! client library is that they are of the complete one.
+//! Not found in 1,000 seeds: digests of what a broken stream sent, instead of the last complete state. The property
+//! `it_describes_what_a_plain_map_has` of the client library finds it.
 //!
 //! # What it leaves out
 //!

@@ -36,8 +36,8 @@ const UBUNTUS: &str = "5.15";
 /// Run the end-to-end tests on other kernels, in virtual machines, and on this machine's own (as root).
 ///
 /// Fetches kernels from the packages of Debian and Ubuntu, and QEMU and busybox, where they are missing; builds what is
-/// missing. Prints a table of kernels and tests. tests/KERNELS.md lists what older kernels lack. Without hardware
-/// virtualization (KVM) a kernel takes up to an hour.
+/// missing. Prints each test that ends, and a table of kernels and tests; target/vmtest has the tests that have begun.
+/// tests/KERNELS.md lists what older kernels lack. Without hardware virtualization (KVM) a kernel takes up to an hour.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask vmtest", max_term_width = 100)]
 struct Arguments {
