@@ -236,7 +236,7 @@ impl PacketBackend {
         let first = first(lookup.protocol, client, destination);
         let begin = Instant::now();
         let mut retransmission = begin;
-        let mut is_accepted = false;
+        let (mut is_accepted, mut endpoint) = (false, None);
         let answer = loop {
             if wait.is_over(begin) {
                 break "drop".to_owned();
@@ -253,6 +253,13 @@ impl PacketBackend {
             match packet.kind {
                 Kind::First { protocol, .. } if is_nodes && protocol == lookup.protocol => {
                     self.answer(&packet, &bytes)?;
+                    if protocol == Protocol::Udp {
+                        break going_to(packet.destination, lookup);
+                    }
+                    endpoint = Some([packet.source, packet.destination]);
+                }
+                // Before that, the backend's kernel may send the first packet again, which would answer the next question.
+                Kind::Acknowledged if endpoint == Some([packet.source, packet.destination]) => {
                     break going_to(packet.destination, lookup);
                 }
                 Kind::Refused if [packet.source, packet.destination].contains(&client) => {

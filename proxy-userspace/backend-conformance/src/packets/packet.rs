@@ -36,6 +36,8 @@ pub(super) enum Kind {
     First { protocol: Protocol, sequence: u32 },
     /// The second one of TCP.
     Accepted { sequence: u32, acknowledged: u32 },
+    /// The third one of TCP, or a later one that only acknowledges.
+    Acknowledged,
     /// The one with which a side of TCP ends a connection.
     Ended { acknowledged: u32 },
     /// A reset; or an ICMP message, about a packet with this source and destination.
@@ -72,7 +74,7 @@ pub(super) fn reply(packet: &Packet, bytes: &[u8]) -> Option<Vec<u8>> {
         Kind::First { protocol: Protocol::Udp, .. } => {
             Some(unreachable(destination.ip(), source.ip(), bytes))
         }
-        Kind::First { protocol: Protocol::Sctp, .. } | Kind::Refused => None,
+        Kind::First { protocol: Protocol::Sctp, .. } | Kind::Acknowledged | Kind::Refused => None,
         Kind::Accepted { sequence, acknowledged } => {
             Some(tcp(destination, source, ACK, acknowledged, sequence.wrapping_add(1)))
         }
@@ -171,6 +173,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Packet> {
                 SYN => Kind::First { protocol: Protocol::Tcp, sequence },
                 _ if flags == SYN | ACK => Kind::Accepted { sequence, acknowledged },
                 _ if flags & FIN != 0 => Kind::Ended { acknowledged },
+                ACK => Kind::Acknowledged,
                 _ => return None,
             })
         }
