@@ -125,19 +125,17 @@ struct PlacedPort {
 impl Forwarding {
     /// Sets what the packet path has, for the next [`Forwarding::update`]. Returns whether that makes a difference.
     pub(crate) fn set_packet_path(&mut self, now: PacketPath) -> bool {
-        let (is_first, is_different) = match (&self.packet_path, &now) {
+        let is_different = match (&self.packet_path, &now) {
             (PacketPath::Has { second_chance: before, .. }, PacketPath::Has { state, second_chance })
                 if before == second_chance =>
             {
-                let mut changed = state.diff(&self.followed);
-                let is_concerned = changed.any(|(name, before, now)| self.concerns(name, before, now));
-                (false, is_concerned)
+                state.diff(&self.followed).any(|(name, before, now)| self.concerns(name, before, now))
             }
-            _ => (true, !self.services.is_empty()),
+            _ => {
+                self.outdated.extend(self.services.keys().cloned());
+                !self.services.is_empty()
+            }
         };
-        if is_first {
-            self.outdated.extend(self.services.keys().cloned());
-        }
         self.packet_path = now;
         is_different
     }
