@@ -194,7 +194,7 @@ impl Layout {
             tables.update_node_addresses(&self.node_addresses, node_addresses);
             self.node_addresses.clone_from(node_addresses);
         }
-        self.forwarding.update(state, &mut tables.counters, &mut tables.updates);
+        self.forwarding.update(&before, state, tables);
         for table in Table::FORWARDING {
             tables.rows[table.index()] = self.forwarding.entries(table);
         }

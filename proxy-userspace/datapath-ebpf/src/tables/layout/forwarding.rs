@@ -34,6 +34,7 @@ use self::{
     rows::{RowSets, RowsId},
     stage::Stage,
 };
+use super::table_state::TableState;
 use crate::tables::{
     compile::port_id,
     counter_alloc::{CounterAllocator, CounterOwner, ForwardPart},
@@ -59,8 +60,6 @@ const MAX_PAIRS_OF_ENDED: usize = 1 << 21;
 /// What is forwarded.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarding {
-    /// The newest state.
-    newest: NodeState,
     /// The state that rows follow: that of the packet path, or the newest one if there is none.
     followed: NodeState,
     packet_path: PacketPath,
@@ -232,23 +231,18 @@ impl Forwarding {
         has_ports(before) || has_ports(now) || has_left || self.services.contains_key(name)
     }
 
-    /// Replaces the state. Rows follow the packet path.
-    pub(super) fn update(
-        &mut self,
-        newest: &NodeState,
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
-    ) {
+    /// Replaces the state `before` by the newest one. Rows follow the packet path.
+    pub(super) fn update(&mut self, before: &NodeState, newest: &NodeState, tables: &mut TableState) {
         let followed = match &self.packet_path {
             PacketPath::Has { state, .. } => state.clone(),
             PacketPath::Off | PacketPath::Starting => newest.clone(),
         };
         let mut changed = mem::take(&mut self.outdated);
-        for (before, now) in [(&self.newest, newest), (&self.followed, &followed)] {
+        for (before, now) in [(before, newest), (&self.followed, &followed)] {
             let of = now.diff(before).filter(|(name, before, now)| self.concerns(name, *before, *now));
             changed.extend(of.map(|(name, ..)| name.clone()));
         }
-        (self.newest, self.followed) = (newest.clone(), followed.clone());
+        self.followed.clone_from(&followed);
         if self.services.is_empty() && changed.is_empty() {
             return;
         }
@@ -267,10 +261,10 @@ impl Forwarding {
         let mut left = Left::default();
         for name in &changed {
             let states = [followed.services.get(name), newest.services.get(name)];
-            self.replace(name, states, &mut left, counters, updates);
+            self.replace(name, states, &mut left, tables);
         }
-        self.give_up(left, counters, updates);
-        self.nodes.write(!self.frontends.is_empty(), updates);
+        self.give_up(left, tables);
+        self.nodes.write(!self.frontends.is_empty(), &mut tables.updates);
         self.previous = PreviousRows::default();
         if !mem::take(&mut self.restored).is_empty() {
             self.rows.remove_unused();
@@ -283,25 +277,24 @@ impl Forwarding {
         name: &ServiceName,
         [followed, newest]: [Option<&Arc<ServiceState>>; 2],
         left: &mut Left,
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
+        tables: &mut TableState,
     ) {
         let old = self.services.remove(name).unwrap_or_default();
         let has_rules = !matches!(self.packet_path, PacketPath::Starting);
         let mut new: Vec<PlacedPort> = Vec::new();
         for it in forwarded_ports(followed) {
             let frontends = it.0.frontends();
-            new.extend(self.place(it, (has_rules, frontends), &old, counters, updates));
+            new.extend(self.place(it, (has_rules, frontends), &old, tables));
         }
         for it in forwarded_ports(newest) {
             let frontends = self.expected(it.0, &old, &new);
-            new.extend(self.place(it, (false, frontends), &old, counters, updates));
+            new.extend(self.place(it, (false, frontends), &old, tables));
         }
         if let Some(state) = followed.or(newest) {
-            let ended = self.ended(&state.service, &old, &new, counters, updates);
+            let ended = self.ended(&state.service, &old, &new, tables);
             new.extend(ended);
         }
-        new.iter().for_each(|it| self.write(it, updates));
+        new.iter().for_each(|it| self.write(it, &mut tables.updates));
         left.taken.extend(new.iter().flat_map(|it| it.frontends.iter().copied()));
         left.ports.extend(old);
         if has_ports(followed) || has_ports(newest) || !new.is_empty() {
@@ -324,16 +317,16 @@ impl Forwarding {
     }
 
     /// Gives up what no port has any more.
-    fn give_up(&mut self, left: Left, counters: &mut CounterAllocator, updates: &mut MapUpdates) {
+    fn give_up(&mut self, left: Left, tables: &mut TableState) {
         for PlacedPort { key: (port_id, family), nodes, frontends, placement, .. } in left.ports {
             for key in frontends.iter().filter(|it| !left.taken.contains(it)) {
                 if self.frontends.remove(key).is_some() {
-                    updates.set(Table::Forwards, key, None::<&Forward>);
+                    tables.updates.set(Table::Forwards, key, None::<&Forward>);
                 }
             }
             self.nodes.remove_targets(&nodes, family);
             for part in [ForwardPart::Arrived, ForwardPart::Forwarded] {
-                counters.release(CounterOwner::forwarded(port_id, part));
+                tables.counters.release(CounterOwner::forwarded(port_id, part));
             }
             self.rows.release(placement.rows);
         }
@@ -346,8 +339,7 @@ impl Forwarding {
         (port, nodes): ForwardedTo<'_>,
         (may_begin, frontends): (bool, Vec<FrontendKey6>),
         old: &[PlacedPort],
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
+        tables: &mut TableState,
     ) -> Option<PlacedPort> {
         let family = port.family;
         if frontends.is_empty() || nodes.is_empty() || !self.nodes.can_send(family) {
@@ -365,7 +357,7 @@ impl Forwarding {
         self.nodes.add_targets(nodes, family);
         let mut placement = match before {
             Some(before) if stage == Stage::Ended && can_keep && !may_begin => {
-                self.rows.keep(before.rows, updates);
+                self.rows.keep(before.rows, &mut tables.updates);
                 before
             }
             _ => {
@@ -377,16 +369,16 @@ impl Forwarding {
                 let is_translated = serving.is_empty();
                 let before = before.filter(|_| !is_translated);
                 Placement {
-                    rows: self.rows.acquire(before, &serving, &mut self.nodes, updates),
+                    rows: self.rows.acquire(before, &serving, &mut self.nodes, &mut tables.updates),
                     stage: if is_translated { Stage::Translated } else { stage.forwarded(can_keep) },
                     by_client: port.service.affinity.is_some(),
                 }
             }
         };
         if self.narrow.contains(&family) && placement.stage != Stage::Translated {
-            self.translate(&mut placement, can_keep, updates);
+            self.translate(&mut placement, can_keep, &mut tables.updates);
         }
-        let counters = acquire_counters(counters, key);
+        let counters = acquire_counters(&mut tables.counters, key);
         Some(PlacedPort { key, nodes: Arc::clone(nodes), frontends, placement, counters })
     }
 
@@ -423,8 +415,7 @@ impl Forwarding {
         service: &Service,
         old: &[PlacedPort],
         placed: &[PlacedPort],
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
+        tables: &mut TableState,
     ) -> Vec<PlacedPort> {
         let mut ended = Vec::new();
         let ports = || {
@@ -437,7 +428,7 @@ impl Forwarding {
             let Some(port) = port.filter(|port| self.can_end(*port)) else { continue };
             let mut frontends = port.frontends();
             frontends.retain(|key| it.frontends.contains(key));
-            ended.extend(self.end(port, frontends, Some(it.placement), counters, updates));
+            ended.extend(self.end(port, frontends, Some(it.placement), tables));
         }
         // The first update takes over what an earlier process has left, and finds no old ports.
         if !self.previous.frontends.is_empty() {
@@ -448,7 +439,7 @@ impl Forwarding {
                 let mut frontends = port.frontends();
                 frontends.retain(|it| self.previous.frontends.contains_key(it));
                 let before = frontends.first().and_then(|it| self.restored(it));
-                ended.extend(self.end(port, frontends, before, counters, updates));
+                ended.extend(self.end(port, frontends, before, tables));
             }
         }
         ended
@@ -460,16 +451,15 @@ impl Forwarding {
         port: Port<'_>,
         frontends: Vec<FrontendKey6>,
         before: Option<Placement>,
-        counters: &mut CounterAllocator,
-        updates: &mut MapUpdates,
+        tables: &mut TableState,
     ) -> Option<PlacedPort> {
         let before = before.filter(|it| it.stage != Stage::Translated)?;
         if frontends.is_empty() {
             return None;
         }
-        self.rows.keep(before.rows, updates);
+        self.rows.keep(before.rows, &mut tables.updates);
         let (key, placement) = (port.key(), Placement { stage: Stage::Ended, ..before });
-        let counters = acquire_counters(counters, key);
+        let counters = acquire_counters(&mut tables.counters, key);
         // Nobody needs to answer for rows that do not change any more.
         Some(PlacedPort { key, nodes: [].into(), frontends, placement, counters })
     }

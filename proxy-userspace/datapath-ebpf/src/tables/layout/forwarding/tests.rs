@@ -13,7 +13,7 @@ use proxy_common::{
 };
 
 use super::*;
-use crate::tables::peers::PeerStates;
+use crate::tables::{layout::Layout, node_addresses::NodeAddresses, peers::PeerStates};
 
 const OWN: &str = "n0";
 
@@ -52,18 +52,15 @@ fn key(ip: u8) -> FrontendKey6 {
 
 /// The layout, and what was written.
 struct Written {
-    forwarding: Forwarding,
-    counters: CounterAllocator,
-    state: NodeState,
+    layout: Layout,
     tables: HashMap<Table, BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
 impl Default for Written {
     fn default() -> Self {
-        let mut forwarding = Forwarding::default();
-        forwarding.nodes.own = OWN.into();
-        let counters = CounterAllocator::default();
-        Self { forwarding, counters, state: NodeState::default(), tables: HashMap::new() }
+        let mut layout = Layout::default();
+        layout.forwarding.nodes.own = OWN.into();
+        Self { layout, tables: HashMap::new() }
     }
 }
 
@@ -71,15 +68,15 @@ impl Written {
     /// One whose nodes are probed, and none has answered.
     fn probing() -> Self {
         let mut it = Self::default();
-        it.forwarding.nodes.set_peers(PeerStates::new());
+        it.layout.forwarding.nodes.set_peers(PeerStates::new());
         it
     }
 
     /// Probes say this of nodes, and nothing of others.
     fn probed(&mut self, states: &[(u8, PeerState)]) {
         let address = |n: u8| IpAddr::from([192, 0, 2, n + 1]);
-        self.forwarding.nodes.set_peers(states.iter().map(|(n, it)| (address(*n), *it)).collect());
-        self.update(self.state.clone());
+        self.layout.forwarding.nodes.set_peers(states.iter().map(|(n, it)| (address(*n), *it)).collect());
+        self.update(self.layout.state.clone());
     }
 
     /// The owners of rows; `None` stands for translated packets.
@@ -88,13 +85,11 @@ impl Written {
     }
 
     fn update(&mut self, mut state: NodeState) {
-        if self.state.nodes == state.nodes {
-            state.nodes = Arc::clone(&self.state.nodes);
+        if self.layout.state.nodes == state.nodes {
+            state.nodes = Arc::clone(&self.layout.state.nodes);
         }
-        let mut updates = MapUpdates::default();
-        self.forwarding.update(&state, &mut self.counters, &mut updates);
+        let (updates, _) = self.layout.update(&state, &NodeAddresses::default());
         self.apply(&updates);
-        self.state = state;
     }
 
     fn apply(&mut self, updates: &MapUpdates) {
@@ -118,7 +113,7 @@ impl Written {
     }
 
     fn numbers(&self) -> HashMap<IpAddr, NodeNumber> {
-        let numbers = self.forwarding.nodes.by_address.iter();
+        let numbers = self.layout.forwarding.nodes.by_address.iter();
         numbers.map(|(address, it)| ((*address).into(), *it as NodeNumber)).collect()
     }
 
@@ -206,13 +201,13 @@ fn the_seconds_outlive_the_process() {
     first.update(state([service("a", 1, &two), service("b", 2, &two)]));
     let previous = || first.previous(&[1, 2]);
     let mut second = Written::default();
-    second.forwarding.restore(previous());
+    second.layout.forwarding.restore(previous());
     second.update(state([service("a", 1, &two), service("b", 2, &two)]));
     assert_eq!(second.rows(1), first.rows(1));
     assert_eq!(second.forward(1), second.forward(2));
     // What has changed meanwhile has the owner before.
     let mut third = Written::default();
-    third.forwarding.restore(previous());
+    third.layout.forwarding.restore(previous());
     third.update(state([service("a", 1, &three)]));
     first.update(state([service("a", 1, &three)]));
     assert_eq!(third.rows(1), first.rows(1));
@@ -225,7 +220,7 @@ fn the_numbers_of_nodes_outlive_the_process() {
     first.update(state([service("a", 1, &[(7, 1)])]));
     first.update(state([service("a", 1, &[(3, 1), (5, 1)])]));
     let mut second = Written::default();
-    second.forwarding.restore(first.previous(&[1]));
+    second.layout.forwarding.restore(first.previous(&[1]));
     let mut without = state([service("a", 1, &[(3, 1), (5, 1)])]);
     Arc::make_mut(&mut without.nodes).remove("n1");
     Arc::make_mut(&mut without.nodes).insert("new".into(), node_at(99));
@@ -262,7 +257,7 @@ fn what_cannot_be_received_is_translated() {
     assert_eq!(written.owners(1), [Some(0), Some(9)].into());
     written.update(state([service("a", 1, &[])]));
     assert_eq!(written.forward(1), None);
-    assert!(!written.forwarding.is_used());
+    assert!(!written.layout.forwarding.is_used());
     assert!(written.tables[&Table::ForwardNumbers].is_empty());
 }
 
@@ -288,10 +283,10 @@ use PeerState::{Answers, Mute, Silent, Untried};
 fn forwarding_begins_when_every_node_has_answered() {
     let mut written = Written::probing();
     written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)]), service("b", 2, &[(0, 1)])]));
-    let (own, wanted) = written.forwarding.nodes.take_peers().unwrap();
+    let (own, wanted) = written.layout.forwarding.nodes.take_peers().unwrap();
     assert_eq!(own, [[192, 0, 2, 1].into()].into());
     assert_eq!(wanted, [[192, 0, 2, 2].into(), [192, 0, 2, 3].into()].into());
-    assert_eq!(written.forwarding.nodes.take_peers(), None);
+    assert_eq!(written.layout.forwarding.nodes.take_peers(), None);
     assert_eq!(written.owners(2), [Some(0)].into(), "this node need not be asked");
     for states in [[(1, Untried), (2, Untried)], [(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
         written.probed(&states);
@@ -329,7 +324,7 @@ fn a_node_gets_rows_when_it_answers_and_the_others_go_on() {
     written.update(state([service("a", 1, &[(0, 1), (1, 1)])]));
     written.probed(&[(1, Answers)]);
     written.update(state([service("a", 1, &[(0, 1), (1, 1), (2, 1)])]));
-    assert!(written.forwarding.nodes.take_peers().is_some());
+    assert!(written.layout.forwarding.nodes.take_peers().is_some());
     for states in [[(1, Answers), (2, Untried)], [(1, Answers), (2, Mute)]] {
         written.probed(&states);
         assert_eq!(written.owners(1), [Some(0), Some(1)].into(), "{states:?}");
@@ -344,7 +339,7 @@ fn after_a_restart_rows_stay_until_nodes_prove_silent() {
     let mut first = Written::default();
     first.update(services());
     let mut second = Written::probing();
-    second.forwarding.restore(first.previous(&[1]));
+    second.layout.forwarding.restore(first.previous(&[1]));
     second.update(services());
     assert_eq!(second.rows(1), first.rows(1));
     second.probed(&[(1, Untried), (2, Answers)]);
@@ -374,10 +369,8 @@ proptest! {
         short.update(of(last));
         let mut full = Written::default();
         for table in Table::FORWARDING {
-            let mut updates = MapUpdates::default();
-            long.forwarding.full_table(table, &mut updates);
-            full.apply(&updates);
-            prop_assert!(long.forwarding.entries(table) <= long.forwarding.required_capacity(table));
+            full.apply(&long.layout.full_table(table));
+            prop_assert!(long.layout.rows(table) <= long.layout.required_capacity(table));
         }
         for (ip, nodes) in (1..).zip(last) {
             let owners = |it: &Written| it.rows(ip).iter().map(|it| it[0]).collect::<Vec<_>>();
@@ -392,14 +385,15 @@ impl Written {
     /// One beside a packet path, which has no state yet.
     fn beside_packets() -> Self {
         let mut it = Self::default();
-        it.forwarding.set_packet_path(PacketPath::Starting);
+        it.layout.forwarding.set_packet_path(PacketPath::Starting);
         it
     }
 
     /// The packet path has this state, with a second chance for IPv4; then the state is applied again. Returns whether that was due.
     fn packets_have(&mut self, state: &NodeState) -> bool {
         let second_chance = vec![Family::V4];
-        let is_due = self.forwarding.set_packet_path(PacketPath::Has { state: state.clone(), second_chance });
+        let is_due =
+            self.layout.forwarding.set_packet_path(PacketPath::Has { state: state.clone(), second_chance });
         self.update(state.clone());
         is_due
     }

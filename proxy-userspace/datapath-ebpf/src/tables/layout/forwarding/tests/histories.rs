@@ -81,8 +81,8 @@ fn flow(port: u16, continues: bool) -> Flow {
 impl Node {
     fn new(number: u8) -> Self {
         let mut written = Written::beside_packets();
-        written.forwarding.nodes.own = format!("n{number}").into();
-        written.forwarding.nodes.set_peers(PeerStates::new());
+        written.layout.forwarding.nodes.own = format!("n{number}").into();
+        written.layout.forwarding.nodes.set_peers(PeerStates::new());
         let (known, owners) = (HashSet::new(), HashMap::new());
         Self { number, written, was_cut_off: false, unseen: HashSet::new(), version: 0, known, owners }
     }
@@ -117,7 +117,7 @@ impl Node {
     fn restart(&mut self) {
         let mut next = Self::new(self.number).written;
         if self.written.forward(1).is_some() {
-            next.forwarding.restore(self.written.previous(&[1]));
+            next.layout.forwarding.restore(self.written.previous(&[1]));
         }
         self.written = next;
     }

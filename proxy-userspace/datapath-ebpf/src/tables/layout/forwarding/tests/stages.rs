@@ -28,12 +28,12 @@ fn connections_known_here_come_first_until_none_is_left() {
     it.both(&web(&[(0, 1), (1, 1)]));
     assert_eq!(it.flags(1), Some(KNOWN_FIRST));
     let frontend: SocketAddr = "203.0.113.1:80".parse().unwrap();
-    assert_eq!(it.forwarding.take_begun().unwrap(), [frontend].into());
-    assert_eq!(it.forwarding.take_begun(), None);
-    assert!(!it.forwarding.set_settled(&HashSet::new()));
-    assert!(it.forwarding.set_settled(&[frontend].into()));
-    it.update(it.state.clone());
-    assert_eq!((it.flags(1), it.forwarding.take_begun().unwrap()), (Some(0), [].into()));
+    assert_eq!(it.layout.forwarding.take_begun().unwrap(), [frontend].into());
+    assert_eq!(it.layout.forwarding.take_begun(), None);
+    assert!(!it.layout.forwarding.set_settled(&HashSet::new()));
+    assert!(it.layout.forwarding.set_settled(&[frontend].into()));
+    it.update(it.layout.state.clone());
+    assert_eq!((it.flags(1), it.layout.forwarding.take_begun().unwrap()), (Some(0), [].into()));
     it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
     assert_eq!(it.flags(1), Some(0), "it does not begin again");
 }
@@ -45,14 +45,14 @@ fn connections_outlast_their_ports_forwarding_but_not_its_frontend() {
     let rows = it.rows(1);
     it.both(&web(&[]));
     assert_eq!((it.flags(1), it.rows(1)), (Some(ENDED), rows));
-    assert_eq!(it.forwarding.nodes.take_peers().unwrap().1, [].into(), "nobody is probed");
+    assert_eq!(it.layout.forwarding.nodes.take_peers().unwrap().1, [].into(), "nobody is probed");
     it.both(&web(&[(0, 1), (1, 1), (2, 1)]));
     assert_eq!(it.flags(1), Some(KNOWN_FIRST), "new ones were translated meanwhile");
     assert!(it.rows(1).iter().any(|it| it[1].is_some()), "what moves has a second");
     it.both(&web(&[]));
     it.both(&state([service("web", 2, &[])]));
     assert_eq!(it.forward(1), None);
-    assert!(it.tables[&Table::Forwards].is_empty() && it.forwarding.entries(Table::ForwardRows) == 0);
+    assert!(it.tables[&Table::Forwards].is_empty() && it.layout.forwarding.entries(Table::ForwardRows) == 0);
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn connections_outlast_processes_and_the_end_of_forwarding() {
     before.both(&state([service("web", 1, &[(0, 1), (1, 1)]), service("other", 2, &[(0, 1), (1, 1)])]));
     for forwarded in [&[][..], &[(0, 1), (1, 1)]] {
         let mut it = Written::beside_packets();
-        it.forwarding.restore(before.previous(&[1, 2]));
-        assert_eq!(it.forwarding.previous_families(), [Family::V4]);
+        it.layout.forwarding.restore(before.previous(&[1, 2]));
+        assert_eq!(it.layout.forwarding.previous_families(), [Family::V4]);
         let state = state([service("web", 1, forwarded), service("other", 2, &[])]);
         it.update(state.clone());
         // The packet path has no state yet.
@@ -77,8 +77,8 @@ fn connections_outlast_processes_and_the_end_of_forwarding() {
 #[test]
 fn where_uplinks_are_too_narrow_packets_are_translated_and_connections_stay() {
     let narrow = |it: &mut Written, families: &[Family]| {
-        let is_due = it.forwarding.set_narrow(families.iter().copied().collect());
-        it.update(it.state.clone());
+        let is_due = it.layout.forwarding.set_narrow(families.iter().copied().collect());
+        it.update(it.layout.state.clone());
         (is_due, it.owners(1), it.flags(1))
     };
     let owners = BTreeSet::from([Some(0), Some(1)]);
@@ -140,7 +140,7 @@ fn what_the_packet_path_does_not_have_yet_is_expected() {
 #[test]
 fn forwarding_that_has_ended_begins_again_when_every_node_has_answered() {
     let mut it = Written::beside_packets();
-    it.forwarding.nodes.set_peers(PeerStates::new());
+    it.layout.forwarding.nodes.set_peers(PeerStates::new());
     it.both(&web(&[(0, 1), (1, 1)]));
     it.probed(&[(1, Answers)]);
     assert_eq!(it.flags(1), Some(KNOWN_FIRST));
@@ -202,7 +202,7 @@ fn with_session_affinity_clients_have_rows_across_changes_and_processes() {
     // Another process; also one that forwards only connections that exist.
     for (nodes, flags) in [(&nodes[..], KNOWN_FIRST), (&[][..], ENDED)] {
         let mut it = Written::beside_packets();
-        it.forwarding.restore(before.previous(&[1]));
+        it.layout.forwarding.restore(before.previous(&[1]));
         it.both(&web(nodes, affinity));
         assert_eq!(it.flags(1), Some(flags | BY_CLIENT));
     }
