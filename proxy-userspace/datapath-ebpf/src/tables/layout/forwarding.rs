@@ -418,50 +418,32 @@ impl Forwarding {
         tables: &mut TableState,
     ) -> Vec<PlacedPort> {
         let mut ended = Vec::new();
-        let ports = || {
-            let ports = service.ports.iter();
-            ports.flat_map(move |port| Family::ALL.map(|family| Port { service, port, family }))
-        };
-        let is_placed = |key: PortKey| placed.iter().any(|it| it.key == key);
-        for it in old.iter().filter(|it| !is_placed(it.key)) {
-            let port = ports().find(|port| port.family == it.key.1 && port.key() == it.key);
-            let Some(port) = port.filter(|port| self.can_end(*port)) else { continue };
-            let mut frontends = port.frontends();
-            frontends.retain(|key| it.frontends.contains(key));
-            ended.extend(self.end(port, frontends, Some(it.placement), tables));
-        }
-        // The first update takes over what an earlier process has left, and finds no old ports.
-        if !self.previous.frontends.is_empty() {
-            for port in ports().filter(|it| !is_placed(it.key())) {
-                if !self.can_end(port) {
-                    continue;
-                }
-                let mut frontends = port.frontends();
-                frontends.retain(|it| self.previous.frontends.contains_key(it));
-                let before = frontends.first().and_then(|it| self.restored(it));
-                ended.extend(self.end(port, frontends, before, tables));
+        let ports = service.ports.iter();
+        for port in ports.flat_map(|port| Family::ALL.map(|family| Port { service, port, family })) {
+            let (key, mut frontends) = (port.key(), port.frontends());
+            if placed.iter().any(|it| it.key == key) || !self.can_end(port) {
+                continue;
             }
+            // The first update takes over what an earlier process has left, and finds no old ports.
+            let before = match old.iter().find(|it| it.key == key) {
+                Some(old) => {
+                    frontends.retain(|it| old.frontends.contains(it));
+                    Some(old.placement)
+                }
+                None => {
+                    frontends.retain(|it| self.previous.frontends.contains_key(it));
+                    frontends.first().and_then(|it| self.restored(it))
+                }
+            };
+            let before = before.filter(|it| it.stage != Stage::Translated && !frontends.is_empty());
+            let Some(before) = before else { continue };
+            self.rows.keep(before.rows, &mut tables.updates);
+            let placement = Placement { stage: Stage::Ended, ..before };
+            let counters = acquire_counters(&mut tables.counters, key);
+            // Nobody needs to answer for rows that do not change any more.
+            ended.push(PlacedPort { key, nodes: [].into(), frontends, placement, counters });
         }
         ended
-    }
-
-    /// Forwards a port no longer, but for its connections; `None` if it has none.
-    fn end(
-        &mut self,
-        port: Port<'_>,
-        frontends: Vec<FrontendKey6>,
-        before: Option<Placement>,
-        tables: &mut TableState,
-    ) -> Option<PlacedPort> {
-        let before = before.filter(|it| it.stage != Stage::Translated)?;
-        if frontends.is_empty() {
-            return None;
-        }
-        self.rows.keep(before.rows, &mut tables.updates);
-        let (key, placement) = (port.key(), Placement { stage: Stage::Ended, ..before });
-        let counters = acquire_counters(&mut tables.counters, key);
-        // Nobody needs to answer for rows that do not change any more.
-        Some(PlacedPort { key, nodes: [].into(), frontends, placement, counters })
     }
 
     /// The nodes that get rows; none if the packets are translated. Forwarding does not end because one does not answer: then others
