@@ -554,9 +554,7 @@ impl Datapath {
     /// If a map cannot be read or written.
     pub fn table_stats(&mut self) -> Result<TableStats, Error> {
         self.reclaim_counters()?;
-        if self.recount.is_due() {
-            self.buffer.recount(|counted| self.recount.corrections(counted))?;
-        }
+        self.recount.correct(&mut self.buffer.store.chunks)?;
         let avoiders = self.failures.read()?;
         let ejected = if avoiders.is_empty() { Vec::new() } else { self.buffer.layout.ejected(&avoiders) };
         let ejections = self.failures.ejections()?;

@@ -278,8 +278,4 @@ impl MapStore for FakeMaps {
     fn open_connections(&self) -> Result<Vec<i64>, Error> {
         Ok(vec![0; self.owners.len()])
     }
-
-    fn correct_open_connections(&mut self, _: &[(CounterIndex, i64)]) -> Result<(), Error> {
-        Ok(())
-    }
 }

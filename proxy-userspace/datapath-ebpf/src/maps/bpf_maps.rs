@@ -54,7 +54,7 @@ pub(crate) struct BpfMaps {
     prefilters: MapData,
     outer: Vec<ArrayOfMaps<MapData, MapData>>,
     inner: [[Option<MapData>; Table::COUNT]; 2],
-    chunks: CounterChunks,
+    pub(crate) chunks: CounterChunks,
     /// Not used by programs: an update of any outer map returns only when every running program has ended
     /// (Linux 1ae80cf31938).
     grace: ArrayOfMaps<MapData, MapData>,
@@ -266,10 +266,6 @@ impl MapStore for BpfMaps {
 
     fn open_connections(&self) -> Result<Vec<i64>, Error> {
         self.chunks.open_connections()
-    }
-
-    fn correct_open_connections(&mut self, corrections: &[(CounterIndex, i64)]) -> Result<(), Error> {
-        self.chunks.correct_open_connections(corrections)
     }
 }
 

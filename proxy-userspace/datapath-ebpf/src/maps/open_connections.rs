@@ -12,7 +12,7 @@ use proxy_common::{counters::CounterIndex, sock_nat::NatSlot};
 
 use crate::{
     error::Error,
-    maps::{pins::Pins, record_map::RecordMap},
+    maps::{counter_maps::CounterChunks, pins::Pins, record_map::RecordMap},
 };
 
 /// The time between recounts. Each reads all slots, which takes milliseconds.
@@ -32,23 +32,24 @@ impl Recount {
         Ok(Self { slots, next: Instant::now(), drift: HashMap::new() })
     }
 
-    pub(crate) fn is_due(&self) -> bool {
-        self.next <= Instant::now()
-    }
-
-    /// What has to be added to each number of open connections; `counted` are those numbers, by counter.
-    pub(crate) fn corrections(&mut self, counted: &[i64]) -> Result<Vec<(CounterIndex, i64)>, Error> {
+    /// Corrects the numbers of open connections, if a recount is due.
+    pub(crate) fn correct(&mut self, chunks: &mut CounterChunks) -> Result<(), Error> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        let counted = chunks.open_connections()?;
         self.next = Instant::now() + INTERVAL;
         if counted.iter().all(|it| *it == 0) {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let slots = self.slots.read()?;
-        Ok(compare(&mut self.drift, counted, slots.iter().map(|(_, it)| it)))
+        let corrections = compare(&mut self.drift, &counted, slots.iter().map(|(_, it)| it));
+        chunks.correct_open_connections(&corrections)
     }
 }
 
-/// Connections begin and end meanwhile: a difference is corrected when two recounts in a row agree on it. `drift` are the
-/// differences that are not confirmed yet.
+/// What has to be added to each number of open connections; `counted` are those numbers, by counter. Connections begin and end
+/// meanwhile: a difference is corrected when two recounts in a row agree on it. `drift` are those that are not confirmed yet.
 fn compare<'a>(
     drift: &mut HashMap<CounterIndex, i64>,
     counted: &[i64],

@@ -171,15 +171,6 @@ impl<S: MapStore> DoubleBuffer<S> {
         Ok(())
     }
 
-    /// Corrects the numbers of open connections, of which `recount` is given those that were counted.
-    pub(crate) fn recount(
-        &mut self,
-        recount: impl FnOnce(&[i64]) -> Result<Vec<(CounterIndex, i64)>, Error>,
-    ) -> Result<(), Error> {
-        let corrections = recount(&self.store.open_connections()?)?;
-        self.store.correct_open_connections(&corrections)
-    }
-
     /// Writes the owners of counters, before a program increments them.
     fn flush_counter_owners(&mut self) -> Result<(), Error> {
         let counters = self.layout.counters();

@@ -164,7 +164,4 @@ pub(crate) trait MapStore {
 
     /// The open connections of each counter's backend, in order, as they were counted: negative if some were missed.
     fn open_connections(&self) -> Result<Vec<i64>, Error>;
-
-    /// Adds to the numbers of open connections.
-    fn correct_open_connections(&mut self, corrections: &[(CounterIndex, i64)]) -> Result<(), Error>;
 }
