@@ -13,12 +13,12 @@ use aya::{
     Ebpf,
     maps::{Array, MapData},
 };
-use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableFill, TableStats};
+use datapath::{ApplyReport, AttachStatus, NodePortAddresses, TableStats};
 use model::{
     Family, ServiceName,
     diff::pairs,
     error_chain,
-    state::{NodeInfos, NodeState, Pods},
+    state::{NodeInfos, NodeState},
 };
 
 use netlink::host_addresses::interfaces_with;
@@ -49,7 +49,7 @@ use crate::{
         uplinks::{Uplinks, least_mtu, too_narrow},
     },
     tables::{
-        double_buffer::{Applied, DoubleBuffer},
+        double_buffer::DoubleBuffer,
         layout::forwarding::PacketPath,
         node_addresses::{NodeAddresses, node_addresses},
         peers::PeerStates,
@@ -217,37 +217,28 @@ impl Datapath {
             has_new_nodes = true;
         }
         // Before the programs are attached: pods that an earlier instance left to packets stay so.
-        if let Err(error) = self.set_pods(&state.pods) {
+        if self.exclusions.set_pods(&state.pods)
+            && let Err(error) = self.refresh_exclusions()
+        {
             tracing::warn!(%error, "pod annotations are not in effect yet; retrying");
         }
-        let mut applied = self.buffer.apply(state, &self.node_addresses)?;
+        let mut report = self.buffer.apply(state, &self.node_addresses)?;
         // Before packets are forwarded: programs are attached to the uplinks later.
         if (has_new_nodes || !was_forwarding) && self.check_uplinks() {
-            applied.entries += self.buffer.apply(state, &self.node_addresses)?.entries;
+            report.entries += self.buffer.apply(state, &self.node_addresses)?.entries;
         }
-        let Applied { services, entries, flipped, is_full } = applied;
         self.is_applied = true;
         if let Some(begun) = self.buffer.layout.forwarding.take_begun() {
             self.begun = begun;
         }
         self.forget_removed();
         self.report_left_to_host();
-        let tables = self.buffer.fill();
-        let tables =
-            tables.map(|(table, entries, capacity)| TableFill { name: table.name(), entries, capacity });
         Ok(ApplyReport {
-            changed_services: services,
             services: self.buffer.layout.services(),
-            entries,
-            flipped,
-            is_full,
-            tables: tables.collect(),
+            tables: self.buffer.fill().collect(),
             rejected: self.buffer.layout.rejected(),
+            ..report
         })
-    }
-
-    fn set_pods(&mut self, pods: &Pods) -> Result<(), Error> {
-        if self.exclusions.set_pods(pods) { self.refresh_exclusions() } else { Ok(()) }
     }
 
     /// Forgets the failures of endpoints that were removed: they may have changed when they return.

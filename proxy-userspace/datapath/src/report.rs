@@ -10,7 +10,7 @@ use std::{
 use model::{Rejected, ServiceName};
 
 /// What one apply did.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApplyReport {
     /// How many Services were added, changed or removed.
     pub changed_services: usize,

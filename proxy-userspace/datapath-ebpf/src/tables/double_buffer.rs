@@ -4,6 +4,7 @@
 //! Invariant: nothing is written to a side that a program may still be reading.
 //! The process may therefore die between any two steps: no program reads what was half written.
 
+use datapath::{ApplyReport, TableFill};
 use model::state::NodeState;
 use proxy_common::counters::CounterIndex;
 
@@ -54,19 +55,6 @@ pub(crate) struct DoubleBuffer<S> {
     grace_elapsed: bool,
 }
 
-/// What an apply did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Applied {
-    /// How many Services were added, changed or removed.
-    pub services: usize,
-    /// How many entries were written before the flip; 0 if nothing changed.
-    pub entries: usize,
-    /// Whether the active side changed.
-    pub flipped: bool,
-    /// Whether the side was rewritten, rather than updated by the difference.
-    pub is_full: bool,
-}
-
 impl<S: MapStore> DoubleBuffer<S> {
     /// Takes over the maps: the active side keeps serving, and is not written before another side is active.
     pub(crate) fn new(store: S) -> Result<Self, Error> {
@@ -84,7 +72,8 @@ impl<S: MapStore> DoubleBuffer<S> {
         })
     }
 
-    /// Makes `state` the active generation, with node ports at `node_addresses`.
+    /// Makes `state` the active generation, with node ports at `node_addresses`. Reports what has changed, and not what there is:
+    /// the number of Services, what is rejected, and how full the tables are.
     ///
     /// # Errors
     ///
@@ -93,11 +82,11 @@ impl<S: MapStore> DoubleBuffer<S> {
         &mut self,
         state: &NodeState,
         node_addresses: &NodeAddresses,
-    ) -> Result<Applied, Error> {
+    ) -> Result<ApplyReport, Error> {
         // The spare side may still lack the update before.
         self.finish_generation()?;
         let was_empty = self.layout.is_empty();
-        let (updates, services) = self.layout.update(state, node_addresses);
+        let (updates, changed_services) = self.layout.update(state, node_addresses);
         let spare = self.active.other();
         if !updates.is_empty() {
             for side in &mut self.sides {
@@ -110,7 +99,7 @@ impl<S: MapStore> DoubleBuffer<S> {
             self.last_is_full = was_empty;
         }
         if self.state(self.active) == SideState::Current {
-            return Ok(Applied { services, ..Applied::default() });
+            return Ok(ApplyReport { changed_services, ..ApplyReport::default() });
         }
         let is_full = self.state(spare) == SideState::Unknown;
         self.flush_counter_owners()?;
@@ -125,7 +114,7 @@ impl<S: MapStore> DoubleBuffer<S> {
             // If it fails, the next call reports the error.
             let _ = self.finish_generation();
         }
-        Ok(Applied { services, entries, flipped: true, is_full })
+        Ok(ApplyReport { changed_services, entries, flipped: true, is_full, ..ApplyReport::default() })
     }
 
     /// Waits until no program reads the retired side any more, and updates it to the active generation.
@@ -182,11 +171,14 @@ impl<S: MapStore> DoubleBuffer<S> {
         Ok(())
     }
 
-    /// The number of entries and the capacity of each table of the active side. (An array is replaced a little earlier,
-    /// because its sets have room to grow.)
-    pub(crate) fn fill(&self) -> impl Iterator<Item = (Table, u32, u32)> {
+    /// How full each table of the active side is. (An array is replaced a little earlier, because its sets have room to grow.)
+    pub(crate) fn fill(&self) -> impl Iterator<Item = TableFill> {
         let capacity = &self.sides[self.active.index()].capacity;
-        Table::ALL.into_iter().map(|it| (it, self.layout.rows(it), capacity[it.index()]))
+        Table::ALL.into_iter().map(|it| TableFill {
+            name: it.name(),
+            entries: self.layout.rows(it),
+            capacity: capacity[it.index()],
+        })
     }
 
     fn state(&self, side: Side) -> SideState {

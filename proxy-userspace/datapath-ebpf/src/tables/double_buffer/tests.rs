@@ -95,7 +95,7 @@ fn node_addresses(state: &NodeState) -> NodeAddresses {
 }
 
 impl DoubleBuffer<FakeMaps> {
-    fn take(&mut self, state: &NodeState) -> Result<Applied, Error> {
+    fn take(&mut self, state: &NodeState) -> Result<ApplyReport, Error> {
         self.apply(state, &node_addresses(state))
     }
 
@@ -182,7 +182,7 @@ fn an_equal_state_changes_nothing() {
     buffer.take(&state([service(1, 1, &[1, 2])])).unwrap();
     // Equal, but not the same pointers.
     let again = buffer.take(&state([service(1, 1, &[1, 2])])).unwrap();
-    assert_eq!(again, Applied::default());
+    assert_eq!(again, ApplyReport::default());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_change_of_a_label_writes_no_map() {
     let after = ServiceState { service: Arc::new(service), ..(*before).clone() };
     assert_ne!(*before, after);
     let applied = buffer.take(&state([Arc::new(after)])).unwrap();
-    assert_eq!(applied, Applied { services: 1, ..Applied::default() });
+    assert_eq!(applied, ApplyReport { changed_services: 1, ..ApplyReport::default() });
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_change_costs_what_it_touches() {
     // In each family and port, for the cluster IP and the load balancer IP: a frontend's count, the last slot, perhaps the
     // gap, and the UDP member.
     assert!(applied.entries <= 28, "{applied:?}");
-    assert_eq!(applied.services, 1);
+    assert_eq!(applied.changed_services, 1);
 }
 
 #[test]
@@ -330,12 +330,12 @@ fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     assert_eq!(serves(&buffer), [true, false]);
     // Only the Services that it concerns are compiled again.
     buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 2]), [192, 0, 2, 1].into()].into());
-    assert_eq!(buffer.take(&state).unwrap(), Applied::default());
+    assert_eq!(buffer.take(&state).unwrap(), ApplyReport::default());
     buffer.layout.set_host_addresses([IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()].into());
-    assert_eq!(buffer.take(&state).unwrap().services, 1);
+    assert_eq!(buffer.take(&state).unwrap().changed_services, 1);
     assert_eq!((serves(&buffer), buffer.layout.left_to_host.len()), ([false, false], 2));
     buffer.layout.set_host_addresses(BTreeSet::new());
-    assert_eq!(buffer.take(&state).unwrap().services, 2);
+    assert_eq!(buffer.take(&state).unwrap().changed_services, 2);
     assert_serves(&buffer.store, &state);
     assert!(buffer.layout.left_to_host.is_empty());
     buffer.finish().unwrap();
