@@ -100,16 +100,12 @@ impl FailureRecords {
         &self,
         is_deleted: impl Fn(CounterIndex, &FailureRecord) -> bool,
     ) -> Result<Vec<(FailureKey, FailureRecord)>, Error> {
-        let mut records = self.records.read()?;
-        let mut result = Ok(());
-        records.retain(|(key, record)| {
-            let is_deleted = is_deleted(key_parts(*key).1, record);
-            if is_deleted && result.is_ok() {
-                result = self.records.delete(key).map(drop);
-            }
-            !is_deleted
-        });
-        result.map(|()| records)
+        let records = self.records.read()?.into_iter();
+        let (deleted, left): (Vec<_>, _) = records.partition(|(key, it)| is_deleted(key_parts(*key).1, it));
+        for (key, _) in deleted {
+            self.records.delete(&key)?;
+        }
+        Ok(left)
     }
 
     fn word(&self, index: u32) -> Result<u64, Error> {
