@@ -39,10 +39,8 @@ struct Excluded {
     path: PathBuf,
     /// The id (inode number) of the cgroup that was last found there.
     id: Option<u64>,
-    /// Whether its absence was logged.
-    is_missing: bool,
-    /// Whether it was logged that the id is in effect.
-    is_logged: bool,
+    /// What was logged last: its absence, or the id that is in effect.
+    logged: Option<Option<u64>>,
 }
 
 impl Exclusions {
@@ -52,8 +50,7 @@ impl Exclusions {
         let map = TrackedMap::take(ebpf, MAP)?;
         // Each path once.
         let paths = paths.iter().collect::<BTreeSet<_>>().into_iter();
-        let paths =
-            paths.map(|path| Excluded { path: path.clone(), id: None, is_missing: false, is_logged: false });
+        let paths = paths.map(|path| Excluded { path: path.clone(), id: None, logged: None });
         let pods = cgroup.map(PodCgroups::new);
         let mut exclusions = Self { map, paths: paths.collect(), pods, is_unserved: false };
         exclusions.refresh()?;
@@ -110,25 +107,20 @@ impl Exclusions {
 impl Excluded {
     /// Finds the cgroup that exists at the path now.
     fn refresh(&mut self) -> Result<(), Error> {
-        let now = id(&self.path)?;
-        if now.is_none() && !self.is_missing {
-            self.is_missing = true;
+        self.id = id(&self.path)?;
+        if self.id.is_none() && self.logged != Some(None) {
+            self.logged = Some(None);
             let cgroup = self.path.display();
             tracing::warn!(%cgroup, "the excluded cgroup does not exist; it is excluded once it is created");
         }
-        if now != self.id {
-            self.is_logged = false;
-        }
-        self.id = now;
         Ok(())
     }
 
     /// Logs that it is in effect, once the programs know a new id.
     fn log_new(&mut self) {
-        if self.id.is_some() && !self.is_logged {
-            self.is_logged = true;
+        if self.id.is_some() && self.logged != Some(self.id) {
+            self.logged = Some(self.id);
             tracing::info!(cgroup = %self.path.display(), "processes excluded");
-            self.is_missing = false;
         }
     }
 }
