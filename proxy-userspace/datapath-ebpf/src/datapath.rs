@@ -27,16 +27,9 @@ use crate::{
     error::Error,
     host::{capabilities, cgroup::Cgroup, clock},
     maps::{
-        bpf_maps::{self, BpfMaps},
-        connected_backends::ConnectedBackends,
-        exclusions::Exclusions,
-        failure_records::FailureRecords,
-        features::with_features,
-        map_spec,
-        open_connections::Recount,
-        pins::Pins,
-        pod_cgroups::CgroupEvents,
-        program_log,
+        bpf_maps::BpfMaps, connected_backends::ConnectedBackends, exclusions::Exclusions,
+        failure_records::FailureRecords, features::with_features, map_spec, open_connections::Recount,
+        pins::Pins, pod_cgroups::CgroupEvents, program_log,
     },
     observe::{forwards::previous_rows, table_stats::StatsReader},
     options::Options,
@@ -124,7 +117,7 @@ impl Datapath {
         let lock = pins.prepare()?;
         hooks::check(&cgroup, &pins)?;
         let (mut ebpf, maps) = with_features(|features| {
-            let (mut ebpf, maps) = bpf_maps::load(&pins, options, features)?;
+            let (mut ebpf, maps) = BpfMaps::load(&pins, options, features)?;
             hooks::load(&mut ebpf)?;
             Ok((ebpf, maps))
         })?;

@@ -62,14 +62,6 @@ pub(crate) struct BpfMaps {
     grace_periods: GracePeriods,
 }
 
-/// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
-pub(crate) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, BpfMaps), Error> {
-    let mut ebpf = load_object(pins, options, features, embedded::bytes()?, &[], program_log::level())?;
-    let grace_periods = GracePeriods::new(&options.rcu_expedited);
-    let maps = BpfMaps::take(&mut ebpf, pins, counter_maps::stripes(pins)?, grace_periods)?;
-    Ok((ebpf, maps))
-}
-
 /// Loads a kernel object with the pinned maps. `constants` are set beside those that every object has. Programs that are built
 /// with lines of log say those up to `log_level`.
 pub(crate) fn load_object(
@@ -160,17 +152,21 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl BpfMaps {
-    fn take(ebpf: &mut Ebpf, pins: &Pins, stripes: u32, grace_periods: GracePeriods) -> Result<Self, Error> {
-        let active = map_spec::take(ebpf, "ACTIVE")?;
+    /// Loads the kernel object with the pinned maps, and returns both. Nothing is attached, and no active map is changed.
+    pub(crate) fn load(pins: &Pins, options: &Options, features: Features) -> Result<(Ebpf, Self), Error> {
+        let mut ebpf = load_object(pins, options, features, embedded::bytes()?, &[], program_log::level())?;
+        let grace_periods = GracePeriods::new(&options.rcu_expedited);
+        let active = map_spec::take(&mut ebpf, "ACTIVE")?;
         let Some(Map::Array(prefilters)) = ebpf.take_map("PREFILTER") else {
             return Err(Error::Incomplete("map PREFILTER".into()));
         };
-        let outer = Table::ALL.iter().map(|it| map_spec::take(ebpf, it.map())).collect::<Result<_, _>>()?;
-        let chunks = CounterChunks::open(pins, stripes)?;
+        let outer =
+            Table::ALL.iter().map(|it| map_spec::take(&mut ebpf, it.map())).collect::<Result<_, _>>()?;
+        let chunks = CounterChunks::open(pins, counter_maps::stripes(pins)?)?;
         let grace_inner = MapSpec::new(MapType::Hash, EntrySize::of::<u32, u32>(), 1, 0).create("grace")?;
         let grace = array_of_maps("grace", &grace_inner, 1)?;
         let grace = ArrayOfMaps::try_from(grace).map_err(Error::map("grace"))?;
-        Ok(Self {
+        let maps = Self {
             pins: pins.clone(),
             active,
             prefilters,
@@ -180,7 +176,8 @@ impl BpfMaps {
             grace,
             grace_inner,
             grace_periods,
-        })
+        };
+        Ok((ebpf, maps))
     }
 
     fn inner(&self, side: Side, table: Table) -> Result<BorrowedFd<'_>, Error> {
