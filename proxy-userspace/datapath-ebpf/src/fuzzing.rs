@@ -66,6 +66,7 @@ pub fn counters(bytes: &[u8]) {
             let is_port = owner.0 % 3 == 0;
             let first = if is_port { counters.acquire_port(owner) } else { counters.acquire_backend(owner) };
             let count = if is_port { COUNTERS_PER_PORT } else { 1 };
+            assert_eq!(first % count, 0, "the counters of a port lie in one chunk");
             for it in first..first.saturating_add(count) {
                 assert!(first == NO_COUNTER || taken.insert(it), "counter {it} has one owner");
             }

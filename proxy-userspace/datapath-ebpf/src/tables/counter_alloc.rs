@@ -337,18 +337,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn no_two_owners_share_a_counter() {
-        let mut counters = CounterAllocator::default();
-        let mut seen = HashSet::new();
-        for n in 1..=100 {
-            let port = counters.acquire_port(CounterOwner(n));
-            assert_eq!(port % COUNTERS_PER_PORT, 0, "a block lies in one chunk");
-            assert!((port..port + COUNTERS_PER_PORT).all(|it| seen.insert(it)));
-            assert!((0..n).all(|it| seen.insert(counters.acquire_backend(CounterOwner(1000 * n + it)))));
-        }
-    }
-
     /// Connections that began before may still report to it.
     #[test]
     fn a_counter_is_not_handed_on_at_once() {
