@@ -267,7 +267,8 @@ pub fn counts(pin_dir: &Path) -> Result<Counts, Error> {
     for (chunk, first) in chunks.chunks.iter().zip((0..).step_by(COUNTERS_PER_CHUNK)) {
         counts.add(first, read(chunk, stripes)?.as_slice(), chunks.values(chunk)?.as_slice());
     }
-    counts.sort();
+    counts.blocks.sort_by_key(|(owner, ..)| *owner);
+    counts.backends.sort_by_key(|(owner, _)| *owner);
     Ok(counts)
 }
 
@@ -288,11 +289,6 @@ impl Counts {
             let used = owners.iter().zip(values).filter(|(owner, value)| **owner != 0 && **value != 0);
             self.backends.extend(used.map(|(owner, value)| (CounterOwner(*owner), *value)));
         }
-    }
-
-    fn sort(&mut self) {
-        self.blocks.sort_by_key(|(owner, ..)| *owner);
-        self.backends.sort_by_key(|(owner, _)| *owner);
     }
 
     /// The counters of a service port; `None` for a protocol that is not translated.
