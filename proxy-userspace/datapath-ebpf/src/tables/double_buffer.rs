@@ -214,13 +214,8 @@ impl<S: MapStore> DoubleBuffer<S> {
         }
         for table in Table::ALL {
             let is_new = new.iter().any(|(it, _)| *it == table);
-            let full;
-            let updates = if is_new && !self.last_is_full {
-                full = self.layout.full_table(table);
-                full.table(table)
-            } else {
-                self.last.table(table)
-            };
+            let full = (is_new && !self.last_is_full).then(|| self.layout.full_table(table));
+            let updates = full.as_ref().unwrap_or(&self.last).table(table);
             if !updates.deletes.is_empty() {
                 self.store.delete(side, table, &updates.deletes)?;
             }
