@@ -63,7 +63,9 @@ pub trait SocketOrigin {
 }
 
 /// The socket that connects or sends, and its process, as far as the decision depends on them.
-pub trait SocketContext: SocketOrigin {
+pub trait SocketContext {
+    /// What its program has chosen of the source and the way of its packets.
+    fn origin(&self) -> impl SocketOrigin;
     /// Whether the process is excluded from load balancing.
     fn is_excluded(&self) -> bool;
     /// The backend that this socket used for this destination before, or unset: it is kept while it is in the set.
@@ -183,7 +185,7 @@ fn decide_by_tables<T: Tables>(
         Some(frontend) => Some(frontend),
         // Decided by the port alone, so that other ports cost no second look-up.
         None if tables.may_be_node_port(port) => {
-            node_port(tables, ip, port, protocol, || socket.is_in_host_netns())
+            node_port(tables, ip, port, protocol, || socket.origin().is_in_host_netns())
                 .inspect(|_| socket.prefetch_socket())
         }
         None => None,
@@ -322,9 +324,9 @@ fn select_with_affinity<T: Tables>(
 /// cluster knows is a client of its own, and only in the node's own namespace.
 #[inline(always)]
 fn affinity_client<T: Tables>(tables: &T, socket: &impl SocketContext) -> AffinityClient {
-    let bound = socket.bound_address();
+    let bound = socket.origin().bound_address();
     if bound != V6::default()
-        && socket.is_in_host_netns()
+        && socket.origin().is_in_host_netns()
         && let Some(ip) = T::Ip::from_mapped(bound)
         && tables.node_addr_scope(ip).is_some_and(NodeAddrScope::is_local)
     {

@@ -7,7 +7,7 @@ use proxy_common::{
     affinity::{AffinityEntry, AffinityKey},
     counters::CounterIndex,
     decide::{SocketContext, SocketOrigin, Tables, Verdict, decide},
-    net::{SockAddr, V6},
+    net::SockAddr,
     random::mix,
     tables::Frontend,
 };
@@ -84,36 +84,14 @@ impl<'a> Caller<'a> {
     pub(crate) fn slot(&self) -> Option<SlotRef> {
         self.slot.get().known().or_else(|| SlotRef::of(self.ctx))
     }
-
-    #[inline(always)]
-    fn origin(&self) -> Origin<'_> {
-        Origin { ctx: self.ctx }
-    }
-}
-
-impl SocketOrigin for Caller<'_> {
-    #[inline(always)]
-    fn has_chosen_interface(&self, protocol: u8) -> bool {
-        self.origin().has_chosen_interface(protocol)
-    }
-
-    #[inline(always)]
-    fn has_chosen_port(&self) -> bool {
-        self.origin().has_chosen_port()
-    }
-
-    #[inline(always)]
-    fn bound_address(&self) -> V6 {
-        self.origin().bound_address()
-    }
-
-    #[inline(always)]
-    fn is_in_host_netns(&self) -> bool {
-        self.origin().is_in_host_netns()
-    }
 }
 
 impl SocketContext for Caller<'_> {
+    #[inline(always)]
+    fn origin(&self) -> impl SocketOrigin {
+        Origin { ctx: self.ctx }
+    }
+
     #[inline(always)]
     fn is_excluded(&self) -> bool {
         self.is_excluded
@@ -155,7 +133,7 @@ impl SocketContext for Caller<'_> {
 
     #[inline(always)]
     fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool {
-        self.origin().is_reached_by_packets_only(tables.side(), protocol, to_loopback)
+        Origin { ctx: self.ctx }.is_reached_by_packets_only(tables.side(), protocol, to_loopback)
     }
 
     #[inline(always)]

@@ -209,7 +209,7 @@ struct FakeSocket {
     lookups: cell::Cell<u32>,
 }
 
-impl SocketOrigin for FakeSocket {
+impl SocketOrigin for &FakeSocket {
     fn has_chosen_interface(&self, _: u8) -> bool {
         self.has_chosen_interface
     }
@@ -228,6 +228,10 @@ impl SocketOrigin for FakeSocket {
 }
 
 impl SocketContext for FakeSocket {
+    fn origin(&self) -> impl SocketOrigin {
+        self
+    }
+
     fn is_excluded(&self) -> bool {
         self.is_excluded
     }
@@ -245,7 +249,7 @@ impl SocketContext for FakeSocket {
     }
 
     fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool {
-        only_packets_reach(tables, self, protocol, to_loopback)
+        only_packets_reach(tables, &self.origin(), protocol, to_loopback)
     }
 
     fn random(&self) -> u32 {
