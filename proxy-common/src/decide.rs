@@ -335,7 +335,7 @@ fn affinity_client<T: Tables>(tables: &T, socket: &impl SocketContext) -> Affini
     AffinityClient::Namespace(socket.netns())
 }
 
-/// A random backend, or the one that the options of the frontend prefer.
+/// A random backend, or the one that the options of the frontend prefer. It is not ejected if there is another one.
 ///
 /// Every position below the count exists, as generations are complete. If one ever did not, failing at once is an answer
 /// that a client can act on.
@@ -345,17 +345,13 @@ fn select_random<T: Tables>(
     socket: &impl SocketContext,
     frontend: &Frontend,
 ) -> Option<Selection<BackendOf<T>>> {
-    Some(selected(frontend, tables.backend(random_position(tables, socket, frontend))?))
-}
-
-/// Its position. It is not ejected if there is another one.
-#[inline(always)]
-fn random_position<T: Tables>(tables: &T, socket: &impl SocketContext, frontend: &Frontend) -> u32 {
     let random = socket.random();
-    if socket.uses_backend_states(frontend) {
-        return tables.choose(Choice::of(frontend, client(socket.netns()), random), NO_COUNTER);
-    }
-    frontend.backend_offset + scale(random, frontend.backend_count)
+    let position = if socket.uses_backend_states(frontend) {
+        tables.choose(Choice::of(frontend, client(socket.netns()), random), NO_COUNTER)
+    } else {
+        frontend.backend_offset + scale(random, frontend.backend_count)
+    };
+    Some(selected(frontend, tables.backend(position)?))
 }
 
 /// The node port at this address, if it is served there for a socket in this network namespace.
