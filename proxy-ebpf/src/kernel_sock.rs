@@ -10,16 +10,10 @@ use aya_ebpf::{
     helpers::generated::{bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
     programs::{SockAddrContext, SockContext},
 };
-use proxy_common::{
-    kernel_functions::RDONLY_CAST,
-    tables::{TCP, UDP},
-};
+use proxy_common::{kernel_functions::RDONLY_CAST, tables::TCP};
 
 use crate::{
-    config::{
-        ANY_SOCK, PINET6, PORT_LOCK_BIT, PORT_LOCK_BYTE, SOCK_TYPE, TCP_MSTAMP, TCP_SOCK, UNICAST_IF,
-        UNICAST_IF6,
-    },
+    config::{ANY_SOCK, PINET6, SOCK_TYPE, TCP_MSTAMP, TCP_SOCK, UNICAST_IF, UNICAST_IF6},
     ctx,
 };
 
@@ -49,25 +43,10 @@ pub(crate) fn has_bit(ctx: &SockAddrContext, byte: u32, mask: u32) -> Option<boo
     Some(u32::from(byte) & mask != 0)
 }
 
-/// Whether the program has bound the socket to a certain port; a port that the kernel has selected is none. Where that is not
-/// known, a bound TCP socket counts as bound to a certain port.
+/// Whether the program has chosen the interface for packets of a UDP socket, by `IP_UNICAST_IF` or `IPV6_UNICAST_IF`.
+/// Datagrams of an IPv6 socket to a v4-mapped address follow the former.
 #[inline(always)]
-pub(crate) fn has_chosen_port(ctx: &SockAddrContext) -> bool {
-    ctx::local_port(ctx) != 0
-        && (PORT_LOCK_BIT.load() == 0
-            || has_bit(ctx, PORT_LOCK_BYTE.load(), PORT_LOCK_BIT.load()).unwrap_or(true))
-}
-
-/// Whether the program has chosen the interface for packets of the socket: by `SO_BINDTODEVICE`, or of a UDP socket by
-/// `IP_UNICAST_IF` or `IPV6_UNICAST_IF`.
-#[inline(always)]
-pub(crate) fn has_chosen_interface(ctx: &SockAddrContext, protocol: u8) -> bool {
-    ctx::bound_device(ctx) != 0 || (protocol == UDP && has_unicast_interface(ctx))
-}
-
-/// Datagrams of an IPv6 socket to a v4-mapped address follow `IP_UNICAST_IF`.
-#[inline(always)]
-fn has_unicast_interface(ctx: &SockAddrContext) -> bool {
+pub(crate) fn has_unicast_interface(ctx: &SockAddrContext) -> bool {
     if UNICAST_IF.load() == 0 {
         return false;
     }

@@ -6,10 +6,15 @@ use aya_ebpf::{bindings::bpf_sock_addr, programs::SockAddrContext};
 use proxy_common::{
     decide::{SocketOrigin, only_packets_reach},
     net::V6,
-    tables::TCP,
+    tables::{TCP, UDP},
 };
 
-use crate::{ctx, kernel_sock, side::Side};
+use crate::{
+    config::{PORT_LOCK_BIT, PORT_LOCK_BYTE},
+    ctx,
+    kernel_sock::{has_bit, has_unicast_interface},
+    side::Side,
+};
 
 /// The origin of packets of the socket of a context.
 pub(crate) struct Origin<'a> {
@@ -38,14 +43,19 @@ extern "C" fn reached_by_packets_only(ctx: *mut bpf_sock_addr, side: u64, to_loo
 }
 
 impl SocketOrigin for Origin<'_> {
+    /// By `SO_BINDTODEVICE`, or of a UDP socket by `IP_UNICAST_IF` or `IPV6_UNICAST_IF`.
     #[inline(always)]
     fn has_chosen_interface(&self, protocol: u8) -> bool {
-        kernel_sock::has_chosen_interface(self.ctx, protocol)
+        ctx::bound_device(self.ctx) != 0 || (protocol == UDP && has_unicast_interface(self.ctx))
     }
 
+    /// A port that the kernel has selected is none. Where that is not known, a bound TCP socket counts as bound to a
+    /// certain port.
     #[inline(always)]
     fn has_chosen_port(&self) -> bool {
-        kernel_sock::has_chosen_port(self.ctx)
+        ctx::local_port(self.ctx) != 0
+            && (PORT_LOCK_BIT.load() == 0
+                || has_bit(self.ctx, PORT_LOCK_BYTE.load(), PORT_LOCK_BIT.load()).unwrap_or(true))
     }
 
     /// A connected UDP socket always has a source address, and the kernel does not report who selected it. It counts as
