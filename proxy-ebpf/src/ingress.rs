@@ -29,7 +29,7 @@ use crate::{
     counters,
     packet_family::{ETHERNET, FOUND, PacketFamily, SYN, TCP_FLAGS, flow},
     packet_path,
-    side::{FamilyTables, Side},
+    side::Side,
     skb::{
         arrival_interface, byte, interface, is_large, priority, protocol, scratch, segments, set_priority,
         set_scratch,
@@ -130,7 +130,7 @@ fn by_family(ctx: &TcContext, v4: impl Fn(*mut __sk_buff) -> i32, v6: impl Fn(*m
 }
 
 #[inline(always)]
-fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let Some((source, destination, protocol)) = F::addresses(&header) else {
         return F::icmp(&header).map(|_| ICMP);
@@ -162,7 +162,7 @@ fn arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
 
 /// An ICMP error goes where the packets of its flow go.
 #[inline(always)]
-fn error_arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn error_arrived<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let flow = quoted_flow::<F>(ctx, ETHERNET, &header)?;
     let side = Side::<F>::active()?;
@@ -178,7 +178,7 @@ fn error_arrived<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32>
 
 /// The flow of a packet at an offset: of an ICMP error that of the packet which it is about.
 #[inline(always)]
-fn flow_of<F: PacketFamily + FamilyTables>(ctx: &TcContext, offset: usize) -> Option<Flow> {
+fn flow_of<F: PacketFamily>(ctx: &TcContext, offset: usize) -> Option<Flow> {
     let header: F::Header = ctx.load(offset).ok()?;
     match F::addresses(&header) {
         Some(addresses) => flow_at(ctx, offset + size_of::<F::Header>(), addresses),
@@ -188,11 +188,7 @@ fn flow_of<F: PacketFamily + FamilyTables>(ctx: &TcContext, offset: usize) -> Op
 
 /// The flow of the packet that an ICMP error at an offset is about.
 #[inline(always)]
-fn quoted_flow<F: PacketFamily + FamilyTables>(
-    ctx: &TcContext,
-    offset: usize,
-    header: &F::Header,
-) -> Option<Flow> {
+fn quoted_flow<F: PacketFamily>(ctx: &TcContext, offset: usize, header: &F::Header) -> Option<Flow> {
     /// The bytes before the packet.
     const ICMP_HEADER: usize = 8;
     let to = F::icmp(header)?;
@@ -218,7 +214,7 @@ fn quoted_flow<F: PacketFamily + FamilyTables>(
 /// Takes the packet out of its wrapping, if a node has sent it and it is for a frontend that is forwarded. Answers probes; other
 /// datagrams to the port pass.
 #[inline(always)]
-fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn unwrap<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let side = Side::<F>::active()?;
     let wrapping = ctx.load(ETHERNET).ok();
     let Some((source, second)) = wrapping.and_then(|it: F::Wrapping| F::unwrap(&it)) else {
@@ -244,7 +240,7 @@ fn unwrap<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
 
 /// Returns a probe to the node that has sent it, if unwrapped packets are served here. One from the port of probes could go to and fro.
 #[inline(always)]
-fn answer<F: PacketFamily + FamilyTables>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
+fn answer<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let (source, ..) = F::addresses(&header)?;
     let transport = ETHERNET + size_of::<F::Header>();
@@ -264,13 +260,13 @@ fn answer<F: PacketFamily + FamilyTables>(ctx: &TcContext, side: &Side<F>) -> Op
 
 /// Answers a packet that does not fit into a wrapping, or drops it.
 #[inline(always)]
-fn too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn too_big<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     Some(answer_too_big::<F>(ctx).unwrap_or(DROP))
 }
 
 /// Tells the client how long its packets may be.
 #[inline(always)]
-fn answer_too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn answer_too_big<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let client: F = ctx.load(ETHERNET + F::SOURCE).ok()?;
     let node = Side::<F>::active()?.node(THIS_NODE)?;
     let mtu = scratch(ctx).wrapping_sub(size_of::<F::Wrapping>() as u32);
@@ -292,7 +288,7 @@ fn answer_too_big<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32
 /// Gives a packet to the second, whose number is in its priority. What was translated goes on, without that priority: IPv6 has not
 /// replaced it.
 #[inline(always)]
-fn returned<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn returned<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let (second, is_owner) = forward::second_of(priority(ctx));
     set_priority(ctx, 0);
     let flow = flow_of::<F>(ctx, ETHERNET)?;
@@ -317,7 +313,7 @@ fn onward_to(ctx: &TcContext, node: NodeNumber, second: NodeNumber) -> i32 {
 
 /// Sends a packet on.
 #[inline(always)]
-fn onward<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn onward<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let numbers = scratch(ctx);
     let flow = flow_of::<F>(ctx, ETHERNET)?;
     let side = Side::<F>::active()?;
@@ -328,7 +324,7 @@ fn onward<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
 }
 
 #[inline(always)]
-fn leaves<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
+fn leaves<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     // Nearly every packet is in the middle of a TCP connection: two bytes tell, where they are.
     let flags = byte(ctx, ETHERNET + size_of::<F::Header>() + TCP_FLAGS);
     if byte(ctx, ETHERNET + F::PROTOCOL) == Some(TCP) && flags.is_some_and(|it| it & (SYN | ACK) != SYN | ACK)
@@ -346,11 +342,7 @@ fn leaves<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<i32> {
 /// Drops a datagram to another node's port of wrapped packets that is no probe. The address of a node is all that a wrapped packet
 /// is known by there, and neither pods, whose packets may be masqueraded, nor programs of the node may use it.
 #[inline(always)]
-fn datagram<F: PacketFamily + FamilyTables>(
-    ctx: &TcContext,
-    transport: usize,
-    destination: F,
-) -> Option<i32> {
+fn datagram<F: PacketFamily>(ctx: &TcContext, transport: usize, destination: F) -> Option<i32> {
     let [port, length] = ctx.load::<[u16; 2]>(transport + 2).ok()?;
     let is_probe = usize::from(u16::from_be(length)) == UDP_HEADER + size_of::<Probe>();
     if port != FORWARDING_PORT.load() as u16 || is_probe {
@@ -361,7 +353,7 @@ fn datagram<F: PacketFamily + FamilyTables>(
 
 /// Reduces the maximum segment size that an answer to a SYN allows, so that the client's packets fit into a wrapping.
 #[inline(always)]
-fn answered<F: PacketFamily + FamilyTables>(ctx: &TcContext, transport: usize, frontend: F) -> Option<i32> {
+fn answered<F: PacketFamily>(ctx: &TcContext, transport: usize, frontend: F) -> Option<i32> {
     let [offset, flags] = ctx.load::<[u8; 2]>(transport + 12).ok()?;
     // Every stack has the option first.
     if flags & (SYN | ACK) != SYN | ACK || offset >> 4 < 6 {
@@ -391,7 +383,7 @@ fn answered<F: PacketFamily + FamilyTables>(ctx: &TcContext, transport: usize, f
 
 /// Sends a packet to a node, with the second for it.
 #[inline(always)]
-fn send<F: PacketFamily + FamilyTables>(
+fn send<F: PacketFamily>(
     ctx: &TcContext,
     side: &Side<F>,
     flow: &Flow,

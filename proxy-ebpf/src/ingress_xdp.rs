@@ -28,7 +28,7 @@ use crate::{
     config::FORWARDING_PORT,
     counters,
     packet_family::{ETHERNET, FOUND, PacketFamily, TCP_FLAGS, flow},
-    side::{FamilyTables, Side},
+    side::Side,
 };
 
 /// Where the EtherType is.
@@ -55,7 +55,7 @@ fn forwarded6(ctx: *mut xdp_md) -> u32 {
 }
 
 #[inline(always)]
-fn forwarded<F: PacketFamily + FamilyTables>(ctx: &XdpContext) -> Option<u32> {
+fn forwarded<F: PacketFamily>(ctx: &XdpContext) -> Option<u32> {
     let header: F::Header = load(ctx, ETHERNET)?;
     let addresses = F::addresses(&header)?;
     let side = Side::<F>::active()?;

@@ -14,6 +14,8 @@ use proxy_common::{
     tables::{Family, TCP},
 };
 
+use crate::side::FamilyTables;
+
 /// The bytes of an Ethernet header.
 pub(crate) const ETHERNET: usize = 14;
 /// What `bpf_fib_lookup` returns with the next hop and its interface.
@@ -36,8 +38,8 @@ pub(crate) fn flow<F: Family>(
     Some(Flow { source, destination, source_port, destination_port, protocol, continues })
 }
 
-/// An address family: its headers, and how its packets are wrapped.
-pub(crate) trait PacketFamily: Family + WrapFamily {
+/// An address family: its tables, its headers, and how its packets are wrapped.
+pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
     type Header: Copy;
     /// The beginning of a packet in an answer to it.
     type Quoted: Copy;

@@ -21,7 +21,7 @@ use proxy_common::{
 use crate::{
     atomic,
     packet_family::{ETHERNET, PacketFamily, TCP_FLAGS, flow},
-    side::{FamilyTables, Side},
+    side::Side,
     skb::{interface, protocol},
 };
 
@@ -56,7 +56,7 @@ fn report6(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn report<F: PacketFamily + FamilyTables>(ctx: &TcContext) -> Option<()> {
+fn report<F: PacketFamily>(ctx: &TcContext) -> Option<()> {
     let header: F::Header = ctx.load(ETHERNET).ok()?;
     let addresses = F::addresses(&header)?;
     let side = Side::<F>::active()?;
