@@ -178,19 +178,25 @@ const fn next(random: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{cell::RefCell, collections::HashMap};
 
     use super::*;
-    use crate::random::mix;
+    use crate::{health::client, random::mix};
 
     const SECOND: u64 = 1_000_000_000;
+    /// The network namespace of the client.
+    pub(crate) const CLIENT: u64 = 5;
 
-    /// Backends by their counters: open connections, and the second in which they began.
+    /// The states of backends, by their counters.
     #[derive(Default)]
-    struct States {
-        now: u64,
-        loads: RefCell<HashMap<CounterIndex, (u64, u32)>>,
+    pub(crate) struct States {
+        pub(crate) now: u64,
+        /// Until when each backend is avoided.
+        pub(crate) ejected: HashMap<CounterIndex, u64>,
+        pub(crate) tried: RefCell<Vec<CounterIndex>>,
+        /// Open connections, and the second in which the backend came into its Service.
+        loads: HashMap<CounterIndex, (u64, u32)>,
     }
 
     impl BackendStates for States {
@@ -198,16 +204,21 @@ mod tests {
             self.now
         }
 
-        fn ejected_until(&self, _: Client, _: CounterIndex) -> u64 {
-            0
+        fn ejected_until(&self, at: Client, backend: CounterIndex) -> u64 {
+            assert_eq!(at, client(CLIENT));
+            self.ejected.get(&backend).copied().unwrap_or(0)
         }
 
-        fn try_again(&self, _: Client, _: CounterIndex, _: u64) {
-            unreachable!("none is ejected")
+        fn try_again(&self, at: Client, backend: CounterIndex, now: u64) {
+            assert!(!self.ejected.is_empty(), "none is ejected");
+            if (1..=now).contains(&self.ejected_until(at, backend)) {
+                self.tried.borrow_mut().push(backend);
+            }
         }
 
         fn load(&self, backend: CounterIndex) -> (u64, BackendAge) {
-            let (open, began) = self.loads.borrow().get(&backend).copied().unwrap_or_default();
+            assert!(!self.loads.is_empty(), "chosen at random");
+            let (open, began) = self.loads.get(&backend).copied().unwrap_or_default();
             (open, BackendAge { began, correction: 0 })
         }
 
@@ -219,7 +230,7 @@ mod tests {
     impl States {
         /// The backend that a connection to a set of `count` gets.
         fn connect(&self, count: u32, options: FrontendOptions, number: u64) -> u32 {
-            let (max_ejected, client, random) = (100, 1, mix(number, 3));
+            let (max_ejected, client, random) = (100, client(CLIENT), mix(number, 3));
             let choice = Choice { offset: 100, count, max_ejected, options, client, random };
             choose(Some, self, choice, NO_COUNTER)
         }
@@ -240,8 +251,8 @@ mod tests {
 
     #[test]
     fn the_backend_with_fewer_connections_is_chosen() {
-        let states = States::default();
-        states.loads.borrow_mut().extend([(100, (5, 0)), (101, (3, 0)), (102, (4, 0))]);
+        let mut states = States::default();
+        states.loads.extend([(100, (5, 0)), (101, (3, 0)), (102, (4, 0))]);
         let shares = states.shares(3, options(true, 0));
         // The most loaded one never, the other two by how often both are drawn.
         assert_eq!(shares[0], 0);
@@ -252,7 +263,7 @@ mod tests {
     #[test]
     fn the_share_of_a_new_backend_grows() {
         let mut states = States::default();
-        states.loads.borrow_mut().insert(100, (0, 1_000));
+        states.loads.insert(100, (0, 1_000));
         let at_full_share = 10_000 / 4;
         for (age, part) in [(0, 0.1), (2, 0.1), (5, 0.25), (10, 0.5), (15, 0.75), (20, 1.0), (100, 1.0)] {
             states.now = (1_000 + age) * SECOND;
@@ -266,8 +277,8 @@ mod tests {
 
     #[test]
     fn where_all_backends_are_new_all_have_the_same_share() {
-        let states = States { now: 1_000 * SECOND, ..States::default() };
-        states.loads.borrow_mut().extend((100..104).map(|it| (it, (0, 999))));
+        let mut states = States { now: 1_000 * SECOND, ..States::default() };
+        states.loads.extend((100..104).map(|it| (it, (0, 999))));
         for options in [options(false, 60), options(true, 60)] {
             let shares = states.shares(4, options);
             assert!(shares.iter().all(|it| it.abs_diff(2_500) < 300), "{shares:?}");
@@ -278,24 +289,24 @@ mod tests {
     #[test]
     fn a_new_backend_without_connections_is_not_flooded() {
         let mut states = States { now: 1_002 * SECOND, ..States::default() };
-        states.loads.borrow_mut().extend([(100, (0, 1_000)), (101, (20, 0)), (102, (20, 0))]);
+        states.loads.extend([(100, (0, 1_000)), (101, (20, 0)), (102, (20, 0))]);
         let mut number = 0;
-        let mut open_at = |states: &States| {
+        let mut open_at = |states: &mut States| {
             for _ in 0..100 {
                 number += 1;
                 let backend = states.connect(3, options(true, 20), number);
                 // One connection of the others ends for each that begins.
                 if backend == 100 {
-                    states.loads.borrow_mut().get_mut(&100).unwrap().0 += 1;
+                    states.loads.get_mut(&100).unwrap().0 += 1;
                 }
             }
-            states.loads.borrow()[&100].0
+            states.loads[&100].0
         };
-        assert_eq!(open_at(&states), 2);
+        assert_eq!(open_at(&mut states), 2);
         states.now = 1_010 * SECOND;
-        assert_eq!(open_at(&states), 10);
+        assert_eq!(open_at(&mut states), 10);
         states.now = 1_020 * SECOND;
         // One more, as a tie goes to either.
-        assert_eq!(open_at(&states), 21);
+        assert_eq!(open_at(&mut states), 21);
     }
 }

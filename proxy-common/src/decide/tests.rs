@@ -3,13 +3,14 @@
 mod ejection;
 mod node_ports;
 
-use std::{cell, collections::HashMap};
+use std::cell::Cell;
 
 use super::*;
 use crate::{
-    choice::{BackendStates, choose},
-    counters::BackendAge,
-    health::Client,
+    choice::{
+        choose,
+        tests::{CLIENT, States},
+    },
     net::V4,
     random::mix,
     tables::{Backend4, FrontendOptions, HealthPolicy, PortRange, network4},
@@ -24,7 +25,6 @@ const LOCAL: u32 = NodeAddrScope::LOCAL.0;
 const REMOTE: u32 = NodeAddrScope::REMOTE.0;
 const LOOPBACK: u32 = NodeAddrScope::LOOPBACK.0;
 const INTERFACE: u32 = NodeAddrScope::INTERFACE.0;
-const CLIENT: u64 = 5;
 const REFUSED: Verdict = Verdict::Refuse { port_counter: PORT };
 
 fn counter_of(backend: u32) -> CounterIndex {
@@ -64,9 +64,9 @@ struct OneFrontend {
     backends: &'static [u32],
     /// Its options are not those of node ports.
     frontend: Frontend,
-    records: Records,
+    states: States,
     prefilter: Box<Prefilter>,
-    lookups: cell::Cell<u32>,
+    lookups: Cell<u32>,
 }
 
 impl OneFrontend {
@@ -82,12 +82,17 @@ impl OneFrontend {
             backend_offset: OFFSET,
             ..Frontend::default()
         };
-        let (records, lookups) = (Records::default(), cell::Cell::default());
-        Self { protocol, backends, frontend, records, prefilter, lookups }
+        let (states, lookups) = (States::default(), Cell::default());
+        Self { protocol, backends, frontend, states, prefilter, lookups }
     }
 
     fn value(&self, options: FrontendOptions) -> Frontend {
         Frontend { options, backend_count: self.backends.len() as u32, ..self.frontend }
+    }
+
+    /// Lets the client avoid these backends.
+    fn eject(&mut self, backends: &[u32], until: u64) {
+        self.states.ejected = backends.iter().map(|it| (counter_of(*it), until)).collect();
     }
 
     fn count_lookup(&self) {
@@ -147,46 +152,7 @@ impl Tables for OneFrontend {
 
     fn choose(&self, choice: Choice, first: CounterIndex) -> u32 {
         let counter_at = |position| Some(self.backend(position)?.1);
-        choose(counter_at, &self.records, choice, first)
-    }
-}
-
-#[derive(Default)]
-struct Records {
-    now: cell::Cell<u64>,
-    /// Until when each backend is avoided.
-    ejected: cell::RefCell<HashMap<CounterIndex, u64>>,
-    tried: cell::RefCell<Vec<CounterIndex>>,
-}
-
-impl Records {
-    fn eject(&self, backends: &[u32], until: u64) {
-        self.ejected.replace(backends.iter().map(|it| (counter_of(*it), until)).collect());
-    }
-}
-
-impl BackendStates for Records {
-    fn now(&self) -> u64 {
-        self.now.get()
-    }
-
-    fn ejected_until(&self, at: Client, backend: CounterIndex) -> u64 {
-        assert_eq!(at, client(CLIENT));
-        self.ejected.borrow().get(&backend).copied().unwrap_or(0)
-    }
-
-    fn try_again(&self, at: Client, backend: CounterIndex, now: u64) {
-        if (1..=now).contains(&self.ejected_until(at, backend)) {
-            self.tried.borrow_mut().push(backend);
-        }
-    }
-
-    fn load(&self, _: CounterIndex) -> (u64, BackendAge) {
-        unreachable!("chosen at random")
-    }
-
-    fn zero(&self) -> u32 {
-        0
+        choose(counter_at, &self.states, choice, first)
     }
 }
 
@@ -197,16 +163,16 @@ struct FakeSocket {
     heard: Option<SockAddr>,
     has_chosen_interface: bool,
     has_chosen_port: bool,
-    previous: cell::Cell<SockAddr>,
+    previous: Cell<SockAddr>,
     random: u32,
     is_host: bool,
     client: u64,
     bound: V6,
     now: u64,
-    entry: cell::Cell<Option<(AffinityKey, AffinityEntry)>>,
+    entry: Cell<Option<(AffinityKey, AffinityEntry)>>,
     /// The backend of a concurrent connection of the same client.
     concurrent: Option<SockAddr>,
-    lookups: cell::Cell<u32>,
+    lookups: Cell<u32>,
 }
 
 impl SocketOrigin for &FakeSocket {

@@ -6,8 +6,8 @@ use super::*;
 fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], affinity: u32) -> Vec<u32> {
     let mut tables = OneFrontend::new(TCP, backends, affinity);
     tables.frontend.health = HealthPolicy { failures: 3, max_ejected };
-    tables.records.eject(ejected, 100);
-    tables.records.now.set(99);
+    tables.eject(ejected, 100);
+    tables.states.now = 99;
     let mut socket = FakeSocket { now: 99, client: CLIENT, ..FakeSocket::default() };
     let mut counts = vec![0; backends.len()];
     for number in 0..6000 {
@@ -16,7 +16,7 @@ fn share_of_each(backends: &'static [u32], max_ejected: u8, ejected: &[u32], aff
         assert_eq!(selection.watch, Watch::new(selection.backend_counter, tables.frontend.health, false));
         counts[backends.iter().position(|it| counter_of(*it) == selection.backend_counter).unwrap()] += 1;
     }
-    assert!(tables.records.tried.borrow().is_empty(), "their time is not out");
+    assert!(tables.states.tried.borrow().is_empty(), "their time is not out");
     counts
 }
 
@@ -84,12 +84,12 @@ fn the_neighbors_of_a_large_set_may_all_be_ejected() {
 fn an_ejected_backend_is_tried_when_its_time_is_out() {
     let mut tables = OneFrontend::new(TCP, &[10, 11], 0);
     tables.frontend.health = HealthPolicy { failures: 3, max_ejected: 100 };
-    tables.records.eject(&[10], 100);
-    tables.records.now.set(100);
+    tables.eject(&[10], 100);
+    tables.states.now = 100;
     let socket = FakeSocket { client: CLIENT, ..FakeSocket::default() };
     let watched = to_watched(10, Watch::new(counter_of(10), tables.frontend.health, false));
     assert_eq!(verdict(&tables, &socket, 7, 80, 0), watched);
-    assert_eq!(*tables.records.tried.borrow(), [counter_of(10)]);
+    assert_eq!(*tables.states.tried.borrow(), [counter_of(10)]);
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn a_client_loses_its_backend_only_for_as_long_as_it_is_ejected() {
     let mut socket = FakeSocket { now: 1, client: CLIENT, ..FakeSocket::default() };
     let mut connect = |now, random, ejected: &[u32]| {
         (socket.now, socket.random) = (now, random);
-        tables.records.eject(ejected, 100);
-        tables.records.now.set(now);
+        tables.eject(ejected, 100);
+        tables.states.now = now;
         let Verdict::Redirect(selection) = verdict(&tables, &socket, 7, 80, 0) else { panic!("a redirect") };
         selection.backend_counter
     };
