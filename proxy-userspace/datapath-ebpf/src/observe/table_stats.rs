@@ -26,50 +26,19 @@ use crate::{
 
 const AFFINITY_INSERTS: &str = "AFFINITY_INSERTS";
 const AFFINITY: &str = "AFFINITY";
-
-/// The maps with the counts.
-pub(crate) struct StatsReader {
-    overflow: Overflow,
-    affinity_inserts: Array<MapData, u64>,
-    affinity_capacity: u32,
-}
-
-impl StatsReader {
-    /// Takes the maps out of the loaded object.
-    pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
-        let overflow = Overflow::take(ebpf)?;
-        let affinity_inserts = map_spec::take(ebpf, AFFINITY_INSERTS)?;
-        // The programs are not loaded yet and need the table, so that it is not taken.
-        let Some(Map::LruHashMap(affinity)) = ebpf.map(AFFINITY) else {
-            return Err(Error::Incomplete(format!("map {AFFINITY}")));
-        };
-        let affinity_capacity = affinity.info().map_err(Error::map(AFFINITY))?.max_entries();
-        Ok(Self { overflow, affinity_inserts, affinity_capacity })
-    }
-
-    /// Reads the usage, after the entries of closed sockets were deleted. `cgroup` is the root of the processes that may have
-    /// been refused.
-    pub(crate) fn read(&mut self, cgroup: &Path) -> Result<TableStats, Error> {
-        Ok(TableStats {
-            overflow: self.overflow.collect()?,
-            refused: self.overflow.refused(cgroup)?,
-            affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
-            affinity_capacity: self.affinity_capacity,
-            ..TableStats::default()
-        })
-    }
-}
-
 const OVERFLOW_STATS: &str = "OVERFLOW_STATS";
 
 /// How many of the network namespaces that were refused most are reported.
 const MAX_REFUSED: usize = 10;
 
-struct Overflow {
-    table: RecordMap<OverflowKey, OverflowEntry>,
-    stats: Array<MapData, u64>,
+/// The overflow table, and the maps with the counts.
+pub(crate) struct StatsReader {
+    overflow: RecordMap<OverflowKey, OverflowEntry>,
+    overflow_stats: Array<MapData, u64>,
     netns_usage: RecordMap<u64, NetnsUsage>,
     netns_collected: RecordMap<u64, u64>,
+    affinity_inserts: Array<MapData, u64>,
+    affinity_capacity: u32,
     /// How many sockets had leaked entries when entries were last deleted.
     leaked: u64,
     /// The counts when the usage of the namespaces was read last, and what it was.
@@ -78,13 +47,21 @@ struct Overflow {
     refused: Vec<RefusedNamespace>,
 }
 
-impl Overflow {
-    fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+impl StatsReader {
+    /// Takes the maps out of the loaded object.
+    pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, Error> {
+        // The programs are not loaded yet and need the table, so that it is not taken.
+        let Some(Map::LruHashMap(affinity)) = ebpf.map(AFFINITY) else {
+            return Err(Error::Incomplete(format!("map {AFFINITY}")));
+        };
+        let affinity_capacity = affinity.info().map_err(Error::map(AFFINITY))?.max_entries();
         Ok(Self {
-            table: RecordMap::take(ebpf, "OVERFLOW")?,
-            stats: map_spec::take(ebpf, OVERFLOW_STATS)?,
+            overflow: RecordMap::take(ebpf, "OVERFLOW")?,
+            overflow_stats: map_spec::take(ebpf, OVERFLOW_STATS)?,
             netns_usage: RecordMap::take(ebpf, "NETNS_USAGE")?,
             netns_collected: RecordMap::take(ebpf, "NETNS_COLLECTED")?,
+            affinity_inserts: map_spec::take(ebpf, AFFINITY_INSERTS)?,
+            affinity_capacity,
             leaked: 0,
             read_at: [0; 4],
             usage: HashMap::new(),
@@ -92,7 +69,19 @@ impl Overflow {
         })
     }
 
-    /// Deletes leaked entries, if there are new ones, and reports the usage of the table.
+    /// Reads the usage, after the entries of closed sockets were deleted. `cgroup` is the root of the processes that may have
+    /// been refused.
+    pub(crate) fn read(&mut self, cgroup: &Path) -> Result<TableStats, Error> {
+        Ok(TableStats {
+            overflow: self.collect()?,
+            refused: self.refused(cgroup)?,
+            affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
+            affinity_capacity: self.affinity_capacity,
+            ..TableStats::default()
+        })
+    }
+
+    /// Deletes leaked entries, if there are new ones, and reports the usage of the overflow table.
     fn collect(&mut self) -> Result<OverflowStats, Error> {
         let leaked = self.stat(LEAKED)?;
         if leaked != self.leaked {
@@ -102,18 +91,18 @@ impl Overflow {
         let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
         Ok(OverflowStats {
             entries,
-            capacity: self.table.capacity,
+            capacity: self.overflow.capacity,
             sockets: self.stat(SOCKETS)?,
             refused: self.stat(REFUSED)?,
         })
     }
 
     fn delete_leaked(&mut self) -> Result<(), Error> {
-        let entries = self.table.read()?;
+        let entries = self.overflow.read()?;
         let mut deleted = BTreeMap::<u64, u64>::new();
         let mut result = Ok(());
         for (key, netns) in leaked(&entries) {
-            match self.table.delete(key) {
+            match self.overflow.delete(key) {
                 Ok(is_deleted) => *deleted.entry(netns).or_default() += u64::from(is_deleted),
                 Err(error) => {
                     result = Err(error);
@@ -123,7 +112,7 @@ impl Overflow {
         }
         // Programs write the other statistics; only user space writes these.
         let total = self.stat(COLLECTED)? + deleted.values().sum::<u64>();
-        self.stats.set(COLLECTED, total, 0).map_err(Error::map(OVERFLOW_STATS))?;
+        self.overflow_stats.set(COLLECTED, total, 0).map_err(Error::map(OVERFLOW_STATS))?;
         let before = self.collected()?;
         for (netns, number) in deleted {
             let number = number + before.get(&netns).copied().unwrap_or(0);
@@ -173,6 +162,6 @@ impl Overflow {
     }
 
     fn stat(&self, index: u32) -> Result<u64, Error> {
-        self.stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
+        self.overflow_stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
     }
 }
