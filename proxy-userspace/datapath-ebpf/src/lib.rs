@@ -38,7 +38,8 @@ pub use programs::probe;
 pub use programs::sent_packets::{SentPacket, SentPackets};
 pub use programs::socket_termination::SocketTerminator;
 pub use programs::trace::{
-    EndReason, TraceChoice, TraceEnd, TraceEvent, TraceEvents, TraceFilter, TraceVerdict, TracedPrograms,
+    EndReason, TraceAffinity, TraceChoice, TraceEjection, TraceEnd, TraceEvent, TraceEvents, TraceFilter,
+    TraceVerdict, TracedPrograms,
 };
 pub use proxy_common::forward::DEFAULT_PORT as DEFAULT_FORWARDING_PORT;
 pub use tables::allowed_backends::{

@@ -155,20 +155,47 @@ pub enum TraceVerdict {
 }
 
 /// How an endpoint was chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TraceChoice {
-    /// Whether the client's last endpoint was kept; `None` without session affinity.
-    pub affinity_kept: Option<bool>,
-    /// Whether an ejected endpoint was avoided.
-    pub ejected_avoided: bool,
-    /// Whether an ejected endpoint is tried.
-    pub ejected_tried: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<TraceAffinity>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ejected: Option<TraceEjection>,
     /// Whether the endpoint with fewer connections was used.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub least_connections: bool,
     /// Whether new endpoints get fewer connections.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub slow_start: bool,
     /// Whether it is a further datagram to the same endpoint.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub further_datagram: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(it: &bool) -> bool {
+    !it
+}
+
+/// What session affinity did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TraceAffinity {
+    /// The client has kept its endpoint.
+    Kept,
+    /// The client keeps this endpoint from now on.
+    New,
+}
+
+/// What passive health did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TraceEjection {
+    /// An ejected endpoint was avoided.
+    Avoided,
+    /// The endpoint was ejected and is tried, as its time is over or there is no other one.
+    Tried,
 }
 
 /// The end of a connection.
@@ -394,6 +421,9 @@ impl From<Event> for TraceEvent {
             established: (it.established != 0).then(|| since(it.established)),
             after: since(it.ended),
         });
+        let affinity = if has(raw::AFFINITY_KEPT) { TraceAffinity::Kept } else { TraceAffinity::New };
+        let ejected = has(raw::EJECTED_AVOIDED).then_some(TraceEjection::Avoided);
+        let ejected = ejected.or(has(raw::EJECTED_TRIED).then_some(TraceEjection::Tried));
         Self {
             time,
             socket: it.socket,
@@ -408,9 +438,8 @@ impl From<Event> for TraceEvent {
             port_counter: Some(it.port_counter).filter(|it| *it != NO_COUNTER),
             verdict: verdict(it.verdict),
             choice: TraceChoice {
-                affinity_kept: has(raw::AFFINITY).then(|| has(raw::AFFINITY_KEPT)),
-                ejected_avoided: has(raw::EJECTED_AVOIDED),
-                ejected_tried: has(raw::EJECTED_TRIED) && !has(raw::EJECTED_AVOIDED),
+                affinity: has(raw::AFFINITY).then_some(affinity),
+                ejected,
                 least_connections: has(raw::LEAST_CONNECTIONS),
                 slow_start: has(raw::SLOW_START),
                 further_datagram: has(raw::FURTHER_DATAGRAM),
@@ -484,9 +513,8 @@ mod tests {
         assert_eq!(read.endpoint, Some("[fd00::1]:8080".parse().unwrap()));
         let after = Duration::from_secs(2);
         assert_eq!(read.end, Some(TraceEnd { how: EndReason::Refused, established: None, after }));
-        let choice =
-            TraceChoice { affinity_kept: Some(false), ejected_avoided: true, ..TraceChoice::default() };
-        assert_eq!(read.choice, choice);
+        let (affinity, ejected) = (Some(TraceAffinity::New), Some(TraceEjection::Avoided));
+        assert_eq!(read.choice, TraceChoice { affinity, ejected, ..TraceChoice::default() });
         let other =
             TraceEvent::from(Event { port_counter: NO_COUNTER, verdict: raw::EXCLUDED, ..Event::default() });
         assert_eq!((other.endpoint, other.port_counter, other.end), (None, None, None));

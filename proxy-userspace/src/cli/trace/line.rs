@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
-use datapath_ebpf::{EndReason, TraceStep, TraceVerdict};
+use datapath_ebpf::{EndReason, TraceAffinity, TraceChoice, TraceEjection, TraceStep, TraceVerdict};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -72,16 +72,8 @@ pub(super) struct Decision {
     pub(super) reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) endpoint: Option<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) affinity: Option<Affinity>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ejected: Option<Ejected>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) least_connections: bool,
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) slow_start: bool,
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) further_datagram: bool,
+    #[serde(flatten)]
+    pub(super) choice: TraceChoice,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) end: Option<EndReason>,
     /// How long after the decision the connection was established, in seconds.
@@ -121,31 +113,6 @@ impl fmt::Display for Step {
             None => write!(f, " {name}={value}"),
         })
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_false(it: &bool) -> bool {
-    !it
-}
-
-/// What session affinity did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Affinity {
-    /// The client has kept its endpoint.
-    Kept,
-    /// The client keeps this endpoint from now on.
-    New,
-}
-
-/// What passive health did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Ejected {
-    /// An ejected endpoint was avoided.
-    Avoided,
-    /// The endpoint was ejected and is tried, as its time is over or there is no other one.
-    Tried,
 }
 
 impl Line {
@@ -241,18 +208,19 @@ impl Decision {
 
     /// How the endpoint was chosen.
     fn notes(&self) -> Vec<&'static str> {
-        let affinity = self.affinity.map(|it| match it {
-            Affinity::Kept => "affinity: kept",
-            Affinity::New => "affinity: new",
+        let TraceChoice { affinity, ejected, least_connections, slow_start, further_datagram } = self.choice;
+        let affinity = affinity.map(|it| match it {
+            TraceAffinity::Kept => "affinity: kept",
+            TraceAffinity::New => "affinity: new",
         });
-        let ejected = self.ejected.map(|it| match it {
-            Ejected::Avoided => "an ejected endpoint was avoided",
-            Ejected::Tried => "it was ejected",
+        let ejected = ejected.map(|it| match it {
+            TraceEjection::Avoided => "an ejected endpoint was avoided",
+            TraceEjection::Tried => "it was ejected",
         });
         let flags = [
-            (self.least_connections, "least connections"),
-            (self.slow_start, "slow start"),
-            (self.further_datagram, "as before"),
+            (least_connections, "least connections"),
+            (slow_start, "slow start"),
+            (further_datagram, "as before"),
         ];
         let flags = flags.into_iter().filter(|it| it.0).map(|it| it.1);
         affinity.into_iter().chain(ejected).chain(flags).collect()

@@ -16,7 +16,7 @@ use model::{Protocol, ServiceName, state::ServicePort};
 use nix::time::{ClockId, clock_gettime};
 use publish::Published;
 
-use super::line::{Affinity, Decision, Ejected, Line, Step};
+use super::line::{Decision, Line, Step};
 
 /// How often the names of service ports are read again at most.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
@@ -109,13 +109,6 @@ impl Names {
         // The end of a connection has the time of the end.
         let time = event.time + event.end.map_or(Duration::ZERO, |it| it.after);
         let since_epoch = SignedDuration::try_from(time).unwrap_or_default() + self.offset;
-        let choice = event.choice;
-        let ejected = match (choice.ejected_avoided, choice.ejected_tried) {
-            (true, _) => Some(Ejected::Avoided),
-            (_, true) => Some(Ejected::Tried),
-            _ => None,
-        };
-        let affinity = choice.affinity_kept.map(|it| if it { Affinity::Kept } else { Affinity::New });
         let decision = Decision {
             time: Timestamp::from_duration(since_epoch).unwrap_or_default(),
             pid: event.pid,
@@ -131,11 +124,7 @@ impl Names {
             verdict: event.verdict,
             reason,
             endpoint: event.endpoint,
-            affinity,
-            ejected,
-            least_connections: choice.least_connections,
-            slow_start: choice.slow_start,
-            further_datagram: choice.further_datagram,
+            choice: event.choice,
             end: event.end.map(|it| it.how),
             established_seconds: event.end.and_then(|it| it.established).map(|it| it.as_secs_f64()),
             seconds: event.end.map(|it| it.after.as_secs_f64()),
