@@ -225,7 +225,7 @@ pub trait WrapFamily: Sized {
     /// What precedes the packet.
     type Wrapping: Copy;
 
-    /// A wrapping of a packet of `length` bytes with the class of service `tos`, from this node to another one.
+    /// A wrapping from this node to another one.
     fn wrap(to: Wrap<Self>) -> Self::Wrapping;
     /// The node that sent a wrapping, and the second, unspecified if there is none; `None` if it is none of ours.
     fn unwrap(wrapping: &Self::Wrapping) -> Option<(Self, Self)>;
