@@ -94,10 +94,6 @@ impl OneFrontend {
     fn eject(&mut self, backends: &[u32], until: u64) {
         self.states.ejected = backends.iter().map(|it| (counter_of(*it), until)).collect();
     }
-
-    fn count_lookup(&self) {
-        self.lookups.set(self.lookups.get() + 1);
-    }
 }
 
 impl Tables for OneFrontend {
@@ -113,13 +109,13 @@ impl Tables for OneFrontend {
 
     fn frontend(&self, address: V4, port: Be16, protocol: u8) -> Option<Frontend> {
         assert!([ip(7), ip(8)].contains(&address), "only looked up if the prefilter matches");
-        self.count_lookup();
+        self.lookups.update(|it| it + 1);
         (address == ip(7) && port == Be16::new(80) && protocol == self.protocol)
             .then(|| self.value(self.frontend.options))
     }
 
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend> {
-        self.count_lookup();
+        self.lookups.update(|it| it + 1);
         assert!((30_000..=30_100).contains(&port.get()), "only looked up if the prefilter matches");
         let options = FrontendOptions::new(port.get() == 30_081, false, 0).external();
         let options = if self.frontend.options.is_to_packets() { options.to_packets() } else { options };
@@ -127,7 +123,7 @@ impl Tables for OneFrontend {
     }
 
     fn node_addr_scope(&self, address: V4) -> Option<NodeAddrScope> {
-        self.count_lookup();
+        self.lookups.update(|it| it + 1);
         if address.is_loopback() {
             return Some(NodeAddrScope::LOOPBACK);
         }
@@ -135,13 +131,13 @@ impl Tables for OneFrontend {
     }
 
     fn backend(&self, position: u32) -> Option<(Backend4, CounterIndex)> {
-        self.count_lookup();
+        self.lookups.update(|it| it + 1);
         let slot = position.checked_sub(OFFSET).expect("a position of the set");
         self.backends.get(slot as usize).map(|it| (V4::backend_at(backend(*it)), counter_of(*it)))
     }
 
     fn member(&self, _: u32, member: Backend4) -> Option<CounterIndex> {
-        self.count_lookup();
+        self.lookups.update(|it| it + 1);
         assert!(
             self.protocol == UDP || self.frontend.affinity_timeout != 0,
             "only then is there a backend to return to"
@@ -231,7 +227,7 @@ impl SocketContext for FakeSocket {
     }
 
     fn affinity(&self, key: &AffinityKey) -> AffinityEntry {
-        self.lookups.set(self.lookups.get() + 1);
+        self.lookups.update(|it| it + 1);
         self.entry.get().filter(|(stored, _)| stored == key).map_or_else(AffinityEntry::default, |(_, it)| it)
     }
 
