@@ -8,6 +8,7 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::MetadataExt as _,
     path::PathBuf,
+    thread,
 };
 
 use nix::{
@@ -26,9 +27,16 @@ pub fn sees_all_processes() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|it| it.ino() == INIT_PID_NAMESPACE)
 }
 
-/// Does something in every network namespace but the calling thread's own; the thread stays in the last one. False if
-/// there may be namespaces that are not visible or may not be entered.
-pub fn for_each_other(mut work: impl FnMut()) -> io::Result<bool> {
+/// Does something in every network namespace but the calling thread's own. False if there may be namespaces that are not
+/// visible or may not be entered.
+pub fn for_each_other(work: impl FnMut() + Send) -> io::Result<bool> {
+    // In a thread of its own, because one that has entered another namespace cannot be used for anything else.
+    thread::scope(|it| it.spawn(|| enter_each_other(work)).join())
+        .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+}
+
+/// The calling thread stays in the last one.
+fn enter_each_other(mut work: impl FnMut()) -> io::Result<bool> {
     let own = fs::metadata("/proc/thread-self/ns/net")?;
     let mut seen = HashSet::from([(own.dev(), own.ino())]);
     let mut are_all_visible = sees_all_processes();

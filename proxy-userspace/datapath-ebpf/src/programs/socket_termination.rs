@@ -5,7 +5,7 @@
 //! Invariant: a socket is terminated only if its NAT entry says that it was redirected. Sockets that are connected to a pod
 //! directly are never terminated.
 
-use std::{io, net::SocketAddr, thread};
+use std::{io, net::SocketAddr};
 
 use datapath::TerminationReport;
 use netlink::{
@@ -43,17 +43,12 @@ impl SocketTerminator {
         is_current: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<TerminationReport>> {
         let terminate_here = || self.terminate_here(transport, is_lost, is_current);
-        // In a thread of its own, because a thread that has entered another namespace cannot be used for anything else.
-        let pass = || {
-            let mut sockets = terminate_here()?;
-            let all_namespaces = netns::for_each_other(|| match terminate_here() {
-                Ok(more) => sockets += more,
-                Err(error) => tracing::debug!(%error, "sockets of a network namespace skipped"),
-            })?;
-            Ok(is_current().then_some(TerminationReport { sockets, all_namespaces }))
-        };
-        thread::scope(|it| it.spawn(pass).join())
-            .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        let mut sockets = terminate_here()?;
+        let all_namespaces = netns::for_each_other(|| match terminate_here() {
+            Ok(more) => sockets += more,
+            Err(error) => tracing::debug!(%error, "sockets of a network namespace skipped"),
+        })?;
+        Ok(is_current().then_some(TerminationReport { sockets, all_namespaces }))
     }
 
     fn terminate_here(

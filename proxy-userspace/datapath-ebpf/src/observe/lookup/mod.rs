@@ -8,7 +8,6 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::Path,
-    thread,
     time::Duration,
 };
 
@@ -152,17 +151,12 @@ fn affinity(
 /// If the kernel has no cookies of namespaces (before Linux 5.14), or namespaces cannot be listed.
 pub fn client_namespace(pod: Option<&[IpAddr]>) -> io::Result<Option<u64>> {
     let Some(addresses) = pod else { return raw_bpf::netns_cookie().map(Some) };
-    // In a thread of its own, because it stays in the last namespace.
-    let search = || {
-        let mut found = None;
-        netns::for_each_other(|| {
-            let is_pod =
-                || host_addresses::read().is_ok_and(|own| addresses.iter().any(|it| own.contains(it)));
-            if found.is_none() && is_pod() {
-                found = Some(raw_bpf::netns_cookie());
-            }
-        })?;
-        found.transpose()
-    };
-    thread::scope(|it| it.spawn(search).join()).unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+    let mut found = None;
+    netns::for_each_other(|| {
+        let is_pod = || host_addresses::read().is_ok_and(|own| addresses.iter().any(|it| own.contains(it)));
+        if found.is_none() && is_pod() {
+            found = Some(raw_bpf::netns_cookie());
+        }
+    })?;
+    found.transpose()
 }
