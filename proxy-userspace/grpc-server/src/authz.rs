@@ -5,7 +5,6 @@
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
-use super::clients::Identity;
 use tonic::{Request, Status};
 use x509_parser::{
     extensions::GeneralName,
@@ -17,13 +16,19 @@ const KUBELET_PREFIX: &str = "system:node:";
 /// The number of names of a certificate that a message lists.
 const MAX_SHOWN: usize = 3;
 
-/// The other end of a connection; without a certificate if it is local.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer(Option<Arc<Certificate>>);
+/// The other end of a connection. Equal peers count together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Peer {
+    /// At a Unix socket, which only trusted users can connect to.
+    Trusted,
+    /// Without TLS, on this host.
+    Host,
+    Certified(Arc<Certificate>),
+}
 
 /// What a certificate says of its peer.
-#[derive(Debug, Default)]
-struct Certificate {
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Certificate {
     /// DNS names, URIs and common names, verbatim.
     names: BTreeSet<String>,
     /// The node names among them.
@@ -33,22 +38,19 @@ struct Certificate {
 }
 
 impl Peer {
-    /// A peer on this host, without a certificate.
-    pub(crate) const LOCAL: Self = Self(None);
-
     /// A peer with this certificate, which has been verified.
     pub(crate) fn certified(certificate: &[u8], allowed: &BTreeSet<String>) -> Self {
         let certificate = Certificate::parse(certificate);
         let is_allowed = certificate.names.iter().any(|it| allowed.contains(it));
-        Self(Some(Arc::new(Certificate { is_allowed, ..certificate })))
+        Self::Certified(Arc::new(Certificate { is_allowed, ..certificate }))
     }
 
-    /// The clients that this one counts with.
-    pub(crate) fn identity(&self) -> Identity {
-        match &self.0 {
-            None => Identity::Host,
-            Some(it) if it.is_allowed => Identity::Trusted,
-            Some(it) => Identity::Certificate { names: it.names.clone(), shown: shown(&it.names) },
+    /// Whether any number of its clients may connect, each for any number of streams.
+    pub(crate) fn is_trusted(&self) -> bool {
+        match self {
+            Self::Trusted => true,
+            Self::Host => false,
+            Self::Certified(it) => it.is_allowed,
         }
     }
 
@@ -60,8 +62,8 @@ impl Peer {
 
     /// Authorizes a request for the state of a node, or of the brain's own node if the name is empty.
     pub(crate) fn authorize_node(&self, node: &str) -> Result<(), Status> {
-        match &self.0 {
-            Some(it) if !it.is_allowed && !it.nodes.contains(node) => {
+        match self {
+            Self::Certified(it) if !it.is_allowed && !it.nodes.contains(node) => {
                 let own = "the brain's own node".to_owned();
                 Err(it.denied(&if node.is_empty() { own } else { format!("node {node:?}") }))
             }
@@ -70,8 +72,8 @@ impl Peer {
     }
 
     pub(crate) fn authorize_cluster(&self) -> Result<(), Status> {
-        match &self.0 {
-            Some(it) if !it.is_allowed => Err(it.denied("the cluster state")),
+        match self {
+            Self::Certified(it) if !it.is_allowed => Err(it.denied("the cluster state")),
             _ => Ok(()),
         }
     }
@@ -80,9 +82,9 @@ impl Peer {
 /// The name of the peer in the log.
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            None => f.write_str("local"),
-            Some(it) => f.write_str(&shown(&it.names)),
+        match self {
+            Self::Trusted | Self::Host => f.write_str("local"),
+            Self::Certified(it) => f.write_str(&shown(&it.names)),
         }
     }
 }
@@ -173,12 +175,12 @@ mod tests {
              --tls-allow"
         );
         assert!(peer("brain", &["brain"]).authorize_cluster().is_ok());
-        assert!(Peer::LOCAL.authorize_cluster().is_ok());
+        assert!([Peer::Trusted, Peer::Host].iter().all(|it| it.authorize_cluster().is_ok()));
     }
 
     #[test]
     fn clients_count_together_only_if_all_names_of_their_certificates_are_the_same() {
-        let identity = |name: &str| peer(name, &[]).identity();
+        let unlisted = |name: &str| peer(name, &[]);
         // Beyond the names that a message lists.
         let name = |n: u8| format!("system:node:n{n}");
         let many = |n: u8| {
@@ -186,10 +188,10 @@ mod tests {
             let mut params = CertificateParams::new(names).unwrap();
             params.distinguished_name.push(DnType::CommonName, name(n));
             let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-            Peer::certified(certificate.der(), &BTreeSet::new()).identity()
+            Peer::certified(certificate.der(), &BTreeSet::new())
         };
         assert!(many(1) == many(1) && many(1) != many(2));
-        assert!(identity("n1") == identity("n1") && identity("n1") != identity("n2"));
+        assert!(unlisted("n1") == unlisted("n1") && unlisted("n1") != unlisted("n2"));
     }
 
     #[test]

@@ -2,18 +2,15 @@
 //!
 //! Invariant: no client takes the place of another; what is refused is counted.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use listeners::{Connections, Limits, max_open_files};
 use metrics::MetricWriter;
 use parking_lot::Mutex;
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use tokio::time::Instant;
+
+use super::authz::Peer;
 
 /// The limit of all clients: three times the number of nodes of the largest supported cluster.
 const MAX_CLIENTS: usize = 16_384;
@@ -41,25 +38,10 @@ struct ClientTable {
 struct OpenClients {
     total: usize,
     /// Of those with a limit.
-    by_identity: HashMap<Identity, usize>,
+    by_peer: HashMap<Peer, usize>,
     refused_in_all: u64,
     refused_of_peer: u64,
     last_logged: Option<Instant>,
-}
-
-/// Clients with the same identity count together.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Identity {
-    /// At a Unix socket, which only trusted users can connect to, or with a certificate on the allow-list.
-    Trusted,
-    /// Without TLS, on this host.
-    Host,
-    /// With a certificate that has these names.
-    Certificate {
-        names: BTreeSet<String>,
-        /// The names for a message, not all of them.
-        shown: String,
-    },
 }
 
 /// The numbers of connected and of refused clients.
@@ -108,15 +90,15 @@ impl Clients {
     }
 
     /// Admits a client, which is connected until the result is dropped; `None` if there are too many.
-    pub(crate) fn admit(&self, identity: Identity) -> Option<Admission> {
+    pub(crate) fn admit(&self, peer: Peer) -> Option<Admission> {
         let table = &self.0;
-        let (limit, client) = match &identity {
-            Identity::Trusted => (usize::MAX, "trusted"),
-            Identity::Host => (MAX_CLIENTS_OF_ADDRESS, "this host without TLS"),
-            Identity::Certificate { shown, .. } => (MAX_CLIENTS_OF_CERTIFICATE, shown.as_str()),
+        let (limit, client): (usize, &dyn fmt::Display) = match &peer {
+            it if it.is_trusted() => (usize::MAX, &"trusted"),
+            Peer::Host => (MAX_CLIENTS_OF_ADDRESS, &"this host without TLS"),
+            it => (MAX_CLIENTS_OF_CERTIFICATE, it),
         };
         let open = &mut *table.open.lock();
-        let of_peer = open.by_identity.get(&identity).copied().unwrap_or_default();
+        let of_peer = open.by_peer.get(&peer).copied().unwrap_or_default();
         let refusal = if of_peer >= limit {
             Some(("Peer", of_peer, &mut open.refused_of_peer))
         } else if open.total >= table.max_clients {
@@ -129,7 +111,7 @@ impl Clients {
             if open.last_logged.is_none_or(|it| it.elapsed() >= LOG_INTERVAL) {
                 open.last_logged = Some(Instant::now());
                 tracing::warn!(
-                    client,
+                    client = client.to_string(),
                     limit = %which,
                     connected,
                     refused = *refused,
@@ -140,9 +122,9 @@ impl Clients {
         }
         open.total += 1;
         if limit != usize::MAX {
-            *open.by_identity.entry(identity.clone()).or_default() += 1;
+            *open.by_peer.entry(peer.clone()).or_default() += 1;
         }
-        Some(Admission { table: Arc::clone(table), identity })
+        Some(Admission { table: Arc::clone(table), peer })
     }
 }
 
@@ -162,24 +144,17 @@ impl Collector for Clients {
 #[derive(Debug)]
 pub(crate) struct Admission {
     table: Arc<ClientTable>,
-    identity: Identity,
-}
-
-impl Admission {
-    /// Whether its client may use a connection for as many streams as it likes.
-    pub(crate) fn is_trusted(&self) -> bool {
-        self.identity == Identity::Trusted
-    }
+    peer: Peer,
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         let mut open = self.table.open.lock();
         open.total -= 1;
-        if let Some(of_peer) = open.by_identity.get_mut(&self.identity) {
+        if let Some(of_peer) = open.by_peer.get_mut(&self.peer) {
             *of_peer -= 1;
             if *of_peer == 0 {
-                open.by_identity.remove(&self.identity);
+                open.by_peer.remove(&self.peer);
             }
         }
     }
@@ -192,9 +167,8 @@ mod tests {
     #[test]
     fn there_is_a_limit_in_all() {
         let clients = Clients::default();
-        let all: Vec<_> =
-            (0..clients.0.max_clients).map(|_| clients.admit(Identity::Trusted).unwrap()).collect();
-        assert!(clients.admit(Identity::Trusted).is_none());
+        let all: Vec<_> = (0..clients.0.max_clients).map(|_| clients.admit(Peer::Trusted).unwrap()).collect();
+        assert!(clients.admit(Peer::Trusted).is_none());
         assert_eq!((clients.stats().open, clients.stats().refused_in_all), (all.len(), 1));
     }
 }

@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod accept;
 mod authz;
 mod change_set;
 mod change_stream;
@@ -27,7 +26,7 @@ mod resume;
 mod status;
 mod tls;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc};
 
 use proxy_contract::{
     globalv1::{nodes_server::NodesServer, sets_server as cluster_sets_server},
@@ -42,7 +41,7 @@ use publish::{
     cluster::{ClusterPublisher, ClusterSubscription},
     followers::Followers,
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::sync::Mutex;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 
@@ -61,16 +60,11 @@ const SERVICES: [&str; 3] =
     [sets_server::SERVICE_NAME, cluster_sets_server::SERVICE_NAME, endpoints_server::SERVICE_NAME];
 /// The longest accepted request, in bytes.
 const MAX_REQUEST_SIZE: usize = 64 << 10;
-/// The time that a shutdown waits for clients.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why the server ended.
+/// The descriptors of the services are invalid.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The descriptors of the services are invalid.
-    #[error("gRPC reflection: {0}")]
-    Reflection(#[from] tonic_reflection::server::Error),
-}
+#[error("gRPC reflection: {0}")]
+pub struct ServeError(#[from] tonic_reflection::server::Error);
 
 /// The data that a server serves.
 #[derive(Clone)]
@@ -101,7 +95,6 @@ pub async fn serve(
     ready: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let target = listener.address().clone();
     let (reporter, health) = tonic_health::server::health_reporter();
     let report = async |status| {
         for service in SERVICES.into_iter().chain([""]) {
@@ -135,27 +128,18 @@ pub async fn serve(
         routes = routes.add_service(it.max_decoding_message_size(MAX_REQUEST_SIZE));
     }
     let routes = routes.prepare();
-    tracing::info!(address = %target, "serving gRPC");
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    tracing::info!(address = %listener.address(), "serving gRPC");
     let reload_certificates = reload_certificates(listener.tls().cloned());
-    let mut server = std::pin::pin!(serve_connections(listener, routes, async {
-        // Ends when `stop` is dropped.
-        let _ = stopped.await;
-    }));
     let report_ready = async {
         ready.await;
         report(ServingStatus::Serving).await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = &mut server => return Ok(()),
+        () = serve_connections(listener, routes, shutdown) => {}
         () = report_ready => {}
         () = reload_certificates => {}
-        () = shutdown => {}
     }
-    drop(stop);
-    // After the timeout, the remaining connections are closed.
-    let _ = timeout(SHUTDOWN_TIMEOUT, server).await;
     Ok(())
 }
 

@@ -13,10 +13,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::{
-    clients::{Clients, Identity},
-    tls::ServerTls,
-};
+use super::{authz::Peer, clients::Clients, tls::ServerTls};
 
 const BACKLOG: u32 = 1024;
 
@@ -74,7 +71,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 pub(crate) enum Accepted {
     /// Of a client on this host.
-    Local(Box<dyn ByteStream>, Identity),
+    Local(Box<dyn ByteStream>, Peer),
     /// Begins with a handshake.
     Tls(TcpStream, SocketAddr, Arc<ServerTls>),
 }
@@ -130,7 +127,7 @@ impl Listener {
     /// Cancel safe.
     pub(crate) async fn accept(&mut self) -> io::Result<Accepted> {
         Ok(match &mut self.kind {
-            Kind::Unix(socket) => Accepted::Local(Box::new(socket.accept().await?), Identity::Trusted),
+            Kind::Unix(socket) => Accepted::Local(Box::new(socket.accept().await?), Peer::Trusted),
             Kind::Tcp { listener, tls } => {
                 let (stream, client) = listener.accept().await?;
                 if let Err(error) = stream.set_nodelay(true) {
@@ -138,11 +135,11 @@ impl Listener {
                 }
                 match tls {
                     Some(tls) => Accepted::Tls(stream, client, Arc::clone(tls)),
-                    None => Accepted::Local(Box::new(stream), Identity::Host),
+                    None => Accepted::Local(Box::new(stream), Peer::Host),
                 }
             }
             Kind::Given(connections) => match connections.recv().await {
-                Some(stream) => Accepted::Local(stream, Identity::Trusted),
+                Some(stream) => Accepted::Local(stream, Peer::Trusted),
                 None => pending().await,
             },
         })
