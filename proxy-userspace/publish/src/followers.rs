@@ -119,7 +119,7 @@ impl Following {
     pub fn sent(&self, state: &Arc<Published>) {
         let (revision, state) = (state.revision(), Arc::clone(state));
         // A client that has just come has not waited for what is older than itself.
-        self.change(|it| it.sent = Some(Sent { revision, at: state.published_at().max(it.since), state }));
+        self.change(|it| it.sent = Some(Sent { revision, at: state.at.max(it.since), state }));
     }
 
     /// Records that a state is the same for the client as the last one that was sent.
@@ -159,7 +159,7 @@ impl FollowingClient {
         let acknowledged = self.acknowledged.as_deref().map(Published::revision);
         let missing = newest.as_ref().filter(|it| acknowledged != Some(it.revision()));
         // A client that has just come does not lack what is older than itself.
-        let behind = missing.map(|it| it.published_at().max(self.since).elapsed());
+        let behind = missing.map(|it| it.at.max(self.since).elapsed());
         FollowerStatus {
             node: Arc::clone(newest.as_ref().map_or(&self.node, |it| &it.node)),
             connected: self.since.elapsed(),

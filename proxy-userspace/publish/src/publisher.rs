@@ -12,7 +12,7 @@ use model::state::NodeState;
 use tokio::{sync::watch, time::Instant};
 
 /// A state and its revision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Published {
     /// Random per process: revisions of different instances cannot be compared.
     pub instance_id: u64,
@@ -22,30 +22,19 @@ pub struct Published {
     pub node: Arc<str>,
     /// The revisions of the last changes of its parts.
     changed: PartRevisions,
-    at: PublishedAt,
+    /// When it was published.
+    pub(crate) at: Instant,
     pub state: NodeState,
 }
 
 /// The revision at which each part of a state has changed last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct PartRevisions {
     services: u64,
     nodes: u64,
     service_cidrs: u64,
     pods: u64,
 }
-
-/// When a state was published; ignored by comparisons.
-#[derive(Clone, Copy, Debug)]
-struct PublishedAt(Instant);
-
-impl PartialEq for PublishedAt {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for PublishedAt {}
 
 impl PartRevisions {
     fn new(rev: u64, state: &NodeState, previous: Option<&Published>) -> Self {
@@ -65,18 +54,13 @@ impl PartRevisions {
 impl Published {
     /// A first state.
     pub fn new(instance_id: u64, rev: u64, node: impl Into<Arc<str>>, state: NodeState) -> Self {
-        let (changed, at) = (PartRevisions::new(rev, &state, None), PublishedAt(Instant::now()));
+        let (changed, at) = (PartRevisions::new(rev, &state, None), Instant::now());
         Self { instance_id, rev, node: node.into(), changed, at, state }
     }
 
     /// Its instance and its revision, which identify it.
     pub fn revision(&self) -> (u64, u64) {
         (self.instance_id, self.rev)
-    }
-
-    /// The time of publication.
-    pub fn published_at(&self) -> Instant {
-        self.at.0
     }
 
     /// The revision for a client that receives the nodes, the ServiceCIDRs and the pods only if the argument is true. It stays the
@@ -154,7 +138,7 @@ impl Publisher {
         previous: Option<&Published>,
     ) -> Arc<Published> {
         let changed = PartRevisions::new(rev, &state, previous);
-        let at = PublishedAt(Instant::now());
+        let at = Instant::now();
         Arc::new(Published { instance_id, rev, node: Arc::clone(&self.node), changed, at, state })
     }
 
