@@ -7,8 +7,7 @@ use super::{
     connect::{Client, MAX_MESSAGE_SIZE},
     session::{Refused, Session},
     state::ClusterChange,
-    tracker::Tracker,
-    view::{Event, Path, View},
+    view::{Path, View},
 };
 use crate::{
     digest::position,
@@ -31,14 +30,11 @@ use crate::{
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct ClusterWatch {
-    session: Session<ClusterView>,
-    tracker: Tracker<ClusterView>,
-}
+pub struct ClusterWatch(Session<ClusterView>);
 
 impl ClusterWatch {
     pub(super) fn new(client: &Client) -> Self {
-        Self { session: Session::new(client), tracker: Tracker::default() }
+        Self(Session::new(client))
     }
 
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty state.
@@ -51,16 +47,7 @@ impl ClusterWatch {
     /// The peer does not offer this API, or does not permit it. The next call asks again after up to a minute.
     /// Other errors and outages are not returned.
     pub async fn next(&mut self) -> Result<ClusterChange, Refused> {
-        loop {
-            match self.session.try_next().await? {
-                Event::Sync(revision) => {
-                    if let Some(change) = self.tracker.finish(revision) {
-                        return Ok(change);
-                    }
-                }
-                event => self.tracker.apply(event),
-            }
-        }
+        self.0.try_next().await
     }
 }
 

@@ -1,6 +1,6 @@
-//! A `Sets/Watch` stream that reconnects, as a sequence of events.
+//! A `Sets/Watch` stream that reconnects, as a sequence of differences between states.
 //!
-//! A change set is requested only while the caller waits for an event: a slow caller skips intermediate states.
+//! A change set is requested only while the caller waits for a difference: a slow caller skips intermediate states.
 
 use std::{fmt, future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
@@ -16,6 +16,7 @@ use super::{
     backoff::ReconnectBackoff,
     connect::{Client, Round, error_chain, in_time},
     inventory::Inventory,
+    tracker::{ChangeOf, Tracker},
     view::{Event, View, decode},
 };
 use crate::{
@@ -45,6 +46,9 @@ pub(super) struct Session<V: View> {
     stage: Stage<V>,
     /// `None` if the client did not request the extension `Resume`.
     inventory: Option<Inventory>,
+    tracker: Tracker<V>,
+    /// Whether the last difference is not active at the client, which the next request says.
+    pub(super) is_unconfirmed: bool,
     /// The number of buckets in the first request of the stream.
     buckets: usize,
     span: Span,
@@ -71,23 +75,13 @@ struct OpenStream<V: View> {
     /// Whether any has been.
     is_synced: bool,
     revision: Option<Revision>,
-    activity: Activity,
+    /// Whether the last request has said that the state before it is not active.
+    says_unconfirmed: bool,
     /// When the brain is considered dead, if it sends heartbeats.
     silent_until: Option<Instant>,
     /// Whether `silent_until` has been postponed since the last item, because the caller was busy.
     is_postponed: bool,
     outage: watch::Sender<Option<String>>,
-}
-
-/// Whether the last state is active at the client.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Activity {
-    /// It is, or the client has not said otherwise.
-    Active,
-    /// It is not, which the next request says.
-    Inactive,
-    /// It is not, as the last request has said.
-    Unconfirmed,
 }
 
 /// Why a stream ended.
@@ -129,38 +123,30 @@ impl<V: View> Session<V> {
             backoff: ReconnectBackoff::new(&client.targets, &client.outage),
             stage: Stage::Waiting(Instant::now()),
             inventory: wants_resume.then(Inventory::default),
+            tracker: Tracker::default(),
+            is_unconfirmed: false,
             buckets: 0,
             span: tracing::info_span!("session", node = client.node),
         }
     }
 
-    /// The next request says that the last state is not active.
-    pub(super) fn unconfirmed(&mut self) {
-        if let Stage::Open(stream) = &mut self.stage
-            && stream.activity == Activity::Active
-        {
-            stream.activity = Activity::Inactive;
-        }
-    }
-
     /// The last state, which was unconfirmed, is active now.
     pub(super) fn confirm(&mut self) {
+        self.is_unconfirmed = false;
         let Stage::Open(stream) = &mut self.stage else { return };
         // Unless the next request says so anyway.
-        if let (Activity::Unconfirmed, Some(revision)) =
-            (mem::replace(&mut stream.activity, Activity::Active), stream.revision)
-        {
+        if let (true, Some(revision)) = (mem::take(&mut stream.says_unconfirmed), stream.revision) {
             let mut request = stream.request.clone();
             V::confirmed(&mut request, revision);
             let _ = stream.requests.try_send(request);
         }
     }
 
-    /// Waits for the next event. Cancel safe.
-    pub(super) async fn next(&mut self) -> Event<V> {
+    /// Waits for a state that differs from the last one, and returns the difference. Cancel safe.
+    pub(super) async fn next(&mut self) -> ChangeOf<V> {
         loop {
             match self.try_next().await {
-                Ok(event) => return event,
+                Ok(change) => return change,
                 Err(Refused(reason)) => {
                     let until = self.span.in_scope(|| self.backoff.failed(&self.round, &reason));
                     self.stage = Stage::Waiting(until);
@@ -169,13 +155,20 @@ impl<V: View> Session<V> {
         }
     }
 
-    /// Waits for the next event, but returns at once if the peer refuses; the call after that waits before it reconnects.
-    pub(super) async fn try_next(&mut self) -> Result<Event<V>, Refused> {
+    /// Waits for a difference, but returns at once if the peer refuses; the call after that waits before it reconnects.
+    pub(super) async fn try_next(&mut self) -> Result<ChangeOf<V>, Refused> {
         let span = self.span.clone();
         async {
             loop {
                 match self.advance().await {
-                    Ok(Some(event)) => return Ok(event),
+                    Ok(Some(Event::Sync(revision))) => {
+                        // Otherwise another brain has the same state: what is said of that stays.
+                        if let Some(change) = self.tracker.finish(revision) {
+                            self.is_unconfirmed = false;
+                            return Ok(change);
+                        }
+                    }
+                    Ok(Some(event)) => self.tracker.apply(event),
                     Ok(None) => {}
                     Err(Failure::Broken(reason)) => {
                         self.stage = Stage::Waiting(self.backoff.failed(&self.round, &reason));
@@ -205,7 +198,7 @@ impl<V: View> Session<V> {
                 self.stage = Stage::Open(Box::new(stream?));
                 Ok(None)
             }
-            Stage::Open(stream) => match stream.next().await? {
+            Stage::Open(stream) => match stream.next(self.is_unconfirmed).await? {
                 Op::Kept(it) => self.keep(it).map(Some),
                 op => Ok(self.receive(op)),
             },
@@ -233,7 +226,7 @@ impl<V: View> Session<V> {
         Err(Failure::Broken("the brain keeps buckets that were not in the request".to_owned()))
     }
 
-    /// The event of an operation; `None` if it is not for the caller.
+    /// The event of an operation; `None` if it has none.
     fn receive(&mut self, op: Op) -> Option<Event<V>> {
         if let Some(it) = &mut self.inventory {
             it.record(&op);
@@ -281,7 +274,7 @@ async fn open<V: View>(
         is_answered: false,
         is_synced: false,
         revision: None,
-        activity: Activity::Active,
+        says_unconfirmed: false,
         silent_until: None,
         is_postponed: false,
         outage: client.outage,
@@ -290,14 +283,14 @@ async fn open<V: View>(
 
 impl<V: View> OpenStream<V> {
     /// The next operation; requests a change set before, if the last one is complete.
-    async fn next(&mut self) -> Result<Op, Failure> {
+    async fn next(&mut self, is_unconfirmed: bool) -> Result<Op, Failure> {
         loop {
             if mem::take(&mut self.is_answered) {
                 let mut request = self.request.clone();
-                if self.activity == Activity::Inactive {
+                if is_unconfirmed {
                     V::unconfirmed(&mut request);
-                    self.activity = Activity::Unconfirmed;
                 }
+                self.says_unconfirmed = is_unconfirmed;
                 // The channel has room, since the last request was answered. If it is closed, the items end.
                 let _ = self.requests.try_send(request);
             }
@@ -325,7 +318,7 @@ impl<V: View> OpenStream<V> {
             Op::Sync(it) => {
                 (self.is_answered, self.is_synced) = (true, true);
                 self.revision = it.revision;
-                self.activity = Activity::Active;
+                self.says_unconfirmed = false;
             }
             _ => {}
         }

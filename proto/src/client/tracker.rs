@@ -29,6 +29,9 @@ pub(super) struct Tracker<V: View> {
 
 type Tracked<T> = DiffStore<Arc<str>, Arc<T>>;
 
+/// The difference between two states of a view.
+pub(super) type ChangeOf<V> = Change<<V as View>::Node, <V as View>::Service, <V as View>::Endpoint>;
+
 impl<V: View> Default for Tracker<V> {
     fn default() -> Self {
         Self {
@@ -91,10 +94,7 @@ impl<V: View> Tracker<V> {
     }
 
     /// The difference to the last call; `None` if there is none, except for the first call.
-    pub(super) fn finish(
-        &mut self,
-        revision: Option<Revision>,
-    ) -> Option<Change<V::Node, V::Service, V::Endpoint>> {
+    pub(super) fn finish(&mut self, revision: Option<Revision>) -> Option<ChangeOf<V>> {
         let change = Change {
             revision,
             extensions: self.extensions.clone(),

@@ -7,8 +7,6 @@ use super::{
     node_view::NodeView,
     session::Session,
     state::{NodeChange, State},
-    tracker::Tracker,
-    view::Event,
 };
 
 /// Follows the changes of a node's state; returned by [`Client::changes`](super::Client::changes).
@@ -29,12 +27,7 @@ use super::{
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct ChangeWatch {
-    session: Session<NodeView>,
-    tracker: Tracker<NodeView>,
-    /// Whether the last difference is not active yet.
-    is_unconfirmed: bool,
-}
+pub struct ChangeWatch(Session<NodeView>);
 
 /// Follows the full state of a node; returned by [`Client::watch`](super::Client::watch).
 ///
@@ -56,7 +49,7 @@ pub struct Watch {
 
 impl ChangeWatch {
     pub(super) fn new(client: &Client) -> Self {
-        Self { session: Session::new(client), tracker: Tracker::default(), is_unconfirmed: false }
+        Self(Session::new(client))
     }
 
     /// Tells the brain that the last difference is not active yet. Without this, the next call of [`next`](Self::next)
@@ -73,14 +66,12 @@ impl ChangeWatch {
     /// # }
     /// ```
     pub fn unconfirmed(&mut self) {
-        self.is_unconfirmed = true;
-        self.session.unconfirmed();
+        self.0.is_unconfirmed = true;
     }
 
     /// Tells the brain that the last difference, which was [unconfirmed](Self::unconfirmed), is active now.
     pub fn confirm(&mut self) {
-        self.is_unconfirmed = false;
-        self.session.confirm();
+        self.0.confirm();
     }
 
     /// Waits for a state that differs from the last one, and returns the difference; the first one is that to the empty
@@ -88,21 +79,7 @@ impl ChangeWatch {
     ///
     /// Errors and outages are logged, and it reconnects. Cancel safe.
     pub async fn next(&mut self) -> NodeChange {
-        loop {
-            match self.session.next().await {
-                Event::Sync(revision) => {
-                    if let Some(change) = self.tracker.finish(revision) {
-                        self.is_unconfirmed = false;
-                        return change;
-                    }
-                    // The same state from another brain.
-                    if self.is_unconfirmed {
-                        self.session.unconfirmed();
-                    }
-                }
-                event => self.tracker.apply(event),
-            }
-        }
+        self.0.next().await
     }
 }
 
