@@ -21,7 +21,7 @@ use super::{
     signals,
 };
 use crate::{
-    client::{Client, FlagsError, NodeChange, State},
+    client::{Client, NodeChange, State},
     localv1::Extension,
 };
 
@@ -82,20 +82,10 @@ pub struct NotServed {
     pub reason: String,
 }
 
-/// Why a backend ended.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The flags cannot be used.
-    #[error("{0}")]
-    Flags(FlagsError),
-    /// A page cannot be served, or signals cannot be received: what, and why.
-    #[error("{0}: {1}")]
-    Io(String, io::Error),
-    /// With `--once`: the state could not be applied.
-    #[error("cannot apply the state: {0}")]
-    Apply(String),
-}
+/// Why a backend ended: what failed, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RunError(pub String);
 
 /// Runs a backend as a program: installs the log, and runs it until SIGTERM or Ctrl-C. An error is printed.
 pub async fn main<B: Backend>(flags: &Flags, backend: &mut B) -> ExitCode {
@@ -125,7 +115,7 @@ pub async fn run<B: Backend>(
     backend: &mut B,
     ended: impl Future<Output = io::Result<()>>,
 ) -> Result<(), RunError> {
-    let client = flags.client.client().map_err(RunError::Flags)?;
+    let client = flags.client.client().map_err(|it| RunError(it.to_string()))?;
     let client = client.request_extensions([Extension::ConflictingAddresses]);
     let client = client.request_extensions(B::EXTENSIONS.iter().copied());
     let metrics = Arc::new(Metrics::new());
@@ -137,7 +127,7 @@ pub async fn run<B: Backend>(
     let mut due = None;
     loop {
         let applied = tokio::select! {
-            it = &mut ended => return it.map_err(|it| RunError::Io("cannot receive signals".to_owned(), it)),
+            it = &mut ended => return it.map_err(|it| RunError(format!("cannot receive signals: {it}"))),
             change = changes.next() => {
                 changes.unconfirmed();
                 applier.take(change);
@@ -147,7 +137,7 @@ pub async fn run<B: Backend>(
         };
         let wait = match applied {
             Ok(()) if is_once => return Ok(()),
-            Err(error) if is_once => return Err(RunError::Apply(error)),
+            Err(error) if is_once => return Err(RunError(format!("cannot apply the state: {error}"))),
             Ok(()) => {
                 changes.confirm();
                 if applier.not_served.is_empty() {
@@ -184,7 +174,7 @@ async fn pages(flags: &Flags, client: &Client, metrics: &Arc<Metrics>) -> Result
             _ => metrics.page(outage.borrow().is_none()),
         };
         let server = Server::start(address, answer).await;
-        servers.push(server.map_err(|it| RunError::Io(format!("{flag} {address}"), it))?);
+        servers.push(server.map_err(|it| RunError(format!("{flag} {address}: {it}")))?);
     }
     Ok(servers)
 }

@@ -63,19 +63,10 @@ struct TlsFlags {
     tls_server_name: Option<String>,
 }
 
-/// Why the files of the flags cannot be used.
+/// Why the flags of TLS cannot be used: the file or the flag, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum FlagsError {
-    /// One of the files.
-    #[cfg(feature = "tls")]
-    #[error(transparent)]
-    Tls(#[from] crate::tls::TlsError),
-    /// The name of the server.
-    #[cfg(feature = "tls")]
-    #[error("--tls-server-name: {0}")]
-    ServerName(#[from] crate::tls::NameError),
-}
+#[error("{0}")]
+pub struct FlagsError(pub String);
 
 impl Flags {
     /// The client that the flags ask for.
@@ -90,9 +81,11 @@ impl Flags {
             &self.tls
         {
             let [authorities, certificate, key] = [ca, cert, key].map(Clone::clone);
-            let mut tls = crate::tls::ClientTls::new(crate::tls::TlsFiles { certificate, key, authorities })?;
+            let tls = crate::tls::ClientTls::new(crate::tls::TlsFiles { certificate, key, authorities });
+            let mut tls = tls.map_err(|it| FlagsError(it.to_string()))?;
             if let Some(name) = tls_server_name {
-                tls = tls.server_name(name)?;
+                let named = tls.server_name(name);
+                tls = named.map_err(|it| FlagsError(format!("--tls-server-name: {it}")))?;
             }
             return Ok(client.tls(tls));
         }
