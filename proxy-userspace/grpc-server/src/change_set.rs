@@ -102,8 +102,7 @@ impl<D: Diff> Iterator for ChangeSet<D> {
 pub(crate) trait Encode {
     const SET: Set;
 
-    /// The message at a path; `None` if the value is not sent.
-    fn encode(&self, path: &str) -> Option<Vec<u8>>;
+    fn encode(&self) -> Vec<u8>;
 }
 
 /// A value before and after, at a path.
@@ -115,22 +114,21 @@ pub(crate) struct Change<T> {
 
 impl<T: Encode> Change<T> {
     pub(crate) fn set(&self) -> Option<OpItem> {
-        let encode = |it: &Option<T>| it.as_ref()?.encode(&self.path);
-        let new = encode(&self.new)?;
-        (encode(&self.old).as_ref() != Some(&new)).then(|| set(T::SET, self.path.clone(), new))
+        let new = self.new.as_ref()?.encode();
+        let is_same = self.old.as_ref().is_some_and(|it| it.encode() == new);
+        (!is_same).then(|| set(T::SET, self.path.clone(), new))
     }
 
     pub(crate) fn delete(&self) -> Option<OpItem> {
-        let was_sent = self.old.as_ref()?.encode(&self.path).is_some();
-        (was_sent && self.new.is_none()).then(|| delete(T::SET, self.path.clone()))
+        (self.old.is_some() && self.new.is_none()).then(|| delete(T::SET, self.path.clone()))
     }
 }
 
 impl Encode for Arc<ServiceCidr> {
     const SET: Set = Set::ServiceCidrsSet;
 
-    fn encode(&self, _: &str) -> Option<Vec<u8>> {
-        Some(wire::service_cidr(self).encode_to_vec())
+    fn encode(&self) -> Vec<u8> {
+        wire::service_cidr(self).encode_to_vec()
     }
 }
 
@@ -155,8 +153,8 @@ pub(crate) fn differing<T: PartialEq>(
 impl Encode for Arc<Pod> {
     const SET: Set = Set::PodsSet;
 
-    fn encode(&self, _: &str) -> Option<Vec<u8>> {
-        Some(wire::pod(self).encode_to_vec())
+    fn encode(&self) -> Vec<u8> {
+        wire::pod(self).encode_to_vec()
     }
 }
 

@@ -18,7 +18,10 @@ use proxy_contract::{
 use tokio::task::coop::consume_budget;
 use wire::{
     Extensions,
-    cluster::{endpoint_info, endpoints_by_key, is_service_sent, is_slice_sent, node_info, service_info},
+    cluster::{
+        endpoint_info, endpoints_by_key, is_node_sent, is_service_sent, is_slice_sent, node_info,
+        service_info,
+    },
 };
 
 use super::change_set::{Change, Diff, Encode, Kind, Phase, delete, differing, set};
@@ -56,7 +59,8 @@ struct SliceChange {
 impl ClusterDiff {
     /// The difference from `old` to `new`; shared objects are not compared.
     pub(crate) fn new(old: &ClusterState, new: &ClusterState, filter: Filter<'_>) -> Self {
-        let nodes = new.nodes.diff(&old.nodes).map(|(name, old, new)| Change {
+        let nodes = new.nodes.diff(&old.nodes).filter(|(name, ..)| is_node_sent(name));
+        let nodes = nodes.map(|(name, old, new)| Change {
             path: format!("|{name}||"),
             old: old.cloned(),
             new: new.cloned(),
@@ -178,16 +182,16 @@ impl Diff for ClusterDiff {
 impl Encode for Arc<Node> {
     const SET: Set = Set::GlobalNodeInfos;
 
-    fn encode(&self, _: &str) -> Option<Vec<u8>> {
-        Some(node_info(self)?.encode_to_vec())
+    fn encode(&self) -> Vec<u8> {
+        node_info(self).encode_to_vec()
     }
 }
 
 impl Encode for SentService {
     const SET: Set = Set::GlobalServiceInfos;
 
-    fn encode(&self, _: &str) -> Option<Vec<u8>> {
-        Some(service_info(&self.service, self.trigger_time)?.encode_to_vec())
+    fn encode(&self) -> Vec<u8> {
+        service_info(&self.service, self.trigger_time).encode_to_vec()
     }
 }
 

@@ -7,7 +7,7 @@ use model::{
 };
 use proxy_contract::{
     client::{Client, ClusterChange, ClusterWatch},
-    globalv1::{ServiceInfo, sets_server::SetsServer},
+    globalv1::sets_server::SetsServer,
     localv1::Set,
 };
 use tonic::transport::Server;
@@ -103,7 +103,7 @@ async fn an_older_brain_sends_everything() {
     decoder.apply(&next(&mut cluster).await);
     brain.stop().await;
     // It ignores what the client has.
-    let info = |name: &str| -> ServiceInfo { service_info(&service(name), None).unwrap() };
+    let info = |name: &str| service_info(&service(name), None);
     let change_set = ["s7", "s8"].map(|it| set(Set::GlobalServiceInfos, &format!("ns|{it}||"), &info(it)));
     let older = ScriptedBrain::new([change_set.to_vec()]);
     serve_at(&folder.socket(), Server::builder().add_service(SetsServer::new(older)));

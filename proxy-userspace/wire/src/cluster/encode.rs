@@ -34,18 +34,18 @@ pub fn is_slice_sent(slice: &EndpointSlice) -> bool {
     !slice.headless && !slice.ports.is_empty() && is_path_component(&slice.name.name)
 }
 
+/// Whether a Node of this name is sent.
+pub fn is_node_sent(name: &str) -> bool {
+    is_path_component(name)
+}
+
 /// Whether a name can be part of a path: some clients crash on an additional pipe.
 fn is_path_component(name: &str) -> bool {
     !name.contains(['|', '/'])
 }
 
-/// Encodes a Service; none if no proxy serves it.
-///
-/// `trigger_time` is that of its slices, if it is to be sent.
-pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option<ServiceInfo> {
-    if object.kind == ServiceKind::ExternalName {
-        return None;
-    }
+/// Encodes a Service. `trigger_time` is that of its slices, if it is to be sent.
+pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> ServiceInfo {
     let mut message = service(object);
     leave_out_untargeted(&mut message.ip_filters);
     for port in &mut message.ports {
@@ -60,7 +60,7 @@ pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Option
         trigger_time: trigger_time.map(Timestamp::as_micros),
     };
     info.hash = hash(&info);
-    Some(info)
+    info
 }
 
 /// Encodes an endpoint of a slice.
@@ -109,11 +109,8 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
     info
 }
 
-/// Encodes a Node; none if its name cannot be part of a path.
-pub fn node_info(object: &Node) -> Option<NodeInfo> {
-    if !is_path_component(&object.name) {
-        return None;
-    }
+/// Encodes a Node.
+pub fn node_info(object: &Node) -> NodeInfo {
     let info = node(&object.name, &object.info);
     let message = globalv1::Node {
         name: object.name.to_string(),
@@ -129,7 +126,7 @@ pub fn node_info(object: &Node) -> Option<NodeInfo> {
     };
     let mut info = NodeInfo { hash: 0, node: Some(message) };
     info.hash = hash(&info);
-    Some(info)
+    info
 }
 
 fn label(name: &str, value: Option<&str>) -> BTreeMap<String, String> {

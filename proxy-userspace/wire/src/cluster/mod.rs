@@ -7,7 +7,9 @@ mod decode;
 mod encode;
 
 pub use decode::{ClusterDecoder, service_with_slices};
-pub use encode::{endpoint_info, endpoints_by_key, is_service_sent, is_slice_sent, node_info, service_info};
+pub use encode::{
+    endpoint_info, endpoints_by_key, is_node_sent, is_service_sent, is_slice_sent, node_info, service_info,
+};
 
 /// The label of a Service with the name of its proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";

@@ -24,8 +24,8 @@ use proxy_contract::{
 };
 
 use super::{
-    ClusterDecoder, endpoint_info, endpoints_by_key, is_service_sent, is_slice_sent, node_info, service_info,
-    service_with_slices,
+    ClusterDecoder, endpoint_info, endpoints_by_key, is_node_sent, is_service_sent, is_slice_sent, node_info,
+    service_info, service_with_slices,
 };
 use crate::{pod, service_cidr};
 
@@ -248,12 +248,12 @@ fn encoded(cluster: &ClusterState) -> Cluster {
                 endpoints.insert(path.into(), Arc::new(endpoint_info(slice, it)));
             }
         }
-        let service_message = service_info(service, trigger_time).unwrap();
+        let service_message = service_info(service, trigger_time);
         let message = Arc::new(ClusterService { service: service_message, endpoints });
         messages.services.insert(service.name.to_string().into(), message);
     }
     for node in cluster.nodes.values() {
-        messages.nodes.insert(Arc::clone(&node.name), Arc::new(node_info(node).unwrap()));
+        messages.nodes.insert(Arc::clone(&node.name), Arc::new(node_info(node)));
     }
     for it in cluster.service_cidrs.values() {
         messages.service_cidrs.insert(Arc::clone(&it.name), Arc::new(service_cidr(it)));
@@ -392,11 +392,10 @@ fn only_what_affects_a_node_is_sent() {
         Service { kind: ServiceKind::ExternalName, ..service.clone() },
         Service { cluster_ips: Vec::new(), ..service.clone() },
         Service { name: ServiceName::new("n|s", "web"), ..service.clone() },
-        Service { name: ServiceName::new("ns", "w/b"), ..service.clone() },
+        Service { name: ServiceName::new("ns", "w/b"), ..service },
     ] {
         assert!(!is_service_sent(&unsent, None, true), "{unsent:?}");
     }
-    assert_eq!(service_info(&Service { kind: ServiceKind::ExternalName, ..service }, None), None);
     let port = SlicePort { name: String::new(), protocol: model::Protocol::Tcp, port: number(80) };
     let sent = EndpointSlice { ports: vec![port], ..slice("web-a", Family::V4) };
     assert!(is_slice_sent(&sent));
@@ -407,11 +406,7 @@ fn only_what_affects_a_node_is_sent() {
     ] {
         assert!(!is_slice_sent(&unsent), "{unsent:?}");
     }
-    let node = |name: &str| Node { name: name.into(), zone: None, info: Default::default() };
-    assert_eq!(
-        [node("n1"), node("n|1"), node("n/1")].map(|it| node_info(&it).is_some()),
-        [true, false, false]
-    );
+    assert_eq!(["n1", "n|1", "n/1"].map(is_node_sent), [true, false, false]);
 }
 
 #[test]
@@ -420,14 +415,14 @@ fn what_kpng_reads_is_sent_too_and_source_ranges_of_families_with_a_load_balance
     let slice = cluster.slices().next().unwrap();
     let endpoint = endpoint_info(slice, &slice.endpoints[0]).endpoint.unwrap();
     assert_eq!(endpoint.scopes, Some(localv1::EndpointScopes::default()), "a required field");
-    let node = node_info(cluster.nodes.get("n1").unwrap()).unwrap().node.unwrap();
+    let node = node_info(cluster.nodes.get("n1").unwrap()).node.unwrap();
     assert_eq!(node.name, "n1");
     assert_eq!(node.labels, BTreeMap::from([("topology.kubernetes.io/zone".into(), "a".into())]));
     assert_eq!(node.topology, Some(TopologyInfo { node: "n1".into(), zone: "a".into() }));
     let service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
     let mut service = Service { metadata: None, ..service };
     service.source_ranges.push("2001:db8::/32".parse().unwrap());
-    let service = service_info(&service, None).unwrap().service.unwrap();
+    let service = service_info(&service, None).service.unwrap();
     assert_eq!(
         service.labels,
         BTreeMap::from([("service.kubernetes.io/service-proxy-name".into(), "other".into())])
@@ -440,17 +435,14 @@ fn what_kpng_reads_is_sent_too_and_source_ranges_of_families_with_a_load_balance
 fn a_hash_is_that_of_the_content() {
     let cluster = full_cluster();
     let service = Service::clone(cluster.services.get(&ServiceName::new("ns", "web")).unwrap());
-    let hash = |it: &Service| service_info(it, None).unwrap().hash;
+    let hash = |it: &Service| service_info(it, None).hash;
     assert_eq!(hash(&service), hash(&service.clone()));
     assert_ne!(hash(&service), hash(&Service { created: None, ..service.clone() }));
     let slice = cluster.slices().next().unwrap();
     let [a, b] = [0, 1].map(|it| endpoint_info(slice, &slice.endpoints[it]).hash);
     assert_ne!(a, b);
     let node = cluster.nodes.get("n1").unwrap();
-    assert_ne!(
-        node_info(node).unwrap().hash,
-        node_info(&Node { zone: None, ..Node::clone(node) }).unwrap().hash
-    );
+    assert_ne!(node_info(node).hash, node_info(&Node { zone: None, ..Node::clone(node) }).hash);
 }
 
 #[test]
