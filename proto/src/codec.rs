@@ -12,14 +12,8 @@ const BUFFER_SIZE: usize = 1 << 10;
 const YIELD_THRESHOLD: usize = 4 << 10;
 
 /// Prost's encoding with small buffers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SmallBuffers<T, U>(PhantomData<(T, U)>);
-
-impl<T, U> Default for SmallBuffers<T, U> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
 
 impl<T, U> Codec for SmallBuffers<T, U>
 where

@@ -54,20 +54,11 @@ impl Inventory {
     }
 
     pub(super) fn record(&mut self, op: &Op) {
-        let set_of = |it: &Ref| Set::try_from(it.set).ok().filter(|it| *it != Set::UnknownSet);
         match op {
             Op::Reset(_) => self.reset(),
             Op::Sync(_) => self.sync(),
-            Op::Set(Value { r#ref: Some(it), bytes }) => {
-                if let Some(set) = set_of(it) {
-                    self.set(set, &it.path, bytes);
-                }
-            }
-            Op::Delete(it) => {
-                if let Some(set) = set_of(it) {
-                    self.delete(set, &it.path);
-                }
-            }
+            Op::Set(Value { r#ref: Some(it), bytes }) => self.note(it, Some(bytes)),
+            Op::Delete(it) => self.note(it, None),
             Op::Set(_) | Op::Kept(_) | Op::Heartbeat(_) => {}
         }
     }
@@ -88,16 +79,11 @@ impl Inventory {
         }
     }
 
-    fn set(&mut self, set: Set, path: &str, bytes: &[u8]) {
-        self.note(set, path, Some(digest::object(set, path, bytes)));
-    }
-
-    fn delete(&mut self, set: Set, path: &str) {
-        self.note(set, path, None);
-    }
-
-    fn note(&mut self, set: Set, path: &str, digest: Option<Digest>) {
+    /// An object was set to these bytes, or deleted.
+    fn note(&mut self, Ref { set, path }: &Ref, bytes: Option<&[u8]>) {
+        let Some(set) = Set::try_from(*set).ok().filter(|it| *it != Set::UnknownSet) else { return };
         let Some((group_set, group)) = digest::group_of(set, path) else { return };
+        let digest = bytes.map(|it| digest::object(set, path, it));
         let id = self.hasher.hash_one((i32::from(set), path));
         let operations = self.pending.entry((group_set, group.into_owned())).or_default();
         // A peer may replace an object again and again.
@@ -141,6 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::localv1::EmptyOp;
 
     fn message(inventory: &Inventory) -> Vec<u8> {
         inventory.message().map(|it| it.buckets).unwrap_or_default()
@@ -155,6 +142,14 @@ mod tests {
 
     fn group(path: &str) -> (Set, Cow<'_, str>) {
         digest::group_of(set_of(path), path).unwrap()
+    }
+
+    fn reference(path: &str) -> Ref {
+        Ref { set: set_of(path).into(), path: path.to_owned() }
+    }
+
+    fn set(path: &str, bytes: &[u8]) -> Op {
+        Op::Set(Value { r#ref: Some(reference(path)), bytes: bytes.to_vec().into() })
     }
 
     fn expected(objects: &Plain) -> Vec<u8> {
@@ -198,15 +193,15 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Set(path, byte) => {
-                        inventory.set(set_of(&path), &path, &[byte]);
+                        inventory.record(&set(&path, &[byte]));
                         current.insert(path, byte);
                     }
                     Step::Delete(path) => {
-                        inventory.delete(set_of(&path), &path);
+                        inventory.record(&Op::Delete(reference(&path)));
                         current.remove(&path);
                     }
                     Step::Reset => {
-                        inventory.reset();
+                        inventory.record(&Op::Reset(EmptyOp::default()));
                         current.clear();
                     }
                     Step::Keep(bits) => {
@@ -222,7 +217,7 @@ mod tests {
                         current.extend(synced.iter().filter(|(path, _)| is_kept(path)).map(|(path, it)| (path.clone(), *it)));
                     }
                     Step::Sync => {
-                        inventory.sync();
+                        inventory.record(&Op::Sync(EmptyOp::default()));
                         synced.clone_from(&current);
                     }
                 }
@@ -235,7 +230,7 @@ mod tests {
     fn an_object_that_is_replaced_again_and_again_is_one() {
         let mut inventory = Inventory::default();
         for n in 0..5 * MIN_FORGOTTEN {
-            inventory.set(Set::EndpointsSet, &format!("ns/a/{}", n % 3), &n.to_be_bytes());
+            inventory.record(&set(&format!("ns/a/{}", n % 3), &n.to_be_bytes()));
         }
         let [operations] = &inventory.pending.values().collect::<Vec<_>>()[..] else {
             panic!("it is one group")
@@ -244,7 +239,7 @@ mod tests {
         inventory.sync();
         let mut once = Inventory::default();
         for n in 5 * MIN_FORGOTTEN - 3..5 * MIN_FORGOTTEN {
-            once.set(Set::EndpointsSet, &format!("ns/a/{}", n % 3), &n.to_be_bytes());
+            once.record(&set(&format!("ns/a/{}", n % 3), &n.to_be_bytes()));
         }
         once.sync();
         assert_eq!(message(&inventory), message(&once));
