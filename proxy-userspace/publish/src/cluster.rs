@@ -11,13 +11,9 @@ use tokio::sync::{Notify, watch};
 #[derive(Debug)]
 pub struct ClusterPublisher(Arc<ClusterChannel>);
 
-/// Gives access to the cluster state, but does not count as a watcher.
+/// Gives access to the cluster state while its publisher exists, but does not count as a watcher.
 #[derive(Clone, Debug)]
-pub struct ClusterSubscription {
-    proxy_name: Option<Arc<str>>,
-    /// Dropped with the publisher.
-    channel: Weak<ClusterChannel>,
-}
+pub struct ClusterSubscription(Weak<ClusterChannel>);
 
 /// Watches the cluster state; while there is one, the brain publishes it.
 #[derive(Debug)]
@@ -60,7 +56,7 @@ impl ClusterPublisher {
 
     /// Access for the server.
     pub fn subscribe(&self) -> ClusterSubscription {
-        ClusterSubscription { proxy_name: self.0.proxy_name.clone(), channel: Arc::downgrade(&self.0) }
+        ClusterSubscription(Arc::downgrade(&self.0))
     }
 
     /// Whether there are watchers. Without any, the state need not be published.
@@ -77,16 +73,13 @@ impl ClusterPublisher {
 impl ClusterSubscription {
     /// Starts to watch.
     pub fn watch(&self) -> ClusterWatcher {
-        let receiver = match self.channel.upgrade() {
-            Some(channel) => {
-                let receiver = channel.sender.subscribe();
-                channel.watcher_joined.notify_one();
-                receiver
-            }
+        let Some(channel) = self.0.upgrade() else {
             // Closed, as that of any watcher is now.
-            None => watch::channel(ClusterSnapshot::Pending).1,
+            return ClusterWatcher { proxy_name: None, receiver: watch::channel(ClusterSnapshot::Pending).1 };
         };
-        ClusterWatcher { proxy_name: self.proxy_name.clone(), receiver }
+        let receiver = channel.sender.subscribe();
+        channel.watcher_joined.notify_one();
+        ClusterWatcher { proxy_name: channel.proxy_name.clone(), receiver }
     }
 }
 
