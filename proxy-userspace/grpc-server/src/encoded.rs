@@ -23,8 +23,7 @@ pub(crate) struct Encoded {
     pub(crate) service: Bytes,
     /// In the order of the state.
     pub(crate) endpoints: Vec<Bytes>,
-    position: u32,
-    digest: Digest,
+    group: GroupDigest,
     /// The operations from the previous state, which most clients had.
     change: Mutex<Option<(Weak<ServiceState>, Arc<Operations>)>>,
 }
@@ -80,8 +79,7 @@ impl Encoded {
             content,
             service,
             endpoints,
-            position: digest::position(Set::ServicesSet, &path),
-            digest: digest::all(&mut digests),
+            group: (digest::position(Set::ServicesSet, &path), digest::all(&mut digests)),
             change: Mutex::default(),
         }
     }
@@ -99,18 +97,18 @@ fn content(extensions: Extensions) -> Extensions {
 
 /// The position and the digest of each node, in the order of their names, for the nodes that were compared last.
 #[derive(Default)]
-pub(crate) struct NodeDigests(Mutex<Option<(NodeInfos, GroupDigests)>>);
+pub(crate) struct NodeDigests(Mutex<Option<(NodeInfos, Arc<[GroupDigest]>)>>);
 
-/// Positions and digests of groups.
-type GroupDigests = Arc<[(u32, Digest)]>;
+/// The position and the digest of a group.
+type GroupDigest = (u32, Digest);
 
 impl NodeDigests {
-    fn of(&self, nodes: &NodeInfos) -> GroupDigests {
+    fn of(&self, nodes: &NodeInfos) -> Arc<[GroupDigest]> {
         let mut last = self.0.lock();
         match &*last {
             Some((of, digests)) if Arc::ptr_eq(of, nodes) => Arc::clone(digests),
             _ => {
-                let digests: GroupDigests = nodes
+                let digests: Arc<[_]> = nodes
                     .iter()
                     .map(|(name, node)| group(Set::NodesSet, name, &wire::node(name, node).encode_to_vec()))
                     .collect();
@@ -122,7 +120,7 @@ impl NodeDigests {
 }
 
 /// A group of one object.
-fn group(set: Set, path: &str, bytes: &[u8]) -> (u32, Digest) {
+fn group(set: Set, path: &str, bytes: &[u8]) -> GroupDigest {
     (digest::position(set, path), digest::all(&mut [digest::object(set, path, bytes)]))
 }
 
@@ -135,11 +133,8 @@ pub(crate) fn kept(
     node_digests: &NodeDigests,
 ) -> (KeptBuckets, NodeState) {
     let service = |it: &Arc<_>| match is_shared.then(|| Encoded::shared(it, extensions)).flatten() {
-        Some(it) => (it.position, it.digest),
-        None => {
-            let own = Encoded::new(it, content(extensions));
-            (own.position, own.digest)
-        }
+        Some(it) => it.group,
+        None => Encoded::new(it, content(extensions)).group,
     };
     let services: Vec<_> = state.services.values().map(service).collect();
     let nodes = if extensions.has(Extension::Nodes) { node_digests.of(&state.nodes) } else { Arc::default() };
@@ -159,7 +154,7 @@ pub(crate) fn kept(
         return (kept, NodeState::default());
     }
     let mut rest = state.clone();
-    let is_lost = |(position, _): &(u32, Digest)| !kept.contains(*position);
+    let is_lost = |(position, _): &GroupDigest| !kept.contains(*position);
     for ((name, _), _) in state.services.iter().zip(&services).filter(|it| is_lost(it.1)) {
         rest.services.remove(name);
     }
