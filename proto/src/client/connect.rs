@@ -3,7 +3,7 @@
 //! Clients try the brains in random order, so that they spread, and names are resolved anew for each round.
 //! If there are several brains, one that does not say that it serves is left for the next.
 
-use std::{error::Error, fmt, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{error::Error, fmt, io, net::SocketAddr, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -19,7 +19,7 @@ use tonic::{
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
-use tower::service_fn;
+use tower::util::BoxCloneSyncService;
 
 use crate::{Target, Targets, localv1::Extension};
 
@@ -32,30 +32,8 @@ pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
-
 /// Makes connections other than by sockets.
-#[derive(Clone)]
-pub(super) struct ConnectBy(Arc<dyn Fn() -> Connecting + Send + Sync>);
-
-impl ConnectBy {
-    pub(super) fn new<F, S>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = io::Result<S>> + Send + 'static,
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        Self(Arc::new(move || {
-            let connecting = connect();
-            Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn ByteStream>) })
-        }))
-    }
-}
-
-impl fmt::Debug for ConnectBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectBy").finish_non_exhaustive()
-    }
-}
+pub(super) type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn ByteStream>>, io::Error>;
 
 /// A client of a brain, on behalf of a node.
 ///
@@ -75,7 +53,7 @@ pub struct Client {
     /// Why the last attempt failed; `None` since a complete state.
     pub(super) outage: watch::Sender<Option<String>>,
     /// Makes connections; `None` for a socket of its own.
-    pub(super) connect_by: Option<ConnectBy>,
+    pub(super) connect_by: Option<Connector>,
     #[cfg(feature = "tls")]
     pub(super) tls: Option<crate::tls::ClientTls>,
 }
@@ -163,13 +141,7 @@ impl Client {
             .tcp_keepalive_retries(Some(3));
         let connected = match self.connect_by.clone() {
             None => endpoint.connect().await,
-            Some(ConnectBy(connect)) => {
-                let connector = service_fn(move |_| {
-                    let connecting = connect();
-                    async { Ok::<_, io::Error>(TokioIo::new(connecting.await?)) }
-                });
-                endpoint.connect_with_connector(connector).await
-            }
+            Some(connector) => endpoint.connect_with_connector(connector).await,
         };
         connected.map_err(|it| error_chain(&it))
     }

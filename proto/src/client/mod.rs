@@ -52,11 +52,14 @@ mod tracker;
 mod view;
 mod watch;
 
-use std::io;
+use std::{io, sync::Arc};
 
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::transport::Uri;
+use tower::service_fn;
 
-use self::connect::ConnectBy;
+use self::connect::{ByteStream, Connector};
 use crate::{
     Targets,
     globalv1::NodeStatus,
@@ -133,7 +136,11 @@ impl Client {
         F: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        self.connect_by = Some(ConnectBy::new(connect));
+        let connect = Arc::new(connect);
+        self.connect_by = Some(Connector::new(service_fn(move |_: Uri| {
+            let connecting = connect();
+            async { connecting.await.map(|it| TokioIo::new(Box::new(it) as Box<dyn ByteStream>)) }
+        })));
         self
     }
 
