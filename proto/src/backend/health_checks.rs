@@ -1,22 +1,16 @@
 //! The servers at the health-check node ports of Services: whether this node has an endpoint (KEP-1669 included).
 
-use std::{
-    collections::BTreeMap,
-    net::Ipv6Addr,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use hyper::StatusCode;
+use tokio::sync::watch;
 
 use super::http::{Answer, Server};
 use crate::client::{ServiceEndpoints, State};
 
-/// What a port answers now.
-type Shared = Arc<Mutex<Answer>>;
-
-/// The open ports.
+/// The open ports, and what they answer now.
 #[derive(Debug, Default)]
-pub(super) struct HealthChecks(BTreeMap<u16, (Shared, Server)>);
+pub(super) struct HealthChecks(BTreeMap<u16, (watch::Sender<Answer>, Server)>);
 
 impl HealthChecks {
     /// Opens the ports of `state` and closes others. What cannot be opened is logged, and tried again at the next state.
@@ -25,15 +19,14 @@ impl HealthChecks {
             state.services.iter().filter_map(|(name, it)| answer(name, it)).collect();
         self.0.retain(|port, _| wanted.contains_key(port));
         for (port, answer) in wanted {
-            if let Some((shared, _)) = self.0.get(&port) {
-                *shared.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+            if let Some((current, _)) = self.0.get(&port) {
+                current.send_replace(answer);
                 continue;
             }
-            let shared = Arc::new(Mutex::new(answer));
-            let current = Arc::clone(&shared);
-            let current = move |_: &str| current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            match Server::start((Ipv6Addr::UNSPECIFIED, port).into(), current).await {
-                Ok(server) => drop(self.0.insert(port, (shared, server))),
+            let (current, answers) = watch::channel(answer);
+            let answer = move |_: &str| answers.borrow().clone();
+            match Server::start((Ipv6Addr::UNSPECIFIED, port).into(), answer).await {
+                Ok(server) => drop(self.0.insert(port, (current, server))),
                 Err(error) => tracing::warn!(port, %error, "cannot open a health-check node port"),
             }
         }

@@ -1,7 +1,7 @@
 //! The metrics of a backend, by kube-proxy's names where it has them, and the answer to a health check.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::AtomicU64},
+    sync::atomic::AtomicU64,
     time::{Duration, SystemTime},
 };
 
@@ -11,6 +11,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use tokio::sync::watch;
 
 use super::http::Answer;
 
@@ -24,11 +25,11 @@ pub(super) struct Metrics {
     services: Gauge,
     not_served: Gauge,
     is_connected: Gauge,
-    health: Mutex<Health>,
+    health: watch::Sender<Health>,
 }
 
 /// Whether the node is as the newest state says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Health {
     /// No state was received yet.
     Waiting,
@@ -50,7 +51,7 @@ impl Metrics {
             services: Gauge::default(),
             not_served: Gauge::default(),
             is_connected: Gauge::default(),
-            health: Mutex::new(Health::Waiting),
+            health: watch::Sender::new(Health::Waiting),
         };
         let all = &mut it.registry;
         all.register("sync_proxy_rules_duration_seconds", "Time to apply a state", it.duration.clone());
@@ -73,26 +74,21 @@ impl Metrics {
         self.last_applied.set(now.as_secs_f64());
         self.services.set(i64::try_from(services).unwrap_or(i64::MAX));
         self.not_served.set(i64::try_from(not_served).unwrap_or(i64::MAX));
-        self.set_health(Health::Applied);
+        self.health.send_replace(Health::Applied);
     }
 
     pub(super) fn failed(&self, error: String) {
         self.failures.inc();
-        self.set_health(Health::Failed(error));
+        self.health.send_replace(Health::Failed(error));
     }
 
     pub(super) fn repaired(&self) {
         self.repairs.inc();
     }
 
-    fn set_health(&self, health: Health) {
-        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = health;
-    }
-
     /// The page /healthz. An outage of the brain is said, and is no failure: the last state stays active.
     pub(super) fn healthz(&self, outage: Option<&str>) -> Answer {
-        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (status, mut body) = match health {
+        let (status, mut body) = match &*self.health.borrow() {
             Health::Waiting => (StatusCode::SERVICE_UNAVAILABLE, "no state was received yet".to_owned()),
             Health::Applied => (StatusCode::OK, "ok".to_owned()),
             Health::Failed(error) => {
