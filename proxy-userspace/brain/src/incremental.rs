@@ -2,6 +2,7 @@
 //!
 //! Invariant: the states equal those of [`node_state`](crate::node_state), and the cost of a change is proportional to
 //! what it affects.
+//! What has changed is the difference of two snapshots: the cluster now, and the one that the states were derived from.
 //! A Service is derived once for all nodes of a zone that no endpoint refers to, and once for each other node; equal
 //! results are shared, and a state that did not change stays the same object.
 
@@ -13,7 +14,8 @@ use std::{
 
 use model::{
     Rejections, ServiceName,
-    cluster::{ClusterChanges, ClusterState, Endpoint, EndpointSlice, Node, Object, ObjectName, Service},
+    cluster::{ClusterState, Endpoint, EndpointSlice, SliceName},
+    diff::differing,
     object_map::Edit,
     state::{NodeInfos, NodeState, ServiceState, Services},
 };
@@ -31,14 +33,10 @@ use crate::{
 pub struct Brain {
     options: Options,
     cluster: Arc<ClusterState>,
+    /// The cluster as of the last [`recompute`](Self::recompute), from which everything here was derived.
+    derived: Arc<ClusterState>,
     admission: Admission,
     rejections: Rejections,
-    /// Services whose own object may have changed.
-    changed_services: BTreeSet<ServiceName>,
-    /// Services whose slices may have changed.
-    changed_slices: BTreeSet<ServiceName>,
-    /// Services to be derived again.
-    dirty: BTreeMap<ServiceName, Dirty>,
     /// The Services of the nodes that no endpoint refers to, by zone.
     zones: BTreeMap<Zone, Services>,
     served: BTreeMap<Arc<str>, ServedNode>,
@@ -46,23 +44,12 @@ pub struct Brain {
     dirty_nodes: BTreeSet<Arc<str>>,
     /// The part of a node state that is the same for all nodes.
     node_infos: NodeInfos,
-    /// Nodes whose info may have changed.
-    dirty_infos: BTreeSet<Arc<str>>,
 }
 
 type Zone = Option<Arc<str>>;
 
 /// So many nodes are looked for among the endpoints of a Service one by one.
 const FEW: usize = 4;
-
-/// What of a Service may have changed.
-#[derive(Debug)]
-enum Dirty {
-    /// Anything.
-    Service,
-    /// Endpoints of these slices.
-    Endpoints(Replaced),
-}
 
 /// A node whose state is kept.
 #[derive(Debug)]
@@ -80,6 +67,16 @@ impl Brain {
     /// The cluster with every change so far.
     pub fn cluster_state(&self) -> &Arc<ClusterState> {
         &self.cluster
+    }
+
+    /// The cluster, to be changed; the states follow with the next [`recompute`](Self::recompute).
+    pub fn cluster_mut(&mut self) -> &mut ClusterState {
+        Arc::make_mut(&mut self.cluster)
+    }
+
+    /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
+    pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
+        self.cluster = cluster;
     }
 
     /// Starts to serve a node; its state is available after the next [`recompute`](Self::recompute).
@@ -122,96 +119,6 @@ impl Brain {
         self.admission.sizes.last().map_or(0, |it| it.0)
     }
 
-    /// Adds a Service, or replaces the one of the same name.
-    pub fn set_service(&mut self, service: impl Into<Arc<Service>>) {
-        let service = service.into();
-        self.changed_services.insert(service.name.clone());
-        self.cluster_mut().services.insert(service);
-    }
-
-    /// Adds an EndpointSlice, or replaces the one of the same name.
-    pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
-        let slice = slice.into();
-        let service = slice.service.clone();
-        self.changed_slices.insert(service.clone());
-        match self.cluster_mut().set_slice(slice) {
-            Some(old) if old.service == service => self.mark_endpoints_dirty(old),
-            old => {
-                self.mark_dirty(&service);
-                if let Some(it) = &old {
-                    self.changed_slices.insert(it.service.clone());
-                    self.mark_dirty(&it.service);
-                }
-            }
-        }
-    }
-
-    /// Adds a Node, or replaces the one of the same name.
-    pub fn set_node(&mut self, node: impl Into<Arc<Node>>) {
-        let node = node.into();
-        self.mark_node_dirty(&node.name);
-        self.cluster_mut().nodes.insert(node);
-    }
-
-    /// Adds an object, or replaces the one of the same name.
-    pub fn set(&mut self, object: Object) {
-        match object {
-            Object::Service(it) => self.set_service(it),
-            Object::EndpointSlice(it) => self.set_slice(it),
-            Object::Node(it) => self.set_node(it),
-            Object::ServiceCidr(it) => self.cluster_mut().set_service_cidr(it),
-            Object::Pod(it) => self.cluster_mut().set_pod(it),
-        }
-    }
-
-    /// Deletes an object.
-    pub fn delete(&mut self, name: &ObjectName) {
-        match name {
-            ObjectName::Service(it) => {
-                self.changed_services.insert(it.clone());
-                self.cluster_mut().services.remove(it);
-            }
-            ObjectName::EndpointSlice(it) => {
-                if let Some(old) = self.cluster_mut().delete_slice(it) {
-                    self.changed_slices.insert(old.service.clone());
-                    self.mark_dirty(&old.service);
-                }
-            }
-            ObjectName::Node(it) => {
-                self.mark_node_dirty(it);
-                self.cluster_mut().nodes.remove(it);
-            }
-            ObjectName::ServiceCidr(it) => self.cluster_mut().delete_service_cidr(it),
-            ObjectName::Pod(it) => self.cluster_mut().delete_pod(it),
-        }
-    }
-
-    /// Sets and deletes objects.
-    pub fn apply(&mut self, changes: ClusterChanges) {
-        for (name, object) in changes {
-            match object {
-                Some(object) => self.set(object),
-                None => self.delete(&name),
-            }
-        }
-    }
-
-    /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
-    pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
-        let before = mem::replace(&mut self.cluster, cluster);
-        let after = Arc::clone(&self.cluster);
-        for (name, ..) in after.services.diff(&before.services) {
-            self.changed_services.insert(name.clone());
-        }
-        for service in after.services_with_changed_slices(&before) {
-            self.changed_slices.insert(service.clone());
-            self.mark_dirty(service);
-        }
-        for (name, ..) in after.nodes.diff(&before.nodes) {
-            self.mark_node_dirty(name);
-        }
-    }
-
     /// Whether nodes wait for their first state, or for that of another zone.
     pub fn has_pending_nodes(&self) -> bool {
         !self.dirty_nodes.is_empty()
@@ -226,20 +133,24 @@ impl Brain {
     /// `max_pending`: a change does not wait until thousands of nodes have their first state.
     pub fn recompute_some(&mut self, max_pending: usize) -> BTreeSet<Arc<str>> {
         let mut changed = BTreeSet::new();
-        let services = mem::take(&mut self.changed_services);
-        let with_slices = mem::take(&mut self.changed_slices);
-        for it in self.admission.update(&self.cluster, &self.options, &services, &with_slices) {
-            self.mark_dirty(&it);
-        }
+        let before = mem::replace(&mut self.derived, Arc::clone(&self.cluster));
+        let services = self.cluster.services.diff(&before.services).map(|(name, ..)| name.clone()).collect();
+        let with_slices = self.cluster.services_with_changed_slices(&before).cloned().collect();
+        let affected = self.admission.update(&self.cluster, &self.options, &services, &with_slices);
         for name in self.admission.take_changed() {
             let rejected =
                 self.admission.rejected_of(&self.cluster, &name, self.options.max_namespace_entries);
             self.rejections.set(&format!("Service {name}"), rejected);
         }
-        for (name, dirty) in mem::take(&mut self.dirty) {
-            self.derive(&name, &dirty, &mut changed);
+        // As long as no state is kept there is nothing to be derived again.
+        if !self.zones.is_empty() {
+            for name in affected.union(&with_slices) {
+                let is_whole = affected.contains(name);
+                let replaced = if is_whole { None } else { replaced_slices(&before, &self.cluster, name) };
+                self.derive(name, replaced.as_ref(), &mut changed);
+            }
         }
-        self.update_nodes(&mut changed);
+        self.update_nodes(&before, &mut changed);
         self.derive_pending(max_pending, &mut changed);
         let in_use: BTreeSet<_> = self.served.values().map(|it| &it.zone).collect();
         self.zones.retain(|zone, _| in_use.contains(zone) || (zone.is_none() && !in_use.is_empty()));
@@ -289,26 +200,24 @@ impl Brain {
     }
 
     /// Updates what is the same in all states.
-    fn update_nodes(&mut self, changed: &mut BTreeSet<Arc<str>>) {
-        let mut has_changed = false;
-        for name in mem::take(&mut self.dirty_infos) {
-            let info = self.cluster.nodes.get(&name).map(|it| &it.info);
-            if self.node_infos.get(&name) == info {
+    fn update_nodes(&mut self, before: &ClusterState, changed: &mut BTreeSet<Arc<str>>) {
+        let (service_cidrs, pods) = (&self.cluster.service_cidrs, &self.cluster.pods);
+        let mut has_changed = before.service_cidrs != *service_cidrs || before.pods != *pods;
+        for (name, _, node) in self.cluster.nodes.diff(&before.nodes) {
+            if self.served.contains_key(name) {
+                self.dirty_nodes.insert(Arc::clone(name));
+            }
+            let info = node.map(|it| &it.info);
+            if self.node_infos.get(name) == info {
                 continue;
             }
             has_changed = true;
             let node_infos = Arc::make_mut(&mut self.node_infos);
             match info {
-                Some(info) => node_infos.insert(name, info.clone()),
-                None => node_infos.remove(&name),
+                Some(info) => node_infos.insert(Arc::clone(name), info.clone()),
+                None => node_infos.remove(name),
             };
         }
-        // They are the same for all nodes, too.
-        let (service_cidrs, pods) = (&self.cluster.service_cidrs, &self.cluster.pods);
-        has_changed |= self
-            .served
-            .values()
-            .any(|ServedNode { state, .. }| state.service_cidrs != *service_cidrs || state.pods != *pods);
         if has_changed {
             for (name, served) in &mut self.served {
                 served.state.nodes = Arc::clone(&self.node_infos);
@@ -319,47 +228,14 @@ impl Brain {
         }
     }
 
-    /// The cluster, to change what is the same in all states: the rest has to be marked, too.
-    fn cluster_mut(&mut self) -> &mut ClusterState {
-        Arc::make_mut(&mut self.cluster)
-    }
-
-    fn mark_dirty(&mut self, name: &ServiceName) {
-        // As long as no state is kept there is nothing to be derived again.
-        if !self.zones.is_empty() {
-            self.dirty.insert(name.clone(), Dirty::Service);
-        }
-    }
-
-    /// A slice was replaced by another one of the same Service.
-    fn mark_endpoints_dirty(&mut self, old: Arc<EndpointSlice>) {
-        if self.zones.is_empty() {
-            return;
-        }
-        let dirty = self.dirty.entry(old.service.clone());
-        if let Dirty::Endpoints(replaced) = dirty.or_insert_with(|| Dirty::Endpoints(Replaced::new())) {
-            replaced.entry(old.name.clone()).or_insert(old);
-        }
-    }
-
-    fn mark_node_dirty(&mut self, name: &str) {
-        let name: Arc<str> = name.into();
-        if self.served.contains_key(&name) {
-            self.dirty_nodes.insert(Arc::clone(&name));
-        }
-        self.dirty_infos.insert(name);
-    }
-
-    /// Derives one Service again, for all zones and served nodes.
-    fn derive(&mut self, name: &ServiceName, dirty: &Dirty, changed: &mut BTreeSet<Arc<str>>) {
+    /// Derives one Service again, for all zones and served nodes. Of one that is otherwise as before, `replaced` are the slices
+    /// whose endpoints have changed.
+    fn derive(&mut self, name: &ServiceName, replaced: Option<&Replaced>, changed: &mut BTreeSet<Arc<str>>) {
         let mut view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
         if self.served.len() > FEW {
             view = view.for_many_nodes();
         }
-        let affected = match dirty {
-            Dirty::Service => None,
-            Dirty::Endpoints(replaced) => Affected::find(&view.slices, replaced),
-        };
+        let affected = replaced.and_then(|it| Affected::find(&view.slices, it));
         let affected = affected.as_ref();
         // One edit for all zones and nodes of the same locality.
         let mut edits: HashMap<Locality<'_>, Edit<ServiceState>> = HashMap::new();
@@ -440,6 +316,16 @@ impl Brain {
             services.apply(&mut edit);
         }
     }
+}
+
+/// The slices of a Service that were replaced, as they were before; `None` if any was added or removed.
+fn replaced_slices(before: &ClusterState, now: &ClusterState, service: &ServiceName) -> Option<Replaced> {
+    fn by_name(it: &Arc<EndpointSlice>) -> (&SliceName, &Arc<EndpointSlice>) {
+        (&it.name, it)
+    }
+    let changes = differing(before.slices_of(service).map(by_name), now.slices_of(service).map(by_name));
+    let replaced = changes.map(|(name, old, new)| new.and(old).map(|old| (name.clone(), Arc::clone(old))));
+    replaced.collect()
 }
 
 /// The edit that brings a Service to its state at a locality; what is equal in a similar state is shared with it.

@@ -60,45 +60,32 @@ impl ClusterState {
         self.slices.diff(&before.slices).map(|(name, ..)| name)
     }
 
-    /// Adds an EndpointSlice, or replaces the one of the same name, which is returned.
-    ///
-    /// The old slice may belong to another Service than the new one.
-    pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) -> Option<Arc<EndpointSlice>> {
+    /// Adds an EndpointSlice, or replaces the one of the same name, which may belong to another Service.
+    pub fn set_slice(&mut self, slice: impl Into<Arc<EndpointSlice>>) {
         let slice = slice.into();
-        let owner = self.slice_owners.get(&slice.name);
-        let moved = match owner.is_some_and(|it| it.service == slice.service) {
-            true => None,
-            false => {
-                let moved = self.delete_slice(&slice.name);
-                self.slice_owners
-                    .insert(SliceOwner { name: slice.name.clone(), service: slice.service.clone() });
-                moved
-            }
-        };
-        let siblings = self.slices.get(&slice.service);
-        let mut slices = siblings.map(|it| it.slices.clone()).unwrap_or_default();
         let service = slice.service.clone();
-        let replaced = match position(&slices, &slice.name) {
-            Ok(at) => Some(std::mem::replace(&mut slices[at], slice)),
-            Err(at) => {
-                slices.insert(at, slice);
-                None
-            }
-        };
+        if self.slice_owners.get(&slice.name).is_none_or(|it| it.service != service) {
+            self.delete_slice(&slice.name);
+            self.slice_owners.insert(SliceOwner { name: slice.name.clone(), service: service.clone() });
+        }
+        let mut slices: Vec<_> = self.slices_of(&service).cloned().collect();
+        match position(&slices, &slice.name) {
+            Ok(at) => slices[at] = slice,
+            Err(at) => slices.insert(at, slice),
+        }
         self.slices.insert(ServiceSlices { service, slices });
-        replaced.or(moved)
     }
 
-    /// Removes an EndpointSlice and returns it.
-    pub fn delete_slice(&mut self, name: &SliceName) -> Option<Arc<EndpointSlice>> {
-        let service = self.slice_owners.remove(name)?.service.clone();
-        let mut slices = self.slices.get(&service)?.slices.clone();
-        let old = slices.remove(position(&slices, name).ok()?);
+    /// Removes an EndpointSlice.
+    pub fn delete_slice(&mut self, name: &SliceName) {
+        let Some(owner) = self.slice_owners.remove(name) else { return };
+        let others = self.slices_of(&owner.service).filter(|it| it.name != *name);
+        let slices: Vec<_> = others.cloned().collect();
+        let service = owner.service.clone();
         match slices.is_empty() {
             true => drop(self.slices.remove(&service)),
             false => drop(self.slices.insert(ServiceSlices { service, slices })),
         }
-        Some(old)
     }
 
     /// Adds a ServiceCIDR, or replaces the one of the same name.
@@ -359,9 +346,9 @@ mod tests {
     fn a_slice_moves_to_a_service_with_or_without_others() {
         for others in [&[][..], &["t"]] {
             let mut cluster = ClusterState::default();
-            assert_eq!(cluster.set_slice(slice("s", "a")), None);
-            others.iter().for_each(|it| drop(cluster.set_slice(slice(it, "b"))));
-            assert_eq!(cluster.set_slice(slice("s", "b")), Some(Arc::new(slice("s", "a"))));
+            cluster.set_slice(slice("s", "a"));
+            others.iter().for_each(|it| cluster.set_slice(slice(it, "b")));
+            cluster.set_slice(slice("s", "b"));
             let all = ["s"].iter().chain(others).map(|it| slice(it, "b"));
             assert!(cluster.slices().map(|it| (**it).clone()).eq(all));
             assert_eq!(cluster.slices_of(&ServiceName::new("ns", "a")).count(), 0);

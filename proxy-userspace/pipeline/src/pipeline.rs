@@ -132,7 +132,7 @@ impl Pipeline {
                     received = Some(Instant::now());
                     match update {
                         Some(SourceUpdate::Api(Update::Cluster(cluster))) => brain.replace_cluster(cluster),
-                        Some(SourceUpdate::Changes(changes)) => brain.apply(changes),
+                        Some(SourceUpdate::Changes(changes)) => brain.cluster_mut().apply(changes),
                         Some(SourceUpdate::Api(Update::Node(state))) => {
                             is_complete = false;
                             self.publish_node(&mut brain, state, observer);

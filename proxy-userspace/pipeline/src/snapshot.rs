@@ -30,7 +30,7 @@ pub fn read_manifests(
     }
     let mut brain = Brain::new(options);
     brain.start_serving(node);
-    brain.apply(changes);
+    brain.cluster_mut().apply(changes);
     brain.recompute();
     let mut rejections = brain.rejections().clone();
     rejections.set(node, unknown_node(node, brain.node_infos(), false).into_iter().collect());

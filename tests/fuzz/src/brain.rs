@@ -37,7 +37,7 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     let mut served = BTreeSet::from(["n1"]);
     while !u.is_empty() {
         match u.int_in_range(0..=18)? {
-            kind @ 0..=11 => brain.apply([change_of(kind, u)?].into()),
+            kind @ 0..=11 => brain.cluster_mut().apply([change_of(kind, u)?].into()),
             12 => {
                 let node = *u.choose(&NODES)?;
                 served.insert(node);
@@ -83,10 +83,10 @@ fn endpoint_history(u: &mut Unstructured<'_>) -> Result<()> {
     let (service, slices) = service_with_slices(u)?;
     for (name, zone) in NODES.into_iter().zip([Some("a"), Some("b"), None]) {
         let zone = zone.map(Arc::from);
-        brain.set_node(Node { name: name.into(), zone, info: NodeInfo::default() });
+        brain.cluster_mut().nodes.insert(Node { name: name.into(), zone, info: NodeInfo::default() });
     }
-    brain.set_service(service);
-    slices.into_iter().for_each(|it| brain.set_slice(it));
+    brain.cluster_mut().services.insert(service);
+    slices.into_iter().for_each(|it| brain.cluster_mut().set_slice(it));
     recompute(&mut brain, &served, &options);
     while !u.is_empty() {
         change_endpoints(&mut brain, u)?;
@@ -101,7 +101,7 @@ fn change_endpoints(brain: &mut Brain, u: &mut Unstructured<'_>) -> Result<()> {
         let slices: Vec<_> = brain.cluster_state().slices().cloned().collect();
         if !slices.is_empty() {
             let slice = with_other_endpoints(u.choose(&slices)?, u)?;
-            brain.set_slice(slice);
+            brain.cluster_mut().set_slice(slice);
         }
     }
     Ok(())

@@ -46,7 +46,7 @@ fn endpoint_history(
 ) -> Result<()> {
     let (service, slices) = service_with_slices(u)?;
     cluster.services.insert(service);
-    slices.into_iter().for_each(|it| drop(cluster.set_slice(it)));
+    slices.into_iter().for_each(|it| cluster.set_slice(it));
     states.push(state(&cluster));
     while !u.is_empty() && states.len() < MAX_STATES {
         let slices: Vec<_> = cluster.slices().cloned().collect();

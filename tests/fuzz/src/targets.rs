@@ -179,7 +179,7 @@ fn parser(bytes: &[u8]) {
     let (mut brain, mut cluster) = (Brain::new(Options::default()), ClusterState::default());
     brain.start_serving("n1");
     for (_, object) in parsed.objects {
-        brain.set(object.clone());
+        brain.cluster_mut().set(object.clone());
         cluster.set(object);
     }
     brain.recompute();

@@ -36,8 +36,8 @@ fn endpoints_of(service: &Service, count: u8) -> EndpointSlice {
 fn brain(max_namespace_entries: u64, services: &[(&Service, u8)]) -> Brain {
     let mut brain = Brain::new(Options { max_namespace_entries, ..Options::default() });
     for (service, endpoints) in services {
-        brain.set_service((*service).clone());
-        brain.set_slice(endpoints_of(service, *endpoints));
+        brain.cluster_mut().services.insert((*service).clone());
+        brain.cluster_mut().set_slice(endpoints_of(service, *endpoints));
     }
     brain.start_serving("n1");
     brain.recompute();
@@ -69,10 +69,10 @@ fn of_a_namespace_with_too_many_entries_the_older_services_that_fit_are_served()
         "which reports it"
     );
     // An endpoint less, and it fits beside the oldest, whose younger one has no room then.
-    brain.set_slice(endpoints_of(&huge, 4));
+    brain.cluster_mut().set_slice(endpoints_of(&huge, 4));
     let changed = brain.recompute();
     assert_eq!((served(&brain), changed.len()), (vec!["a/x".into(), "a/y".into(), "bb/z".into()], 1));
-    brain.delete(&ObjectName::Service(old.name));
+    brain.cluster_mut().delete(&ObjectName::Service(old.name));
     brain.recompute();
     assert_eq!(served(&brain), ["a/w", "a/y", "bb/z"]);
     assert_eq!(brain.rejections().iter().count(), 0);
@@ -86,11 +86,11 @@ fn ports_with_the_same_target_are_one_entry_per_endpoint() {
     let port =
         |name: &str, port| SlicePort { name: name.to_owned(), protocol: Protocol::Tcp, port: number(port) };
     slice.ports = vec![port("a", 8080), port("b", 8080)];
-    brain.set_slice(slice.clone());
+    brain.cluster_mut().set_slice(slice.clone());
     brain.recompute();
     assert_eq!(served(&brain), ["a/x"]);
     slice.ports = vec![port("a", 8080), port("b", 8081)];
-    brain.set_slice(slice);
+    brain.cluster_mut().set_slice(slice);
     brain.recompute();
     assert_eq!(served(&brain), [""; 0]);
 }
@@ -104,7 +104,7 @@ fn what_does_not_fit_claims_no_frontend() {
         brain.state("n1").unwrap().services[&new.name].service.ports[0].conflicting_addresses.len()
     };
     assert_eq!(lost(&brain), 1);
-    brain.set_slice(endpoints_of(&old, 9));
+    brain.cluster_mut().set_slice(endpoints_of(&old, 9));
     brain.recompute();
     assert_eq!((served(&brain), lost(&brain)), (vec!["bb/y".into()], 0));
     let options = Options { max_namespace_entries: 10, ..Options::default() };
@@ -134,7 +134,7 @@ fn the_rows_of_forwarded_services_count() {
     assert_eq!((brain_.rejections().len(), forwarded(&brain_)), (0, 1));
     // An older one takes the room.
     let older = named("a", "w", 0);
-    brain_.set_service(older);
+    brain_.cluster_mut().services.insert(older);
     brain_.recompute();
     assert_eq!((served(&brain_).len(), forwarded(&brain_)), (2, 0));
     let refused = brain(translated - 1, &[(&service, 4)]);

@@ -21,7 +21,7 @@ fn named(name: &str, address: &str, created: Option<i64>) -> Service {
 fn brain(services: impl IntoIterator<Item = Service>) -> Brain {
     let mut brain = Brain::new(Options::default());
     for it in services {
-        brain.set_service(it);
+        brain.cluster_mut().services.insert(it);
     }
     brain.start_serving("n1");
     brain.recompute();
@@ -65,12 +65,12 @@ fn with_many_claims_every_loser_is_reported_and_the_next_one_follows() {
     assert_eq!(rejections.len() as u32, MANY - 1);
     assert!(rejections.iter().all(|it| it.reason.starts_with("it belongs to Service ns/s20000 ")));
     // A change of another Service does not touch them.
-    brain.set_service(named("other", "10.96.0.2", None));
+    brain.cluster_mut().services.insert(named("other", "10.96.0.2", None));
     brain.recompute();
     assert!(brain.rejections().ptr_eq(&rejections));
     // The winners are deleted one by one, and the next one gets the address.
     for n in (2..=MANY).rev() {
-        brain.delete(&ObjectName::Service(ServiceName::new("ns", name(n))));
+        brain.cluster_mut().delete(&ObjectName::Service(ServiceName::new("ns", name(n))));
         if n % 5_000 == 1 {
             let changed = brain.recompute();
             assert!(changed.iter().map(AsRef::as_ref).eq(["n1"]), "{changed:?}");

@@ -15,12 +15,12 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// A brain that serves all nodes, and two Services: one with endpoints on n1 and n2, one with an endpoint on n2.
 fn brain() -> Brain {
     let mut brain = Brain::new(Options::default());
-    brain.set_service(service());
-    brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")]));
+    brain.cluster_mut().services.insert(service());
+    brain.cluster_mut().set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")]));
     let api = ServiceName::new("ns", "api");
-    brain.set_service(Service { name: api.clone(), ..service() });
+    brain.cluster_mut().services.insert(Service { name: api.clone(), ..service() });
     let slice = slice_named("api-1", Family::V4, vec![pod(at("10.1.0.3"), "r")]);
-    brain.set_slice(EndpointSlice { service: api, ..slice });
+    brain.cluster_mut().set_slice(EndpointSlice { service: api, ..slice });
     NODES.iter().for_each(|it| brain.start_serving(it));
     brain.recompute();
     brain
@@ -51,7 +51,7 @@ fn nodes_share_equal_services_and_endpoints() {
     assert!(Arc::ptr_eq(&near.service, &far.service));
     assert!(!share_endpoint(near, far, "p") && share_endpoint(near, far, "q"));
     // What is new, too.
-    brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.8"), "q")]));
+    brain.cluster_mut().set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.8"), "q")]));
     brain.recompute();
     let [near, far] = ["n1", "n3"].map(|it| of(&brain, it, "web"));
     assert!(!share_endpoint(near, far, "p") && share_endpoint(near, far, "q"));
@@ -62,7 +62,7 @@ fn nodes_share_the_list_of_nodes_that_packets_are_forwarded_to() {
     let mut brain = brain();
     let mut service = Service { external_ips: vec!["192.0.2.1".parse().unwrap()], ..service() };
     service.load_balancing.external_forwarding = Some(ExternalForwarding::Dsr);
-    brain.set_service(service);
+    brain.cluster_mut().services.insert(service);
     brain.start_serving("n4");
     // Of the whole Service, and of a change of an endpoint.
     for last in [2, 3] {
@@ -75,7 +75,7 @@ fn nodes_share_the_list_of_nodes_that_packets_are_forwarded_to() {
         assert_eq!((&*near.targets, &*far.targets), (&[target(1)][..], &[target(last)][..]));
         assert!(none.targets.is_empty());
         assert!(services(&brain, "n3").ptr_eq(services(&brain, "n4")));
-        brain.set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.3"), "q")]));
+        brain.cluster_mut().set_slice(slice([pod(here("10.1.0.1"), "p"), pod(at("10.1.0.3"), "q")]));
     }
 }
 
@@ -87,10 +87,10 @@ fn the_trigger_time_alone_makes_no_new_state() {
         ..slice(endpoints)
     };
     let endpoints = [pod(here("10.1.0.1"), "p"), pod(at("10.1.0.2"), "q")];
-    brain.set_slice(at_time(1, &endpoints));
+    brain.cluster_mut().set_slice(at_time(1, &endpoints));
     assert!(brain.recompute().is_empty());
     assert_eq!(of(&brain, "n1", "web").trigger_time, None);
-    brain.set_slice(at_time(2, &endpoints[..1]));
+    brain.cluster_mut().set_slice(at_time(2, &endpoints[..1]));
     assert_eq!(brain.recompute().len(), 3);
     for node in NODES {
         assert_eq!(of(&brain, node, "web").trigger_time, Some(Timestamp::from_micros(2)));
@@ -100,10 +100,10 @@ fn the_trigger_time_alone_makes_no_new_state() {
 #[test]
 fn nothing_is_local_at_a_node_that_no_endpoint_refers_to() {
     let mut brain = brain();
-    brain.set_service(Service { internal_policy: TrafficPolicy::Local, ..service() });
+    brain.cluster_mut().services.insert(Service { internal_policy: TrafficPolicy::Local, ..service() });
     let named = |node: &str| Endpoint { node: Some(node.into()), ..at("10.1.0.1") };
     for name in ["", "?", "n2", "xyzzy"] {
-        brain.set_slice(slice([named(name)]));
+        brain.cluster_mut().set_slice(slice([named(name)]));
         brain.recompute();
         let mut targets = of(&brain, "n3", "web").targets(0, Family::V4, Scope::Internal);
         assert_eq!(targets.next(), None, "{name:?}");
@@ -113,10 +113,10 @@ fn nothing_is_local_at_a_node_that_no_endpoint_refers_to() {
 #[test]
 fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have_and_all_nodes_their_list() {
     let mut brain = brain();
-    brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
-    NODES.iter().for_each(|it| brain.set_node(node(it, Some("b"))));
-    brain.set_node(node("n4", Some("b")));
-    brain.set_node(node("n5", Some("a")));
+    brain.cluster_mut().set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    NODES.iter().for_each(|it| drop(brain.cluster_mut().nodes.insert(node(it, Some("b")))));
+    brain.cluster_mut().nodes.insert(node("n4", Some("b")));
+    brain.cluster_mut().nodes.insert(node("n5", Some("a")));
     brain.recompute();
     brain.start_serving("n4");
     brain.recompute();
@@ -130,7 +130,7 @@ fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have_and_all_nodes_the
     assert!(Arc::ptr_eq(of(&brain, "n5", "api"), of(&brain, "n3", "api")));
     // Without their Nodes both are outside.
     for it in ["n3", "n5"] {
-        brain.delete(&ObjectName::Node(it.into()));
+        brain.cluster_mut().delete(&ObjectName::Node(it.into()));
         brain.recompute();
     }
     assert!(Arc::ptr_eq(of(&brain, "n5", "web"), of(&brain, "n3", "web")));
@@ -139,8 +139,8 @@ fn a_new_node_shares_what_its_zone_has_and_what_all_zones_have_and_all_nodes_the
 #[test]
 fn the_services_of_a_zone_are_dropped_with_its_last_node() {
     let mut brain = brain();
-    brain.set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
-    brain.set_node(node("n3", Some("b")));
+    brain.cluster_mut().set_slice(slice([zones(at("10.1.0.1"), &["a"]), zones(at("10.1.0.2"), &["b"])]));
+    brain.cluster_mut().nodes.insert(node("n3", Some("b")));
     brain.recompute();
     let of_zone = Arc::downgrade(of(&brain, "n3", "web"));
     assert!(of_zone.upgrade().is_some());
@@ -165,11 +165,11 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
         ["u", "v"].map(|it| Object::Pod(pod(it).into())),
     ] {
         let mut brain = brain();
-        brain.set(object.clone());
+        brain.cluster_mut().set(object.clone());
         check(&mut brain, NODES.len());
-        brain.set(object.clone());
+        brain.cluster_mut().set(object.clone());
         check(&mut brain, 0);
-        brain.set(other);
+        brain.cluster_mut().set(other);
         check(&mut brain, NODES.len());
         brain.start_serving("n4");
         check(&mut brain, 1);
@@ -177,7 +177,7 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
         cluster.set(object);
         brain.replace_cluster(cluster.clone().into());
         check(&mut brain, NODES.len() + 1);
-        brain.delete(&name);
+        brain.cluster_mut().delete(&name);
         check(&mut brain, NODES.len() + 1);
         brain.replace_cluster(cluster.into());
         check(&mut brain, NODES.len() + 1);
@@ -188,7 +188,7 @@ fn every_node_has_the_service_cidrs_and_the_pods() {
 fn a_change_does_not_wait_for_the_first_states_of_other_nodes() {
     let mut brain = brain();
     (0..100).for_each(|it| brain.start_serving(&format!("new-{it}")));
-    brain.set_slice(slice([at("10.1.0.9")]));
+    brain.cluster_mut().set_slice(slice([at("10.1.0.9")]));
     let changed = brain.recompute_some(10);
     assert!(NODES.iter().all(|it| changed.contains(*it)));
     assert_eq!((changed.len(), brain.has_pending_nodes()), (NODES.len() + 10, true));

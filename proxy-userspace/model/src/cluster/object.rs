@@ -71,7 +71,7 @@ impl ClusterState {
     pub fn set(&mut self, object: Object) {
         match object {
             Object::Service(it) => drop(self.services.insert(it)),
-            Object::EndpointSlice(it) => drop(self.set_slice(it)),
+            Object::EndpointSlice(it) => self.set_slice(it),
             Object::Node(it) => drop(self.nodes.insert(it)),
             Object::ServiceCidr(it) => self.set_service_cidr(it),
             Object::Pod(it) => self.set_pod(it),
@@ -82,7 +82,7 @@ impl ClusterState {
     pub fn delete(&mut self, name: &ObjectName) {
         match name {
             ObjectName::Service(it) => drop(self.services.remove(it)),
-            ObjectName::EndpointSlice(it) => drop(self.delete_slice(it)),
+            ObjectName::EndpointSlice(it) => self.delete_slice(it),
             ObjectName::Node(it) => drop(self.nodes.remove(it)),
             ObjectName::ServiceCidr(it) => self.delete_service_cidr(it),
             ObjectName::Pod(it) => self.delete_pod(it),
