@@ -126,28 +126,12 @@ impl Pipeline {
         let mut idle_check = interval(node_registry::IDLE_CHECK_INTERVAL);
         idle_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let (mut received, mut became_complete) = (None, false);
-            tokio::select! {
-                update = updates.next(observer) => {
-                    received = Some(Instant::now());
-                    match update {
-                        Some(SourceUpdate::Api(Update::Cluster(cluster))) => brain.replace_cluster(cluster),
-                        Some(SourceUpdate::Changes(changes)) => brain.cluster_mut().apply(changes),
-                        Some(SourceUpdate::Api(Update::Node(state))) => {
-                            is_complete = false;
-                            self.publish_node(&mut brain, state, observer);
-                            continue;
-                        }
-                        None => return,
-                    }
-                    became_complete = !mem::replace(&mut is_complete, true);
-                }
+            let update = tokio::select! {
+                update = updates.next(observer) => update,
                 requested = self.nodes.requested() => {
                     requested.iter().for_each(|it| brain.start_serving(it));
                     continue;
                 }
-                () = self.cluster.watcher_joined() => {}
-                () = self.own_cluster.watcher_joined() => {}
                 _ = idle_check.tick() => {
                     self.nodes.remove_idle().iter().for_each(|it| brain.stop_serving(it));
                     log.remind();
@@ -160,10 +144,19 @@ impl Pipeline {
                     self.publish(&brain, changed, (began, Instant::now()), observer);
                     continue;
                 }
+            };
+            let received = Instant::now();
+            match update {
+                Some(SourceUpdate::Api(Update::Cluster(cluster))) => brain.replace_cluster(cluster),
+                Some(SourceUpdate::Changes(changes)) => brain.cluster_mut().apply(changes),
+                Some(SourceUpdate::Api(Update::Node(state))) => {
+                    is_complete = false;
+                    self.publish_node(&mut brain, state, observer);
+                    continue;
+                }
+                None => return,
             }
-            if !is_complete {
-                continue;
-            }
+            let became_complete = !mem::replace(&mut is_complete, true);
             let mut changed = brain.recompute_some(MAX_PENDING_NODES);
             let computed = Instant::now();
             if became_complete {
@@ -171,7 +164,7 @@ impl Pipeline {
                 changed.extend(brain.served_nodes().cloned());
             }
             let is_flushed = changed.len() > FLUSH_THRESHOLD;
-            self.publish(&brain, changed, (received.unwrap_or(computed), computed), observer);
+            self.publish(&brain, changed, (received, computed), observer);
             self.publish_cluster(&brain);
             observer.namespace_entries(brain.most_namespace_entries());
             let mut rejections = brain.rejections().clone();
@@ -197,19 +190,11 @@ impl Pipeline {
         self.publish_own(state, (received, received), observer);
     }
 
-    /// Publishes the cluster state, if there are watchers.
     fn publish_cluster(&self, brain: &Brain) {
         self.nodes.set_cluster_nodes(Arc::clone(brain.node_infos()));
-        let snapshot = |publisher: &ClusterPublisher| match publisher.has_watchers() {
-            true => ClusterSnapshot::State(Arc::clone(brain.cluster_state())),
-            // The brain must copy a cluster state that is shared before it can change it.
-            false => ClusterSnapshot::Pending,
-        };
-        self.own_cluster.publish(snapshot(&self.own_cluster));
-        self.cluster.publish(match self.has_all_nodes {
-            true => snapshot(&self.cluster),
-            false => ClusterSnapshot::Unavailable,
-        });
+        let snapshot = ClusterSnapshot::State(Arc::clone(brain.cluster_state()));
+        self.own_cluster.publish(snapshot.clone());
+        self.cluster.publish(if self.has_all_nodes { snapshot } else { ClusterSnapshot::Unavailable });
     }
 
     /// Publishes the states of nodes; of this node, reports when they were received and computed.

@@ -5,17 +5,17 @@
 use std::sync::{Arc, Weak};
 
 use model::cluster::ClusterState;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 /// Publishes the cluster state.
 #[derive(Debug)]
 pub struct ClusterPublisher(Arc<ClusterChannel>);
 
-/// Gives access to the cluster state while its publisher exists, but does not count as a watcher.
+/// Gives access to the cluster state while its publisher exists.
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription(Weak<ClusterChannel>);
 
-/// Watches the cluster state; while there is one, the brain publishes it.
+/// Watches the cluster state.
 #[derive(Debug)]
 pub struct ClusterWatcher {
     /// The value of the label `service.kubernetes.io/service-proxy-name` of the Services that this proxy serves.
@@ -27,13 +27,12 @@ pub struct ClusterWatcher {
 struct ClusterChannel {
     proxy_name: Option<Arc<str>>,
     sender: watch::Sender<ClusterSnapshot>,
-    watcher_joined: Notify,
 }
 
 /// The cluster state, as far as the brain publishes it.
 #[derive(Clone, Debug, Default)]
 pub enum ClusterSnapshot {
-    /// Not synced yet, or not published because there was no watcher.
+    /// Not synced yet.
     #[default]
     Pending,
     State(Arc<ClusterState>),
@@ -46,8 +45,7 @@ impl ClusterPublisher {
     /// the Services that this proxy serves.
     pub fn new(proxy_name: Option<&str>) -> Self {
         let proxy_name = proxy_name.map(Into::into);
-        let (sender, watcher_joined) = (watch::Sender::default(), Notify::new());
-        Self(Arc::new(ClusterChannel { proxy_name, sender, watcher_joined }))
+        Self(Arc::new(ClusterChannel { proxy_name, sender: watch::Sender::default() }))
     }
 
     pub fn publish(&self, snapshot: ClusterSnapshot) {
@@ -58,16 +56,6 @@ impl ClusterPublisher {
     pub fn subscribe(&self) -> ClusterSubscription {
         ClusterSubscription(Arc::downgrade(&self.0))
     }
-
-    /// Whether there are watchers. Without any, the state need not be published.
-    pub fn has_watchers(&self) -> bool {
-        self.0.sender.receiver_count() > 0
-    }
-
-    /// Waits for a new watcher. Cancel safe.
-    pub async fn watcher_joined(&self) {
-        self.0.watcher_joined.notified().await;
-    }
 }
 
 impl ClusterSubscription {
@@ -77,9 +65,7 @@ impl ClusterSubscription {
             // Closed, as that of any watcher is now.
             return ClusterWatcher { proxy_name: None, receiver: watch::channel(ClusterSnapshot::Pending).1 };
         };
-        let receiver = channel.sender.subscribe();
-        channel.watcher_joined.notify_one();
-        ClusterWatcher { proxy_name: channel.proxy_name.clone(), receiver }
+        ClusterWatcher { proxy_name: channel.proxy_name.clone(), receiver: channel.sender.subscribe() }
     }
 }
 
