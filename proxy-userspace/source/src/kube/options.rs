@@ -36,6 +36,4 @@ pub enum WatchedPods {
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
-    /// Whether the field selector may be dropped, because older servers do not support it.
-    pub(super) fields_are_optional: bool,
 }

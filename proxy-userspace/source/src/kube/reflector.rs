@@ -25,7 +25,7 @@ use super::{
     watch_error::{ErrorKind, WatchError, quoted},
     watch_stream::{EventType, Lines, PartialObject, WatchEvent, next_data, read_all},
 };
-use crate::text::one_line;
+use crate::{kube_types::Kind, text::one_line};
 
 const PAGE_SIZE: &str = "500";
 /// The resource version of a list that may be of any age: the server answers from memory.
@@ -137,8 +137,9 @@ impl Reflector {
                 }
                 Err(error) => error,
             };
+            // Older servers do not support the field selector of Services.
             if error.kind == ErrorKind::BadRequest
-                && self.selectors.fields_are_optional
+                && self.resource.kind == Kind::Service
                 && self.selectors.fields.take().is_some()
             {
                 tracing::debug!(%error, "watching without the field selector");
@@ -304,7 +305,7 @@ impl Reflector {
 
     /// The selectors and other parameters.
     fn query(&self, parameters: &[(&str, &str)]) -> String {
-        let Selectors { fields, labels, .. } = &self.selectors;
+        let Selectors { fields, labels } = &self.selectors;
         let selectors = [("fieldSelector", fields), ("labelSelector", labels)];
         let selectors = selectors.iter().filter_map(|(key, it)| Some((*key, it.as_deref()?)));
         let mut query = Serializer::new(String::new());

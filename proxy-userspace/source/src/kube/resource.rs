@@ -20,44 +20,25 @@ pub(super) const PODS: &str = "pods";
 
 /// All resources, each at its [index](Resource::index).
 pub(super) static RESOURCES: [Resource; 5] = [
+    Resource::required(Kind::Service, "services", "/api/v1/services"),
+    Resource::required(Kind::EndpointSlice, "endpointslices", "/apis/discovery.k8s.io/v1/endpointslices"),
+    Resource::required(Kind::Node, "nodes", "/api/v1/nodes"),
     Resource {
-        kind: Kind::Service,
-        plural: "services",
-        path: "/api/v1/services",
-        consequence: None,
-        is_metadata: false,
-    },
-    Resource {
-        kind: Kind::EndpointSlice,
-        plural: "endpointslices",
-        path: "/apis/discovery.k8s.io/v1/endpointslices",
-        consequence: None,
-        is_metadata: false,
-    },
-    Resource {
-        kind: Kind::Node,
-        plural: "nodes",
-        path: "/api/v1/nodes",
-        consequence: None,
-        is_metadata: false,
-    },
-    Resource {
-        kind: Kind::ServiceCidr,
-        plural: "servicecidrs",
-        path: "/apis/networking.k8s.io/v1/servicecidrs",
         consequence: Some("packets to cluster IPs that no Service has are not dropped"),
-        is_metadata: false,
+        ..Resource::required(Kind::ServiceCidr, "servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs")
     },
     Resource {
-        kind: Kind::Pod,
-        plural: PODS,
-        path: "/api/v1/pods",
         consequence: Some("annotations of pods have no effect"),
         is_metadata: true,
+        ..Resource::required(Kind::Pod, PODS, "/api/v1/pods")
     },
 ];
 
 impl Resource {
+    const fn required(kind: Kind, plural: &'static str, path: &'static str) -> Self {
+        Self { kind, plural, path, consequence: None, is_metadata: false }
+    }
+
     /// Its position among [`RESOURCES`]; the required ones come first.
     pub(super) fn index(&self) -> usize {
         self.kind as usize
@@ -84,6 +65,6 @@ impl Resource {
                 WatchedPods::All => (None, None),
             },
         };
-        Some(Selectors { labels, fields, fields_are_optional: self.kind == Kind::Service })
+        Some(Selectors { labels, fields })
     }
 }
