@@ -72,7 +72,8 @@ pub struct FileUpdate {
 #[derive(Debug)]
 pub struct FileSource {
     shared: Arc<Shared>,
-    _task: JoinSet<()>,
+    /// It runs forever.
+    task: tokio::sync::Mutex<JoinSet<()>>,
 }
 
 impl FileSource {
@@ -88,24 +89,15 @@ impl FileSource {
         let shared = Arc::new(Shared::default());
         let mut reader = Reader::new(FileStore::new(path, requested), Arc::clone(&shared));
         reader.refresh(&Touched { all: true, ..Touched::default() });
-        let _task = JoinSet::from_iter([follow(reader, watch)]);
-        Ok(Self { shared, _task })
+        let task = tokio::sync::Mutex::new(JoinSet::from_iter([follow(reader, watch)]));
+        Ok(Self { shared, task })
     }
 
     /// Waits for an update; `None` if the source has failed. Cancel-safe.
     pub async fn next(&self) -> Option<FileUpdate> {
-        loop {
-            let changed = self.shared.changed.notified();
-            {
-                let mut state = self.shared.state.lock();
-                if state.is_broken {
-                    return None;
-                }
-                if let Some(update) = state.update.take() {
-                    return Some(update);
-                }
-            }
-            changed.await;
+        tokio::select! {
+            update = self.shared.next() => Some(update),
+            _ = async { self.task.lock().await.join_next().await } => None,
         }
     }
 }
@@ -169,16 +161,21 @@ async fn follow(mut reader: Reader, mut watch: FolderWatch) {
 /// What the reader of the files and the reader of the updates share.
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    /// What the reader of the updates has not taken yet.
+    update: Mutex<Option<FileUpdate>>,
     changed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// What the reader of the updates has not taken yet.
-    update: Option<FileUpdate>,
-    /// Whether the reader of the files has ended, which it should not.
-    is_broken: bool,
+impl Shared {
+    async fn next(&self) -> FileUpdate {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(update) = self.update.lock().take() {
+                return update;
+            }
+            changed.await;
+        }
+    }
 }
 
 /// Reads the files, hands over what has changed, and logs what is new among the problems.
@@ -216,8 +213,8 @@ impl Reader {
         if let Some(report) = &report {
             self.report = Some(report.clone());
         }
-        let mut state = self.shared.state.lock();
-        let update = state.update.get_or_insert_default();
+        let mut update = self.shared.update.lock();
+        let update = update.get_or_insert_default();
         update.changes.extend(changes);
         update.report = report.or(mem::take(&mut update.report));
         self.shared.changed.notify_one();
@@ -228,13 +225,6 @@ impl Reader {
         if self.log.update(&all) && all.is_empty() {
             tracing::info!("all files and objects are valid again");
         }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.shared.state.lock().is_broken = true;
-        self.shared.changed.notify_one();
     }
 }
 

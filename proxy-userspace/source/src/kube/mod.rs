@@ -29,7 +29,7 @@ mod watch_stream;
 use std::sync::Arc;
 
 use model::{Rejections, cluster::ClusterChanges};
-use tokio::{runtime::Handle, task::JoinSet};
+use tokio::{runtime::Handle, sync::Mutex, task::JoinSet};
 
 use self::{reflector::Reflector, resource::RESOURCES, shared::Shared, shared_client::SharedClient};
 
@@ -48,7 +48,8 @@ pub struct KubeSource {
     runtime: Handle,
     /// The requests to the API server.
     pub requests: RequestMetrics,
-    _tasks: JoinSet<()>,
+    /// They run forever.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 impl KubeSource {
@@ -76,13 +77,16 @@ impl KubeSource {
         }
         tasks.spawn(server_check::run(Arc::clone(&client), Arc::clone(&shared), options.timing));
         let requests = options.client_config.requests.clone();
-        Ok(Self { shared, client, runtime: Handle::current(), requests, _tasks: tasks })
+        Ok(Self { shared, client, runtime: Handle::current(), requests, tasks: Mutex::new(tasks) })
     }
 
     /// Waits for changes; the first ones are the whole cluster state, never a part of it. `None` if the source has
     /// failed. Cancel-safe.
     pub async fn next(&self) -> Option<ClusterChanges> {
-        self.shared.next().await
+        tokio::select! {
+            changes = self.shared.next() => Some(changes),
+            _ = async { self.tasks.lock().await.join_next().await } => None,
+        }
     }
 
     /// Posts Events of the node with this name to the same API server.

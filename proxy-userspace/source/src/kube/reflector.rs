@@ -124,7 +124,6 @@ impl Reflector {
 
     /// Runs forever.
     pub(super) async fn run(mut self) {
-        let _guard = BrokenGuard(Arc::clone(&self.shared));
         loop {
             let start = Instant::now();
             self.has_events = false;
@@ -498,13 +497,4 @@ impl Reflector {
 /// A resource version as a number, as which versions of one resource can be compared (KEP-5504).
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
-}
-
-/// Tells the reader that a reflector has ended, for whatever reason.
-struct BrokenGuard(Arc<Shared>);
-
-impl Drop for BrokenGuard {
-    fn drop(&mut self) {
-        self.0.broken();
-    }
 }

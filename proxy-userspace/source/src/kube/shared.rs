@@ -1,6 +1,6 @@
 //! What the reflectors and the reader of the source share.
 
-use std::{mem, net::IpAddr, task::Poll, time::Duration};
+use std::{mem, net::IpAddr, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -75,8 +75,6 @@ struct State {
     is_rejected_new: bool,
     /// Whether the reader has taken the whole cluster state once.
     is_complete: bool,
-    /// Whether a reflector has ended, which none should.
-    is_broken: bool,
 }
 
 /// The status of the watch of one resource: how old the known state is, and the current error.
@@ -141,23 +139,20 @@ impl State {
         ages?.into_iter().max()
     }
 
-    /// The result for the reader, if there is one.
-    fn next(&mut self) -> Poll<Option<ClusterChanges>> {
-        if self.is_broken {
-            return Poll::Ready(None);
-        }
+    /// The changes for the reader, if there are any.
+    fn next(&mut self) -> Option<ClusterChanges> {
         if self.deadline().is_some_and(|it| Instant::now() < it) {
-            return Poll::Pending;
+            return None;
         }
         if !self.is_synced() || (self.is_complete && self.changes.is_empty()) {
-            return Poll::Pending;
+            return None;
         }
         if !self.is_complete {
             self.is_complete = true;
             let [services, slices, nodes] = self.required().each_ref().map(|it| it.objects);
             tracing::info!(services, slices, nodes, "all resources of the API server have been listed");
         }
-        Poll::Ready(Some(mem::take(&mut self.changes)))
+        Some(mem::take(&mut self.changes))
     }
 }
 
@@ -181,14 +176,14 @@ impl Shared {
         })
     }
 
-    /// Waits for changes; the first ones are the whole cluster state. `None` if a reflector has ended.
-    pub(super) async fn next(&self) -> Option<ClusterChanges> {
+    /// Waits for changes; the first ones are the whole cluster state.
+    pub(super) async fn next(&self) -> ClusterChanges {
         loop {
             let changed = self.changed.notified();
             let deadline = {
                 let mut state = self.state.lock();
-                if let Poll::Ready(next) = state.next() {
-                    return next;
+                if let Some(changes) = state.next() {
+                    return changes;
                 }
                 state.deadline()
             };
@@ -291,12 +286,6 @@ impl Shared {
             }
             sleep_until(at).await;
         }
-    }
-
-    /// A reflector has ended.
-    pub(super) fn broken(&self) {
-        self.state.lock().is_broken = true;
-        self.changed.notify_one();
     }
 
     /// Takes the changes of a resource over from its reflector's store.
