@@ -114,5 +114,5 @@ pub(crate) fn could_serve(endpoint: &Endpoint) -> bool {
 
 /// Whether it runs on `node`; an endpoint without a node is never local.
 pub(crate) fn is_local(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
-    endpoint.node.as_deref() == Some(node.name)
+    endpoint.node.as_deref().is_some_and(|it| Some(it) == node.name)
 }

@@ -24,7 +24,7 @@ use crate::{
     NodeView, Options,
     admission::Admission,
     affected::Affected,
-    service_view::{Locality, ServiceView, referenced_nodes},
+    service_view::{ServiceView, referenced_nodes},
     slice_index::Replaced,
 };
 
@@ -237,33 +237,33 @@ impl Brain {
         }
         let affected = replaced.and_then(|it| Affected::find(&view.slices, it));
         let affected = affected.as_ref();
-        // One edit for all zones and nodes of the same locality.
-        let mut edits: HashMap<Locality<'_>, Edit<ServiceState>> = HashMap::new();
+        // One edit for all zones and nodes that are the same to this Service.
+        let mut edits: HashMap<NodeView<'_>, Edit<ServiceState>> = HashMap::new();
         for (zone, services) in &mut self.zones {
-            let locality = view.zone_locality(zone.as_deref());
-            if !edits.contains_key(&locality) {
-                let similar = edits.get(&Locality::default()).and_then(Edit::object);
-                let edit = derive_edit(&view, name, locality, affected, [similar, services.get(name)]);
-                edits.insert(locality, edit);
+            let node = view.unreferenced_node(zone.as_deref());
+            if !edits.contains_key(&node) {
+                let similar = edits.get(&NodeView::default()).and_then(Edit::object);
+                let edit = derive_edit(&view, name, node, affected, [similar, services.get(name)]);
+                edits.insert(node, edit);
             }
-            if let Some(edit) = edits.get_mut(&locality) {
+            if let Some(edit) = edits.get_mut(&node) {
                 services.apply(edit);
             }
         }
-        for (node, ServedNode { zone, state }) in &mut self.served {
-            let locality = view.locality(node, zone.as_deref());
-            let zone_edit = edits.get_mut(&Locality { node: None, ..locality });
-            let has_changed = match (locality.node, zone_edit) {
+        for (served, ServedNode { zone, state }) in &mut self.served {
+            let node = view.node(served, zone.as_deref());
+            let zone_edit = edits.get_mut(&NodeView { name: None, ..node });
+            let has_changed = match (node.name, zone_edit) {
                 (None, Some(edit)) => state.services.apply(edit),
                 (_, edit) => {
                     let similar = edit.as_ref().and_then(|it| it.object());
                     let before = state.services.get(name);
-                    let edit = derive_edit(&view, name, locality, affected, [similar, before]);
+                    let edit = derive_edit(&view, name, node, affected, [similar, before]);
                     state.services.apply(&mut { edit })
                 }
             };
             if has_changed {
-                changed.insert(Arc::clone(node));
+                changed.insert(Arc::clone(served));
             }
         }
     }
@@ -271,7 +271,7 @@ impl Brain {
     /// The Services of a node, some of which have an endpoint that refers to it.
     fn services_of_node(&mut self, node: &str, zone: &Zone, referring: &BTreeSet<ServiceName>) -> Services {
         let mut services = self.services_of_zone(zone);
-        self.derive_overrides(&mut services, referring, |it| it.locality(node, zone.as_deref()));
+        self.derive_overrides(&mut services, referring, |it| it.node(node, zone.as_deref()));
         services
     }
 
@@ -284,7 +284,7 @@ impl Brain {
             None => {
                 let states = self.cluster.services.keys().filter_map(|name| {
                     let view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
-                    view.state(Locality::default()).map(Arc::new)
+                    view.state(NodeView::default()).map(Arc::new)
                 });
                 states.collect()
             }
@@ -295,7 +295,7 @@ impl Brain {
                 };
                 let slices = self.cluster.slices().filter(|it| refers(it));
                 let referring = slices.map(|it| it.service.clone()).collect();
-                self.derive_overrides(&mut services, &referring, |it| it.zone_locality(Some(name)));
+                self.derive_overrides(&mut services, &referring, |it| it.unreferenced_node(Some(name)));
                 services
             }
         };
@@ -303,16 +303,16 @@ impl Brain {
         services
     }
 
-    /// Derives the Services for which the locality can make a difference: those with a slice that refers to it.
+    /// Derives the Services for which the node or its zone can make a difference: those with a slice that refers to it.
     fn derive_overrides<'a>(
         &'a self,
         services: &mut Services,
         referring: &BTreeSet<ServiceName>,
-        locality: impl Fn(&ServiceView<'a>) -> Locality<'a>,
+        node: impl Fn(&ServiceView<'a>) -> NodeView<'a>,
     ) {
         for name in referring {
             let view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
-            let mut edit = derive_edit(&view, name, locality(&view), None, [services.get(name), None]);
+            let mut edit = derive_edit(&view, name, node(&view), None, [services.get(name), None]);
             services.apply(&mut edit);
         }
     }
@@ -328,23 +328,23 @@ fn replaced_slices(before: &ClusterState, now: &ClusterState, service: &ServiceN
     replaced.collect()
 }
 
-/// The edit that brings a Service to its state at a locality; what is equal in a similar state is shared with it.
+/// The edit that brings a Service to its state at a node; what is equal in a similar state is shared with it.
 ///
 /// `similar` are the state at the same zone on nodes that no endpoint refers to, already up to date, and the state at
-/// this locality before.
+/// this node before.
 fn derive_edit(
     view: &ServiceView<'_>,
     name: &ServiceName,
-    locality: Locality<'_>,
+    node: NodeView<'_>,
     affected: Option<&Affected<'_>>,
     similar: [Option<&Arc<ServiceState>>; 2],
 ) -> Edit<ServiceState> {
     let [zone_state, before] = similar;
     let changed = affected.zip(before).and_then(|(affected, before)| {
-        view.changed_state(locality, affected, before, zone_state.map(AsRef::as_ref))
+        view.changed_state(node, affected, before, zone_state.map(AsRef::as_ref))
     });
     let is_whole = changed.is_none();
-    let Some(mut state) = changed.or_else(|| view.state_from(locality, zone_state)) else {
+    let Some(mut state) = changed.or_else(|| view.state_from(node, zone_state)) else {
         return Edit::delete(name.clone());
     };
     let similar = || similar.into_iter().flatten();

@@ -2,11 +2,11 @@
 
 use model::cluster::ClusterState;
 
-/// The properties of a node on which its state depends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The properties of a node on which its state depends, or that of one Service: without what no endpoint of it refers to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct NodeView<'a> {
-    /// Its name: an endpoint on the node of this name is local.
-    pub(crate) name: &'a str,
+    /// Its name: an endpoint on the node of this name is local. None is local at a node without one.
+    pub(crate) name: Option<&'a str>,
     /// Its zone, if it has the label: a node without a zone matches no zone hint.
     pub(crate) zone: Option<&'a str>,
 }
@@ -14,6 +14,6 @@ pub(crate) struct NodeView<'a> {
 impl<'a> NodeView<'a> {
     /// A node of a cluster; one that the cluster does not contain has no zone.
     pub(crate) fn new(cluster: &'a ClusterState, name: &'a str) -> Self {
-        Self { name, zone: cluster.nodes.get(name).and_then(|node| node.zone.as_deref()) }
+        Self { name: Some(name), zone: cluster.nodes.get(name).and_then(|node| node.zone.as_deref()) }
     }
 }

@@ -182,7 +182,7 @@ impl Topology {
 }
 
 fn matches_node(endpoint: &Endpoint, node: NodeView<'_>) -> bool {
-    endpoint.node_hints().iter().any(|it| &**it == node.name)
+    endpoint.node_hints().iter().any(|it| Some(&**it) == node.name)
 }
 
 pub(crate) fn matches_zone(endpoint: &Endpoint, node: NodeView<'_>) -> bool {

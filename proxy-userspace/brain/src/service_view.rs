@@ -40,14 +40,6 @@ pub(crate) struct ServiceView<'a> {
 
 type EndpointsByNode<'a> = HashMap<&'a str, BTreeSet<IpAddr>>;
 
-/// The properties of a node on which the state of a Service depends: its name if an endpoint refers to it, its zone if
-/// a hint names it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Locality<'a> {
-    pub(crate) node: Option<&'a str>,
-    pub(crate) zone: Option<&'a str>,
-}
-
 impl<'a> ServiceView<'a> {
     pub(crate) fn new(
         cluster: &'a ClusterState,
@@ -72,7 +64,7 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Collects the nodes that an endpoint refers to, for the localities of many nodes.
+    /// Collects the nodes that an endpoint refers to, as many of them are asked for.
     pub(crate) fn for_many_nodes(mut self) -> Self {
         self.nodes = Some(self.referenced_nodes().collect());
         self
@@ -90,13 +82,14 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    pub(crate) fn locality(&self, node: &str, zone: Option<&str>) -> Locality<'a> {
-        Locality { node: self.referenced(node), ..self.zone_locality(zone) }
+    /// A node as far as the state depends on it: by its name if an endpoint refers to it, by its zone if a hint names it.
+    pub(crate) fn node(&self, node: &str, zone: Option<&str>) -> NodeView<'a> {
+        NodeView { name: self.referenced(node), ..self.unreferenced_node(zone) }
     }
 
-    /// The locality of the nodes in `zone` that no endpoint refers to.
-    pub(crate) fn zone_locality(&self, zone: Option<&str>) -> Locality<'a> {
-        Locality { node: None, zone: zone.and_then(|it| self.zones().get(it).copied()) }
+    /// The nodes in `zone` that no endpoint refers to.
+    pub(crate) fn unreferenced_node(&self, zone: Option<&str>) -> NodeView<'a> {
+        NodeView { name: None, zone: zone.and_then(|it| self.zones().get(it).copied()) }
     }
 
     fn zones(&self) -> &BTreeSet<&'a str> {
@@ -104,68 +97,52 @@ impl<'a> ServiceView<'a> {
         self.zones.get_or_init(|| endpoints().flat_map(Endpoint::zone_hints).map(AsRef::as_ref).collect())
     }
 
-    /// The state at a locality; none if the Service is not served.
-    pub(crate) fn state(&self, locality: Locality<'_>) -> Option<ServiceState> {
-        self.at(locality, |node| {
-            let slices = self.slices.iter().copied();
-            service_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
-        })
+    /// The state at a node; none if the Service is not served.
+    pub(crate) fn state(&self, node: NodeView<'_>) -> Option<ServiceState> {
+        let slices = self.slices.iter().copied();
+        service_state(self.service?, slices, node, self.options, self.admitted, PerFamily::default())
     }
 
-    /// The state at a locality, given the state there before the change of some endpoints; `None` if all must be derived again.
+    /// The state at a node, given the state there before the change of some endpoints; `None` if all must be derived again.
     ///
     /// At a node that an endpoint refers to, `similar` is the state of the nodes in the same zone that none refers to.
     pub(crate) fn changed_state(
         &self,
-        locality: Locality<'_>,
+        node: NodeView<'_>,
         affected: &Affected<'_>,
         before: &ServiceState,
         similar: Option<&ServiceState>,
     ) -> Option<ServiceState> {
         let service = self.service?;
-        let forwarded = match (locality.node, similar) {
+        let forwarded = match (node.name, similar) {
             _ if !is_forwarded(service, self.options) || self.admitted.is_translated => Arc::default(),
-            (Some(node), Some(zone_state)) => self.forwarded(node, zone_state),
+            (Some(_), Some(zone_state)) => self.forwarded(node, zone_state),
             // The endpoints of each node are counted again.
             _ => return None,
         };
-        let state = self.at(locality, |node| {
-            affected.state(service, node, before, similar, |slices, others| {
-                service_state(service, slices, node, self.options, self.admitted, others)
-            })
+        let state = affected.state(service, node, before, similar, |slices, others| {
+            service_state(service, slices, node, self.options, self.admitted, others)
         });
         Some(ServiceState { forwarded, ..state? })
     }
 
     /// What is forwarded at a node, from the state of the nodes in the same zone that no endpoint refers to.
-    fn forwarded(&self, node: &str, zone_state: &ServiceState) -> Arc<[ForwardedPort]> {
-        let of_zone = &zone_state.forwarded;
-        let at = |service| {
-            forwarding::at_node(NodeView { name: node, zone: None }, of_zone, service, &self.slices)
-        };
+    fn forwarded(&self, node: NodeView<'_>, zone_state: &ServiceState) -> Arc<[ForwardedPort]> {
+        let at = |service| forwarding::at_node(node, &zone_state.forwarded, service, &self.slices);
         self.service.map(at).unwrap_or_default()
     }
 
-    /// Derives something at a node of a locality.
-    fn at<T>(&self, locality: Locality<'_>, derive: impl FnOnce(NodeView<'_>) -> T) -> T {
-        let zone = locality.zone;
-        match locality.node {
-            Some(name) => derive(NodeView { name, zone }),
-            None => derive(NodeView { name: &self.unknown_node(), zone }),
-        }
-    }
-
-    /// The state at a locality, given the state of the nodes in the same zone that no endpoint refers to: the same
+    /// The state at a node, given the state of the nodes in the same zone that no endpoint refers to: the same
     /// result as [`state`](Self::state), cheaper if the two differ only in which endpoints are local.
     pub(crate) fn state_from(
         &self,
-        locality: Locality<'_>,
+        node: NodeView<'_>,
         zone_state: Option<&Arc<ServiceState>>,
     ) -> Option<ServiceState> {
-        let (Some(node), Some(zone_state)) = (locality.node, zone_state) else {
-            return self.state(locality);
+        let (Some(name), Some(zone_state)) = (node.name, zone_state) else {
+            return self.state(node);
         };
-        let Some(own) = self.local_addresses(node) else { return self.state(locality) };
+        let Some(own) = self.local_addresses(name) else { return self.state(node) };
         let is_local = |it: &state::Endpoint| {
             Family::ALL.iter().any(|family| it.address(*family).is_some_and(|it| own.contains(&it)))
         };
@@ -185,7 +162,7 @@ impl<'a> ServiceView<'a> {
         })
     }
 
-    /// The addresses on a node, if locality is all that differs there: no policy is Local, no hint names the node, and
+    /// The addresses on a node, if nothing differs there but which endpoints are local: no policy is Local, no hint names the node, and
     /// every address and every pod is on one node only.
     fn local_addresses(&self, node: &str) -> Option<&BTreeSet<IpAddr>> {
         let service = self.service?;
@@ -215,15 +192,6 @@ impl<'a> ServiceView<'a> {
             by_node.remove(&**node);
         }
         Some(by_node)
-    }
-
-    /// A name that no endpoint refers to.
-    fn unknown_node(&self) -> String {
-        let mut name = String::new();
-        while self.referenced(&name).is_some() {
-            name.push('?');
-        }
-        name
     }
 }
 

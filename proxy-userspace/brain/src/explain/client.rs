@@ -8,16 +8,15 @@ use super::{
     explanation::{ClientKind, ExplainedClient},
     query::{Client, InvalidQuery, did_you_mean},
 };
-use crate::NodeView;
 
 pub(super) fn find(
     cluster: &ClusterState,
-    node: NodeView<'_>,
+    node: &str,
     client: &Client,
 ) -> Result<ExplainedClient, InvalidQuery> {
     let (kind, pod, addresses) = match client {
         Client::Node => {
-            let addresses = cluster.nodes.get(node.name).map(|it| it.info.addresses.clone());
+            let addresses = cluster.nodes.get(node).map(|it| it.info.addresses.clone());
             (ClientKind::Node, None, addresses.unwrap_or_default())
         }
         Client::Outside(address, _) => (ClientKind::Outside, None, address.iter().copied().collect()),
@@ -63,11 +62,10 @@ fn pods_of(cluster: &ClusterState) -> impl Iterator<Item = (String, &Endpoint)> 
 }
 
 /// Every node decides on its own pods.
-fn is_on(node: NodeView<'_>, pod: &str, endpoints: &[&Endpoint]) -> Result<(), InvalidQuery> {
-    match endpoints.iter().find_map(|it| it.node.as_deref().filter(|it| *it != node.name)) {
+fn is_on(node: &str, pod: &str, endpoints: &[&Endpoint]) -> Result<(), InvalidQuery> {
+    match endpoints.iter().find_map(|it| it.node.as_deref().filter(|it| *it != node)) {
         Some(other) => Err(InvalidQuery(format!(
-            "{pod} runs on node {other}, and this is {}: ask on that node, or with --source and --node-name {other}",
-            node.name
+            "{pod} runs on node {other}, and this is {node}: ask on that node, or with --source and --node-name {other}"
         ))),
         None => Ok(()),
     }

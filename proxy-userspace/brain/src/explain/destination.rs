@@ -17,7 +17,7 @@ use super::{
     query::{Destination, InvalidQuery, did_you_mean},
 };
 use crate::{
-    NodeView, Options,
+    Options,
     admission::Admission,
     frontends::{frontends, has_family},
 };
@@ -27,7 +27,7 @@ pub(super) struct Search<'a> {
     pub(super) cluster: &'a ClusterState,
     pub(super) admission: &'a Admission,
     pub(super) options: &'a Options,
-    pub(super) node: NodeView<'a>,
+    pub(super) node: &'a str,
     pub(super) client: ClientKind,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Search<'a> {
         let external =
             [own(&state.load_balancer_ips, port.port), own(&state.external_ips, port.port)].concat();
         let addresses =
-            self.cluster.nodes.get(self.node.name).map(|it| &it.info.addresses[..]).unwrap_or_default();
+            self.cluster.nodes.get(self.node).map(|it| &it.info.addresses[..]).unwrap_or_default();
         let node_port = port.node_port.map(|it| own(addresses, it)).unwrap_or_default();
         let candidates = match self.client {
             ClientKind::Outside => [external, node_port, cluster_ips],
@@ -170,7 +170,7 @@ impl<'a> Search<'a> {
         let other = || self.cluster.nodes.values().find(|it| it.info.addresses.contains(&ip));
         Some(match () {
             () if ip.is_loopback() => NodeAddress::Loopback,
-            () if has(self.node.name) => NodeAddress::Own,
+            () if has(self.node) => NodeAddress::Own,
             () if let Some(other) = other() => NodeAddress::Other(&other.name),
             () if self.at_address(ip).is_some() => return None,
             () => NodeAddress::Unknown,

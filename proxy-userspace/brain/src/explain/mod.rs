@@ -37,13 +37,12 @@ pub fn explain(
     node: &str,
     query: &Query,
 ) -> Result<Explanation, InvalidQuery> {
-    let node = NodeView::new(cluster, node);
     let client = client::find(cluster, node, &query.client)?;
     let admission = &Admission::of(cluster, options);
     let search = Search { cluster, admission, options, node, client: client.kind };
     let (destination, protocol) = search.address(&query.destination)?;
     let explanation = Explanation {
-        node: node.name.into(),
+        node: node.into(),
         client,
         destination,
         protocol: protocol.to_string(),
@@ -62,8 +61,9 @@ pub fn explain(
     let slices: Vec<_> = slices.collect();
     let family = Family::of(destination.ip());
     let Frontend { service, state, port, .. } = &frontend;
+    let at = (family, NodeView::new(cluster, node));
     let (candidates, selection) =
-        select_for(service, state, &SlicesByPort::new(&slices), *port, Others::default(), (family, node));
+        select_for(service, state, &SlicesByPort::new(&slices), *port, Others::default(), at);
     let (service, port) = (service.name.to_string(), state.ports[*port].name.clone());
     let scope = scope(explanation.client.kind, frontend.kind);
     let found = Found { search, frontend, slices, candidates, selection, scope, explanation: &explanation };

@@ -128,7 +128,7 @@ impl Found<'_> {
     }
 
     fn node(&self) -> NodeView<'_> {
-        self.search.node
+        NodeView::new(self.search.cluster, self.search.node)
     }
 
     fn ip(&self) -> IpAddr {

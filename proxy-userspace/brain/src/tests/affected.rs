@@ -74,7 +74,7 @@ fn topologies(change: impl FnOnce(&mut EndpointSlice)) -> Option<[Option<Topolog
     let slices = [&now];
     let affected = Affected::find(&slices, &replaced)?;
     let zones = [Some("a"), Some("c"), None];
-    Some(zones.map(|zone| affected.topology_at(Family::V4, NodeView { name: "n1", zone })))
+    Some(zones.map(|zone| affected.topology_at(Family::V4, NodeView { name: Some("n1"), zone })))
 }
 
 #[test]
