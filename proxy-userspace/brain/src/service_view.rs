@@ -47,7 +47,7 @@ impl<'a> ServiceView<'a> {
         name: &ServiceName,
         options: &'a Options,
     ) -> Self {
-        let service = admission.service(cluster, name).map(Arc::as_ref);
+        let service = cluster.services.get(name).filter(|_| !admission.is_refused(name)).map(Arc::as_ref);
         let slices: Vec<_> = match service {
             Some(_) => cluster.slices_of(name).map(Arc::as_ref).collect(),
             None => Vec::new(),
