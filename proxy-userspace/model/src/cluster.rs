@@ -22,11 +22,8 @@ pub use object::{ClusterChanges, Object, ObjectName};
 /// Successive snapshots share what did not change: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterState {
-    /// All Services.
     pub services: ObjectMap<Service>,
-    /// All Nodes.
     pub nodes: ObjectMap<Node>,
-    /// All ServiceCIDRs.
     pub service_cidrs: ServiceCidrs,
     /// The pods whose annotation says how their sockets are served.
     pub pods: Pods,
@@ -41,7 +38,6 @@ impl ClusterState {
         self.slices.get(service).into_iter().flat_map(|it| &it.slices)
     }
 
-    /// One EndpointSlice.
     pub fn slice(&self, name: &SliceName) -> Option<&Arc<EndpointSlice>> {
         let siblings = &self.slices.get(&self.slice_owners.get(name)?.service)?.slices;
         siblings.get(position(siblings, name).ok()?)
@@ -76,7 +72,6 @@ impl ClusterState {
         self.slices.insert(ServiceSlices { service, slices });
     }
 
-    /// Removes an EndpointSlice.
     pub fn delete_slice(&mut self, name: &SliceName) {
         let Some(owner) = self.slice_owners.remove(name) else { return };
         let others = self.slices_of(&owner.service).filter(|it| it.name != *name);
@@ -94,7 +89,6 @@ impl ClusterState {
         Arc::make_mut(&mut self.service_cidrs).insert(Arc::clone(&it.name), it);
     }
 
-    /// Removes a ServiceCIDR.
     pub fn delete_service_cidr(&mut self, name: &str) {
         Arc::make_mut(&mut self.service_cidrs).remove(name);
     }
@@ -105,7 +99,6 @@ impl ClusterState {
         Arc::make_mut(&mut self.pods).insert(Arc::clone(&it.name), it);
     }
 
-    /// Removes a pod.
     pub fn delete_pod(&mut self, name: &str) {
         Arc::make_mut(&mut self.pods).remove(name);
     }
@@ -164,9 +157,7 @@ impl Keyed for Node {
 /// An EndpointSlice's identity: `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SliceName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name in that namespace.
     pub name: Arc<str>,
 }
 
@@ -179,7 +170,6 @@ impl fmt::Display for SliceName {
 /// An EndpointSlice of addresses that belongs to a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Its identity.
     pub name: SliceName,
     /// The Service of its label `kubernetes.io/service-name`, in its own namespace.
     pub service: ServiceName,
@@ -189,7 +179,6 @@ pub struct EndpointSlice {
     pub family: Family,
     /// The ports that each of its endpoints listens on.
     pub ports: Vec<SlicePort>,
-    /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
     /// The time of the last change that it reflects (`endpoints.kubernetes.io/last-change-trigger-time`).
     pub trigger_time: Option<Timestamp>,
@@ -218,7 +207,6 @@ impl EndpointSlice {
 pub struct SlicePort {
     /// The name of its service port, often empty.
     pub name: String,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The port that the endpoints listen on.
     pub port: NonZeroU16,
@@ -229,7 +217,6 @@ pub struct SlicePort {
 pub struct Endpoint {
     /// Its address, of the slice's family.
     pub address: IpAddr,
-    /// Its conditions.
     pub conditions: Conditions,
     /// The node that it runs on, if set.
     pub node: Option<Arc<str>>,
@@ -302,10 +289,8 @@ pub struct Conditions {
     pub terminating: bool,
 }
 
-/// A Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
     pub name: Arc<str>,
     /// Its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,

@@ -26,9 +26,7 @@ use crate::{Effect, Protocol, Rejected, RejectedParts, ServiceName, Timestamp, s
 pub struct FrontendKey {
     /// None for a node port.
     pub address: Option<IpAddr>,
-    /// The port.
     pub port: NonZeroU16,
-    /// The transport protocol.
     pub protocol: Protocol,
 }
 

@@ -4,7 +4,6 @@
 //! No I/O, no clock, no wire format, no types of a Kubernetes client or of the kernel.
 
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod counted;
 mod error_chain;

@@ -5,11 +5,8 @@ use std::{fmt, net::IpAddr, str::FromStr};
 /// The transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// Transmission Control Protocol.
     Tcp,
-    /// User Datagram Protocol.
     Udp,
-    /// Stream Control Transmission Protocol.
     Sctp,
 }
 
@@ -54,14 +51,11 @@ impl FromStr for Protocol {
 /// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Both families.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address as it is written: a v4-mapped IPv6 address is V6.
@@ -85,14 +79,11 @@ impl fmt::Display for Family {
 /// One value per address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerFamily<T> {
-    /// For IPv4.
     pub v4: T,
-    /// For IPv6.
     pub v6: T,
 }
 
 impl<T> PerFamily<T> {
-    /// The value of one family.
     pub fn of(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -100,7 +91,6 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// The value of one family, mutable.
     pub fn of_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,

@@ -32,7 +32,6 @@ pub enum Effect {
     AnnotationIgnored(ServiceName),
     /// It is a Service, which is not served because it does not fit into its namespace.
     OverLimit {
-        /// The Service.
         service: ServiceName,
         /// The first node with an endpoint of it: of all nodes the one that reports it.
         node: Option<Arc<str>>,
@@ -82,7 +81,6 @@ impl RejectedParts {
         Self { object, listed: Vec::new(), count: 0 }
     }
 
-    /// Rejects a field.
     pub fn push(&mut self, field: impl fmt::Display, reason: impl Into<String>, effect: Effect) {
         self.push_with(field, || reason.into(), effect);
     }
@@ -148,7 +146,6 @@ impl Rejections {
         self.count
     }
 
-    /// Whether nothing is rejected.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -21,9 +21,7 @@ const TOO_MUCH: &str = "all together are larger than 256 KiB, and this one is le
 /// The requested labels and annotations of a Service; there is at least one of either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceMetadata {
-    /// Labels by name.
     pub labels: BTreeMap<String, String>,
-    /// Annotations by name.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -48,7 +46,6 @@ impl RequestedMetadata {
         Self::new(all.clone(), all)
     }
 
-    /// Whether nothing is requested.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }

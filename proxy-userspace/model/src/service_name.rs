@@ -5,14 +5,11 @@ use std::{fmt, sync::Arc};
 /// `namespace/name` of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name in that namespace.
     pub name: Arc<str>,
 }
 
 impl ServiceName {
-    /// The Service `namespace/name`.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }

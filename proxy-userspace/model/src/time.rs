@@ -5,12 +5,10 @@
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// From microseconds since the Unix epoch.
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the Unix epoch.
     pub const fn as_micros(self) -> i64 {
         self.0
     }

@@ -27,7 +27,6 @@ pub enum Object {
 }
 
 impl Object {
-    /// Its identity.
     pub fn name(&self) -> ObjectName {
         match self {
             Self::Service(it) => ObjectName::Service(it.name.clone()),
@@ -42,13 +41,9 @@ impl Object {
 /// Kind and name of an object; as text `Service default/web`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectName {
-    /// A Service.
     Service(ServiceName),
-    /// An EndpointSlice.
     EndpointSlice(SliceName),
-    /// A Node.
     Node(Arc<str>),
-    /// A ServiceCIDR.
     ServiceCidr(Arc<str>),
     /// A Pod, by `namespace/name`.
     Pod(Arc<str>),
@@ -78,7 +73,6 @@ impl ClusterState {
         }
     }
 
-    /// Removes an object.
     pub fn delete(&mut self, name: &ObjectName) {
         match name {
             ObjectName::Service(it) => drop(self.services.remove(it)),
@@ -89,7 +83,6 @@ impl ClusterState {
         }
     }
 
-    /// Applies changes.
     pub fn apply(&mut self, changes: ClusterChanges) {
         for (name, object) in changes {
             match object {

@@ -42,7 +42,6 @@ impl<T: Keyed + PartialEq> Edit<T> {
         Self { key, object: Some(object), replaces_equal: false, results: HashMap::new() }
     }
 
-    /// Removes an object.
     pub fn delete(key: T::Key) -> Self {
         Self { key, object: None, replaces_equal: false, results: HashMap::new() }
     }

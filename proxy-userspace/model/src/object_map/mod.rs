@@ -29,17 +29,14 @@ pub struct ObjectMap<T: Keyed> {
 }
 
 impl<T: Keyed> ObjectMap<T> {
-    /// The number of objects.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no object.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One object.
     pub fn get<Q>(&self, key: &Q) -> Option<&Arc<T>>
     where
         T::Key: Borrow<Q>,
@@ -48,7 +45,6 @@ impl<T: Keyed> ObjectMap<T> {
         self.root.as_ref()?.get(key)
     }
 
-    /// Whether there is an object of this key.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         T::Key: Borrow<Q>,
@@ -62,7 +58,6 @@ impl<T: Keyed> ObjectMap<T> {
         Iter::new(self.root.as_ref())
     }
 
-    /// The keys, in order.
     pub fn keys(&self) -> impl Iterator<Item = &T::Key> {
         self.iter().map(|(key, _)| key)
     }

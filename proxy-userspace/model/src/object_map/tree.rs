@@ -11,10 +11,8 @@ const INITIAL_CHILDREN: usize = 24;
 
 /// An object that has its key in it.
 pub trait Keyed {
-    /// The key.
     type Key: Ord + Clone + fmt::Debug;
 
-    /// The key of this object.
     fn key(&self) -> &Self::Key;
 }
 

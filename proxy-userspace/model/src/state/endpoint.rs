@@ -15,9 +15,7 @@ pub struct Endpoint {
     pub key: EndpointKey,
     /// Its host name, often empty.
     pub hostname: Box<str>,
-    /// Its IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
     /// Whether it runs on this node.
     pub local: bool,
@@ -42,7 +40,6 @@ impl Endpoint {
         }
     }
 
-    /// Its address in one family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         match family {
             Family::V4 => self.v4.map(IpAddr::V4),
@@ -103,16 +100,12 @@ pub enum Scope {
 /// A set of [`Scope`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scopes {
-    /// Contains [`Scope::Internal`].
     pub internal: bool,
-    /// Contains [`Scope::External`].
     pub external: bool,
-    /// Contains [`Scope::Cluster`].
     pub cluster: bool,
 }
 
 impl Scopes {
-    /// Whether the set contains `scope`.
     pub fn contains(self, scope: Scope) -> bool {
         match scope {
             Scope::Internal => self.internal,
@@ -121,7 +114,6 @@ impl Scopes {
         }
     }
 
-    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self == Self::default()
     }

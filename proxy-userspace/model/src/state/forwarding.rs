@@ -31,7 +31,6 @@ pub struct ForwardedPort {
 /// A node, and its share of the new connections.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeShare {
-    /// The name of the node.
     pub node: Arc<str>,
     /// How many endpoints it has; never 0.
     pub endpoints: u32,

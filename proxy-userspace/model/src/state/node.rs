@@ -26,7 +26,6 @@ impl Keyed for ServiceState {
 /// Revisions, and the states of different nodes, share what is equal: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// The Services, by name.
     pub services: Services,
     /// All nodes of the cluster, this one included.
     pub nodes: NodeInfos,
@@ -59,7 +58,6 @@ pub type ServiceCidrs = Arc<BTreeMap<Arc<str>, Arc<ServiceCidr>>>;
 /// A ServiceCIDR: packets to an address in it that no Service has are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
-    /// Its name.
     pub name: Arc<str>,
     /// Its ranges (`spec.cidrs`).
     pub cidrs: Vec<IpNet>,

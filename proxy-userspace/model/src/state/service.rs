@@ -21,7 +21,6 @@ use crate::{Family, PerFamily, Protocol, ServiceMetadata, ServiceName, Timestamp
 /// Two states are equal if a node serves them alike: the trigger time is not compared.
 #[derive(Clone, Debug)]
 pub struct ServiceState {
-    /// The Service.
     pub service: Arc<Service>,
     /// Its endpoints, sorted by [`Endpoint::key`]; most are shared with the states of other nodes.
     pub endpoints: Vec<Arc<Endpoint>>,
@@ -162,7 +161,6 @@ pub struct TargetDiff {
 /// addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Its identity.
     pub name: ServiceName,
     /// `metadata.creationTimestamp`, which decides conflicts, see [`crate::conflicts`]; `None` in the state of a node.
     pub created: Option<Timestamp>,
