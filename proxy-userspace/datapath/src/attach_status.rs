@@ -31,7 +31,6 @@ pub struct HookStatus {
 /// A program that is not ours.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForeignProgram {
-    /// The kernel's id of it.
     pub id: u32,
     /// Its name as the kernel keeps it (15 bytes); empty if it has none or cannot be queried.
     pub name: String,

@@ -30,11 +30,9 @@ impl Level {
 pub struct Finding {
     /// What was checked, in a word or two.
     pub subject: &'static str,
-    /// How good it is.
     pub level: Level,
     /// What was found, and what it means.
     pub says: String,
-    /// What to do about it.
     pub remedy: Option<String>,
 }
 

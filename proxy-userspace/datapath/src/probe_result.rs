@@ -7,7 +7,6 @@ use std::fmt;
 pub struct ProbeResult {
     /// The hook's name, as in `connect4`.
     pub hook: &'static str,
-    /// What it did.
     pub behavior: HookBehavior,
 }
 

@@ -114,9 +114,7 @@ impl AddAssign for PacketCount {
 /// Packets, and their bytes with Ethernet headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCount {
-    /// How many packets.
     pub packets: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 

@@ -12,9 +12,7 @@ use source::{
 /// What a pipeline is started with.
 #[derive(Debug)]
 pub struct Config {
-    /// The node to serve.
     pub node: String,
-    /// Where the cluster state comes from.
     pub source: SourceConfig,
     /// Whether a missing Node object of that node is reported; not so if clients name the node that they ask for.
     pub checks_node: bool,

@@ -25,13 +25,11 @@ pub trait Observer {
 pub struct PublishSteps {
     /// The process that numbers the revisions.
     pub instance_id: u64,
-    /// The revision.
     pub rev: u64,
     /// The source had handed over what changed.
     pub received: Instant,
     /// The brain had computed the state; the same as `received` if another brain did.
     pub computed: Instant,
-    /// It was published.
     pub published: Instant,
 }
 
@@ -51,7 +49,6 @@ pub struct SyncStatus {
     pub is_synced: bool,
     /// When the source was last heard from, if that is known.
     pub last_contact: Option<SystemTime>,
-    /// The current error.
     pub error: Option<String>,
 }
 

@@ -10,13 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct Explanation {
     /// The node that decides.
     pub node: String,
-    /// Who connects.
     pub client: ExplainedClient,
     /// The address and port that it connects to.
     pub destination: SocketAddr,
     /// The transport protocol, as in `TCP`.
     pub protocol: String,
-    /// What becomes of the connection.
     pub verdict: Verdict,
     /// Why, in a sentence.
     pub reason: String,
@@ -58,11 +56,9 @@ pub struct AppliedRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedEndpoint {
-    /// Its address and port.
     pub endpoint: SocketAddr,
     /// Whether connections of this client may go to it.
     pub used: bool,
-    /// Why.
     pub reason: String,
     /// The name of its pod, if it has one.
     pub pod: Option<String>,
@@ -74,7 +70,6 @@ pub struct ExplainedEndpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedClient {
-    /// What it is.
     pub kind: ClientKind,
     /// The namespace and name of a pod, if it is known.
     pub pod: Option<String>,

@@ -36,7 +36,6 @@ impl fmt::Display for Position {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {reason}")]
 pub struct ParseError {
-    /// Where in the file.
     pub at: Position,
     /// What is wrong, and with which value; one line in what [`parse`](super::parse) returns.
     pub reason: String,

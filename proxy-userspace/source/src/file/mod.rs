@@ -53,9 +53,7 @@ const UNWATCHED_FILE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {error}; give a readable manifest or a folder of manifests", path.display())]
 pub struct FileError {
-    /// The given path.
     pub path: PathBuf,
-    /// The system's error.
     pub error: io::Error,
 }
 

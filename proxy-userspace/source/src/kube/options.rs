@@ -7,7 +7,6 @@ use super::{client_config::ClientConfig, timing::Timing};
 /// What is watched, and where.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The API server and the credentials.
     pub client_config: ClientConfig,
     /// The label value of the Services to serve; by default those without the label.
     pub service_proxy_name: Option<String>,
@@ -17,7 +16,6 @@ pub struct Options {
     pub node: Option<String>,
     /// Which Pods to watch, for our annotation; by default none.
     pub pods: WatchedPods,
-    /// Timeouts and delays.
     pub timing: Timing,
 }
 

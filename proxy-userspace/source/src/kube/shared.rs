@@ -86,9 +86,7 @@ pub struct ResourceStatus {
     pub is_synced: bool,
     /// When the server last responded, be it only that nothing has changed.
     pub last_contact: Option<Instant>,
-    /// The current error.
     pub error: Option<String>,
-    /// Number of objects.
     pub objects: usize,
 }
 

@@ -15,7 +15,6 @@ use super::{
 pub struct Converted<T> {
     /// The object; `None` if its name is invalid, or if it is of no interest.
     pub object: Option<T>,
-    /// The rejected parts.
     pub rejected: Vec<Rejected>,
 }
 
