@@ -12,7 +12,7 @@ use std::{
 };
 
 use model::{
-    Family, Rejected, ServiceName, Timestamp,
+    Effect, Family, Rejected, ServiceName, Timestamp,
     cluster::{ClusterState, EndpointSlice},
     conflicts::{FrontendKey, FrontendOwners},
     state::forwarding_rows,
@@ -35,15 +35,15 @@ pub(crate) struct Admission {
 struct Namespace {
     entries: u64,
     services: BTreeMap<ServiceName, Entries>,
-    without_room: WithoutRoom,
+    without_room: BTreeMap<ServiceName, NoRoom>,
 }
 
-/// The Services of a namespace that do not fit.
-#[derive(Debug, Default)]
-struct WithoutRoom {
-    refused: BTreeSet<ServiceName>,
-    /// Those that fit without their rows.
-    translated: BTreeSet<ServiceName>,
+/// What becomes of a Service that does not fit into its namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoRoom {
+    Refused,
+    /// It fits without its rows.
+    Translated,
 }
 
 /// What of a Service is served.
@@ -85,20 +85,17 @@ impl Admission {
 
     /// What of a Service that is served is not.
     pub(crate) fn admitted(&self, name: &ServiceName) -> Admitted<'_> {
-        let without_room = self.without_room(name);
-        Admitted {
-            conflicting: self.owners.conflicting(name),
-            is_translated: without_room.is_some_and(|it| it.translated.contains(name)),
-        }
+        let is_translated = self.no_room(name) == Some(NoRoom::Translated);
+        Admitted { conflicting: self.owners.conflicting(name), is_translated }
     }
 
     /// Whether a Service does not fit into its namespace.
     pub(crate) fn is_refused(&self, name: &ServiceName) -> bool {
-        self.without_room(name).is_some_and(|it| it.refused.contains(name))
+        self.no_room(name) == Some(NoRoom::Refused)
     }
 
-    fn without_room(&self, name: &ServiceName) -> Option<&WithoutRoom> {
-        self.namespaces.get(&name.namespace).map(|it| &it.without_room)
+    fn no_room(&self, name: &ServiceName) -> Option<NoRoom> {
+        self.namespaces.get(&name.namespace)?.without_room.get(name).copied()
     }
 
     /// Takes over changes of Services, and of slices of Services; returns the Services of which other parts are served than
@@ -149,7 +146,7 @@ impl Admission {
             }
         }
         // Of those that stay refused the reason may differ.
-        let has_no_room = |it: &&ServiceName| self.is_refused(it) || self.admitted(it).is_translated;
+        let has_no_room = |it: &&ServiceName| self.no_room(it).is_some();
         let without_room: Vec<_> = services.union(with_slices).filter(has_no_room).cloned().collect();
         self.changed.extend(without_room);
         let mut affected = BTreeSet::new();
@@ -170,29 +167,34 @@ impl Admission {
 
     /// What of a Service is not served, and why.
     pub(crate) fn rejected_of(&self, cluster: &ClusterState, name: &ServiceName, max: u64) -> Vec<Rejected> {
-        let namespace = self.namespaces.get(&name.namespace);
-        let Some(entries) = namespace.and_then(|it| it.services.get(name)) else {
-            return self.owners.rejected_of(name);
-        };
+        let without_room = self
+            .namespaces
+            .get(&name.namespace)
+            .and_then(|namespace| Some((namespace.without_room.get(name)?, namespace.services.get(name)?)));
+        let Some((no_room, entries)) = without_room else { return self.owners.rejected_of(name) };
         let fit = format!(
             "do not fit beside those of the older Services of namespace {}, which may have {max} (--max-namespace-entries)",
             name.namespace
         );
-        if self.admitted(name).is_translated {
-            let reason = format!(
-                "the {} entries of its rows {fit}: it is not forwarded, but translated",
-                entries.rows
-            );
-            let translated = Rejected::served(format!("Service {name}"), reason);
-            return self.owners.rejected_of(name).into_iter().chain([translated]).collect();
+        let item = format!("Service {name}");
+        match no_room {
+            NoRoom::Translated => {
+                let rows = entries.rows;
+                let reason =
+                    format!("the {rows} entries of its rows {fit}: it is not forwarded, but translated");
+                let translated = Rejected::served(item, reason);
+                self.owners.rejected_of(name).into_iter().chain([translated]).collect()
+            }
+            NoRoom::Refused => {
+                let rows = if entries.rows > 0 { ", rows of forwarding" } else { "" };
+                let all = entries.all();
+                let reason = format!("its {all} entries (frontends, endpoints times ports{rows}) {fit}");
+                let endpoints = cluster.slices_of(name).flat_map(|it| &it.endpoints);
+                let node = endpoints.filter_map(|it| it.node.clone()).min();
+                let effect = Effect::OverLimit { service: name.clone(), node };
+                vec![Rejected { item, reason, effect }]
+            }
         }
-        if !self.is_refused(name) {
-            return self.owners.rejected_of(name);
-        }
-        let rows = if entries.rows > 0 { ", rows of forwarding" } else { "" };
-        let reason = format!("its {} entries (frontends, endpoints times ports{rows}) {fit}", entries.all());
-        let nodes = cluster.slices_of(name).flat_map(|it| &it.endpoints).filter_map(|it| it.node.clone());
-        vec![Rejected::over_limit(name, nodes.min(), reason)]
     }
 }
 
@@ -209,25 +211,25 @@ impl Namespace {
 
     /// Refuses the Services that do not fit, or their rows; returns those of which other parts are served now.
     fn refuse(&mut self, max: u64) -> BTreeSet<ServiceName> {
-        let now = if self.entries > max { self.find_without_room(max) } else { WithoutRoom::default() };
+        let now = if self.entries > max { self.find_without_room(max) } else { BTreeMap::new() };
         let before = mem::replace(&mut self.without_room, now);
         let now = &self.without_room;
-        let differ = before.refused.symmetric_difference(&now.refused);
-        differ.chain(before.translated.symmetric_difference(&now.translated)).cloned().collect()
+        let all = before.keys().chain(now.keys());
+        all.filter(|it| before.get(*it) != now.get(*it)).cloned().collect()
     }
 
-    fn find_without_room(&self, max: u64) -> WithoutRoom {
+    fn find_without_room(&self, max: u64) -> BTreeMap<ServiceName, NoRoom> {
         let mut services: Vec<_> = self.services.iter().collect();
         services.sort_by_key(|(_, it)| (it.created.is_none(), it.created));
-        let (mut room, mut without_room) = (max, WithoutRoom::default());
+        let (mut room, mut without_room) = (max, BTreeMap::new());
         for (name, it) in services {
             if let Some(left) = room.checked_sub(it.all()) {
                 room = left;
             } else if let Some(left) = room.checked_sub(it.all() - it.rows).filter(|_| it.rows > 0) {
                 room = left;
-                without_room.translated.insert(name.clone());
+                without_room.insert(name.clone(), NoRoom::Translated);
             } else {
-                without_room.refused.insert(name.clone());
+                without_room.insert(name.clone(), NoRoom::Refused);
             }
         }
         without_room

@@ -49,12 +49,6 @@ impl Rejected {
         Self { item: item.into(), reason: reason.into(), effect: Effect::Served }
     }
 
-    /// A Service that does not fit into its namespace, and why.
-    pub fn over_limit(service: &ServiceName, node: Option<Arc<str>>, reason: impl Into<String>) -> Self {
-        let effect = Effect::OverLimit { service: service.clone(), node };
-        Self { item: format!("Service {service}"), reason: reason.into(), effect }
-    }
-
     /// Whether it is served, though differently than it may be meant.
     pub fn is_served(&self) -> bool {
         matches!(self.effect, Effect::Served | Effect::AnnotationIgnored(_))
