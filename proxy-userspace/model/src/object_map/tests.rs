@@ -95,6 +95,7 @@ proptest! {
         prop_assert!(reference.iter().all(|(name, state)| services.get(name) == Some(state)));
         prop_assert_eq!(services.is_empty(), reference.is_empty());
         prop_assert!(services.keys().eq(reference.keys()) && services.values().eq(reference.values()));
+        prop_assert!(services.clone().into_values().eq(reference.values().cloned()));
         prop_assert!((0..450).all(|it| services.contains_key(&name(it)) == reference.contains_key(&name(it))));
         prop_assert_eq!(differences(&services, &first), reference_differences(&reference, &first_reference));
         prop_assert_eq!(differences(&first, &services), reference_differences(&first_reference, &reference));
@@ -124,6 +125,7 @@ fn a_change_copies_only_the_path_to_it_and_maps_still_share_after_the_same_edit(
     assert_eq!(unshared_nodes(&own, &base), 3);
     let found: Vec<_> = own.diff(&base).map(|(name, ..)| name.clone()).collect();
     assert_eq!(found, [name(5_000)]);
+    assert!(own.clone().into_values().eq(own.values().cloned()));
     let mut maps = [base.clone(), own, base];
     let mut edit = Edit::set(state(9_000, 1));
     assert!(maps.iter_mut().all(|it| it.apply(&mut edit)));
@@ -178,17 +180,4 @@ fn an_edit_says_whether_it_changes_something_and_otherwise_the_map_stays_the_sam
     assert_eq!((edit.object(), Edit::<ServiceState>::delete(name(1)).object()), (Some(&state(1, 0)), None));
     assert!(services.apply(&mut edit) && services.len() == 1);
     assert!(services.apply(&mut Edit::delete(name(1))) && services.is_empty());
-}
-
-#[test]
-fn objects_are_read_in_order_without_a_reference_to_the_map() {
-    for count in [0, 1, 24, 25, 1000] {
-        let mut services = many(count);
-        if count > 100 {
-            // Leaves of different sizes.
-            (300..420).for_each(|it| drop(services.remove(&name(it))));
-        }
-        let expect: Vec<_> = services.values().cloned().collect();
-        assert_eq!(services.into_values().collect::<Vec<_>>(), expect);
-    }
 }
