@@ -1,4 +1,4 @@
-//! The module graph of the workspace: which file uses which item that another file defines.
+//! The module graph of a crate: which file uses which item that another file defines.
 //!
 //! Imports (`use` trees) and paths in code, inside macro calls too, are resolved through re-exports and glob imports to
 //! the file that defines the item. Code under `#[cfg(test)]` is not part of the graph. A re-export counts as a use only
@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    slice,
 };
 
 use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
@@ -25,10 +26,10 @@ type ModulePath = Vec<String>;
 /// How many imports a path may lead through.
 const MAX_DEPTH: usize = 16;
 
-/// The modules of every crate.
-#[derive(Default)]
-pub(crate) struct ModuleGraph {
-    crates: BTreeMap<String, BTreeMap<ModulePath, Module>>,
+/// The modules of a crate.
+struct ModuleGraph<'a> {
+    workspace: &'a Path,
+    modules: BTreeMap<ModulePath, Module>,
 }
 
 #[derive(Default)]
@@ -51,48 +52,39 @@ struct Import {
 
 /// What a path refers to.
 enum Target {
-    Module { krate: String, module: ModulePath },
-    Item { krate: String, file: String, name: String },
+    Module(ModulePath),
+    Item { file: String, name: String },
 }
 
 /// Uses of one node by another, with the names that are used.
 pub(crate) type Edges = BTreeMap<(String, String), BTreeSet<String>>;
 
-impl ModuleGraph {
-    /// Adds a crate, whose root is a file, by the name that code uses for it.
-    pub(crate) fn add(&mut self, krate: &str, root: &Path, workspace: &Path) {
-        let mut reader = Reader { workspace, modules: BTreeMap::from([(Vec::new(), Module::default())]) };
-        reader.read_file(Vec::new(), root, root.parent().unwrap());
-        self.crates.insert(krate.to_owned(), reader.modules);
-    }
-
-    /// The uses between the files of each crate.
-    pub(crate) fn edges(&self) -> Edges {
-        let mut edges = Edges::new();
-        for (krate, modules) in &self.crates {
-            for (path, module) in modules {
-                for target in self.uses(krate, path, module) {
-                    let Target::Item { krate: to, file, name } = target else { continue };
-                    if to == *krate && file != module.file {
-                        edges.entry((module.file.clone(), file)).or_default().insert(name);
-                    }
-                }
+/// The uses between the files of a crate, whose root is a file.
+pub(crate) fn crate_edges(root: &Path, workspace: &Path) -> Edges {
+    let mut graph = ModuleGraph { workspace, modules: BTreeMap::new() };
+    graph.read_file(Vec::new(), root, root.parent().unwrap());
+    let mut edges = Edges::new();
+    for (path, module) in &graph.modules {
+        for target in graph.uses(path, module) {
+            let Target::Item { file, name } = target else { continue };
+            if file != module.file {
+                edges.entry((module.file.clone(), file)).or_default().insert(name);
             }
         }
-        edges
     }
+    edges
+}
 
-    fn uses(&self, krate: &str, path: &ModulePath, module: &Module) -> Vec<Target> {
+impl ModuleGraph<'_> {
+    fn uses(&self, path: &[String], module: &Module) -> Vec<Target> {
         let mut targets = Vec::new();
         let names: BTreeSet<_> = module.paths.iter().map(|it| &it[0]).collect();
         for import in &module.imports {
-            let target = self.resolve(krate, path, &import.path, 0);
+            let target = self.resolve(path, &import.path, 0);
             match (&import.name, target) {
                 (Some(name), target) if !import.is_public || names.contains(name) => targets.extend(target),
-                (None, Some(Target::Module { krate, module })) => {
-                    let globbed = names
-                        .iter()
-                        .filter_map(|it| self.lookup(&krate, &module, std::slice::from_ref(*it), 0));
+                (None, Some(Target::Module(module))) => {
+                    let globbed = names.iter().filter_map(|it| self.lookup(&module, slice::from_ref(*it), 0));
                     targets.extend(globbed);
                 }
                 (None, Some(target)) => targets.push(target),
@@ -100,73 +92,63 @@ impl ModuleGraph {
             }
         }
         let paths = module.paths.iter().filter(|it| it.len() > 1);
-        targets.extend(paths.filter_map(|it| self.resolve(krate, path, it, 0)));
+        targets.extend(paths.filter_map(|it| self.resolve(path, it, 0)));
         targets
     }
 
-    fn resolve(&self, krate: &str, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
+    /// What a path in a module refers to; `None` for what another crate defines.
+    fn resolve(&self, module: &[String], path: &[String], depth: usize) -> Option<Target> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
-            "crate" => self.walk(krate, &Vec::new(), rest, depth),
-            "self" => self.walk(krate, module, rest, depth),
-            "super" => self.walk(krate, &module[..module.len().checked_sub(1)?].to_vec(), rest, depth),
-            name => self.lookup(krate, module, path, depth).or_else(|| {
-                self.crates.contains_key(name).then(|| self.walk(name, &Vec::new(), rest, depth))?
-            }),
+            "crate" => self.walk(&[], rest, depth),
+            "self" => self.walk(module, rest, depth),
+            "super" => self.walk(module.split_last()?.1, rest, depth),
+            _ => self.lookup(module, path, depth),
         }
     }
 
     /// Follows a path from a module.
-    fn walk(&self, krate: &str, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
-        let file = &self.crates.get(krate)?.get(module)?.file;
+    fn walk(&self, module: &[String], path: &[String], depth: usize) -> Option<Target> {
+        let file = &self.modules.get(module)?.file;
         match path.first().map(String::as_str) {
-            None => Some(Target::Module { krate: krate.to_owned(), module: module.clone() }),
-            Some("super") => {
-                self.walk(krate, &module[..module.len().checked_sub(1)?].to_vec(), &path[1..], depth)
-            }
+            None => Some(Target::Module(module.to_vec())),
+            Some("super") => self.walk(module.split_last()?.1, &path[1..], depth),
             // What no item defines is generated by a macro of the module.
-            Some(name) => self.lookup(krate, module, path, depth).or_else(|| {
-                Some(Target::Item { krate: krate.to_owned(), file: file.clone(), name: name.to_owned() })
-            }),
+            Some(name) => self
+                .lookup(module, path, depth)
+                .or_else(|| Some(Target::Item { file: file.clone(), name: name.to_owned() })),
         }
     }
 
     /// Follows a path whose first name is in the scope of a module.
-    fn lookup(&self, krate: &str, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
-        let scope = self.crates.get(krate)?.get(module)?;
+    fn lookup(&self, module: &[String], path: &[String], depth: usize) -> Option<Target> {
+        let scope = self.modules.get(module)?;
         let (first, rest) = path.split_first()?;
         if depth > MAX_DEPTH {
             return None;
         }
         if scope.children.contains(first) {
-            return self.walk(krate, &[&module[..], std::slice::from_ref(first)].concat(), rest, depth);
+            return self.walk(&[module, slice::from_ref(first)].concat(), rest, depth);
         }
         if let Some(file) = scope.items.get(first) {
-            return Some(Target::Item { krate: krate.to_owned(), file: file.clone(), name: first.clone() });
+            return Some(Target::Item { file: file.clone(), name: first.clone() });
         }
         let named = scope.imports.iter().filter(|it| it.name.as_ref() == Some(first));
         // `use name;` imports the crate of that name.
         for import in named.filter(|it| it.path.first() != Some(first)) {
-            let target = self.resolve(krate, module, &[&import.path, rest].concat(), depth + 1);
+            let target = self.resolve(module, &[&import.path, rest].concat(), depth + 1);
             if target.is_some() {
                 return target;
             }
         }
         scope.imports.iter().filter(|it| it.name.is_none()).find_map(|glob| {
-            match self.resolve(krate, module, &glob.path, depth + 1)? {
-                Target::Module { krate, module } => self.lookup(&krate, &module, path, depth + 1),
+            match self.resolve(module, &glob.path, depth + 1)? {
+                Target::Module(module) => self.lookup(&module, path, depth + 1),
                 Target::Item { .. } => None,
             }
         })
     }
-}
 
-struct Reader<'a> {
-    workspace: &'a Path,
-    modules: BTreeMap<ModulePath, Module>,
-}
-
-impl Reader<'_> {
     fn read_file(&mut self, path: ModulePath, file: &Path, children: &Path) {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -209,7 +191,7 @@ impl Reader<'_> {
     fn read_module(&mut self, path: &ModulePath, file: &str, children: &Path, module: syn::ItemMod) {
         let name = module.ident.to_string();
         self.modules.entry(path.clone()).or_default().children.insert(name.clone());
-        let child = [&path[..], std::slice::from_ref(&name)].concat();
+        let child = [&path[..], slice::from_ref(&name)].concat();
         let below = children.join(&name);
         if let Some((_, items)) = module.content {
             return self.read_items(&child, file, &below, items);
