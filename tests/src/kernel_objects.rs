@@ -17,6 +17,8 @@ use aya::{
 };
 use build_tools::files_below;
 
+use crate::{Sandbox, count_each};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// A map, or an inner map.
@@ -90,7 +92,7 @@ pub struct ObjectTracker {
 
 impl ObjectTracker {
     /// A tracker that has seen nothing yet.
-    pub fn new(sandbox: &crate::Sandbox) -> Self {
+    pub fn new(sandbox: &Sandbox) -> Self {
         Self {
             cgroup_processes: sandbox.cgroup().join("cgroup.procs"),
             pins: sandbox.pins().to_owned(),
@@ -114,11 +116,7 @@ impl ObjectTracker {
 
     /// How many objects belong to the sandbox now.
     pub fn counts(&mut self) -> ObjectCounts {
-        let mut counts = ObjectCounts::new();
-        for (kind, _) in self.observe() {
-            *counts.entry(kind).or_default() += 1;
-        }
-        counts
+        count_each(self.observe().into_iter().map(|(kind, _)| kind))
     }
 
     /// As [`Self::counts`], once the numbers have been stable for half a second: the kernel frees objects asynchronously.

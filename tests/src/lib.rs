@@ -63,6 +63,7 @@ pub use test_node::{NODE, TestNode, expected_dump, pod_with_servers};
 pub use trace::Trace;
 
 use std::{
+    collections::BTreeMap,
     env,
     sync::OnceLock,
     thread,
@@ -87,6 +88,15 @@ pub fn assert_contains(text: &str, parts: &[&str]) {
     for it in parts {
         assert!(text.contains(it), "{it:?} is not in\n{text}");
     }
+}
+
+/// How often each item occurs.
+pub fn count_each<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeMap<T, usize> {
+    let mut counts = BTreeMap::new();
+    for it in items {
+        *counts.entry(it).or_default() += 1;
+    }
+    counts
 }
 
 /// Whether the machine is emulated, and repetitions are too slow there.

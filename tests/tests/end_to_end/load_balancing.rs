@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use tests::{
-    EchoConnection, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, WEB4, endpoint, eventually,
-    exchange_connected, scaled, udp_socket, web4,
+    EchoConnection, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, WEB4, count_each, endpoint,
+    eventually, exchange_connected, scaled, udp_socket, web4,
 };
 
 fn least_connections(endpoints: impl IntoIterator<Item = u8>) -> Service {
@@ -20,11 +20,7 @@ fn hold(connections: usize) -> Vec<EchoConnection> {
 }
 
 fn by_server(connections: &[EchoConnection]) -> BTreeMap<&str, usize> {
-    let mut count = BTreeMap::new();
-    for it in connections {
-        *count.entry(it.name()).or_default() += 1;
-    }
-    count
+    count_each(connections.iter().map(EchoConnection::name))
 }
 
 /// Between two endpoints both are always compared.

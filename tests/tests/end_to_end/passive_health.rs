@@ -11,7 +11,7 @@ use std::{
 use nix::libc::EINPROGRESS;
 use socket2::{Domain, Socket, Type};
 use tests::{
-    BlackHole, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, endpoint, eventually, metric,
+    BlackHole, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, count_each, endpoint, eventually, metric,
     pod_with_servers, reset_on_close, run, web4,
 };
 
@@ -53,21 +53,15 @@ fn connect() -> Outcome {
 
 /// How often each outcome came of so many connects.
 fn outcomes(connects: usize) -> BTreeMap<Outcome, usize> {
-    let mut outcomes = BTreeMap::new();
-    for _ in 0..connects {
-        *outcomes.entry(connect()).or_default() += 1;
-    }
-    outcomes
+    count_each((0..connects).map(|_| connect()))
 }
 
 /// So many connects at once.
 fn outcomes_at_once(connects: usize) -> BTreeMap<Outcome, usize> {
-    let mut outcomes = BTreeMap::new();
     thread::scope(|it| {
         let threads: Vec<_> = (0..connects).map(|_| it.spawn(connect)).collect();
-        threads.into_iter().for_each(|it| *outcomes.entry(it.join().unwrap()).or_default() += 1);
-    });
-    outcomes
+        count_each(threads.into_iter().map(|it| it.join().unwrap()))
+    })
 }
 
 /// A node with `web` at a good endpoint 1, endpoint 2, which refuses, and endpoint 3, which answers no SYN.

@@ -16,8 +16,8 @@ use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
     Attack, BlackHole, EchoConnection, FRONTEND, NetNs, Pod, Service, TARGET_PORT, TIMEOUT, TestNode, Trace,
-    Transport, WEB, WEB4, endpoint, eventually, exchange, kernel_at_least, move_to, request, reset_on_close,
-    run, skip, status_socket, udp_socket, web, web4,
+    Transport, WEB, WEB4, count_each, endpoint, eventually, exchange, kernel_at_least, move_to, request,
+    reset_on_close, run, skip, status_socket, udp_socket, web, web4,
 };
 
 use super::{
@@ -74,45 +74,37 @@ fn every_connect_is_traced_and_nothing_else() {
     // While the agent checks and probes its programs.
     node.wait_until_ready();
     let load = || {
-        let mut replies = BTreeMap::<String, usize>::new();
-        for n in 0..REQUESTS {
-            let address = SocketAddr::new(WEB[n % 2], 80);
-            for transport in Transport::ALL {
-                *replies.entry(request(transport, address).unwrap()).or_default() += 1;
-            }
-        }
-        replies
+        let addresses = (0..REQUESTS).map(|n| SocketAddr::new(WEB[n % 2], 80));
+        let requests = addresses.flat_map(|address| Transport::ALL.map(|it| (it, address)));
+        requests.map(|(transport, address)| request(transport, address).unwrap()).collect::<Vec<_>>()
     };
     let replies = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(load)).collect();
-        threads.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+        count_each(threads.into_iter().flat_map(|it| it.join().unwrap()))
     });
-    let mut expected = BTreeMap::<String, usize>::new();
-    for (name, number) in replies.into_iter().flatten() {
-        *expected.entry(name).or_default() += number;
-    }
     drop(EchoConnection::connect((OTHER4, 80).into()).unwrap());
     let lines = trace.until((OTHER4, 80).into());
     assert_eq!(lines.len(), THREADS * REQUESTS * Transport::ALL.len(), "{:?}", lines.first());
-    let mut traced = BTreeMap::<String, usize>::new();
-    let (mut calls, mut ports) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
-    for line in &lines {
-        let text =
-            |field: &str| line[field].as_str().unwrap_or_else(|| panic!("{field} of {line}")).to_owned();
-        let endpoint_of: SocketAddr = text("endpoint").parse().unwrap();
-        let n = (1..=2).find(|n| endpoint(*n).contains(&endpoint_of.ip())).unwrap();
-        *traced.entry(format!("web-{n}")).or_default() += 1;
-        *calls.entry(text("event")).or_default() += 1;
-        *ports.entry(text("port")).or_default() += 1;
-        assert_eq!((text("service").as_str(), text("verdict").as_str()), ("default/web", "redirected"));
-        assert_eq!(text("protocol").to_lowercase(), text("port"));
-        assert_eq!(line["pid"], process::id());
-        assert!(text("cgroup").ends_with(node.sandbox().name()), "{line}");
+    #[track_caller]
+    fn text<'a>(line: &'a Value, field: &str) -> &'a str {
+        line[field].as_str().unwrap_or_else(|| panic!("{field} of {line}"))
     }
-    assert_eq!(traced, expected, "the endpoints are those that have replied");
+    for line in &lines {
+        assert_eq!((text(line, "service"), text(line, "verdict")), ("default/web", "redirected"));
+        assert_eq!(text(line, "protocol").to_lowercase(), text(line, "port"));
+        assert_eq!(line["pid"], process::id());
+        assert!(text(line, "cgroup").ends_with(node.sandbox().name()), "{line}");
+    }
+    let server = |line: &Value| {
+        let address: SocketAddr = text(line, "endpoint").parse().unwrap();
+        let n = (1..=2).find(|n| endpoint(*n).contains(&address.ip())).unwrap();
+        format!("web-{n}")
+    };
+    assert_eq!(count_each(lines.iter().map(server)), replies, "the endpoints are those that have replied");
     let each = THREADS * REQUESTS;
-    assert_eq!(calls, BTreeMap::from([("connect".to_owned(), 2 * each), ("send".to_owned(), each)]));
-    assert_eq!(ports, BTreeMap::from([("tcp".to_owned(), each), ("udp".to_owned(), 2 * each)]));
+    let count = |field| count_each(lines.iter().map(|it| text(it, field)));
+    assert_eq!(count("event"), BTreeMap::from([("connect", 2 * each), ("send", each)]));
+    assert_eq!(count("port"), BTreeMap::from([("tcp", each), ("udp", 2 * each)]));
     let status = run(&mut node.cli("status")).stdout;
     assert!(status.contains("\ntrace      runs since 2"), "{status}");
     assert!(status.contains("attached at all 12 hooks"), "{status}");
