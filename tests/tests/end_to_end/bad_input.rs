@@ -126,8 +126,7 @@ fn a_missing_capability_is_reported() {
     let mut command = Command::new(&binary);
     command.args(["run", "--source", &node.source(), "--node-name", "n1", "--cgroup"]);
     command.arg(node.sandbox().cgroup()).arg("--pin-dir").arg(node.sandbox().pins());
-    let stderr = run(command.uid(65534).gid(65534)).exits_with(1);
-    assert!(stderr.contains("CAP_BPF") && stderr.contains("root"), "{stderr}");
+    assert_contains(&run(command.uid(65534).gid(65534)).exits_with(1), &["CAP_BPF", "root"]);
 }
 
 #[test]
@@ -223,7 +222,7 @@ fn cleanup_does_not_touch_foreign_objects() {
     let foreign = node.sandbox().pins().join("foreign");
     Array::<_, u32>::create(1, 0).unwrap().pin(&foreign).unwrap();
     let stderr = run(&mut node.cli("cleanup")).exits_with(0);
-    assert!(stderr.contains(text(&foreign)) && stderr.contains("kept: it does not belong"), "{stderr}");
+    assert_contains(&stderr, &[text(&foreign), "kept: it does not belong"]);
     assert!(foreign.exists());
 }
 

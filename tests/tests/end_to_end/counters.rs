@@ -8,8 +8,8 @@ use std::{
 };
 
 use tests::{
-    Build, ConnectLoad, NODE, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, endpoint, eventually,
-    exchange, http, kernel_at_least, manifest, request, run, scaled, udp_socket,
+    Build, ConnectLoad, NODE, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, assert_contains, endpoint,
+    eventually, exchange, http, kernel_at_least, manifest, request, run, scaled, udp_socket,
 };
 
 const EXTERNAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
@@ -103,11 +103,10 @@ fn connections_no_backend_and_denied_are_counted_by_service_port_and_endpoint() 
     // The pages report the same.
     let series =
         r#"kube_proxy_ebpf_no_backend_total{namespace="default",service="web",port="http",protocol="TCP"} 3"#;
-    assert!(http::metrics("/metrics").unwrap().body.contains(series));
-    let status = node.status_page("/status").unwrap().body;
+    assert_contains(&http::metrics("/metrics").unwrap().body, &[series]);
     let sums =
         format!(r#""counters":{{"connections":32,"noBackend":4,"denied":{denied},"leftToPackets":0}}"#);
-    assert!(status.contains(&sums), "{status}");
+    assert_contains(&node.status_page("/status").unwrap().body, &[&sums]);
 }
 
 /// How long counters of a deleted Service are kept at most, as connections may report failures to them: two checks.

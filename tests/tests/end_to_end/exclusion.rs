@@ -10,7 +10,7 @@ use std::{
 
 use rustix::thread::CapabilitySet;
 use tests::{
-    APPLIED, AgentCommand, Build, FRONTEND, NODE, Sandbox, TIMEOUT, TestNode, Transport,
+    APPLIED, AgentCommand, Build, FRONTEND, NODE, Sandbox, TIMEOUT, TestNode, Transport, assert_contains,
     connected_udp_socket, eventually, exchange, http, kernel_at_least, move_to, pod_with_servers, request,
     run, web,
 };
@@ -142,8 +142,7 @@ fn excluding_a_path_that_is_not_a_cgroup_is_an_error() {
         let command = node.command(Build::Product).arg("--socket-lb-exclude-cgroup").arg(path);
         let mut agent = command.start(node.sandbox()).unwrap();
         assert!(!agent.wait(TIMEOUT).unwrap().success());
-        assert!(agent.log().contains(text), "{}", agent.log());
-        assert!(agent.log().contains(&*path.to_string_lossy()), "{}", agent.log());
+        assert_contains(&agent.log(), &[text, &path.to_string_lossy()]);
     }
     assert!(TcpStream::connect(FRONTEND).is_err(), "nothing was attached");
 }

@@ -158,8 +158,7 @@ fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
     node.terminate();
     server.stop();
     node.start_inactive(&command);
-    let readyz =
-        || http::get((Ipv4Addr::LOCALHOST, 10256).into(), "/readyz").map(|it| it.body).unwrap_or_default();
+    let readyz = || http::health("/readyz").map(|it| it.body).unwrap_or_default();
     node.wait_until(|_| readyz().contains("the kernel serves 2 Services of the last state"));
     let body = readyz();
     assert_contains(&body, &["[-]source-services failed: not synced yet", "[+]programs ok"]);
@@ -186,8 +185,7 @@ fn without_an_api_server_every_page_says_what_the_kernel_still_serves() {
     server.stop();
     node.wait_until(|node| output(node, "status").contains("no connection to the API server"));
     for command in ["status", "check"] {
-        let text = output(&node, command);
-        assert!(text.contains(&format!("{address}, last contact")), "{text}");
+        assert_contains(&output(&node, command), &[&format!("{address}, last contact")]);
     }
     assert!(output(&node, "status").contains("n1: healthy"));
     node.terminate();
@@ -232,7 +230,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     // Without the right, Services are served all the same.
     node.wait_until_logged(&["cannot post the event", "InvalidAnnotation", "grant create of events"]);
     let status = run(&mut node.cli("status")).success();
-    assert!(status.contains("did you mean kube-proxy-ebpf.io/drain?"), "{status}");
+    assert_contains(&status, &["did you mean kube-proxy-ebpf.io/drain?"]);
 
     server.configure(|it| it.accepts_events = true);
     let late = service("late", [10, 96, 0, 11], &[1]);
@@ -265,7 +263,7 @@ fn ejections_and_ignored_annotations_are_events_of_their_service() {
     assert_eq!(ignored.len(), 1, "one was refused, and one is another node's: {ignored:?}");
     assert_eq!(ignored[0]["regarding"]["name"], "late");
     let note = ignored[0]["note"].to_string();
-    assert!(note.contains("did you mean kube-proxy-ebpf.io/passive-health?"), "{note}");
+    assert_contains(&note, &["did you mean kube-proxy-ebpf.io/passive-health?"]);
     assert_eq!(node.agent().count_logged("cannot post the event"), 1);
     node.terminate();
 }
@@ -283,7 +281,7 @@ fn a_service_that_does_not_fit_into_its_namespace_is_reported_and_not_served() {
     node.wait_until_logged(&["not served item=Service default/zoo reason=its 4 entries", "may have 5"]);
     node.wait_until(|_| metric("kube_proxy_ebpf_namespace_entries") == Some(6.0));
     let explained = run(node.cli("explain").args(["node", "10.96.0.12:80"])).stdout;
-    assert!(explained.contains("zoo does not fit into its namespace"), "{explained}");
+    assert_contains(&explained, &["zoo does not fit into its namespace"]);
     node.wait_until(|_| !server.events().is_empty());
     let event = &server.events()[0];
     assert_eq!([&event["reason"], &event["regarding"]["name"]], ["NamespaceOverLimit", "zoo"]);
@@ -341,13 +339,12 @@ fn a_pod_uses_the_api_server_of_its_cluster() {
     server.kubeconfig(&folder).unwrap();
     fs::remove_file(folder.join("kubeconfig")).unwrap();
     fs::write(folder.join("namespace"), "kube-system").unwrap();
-    let text = print_in_a_pod(&folder, &server, &[]).success();
-    assert!(text.contains("10.96.0.10") && text.contains("10.244.1.1"), "{text}");
+    assert_contains(&print_in_a_pod(&folder, &server, &[]).success(), &["10.96.0.10", "10.244.1.1"]);
 
     // The address in the environment is the Service's, which may not be translated yet; a flag names the server itself.
     let other = ApiServer::start(Settings { is_tls: true, ..Settings::default() }).unwrap();
     let text = print_in_a_pod(&folder, &other, &["--master", &server.url()]).success();
-    assert!(text.contains("10.244.1.1"), "{text}");
+    assert_contains(&text, &["10.244.1.1"]);
 
     fs::remove_file(folder.join("token")).unwrap();
     let output = print_in_a_pod(&folder, &server, &[]);

@@ -107,8 +107,7 @@ fn rules_that_a_removed_kube_proxy_left_are_removed() {
     assert_eq!(tables, ["table ip kube-proxy-of-others", "table inet kube-proxy"]);
     left.ip(&["link", "show", "kube-ipvs0"]).unwrap_err();
     // Again: nothing to do, and no error.
-    let stderr = cleanup(&left, &[]).exits_with(0);
-    assert!(stderr.contains("nothing to remove"), "{stderr}");
+    assert_contains(&cleanup(&left, &[]).exits_with(0), &["nothing to remove"]);
 }
 
 #[test]
@@ -119,11 +118,10 @@ fn rules_of_legacy_iptables_are_removed() {
     let mut command = Command::new(Build::Product.binary());
     command.args(["cleanup", "--kube-proxy"]).env("PATH", "/nowhere");
     let stderr = left.run(|| run(&mut command)).exits_with(0);
-    assert!(stderr.contains("not removed: table nat of iptables (legacy)"), "{stderr}");
-    assert!(stderr.contains("`kube-proxy --cleanup`"), "{stderr}");
+    assert_contains(&stderr, &["not removed: table nat of iptables (legacy)", "`kube-proxy --cleanup`"]);
 
     let stderr = cleanup(&left, &[]).exits_with(0);
-    assert!(stderr.contains("removed its chains in table filter (ip6tables, legacy)"), "{stderr}");
+    assert_contains(&stderr, &["removed its chains in table filter (ip6tables, legacy)"]);
     assert_clean(&left, &programs);
 }
 
@@ -145,10 +143,10 @@ fn rules_of_a_running_kube_proxy_are_kept() {
     process.kill().unwrap();
     process.wait().unwrap();
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("a process is named kube-proxy; stop it first, or give --force"), "{stderr}");
+    assert_contains(&stderr, &["a process is named kube-proxy; stop it first, or give --force"]);
     let port = netns.run(|| TcpListener::bind("127.0.0.1:10256").unwrap());
     let stderr = cleanup(&netns, &[]).exits_with(1);
-    assert!(stderr.contains("another program than this one answers at 127.0.0.1:10256"), "{stderr}");
+    assert_contains(&stderr, &["another program than this one answers at 127.0.0.1:10256"]);
     assert!(has_rules());
     cleanup(&netns, &["--force"]).success();
     assert!(!has_rules());

@@ -9,8 +9,8 @@ use std::{
 use api_server::{ApiServer, Settings};
 use serde_json::{Value, json};
 use tests::{
-    APPLIED, AgentCommand, Build, MemoryCgroup, NODE, TIMEOUT, TestNode, VERBOSE, WEB4, eventually,
-    is_slow_machine, run, scaled,
+    APPLIED, AgentCommand, Build, MemoryCgroup, NODE, TIMEOUT, TestNode, VERBOSE, WEB4, assert_contains,
+    eventually, is_slow_machine, run, scaled,
 };
 
 use super::kube::{server_with_node, service, set};
@@ -135,8 +135,7 @@ fn a_service_of_20_000_ports_is_served_within_the_shipped_limit() {
         node.wait_until(|_| is_served((WEB4, 80)) == is_ready);
         node.wait_until(|_| is_served((LARGE, 20_000)) == is_ready);
     }
-    let status = run(&mut node.cli("status")).success();
-    assert!(status.contains("healthy"), "{status}");
+    assert_contains(&run(&mut node.cli("status")).success(), &["healthy"]);
     node.terminate();
 }
 
@@ -153,8 +152,7 @@ fn a_node_of_128_mb_serves_a_thousand_services() {
     node.wait_until(|_| is_served((Ipv4Addr::new(10, 97, 3, 231), 80)));
     set(&server, &[service("web", WEB4, &[1])]);
     node.wait_until(|_| is_served((WEB4, 80)));
-    let status = run(&mut node.cli("status")).success();
-    assert!(status.contains("1001 Services"), "{status}");
+    assert_contains(&run(&mut node.cli("status")).success(), &["1001 Services"]);
     node.terminate();
 }
 

@@ -140,8 +140,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     }
     let Some(mut cluster) = forwarding_or_skip() else { return };
     let status = |arguments: &[&str]| cli(&cluster, 0, &[&["status"], arguments].concat()).success();
-    let text = status(&[]);
-    assert!(text.contains("\nforwarding 4 frontends, to 2 nodes, by eth0\n"), "{text}");
+    assert_contains(&status(&[]), &["\nforwarding 4 frontends, to 2 nodes, by eth0\n"]);
     let json: Value = serde_json::from_str(&status(&["--output=json"])).unwrap();
     let expect =
         serde_json::json!({"frontends": 4, "nodes": 2, "translated": 0, "ended": 0, "uplinks": ["eth0"]});
@@ -195,7 +194,7 @@ fn status_and_check_say_what_is_forwarded_and_where() {
     remove("egress_");
     assert_found(&findings(&cluster), "broken", "eth0 has none of the programs");
     let text = cli(&cluster, 0, &["status"]).stdout;
-    assert!(text.contains("forwarding NOT at work, no interface has the programs: "), "{text}");
+    assert_contains(&text, &["forwarding NOT at work, no interface has the programs: "]);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::{
 use nix::libc::EINPROGRESS;
 use socket2::{Domain, Socket, Type};
 use tests::{
-    BlackHole, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, count_each, endpoint, eventually, metric,
-    pod_with_servers, reset_on_close, run, web4,
+    BlackHole, FRONTEND, Service, TARGET_PORT, TIMEOUT, TestNode, assert_contains, count_each, endpoint,
+    eventually, metric, pod_with_servers, reset_on_close, run, web4,
 };
 
 /// Ejections that last longer than any test.
@@ -96,11 +96,11 @@ fn failing_endpoints_get_no_new_connections() {
     node.wait_until_logged(&["endpoint ejected", "endpoint=\"10.244.1.2:8080 of default/web"]);
     node.wait_until_logged(&["10.244.1.3:8080 of"]);
     let status = run(&mut node.cli("status")).success();
-    assert!(status.contains("ejected    10.244.1.3:8080 of default/web for 1 client"), "{status}");
+    assert_contains(&status, &["ejected    10.244.1.3:8080 of default/web for 1 client"]);
     let check = run(&mut node.cli("check")).stdout;
     let check = check.split_whitespace().collect::<Vec<_>>().join(" ");
     let finding = "degraded endpoints connections from this node to 2 endpoints of default/web fail";
-    assert!(check.contains(finding), "{check}");
+    assert_contains(&check, &[finding]);
     // What left and returned may have changed.
     node.apply(&[web4([1])]);
     node.apply(&[web4(1..=3)]);

@@ -127,8 +127,7 @@ fn detached_programs_are_reattached_and_reported() {
     node.wait_until(|_| metric("kube_proxy_ebpf_program_detachments_total") == Some(1.0) && is_ready());
     assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     assert!(links.join("connect4").exists() && links.join("recvmsg6").exists());
-    let log = node.log();
-    assert!(log.contains("connect4") && log.contains("recvmsg6"), "{log}");
+    assert_contains(&node.log(), &["connect4", "recvmsg6"]);
 }
 
 /// The failed steps in a log of format JSON: what `jq 'select(.step)'` prints, as the documentation has it.

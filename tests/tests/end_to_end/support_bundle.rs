@@ -14,8 +14,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 use tar::Archive;
 use tests::{
-    AgentCommand, Build, NODE, Service, TIMEOUT, TestNode, agent::spawn_without_capabilities, manifest, run,
-    status_socket, web,
+    AgentCommand, Build, NODE, Service, TIMEOUT, TestNode, agent::spawn_without_capabilities,
+    assert_contains, manifest, run, status_socket, web,
 };
 
 /// The files of an archive, without the folder that contains them.
@@ -147,14 +147,12 @@ fn a_file_that_cannot_be_written_is_reported_and_nothing_is_left() {
     let file = folder.join("bundle.tar.gz");
     fs::write(&file, "mine").unwrap();
     let text = error(&node, &file);
-    assert!(text.contains("bundle.tar.gz exists: remove it, or name another file"), "{text}");
+    assert_contains(&text, &["bundle.tar.gz exists: remove it, or name another file"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     fs::remove_file(&file).unwrap();
 
-    let text = error(&node, &folder.join("missing/bundle.tar.gz"));
-    assert!(text.contains("missing is not a folder"), "{text}");
-    let text = error(&node, Path::new("/"));
-    assert!(text.contains("name a file"), "{text}");
+    assert_contains(&error(&node, &folder.join("missing/bundle.tar.gz")), &["missing is not a folder"]);
+    assert_contains(&error(&node, Path::new("/")), &["name a file"]);
 
     // A full disk.
     let disk = folder.join("disk");
@@ -163,7 +161,7 @@ fn a_file_that_cannot_be_written_is_reported_and_nothing_is_left() {
     fs::write(disk.join("full"), [0; 4096]).unwrap();
     let (text, left) = (error(&node, &disk.join("bundle.tar.gz")), files_in(&disk));
     umount2(&disk, MntFlags::MNT_DETACH).unwrap();
-    assert!(text.contains("cannot write") && text.contains("No space left on device"), "{text}");
+    assert_contains(&text, &["cannot write", "No space left on device"]);
     assert_eq!(left, ["full"]);
 
     // Without the right to write there, nor to read anything in the kernel.
@@ -173,6 +171,6 @@ fn a_file_that_cannot_be_written_is_reported_and_nothing_is_left() {
     let output = spawn_without_capabilities(&mut unprivileged).unwrap().wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("cannot write") && text.contains("Permission denied"), "{text}");
+    assert_contains(&text, &["cannot write", "Permission denied"]);
     assert_eq!(files_in(&disk), [""; 0]);
 }

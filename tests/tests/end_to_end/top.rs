@@ -11,7 +11,9 @@ use std::{
 
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
-use tests::{EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, eventually, run, web, web4};
+use tests::{
+    EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, assert_contains, eventually, run, web, web4,
+};
 
 const REFUSING: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 96, 0, 11), 80);
 
@@ -123,7 +125,7 @@ fn a_terminal_that_is_too_small_says_so() {
 fn without_a_terminal_the_table_is_printed_once() {
     let Some(node) = node_or_skip() else { return };
     let stderr = run(&mut node.cli("top")).exits_with(1);
-    assert!(stderr.contains("the output is no terminal; use --once to print the table"), "{stderr}");
+    assert_contains(&stderr, &["the output is no terminal; use --once to print the table"]);
     let text = run(node.cli("top").args(["--once", "--sort", "name"])).success();
     let rows: Vec<_> = text.lines().map(|it| it.split_whitespace().next().unwrap()).collect();
     assert_eq!(rows, ["SERVICE", "default/none", "default/web"], "{text}");

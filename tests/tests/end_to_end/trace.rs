@@ -16,8 +16,8 @@ use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
     Attack, BlackHole, EchoConnection, FRONTEND, NetNs, Pod, Service, TARGET_PORT, TIMEOUT, TestNode, Trace,
-    Transport, WEB, WEB4, count_each, endpoint, eventually, exchange, kernel_at_least, move_to, request,
-    reset_on_close, run, skip, status_socket, udp_socket, web, web4,
+    Transport, WEB, WEB4, assert_contains, count_each, endpoint, eventually, exchange, kernel_at_least,
+    move_to, request, reset_on_close, run, skip, status_socket, udp_socket, web, web4,
 };
 
 use super::{
@@ -106,8 +106,7 @@ fn every_connect_is_traced_and_nothing_else() {
     assert_eq!(count("event"), BTreeMap::from([("connect", 2 * each), ("send", each)]));
     assert_eq!(count("port"), BTreeMap::from([("tcp", each), ("udp", 2 * each)]));
     let status = run(&mut node.cli("status")).stdout;
-    assert!(status.contains("\ntrace      runs since 2"), "{status}");
-    assert!(status.contains("attached at all 12 hooks"), "{status}");
+    assert_contains(&status, &["\ntrace      runs since 2", "attached at all 12 hooks"]);
     drop(trace);
     assert!(eventually(TIMEOUT, || are_products(&node)));
     assert!(!run(&mut node.cli("status")).stdout.contains("trace  "));
@@ -210,15 +209,14 @@ fn a_filter_lets_through_what_it_names() {
     let pod = NetNs::with_local_endpoints().unwrap();
     pod.add_address(client).unwrap();
     let error = refused(&node, &["--pod", "default/client"]);
-    assert!(error.contains("no network namespace on this node has an address of the pod"), "{error}");
+    assert_contains(&error, &["no network namespace on this node has an address of the pod"]);
     let _process = KilledOnDrop(pod.run(|| Command::new("sleep").arg("infinity").spawn().unwrap()));
     let trace = start(&node, &["--pod", "default/client"]);
     connect(web);
     // Nothing listens in the pod's network namespace.
     pod.run(|| TcpStream::connect(other).unwrap_err());
     trace.expect(&[("destination", "10.96.0.20:80")]);
-    let error = refused(&node, &["--pod", "default/none"]);
-    assert!(error.contains("no endpoint is of a pod default/none"), "{error}");
+    assert_contains(&refused(&node, &["--pod", "default/none"]), &["no endpoint is of a pod default/none"]);
 }
 
 #[test]

@@ -96,13 +96,13 @@ fn a_trace_takes_the_place_of_one_that_runs_on_request() {
     let first = node.cli("trace").args(["--pid", "1"]).stderr(Stdio::piped()).spawn().unwrap();
     let runs = || run(&mut node.cli("check")).stdout;
     assert!(eventually(TIMEOUT, || runs().contains("one runs since 2")), "{}", runs());
-    assert!(runs().contains("with --pid 1"), "{}", runs());
+    assert_contains(&runs(), &["with --pid 1"]);
     drop(start(&node, &["--replace"]));
     let first = first.wait_with_output().unwrap();
     let error = String::from_utf8(first.stderr).unwrap();
     assert_eq!(first.status.code(), Some(1));
-    assert!(error.contains("the process has ended the trace; its log names the reason"), "{error}");
-    assert!(node.log().contains("the trace has ended: another one has replaced it"), "{}", node.log());
+    assert_contains(&error, &["the process has ended the trace; its log names the reason"]);
+    assert_contains(&node.log(), &["the trace has ended: another one has replaced it"]);
     assert!(!runs().contains("one runs since"), "{}", runs());
 
     // One whose reader has stopped reading.
@@ -120,19 +120,19 @@ fn a_trace_takes_the_place_of_one_that_runs_on_request() {
 fn one_trace_runs_at_a_time_and_what_cannot_be_traced_is_said() {
     let Some(mut node) = node_or_skip(&[web4([1])]) else { return };
     let first = start(&node, &["--service", "default/web"]);
-    let error = refused(&node, &[]);
-    assert!(error.contains("another trace runs since 2"), "{error}");
-    assert!(error.contains("with --service default/web: one trace runs at a time"), "{error}");
+    let expect = ["another trace runs since 2", "with --service default/web: one trace runs at a time"];
+    assert_contains(&refused(&node, &[]), &expect);
     drop(first);
     assert!(eventually(TIMEOUT, || run(node.cli("trace").args(["--for", "1ms"])).code == Some(0)));
-    let error = refused(&node, &["--service", "default/wep"]);
-    assert!(error.contains("there is no Service default/wep; nearest: default/web"), "{error}");
-    let error = refused(&node, &["--cgroup", "/sys/fs/cgroup/none-such"]);
-    assert!(error.contains("/none-such does not exist"), "{error}");
-    let error = refused(&node, &["--pod", "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a"]);
-    assert_contains(&error, &["no pod with the UID 3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a runs on this node"]);
+    let uid = "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a";
+    for (flag, value, text) in [
+        ("--service", "default/wep", "there is no Service default/wep; nearest: default/web"),
+        ("--cgroup", "/sys/fs/cgroup/none-such", "/none-such does not exist"),
+        ("--pod", uid, &*format!("no pod with the UID {uid} runs on this node")),
+    ] {
+        assert_contains(&refused(&node, &[flag, value]), &[text]);
+    }
     assert!(are_products(&node));
     node.terminate();
-    let error = refused(&node, &[]);
-    assert!(error.contains("no process answers at "), "{error}");
+    assert_contains(&refused(&node, &[]), &["no process answers at "]);
 }

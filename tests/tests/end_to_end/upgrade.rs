@@ -10,7 +10,7 @@ use std::{
 use aya::maps::MapData;
 use tests::{
     AgentCommand, Build, ConnectLoad, EchoConnection, Service, TIMEOUT, TestNode, Transport, WEB, WEB4,
-    client::receive, expected_dump, request, run, scaled, udp_socket, web, web4,
+    assert_contains, client::receive, expected_dump, request, run, scaled, udp_socket, web, web4,
 };
 
 /// A UDP socket whose replies must all come from the same endpoint, with the Service's address.
@@ -188,7 +188,7 @@ fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
     let no_link = links.join("no_link");
     MapData::from_pin(node.program("").join("../active")).unwrap().pin(&no_link).unwrap();
     let stderr = run(&mut node.cli("cleanup")).exits_with(0);
-    assert!(stderr.contains("kept: it does not belong") && stderr.contains("links/no_link"), "{stderr}");
+    assert_contains(&stderr, &["kept: it does not belong", "links/no_link"]);
     assert_eq!(node.pins(), ["/links/no_link"]);
     assert!(request(Transport::Tcp, frontend).is_err(), "no hook is left");
 }

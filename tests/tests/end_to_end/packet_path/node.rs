@@ -11,8 +11,8 @@ use aya::maps::Array;
 use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
-    APPLIED, AgentCommand, Build, Output, TIMEOUT, TestCluster, Transport, eventually, http, kernel_at_least,
-    program_or_skip, run, skip,
+    APPLIED, AgentCommand, Build, Output, TIMEOUT, TestCluster, Transport, assert_contains, eventually, http,
+    kernel_at_least, program_or_skip, run, skip,
 };
 
 use super::*;
@@ -306,13 +306,13 @@ fn settings_of_the_node_that_break_packets_are_reported() {
     cluster.n1.set_sysctl("ipv4/ip_forward", "0").unwrap();
     let [level, says, remedy] = check("forwarding");
     assert_eq!(level, "degraded");
-    assert!(says.contains("net.ipv4.ip_forward is 0"), "{says}");
-    assert!(remedy.contains("sysctl -w net.ipv4.ip_forward=1"), "{remedy}");
+    assert_contains(&says, &["net.ipv4.ip_forward is 0"]);
+    assert_contains(&remedy, &["sysctl -w net.ipv4.ip_forward=1"]);
     let forward = "{ type filter hook forward priority 0; policy drop; }";
     nft(&cluster, &["add table ip6 filter; add chain ip6 filter FORWARD", forward]);
     let [level, says, _] = check("FORWARD policy");
     assert_eq!(level, "degraded");
-    assert!(says.contains("chain FORWARD of ip6tables (nft) drops what is forwarded"), "{says}");
+    assert_contains(&says, &["chain FORWARD of ip6tables (nft) drops what is forwarded"]);
 }
 
 #[test]
@@ -351,8 +351,8 @@ fn conntrack_settings_are_applied_where_packets_are_translated() {
         command.args(["run", "--source=file:/nowhere", "--init-only"]).args(mine);
         cluster.n1.run(|| run(&mut command))
     };
-    let stderr = init().exits_with(0);
-    assert!(stderr.contains("sysctl=\"nf_conntrack_udp_timeout\" value=70 before="), "{stderr}");
+    let expect = "sysctl=\"nf_conntrack_udp_timeout\" value=70 before=";
+    assert_contains(&init().exits_with(0), &[expect]);
     assert_eq!(settings(), [86_400, 3600, 1, 70]);
     assert!(!init().stderr.contains("nf_conntrack"), "nothing is left to do");
     let agent = start_ready(&cluster, &cluster.command("nft").args(mine));
@@ -366,12 +366,11 @@ fn conntrack_settings_are_applied_where_packets_are_translated() {
     let nowhere = format!("--proc-sys-net={nowhere}");
     let read_only = [&mine[..], &[&nowhere]].concat();
     let agent = start_ready(&cluster, &cluster.command("nft").args(&read_only));
-    let log = agent.log();
-    assert!(log.contains("net.netfilter.nf_conntrack_udp_timeout cannot be set to 70: "), "{log}");
+    assert_contains(&agent.log(), &["net.netfilter.nf_conntrack_udp_timeout cannot be set to 70: "]);
     let report = cluster.n1.run(|| run(cluster.cli("check").arg("--backend=nft").args(&read_only))).stdout;
     let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(report.contains("degraded conntrack settings"), "{report}");
-    assert!(report.contains("nf_conntrack_udp_timeout is missing instead of 70"), "{report}");
+    let expect = ["degraded conntrack settings", "nf_conntrack_udp_timeout is missing instead of 70"];
+    assert_contains(&report, &expect);
 }
 
 #[test]
