@@ -6,7 +6,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    process, thread,
+    process,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use nix::{
 };
 
 use crate::{
+    eventually,
     requirements::{Host, requirements},
     skip::{current_test, skip},
 };
@@ -28,6 +29,8 @@ use crate::{
 const PREFIX: &str = "kpe-sandbox-";
 /// The longest name of a test in a sandbox's name: the path of a Unix socket inside must be shorter than 108 bytes.
 const MAX_NAME: usize = 45;
+/// How long the kernel may take to end the processes of a cgroup, and then to let it be removed.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Where a BPF file system is usually mounted.
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -126,31 +129,24 @@ impl Sandbox {
         // Processes keep a cgroup, and pins keep programs attached. Cgroups of pods are below.
         let below = fs::read_dir(&self.cgroup).into_iter().flatten().flatten().map(|it| it.path());
         let below: Vec<_> = below.filter(|it| it.is_dir()).collect();
-        for _ in 0..100 {
-            let are_empty = below.iter().chain([&self.cgroup]).map(|it| empty(it));
-            if are_empty.collect::<Result<Vec<_>>>()?.into_iter().all(|it| it) {
-                break;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        let mut are_empty: Result<Vec<bool>> = Ok(Vec::new());
+        eventually(REMOVAL_TIMEOUT, || {
+            are_empty = below.iter().chain([&self.cgroup]).map(|it| empty(it)).collect();
+            are_empty.as_ref().is_ok_and(|it| it.iter().all(|it| *it))
+        });
+        are_empty?;
         for pod in below {
             // If it cannot be removed, neither can the cgroup above, which is reported.
             let _ = fs::remove_dir(pod);
         }
-        remove_tree(&self.pins)?;
-        remove_tree(&self.files)?;
-        for _ in 0..100 {
-            match fs::remove_dir(&self.cgroup) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot remove {}", self.cgroup.display()));
-                }
-                _ => return Ok(()),
-            }
-        }
-        bail!("cannot remove {}: it stays busy", self.cgroup.display())
+        check_removed(&self.pins, fs::remove_dir_all(&self.pins))?;
+        check_removed(&self.files, fs::remove_dir_all(&self.files))?;
+        let mut removed: io::Result<()> = Ok(());
+        eventually(REMOVAL_TIMEOUT, || {
+            removed = fs::remove_dir(&self.cgroup);
+            !removed.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::ResourceBusy)
+        });
+        check_removed(&self.cgroup, removed)
     }
 }
 
@@ -242,8 +238,9 @@ fn empty(cgroup: &Path) -> Result<bool> {
     Ok(members.is_empty())
 }
 
-fn remove_tree(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
+/// The result of the removal of a folder, which may be gone already.
+fn check_removed(folder: &Path, result: io::Result<()>) -> Result<()> {
+    match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", folder.display()))
         }
