@@ -83,7 +83,7 @@ pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
 }
 
 /// The command line and the environment of a proxy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct AgentCommand {
     binary: PathBuf,
@@ -99,31 +99,29 @@ pub struct AgentCommand {
 impl AgentCommand {
     /// `BINARY run` with a folder of manifests as its source, for one node, in a sandbox.
     pub fn run(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
-        Self::new(binary, &["run".as_ref()]).source(manifests).node(node).kernel(sandbox)
+        Self::new(binary).arg("run").source(manifests).node(node).kernel(sandbox)
     }
 
     /// `BINARY run` that follows the API server at a URL, for one node, in a sandbox.
     pub fn kube(binary: &Path, sandbox: &Sandbox, url: &str, node: &str) -> Self {
-        let command = Self::new(binary, &["run".as_ref(), "--source=kube".as_ref()]);
+        let command = Self::new(binary).args(["run", "--source=kube"]);
         command.arg(format!("--kube-api-server={url}")).node(node).kernel(sandbox)
     }
 
     /// `BINARY brain` with a folder of manifests as its source, for one node; [`Self::agent`] in the same sandbox uses it.
     pub fn brain(binary: &Path, sandbox: &Sandbox, manifests: &Path, node: &str) -> Self {
-        let command = Self::new(binary, &["brain".as_ref()]).source(manifests).node(node);
+        let command = Self::new(binary).arg("brain").source(manifests).node(node);
         command.arg("--listen").arg(brain_socket(sandbox))
     }
 
     /// `BINARY agent` with the [`Self::brain`] of the same sandbox.
     pub fn agent(binary: &Path, sandbox: &Sandbox, node: &str) -> Self {
-        let command = Self::new(binary, &["agent".as_ref()]).node(node).kernel(sandbox);
+        let command = Self::new(binary).arg("agent").node(node).kernel(sandbox);
         command.arg("--target").arg(brain_socket(sandbox))
     }
 
     fn source(self, manifests: &Path) -> Self {
-        let mut source = OsString::from("file:");
-        source.push(manifests);
-        self.arg("--source").arg(source)
+        self.arg(format!("--source=file:{}", manifests.display()))
     }
 
     /// Adds `--node-name`.
@@ -131,23 +129,13 @@ impl AgentCommand {
         self.args(["--node-name", node])
     }
 
-    /// `BINARY` with any arguments. The packet path is off unless an argument turns it on: most places in which tests
+    /// `BINARY` without arguments. The packet path is off unless an argument turns it on: most places in which tests
     /// start a proxy share their network namespace with others, whose traffic must not be translated. The log has level
     /// debug, at which each state is in it.
-    pub fn new(binary: &Path, arguments: &[&OsStr]) -> Self {
+    pub fn new(binary: &Path) -> Self {
         let environment =
             vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into()), (VERBOSE.into(), "1".into())];
-        Self {
-            binary: binary.to_owned(),
-            arguments: Vec::new(),
-            environment,
-            capabilities: None,
-            without_netfilter: false,
-            without_profile: false,
-            memory_cgroup: None,
-            log: None,
-        }
-        .args(arguments)
+        Self { binary: binary.to_owned(), environment, ..Self::default() }
     }
 
     pub fn arg(self, argument: impl AsRef<OsStr>) -> Self {
@@ -389,14 +377,11 @@ impl Agent {
     /// Waits until it ends; fails if it still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let mut status = None;
-        let ended = eventually(limit, || {
+        eventually(limit, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
         });
-        match status {
-            Some(status) if ended => Ok(status),
-            _ => bail!("the agent still runs after {} s\n{}", limit.as_secs(), self.log()),
-        }
+        status.with_context(|| format!("the agent still runs after {} s\n{}", limit.as_secs(), self.log()))
     }
 
     /// Waits until `condition` holds; fails if the agent ends first, or it does not within `limit`, with the whole log.

@@ -398,7 +398,8 @@ pub(crate) fn set_changing(server: &ApiServer, addresses: [Ipv4Addr; 2], changes
 
 /// Starts the brain of a backend, outside of the backend's cgroup, and waits until it has the cluster's state.
 fn start_brain(binary: &Path, sandbox: &Sandbox, server: &ApiServer) -> Result<Agent> {
-    let command = AgentCommand::new(binary, &["brain".as_ref(), "--source=kube".as_ref()])
+    let command = AgentCommand::new(binary)
+        .args(["brain", "--source=kube"])
         .arg(format!("--kube-api-server={}", server.url()))
         .arg(format!("--listen={}", brain_socket(sandbox)))
         .env(VERBOSE, "0")

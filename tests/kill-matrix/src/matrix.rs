@@ -407,7 +407,7 @@ impl Matrix {
     }
 
     fn cleanup(&self) -> AgentCommand {
-        let command = AgentCommand::new(&Build::Product.binary(), &["cleanup".as_ref()]);
+        let command = AgentCommand::new(&Build::Product.binary()).arg("cleanup");
         command.arg("--pin-dir").arg(self.node.sandbox().pins())
     }
 

@@ -1,17 +1,11 @@
 //! The capabilities of the DaemonSet, on the real kernel: they suffice, and none is superfluous.
 
-use std::{
-    fs::{self, File},
-    path::Path,
-    process::Command,
-    thread,
-};
+use std::{fs, process::Command};
 
-use nix::sched::{CloneFlags, setns};
 use rustix::thread::CapabilitySet;
 use tests::{
-    AgentCommand, Build, EchoServer, TARGET_PORT, TIMEOUT, TestNode, Transport, WEB4, deploy, endpoint, http,
-    kernel_at_least, request, run, skip, web,
+    AgentCommand, Build, EchoServer, FRONTEND, NetNs, TARGET_PORT, TIMEOUT, TestNode, Transport, deploy,
+    endpoint, http, kernel_at_least, request, skip, web,
 };
 
 fn bounding_set(process: u32) -> u64 {
@@ -26,7 +20,7 @@ fn the_capabilities_of_the_manifest_suffice() {
     let Some(mut node) = TestNode::running_or_skip([1], &[web([1])], &[]) else { return };
     assert_eq!(bounding_set(node.agent().pid()), deploy::capabilities().unwrap().bits());
 
-    assert_eq!(request(Transport::Tcp, (WEB4, 80).into()).unwrap(), "web-1");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
     // The pages of the liveness and readiness probes.
     node.wait_until(|_| ["/livez", "/readyz"].iter().all(|it| http::health_status(it) == 200));
 }
@@ -49,7 +43,7 @@ fn without_any_of_its_capabilities_the_proxy_reports_what_it_needs() {
 fn a_low_memlock_limit_is_raised_or_reported() {
     let Some(mut node) = TestNode::prepared_or_skip([], &[web([1])]) else { return };
     let line = format!("ulimit -l 64 && exec {}", node.command(Build::Product).line());
-    node.start_inactive(&AgentCommand::new(Path::new("/bin/sh"), &["-c".as_ref(), line.as_ref()]));
+    node.start_inactive(&AgentCommand::new("/bin/sh".as_ref()).args(["-c", &line]));
     if kernel_at_least(5, 11) {
         node.wait_until(TestNode::is_attached);
         return;
@@ -79,22 +73,19 @@ fn in_a_user_namespace_the_nftables_backend_serves_and_the_other_one_names_it() 
 
     let mut nft = start(&["--backend=nft", "--packets=nft"]);
     nft.wait_for_log(TIMEOUT, |log| log.contains("state active")).unwrap();
-    let network = File::open(format!("/proc/{}/ns/net", nft.pid())).unwrap();
-    let reply = thread::spawn(move || {
-        setns(network, CloneFlags::CLONE_NEWNET).unwrap();
-        for words in [
-            "link set lo up",
-            "link add out type veth peer name other",
-            "link set out up",
-            "link set other up",
-            "address add 192.0.2.1/24 dev out",
-            "route add default dev out",
-            "address add 10.244.1.1/32 dev lo",
-        ] {
-            assert_eq!(run(Command::new("ip").args(words.split(' '))).success(), "");
-        }
-        let _server = EchoServer::start("web-1", (endpoint(1)[0], TARGET_PORT).into()).unwrap();
-        request(Transport::Tcp, (WEB4, 80).into())
-    });
-    assert_eq!(reply.join().unwrap().unwrap(), "web-1");
+    let network = NetNs::open(format!("/proc/{}/ns/net", nft.pid()).as_ref()).unwrap();
+    for words in [
+        "link set lo up",
+        "link add out type veth peer name other",
+        "link set out up",
+        "link set other up",
+        "address add 192.0.2.1/24 dev out",
+        "route add default dev out",
+        "address add 10.244.1.1/32 dev lo",
+    ] {
+        network.ip(&words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let _inside = network.enter().unwrap();
+    let _server = EchoServer::start("web-1", (endpoint(1)[0], TARGET_PORT).into()).unwrap();
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-1");
 }

@@ -182,7 +182,7 @@ fn a_cgroup_below_the_root_disables_the_packet_path_by_default() {
     assert_eq!(packets(&["--cgroup", &cgroup, "--backend=nft"]), "--packets nft default");
 
     let env = ["-u", "KUBE_PROXY_EBPF_PACKETS", &binary];
-    let default = AgentCommand::new("env".as_ref(), &[]).args(env).args(run).kernel(node.sandbox());
+    let default = AgentCommand::new("env".as_ref()).args(env).args(run).kernel(node.sandbox());
     let dump = || print(&binary, &["dump", "--pin-dir", &pins]);
     for (command, is_on) in [(default.clone(), false), (default.arg("--packets=nft"), true)] {
         node.start_inactive(&command);
@@ -200,7 +200,7 @@ fn a_default_cgroup_that_leaves_processes_out_is_reported() {
     // As in a container where its own cgroup is the only cgroup2 mount.
     let mount = node.sandbox().files().join("cgroup");
     let container = ["--cgroup", "--mount", "--", "sh", "-ec", AS_IN_A_CONTAINER];
-    let command = AgentCommand::new("unshare".as_ref(), &[])
+    let command = AgentCommand::new("unshare".as_ref())
         .args(container)
         .args([&mount, &Build::Product.binary()])
         .args(["run", "--source", &node.source(), "--node-name", NODE, "--pin-dir"])

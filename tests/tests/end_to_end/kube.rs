@@ -48,7 +48,7 @@ fn set_node(server: &ApiServer, manifest: &str) {
 }
 
 fn command(node: &TestNode, server: &ApiServer) -> AgentCommand {
-    AgentCommand::new(&Build::Product.binary(), &[])
+    AgentCommand::new(&Build::Product.binary())
         .args(["run", "--source", "kube", "--node-name", NODE, "--kubeconfig"])
         .arg(server.kubeconfig(node.sandbox().files()).unwrap())
         .kernel(node.sandbox())

@@ -58,7 +58,7 @@ impl Brains<'_> {
 
     fn start(&self, port: u16, source: &str) -> Agent {
         let (listen, probe) = (format!("tcp://127.0.0.1:{port}"), probe_address(port).to_string());
-        AgentCommand::new(&Build::Product.binary(), &[])
+        AgentCommand::new(&Build::Product.binary())
             .args(["brain", "--serve-any-node", "--source", source, "--listen", &listen])
             .args(["--tls-allow", AGENT, "--probe-bind-address", &probe])
             .args(self.flags(BRAIN, "--tls-client-ca"))
@@ -72,7 +72,7 @@ impl Brains<'_> {
     }
 
     fn start_agent(&self) -> Agent {
-        AgentCommand::new(&Build::Product.binary(), &[])
+        AgentCommand::new(&Build::Product.binary())
             .args(["agent", "--target", &Self::targets(&PORTS)])
             .args(self.flags_of_client())
             .node(NODE)

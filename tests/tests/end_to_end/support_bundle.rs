@@ -72,7 +72,7 @@ fn a_bundle_has_what_can_be_read_with_and_without_a_process() {
 
     // In a pod, with the capabilities and the seccomp profile of the manifests.
     let file = node.sandbox().files().join("bundle.tar.gz");
-    let command = AgentCommand::new(&Build::Product.binary(), &["support-bundle".as_ref()]);
+    let command = AgentCommand::new(&Build::Product.binary()).arg("support-bundle");
     let mut ended = command.arg(&file).kernel(node.sandbox()).start(node.sandbox()).unwrap();
     assert!(ended.wait(TIMEOUT).unwrap().success(), "{}", ended.log());
     assert_eq!(unpack(&fs::read(&file).unwrap())["dump.txt"], running["dump.txt"]);

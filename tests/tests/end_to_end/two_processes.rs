@@ -120,8 +120,7 @@ fn a_brain_behind_a_brain_decides_alike_and_hands_out_what_both_request() {
     let binary = Build::Product.binary();
     let start = |name: &str, source: &str, labels: &str, annotations: &str| {
         let listen = format!("unix://{}", node.sandbox().files().join(name).display());
-        let command =
-            AgentCommand::new(&binary, &[]).args(["brain", "--source", source, "--listen", &listen]);
+        let command = AgentCommand::new(&binary).args(["brain", "--source", source, "--listen", &listen]);
         let command = command.args(["--serve-any-node", "--with-service-labels", labels]);
         let command = command.args(["--with-service-annotations", annotations]).node(NODE);
         (command.start(node.sandbox()).unwrap(), listen)
