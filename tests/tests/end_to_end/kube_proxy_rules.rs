@@ -27,9 +27,9 @@ fn iptables_or_skip(kind: &str) -> Option<Programs> {
     Some([of("iptables", false)?, of("ip6tables", true)?])
 }
 
-/// A program that reads standard input.
+/// Runs a program that reads standard input.
 #[track_caller]
-fn feed(netns: &NetNs, program: &Path, arguments: &[&str], input: &str) {
+pub(crate) fn feed(netns: &NetNs, program: &Path, arguments: &[&str], input: &str) {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = netns.run(|| command.spawn()).unwrap();

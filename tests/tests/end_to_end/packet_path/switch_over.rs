@@ -15,102 +15,79 @@ use tests::{
 };
 
 use super::*;
+use crate::kube_proxy_rules::feed;
 
 /// How kube-proxy writes its rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Nftables,
-    Iptables(&'static str),
+#[derive(Clone, Copy, Debug)]
+struct Mode {
+    /// Its variant of iptables; `None` for nftables.
+    iptables: Option<&'static str>,
     /// With the interface of IPVS beside chains of iptables; the kernels of the tests have no IPVS, so the chains translate.
-    Ipvs,
+    is_ipvs: bool,
 }
 
 impl Mode {
     const ALL: [Self; 3] =
-        [Self::Nftables, Self::Iptables("iptables-nft"), Self::Iptables("iptables-legacy")];
+        [Self::of(None), Self::of(Some("iptables-nft")), Self::of(Some("iptables-legacy"))];
+    const IPVS: Self = Self { iptables: Some("iptables-nft"), is_ipvs: true };
+
+    const fn of(iptables: Option<&'static str>) -> Self {
+        Self { iptables, is_ipvs: false }
+    }
+
+    /// The programs that write the rules of iptables, of each family.
+    fn restore(self) -> Vec<String> {
+        let of_family = |it: &str| [it.to_owned(), it.replace("ip", "ip6")].map(|it| it + "-restore");
+        self.iptables.into_iter().flat_map(of_family).collect()
+    }
 
     /// Whether this machine has it, in the network namespace of n1.
     fn works(self, it: &TestCluster) -> bool {
-        match self {
-            Self::Nftables => true,
-            Self::Ipvs => Self::Iptables("iptables-nft").works(it),
-            Self::Iptables(program) => {
-                [program.to_owned(), program.replace("ip", "ip6")].iter().all(|program| {
-                    let program = format!("{program}-restore");
-                    // An empty input: it only reads what is there.
-                    let read = || run(Command::new(&program).arg("--noflush").stdin(Stdio::null()));
-                    find(&program).is_some() && it.n1.run(read).code == Some(0)
-                })
-            }
-        }
+        self.restore().iter().all(|program| {
+            // An empty input: it only reads what is there.
+            let read = || run(Command::new(program).arg("--noflush").stdin(Stdio::null()));
+            find(program).is_some() && it.n1.run(read).code == Some(0)
+        })
     }
 
     /// Writes what kube-proxy has before its rules: chains without rules, which packets pass.
     fn prepare(self, it: &TestCluster) {
-        if self == Self::Ipvs {
+        if self.is_ipvs {
             it.n1.ip(&["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "ipvs-peer"]).unwrap();
         }
-        if let Some(program) = self.iptables() {
-            for program in [program.to_owned(), program.replace("ip", "ip6")] {
-                let chains = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
-                script(it, &format!("{program}-restore --noflush"), chains);
-            }
+        let chains = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
+        for program in self.restore() {
+            feed(&it.n1, program.as_ref(), &["--noflush"], chains);
         }
     }
 
-    /// Its variant of iptables, if it uses that.
-    fn iptables(self) -> Option<&'static str> {
-        match self {
-            Self::Nftables => None,
-            Self::Iptables(program) => Some(program),
-            Self::Ipvs => Some("iptables-nft"),
-        }
-    }
-
-    /// Writes rules as kube-proxy has them, for a Service that has p2 as its endpoint.
-    fn write(self, it: &TestCluster) {
-        self.write_family(it, 0);
-    }
-
-    /// Writes the rules of one family, IPv4 (0) or IPv6 (1), as kube-proxy has them for that Service.
-    fn write_family(self, it: &TestCluster, family: usize) {
+    /// Writes the rules of one family, IPv4 (0) or IPv6 (1), as kube-proxy has them for a Service with p2 as endpoint.
+    fn write(self, it: &TestCluster, family: usize) {
         let (service, endpoint) = (load_balancer_ips(1)[family], at(P2[family], TARGET));
-        let [ip, iptables] = [["ip", "iptables"], ["ip6", "ip6tables"]][family];
-        let kind = ["ipv4_addr", "ipv6_addr"][family];
+        let (ip, kind) = [("ip", "ipv4_addr"), ("ip6", "ipv6_addr")][family];
         let rules = |template: &str| {
             let rules = template.replace("%FAMILY%", ip).replace("%KIND%", kind);
             rules.replace("%SERVICE%", &service.to_string()).replace("%ENDPOINT%", &endpoint.to_string())
         };
-        match self {
-            Self::Nftables => {
-                script(it, "nft -f -", &rules(include_str!("switch_over/kube-proxy.nft")));
+        match self.restore().get(family) {
+            None => {
+                let rules = rules(include_str!("switch_over/kube-proxy.nft"));
+                feed(&it.n1, "nft".as_ref(), &["-f", "-"], &rules);
             }
-            Self::Ipvs => Self::Iptables("iptables-nft").write_family(it, family),
-            Self::Iptables(program) => {
-                let program = format!("{}-restore --noflush", program.replace("iptables", iptables));
-                script(it, &program, &rules(include_str!("switch_over/iptables.txt")));
+            Some(program) => {
+                let rules = rules(include_str!("switch_over/iptables.txt"));
+                feed(&it.n1, program.as_ref(), &["--noflush"], &rules);
             }
         }
     }
 
+    /// Deletes the rules for IPv4.
     fn delete(self, it: &TestCluster) {
-        match self {
-            Self::Nftables => script(it, "nft -f -", "delete table ip kube-proxy\n"),
-            Self::Ipvs => Self::Iptables("iptables-nft").delete(it),
-            Self::Iptables(program) => script(it, &format!("{program}-restore"), "*nat\nCOMMIT\n"),
+        match self.restore().first() {
+            None => feed(&it.n1, "nft".as_ref(), &["-f", "-"], "delete table ip kube-proxy\n"),
+            Some(program) => feed(&it.n1, program.as_ref(), &[], "*nat\nCOMMIT\n"),
         }
     }
-}
-
-/// Runs a program on n1 that reads a script.
-#[track_caller]
-fn script(it: &TestCluster, program: &str, script: &str) {
-    let mut words = program.split(' ');
-    let mut command = Command::new(words.next().unwrap());
-    command.args(words).stdin(Stdio::piped());
-    let mut child = it.n1.run(|| command.spawn().unwrap());
-    child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success(), "{program}: {script}");
 }
 
 #[test]
@@ -145,10 +122,10 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
             }
         };
         let is_reported = || it.n1.run(|| http::metric("kube_proxy_ebpf_kube_proxy_rules"));
-        let is_seen = mode != Mode::Iptables("iptables-legacy");
+        let is_seen = mode.iptables != Some("iptables-legacy");
 
         decides("p1", "ours alone");
-        mode.write(&it);
+        mode.write(&it, 0);
         decides("p1", "kube-proxy's come after ours");
         if is_seen {
             assert!(eventually(TIMEOUT * 2, || is_reported() == Some(1.0)), "{mode:?} is not reported");
@@ -207,7 +184,7 @@ fn last_syncs(seconds: [u64; 2]) -> String {
 #[test]
 fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
     let Some(_nft) = program_or_skip("nft") else { return };
-    let modes = Mode::ALL.into_iter().chain([Mode::Ipvs]);
+    let modes = Mode::ALL.into_iter().chain([Mode::IPVS]);
     for (mode, backend) in modes.flat_map(|mode| BACKENDS.map(|backend| (mode, backend))) {
         let web = external("web", 1).endpoint("p1", &P1);
         let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
@@ -253,11 +230,11 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
         waits_for("no rules for IPv4");
         mode.prepare(&it);
         waits_for("no rules for IPv4");
-        mode.write_family(&it, 0);
+        mode.write(&it, 0);
         waits_for("no rules for IPv6");
         // Rules may be those of an earlier kube-proxy.
         let metrics = Page::serve(&it, 10249, "/metrics", &last_syncs([1, 0]));
-        mode.write_family(&it, 1);
+        mode.write(&it, 1);
         waits_for("it has not written its rules since its start");
         metrics.change(&last_syncs([1, 1]));
 
