@@ -69,38 +69,6 @@ fn process_peak<T>(node: &TestNode, read: impl FnOnce() -> T) -> (T, u64) {
     (result, node.agent().memory_kb("VmHWM").unwrap().saturating_sub(before))
 }
 
-/// Runs each command with its arguments: the size of its output, and the most memory that it took.
-fn commands(node: &TestNode) -> Vec<(String, usize, u64, u64)> {
-    let commands = [
-        ("status", &["-o", "json"][..]),
-        ("status", &[]),
-        ("dump", &[]),
-        ("support-bundle", &["--packets=off", "-"]),
-        ("support-bundle", &["--packets=off", "--anonymize", "-"]),
-        ("top", &["--once"]),
-    ];
-    let measured = commands.map(|(name, arguments)| {
-        let mut command = node.cli(name);
-        let ((size, peak), grown) = process_peak(node, || read(&mut spawn(command.args(arguments))));
-        (format!("{name} {}", arguments.join(" ")), size, peak, grown)
-    });
-    measured.into()
-}
-
-/// Reads each page: its size, and the most memory that the process took for it.
-fn pages(node: &TestNode) -> Vec<(&'static str, usize, u64)> {
-    let measured = ["/state", "/status", "/metrics"].map(|path| {
-        let get = || {
-            let mut stream = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
-            write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
-            io::copy(&mut stream, &mut io::sink()).unwrap()
-        };
-        let (size, grown) = process_peak(node, get);
-        (path, size as usize, grown)
-    });
-    measured.into()
-}
-
 #[test]
 fn no_report_takes_more_than_20_mb_in_either_process() {
     let Some(mut node) = TestNode::or_skip() else { return };
@@ -113,12 +81,26 @@ fn no_report_takes_more_than_20_mb_in_either_process() {
     assert!(eventually(3 * TIMEOUT, served), "{}", node.log());
     let idle = idle_peak();
     let mut growth = Vec::new();
-    for (name, size, peak, grown) in commands(&node) {
+    for (name, arguments) in [
+        ("status", &["-o", "json"][..]),
+        ("status", &[]),
+        ("dump", &[]),
+        ("support-bundle", &["--packets=off", "-"]),
+        ("support-bundle", &["--packets=off", "--anonymize", "-"]),
+        ("top", &["--once"]),
+    ] {
+        let mut command = node.cli(name);
+        let ((size, peak), grown) = process_peak(&node, || read(&mut spawn(command.args(arguments))));
         let own = peak.saturating_sub(idle);
-        println!("{name}: {size} bytes, {own} kB in the command, {grown} kB in the process");
+        println!("{name} {arguments:?}: {size} bytes, {own} kB in the command, {grown} kB in the process");
         growth.extend([own, grown]);
     }
-    for (path, size, grown) in pages(&node) {
+    for path in ["/state", "/status", "/metrics"] {
+        let (size, grown) = process_peak(&node, || {
+            let mut stream = UnixStream::connect(agent::status_socket(node.sandbox())).unwrap();
+            write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+            io::copy(&mut stream, &mut io::sink()).unwrap()
+        });
         println!("{path}: {size} bytes, {grown} kB in the process");
         growth.push(grown);
     }
