@@ -6,7 +6,10 @@ use std::{
     collections::VecDeque,
     io::{self, Write},
     net::{Ipv4Addr, SocketAddr},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +17,7 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use tests::{
-    NetNs, Service, TestNode, eventually,
+    Background, NetNs, Service, TestNode, eventually,
     http::{self, HEALTH_PORT, health, metrics, probe},
     is_slow_machine, metric, repetitions, web4,
 };
@@ -80,51 +83,44 @@ mod alone {
         node.wait_until_ready();
         node.wait_until(|_| http::get((NODE, CHECK_PORT).into(), "/").is_ok());
 
-        let (opened, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let open = || metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
-        let (times, number) = thread::scope(|scope| {
-            scope.spawn(|| {
-                let _inside = attackers.enter().unwrap();
-                let mut all = VecDeque::new();
-                // More and more, and then again and again.
-                while !is_done.load(Ordering::Relaxed) {
-                    all.extend(hold(opened.load(Ordering::Relaxed)));
-                    if all.len() > held {
-                        all.pop_front();
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    opened.fetch_add(1, Ordering::Relaxed);
+        let (opened, mut holding) = (Arc::<AtomicUsize>::default(), Background::default());
+        let opening = Arc::clone(&opened);
+        let open = move |stop: &AtomicBool| {
+            let mut all = VecDeque::new();
+            // More and more, and then again and again.
+            while !stop.load(Ordering::Relaxed) {
+                all.extend(hold(opening.load(Ordering::Relaxed)));
+                if all.len() > held {
+                    all.pop_front();
+                    thread::sleep(Duration::from_millis(1));
                 }
-            });
-            let mut times = Vec::new();
-            let mut check =
-                |name: &'static str, get: &dyn Fn() -> io::Result<http::Response>, status: u16| {
-                    let start = Instant::now();
-                    let response = get().unwrap_or_else(|error| panic!("{name}: {error}"));
-                    assert_eq!(response.status, status, "{name}: {response:?}");
-                    times.push((start.elapsed(), name));
-                };
-            let from_outside = |port: u16, path: &str| attackers.run(|| http::get((NODE, port).into(), path));
-            let round = &mut || {
-                check("probe", &|| probe("/livez"), 200);
-                check("readiness probe", &|| probe("/readyz"), 200);
-                check("/livez of this host", &|| health("/livez"), 200);
-                check("/healthz of a load balancer", &|| from_outside(HEALTH_PORT, "/healthz"), 200);
-                check("health-check node port", &|| from_outside(CHECK_PORT, "/"), 200);
-            };
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                // While the connections are opened, and while they are held.
-                while opened.load(Ordering::Relaxed) <= held {
-                    round();
-                    thread::sleep(Duration::from_millis(20));
-                }
-                (0..repetitions(30)).for_each(|_| round());
-                open()
-            }));
-            is_done.store(true, Ordering::Relaxed);
-            let number = result.unwrap_or_else(|it| std::panic::resume_unwind(it));
-            (times, number)
-        });
+                opening.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        attackers.run(|| holding.spawn(open));
+        let mut times = Vec::new();
+        let mut check = |name: &'static str, get: &dyn Fn() -> io::Result<http::Response>| {
+            let start = Instant::now();
+            let response = get().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(response.status, 200, "{name}: {response:?}");
+            times.push((start.elapsed(), name));
+        };
+        let from_outside = |port: u16, path: &str| attackers.run(|| http::get((NODE, port).into(), path));
+        let mut round = || {
+            check("probe", &|| probe("/livez"));
+            check("readiness probe", &|| probe("/readyz"));
+            check("/livez of this host", &|| health("/livez"));
+            check("/healthz of a load balancer", &|| from_outside(HEALTH_PORT, "/healthz"));
+            check("health-check node port", &|| from_outside(CHECK_PORT, "/"));
+        };
+        // While the connections are opened, and while they are held.
+        while opened.load(Ordering::Relaxed) <= held {
+            round();
+            thread::sleep(Duration::from_millis(20));
+        }
+        (0..repetitions(30)).for_each(|_| round());
+        let number = metric("kube_proxy_ebpf_http_connections{pages=\"health\"}").unwrap();
+        drop(holding);
 
         assert!((1.0..=512.0).contains(&number), "{number} connections are open");
         let closed = metric("kube_proxy_ebpf_http_connections_closed_total{pages=\"health\"}").unwrap();
