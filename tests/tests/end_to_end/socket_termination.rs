@@ -12,19 +12,22 @@ use std::{
 use build_tools::command::KilledOnDrop;
 use rustix::thread::CapabilitySet;
 use tests::{
-    Build, EchoConnection, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, agent, deploy, endpoint,
-    eventually, exchange_connected, metric, pod_with_servers, request, scaled, skip, udp_socket, web,
-    web_frontends,
+    AgentCommand, Build, EchoConnection, Service, TARGET_PORT, TIMEOUT, TestNode, Transport, agent, deploy,
+    endpoint, eventually, exchange_connected, metric, pod_with_servers, request, scaled, skip, udp_socket,
+    web, web_frontends,
 };
 
-/// A node with two endpoints' servers.
-fn node_or_skip() -> Option<TestNode> {
-    let mut node = TestNode::or_skip()?;
+/// A node with two endpoints' servers, and a proxy with this command line.
+fn node_or_skip(
+    services: &[Service],
+    command: impl FnOnce(AgentCommand) -> AgentCommand,
+) -> Option<TestNode> {
+    let mut node = TestNode::prepared_or_skip([1, 2], services)?;
     if !has_destroy() {
         skip("this kernel cannot terminate sockets: CONFIG_INET_DIAG_DESTROY");
         return None;
     }
-    node.serve([1, 2]);
+    node.start_with(&command(node.command(Build::Product)));
     Some(node)
 }
 
@@ -98,9 +101,7 @@ fn check(flows: &mut [Flow]) {
 fn connected_udp_is_terminated_with_its_endpoint() {
     // With enough socket slots, and with two.
     for arguments in [&[][..], &["--socket-slots", "2"]] {
-        let Some(mut node) = node_or_skip() else { return };
-        node.write(&[web([1, 2])]);
-        node.start(arguments);
+        let Some(mut node) = node_or_skip(&[web([1, 2])], |it| it.args(arguments)) else { return };
         let mut flows = flows();
         // A flow to the pod itself is never terminated.
         flows.extend(endpoint(1).map(|ip| Flow::new(SocketAddr::new(ip, 8080))));
@@ -115,9 +116,7 @@ fn connected_udp_is_terminated_with_its_endpoint() {
 
 #[test]
 fn connected_udp_is_terminated_if_its_endpoint_was_removed_without_a_proxy() {
-    let Some(mut node) = node_or_skip() else { return };
-    node.write(&[web([1, 2])]);
-    node.start(&[]);
+    let Some(mut node) = node_or_skip(&[web([1, 2])], |it| it) else { return };
     let mut flows = flows();
     node.kill();
     flows.iter().for_each(Flow::works);
@@ -128,18 +127,17 @@ fn connected_udp_is_terminated_if_its_endpoint_was_removed_without_a_proxy() {
 
 #[test]
 fn sockets_of_pods_are_terminated_with_cap_sys_admin() {
-    let Some(mut node) = node_or_skip() else { return };
-    node.write(&[web([1, 2]).drain(1)]);
     // CAP_SYS_PTRACE is needed to open the namespace of another process.
     let capabilities = deploy::capabilities().unwrap() | CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
-    node.start_with(&node.command(Build::Product).capabilities(capabilities));
+    let privileged = |it: AgentCommand| it.capabilities(capabilities);
+    let Some(mut node) = node_or_skip(&[web([1, 2]).drain(1)], privileged) else { return };
     let (namespace, _servers) = pod_with_servers([1, 2]);
     let [frontend, ..] = web_frontends();
     let inside = namespace.enter().unwrap();
     let _pod = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
     let mut flows: Vec<_> = [frontend; 24].map(Flow::new).into();
     flows.push(Flow::new(SocketAddr::new(endpoint(1)[0], 8080)));
-    let connection = connect_to(frontend);
+    let connection = connect_to(frontend, "web-1");
     drop(inside);
     assert!(eventually(TIMEOUT, || request(Transport::Udp, frontend).is_ok()));
     node.apply(&[web([2]).drain(1)]);
@@ -160,13 +158,14 @@ fn service(n: u8, endpoints: impl IntoIterator<Item = u8>) -> Service {
 /// A connection to endpoint 1 through the Service `s-N`.
 #[track_caller]
 fn connect(n: u8) -> EchoConnection {
-    connect_to(SocketAddr::from(([10, 96, 0, n], 80)))
+    connect_to(SocketAddr::from(([10, 96, 0, n], 80)), "web-1")
 }
 
+/// A connection to an address that this server serves.
 #[track_caller]
-fn connect_to(frontend: SocketAddr) -> EchoConnection {
+fn connect_to(frontend: SocketAddr, server: &str) -> EchoConnection {
     let mut connections = (0..100).map(|_| EchoConnection::connect(frontend).unwrap());
-    connections.find(|it| it.name() == "web-1").unwrap()
+    connections.find(|it| it.name() == server).unwrap()
 }
 
 /// Waits until the proxy ends a connection.
@@ -183,16 +182,12 @@ fn connections_end_once_the_service_has_drained() {
     const DRAIN: u32 = 2;
     // With enough socket slots, and with two.
     for arguments in [&[][..], &["--socket-slots", "2"]] {
-        let Some(mut node) = node_or_skip() else { return };
-        node.write(&[web([1, 2]).drain(DRAIN)]);
-        node.start(arguments);
-        let lost = web_frontends().map(connect_to);
+        let services = [web([1, 2]).drain(DRAIN)];
+        let Some(mut node) = node_or_skip(&services, |it| it.args(arguments)) else { return };
+        let lost = web_frontends().map(|it| connect_to(it, "web-1"));
         // A connection to the pod itself is never ended.
-        let mut direct = connect_to(SocketAddr::new(endpoint(1)[0], TARGET_PORT));
-        let mut other = EchoConnection::connect(web_frontends()[1]).unwrap();
-        while other.name() == "web-1" {
-            other = EchoConnection::connect(web_frontends()[1]).unwrap();
-        }
+        let mut direct = connect_to(SocketAddr::new(endpoint(1)[0], TARGET_PORT), "web-1");
+        let mut other = connect_to(web_frontends()[1], "web-2");
         let left = Instant::now();
         node.apply(&[web([2]).drain(DRAIN)]);
         for it in &lost {
@@ -210,9 +205,7 @@ fn connections_end_once_the_service_has_drained() {
 /// of the last connection, those through the Services `kept` continue.
 #[track_caller]
 fn check_drained(before: &[Service], changes: &[(&[Service], &[Service])], ended: &[u8], kept: &[u8]) {
-    let Some(mut node) = node_or_skip() else { return };
-    node.write(before);
-    node.start(&[]);
+    let Some(mut node) = node_or_skip(before, |it| it) else { return };
     let ended: Vec<_> = ended.iter().map(|n| connect(*n)).collect();
     let mut kept: Vec<_> = kept.iter().map(|n| (n, connect(*n))).collect();
     for (services, selected) in changes {
@@ -263,10 +256,8 @@ fn connections_of_a_deleted_service_end_once_it_has_drained() {
 #[test]
 fn connections_to_an_endpoint_that_was_removed_without_a_proxy_end_once_its_service_has_drained() {
     const DRAIN: u32 = 2;
-    let Some(mut node) = node_or_skip() else { return };
     let services = |n| [service(11, [n, 2]).drain(DRAIN), service(12, [1, 2]).drain(DRAIN)];
-    node.write(&services(1));
-    node.start(&[]);
+    let Some(mut node) = node_or_skip(&services(1), |it| it) else { return };
     let lost = connect(11);
     let mut kept = connect(12);
     node.kill();
