@@ -4,7 +4,7 @@
 //! function says otherwise.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::{Duration, Instant},
 };
@@ -123,7 +123,9 @@ pub fn exchange_connected(socket: &UdpSocket) -> io::Result<String> {
 pub fn receive(socket: &UdpSocket) -> io::Result<(String, SocketAddr)> {
     let mut reply = [0; 256];
     let (length, from) = socket.recv_from(&mut reply)?;
-    Ok((name(&reply[..length])?, from))
+    let name = str::from_utf8(&reply[..length]);
+    let name = name.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok((name.trim_end().to_owned(), from))
 }
 
 /// Connects to an address that should refuse: the error, and after how long it came; [`io::ErrorKind::AlreadyExists`] if it
@@ -139,7 +141,7 @@ pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
 /// A long-lived TCP connection to an echo server.
 #[derive(Debug)]
 pub struct EchoConnection {
-    stream: TcpStream,
+    stream: BufReader<TcpStream>,
     name: String,
 }
 
@@ -150,13 +152,15 @@ impl EchoConnection {
     }
 
     fn connect_within(limit: Duration, address: SocketAddr) -> io::Result<Self> {
-        let mut stream = TcpStream::connect_timeout(&address, limit)?;
+        let stream = TcpStream::connect_timeout(&address, limit)?;
         // No TIME_WAIT, so that no load runs out of ports.
         reset_on_close(&stream)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(limit))?;
-        let line = read_line(&mut stream)?;
-        Ok(Self { name: name(&line)?, stream })
+        // A line is short.
+        let mut stream = BufReader::with_capacity(256, stream);
+        let name = read_line(&mut stream)?;
+        Ok(Self { stream, name })
     }
 
     pub fn name(&self) -> &str {
@@ -164,14 +168,14 @@ impl EchoConnection {
     }
 
     pub fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.stream.get_ref()
     }
 
     /// Sends a line and waits for its echo; [`io::ErrorKind::InvalidData`] if something else comes back.
     pub fn ping(&mut self) -> io::Result<()> {
-        self.stream.write_all(b"still there?\n")?;
+        self.stream.get_mut().write_all(b"still there?\n")?;
         let echo = read_line(&mut self.stream)?;
-        if echo != b"still there?" {
+        if echo != "still there?" {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("echo {echo:?}")));
         }
         Ok(())
@@ -183,24 +187,12 @@ pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
 }
 
-fn read_line(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut line = Vec::new();
-    let mut part = [0; 256];
-    loop {
-        let length = stream.read(&mut part)?;
-        if length == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        line.extend_from_slice(&part[..length]);
-        if line.ends_with(b"\n") {
-            line.pop();
-            return Ok(line);
-        }
+/// A line without its line feed.
+fn read_line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    match line.pop() {
+        Some('\n') => Ok(line),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
-}
-
-fn name(reply: &[u8]) -> io::Result<String> {
-    let text =
-        std::str::from_utf8(reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    Ok(text.trim_end().to_owned())
 }
