@@ -17,6 +17,7 @@ use aya::{
     maps::{Array, Map, MapData},
     programs::{CgroupAttachMode, CgroupSockAddr, CgroupSockAddrAttachType},
 };
+use build_tools::command::KilledOnDrop;
 use tests::{
     AgentCommand, Build, FRONTEND, ObjectTracker, Output, Service, TARGET_PORT, TIMEOUT, TestNode, Transport,
     WEB4, assert_contains, endpoint, eventually,
@@ -243,12 +244,9 @@ fn a_recreated_cgroup_is_served_again() {
     let Some(node) = node_or_skip() else { return };
     let slice = node.sandbox().cgroup().join("slice");
     fs::create_dir(&slice).unwrap();
-    let mut agent = node
-        .cli("run")
-        .args(["--source", &node.source(), "--node-name", "n1", "--cgroup", text(&slice)])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut command = node.cli("run");
+    command.args(["--source", &node.source(), "--node-name", "n1", "--cgroup", text(&slice)]);
+    let agent = KilledOnDrop(command.stderr(Stdio::null()).spawn().unwrap());
     let is_served = || {
         move_to(&slice, process::id()).unwrap();
         let reply = request(Transport::Tcp, FRONTEND);
@@ -260,8 +258,7 @@ fn a_recreated_cgroup_is_served_again() {
     assert!(eventually(TIMEOUT, || fs::remove_dir(&slice).is_ok()));
     fs::create_dir(&slice).unwrap();
     let again = eventually(TIMEOUT, is_served);
-    let _ = agent.kill();
-    agent.wait().unwrap();
+    drop(agent);
     let _ = fs::remove_dir(&slice);
     assert!(again, "the new cgroup is not served");
 }

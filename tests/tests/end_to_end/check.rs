@@ -144,14 +144,11 @@ fn foreign_programs_are_reported() {
     let Some(mut node) = node_or_skip() else { return };
     // The same programs pinned in another folder are foreign to the first instance.
     let pins = format!("{}_other", node.sandbox().pins().display());
-    let other = product()
-        .args(["run", "--source", &node.source(), "--node-name", "n1", "--pin-dir", &pins, "--cgroup"])
-        .arg(node.sandbox().cgroup())
-        .args(["--healthz-bind-address=0", "--metrics-bind-address=0"])
-        .args(["--probe-bind-address=0", "--status-socket=0"])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut other = product();
+    other.args(["run", "--source", &node.source(), "--node-name", "n1", "--pin-dir", &pins, "--cgroup"]);
+    other.arg(node.sandbox().cgroup()).args(["--healthz-bind-address=0", "--metrics-bind-address=0"]);
+    other.args(["--probe-bind-address=0", "--status-socket=0"]).stderr(Stdio::null());
+    let other = KilledOnDrop(other.spawn().unwrap());
     let checked = eventually(TIMEOUT, || check(&node).about("degraded", "other programs").is_some());
     let logged = node.agent_mut().wait_for_log(TIMEOUT, |log| {
         log.lines().any(|it| {
@@ -159,7 +156,7 @@ fn foreign_programs_are_reported() {
         })
     });
     let report = check(&node);
-    drop(KilledOnDrop(other));
+    drop(other);
     run(product().args(["cleanup", "--pin-dir", &pins])).success();
     logged.unwrap();
     node.wait_until_logged(&["is no longer attached to our hooks"]);

@@ -1,8 +1,8 @@
 //! The probe: it verifies by use that the hooks act.
 
-use std::{fs, net::TcpStream, process};
+use std::{fs, net::TcpStream};
 
-use tests::{Build, TIMEOUT, TestNode, WEB4, eventually, http, move_to, run, web4};
+use tests::{Build, FRONTEND, TIMEOUT, TestNode, eventually, http, run, web4};
 
 /// Those of the reverse direction first: they cannot be probed once nothing is redirected.
 const HOOKS: [&str; 8] =
@@ -50,10 +50,10 @@ fn the_probe_covers_every_hook() {
 fn check_probes_through_a_child_process_outside_the_cgroup() {
     let Some(mut node) = TestNode::or_skip() else { return };
     start(&mut node, &[]);
-    move_to(node.sandbox().root_cgroup(), process::id()).unwrap();
-    assert!(TcpStream::connect((WEB4, 80)).is_err(), "nothing is translated outside the cgroup");
+    let root = node.sandbox().enter_root_cgroup().unwrap();
+    assert!(TcpStream::connect(FRONTEND).is_err(), "nothing is translated outside the cgroup");
     let outside = check(&node);
-    node.sandbox().add_process(process::id()).unwrap();
+    drop(root);
     assert_eq!(outside, ("ok".into(), "8 hooks work".into()));
     assert_eq!(check(&node), outside);
 }

@@ -8,6 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use build_tools::command::KilledOnDrop;
 use tests::{Build, NetNs, Output, assert_contains, program_or_skip, run};
 
 /// What kube-proxy 1.36 writes in iptables mode, beside the chains of the kubelet and of network plugins.
@@ -138,11 +139,9 @@ fn rules_of_a_running_kube_proxy_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("kube-proxy");
     fs::copy("/bin/sleep", &program).unwrap();
-    let mut process = Command::new(program).arg("600").spawn().unwrap();
-    let Output { code, stderr, .. } = cleanup(&netns, &[]);
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert_eq!(code, Some(1), "{stderr}");
+    let process = KilledOnDrop(Command::new(program).arg("600").spawn().unwrap());
+    let stderr = cleanup(&netns, &[]).exits_with(1);
+    drop(process);
     assert_contains(&stderr, &["a process is named kube-proxy; stop it first, or give --force"]);
     let port = netns.run(|| TcpListener::bind("127.0.0.1:10256").unwrap());
     let stderr = cleanup(&netns, &[]).exits_with(1);

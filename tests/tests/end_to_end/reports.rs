@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use build_tools::command::KilledOnDrop;
 use serde_json::Value;
 use tests::{
     AgentCommand, Build, ConnectLoad, FRONTEND, NODE, Service, TIMEOUT, TestNode, Transport, assert_contains,
@@ -195,16 +196,11 @@ fn a_brain_serves_pages_if_addresses_are_given() {
     assert_eq!(metric("kube_proxy_ebpf_active_revision"), None, "a brain has no data plane");
     let watchers = |count| eventually(TIMEOUT, || metric("kube_proxy_ebpf_watchers") == Some(count));
     assert_eq!(metric("kube_proxy_ebpf_watchers"), Some(0.0));
-    let mut watcher = Command::new(Build::Product.binary())
-        .args(["print", "--target", &brain_socket(node.sandbox()), "--node-name", NODE])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let is_counted = watchers(1.0);
-    let _ = watcher.kill();
-    watcher.wait().unwrap();
-    assert!(is_counted, "a watcher is counted");
+    let mut print = Command::new(Build::Product.binary());
+    print.args(["print", "--target", &brain_socket(node.sandbox()), "--node-name", NODE]);
+    let watcher = KilledOnDrop(print.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    assert!(watchers(1.0), "a watcher is counted");
+    drop(watcher);
     assert!(watchers(0.0), "until it ends");
     assert!(node.status_page("/state").unwrap().body.contains("10.244.1.1"));
 }

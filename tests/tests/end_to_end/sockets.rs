@@ -3,14 +3,13 @@
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process,
 };
 
 use socket2::{Domain, Socket, Type};
 use tests::{
     EchoConnection, EchoServer, NetNs, Service, TIMEOUT, TestNode, Transport, WEB4, WEB6, client,
-    connected_udp_socket, endpoint, eventually, exchange_connected, kernel_at_least, move_to, request,
-    udp_socket, web, web_frontends,
+    connected_udp_socket, endpoint, eventually, exchange_connected, kernel_at_least, request, udp_socket,
+    web, web_frontends,
 };
 
 const EMPTY4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);
@@ -234,10 +233,10 @@ fn a_tcp_socket_that_reconnects_shows_its_new_peer() {
 #[test]
 fn processes_outside_the_cgroup_are_not_translated() {
     let Some(node) = node_or_skip(1) else { return };
-    move_to(node.sandbox().root_cgroup(), process::id()).unwrap();
+    let root = node.sandbox().enter_root_cgroup().unwrap();
     let error = TcpStream::connect((WEB4, 80)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::ENETUNREACH), "{error}");
-    node.sandbox().add_process(process::id()).unwrap();
+    drop(root);
     TcpStream::connect((WEB4, 80)).unwrap();
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
@@ -17,7 +16,7 @@ use serde_json::Value;
 use tests::{
     Attack, BlackHole, EchoConnection, FRONTEND, NetNs, Pod, Service, TARGET_PORT, TIMEOUT, TestNode, Trace,
     Transport, WEB, WEB4, assert_contains, count_each, endpoint, eventually, exchange, kernel_at_least,
-    move_to, request, reset_on_close, run, skip, status_socket, udp_socket, web, web4,
+    request, reset_on_close, run, skip, status_socket, udp_socket, web, web4,
 };
 
 use super::{
@@ -178,28 +177,22 @@ fn a_filter_lets_through_what_it_names() {
     check(&node, &["--pid", &own], || drop(from_pod()), || connect(web), web);
 
     // Of a cgroup below, not of one beside it.
-    let pod = node.sandbox().cgroup().join("pod");
     let uid = "3f2a8d1c-0b4e-4c7d-9a51-6d2f1e0c9b8a";
-    let by_uid = node.sandbox().cgroup().join(format!("pod{uid}"));
-    for (path, arguments) in [
-        (&pod, ["--cgroup".to_owned(), pod.display().to_string()]),
-        (&by_uid, ["--pod".to_owned(), uid.to_owned()]),
-    ] {
-        fs::create_dir(path).unwrap();
+    for (name, is_pod) in [("pod".to_owned(), false), (format!("pod{uid}"), true)] {
+        let cgroup = ChildCgroup::new(node.sandbox(), &name);
+        let filter = if is_pod { ["--pod", uid] } else { ["--cgroup", cgroup.path()] };
         // The plugin knows the names of pods.
         let (input, mut names) = io::pipe().unwrap();
         writeln!(names, "{uid} default/client").unwrap();
-        let trace = Trace::start(node.cli("trace").args(&arguments).stdin(input));
+        let trace = Trace::start(node.cli("trace").args(filter).stdin(input));
         connect(web);
-        move_to(path, process::id()).unwrap();
+        cgroup.enter();
         connect(other);
-        node.sandbox().add_process(process::id()).unwrap();
+        leave(&node);
         let line = trace.next();
-        assert_eq!(line["destination"], other.to_string(), "{arguments:?}: {line}");
-        let is_pod = arguments[0] == "--pod";
+        assert_eq!(line["destination"], other.to_string(), "{filter:?}: {line}");
         assert_eq!(line["podUid"].as_str(), is_pod.then_some(uid), "{line}");
         assert_eq!(line["pod"].as_str(), is_pod.then_some("default/client"), "{line}");
-        fs::remove_dir(path).unwrap();
     }
 
     // Of a pod by its name, which stands for a network namespace. Before, these have no cookies for user space.
