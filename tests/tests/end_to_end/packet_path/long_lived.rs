@@ -21,25 +21,20 @@ use tests::{
 
 use super::*;
 
-/// A connected UDP socket, which is one flow.
-struct Flow(UdpSocket);
+/// A connected UDP socket, which is one flow, and does not wait long for an answer.
+fn flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
+    let socket = from.run(|| connected_udp_socket(address).unwrap());
+    socket.set_read_timeout(Some(scaled(Duration::from_millis(200)))).unwrap();
+    socket
+}
 
-impl Flow {
-    fn new(from: &NetNs, address: SocketAddr) -> Self {
-        let socket = from.run(|| connected_udp_socket(address).unwrap());
-        socket.set_read_timeout(Some(scaled(Duration::from_millis(200)))).unwrap();
-        Self(socket)
-    }
+/// Whether the pod of this name replies.
+fn is_answered_by(name: &str, socket: &UdpSocket) -> bool {
+    exchange_connected(socket).is_ok_and(|it| it.starts_with(name))
+}
 
-    /// The pod that replies.
-    fn server(&self) -> std::io::Result<String> {
-        let reply = exchange_connected(&self.0)?;
-        Ok(reply.split(' ').next().unwrap().to_owned())
-    }
-
-    fn is_served_by(&self, name: &str) -> bool {
-        self.server().is_ok_and(|it| it == name)
-    }
+fn is_refused(socket: &UdpSocket) -> bool {
+    exchange_connected(socket).is_err_and(|it| it.kind() == ErrorKind::ConnectionRefused)
 }
 
 #[test]
@@ -47,18 +42,19 @@ fn a_udp_flow_leaves_a_removed_endpoint_and_recovers_from_a_refusal() {
     for (backend, ip) in BACKENDS.into_iter().flat_map(|it| load_balancer_ips(1).map(|ip| (it, ip))) {
         let web = || external("web", 1);
         let Some(mut it) = RunningCluster::or_skip(backend, &[web()], &[]) else { return };
-        let flow = Flow::new(&it.client, at(ip, 80));
+        let flow = flow(&it.client, at(ip, 80));
         // Without an endpoint it is refused.
-        flow.server().unwrap_err();
+        exchange_connected(&flow).unwrap_err();
         it.apply(&[web().endpoint("p1", &P1)]);
-        assert!(eventually(TIMEOUT, || flow.is_served_by("p1")), "it does not recover from a refusal");
+        assert!(eventually(TIMEOUT, || is_answered_by("p1", &flow)), "it does not recover from a refusal");
         it.apply(&[web().endpoint("p2", &P2)]);
-        assert!(eventually(TIMEOUT, || flow.is_served_by("p2")), "it stays at a removed endpoint");
+        assert!(eventually(TIMEOUT, || is_answered_by("p2", &flow)), "it stays at a removed endpoint");
         // It keeps an endpoint that still serves when another one is added.
         it.apply(&[web().endpoint("p1", &P1).endpoint("p2", &P2)]);
-        flow.0.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
+        flow.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
         for _ in 0..20 {
-            assert_eq!(flow.server().unwrap(), "p2");
+            let reply = exchange_connected(&flow).unwrap();
+            assert!(reply.starts_with("p2 "), "{reply}");
         }
     }
 }
@@ -72,7 +68,7 @@ struct SteadyFlow {
 
 impl SteadyFlow {
     fn start(from: &NetNs, address: SocketAddr) -> Self {
-        let Flow(socket) = Flow::new(from, address);
+        let socket = flow(from, address);
         socket.set_nonblocking(true).unwrap();
         let (seen, mut thread) = (Arc::<(AtomicUsize, AtomicUsize)>::default(), Background::default());
         let count = Arc::clone(&seen);
@@ -188,16 +184,14 @@ fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead()
         let frontends = external_frontends(1);
         let connect = |address: &SocketAddr| it.client.run(|| EchoConnection::connect(*address).unwrap());
         let mut connections: Vec<_> = frontends.iter().cycle().take(20).map(connect).collect();
-        let flows: Vec<_> = frontends.iter().map(|address| Flow::new(&it.client, *address)).collect();
+        let new_flows = || frontends.iter().map(|address| flow(&it.client, *address)).collect::<Vec<_>>();
+        let mut flows = new_flows();
         for flow in &flows {
-            flow.server().unwrap();
+            exchange_connected(flow).unwrap();
         }
         nft(&it, &["flush", "ruleset"]);
         // Flows that begin now, before everything may be restored, and those that go on.
-        let flows: Vec<_> = flows
-            .into_iter()
-            .chain(frontends.iter().map(|address| Flow::new(&it.client, *address)))
-            .collect();
+        flows.extend(new_flows());
         if !kernel_at_least(6, 9) {
             let is_repaired = || it.agent.count_logged("were changed externally") > 0;
             assert!(eventually(TIMEOUT, is_repaired), "{}", it.agent.log());
@@ -206,7 +200,7 @@ fn a_flush_of_all_rules_by_others_resets_no_connection_and_leaves_no_flow_dead()
             it.client.run(|| connection.ping()).unwrap();
         }
         for flow in &flows {
-            assert!(eventually(TIMEOUT, || flow.server().is_ok()), "a flow stays dead");
+            assert!(eventually(TIMEOUT, || exchange_connected(flow).is_ok()), "a flow stays dead");
         }
         server(&it.client, frontends[0]);
         if kernel_at_least(6, 9) {
@@ -329,14 +323,6 @@ fn established_connections_are_answered_while_all_other_services_come_and_go() {
         }
         talks.iter().for_each(|it| it.assert_alive("all other Services have come and gone"));
     });
-}
-
-fn is_answered_by(name: &str, socket: &UdpSocket) -> bool {
-    exchange_connected(socket).is_ok_and(|it| it.starts_with(name))
-}
-
-fn is_refused(socket: &UdpSocket) -> bool {
-    exchange_connected(socket).is_err_and(|it| it.kind() == ErrorKind::ConnectionRefused)
 }
 
 #[test]
