@@ -14,8 +14,8 @@ use tests::{
     metric, pod_with_servers, request, udp_socket, udp_socket_at, web, web_frontends,
 };
 
-fn node_or_skip(affinity_seconds: u32, arguments: &[&str]) -> Option<TestNode> {
-    TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(affinity_seconds)], arguments)
+fn node_or_skip() -> Option<TestNode> {
+    TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(3600)], &[])
 }
 
 /// As [`node_or_skip`], and the node has the addresses 10.244.2.1 to 10.244.2.50, each of which is a client.
@@ -49,7 +49,7 @@ fn clients(node: &TestNode) -> usize {
 
 #[test]
 fn a_client_keeps_its_endpoint() {
-    let Some(mut node) = node_or_skip(3600, &[]) else { return };
+    let Some(mut node) = node_or_skip() else { return };
     let request_all = || {
         let [v4, v6, _] = web_frontends();
         let all = [v4, v6].into_iter().flat_map(|address| Transport::ALL.map(|it| (it, address)));
@@ -117,7 +117,7 @@ fn each_namespace_and_each_address_of_the_node_is_a_client() {
 
 #[test]
 fn a_source_address_chosen_by_the_kernel_is_not_a_client() {
-    let Some(node) = node_or_skip(3600, &[]) else { return };
+    let Some(node) = node_or_skip() else { return };
     for (family, address) in web_frontends().into_iter().take(2).enumerate() {
         let first = request(Transport::Udp, address).unwrap();
         assert_eq!(clients(&node), family + 1);
@@ -140,7 +140,7 @@ fn a_source_address_chosen_by_the_kernel_is_not_a_client() {
 
 #[test]
 fn binding_to_the_unspecified_address_does_not_identify_a_client() {
-    let Some(node) = node_or_skip(3600, &[]) else { return };
+    let Some(node) = node_or_skip() else { return };
     let [v4, _, mapped] = web_frontends();
     let first = request(Transport::Udp, v4).unwrap();
     for any in ["[::]:0", "[::ffff:0.0.0.0]:0"] {

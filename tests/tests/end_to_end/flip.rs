@@ -187,20 +187,16 @@ fn start_reader(
         while !stop.load(Ordering::Relaxed) {
             for service in &services {
                 connects += 1;
-                match connect(*service).map(state_of) {
-                    Ok(state) if state == newest => {}
-                    Ok(state) if state > newest => {
+                let failure = match connect(*service).map(state_of) {
+                    Ok(state) if state >= newest => {
+                        states += usize::from(state > newest);
                         newest = state;
-                        states += 1;
+                        continue;
                     }
-                    Ok(state) => failures
-                        .lock()
-                        .unwrap()
-                        .push(format!("{service} is redirected to state {state} after {newest}")),
-                    Err(error) => {
-                        failures.lock().unwrap().push(format!("{service} in state {newest}: {error}"));
-                    }
-                }
+                    Ok(state) => format!("{service} is redirected to state {state} after {newest}"),
+                    Err(error) => format!("{service} in state {newest}: {error}"),
+                };
+                failures.lock().unwrap().push(failure);
             }
         }
         (connects, states)

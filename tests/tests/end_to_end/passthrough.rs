@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use tests::{
-    EchoConnection, EchoServer, Service, TIMEOUT, TestNode, Transport, WEB, WEB4, connected_udp_socket,
-    eventually, exchange, exchange_connected, kernel_at_least, request, web_frontends,
+    EchoConnection, EchoServer, FRONTEND, Service, TIMEOUT, TestNode, Transport, WEB, WEB4,
+    connected_udp_socket, eventually, exchange, exchange_connected, kernel_at_least, request, web_frontends,
 };
 
 const NODE_PORT: u16 = 30_080;
@@ -13,21 +13,12 @@ fn web() -> Service {
     tests::web([1]).node_ports(NODE_PORT)
 }
 
-struct Connected(UdpSocket, SocketAddr);
-
-impl Connected {
-    fn new(peer: SocketAddr) -> Self {
-        let socket = connected_udp_socket(peer).unwrap();
-        Self(socket, peer)
-    }
-
-    #[track_caller]
-    fn is_served_by(&self, name: &str) {
-        let Self(socket, peer) = self;
-        assert_eq!(exchange_connected(socket).unwrap(), name, "{peer}");
-        assert_eq!(exchange(socket, *peer).unwrap(), (name.to_owned(), *peer));
-        assert_eq!(socket.peer_addr().unwrap(), *peer);
-    }
+/// Checks who answers a socket that is connected to an address.
+#[track_caller]
+fn assert_served_by(name: &str, socket: &UdpSocket, peer: SocketAddr) {
+    assert_eq!(exchange_connected(socket).unwrap(), name, "{peer}");
+    assert_eq!(exchange(socket, peer).unwrap(), (name.to_owned(), peer));
+    assert_eq!(socket.peer_addr().unwrap(), peer);
 }
 
 #[test]
@@ -44,32 +35,34 @@ fn sockets_connected_before_the_proxy_started_are_not_translated() {
         .collect();
     let mut streams =
         frontends.map(|it| EchoConnection::connect(it).unwrap_or_else(|error| panic!("{it}: {error}")));
-    let datagrams = frontends.map(Connected::new);
-    datagrams.iter().for_each(|it| it.is_served_by("before"));
+    let datagrams = frontends.map(|it| connected_udp_socket(it).unwrap());
+    let are_served_before = || {
+        datagrams.iter().zip(frontends).for_each(|(socket, peer)| assert_served_by("before", socket, peer));
+    };
+    are_served_before();
 
     node.write(&[web()]);
     node.start(&[]);
     for frontend in frontends {
         assert_eq!(request(Transport::Tcp, frontend).unwrap(), "web-1");
-        Connected::new(frontend).is_served_by("web-1");
+        assert_served_by("web-1", &connected_udp_socket(frontend).unwrap(), frontend);
     }
     for (stream, frontend) in streams.iter_mut().zip(frontends) {
         stream.ping().unwrap();
         assert_eq!((stream.name(), stream.stream().peer_addr().unwrap()), ("before", frontend));
     }
-    datagrams.iter().for_each(|it| it.is_served_by("before"));
+    are_served_before();
 }
 
 #[test]
 fn a_cluster_ip_on_an_interface_of_the_host_is_left_to_it() {
     let Some(mut node) = TestNode::running_or_skip([1], &[web()], &[]) else { return };
-    let frontend = SocketAddr::from((WEB4, 80));
     let is_served_by =
-        |name: &str| Transport::ALL.iter().all(|it| request(*it, frontend).is_ok_and(|reply| reply == name));
+        |name: &str| Transport::ALL.iter().all(|it| request(*it, FRONTEND).is_ok_and(|reply| reply == name));
     assert!(is_served_by("web-1"));
     // As NodeLocal DNSCache does: an interface with the DNS Service's address, and a server there.
     node.netns().add_address(WEB4.into()).unwrap();
-    let cache = EchoServer::start("cache", frontend).unwrap();
+    let cache = EchoServer::start("cache", FRONTEND).unwrap();
     assert!(eventually(TIMEOUT, || is_served_by("cache")));
     node.wait_until_logged(&["left to this host", "service=default/web addresses=[10.96.0.10"]);
     // The other family is served, and so are node ports.

@@ -2,32 +2,31 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::process::ExitStatusExt as _,
     thread,
     time::{Duration, Instant},
 };
 
 use tests::{
-    APPLIED, Agent, Build, ConnectLoad, EchoConnection, ObjectTracker, Service, TIMEOUT, TestNode, Transport,
-    WEB, WEB4, eventually, expected_dump, is_slow_machine,
+    APPLIED, Agent, Build, ConnectLoad, EchoConnection, FRONTEND, ObjectTracker, Service, TIMEOUT, TestNode,
+    Transport, WEB, eventually, expected_dump, is_slow_machine,
     kernel_objects::ObjectKind::{Link, Map, Program},
     repetitions, scaled, skip, web, web4,
 };
 
 use super::upgrade::{self, Flow};
 
-/// A Service whose endpoint stays.
-const STEADY: [&str; 2] = ["10.96.0.11", "fd00:10:96::11"];
-
-fn steady() -> [IpAddr; 2] {
-    STEADY.map(|it| it.parse().unwrap())
-}
+/// The addresses of a Service whose endpoint stays.
+const STEADY: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 96, 0, 11)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x11)),
+];
 
 /// `web`, with other endpoints in each round, `steady`, and a number of other Services.
 fn services(round: usize, others: usize) -> Vec<Service> {
     let web = web((0..=round % 3).map(|n| 1 + ((round + n) % 5) as u8));
-    let steady = Service::new("steady", &steady()).port("", "UDP", 80, 8080).endpoints([1]);
+    let steady = Service::new("steady", &STEADY).port("", "UDP", 80, 8080).endpoints([1]);
     let other = |n: usize| {
         let address = Ipv4Addr::new(10, 96, (1 + n / 250) as u8, (1 + n % 250) as u8);
         Service::new(&format!("other-{n}"), &[address.into()])
@@ -47,7 +46,7 @@ impl LongLived {
     fn connect() -> Self {
         let tcp = WEB.map(|it| SocketAddr::new(it, 80)).map(|it| (EchoConnection::connect(it).unwrap(), it));
         // Connected UDP is terminated with its endpoint.
-        let udp = steady().map(|it| Flow::new(SocketAddr::new(it, 80), true));
+        let udp = STEADY.map(|it| Flow::new(SocketAddr::new(it, 80), true));
         Self { tcp: tcp.into(), udp: udp.into() }
     }
 
@@ -145,7 +144,6 @@ fn the_switch_of_grace_periods_is_set_only_while_an_update_waits() {
 #[test]
 fn the_next_start_completes_a_first_start_that_crashed() {
     let Some(mut node) = TestNode::prepared_or_skip([1], &[web4([1])]) else { return };
-    let service = SocketAddr::from((WEB4, 80));
     let mut objects = ObjectTracker::new(node.sandbox());
     for failpoint in
         ["filled-not-flipped", "half-attached", "link-unnamed", "link-unnamed:5", "link-unnamed:8"]
@@ -155,11 +153,11 @@ fn the_next_start_completes_a_first_start_that_crashed() {
         assert_eq!(status.signal(), Some(9), "{failpoint}");
         objects.observe();
         node.start_inactive(&node.command(Build::Failpoints));
-        node.wait_until(|it| it.is_attached() && EchoConnection::connect(service).is_ok());
+        node.wait_until(|it| it.is_attached() && EchoConnection::connect(FRONTEND).is_ok());
         // Two links at one hook would hide the Service from getpeername.
         for _ in 0..50 {
-            let connection = EchoConnection::connect(service).unwrap();
-            assert_eq!(connection.stream().peer_addr().unwrap(), service, "{failpoint}");
+            let connection = EchoConnection::connect(FRONTEND).unwrap();
+            assert_eq!(connection.stream().peer_addr().unwrap(), FRONTEND, "{failpoint}");
         }
         assert!(!node.pins().iter().any(|it| it.ends_with("_new")), "{failpoint}: {:?}", node.pins());
         objects.observe();
