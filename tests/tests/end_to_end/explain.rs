@@ -6,6 +6,7 @@ use std::{net::TcpStream, os::unix::process::CommandExt as _, process::Command, 
 use build_tools::command::KilledOnDrop;
 use grpc_server::{Listener, ServedData};
 use publish::{Publisher, SingleNode, cluster::ClusterPublisher};
+use regex::Regex;
 use tests::{
     AgentCommand, Build, NODE, NetNs, Output, TIMEOUT, TestNode, Transport, WEB4, assert_contains,
     brain_socket, eventually, kernel_at_least, request, run, status_socket, web4,
@@ -26,12 +27,7 @@ fn explain(node: &TestNode, words: &[&str]) -> String {
 
 /// The text without the time since which the state is active.
 fn without_age(text: &str) -> String {
-    let Some((before, (_, after))) =
-        text.split_once(", for ").and_then(|(it, rest)| Some((it, rest.split_once(": ")?)))
-    else {
-        return text.to_owned();
-    };
-    format!("{before}: {after}")
+    Regex::new("(?s), for .*?: ").unwrap().replace(text, ": ").into_owned()
 }
 
 /// What `explain` prints although it fails.

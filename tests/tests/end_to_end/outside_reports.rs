@@ -8,6 +8,7 @@ use std::{
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
+use serde::Deserialize;
 use serde_json::Value;
 use tests::{
     AgentCommand, Build, EchoConnection, Explained, IngressCluster, OUTSIDE_CLIENTS, Output, Sandbox,
@@ -105,10 +106,11 @@ fn udp_client(cluster: &IngressCluster, frontend: SocketAddr) -> UdpSocket {
     cluster.clients[0].run(|| udp_socket_at((source, 0).into())).unwrap()
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Deserialize)]
 struct Finding {
     subject: String,
     level: String,
+    #[serde(rename = "message")]
     says: String,
 }
 
@@ -117,14 +119,10 @@ struct Finding {
 fn findings(cluster: &IngressCluster) -> Vec<Finding> {
     let cgroup = cluster.nodes[0].sandbox.cgroup().display().to_string();
     let output = cli(cluster, 0, &["check", "--output=json", "--cgroup", &cgroup]);
-    let report: Value = serde_json::from_str(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    let text = |it: &Value| it.as_str().unwrap().to_owned();
-    let all = report["findings"].as_array().unwrap().iter().map(|it| Finding {
-        subject: text(&it["subject"]),
-        level: text(&it["level"]),
-        says: text(&it["message"]),
-    });
-    all.filter(|it| it.subject == "external forwarding" || it.subject.contains("uplink")).collect()
+    let mut report: Value = serde_json::from_str(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let mut all: Vec<Finding> = serde_json::from_value(report["findings"].take()).unwrap();
+    all.retain(|it| it.subject == "external forwarding" || it.subject.contains("uplink"));
+    all
 }
 
 #[track_caller]

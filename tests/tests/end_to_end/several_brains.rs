@@ -11,7 +11,7 @@ use std::{
 use nix::sys::signal::Signal;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tests::{
-    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, NODE, TIMEOUT, TestNode, Transport, WEB4,
+    Agent, AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, NODE, TIMEOUT, TestNode, Transport,
     expected_dump, http, run, scaled, web4,
 };
 
@@ -119,9 +119,8 @@ fn a_brain_that_dies_or_hangs_costs_its_clients_a_reconnect_and_nothing_else() {
     // A rollout waits for it, and a restart would not help it.
     let status = |port, page| http::get(probe_address(port), page).unwrap().status;
     assert_eq!([status(PORTS[2], "/readyz"), status(PORTS[2], "/livez")], [503, 200]);
-    let frontend = (WEB4, 80).into();
-    let mut connection = EchoConnection::connect(frontend).unwrap();
-    let load = ConnectLoad::start(Transport::Tcp, frontend, 1, scaled(Duration::from_millis(1)));
+    let mut connection = EchoConnection::connect(FRONTEND).unwrap();
+    let load = ConnectLoad::start(Transport::Tcp, FRONTEND, 1, scaled(Duration::from_millis(1)));
 
     // One that dies in the midst of changes.
     let mut died = 0;

@@ -9,7 +9,7 @@ use std::{
 
 use aya::maps::MapData;
 use tests::{
-    AgentCommand, Build, ConnectLoad, EchoConnection, Service, TIMEOUT, TestNode, Transport, WEB, WEB4,
+    AgentCommand, Build, ConnectLoad, EchoConnection, FRONTEND, Service, TIMEOUT, TestNode, Transport, WEB,
     assert_contains, client::receive, expected_dump, request, run, scaled, udp_socket, web, web4,
 };
 
@@ -178,8 +178,7 @@ fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
     rename();
     node.write(&[web4([2])]);
     start(&mut node, Build::Failpoints, &[web4([2])]);
-    let frontend = (WEB4, 80).into();
-    assert_eq!(request(Transport::Tcp, frontend).unwrap(), "web-2", "no program uses the previous maps");
+    assert_eq!(request(Transport::Tcp, FRONTEND).unwrap(), "web-2", "no program uses the previous maps");
     assert!(!links.join("later4").exists(), "{:?}", node.pins());
     node.wait_until_logged(&["program of another version detached hook=later4"]);
     node.kill();
@@ -190,5 +189,5 @@ fn hooks_of_a_later_version_are_removed_by_a_downgrade_and_by_cleanup() {
     let stderr = run(&mut node.cli("cleanup")).exits_with(0);
     assert_contains(&stderr, &["kept: it does not belong", "links/no_link"]);
     assert_eq!(node.pins(), ["/links/no_link"]);
-    assert!(request(Transport::Tcp, frontend).is_err(), "no hook is left");
+    assert!(request(Transport::Tcp, FRONTEND).is_err(), "no hook is left");
 }
