@@ -4,12 +4,22 @@ use std::net::IpAddr;
 
 use model::{
     Family, Timestamp,
-    cluster::{Endpoint, EndpointSlice, Node, Service},
+    cluster::{Endpoint, EndpointSlice, Node, Object, Service},
     state::{Algorithm, LoadBalancing, ServiceCidr, ServicePort, TargetPort, TrafficPolicy},
 };
 use serde_json::{Map, Value, json};
 
-pub(crate) fn service(it: &Service) -> Value {
+pub(crate) fn manifest(object: &Object) -> Value {
+    match object {
+        Object::Service(it) => service(it),
+        Object::EndpointSlice(it) => slice(it),
+        Object::Node(it) => node(it),
+        Object::ServiceCidr(it) => service_cidr(it),
+        Object::Pod(_) => unreachable!("no random change is of this kind"),
+    }
+}
+
+fn service(it: &Service) -> Value {
     let labels = it.proxy_name.as_ref().map(|name| json!({"service.kubernetes.io/service-proxy-name": name}));
     let mut spec = json!({
         "type": it.kind.to_string(),
@@ -73,7 +83,7 @@ fn service_port(it: &ServicePort) -> Value {
     })
 }
 
-pub(crate) fn slice(it: &EndpointSlice) -> Value {
+fn slice(it: &EndpointSlice) -> Value {
     let mut labels = json!({"kubernetes.io/service-name": &*it.service.name});
     if it.headless {
         labels["service.kubernetes.io/headless"] = json!("");
@@ -111,7 +121,7 @@ fn endpoint(it: &Endpoint) -> Value {
     })
 }
 
-pub(crate) fn node(it: &Node) -> Value {
+fn node(it: &Node) -> Value {
     let address = |it: &IpAddr| json!({"type": "InternalIP", "address": it});
     let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
     json!({
@@ -125,7 +135,7 @@ pub(crate) fn node(it: &Node) -> Value {
     })
 }
 
-pub(crate) fn service_cidr(it: &ServiceCidr) -> Value {
+fn service_cidr(it: &ServiceCidr) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": &*it.name},
         "spec": {"cidrs": it.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>()},

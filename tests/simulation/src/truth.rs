@@ -17,8 +17,7 @@ use proxy_contract::{
     client::{ServiceEndpoints, State},
     localv1::Extension,
 };
-use serde_json::Value;
-use source::kube_types;
+use source::file::parse;
 use wire::Extensions;
 
 use crate::manifest;
@@ -73,7 +72,7 @@ impl Truth {
     /// Changes an object at random, or one of those that are there again; returns what has changed.
     pub(crate) fn change(&mut self, server: &ApiServer) -> String {
         if fastrand::u8(..16) == 0 {
-            return self.change_service_cidr(server);
+            return self.apply(server, random_service_cidr());
         }
         let bytes: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(1024).collect();
         let change = random_cluster::change(&mut Unstructured::new(&bytes)).expect("the bytes suffice");
@@ -81,70 +80,38 @@ impl Truth {
     }
 
     fn apply(&mut self, server: &ApiServer, (name, object): Change) -> String {
-        let verb = if object.is_some() { "set" } else { "delete" };
-        match object {
-            Some(Object::Service(it)) => {
-                let object = manifest::service(&it);
-                let converted = kube_types::service(&parse(&object)).object;
-                let converted = converted.filter(|it| it.proxy_name.is_none());
-                server.set(object);
-                self.set(SERVICES, server, |all| match converted {
-                    Some(it) => drop(all.services.insert(it)),
-                    None => all.delete(&name),
-                });
-            }
-            Some(Object::EndpointSlice(it)) => {
-                let object = manifest::slice(&it);
-                let converted = kube_types::endpoint_slice(&parse(&object)).object;
-                let converted = converted.filter(|it| !it.headless);
-                server.set(object);
-                self.set(SLICES, server, |all| match converted {
-                    Some(it) => all.set_slice(it),
-                    None => all.delete(&name),
-                });
-            }
-            Some(Object::Node(it)) => {
-                let object = manifest::node(&it);
-                let converted = kube_types::node(&parse(&object)).object;
-                let is_watched = self.only_node.is_none_or(|only| *it.name == *only);
-                server.set(object);
-                self.set(NODES, server, |all| {
-                    converted.filter(|_| is_watched).map(|it| all.nodes.insert(it));
-                });
-            }
-            Some(Object::ServiceCidr(_) | Object::Pod(_)) => unreachable!("no random change is of this kind"),
-            None => {
-                let (kind, resource, path) = match &name {
-                    ObjectName::Service(it) => (SERVICES, Resource::Services, it.to_string()),
-                    ObjectName::EndpointSlice(it) => (SLICES, Resource::EndpointSlices, it.to_string()),
-                    ObjectName::Node(it) => (NODES, Resource::Nodes, it.to_string()),
-                    ObjectName::ServiceCidr(_) | ObjectName::Pod(_) => {
-                        unreachable!("no random change is of this kind")
-                    }
-                };
-                server.delete(resource, &path);
-                self.set(kind, server, |all| all.delete(&name));
-            }
-        }
-        format!("{verb} {name}")
+        let (kind, resource, path) = match &name {
+            ObjectName::Service(it) => (SERVICES, Resource::Services, it.to_string()),
+            ObjectName::EndpointSlice(it) => (SLICES, Resource::EndpointSlices, it.to_string()),
+            ObjectName::Node(it) => (NODES, Resource::Nodes, it.to_string()),
+            ObjectName::ServiceCidr(it) => (CIDRS, Resource::ServiceCidrs, it.to_string()),
+            ObjectName::Pod(_) => unreachable!("no random change is of this kind"),
+        };
+        let Some(object) = object else {
+            server.delete(resource, &path);
+            self.set(kind, server, |all| all.delete(&name));
+            return format!("delete {name}");
+        };
+        let manifest = manifest::manifest(&object);
+        // As the source of a brain reads it.
+        let parsed = parse(manifest.to_string().as_bytes()).expect("the manifest is valid");
+        server.set(manifest);
+        let seen = parsed.objects.into_iter().map(|(_, it)| it).find(|it| self.is_watched(it));
+        self.set(kind, server, |all| match seen {
+            Some(it) => all.set(it),
+            None => all.delete(&name),
+        });
+        format!("set {name}")
     }
 
-    fn change_service_cidr(&mut self, server: &ApiServer) -> String {
-        let name = ["c1", "c2"][fastrand::usize(..2)];
-        if fastrand::bool() {
-            server.delete(Resource::ServiceCidrs, name);
-            self.set(CIDRS, server, |all| all.delete_service_cidr(name));
-            return format!("delete ServiceCIDR {name}");
+    /// Whether the watches of a brain select an object.
+    fn is_watched(&self, object: &Object) -> bool {
+        match object {
+            Object::Service(it) => it.proxy_name.is_none(),
+            Object::EndpointSlice(it) => !it.headless,
+            Object::Node(it) => self.only_node.is_none_or(|only| *it.name == *only),
+            Object::ServiceCidr(_) | Object::Pod(_) => true,
         }
-        let range = ["10.96.0.0/12", "10.112.0.0/16", "fd00:1::/112"][fastrand::usize(..3)];
-        let cidrs = range.parse().into_iter().collect();
-        let object = manifest::service_cidr(&ServiceCidr { name: name.into(), cidrs });
-        let converted = kube_types::service_cidr(&parse(&object)).object;
-        server.set(object);
-        self.set(CIDRS, server, |all| {
-            converted.into_iter().for_each(|it| all.set_service_cidr(it));
-        });
-        format!("set ServiceCIDR {name} to {range}")
     }
 
     /// The newest version of a kind is what the change makes of the one before.
@@ -176,7 +143,7 @@ impl Truth {
         let [services, slices, nodes] = [SERVICES, SLICES, NODES].map(|it| &self.kinds[it][at[it]].1);
         let state = self.states.entry((at, node)).or_insert_with(|| {
             let mut cluster = services.clone();
-            slices.slices().for_each(|it| cluster.set_slice(Arc::clone(it)));
+            slices.slices().for_each(|it| drop(cluster.set_slice(Arc::clone(it))));
             nodes.nodes.values().for_each(|it| drop(cluster.nodes.insert(Arc::clone(it))));
             Arc::new(node_state(&cluster, node, &options()))
         });
@@ -298,7 +265,13 @@ fn is_at_least(at: &Versions, other: &Versions) -> bool {
     at.iter().zip(other).all(|(at, other)| at >= other)
 }
 
-/// An object as the source of a brain reads it.
-fn parse<T: serde::de::DeserializeOwned>(object: &Value) -> T {
-    serde_json::from_value(object.clone()).expect("the manifest is valid")
+fn random_service_cidr() -> Change {
+    let name: Arc<str> = ["c1", "c2"][fastrand::usize(..2)].into();
+    if fastrand::bool() {
+        return (ObjectName::ServiceCidr(name), None);
+    }
+    let range = ["10.96.0.0/12", "10.112.0.0/16", "fd00:1::/112"][fastrand::usize(..3)];
+    let cidrs = range.parse().into_iter().collect();
+    let object = Object::ServiceCidr(ServiceCidr { name, cidrs }.into());
+    (object.name(), Some(object))
 }
