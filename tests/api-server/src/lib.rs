@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{mpsc, oneshot},
+    sync::mpsc,
 };
 
 pub use objects::Resource;
@@ -34,7 +34,6 @@ use state::{Rule, Shared};
 use tls::Identity;
 
 /// A server; it stops when dropped.
-#[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
     identity: Option<Arc<Identity>>,
@@ -43,11 +42,9 @@ pub struct ApiServer {
 }
 
 /// The thread of a server.
-#[derive(Debug)]
 struct Running {
     thread: JoinHandle<()>,
-    stop: oneshot::Sender<()>,
-    /// Makes the thread hang until the other end is dropped.
+    /// Makes the thread hang until the other end is dropped; the thread ends when this is.
     hang: mpsc::UnboundedSender<std::sync::mpsc::Receiver<()>>,
     /// Dropped when it goes on.
     hanging: Option<std::sync::mpsc::Sender<()>>,
@@ -55,10 +52,6 @@ struct Running {
 
 impl ApiServer {
     /// Starts a server on a free port of the loopback address, in the network namespace of the calling thread.
-    ///
-    /// # Errors
-    ///
-    /// If no port is free, or no certificate can be generated.
     pub fn start(settings: Settings) -> Result<Self> {
         let identity = settings.is_tls.then(|| Identity::new(settings.has_http2)).transpose()?.map(Arc::new);
         let mut server = Self::without_socket(settings);
@@ -84,8 +77,8 @@ impl ApiServer {
 
     /// Stops listening and closes every connection; the state is kept.
     pub fn stop(&mut self) {
-        if let Some(Running { thread, stop, hanging, .. }) = self.running.take() {
-            drop((stop, hanging));
+        if let Some(Running { thread, hang, hanging }) = self.running.take() {
+            drop((hang, hanging));
             // The thread returns nothing.
             let _ = thread.join();
         }
@@ -108,11 +101,7 @@ impl ApiServer {
         }
     }
 
-    /// Listens again, at the same address.
-    ///
-    /// # Errors
-    ///
-    /// If the port is in use.
+    /// Listens again, at the same address; fails if that is in use.
     pub fn resume(&mut self) -> Result<()> {
         if self.running.is_some() {
             return Ok(());
@@ -122,7 +111,6 @@ impl ApiServer {
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
         let (hang, mut hangs) = mpsc::unbounded_channel::<std::sync::mpsc::Receiver<()>>();
         let shared = Arc::clone(&self.shared);
         let identity = self.identity.clone();
@@ -134,7 +122,6 @@ impl ApiServer {
                             eprintln!("the API server ended: {error:#}");
                         }
                     }
-                    _ = stopped => {}
                     () = async {
                         while let Some(until) = hangs.recv().await {
                             // Blocks the only thread.
@@ -144,7 +131,7 @@ impl ApiServer {
                 }
             });
         })?;
-        self.running = Some(Running { thread, stop, hang, hanging: None });
+        self.running = Some(Running { thread, hang, hanging: None });
         Ok(())
     }
 
@@ -156,10 +143,6 @@ impl ApiServer {
 
     /// Writes a kubeconfig for it into a folder, and beside it the CA (with TLS; its path is relative) and the token (if there
     /// is one; its path is absolute).
-    ///
-    /// # Errors
-    ///
-    /// If the folder is not writable.
     pub fn kubeconfig(&self, folder: &Path) -> Result<PathBuf> {
         let url = self.url();
         let mut text = format!(
@@ -183,11 +166,7 @@ impl ApiServer {
         Ok(path)
     }
 
-    /// Adds an object, or replaces the one of the same name.
-    ///
-    /// # Panics
-    ///
-    /// If its kind is unknown, or it has no name.
+    /// Adds an object, or replaces the one of the same name. Panics if its kind is unknown, or it has no name.
     pub fn set(&self, object: Value) {
         let version = self.shared.state.lock().objects.set(object);
         self.shared.version.send_replace(version);

@@ -82,9 +82,9 @@ pub(crate) struct Change {
     pub(crate) resource: Resource,
     key: String,
     pub(crate) before: Option<Arc<Object>>,
-    pub(crate) after: Option<Arc<Object>>,
-    /// The deleted object, as a watch reports it.
-    pub(crate) deleted: Option<Arc<Object>>,
+    /// The object at this version, also if it was deleted: so a watch reports it.
+    pub(crate) now: Arc<Object>,
+    pub(crate) is_deleted: bool,
 }
 
 #[derive(Debug)]
@@ -122,15 +122,16 @@ impl Objects {
         self.version += 1;
         let object = Arc::new(with_version(value, name, self.version));
         let before = self.objects.insert((resource, key.clone()), Arc::clone(&object));
-        self.record(resource, key, before, Some(object), None)
+        self.record(Change { version: self.version, resource, key, before, now: object, is_deleted: false })
     }
 
     pub(crate) fn delete(&mut self, resource: Resource, key: &str) -> u64 {
         let Some(before) = self.objects.remove(&(resource, key.to_owned())) else { return self.version };
         self.version += 1;
         let value = serde_json::from_str(&before.json).expect("stored objects are JSON");
-        let deleted = Some(Arc::new(with_version(value, before.name.clone(), self.version)));
-        self.record(resource, key.to_owned(), Some(before), None, deleted)
+        let now = Arc::new(with_version(value, before.name.clone(), self.version));
+        let (key, before) = (key.to_owned(), Some(before));
+        self.record(Change { version: self.version, resource, key, before, now, is_deleted: true })
     }
 
     pub(crate) fn compact(&mut self) {
@@ -181,15 +182,8 @@ impl Objects {
         (version >= self.compacted).then(|| self.history.range(first..))
     }
 
-    fn record(
-        &mut self,
-        resource: Resource,
-        key: String,
-        before: Option<Arc<Object>>,
-        after: Option<Arc<Object>>,
-        deleted: Option<Arc<Object>>,
-    ) -> u64 {
-        self.history.push_back(Change { version: self.version, resource, key, before, after, deleted });
+    fn record(&mut self, change: Change) -> u64 {
+        self.history.push_back(change);
         if self.history.len() > MAX_HISTORY
             && let Some(oldest) = self.history.pop_front()
         {

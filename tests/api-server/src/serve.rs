@@ -380,16 +380,12 @@ impl Watch {
         };
         for change in changes.filter(|it| it.resource == self.resource) {
             let before = change.before.as_ref().filter(|it| self.selector.matches(it));
-            let after = change.after.as_ref().filter(|it| self.selector.matches(it));
-            match (before, after) {
-                (None, Some(object)) => self.line(&mut text, "ADDED", object),
-                (Some(_), Some(object)) => self.line(&mut text, "MODIFIED", object),
-                (Some(_), None) => {
-                    if let Some(object) = change.deleted.as_ref().or(change.after.as_ref()) {
-                        self.line(&mut text, "DELETED", object);
-                    }
-                }
-                (None, None) => {}
+            let is_selected = !change.is_deleted && self.selector.matches(&change.now);
+            match (before, is_selected) {
+                (None, true) => self.line(&mut text, "ADDED", &change.now),
+                (Some(_), true) => self.line(&mut text, "MODIFIED", &change.now),
+                (Some(_), false) => self.line(&mut text, "DELETED", &change.now),
+                (None, false) => {}
             }
         }
         (text, Some(state.objects.version))

@@ -21,12 +21,6 @@ pub(crate) struct Identity {
     pub(crate) acceptor: TlsAcceptor,
 }
 
-impl std::fmt::Debug for Identity {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").field("ca", &self.ca).finish_non_exhaustive()
-    }
-}
-
 impl Identity {
     pub(crate) fn new(has_http2: bool) -> Result<Self> {
         let mut parameters = CertificateParams::new(Vec::new())?;

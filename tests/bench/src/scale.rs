@@ -221,7 +221,6 @@ fn measure(binary: &Path, size: Size, packets: &str, flag: Option<&str>, report:
 }
 
 /// An API server with a cluster of a size.
-#[derive(Debug)]
 struct Cluster {
     size: Size,
     server: ApiServer,
