@@ -21,8 +21,8 @@ use build_tools::{build, command::status};
 use jiff::SignedDuration;
 
 use crate::{
-    figures::Figures,
-    kernel_figures::{open_maps, resident_mb},
+    figures::{Figures, median, milliseconds, percentiles},
+    kernel_figures::{memory_mb, open_maps},
 };
 
 const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -39,26 +39,25 @@ pub(crate) fn bench() -> Result<Figures> {
 
     status("Measuring", "no services");
     let mut idle = BenchProxy::start(&binary, false, 0, 0)?;
-    let (idle_mb, idle_maps) = (resident_mb(&idle.agent)?, idle.map_mb()?);
+    let (idle_mb, idle_maps) = (idle.resident_mb()?, idle.map_mb()?);
     status("Measuring", "5,000 services of 50 endpoints, at once");
     let full = idle.apply_at_once(5_000, 50)?;
     drop(idle);
 
     status("Measuring", "10,000 services of 10 endpoints");
     let mut large = BenchProxy::start(&binary, false, 10_000, 10)?;
-    let (large_mb, large_maps) = (resident_mb(&large.agent)?, large.map_mb()?);
+    let (large_mb, large_maps) = (large.resident_mb()?, large.map_mb()?);
     for _ in 0..CHANGES / 10 {
         large.change()?;
     }
-    let changed_mb = resident_mb(&large.agent)?;
+    let changed_mb = large.resident_mb()?;
     drop(large);
 
     status("Measuring", "a change of one endpoint");
     let mut large = BenchProxy::start(&binary, true, 10_000, 10)?;
     let mut reference = Vec::new();
     let times = large.changes(|| reference.push(reference_work()))?;
-    let agent_mb = resident_mb(&large.agent)?;
-    reference.sort_unstable();
+    let agent_mb = large.resident_mb()?;
     status("Measuring", "the same with 5,000 dual-stack nodes");
     manifest::write_atomically(&large.manifests.join("nodes.yaml"), &nodes(5_000))?;
     wait_for_apply(&mut large.agent, APPLIED, times.len() + 2)?;
@@ -73,25 +72,22 @@ pub(crate) fn bench() -> Result<Figures> {
         [BenchProxy::start(&binary, true, 44_000, 1)?, BenchProxy::start(&binary, true, 1_000, 1)?];
     let mut ratios = Vec::new();
     for round in 0..PAIRS {
-        let first = round % 2;
-        let one = pair[first].change()?.as_secs_f64();
-        let other = pair[1 - first].change()?.as_secs_f64();
-        let (many, few) = if first == 0 { (one, other) } else { (other, one) };
-        ratios.push(many / few);
+        let mut took = [Duration::ZERO; 2];
+        for which in [round % 2, 1 - round % 2] {
+            took[which] = pair[which].change()?;
+        }
+        ratios.push(took[0].div_duration_f64(took[1]));
     }
-    ratios.sort_unstable_by(f64::total_cmp);
-    let ratio = ratios[ratios.len() / 2];
     drop(pair);
 
-    let median = |times: &[Duration]| milliseconds(times[times.len() / 2]);
-    let p99 = |times: &[Duration]| milliseconds(times[times.len() * 99 / 100]);
-    report.row("10k x 10: one endpoint changes, 99th percentile", 1.0, p99(&times), "ms", 2);
-    report.figure("  the median", median(&times), "ms", 2);
-    report.row("  with 5,000 dual-stack nodes", 1.0, p99(&with_nodes), "ms", 2);
-    report.figure("  the median", median(&with_nodes), "ms", 2);
-    report.figure("  reference work that needs only a CPU, 99th percentile", p99(&reference), "ms", 2);
-    report.figure("    the median", median(&reference), "ms", 2);
-    report.row("one change at 44k services / at 1k", 1.5, ratio, "x", 2);
+    let [times, with_nodes, reference] = [times, with_nodes, reference].map(percentiles);
+    report.row("10k x 10: one endpoint changes, 99th percentile", 1.0, times(99), "ms", 2);
+    report.figure("  the median", times(50), "ms", 2);
+    report.row("  with 5,000 dual-stack nodes", 1.0, with_nodes(99), "ms", 2);
+    report.figure("  the median", with_nodes(50), "ms", 2);
+    report.figure("  reference work that needs only a CPU, 99th percentile", reference(99), "ms", 2);
+    report.figure("    the median", reference(50), "ms", 2);
+    report.row("one change at 44k services / at 1k", 1.5, median(ratios), "x", 2);
     report.row("5k x 50: everything at once", 300.0, milliseconds(full), "ms", 0);
     report.row("10k x 10: an agent's start until it serves", 1_000.0, milliseconds(start), "ms", 0);
     report.row("10k x 10: resident memory of `run`", 150.0, large_mb, "MB", 0);
@@ -104,14 +100,14 @@ pub(crate) fn bench() -> Result<Figures> {
     )))
 }
 
-/// The time of a computation that costs as much as an apply and waits for nothing: what it takes beyond its median is
-/// due to other load on the machine or its host.
-fn reference_work() -> Duration {
+/// The time in milliseconds of a computation that costs as much as an apply and waits for nothing: what it takes beyond its
+/// median is due to other load on the machine or its host.
+fn reference_work() -> f64 {
     let begin = Instant::now();
     for n in 0..40_000_u32 {
         black_box(n);
     }
-    begin.elapsed()
+    milliseconds(begin.elapsed())
 }
 
 /// A proxy that serves a folder of manifests.
@@ -156,14 +152,13 @@ impl BenchProxy {
         wait_for_apply(&mut self.agent, APPLIED, before + 1)
     }
 
-    /// Makes many such changes, with other work between them; returns how long they took, in ascending order.
-    fn changes(&mut self, mut between: impl FnMut()) -> Result<Vec<Duration>> {
+    /// Makes many such changes, with other work between them; returns how long they took, in milliseconds.
+    fn changes(&mut self, mut between: impl FnMut()) -> Result<Vec<f64>> {
         let mut times = Vec::new();
         for _ in 0..CHANGES {
-            times.push(self.change()?);
+            times.push(milliseconds(self.change()?));
             between();
         }
-        times.sort_unstable();
         Ok(times)
     }
 
@@ -172,6 +167,10 @@ impl BenchProxy {
         write(&self.manifests, services, endpoints)?;
         // Files are read one after the other: the apply with all Services is the one to measure.
         wait_for_apply(&mut self.agent, &format!("services={services} "), 1)
+    }
+
+    fn resident_mb(&self) -> Result<f64> {
+        memory_mb(self.agent.pid(), "VmRSS")
     }
 
     /// The kernel memory of all maps that the agent has open, in MB.
@@ -233,10 +232,6 @@ fn apply_times(log: &Path, text: &str) -> Result<Vec<Duration>> {
 /// Parses the `Debug` form of a duration.
 fn duration(text: &str) -> Option<Duration> {
     text.parse().ok().map(SignedDuration::unsigned_abs)
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 /// Makes a folder of manifests; the first Service has a file of its own.

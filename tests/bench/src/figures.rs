@@ -1,12 +1,22 @@
 //! Figures next to their goals, as data: they are printed, and recorded for the documents.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::proxy_figures::{self, ProxyFigures};
+
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Any percentile of at least one figure.
+pub(crate) fn percentiles(mut figures: Vec<f64>) -> impl Fn(usize) -> f64 {
+    figures.sort_unstable_by(f64::total_cmp);
+    move |percent| figures[(figures.len() - 1) * percent / 100]
+}
 
 /// The median of at least one figure.
 pub(crate) fn median(mut figures: Vec<f64>) -> f64 {

@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io::Read as _,
-    path::{Path, PathBuf},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use crate::{
     apply::{folder, service, without_ports},
-    figures::Figures,
-    kernel_figures::{cpu_seconds, resident_mb},
+    figures::{Figures, median, milliseconds},
+    kernel_figures::{cpu_seconds, memory_mb},
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(600);
@@ -41,31 +41,28 @@ pub(crate) fn bench() -> Result<Figures> {
     let mut report = Figures::new("CASE");
     for (files, read, memory) in [(100, 0.5, 25.0), (10_000, 2.0, 80.0), (50_000, 5.0, 250.0)] {
         let title = format!("{files} files of one Service");
-        let figures = FileFigures::measure(&binary, &title, |folder| {
+        let others = |folder: &Path| -> Result<()> {
             for n in 1..files {
                 fs::write(folder.join(format!("s{n}.yaml")), yaml_documents(&objects(n, 1, 0))?)?;
             }
-            Ok(Edited {
-                file: folder.join("s0.yaml"),
-                text: Box::new(|first| yaml_documents(&objects(0, 1, first))),
-            })
-        })?;
+            Ok(())
+        };
+        let edited = |first| yaml_documents(&objects(0, 1, first));
+        let figures = FileFigures::measure(&binary, &title, others, &edited)?;
         figures.add_to(&mut report, &title, [read, 5.0, memory]);
     }
     let all = |first| -> Vec<Value> {
         (0..SERVICES).flat_map(|n| objects(n, ENDPOINTS, if n == SERVICES / 2 { first } else { 0 })).collect()
     };
     let list = |first| json!({"apiVersion": "v1", "items": all(first), "kind": "List"});
-    let forms: [(&str, EditedText<'_>); 3] = [
-        ("documents in YAML", Box::new(|first| yaml_documents(&all(first)))),
-        ("a list in YAML", Box::new(|first| Ok(serde_saphyr::to_string(&list(first))?))),
-        ("a list in JSON", Box::new(|first| Ok(list(first).to_string()))),
+    let forms: [(&str, &Edited<'_>); 3] = [
+        ("documents in YAML", &|first| yaml_documents(&all(first))),
+        ("a list in YAML", &|first| Ok(serde_saphyr::to_string(&list(first))?)),
+        ("a list in JSON", &|first| Ok(list(first).to_string())),
     ];
-    for (name, text) in forms {
-        let title = format!("{:.1} MB, {name}", text(0)?.len() as f64 / 1e6);
-        let figures = FileFigures::measure(&binary, &title, |folder| {
-            Ok(Edited { file: folder.join("all.yaml"), text })
-        })?;
+    for (name, edited) in forms {
+        let title = format!("{:.1} MB, {name}", edited(0)?.len() as f64 / 1e6);
+        let figures = FileFigures::measure(&binary, &title, |_| Ok(()), edited)?;
         figures.add_to(&mut report, &title, [3.0, 2_000.0, 300.0]);
     }
     Ok(report.method(format!(
@@ -74,19 +71,8 @@ pub(crate) fn bench() -> Result<Figures> {
     )))
 }
 
-/// A text, by the first endpoint of a Service in it.
-type EditedText<'a> = Box<dyn Fn(u32) -> Result<String> + 'a>;
-
-struct Edited<'a> {
-    file: PathBuf,
-    text: EditedText<'a>,
-}
-
-impl Edited<'_> {
-    fn write(&self, first: u32) -> Result<Instant> {
-        manifest::write_atomically(&self.file, &(self.text)(first)?)
-    }
-}
+/// The text of the file that is edited, by the first endpoint of a Service in it.
+type Edited<'a> = dyn Fn(u32) -> Result<String> + 'a;
 
 struct FileFigures {
     read_seconds: f64,
@@ -98,17 +84,19 @@ struct FileFigures {
 }
 
 impl FileFigures {
-    /// Measures a folder that `prepare` fills, but for the file that is edited.
-    fn measure<'a>(
+    /// Measures a folder with the file that is edited, and with what `others` writes.
+    fn measure(
         binary: &Path,
         title: &str,
-        prepare: impl FnOnce(&Path) -> Result<Edited<'a>>,
+        others: impl FnOnce(&Path) -> Result<()>,
+        edited: &Edited<'_>,
     ) -> Result<Self> {
         status("Measuring", title);
         let sandbox = Sandbox::new("bench-file")?;
         let folder = folder(&sandbox, 0, 0)?;
-        let edited = prepare(&folder)?;
-        edited.write(0)?;
+        others(&folder)?;
+        let edit = |first| manifest::write_atomically(&folder.join("edited.yaml"), &edited(first)?);
+        edit(0)?;
         let command = without_ports(AgentCommand::run(binary, &sandbox, &folder, NODE));
         let begin = Instant::now();
         let mut agent = command.start(&sandbox)?;
@@ -116,24 +104,24 @@ impl FileFigures {
         let read_seconds = begin.elapsed().as_secs_f64();
         // Freed memory is returned.
         thread::sleep(Duration::from_secs(3));
-        let read_mb = resident_mb(&agent)?;
+        let pid = agent.pid();
+        let read_mb = memory_mb(pid, "VmRSS")?;
 
-        let before = cpu_seconds(&agent)?;
+        let before = cpu_seconds(pid)?;
         thread::sleep(IDLE_TIME);
-        let idle_percent = (cpu_seconds(&agent)? - before) / IDLE_TIME.as_secs_f64() * 100.0;
+        let idle_percent = (cpu_seconds(pid)? - before) / IDLE_TIME.as_secs_f64() * 100.0;
 
         let mut log = AppliedLog::new(&agent)?;
-        let (mut times, before) = (Vec::new(), cpu_seconds(&agent)?);
+        let (mut times, before) = (Vec::new(), cpu_seconds(pid)?);
         for first in 1..=CHANGES {
-            let begin = edited.write(first)?;
+            let begin = edit(first)?;
             log.wait_for_apply()?;
-            times.push(begin.elapsed());
+            times.push(milliseconds(begin.elapsed()));
             thread::sleep(SETTLE_TIME);
         }
-        let change_cpu_ms = (cpu_seconds(&agent)? - before) / f64::from(CHANGES) * 1e3;
-        times.sort_unstable();
-        let change_ms = times[times.len() / 2].as_secs_f64() * 1e3;
-        let changed_mb = resident_mb(&agent)?;
+        let change_cpu_ms = (cpu_seconds(pid)? - before) / f64::from(CHANGES) * 1e3;
+        let change_ms = median(times);
+        let changed_mb = memory_mb(pid, "VmRSS")?;
         agent.terminate()?;
         Ok(Self { read_seconds, idle_percent, change_ms, change_cpu_ms, read_mb, changed_mb })
     }

@@ -20,9 +20,12 @@ use build_tools::{
 use clap::Args;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use tests::agent::memory_kb;
 
-use crate::{figures::Figures, kernel_figures::cpu_seconds_of, objects};
+use crate::{
+    figures::{Figures, milliseconds, percentiles},
+    kernel_figures::{cpu_seconds, memory_mb},
+    objects,
+};
 
 /// The endpoints of each Service but the one that is updated.
 const ENDPOINTS: u32 = 10;
@@ -90,7 +93,7 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     };
     let further = f64::from(agents - 1);
     let case = "all others ask at once: until a node has a change meanwhile, at most";
-    report.row(case, 250.0, millis(worst), "ms", 0);
+    report.row(case, 250.0, milliseconds(worst), "ms", 0);
     report.figure("  until all have their first state", (synced - begin).as_secs_f64(), "s", 1);
     report.figure("  CPU per node", (brain.cpu()? - before) / further * 1e3, "ms", 1);
     report.figure("  bytes per node", others.received as f64 / further / 1e3, "kB", 1);
@@ -108,13 +111,12 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let sent = cluster.server.sent();
     let mut times = Vec::new();
     for index in 0..CHANGES {
-        times.push(cluster.change(&mut fleet, index)?);
+        times.push(milliseconds(cluster.change(&mut fleet, index)?));
     }
-    times.sort_unstable();
+    let times = percentiles(times);
     let per_change = |it: f64| it / f64::from(CHANGES);
-    let median = millis(times[times.len() / 2]);
-    report.row("one endpoint changes: until all nodes have it, median", 1_000.0, median, "ms", 0);
-    report.figure("  at most", times.last().copied().map_or(0.0, millis), "ms", 0);
+    report.row("one endpoint changes: until all nodes have it, median", 1_000.0, times(50), "ms", 0);
+    report.figure("  at most", times(100), "ms", 0);
     report.figure("  CPU", per_change(brain.cpu()? - before) * 1e3, "ms", 0);
     let bytes = others_received(&fleet) - received;
     report.figure("  bytes per node", per_change(bytes as f64) / f64::from(agents), "B", 0);
@@ -124,14 +126,14 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let rolled = cluster.roll(&mut fleet)?;
     let case = "100 pods are replaced, 10 per second: until all nodes have the last";
-    report.row(case, 1_000.0, millis(rolled), "ms", 0);
+    report.row(case, 1_000.0, milliseconds(rolled), "ms", 0);
     report.figure("  CPU in all", brain.cpu()? - before, "s", 2);
     report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 
     let (before, received) = (brain.cpu()?, others_received(&fleet));
     let died = cluster.kill_node(&mut fleet)?;
     let case = "a node with 3 % of the endpoints dies: until all nodes have it";
-    report.row(case, 5_000.0, millis(died), "ms", 0);
+    report.row(case, 5_000.0, milliseconds(died), "ms", 0);
     report.figure("  CPU", brain.cpu()? - before, "s", 2);
     report.figure("  bytes per node", kilobytes_per_node(&fleet, received), "kB", 1);
 
@@ -156,10 +158,6 @@ pub(crate) fn bench(arguments: FleetArguments) -> Result<Figures> {
 
 fn others_received(fleet: &[&mut Agents]) -> u64 {
     fleet.iter().map(|it| it.received).sum()
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 /// The clock that all processes share.
@@ -299,11 +297,11 @@ impl BrainProcess {
 
     /// The CPU time that it has used, in seconds.
     fn cpu(&self) -> Result<f64> {
-        cpu_seconds_of(self.child.0.id())
+        cpu_seconds(self.child.0.id())
     }
 
     fn resident_mb(&self, field: &str) -> Result<f64> {
-        Ok(memory_kb(self.child.0.id(), field)? as f64 / 1024.0)
+        memory_mb(self.child.0.id(), field)
     }
 }
 

@@ -13,25 +13,20 @@ use aya::{
     },
     sys::{Stats, enable_stats},
 };
-use tests::Agent;
+use tests::agent::memory_kb;
 
 use crate::figures::median;
 
 /// How often the work is measured.
 const BATCHES: usize = 50;
 
-/// The resident memory of a process.
-pub(crate) fn resident_mb(agent: &Agent) -> Result<f64> {
-    Ok(agent.memory_kb("VmRSS")? as f64 / 1024.0)
+/// A field of the memory of a process: `VmRSS` is what is resident, `VmHWM` the most that was.
+pub(crate) fn memory_mb(pid: u32, field: &str) -> Result<f64> {
+    Ok(memory_kb(pid, field)? as f64 / 1024.0)
 }
 
 /// The CPU time that a process has used.
-pub(crate) fn cpu_seconds(agent: &Agent) -> Result<f64> {
-    cpu_seconds_of(agent.pid())
-}
-
-/// The CPU time that the process with this number has used.
-pub(crate) fn cpu_seconds_of(pid: u32) -> Result<f64> {
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
     // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();

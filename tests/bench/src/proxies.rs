@@ -13,7 +13,7 @@ use std::{
 
 use ::tests::{
     Agent, NetNs, Sandbox,
-    agent::{AgentCommand, VERBOSE, brain_socket, memory_kb},
+    agent::{AgentCommand, VERBOSE, brain_socket},
     client::reset_on_close,
     netns::NetNsGuard,
     sandbox::CgroupGuard,
@@ -30,8 +30,8 @@ use serde_json::json;
 use socket2::{Domain, Socket, Type};
 
 use crate::{
-    figures::Figures,
-    kernel_figures::cpu_seconds,
+    figures::{Figures, median, milliseconds, percentiles},
+    kernel_figures::{cpu_seconds, memory_mb},
     objects::{self, TARGET_PORT},
     proxy_command::{Place, Proxy},
     proxy_figures::{Change, Connect, Pair, Quantiles, SizeFigures, Spread, Start},
@@ -256,14 +256,13 @@ impl Bench {
             self.wait_until("does not show a change", POLL_INTERVAL, || {
                 reached(&listener, address).is_some_and(|it| it == expected)
             })?;
-            times.push(changed.elapsed().as_secs_f64() * 1e3);
+            times.push(milliseconds(changed.elapsed()));
             thread::sleep(CHANGE_INTERVAL);
         }
-        let cpu_ms_per_change = (self.cpu_seconds()? - before) * 1e3 / times.len() as f64;
-        times.sort_unstable_by(f64::total_cmp);
-        let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-        let visible_ms =
-            Spread { n: times.len(), min: at(0), p50: at(50), p95: at(95), p99: Some(at(99)), max: at(100) };
+        let n = times.len();
+        let cpu_ms_per_change = (self.cpu_seconds()? - before) * 1e3 / n as f64;
+        let at = percentiles(times);
+        let visible_ms = Spread { n, min: at(0), p50: at(50), p95: at(95), p99: Some(at(99)), max: at(100) };
         Ok(Change { visible_ms, cpu_ms_per_change })
     }
 
@@ -298,17 +297,14 @@ impl Bench {
                     round_times[kind].push(self.connect_and_close(socket, address)?);
                 }
             }
-            for (all, mut round) in times.iter_mut().zip(round_times) {
-                round.sort_unstable_by(f64::total_cmp);
+            for (all, round) in times.iter_mut().zip(round_times) {
                 all.push(round);
             }
         }
         let pair = |[bare, vip]: [&[Vec<f64>]; 2]| {
-            let median = |it: &Vec<f64>| it[it.len() / 2];
-            let mut ratios: Vec<f64> =
-                bare.iter().zip(vip).map(|(bare, vip)| median(vip) / median(bare)).collect();
-            ratios.sort_unstable_by(f64::total_cmp);
-            Pair { bare: quantiles(bare, None), vip: quantiles(vip, Some(ratios[ratios.len() / 2])) }
+            let medians = |it: &[Vec<f64>]| it.iter().cloned().map(median).collect::<Vec<_>>();
+            let ratios = medians(vip).iter().zip(medians(bare)).map(|(vip, bare)| vip / bare).collect();
+            Pair { bare: quantiles(bare, None), vip: quantiles(vip, Some(median(ratios))) }
         };
         let [bare, vip, random_bare, random_vip] = &times;
         Ok(Connect { tcp: pair([bare, vip]), random: pair([random_bare, random_vip]) })
@@ -369,8 +365,8 @@ impl Bench {
     fn resident_mb(&self) -> Result<f64> {
         let processes = fs::read_to_string(self.cgroup.join("cgroup.procs"))?;
         // A process may have ended meanwhile.
-        let of = |process: &str| memory_kb(process.parse().ok()?, "VmRSS").ok();
-        Ok(processes.lines().filter_map(of).sum::<u64>() as f64 / 1024.0)
+        let of = |process: &str| memory_mb(process.parse().ok()?, "VmRSS").ok();
+        Ok(processes.lines().filter_map(of).sum())
     }
 }
 
@@ -407,7 +403,7 @@ fn start_brain(binary: &Path, sandbox: &Sandbox, server: &ApiServer) -> Result<A
     let mut brain = command.start(sandbox)?;
     let socket = sandbox.files().join("proxy.sock");
     brain.wait_until(TIMEOUT, || socket.exists())?;
-    wait_until_idle(MAX_SETTLE_TIME, || cpu_seconds(&brain))?;
+    wait_until_idle(MAX_SETTLE_TIME, || cpu_seconds(brain.pid()))?;
     Ok(brain)
 }
 
@@ -441,8 +437,8 @@ fn sockets(count: usize) -> Result<Vec<Socket>> {
 }
 
 fn quantiles(rounds: &[Vec<f64>], over_bare: Option<f64>) -> Quantiles {
-    let mut all = rounds.concat();
-    all.sort_unstable_by(f64::total_cmp);
-    let at = |percent: usize| all[(all.len() - 1) * percent / 100];
-    Quantiles { n: all.len(), p50: at(50), p90: at(90), p99: at(99), over_bare }
+    let all = rounds.concat();
+    let n = all.len();
+    let at = percentiles(all);
+    Quantiles { n, p50: at(50), p90: at(90), p99: at(99), over_bare }
 }

@@ -24,8 +24,8 @@ use tests::{
 };
 
 use crate::{
-    figures::Figures,
-    kernel_figures::{cpu_seconds, resident_mb},
+    figures::{Figures, milliseconds, percentiles},
+    kernel_figures::{cpu_seconds, memory_mb},
     objects::{self, TARGET_PORT},
     proxies::{POLL_INTERVAL, is_served, reached, set_changing, wait_until_idle},
 };
@@ -179,11 +179,12 @@ fn measure(binary: &Path, size: Size, packets: &str, flag: Option<&str>, report:
     agent.wait_until(START_TIMEOUT, || is_served(changing))?;
     let start = begin.elapsed();
     // It goes on loading after it has begun to serve.
-    let is_idle = wait_until_idle(START_TIMEOUT, || cpu_seconds(&agent))?;
+    let pid = agent.pid();
+    let is_idle = wait_until_idle(START_TIMEOUT, || cpu_seconds(pid))?;
     ensure!(is_idle, "the proxy is not idle after {START_TIMEOUT:?}\n{}", agent.log());
 
-    let (start_cpu, began) = (cpu_seconds(&agent)?, Instant::now());
-    let mut times = cluster.churn(|| {
+    let (start_cpu, began) = (cpu_seconds(pid)?, Instant::now());
+    let times = cluster.churn(|| {
         (0..CHANGES)
             .map(|n| {
                 let changed = Instant::now();
@@ -196,20 +197,19 @@ fn measure(binary: &Path, size: Size, packets: &str, flag: Option<&str>, report:
                 }
                 let took = changed.elapsed();
                 thread::sleep(CHANGE_INTERVAL.saturating_sub(took));
-                Ok(took.as_secs_f64() * 1e3)
+                Ok(milliseconds(took))
             })
             .collect::<Result<Vec<_>>>()
     })?;
-    let cpu_percent = (cpu_seconds(&agent)? - start_cpu) / began.elapsed().as_secs_f64() * 100.0;
-    times.sort_unstable_by(f64::total_cmp);
-    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    let cpu_percent = (cpu_seconds(pid)? - start_cpu) / began.elapsed().as_secs_f64() * 100.0;
+    let times = percentiles(times);
 
     let goals = goals(size);
-    report.figure(&format!("{case}: a connect sees a change, median"), at(50), "ms", 1);
-    report.row("  99th percentile", goals.p99_ms, at(99), "ms", 1);
+    report.figure(&format!("{case}: a connect sees a change, median"), times(50), "ms", 1);
+    report.row("  99th percentile", goals.p99_ms, times(99), "ms", 1);
     report.row("  CPU, of one core", 10.0, cpu_percent, "%", 1);
-    report.row("  resident", goals.resident_mb, resident_mb(&agent)?, "MB", 0);
-    report.row("  at most", goals.peak_mb, agent.memory_kb("VmHWM")? as f64 / 1024.0, "MB", 0);
+    report.row("  resident", goals.resident_mb, memory_mb(pid, "VmRSS")?, "MB", 0);
+    report.row("  at most", goals.peak_mb, memory_mb(pid, "VmHWM")?, "MB", 0);
     if let Some(peak) = memory.as_ref().and_then(|it| it.peak().ok()) {
         let peak = peak as f64 / f64::from(1 << 20);
         report.figure("  of its cgroup at most, the kernel's included", peak, "MB", 0);
