@@ -13,7 +13,6 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::{
-    errno::Errno,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -30,10 +29,6 @@ use tests::{
 };
 
 use crate::trace::{Interruption, Intervention, Order};
-
-/// The errors that system calls are made to fail with, in turn.
-const ERRORS: [Errno; 6] =
-    [Errno::ENOMEM, Errno::ENOSPC, Errno::EPERM, Errno::EINTR, Errno::E2BIG, Errno::EBUSY];
 
 /// The names of the tracer's files.
 const ORDER: &str = "order";
@@ -86,13 +81,6 @@ impl Scenario {
     }
 }
 
-/// How much a proxy has logged when a scenario begins.
-#[derive(Default)]
-struct LogPosition {
-    length: usize,
-    applied: usize,
-}
-
 /// What became of one interruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -106,13 +94,6 @@ pub(crate) enum Outcome {
     WentOn,
     /// It never came to this step.
     NotReached,
-}
-
-impl Interruption {
-    /// A step that fails, with one of the errors in turn.
-    pub(crate) fn failure(step: usize) -> Self {
-        Self { step, intervention: Intervention::Fail(ERRORS[step % ERRORS.len()] as i32) }
-    }
 }
 
 /// A node under load, and the states it goes through.
@@ -139,11 +120,7 @@ impl Matrix {
         Self { node, state: 0, others: 0, loads: Vec::new(), running: None, orders: 0, connects: 0 }
     }
 
-    /// Goes through a scenario, interrupted or not; the steps, and the outcome.
-    ///
-    /// # Errors
-    ///
-    /// What did not hold.
+    /// Goes through a scenario, interrupted or not; the steps, and the outcome. The error says what did not hold.
     pub(crate) fn go_through(
         &mut self,
         scenario: Scenario,
@@ -153,7 +130,8 @@ impl Matrix {
         // Of a scenario that did not come to its end.
         self.end_order();
         self.prepare(scenario)?;
-        let mut begin = LogPosition::default();
+        // How much of the log is of earlier scenarios.
+        let mut begin = 0;
         let mut agent = if scenario == Scenario::Cleanup {
             self.order(interruption)?;
             self.traced(self.cleanup())?.start(self.node.sandbox())?
@@ -162,7 +140,7 @@ impl Matrix {
                 Some(agent) => agent,
                 None => self.start_and_wait(self.traced(self.command(build))?, build)?,
             };
-            begin = LogPosition { length: agent.log().len(), applied: agent.count_logged(APPLIED) };
+            begin = agent.log().len();
             self.order(interruption)?;
             self.change(scenario);
             agent
@@ -171,7 +149,7 @@ impl Matrix {
             self.order(interruption)?;
             self.traced(self.command(build))?.start(self.node.sandbox())?
         };
-        let outcome = self.await_outcome(scenario, &mut agent, build, &begin, interruption);
+        let outcome = self.await_outcome(scenario, &mut agent, build, begin, interruption);
         let steps = self.end_order();
         let mut outcome = match outcome {
             Ok(it) => it,
@@ -183,14 +161,13 @@ impl Matrix {
         match interruption {
             Some(it) if it.step > steps.len() => outcome = Outcome::NotReached,
             // At a step after the state was active.
-            Some(it) if it.kills() => {
+            Some(it) if it.intervention == Intervention::Kill => {
                 agent.wait(TIMEOUT)?;
                 outcome = Outcome::Killed;
             }
             _ => {}
         }
-        let mut log = agent.log();
-        log.drain(..begin.length);
+        let log = agent.log().split_off(begin);
         let serves = scenario != Scenario::Cleanup && !matches!(outcome, Outcome::Killed | Outcome::Ended);
         if outcome == Outcome::WentOn && scenario.is_change() {
             self.running = Some(agent);
@@ -258,7 +235,7 @@ impl Matrix {
         scenario: Scenario,
         agent: &mut Agent,
         build: Build,
-        begin: &LogPosition,
+        begin: usize,
         interruption: Option<Interruption>,
     ) -> Result<Outcome> {
         let mut active = None;
@@ -267,15 +244,14 @@ impl Matrix {
             status = agent.wait(Duration::ZERO).ok();
             if active.is_none()
                 && scenario != Scenario::Cleanup
-                && agent.count_logged(APPLIED) > begin.applied
+                && agent.log().get(begin..).is_some_and(|it| it.contains(APPLIED))
                 && self.node.dump(build).is_ok_and(|it| self.is_state(&it))
             {
                 active = Some(Instant::now());
             }
             status.is_some() || active.is_some_and(|it| it.elapsed() > scaled(SETTLING))
         });
-        let mut log = agent.log();
-        log.drain(..begin.length);
+        let log = agent.log().split_off(begin);
         ensure!(ended, "it neither ended nor served the state within {} s:\n{log}", TIMEOUT.as_secs());
         let is_reported = log.contains(" WARN ") || log.contains("ERROR ") || log.contains("error: ");
         let went_on = if is_reported { Outcome::Reported } else { Outcome::WentOn };

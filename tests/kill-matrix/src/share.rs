@@ -12,6 +12,10 @@ use crate::{
     trace::{Interruption, Intervention},
 };
 
+/// The errors that system calls are made to fail with, in turn.
+const ERRORS: [Errno; 6] =
+    [Errno::ENOMEM, Errno::ENOSPC, Errno::EPERM, Errno::EINTR, Errno::E2BIG, Errno::EBUSY];
+
 /// The outcome of an interruption at a step that the proxy did not come to.
 pub(crate) const NOT_REACHED: &str = "-";
 
@@ -69,11 +73,7 @@ impl Selection {
 }
 
 impl Share {
-    /// Goes through the steps of this share on a node of its own.
-    ///
-    /// # Errors
-    ///
-    /// If a scenario fails that is not interrupted.
+    /// Goes through the steps of this share on a node of its own; fails if a scenario does that is not interrupted.
     pub(crate) fn go_through(self, selection: &Selection) -> Result<Found> {
         let mut matrix = Matrix::new(TestNode::enter(Sandbox::new("kill-matrix")?)?);
         let mut found = Found::default();
@@ -124,8 +124,9 @@ impl Found {
                 Row { scenario: *scenario, step, call, outcomes: Vec::new() }
             })
             .collect();
-        let kill = Interruption { step, intervention: Intervention::Kill };
-        for interruption in [kill, Interruption::failure(step)] {
+        let failure = Intervention::Fail(ERRORS[step % ERRORS.len()] as i32);
+        for intervention in [Intervention::Kill, failure] {
+            let interruption = Interruption { step, intervention };
             for row in &mut rows {
                 let mut went = matrix.go_through(row.scenario, Some(interruption));
                 if matches!(went, Ok((_, Outcome::NotReached))) {
@@ -138,11 +139,11 @@ impl Found {
                         if let Some(call) = found.get(step - 1) {
                             row.call.clone_from(call);
                         }
-                        text(interruption, outcome)
+                        text(intervention, outcome)
                     }
                     Err(error) => {
                         let what =
-                            format!("{}, step {step}, {}: {error:#}", row.scenario, describe(interruption));
+                            format!("{}, step {step}, {}: {error:#}", row.scenario, describe(intervention));
                         status("Failed", &what);
                         self.problems.push(what);
                         "FAILED".to_owned()
@@ -154,14 +155,14 @@ impl Found {
     }
 }
 
-fn describe(interruption: Interruption) -> String {
-    match interruption.intervention {
+fn describe(intervention: Intervention) -> String {
+    match intervention {
         Intervention::Kill => "killed before".to_owned(),
         Intervention::Fail(errno) => format!("failed with {:?}", Errno::from_raw(errno)),
     }
 }
 
-fn text(interruption: Interruption, outcome: Outcome) -> String {
+fn text(intervention: Intervention, outcome: Outcome) -> String {
     let outcome = match outcome {
         Outcome::Killed => "completed",
         Outcome::Ended => "ended, completed",
@@ -169,7 +170,7 @@ fn text(interruption: Interruption, outcome: Outcome) -> String {
         Outcome::WentOn => "went on",
         Outcome::NotReached => return NOT_REACHED.to_owned(),
     };
-    match interruption.intervention {
+    match intervention {
         Intervention::Fail(errno) => format!("{:?}: {outcome}", Errno::from_raw(errno)),
         Intervention::Kill => outcome.to_owned(),
     }

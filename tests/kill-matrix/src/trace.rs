@@ -44,12 +44,6 @@ pub(crate) struct Interruption {
     pub(crate) intervention: Intervention,
 }
 
-impl Interruption {
-    pub(crate) fn kills(self) -> bool {
-        self.intervention == Intervention::Kill
-    }
-}
-
 /// The content of the order file. Steps are counted from 1 for each order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
