@@ -106,8 +106,7 @@ impl Hostile {
         let parent = if attack.is_outside() { node.sandbox().root_cgroup() } else { node.sandbox().cgroup() };
         let cgroup = parent.join(format!("{}-attack{number}", node.sandbox().name()));
         fs::create_dir(&cgroup).with_context(|| format!("cannot create {}", cgroup.display()))?;
-        let child = spawn(&netns, attack, gateway)?;
-        let child = KilledOnDrop(child);
+        let child = KilledOnDrop(spawn(&netns, attack, gateway)?);
         move_to(&cgroup, child.0.id())?;
         Ok((attack, child, netns, cgroup))
     }

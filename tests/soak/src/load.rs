@@ -197,7 +197,7 @@ impl RepeatClients {
         let source = Ipv4Addr::new(10, 244, 3, rng.u8(1..=CLIENTS));
         let of = frontend(Transport::Udp, service);
         let began = Instant::now();
-        let result = client::retry_while_terminated(|| UdpClient::bind(source, service)?.connect());
+        let result = client::retry_while_terminated(|| UdpClient::at(source, service)?.connect());
         increment(&state.counts.repeated);
         let reply = Reply::of(result);
         state.check(of, "connected UDP of a repeat client", &reply, began);
@@ -232,10 +232,8 @@ impl UdpClient {
         Ok(Self { socket: client::udp_socket(service)?, service, last: None })
     }
 
-    fn bind(source: Ipv4Addr, service: SocketAddr) -> io::Result<Self> {
-        let socket = UdpSocket::bind((source, 0))?;
-        socket.set_read_timeout(Some(client::REQUEST_TIMEOUT))?;
-        Ok(Self { socket, service, last: None })
+    fn at(source: Ipv4Addr, service: SocketAddr) -> io::Result<Self> {
+        Ok(Self { socket: client::udp_socket_at((source, 0).into())?, service, last: None })
     }
 
     /// Connects and sends the first request; returns the endpoint's name.

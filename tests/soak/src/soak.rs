@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -39,8 +39,7 @@ const KEPT_MANIFESTS: u64 = 60;
 
 /// Runs a soak. The binaries for tests must have been built.
 pub(crate) fn soak(node: TestNode, duration: Duration, seed: Option<u64>, is_hostile: bool) -> Result<()> {
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_micros() as u64);
-    let seed = seed.unwrap_or(clock % 1_000_000);
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     status("Soaking", &format!("for {} s, --seed {seed}", duration.as_secs()));
     let mut soak = Soak::new(node, seed)?;
     soak.hostile = is_hostile.then(|| Hostile::new(&soak.node));
