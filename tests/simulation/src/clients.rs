@@ -98,11 +98,10 @@ impl Client {
 
 impl Kind {
     fn describe(&self) -> String {
-        let with = |what: &str, it: &Extensions| format!("{what} with {it:?}");
         match self {
             Self::Agent(_) => "an agent".to_owned(),
             Self::Kpng => "KPNG's API alone".to_owned(),
-            Self::Watch(it) => with("full states", it),
+            Self::Watch(it) => format!("full states with {it:?}"),
         }
     }
 }

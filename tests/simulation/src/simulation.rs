@@ -58,7 +58,10 @@ impl Simulation {
         let server = ApiServer::without_socket(Settings {
             bookmark_interval: Duration::from_secs(60),
             list_lag,
-            ..settings()
+            watch_list: watch_list(),
+            has_cache: bool(),
+            has_field_selectors: bool(),
+            ..Settings::default()
         });
         let truth = Truth::new((!any_node).then_some(OWN_NODE));
         let world = World::new(network, server, truth);
@@ -197,15 +200,6 @@ fn start(brain: &mut Brain, world: &World, list_lag: u64) {
         world.go_back(world.oldest_at_start(list_lag));
     }
     brain.start(world);
-}
-
-fn settings() -> Settings {
-    Settings {
-        watch_list: watch_list(),
-        has_cache: bool(),
-        has_field_selectors: bool(),
-        ..Settings::default()
-    }
 }
 
 fn watch_list() -> WatchList {
