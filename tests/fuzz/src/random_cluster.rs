@@ -1,4 +1,5 @@
 //! Random Services, slices and nodes that get in the way of each other, made of arbitrary bytes.
+//! Only bytes that do not suffice are an error.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -31,10 +32,6 @@ const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
 pub type Change = (ObjectName, Option<Object>);
 
 /// A random change.
-///
-/// # Errors
-///
-/// If the bytes do not suffice.
 pub fn change(u: &mut Unstructured<'_>) -> Result<Change> {
     let kind = u.int_in_range(0..=11)?;
     change_of(kind, u)
@@ -115,10 +112,6 @@ fn time(u: &mut Unstructured<'_>) -> Result<Option<Timestamp>> {
 }
 
 /// A Service that other Services may be in conflict with.
-///
-/// # Errors
-///
-/// If the bytes do not suffice.
 pub fn service(u: &mut Unstructured<'_>) -> Result<Service> {
     use ServiceKind::{ClusterIp, ExternalName, LoadBalancer, NodePort};
     let mut cluster_ips = addresses(u)?;
@@ -196,10 +189,6 @@ fn names(u: &mut Unstructured<'_>, names: &[&str]) -> Result<Vec<Arc<str>>> {
 }
 
 /// An EndpointSlice of one of the Services.
-///
-/// # Errors
-///
-/// If the bytes do not suffice.
 pub fn slice(u: &mut Unstructured<'_>) -> Result<EndpointSlice> {
     let family = family(u)?;
     let mut ports = Vec::new();
