@@ -76,11 +76,7 @@ const FILES: [(&str, &str); 9] = [
     ("topology", include_str!("../topology.yaml")),
 ];
 
-/// Every scenario.
-///
-/// # Panics
-///
-/// If a file is not valid.
+/// Every scenario; panics if a file is not valid.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     FILES.into_iter().flat_map(|(topic, text)| read(topic, text)).collect()
@@ -147,11 +143,7 @@ impl Step {
         json!({"apiVersion": "v1", "kind": "List", "items": self.manifests}).to_string()
     }
 
-    /// The state of the cluster.
-    ///
-    /// # Panics
-    ///
-    /// If a manifest cannot be parsed.
+    /// The state of the cluster; panics if a manifest cannot be parsed.
     #[must_use]
     pub fn cluster(&self) -> ClusterState {
         let parsed = parse(self.manifest().as_bytes());
@@ -164,8 +156,7 @@ impl Step {
     /// The lines of the expected dump, sorted.
     #[must_use]
     pub fn dump(&self) -> Option<Vec<String>> {
-        let lines: Vec<_> = self.dump.as_ref()?.lines().map(ToOwned::to_owned).collect();
-        Some(lines)
+        Some(self.dump.as_ref()?.lines().map(ToOwned::to_owned).collect())
     }
 }
 
