@@ -101,11 +101,7 @@ impl Target {
     }
 }
 
-/// Finds the standard library of a target, or fetches it.
-///
-/// # Errors
-///
-/// It is missing, and rustup is, too.
+/// Finds the standard library of a target, or fetches it; fails if rustup is missing, too.
 pub(crate) fn require_standard_library(target: &str) -> Result<()> {
     ensure!(
         is_installed(target)?,
