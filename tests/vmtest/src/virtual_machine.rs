@@ -92,7 +92,7 @@ pub(crate) fn boot(
                     faults.push(format!("the machine sent no event for {} s", timeout.as_secs()));
                     break;
                 }
-                if console::has_panicked(&log()) {
+                if console::errors(&log()).iter().any(|it| it.starts_with(console::PANIC)) {
                     break;
                 }
             }
