@@ -2,7 +2,7 @@
 //! Invariant: a program has every library it needs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs::File,
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
@@ -24,10 +24,7 @@ const CONSOLE: u32 = 0o02_0600;
 
 /// The files of the root, by path.
 #[derive(Clone, Default)]
-pub(crate) struct Initramfs {
-    entries: BTreeMap<PathBuf, Entry>,
-    libraries: BTreeSet<PathBuf>,
-}
+pub(crate) struct Initramfs(BTreeMap<PathBuf, Entry>);
 
 #[derive(Clone)]
 enum Entry {
@@ -68,7 +65,7 @@ impl Initramfs {
     /// Adds a program of a system at a path, without debug information, and its libraries.
     pub(crate) fn program(&mut self, system: &System, program: &Path, path: &Path) -> Result<()> {
         for (library, path) in system.libraries(program)? {
-            if self.libraries.insert(path.clone()) {
+            if !self.0.contains_key(&path) {
                 self.insert(&path, Entry::Program(read(&library)?.into()));
             }
         }
@@ -79,16 +76,16 @@ impl Initramfs {
 
     fn insert(&mut self, path: &Path, entry: Entry) {
         for folder in path.ancestors().skip(1).filter(|it| it.parent().is_some()) {
-            self.entries.entry(folder.to_owned()).or_insert(Entry::Directory);
+            self.0.entry(folder.to_owned()).or_insert(Entry::Directory);
         }
-        self.entries.insert(path.to_owned(), entry);
+        self.0.insert(path.to_owned(), entry);
     }
 
     pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let archive = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(file)?);
             // Ordered by path, a folder comes before its files.
-            for (number, (path, entry)) in (1..).zip(&self.entries) {
+            for (number, (path, entry)) in (1..).zip(&self.0) {
                 let name = path.strip_prefix("/").unwrap_or(path).to_string_lossy();
                 let (mode, data, (major, minor)) = match entry {
                     Entry::Directory => (DIRECTORY, &[][..], (0, 0)),
