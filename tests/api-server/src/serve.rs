@@ -159,9 +159,8 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
                     request.headers().get(header::ACCEPT_ENCODING).is_some_and(|it| it.as_bytes() == b"gzip");
                 let is_compressed = is_accepted && text.len() > MIN_COMPRESSED;
                 let bytes = if is_compressed { gzip(text.as_bytes()) } else { text.into_bytes() };
-                let mut response = respond(&shared, fault, async move |mut out: Out| {
-                    out.send(bytes).await.map(drop).unwrap_or_default();
-                });
+                let (mut out, mut response) = respond(&shared, fault);
+                tokio::spawn(async move { out.send(bytes).await });
                 if is_compressed {
                     let encoding = header::HeaderValue::from_static("gzip");
                     response.headers_mut().insert(header::CONTENT_ENCODING, encoding);
@@ -193,9 +192,9 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Response<Bod
         marks_end,
         deadline: Instant::now() + timeout,
     };
-    respond(&shared, fault, async move |out: Out| {
-        watch.run(out, settings.bookmark_interval).await.unwrap_or_default();
-    })
+    let (out, response) = respond(&shared, fault);
+    tokio::spawn(watch.run(out, settings.bookmark_interval));
+    response
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
@@ -404,19 +403,14 @@ impl Watch {
     }
 }
 
-/// A response whose body is written meanwhile.
-fn respond<F: Future<Output = ()> + Send + 'static>(
-    shared: &Arc<Shared>,
-    fault: Option<Fault>,
-    write: impl FnOnce(Out) -> F + Send + 'static,
-) -> Response<Body> {
+/// A response, and the writer of its body.
+fn respond(shared: &Arc<Shared>, fault: Option<Fault>) -> (Out, Response<Body>) {
     let (sender, receiver) = mpsc::channel(4);
     let out = Out { shared: Arc::clone(shared), fault, sender, sent: 0 };
-    tokio::spawn(async move { write(out).await });
     let mut response = Response::new(StreamBody::new(ReceiverStream::new(receiver)).boxed());
     let json = header::HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
+    (out, response)
 }
 
 /// The writer of a body.
