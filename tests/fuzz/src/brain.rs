@@ -126,11 +126,9 @@ fn recompute(brain: &mut Brain, served: &BTreeSet<&str>, options: &Options) {
         invariants::state(now);
         now.services.values().for_each(|it| wire::round_trip(it));
         let old = old.cloned().unwrap_or_default();
+        let mut patched = old.services.clone();
         for (service, was, is) in now.diff(&old) {
             assert_ne!(was, is, "{service} differs");
-        }
-        let mut patched = old.services.clone();
-        for (service, _, is) in now.diff(&old) {
             match is {
                 Some(is) => drop(patched.insert(Arc::clone(is))),
                 None => drop(patched.remove(service)),

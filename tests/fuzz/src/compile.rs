@@ -25,10 +25,10 @@ pub fn target(bytes: &[u8]) {
 }
 
 fn history(u: &mut Unstructured<'_>, states: &mut Vec<NodeState>) -> Result<()> {
-    let mut cluster = ClusterState::default();
     if u.arbitrary()? {
-        return endpoint_history(u, cluster, states);
+        return endpoint_history(u, states);
     }
+    let mut cluster = ClusterState::default();
     while !u.is_empty() && states.len() < MAX_STATES {
         for _ in 0..u.int_in_range(1..=4)? {
             cluster.apply([change(u)?].into());
@@ -39,11 +39,8 @@ fn history(u: &mut Unstructured<'_>, states: &mut Vec<NodeState>) -> Result<()> 
 }
 
 /// Of one Service nothing but endpoints changes: then a datapath replaces the endpoints that differ, and nothing else.
-fn endpoint_history(
-    u: &mut Unstructured<'_>,
-    mut cluster: ClusterState,
-    states: &mut Vec<NodeState>,
-) -> Result<()> {
+fn endpoint_history(u: &mut Unstructured<'_>, states: &mut Vec<NodeState>) -> Result<()> {
+    let mut cluster = ClusterState::default();
     let (service, slices) = service_with_slices(u)?;
     cluster.services.insert(service);
     slices.into_iter().for_each(|it| cluster.set_slice(it));
