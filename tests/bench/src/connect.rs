@@ -28,7 +28,7 @@ use tests::{
 
 use crate::{
     figures::{Figures, medians_in_rotation},
-    kernel_figures::ProgramStats,
+    kernel_figures::run_time,
 };
 
 /// Numbers of Services.
@@ -159,21 +159,21 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
 
     // Sockets without an entry.
     let link = |hook: &str| node.sandbox().pins().join("links").join(hook);
-    let idle = ProgramStats::median(&link("sock_release"), ProgramStats::mean, || {
+    let idle = run_time(&link("sock_release"), None, || {
         for _ in 0..CONNECTS {
             drop(socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp)?);
         }
         Ok(())
     })?;
-    let run_time = |hook: &str, address: &mut dyn FnMut() -> SocketAddr| {
-        let mean = ProgramStats::median(&link(hook), ProgramStats::mean, || {
+    let of_hook = |hook: &str, address: &mut dyn FnMut() -> SocketAddr| {
+        let mean = run_time(&link(hook), None, || {
             (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, address()).map(drop))
         })?;
         anyhow::Ok((mean - idle).max(0.0))
     };
     let traced = |arguments: &[&str]| {
         let _trace = start_trace(binary, &node, arguments)?;
-        run_time("connect4", &mut || address(0))
+        of_hook("connect4", &mut || address(0))
     };
     let datagram = time_datagrams(direct)?;
     let before = memory.usage()?;
@@ -189,15 +189,13 @@ fn measure(binary: &Path, services: usize) -> Result<ConnectFigures> {
         one,
         unwatched,
         any,
-        hit: run_time("connect4", &mut || address(0))?,
-        any_hit: run_time("connect4", &mut || address(rng.usize(..services)))?,
-        miss: run_time("connect4", &mut || direct)?,
-        close: run_time("sock_release", &mut || address(0))?,
-        passing: ProgramStats::median(
-            &link("sock_ops"),
-            |it| it.sum() / CONNECTS as f64,
-            || (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop)),
-        )?,
+        hit: of_hook("connect4", &mut || address(0))?,
+        any_hit: of_hook("connect4", &mut || address(rng.usize(..services)))?,
+        miss: of_hook("connect4", &mut || direct)?,
+        close: of_hook("sock_release", &mut || address(0))?,
+        passing: run_time(&link("sock_ops"), Some(CONNECTS), || {
+            (0..CONNECTS).try_for_each(|_| connect_and_close(&listener, direct).map(drop))
+        })?,
         // Last: the product's programs return some time after a trace has ended.
         traced: traced(&[])?,
         traced_steps: traced(&["-v"])?,

@@ -1,8 +1,8 @@
 //! What the kernel counts: the CPU time and memory of processes, the memory of BPF maps, and the run time of BPF programs.
 //!
-//! Run times are counted only inside [`ProgramStats::median`], because counting itself costs time.
+//! Run times are counted only inside [`run_time`], because counting itself costs time.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::{
@@ -51,52 +51,31 @@ pub(crate) fn open_maps(pid: u32) -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// How often a BPF program ran and for how long in total.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ProgramStats {
-    runs: u64,
-    /// In nanoseconds, including two reads of the clock per run.
-    nanoseconds: u64,
-}
-
-impl ProgramStats {
-    /// The median of a figure over batches of the runs of a program during `work`, whatever causes them: the kernel also counts
-    /// an interrupt of a program as its run time, and what other guests of the machine take from it. The program is the one that
-    /// a pinned link has attached: a trace puts another one there.
-    pub(crate) fn median(
-        link: &Path,
-        figure: impl Fn(Self) -> f64,
-        mut work: impl FnMut() -> Result<()>,
-    ) -> Result<f64> {
-        let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
-        let mut figures = Vec::with_capacity(BATCHES);
-        for _ in 0..BATCHES {
-            let before = Self::read(link)?;
-            work()?;
-            let after = Self::read(link)?;
-            figures.push(figure(Self {
-                runs: after.runs - before.runs,
-                nanoseconds: after.nanoseconds - before.nanoseconds,
-            }));
-        }
-        Ok(median(figures))
+/// The run time of a program in nanoseconds, the median over batches of its runs during `work`, whatever causes them: the kernel
+/// also counts an interrupt of a program as its run time, and what other guests of the machine take from it. It is that of one
+/// run, or of one of so many `parts` of the work. The program is the one that a pinned link has attached: a trace puts another
+/// one there.
+pub(crate) fn run_time(
+    link: &Path,
+    parts: Option<usize>,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let _counting = enable_stats(Stats::RunTime).context("cannot have the kernel count run times")?;
+    let read = || -> Result<(u64, Duration)> {
+        let program = linked_program(link);
+        let program = program.with_context(|| format!("cannot read the program at {}", link.display()))?;
+        // Two reads of the clock are a part of each run.
+        Ok((program.run_count(), program.run_time()))
+    };
+    let mut figures = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let (runs_before, time_before) = read()?;
+        work()?;
+        let (runs, time) = read()?;
+        let parts = parts.map_or((runs - runs_before).max(1) as f64, |it| it as f64);
+        figures.push((time - time_before).as_nanos() as f64 / parts);
     }
-
-    fn read(link: &Path) -> Result<Self> {
-        let info =
-            linked_program(link).with_context(|| format!("cannot read the program at {}", link.display()))?;
-        Ok(Self { runs: info.run_count(), nanoseconds: info.run_time().as_nanos() as u64 })
-    }
-
-    /// The run time in nanoseconds.
-    pub(crate) fn sum(self) -> f64 {
-        self.nanoseconds as f64
-    }
-
-    /// The mean run time in nanoseconds.
-    pub(crate) fn mean(self) -> f64 {
-        self.nanoseconds as f64 / self.runs.max(1) as f64
-    }
+    Ok(median(figures))
 }
 
 /// The program that a pinned link has attached.
