@@ -63,10 +63,8 @@ pub(crate) struct Seen(Vec<Versions>);
 
 impl Truth {
     pub(crate) fn new(only_node: Option<&'static str>) -> Self {
-        let kinds = Default::default();
-        let mut it = Self { kinds, only_node, states: HashMap::new(), views: HashMap::new() };
-        it.kinds.iter_mut().for_each(|it| it.push((0, ClusterState::default())));
-        it
+        let kinds = std::array::from_fn(|_| vec![(0, ClusterState::default())]);
+        Self { kinds, only_node, states: HashMap::new(), views: HashMap::new() }
     }
 
     /// Changes an object at random, or one of those that are there again; returns what has changed.
