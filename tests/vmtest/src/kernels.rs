@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use build_tools::{
     apt::Apt,
-    command::{output, status, workspace},
+    command::{output, output_bytes, status, workspace},
     files_below,
     machine::Machine,
     read,
@@ -191,15 +191,7 @@ fn unpacked(file: &Path) -> Result<Vec<u8>> {
         Some("gz") => "gzip",
         _ => return read(file),
     };
-    let output = Command::new(program)
-        .args(["-d", "-c"])
-        .arg(file)
-        .output()
-        .with_context(|| format!("cannot unpack {}: cannot start `{program}`", file.display()))?;
-    if !output.status.success() {
-        bail!("cannot unpack {}: {}", file.display(), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(output.stdout)
+    output_bytes(Command::new(program).args(["-d", "-c"]).arg(file))
 }
 
 /// The dependencies in a module's section `.modinfo`: `depends=`, names separated by commas, and a NUL.

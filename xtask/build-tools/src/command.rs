@@ -50,12 +50,17 @@ pub fn run(command: &mut Command) -> Result<()> {
 
 /// Runs `command` to completion and returns its standard output, trimmed; the error contains its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
+    Ok(String::from_utf8_lossy(&output_bytes(command)?).trim().to_owned())
+}
+
+/// Runs `command` to completion and returns its standard output as it is; the error contains its standard error.
+pub fn output_bytes(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         bail!("`{}` failed: {}: {}", line(command), output.status, stderr.trim());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    Ok(output.stdout)
 }
 
 /// Waits for a child for at most `timeout`; kills it and returns `None` if it is still running then.
