@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use api_server::{ApiServer, Settings};
 use build_tools::{
     build,
@@ -333,14 +333,8 @@ impl Agents {
     fn expect(&mut self, text: &str) -> Result<()> {
         let input = self.child.0.stdin.as_mut().context("stdin is piped")?;
         writeln!(input, "expect {text}")?;
-        let line = format!("expecting {text}");
-        let deadline = Instant::now() + SYNC_TIMEOUT;
-        while !self.earlier.contains(&line) {
-            ensure!(Instant::now() < deadline, "the agents do not answer");
-            self.read(Duration::from_secs(1))?;
-        }
-        self.earlier.retain(|it| *it != line);
-        Ok(())
+        let answer = self.take(&format!("expecting {text}"), SYNC_TIMEOUT)?;
+        answer.map(drop).context("the agents do not answer")
     }
 
     /// Waits for a line; when it was written.
@@ -350,31 +344,27 @@ impl Agents {
 
     /// Waits for a line; when it was written, `None` if there is none within `timeout`.
     fn poll(&mut self, start: &str, timeout: Duration) -> Result<Option<Duration>> {
+        let Some(rest) = self.take(start, timeout)? else { return Ok(None) };
+        let mut numbers = rest.split(' ');
+        let mut number =
+            || numbers.next().and_then(|it| it.parse::<u64>().ok()).context("a number is missing");
+        let at = Duration::from_nanos(number()?);
+        self.received = number()?;
+        Ok(Some(at))
+    }
+
+    /// Waits for a line and takes it; what follows its start, `None` if there is none within `timeout`.
+    fn take(&mut self, start: &str, timeout: Duration) -> Result<Option<String>> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(at) = self.earlier.iter().position(|it| it.starts_with(start)) {
-                let line = self.earlier.remove(at);
-                let mut numbers = line[start.len()..].split(' ');
-                let mut number =
-                    || numbers.next().and_then(|it| it.parse::<u64>().ok()).context("a number is missing");
-                let at = Duration::from_nanos(number()?);
-                self.received = number()?;
-                return Ok(Some(at));
+                return Ok(Some(self.earlier.remove(at).split_off(start.len())));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.earlier.push(line),
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => bail!("the agents have ended"),
             }
-            self.read(left)?;
         }
-    }
-
-    fn read(&mut self, timeout: Duration) -> Result<()> {
-        match self.lines.recv_timeout(timeout) {
-            Ok(line) => self.earlier.push(line),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => bail!("the agents have ended"),
-        }
-        Ok(())
     }
 }

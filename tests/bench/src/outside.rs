@@ -93,13 +93,9 @@ pub(crate) fn bench() -> Result<Figures> {
         report.figure("  at most", it.moved_most, "x", 2);
         report.row("  shares differ by at most", 2.0, it.uneven * 100.0, "%", 1);
     }
-    for (name, figure) in [
-        (PASSES, (|it| it.passes) as fn(&outside_program::ProgramFigures) -> f64),
-        (HOT, |it| it.hot),
-        (RANDOM, |it| it.random),
-    ] {
-        report.series(name, programs.iter().map(|it| (it.frontends as f64, figure(it))).collect());
-    }
+    report.series(PASSES, programs.iter().map(|it| (it.frontends as f64, it.passes)).collect());
+    report.series(HOT, programs.iter().map(|it| (it.frontends as f64, it.hot)).collect());
+    report.series(RANDOM, programs.iter().map(|it| (it.frontends as f64, it.random)).collect());
     Ok(report.method(
         "IPv4, policy Cluster; client, router, bridge and nodes are network namespaces of one machine. Packets: UDP in frames of 60 \
          bytes, 1,000 flows, one direction. Their CPU time is that of the thread that sends them, and of the kernel's for what it \

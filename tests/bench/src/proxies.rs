@@ -4,7 +4,7 @@
 
 use std::{
     fs::{self, File},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -254,7 +254,7 @@ impl Bench {
             let expected = set_changing(&self.server, CHANGING, self.changes);
             let listener = self.listener.try_clone()?;
             self.wait_until("does not show a change", POLL_INTERVAL, || {
-                reached(&listener, address).is_some_and(|it| it == expected)
+                reached(&listener, address) == Some(expected)
             })?;
             times.push(milliseconds(changed.elapsed()));
             thread::sleep(CHANGE_INTERVAL);
@@ -385,11 +385,11 @@ pub(crate) fn wait_until_idle(limit: Duration, cpu_seconds: impl Fn() -> Result<
 }
 
 /// Sets the endpoint of the changing Service, at one of these addresses in turn; returns its address.
-pub(crate) fn set_changing(server: &ApiServer, addresses: [Ipv4Addr; 2], changes: u32) -> Ipv4Addr {
+pub(crate) fn set_changing(server: &ApiServer, addresses: [Ipv4Addr; 2], changes: u32) -> IpAddr {
     let address = addresses[changes as usize % 2];
     let endpoint = objects::endpoint(0, changes, &address.to_string(), 2);
     server.set(objects::slice(0, vec![endpoint]));
-    address
+    address.into()
 }
 
 /// Starts the brain of a backend, outside of the backend's cgroup, and waits until it has the cluster's state.
@@ -412,7 +412,7 @@ pub(crate) fn is_served(address: SocketAddr) -> bool {
 }
 
 /// The endpoint that a connect reaches: the address at which it is accepted.
-pub(crate) fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv4Addr> {
+pub(crate) fn reached(listener: &TcpListener, address: SocketAddr) -> Option<IpAddr> {
     while listener.accept().is_ok() {}
     let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).ok()?;
     reset_on_close(&stream).ok()?;
@@ -426,10 +426,7 @@ pub(crate) fn reached(listener: &TcpListener, address: SocketAddr) -> Option<Ipv
         }
     };
     reset_on_close(&accepted).ok()?;
-    match accepted.local_addr().ok()?.ip() {
-        std::net::IpAddr::V4(it) => Some(it),
-        std::net::IpAddr::V6(_) => None,
-    }
+    Some(accepted.local_addr().ok()?.ip())
 }
 
 fn sockets(count: usize) -> Result<Vec<Socket>> {

@@ -206,15 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn kpng_serves_the_node_in_one_process() {
-        let (line, _files) = line(Mode::Kpng("ebpf"));
-        assert_eq!(line, ["/bin/proxy", "kube", "--kubeconfig=/k/config", "to-local", "to-ebpf"]);
-    }
-
-    #[test]
-    fn a_backend_follows_the_brain() {
-        let (line, _files) = line(Mode::Backend(&["--iptables-mode=nft"]));
-        assert_eq!(line, ["/bin/proxy", "--iptables-mode=nft", "--node-name=n1", "--target", "unix:///b"]);
+    fn kpng_serves_the_node_in_one_process_and_a_backend_follows_the_brain() {
+        let (kpng, _files) = line(Mode::Kpng("ebpf"));
+        assert_eq!(kpng, ["/bin/proxy", "kube", "--kubeconfig=/k/config", "to-local", "to-ebpf"]);
+        let (backend, _files) = line(Mode::Backend(&["--iptables-mode=nft"]));
+        assert_eq!(backend, ["/bin/proxy", "--iptables-mode=nft", "--node-name=n1", "--target", "unix:///b"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use build_tools::command::{output, workspace};
 use jiff::Zoned;
-use nix::sys::utsname::uname;
+use nix::sys::{sysinfo::sysinfo, utsname::uname};
 use serde::{Deserialize, Serialize};
 
 use crate::figures::Figures;
@@ -61,16 +61,13 @@ impl Origin {
     pub(crate) fn here() -> Result<Self> {
         let release = uname()?.release().to_string_lossy().into_owned();
         let kernel = release.split(['.', '-']).take(2).collect::<Vec<_>>().join(".");
-        let memory = fs::read_to_string("/proc/meminfo")?;
-        let kilobytes = memory.lines().find_map(|it| it.strip_prefix("MemTotal:"));
-        let kilobytes: f64 =
-            kilobytes.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok()).context("no MemTotal")?;
+        let memory = sysinfo()?.ram_total() as f64;
         Ok(Self {
             date: Zoned::now().date().to_string(),
             machine: format!(
                 "{} cores, {:.0} GiB, Linux {kernel}, {}",
                 thread::available_parallelism()?,
-                (kilobytes / 1024.0 / 1024.0).ceil(),
+                (memory / f64::from(1 << 30)).ceil(),
                 std::env::consts::ARCH,
             ),
             kernel,
