@@ -61,7 +61,6 @@ impl ApiServer {
     }
 
     /// A server that does not listen, and serves the connections that it is given, without TLS.
-    #[must_use]
     pub fn without_socket(settings: Settings) -> Self {
         let shared = Arc::new(Shared::new(settings));
         Self { address: (Ipv4Addr::LOCALHOST, 0).into(), identity: None, shared, running: None }
@@ -135,7 +134,6 @@ impl ApiServer {
         Ok(())
     }
 
-    #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
@@ -179,7 +177,6 @@ impl ApiServer {
     }
 
     /// The newest resource version.
-    #[must_use]
     pub fn version(&self) -> u64 {
         *self.shared.version.borrow()
     }
@@ -216,19 +213,16 @@ impl ApiServer {
     }
 
     /// The events posted so far.
-    #[must_use]
     pub fn events(&self) -> Vec<Value> {
         self.shared.state.lock().events.clone()
     }
 
     /// The number of bytes of bodies that it has sent so far.
-    #[must_use]
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
     /// The requests since the last call, as `/path?query`.
-    #[must_use]
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state.lock().requests)
     }
