@@ -77,7 +77,6 @@ const FILES: [(&str, &str); 9] = [
 ];
 
 /// Every scenario; panics if a file is not valid.
-#[must_use]
 pub fn all() -> Vec<Scenario> {
     FILES.into_iter().flat_map(|(topic, text)| read(topic, text)).collect()
 }
@@ -124,13 +123,11 @@ fn identity(object: &Value) -> String {
 
 impl Scenario {
     /// The state of the node after a step.
-    #[must_use]
     pub fn node_state(&self, step: &Step) -> NodeState {
         brain::node_state(&step.cluster(), &self.node, &self.options())
     }
 
     /// The options of the brain.
-    #[must_use]
     pub fn options(&self) -> Options {
         Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() }
     }
@@ -138,13 +135,11 @@ impl Scenario {
 
 impl Step {
     /// All objects of the cluster, as a list that is a manifest.
-    #[must_use]
     pub fn manifest(&self) -> String {
         json!({"apiVersion": "v1", "kind": "List", "items": self.manifests}).to_string()
     }
 
     /// The state of the cluster; panics if a manifest cannot be parsed.
-    #[must_use]
     pub fn cluster(&self) -> ClusterState {
         let parsed = parse(self.manifest().as_bytes());
         let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", self.about));
@@ -154,7 +149,6 @@ impl Step {
     }
 
     /// The lines of the expected dump, sorted.
-    #[must_use]
     pub fn dump(&self) -> Option<Vec<String>> {
         Some(self.dump.as_ref()?.lines().map(ToOwned::to_owned).collect())
     }
