@@ -52,8 +52,7 @@ fn run(Arguments { minutes, seed, hostile, attack, gateway }: &Arguments) -> Res
         return attack.perform(*gateway);
     }
     let duration = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
-    // A missing program has been warned about.
-    let _ = test_programs();
+    test_programs();
     build_for_tests()?;
     soak::soak(TestNode::enter(Sandbox::new("soak")?)?, duration, *seed, *hostile)
 }

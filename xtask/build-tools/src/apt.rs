@@ -55,7 +55,6 @@ impl Apt {
         Ok(apt)
     }
 
-    #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env("APT_CONFIG", self.folder.join("apt.conf"));

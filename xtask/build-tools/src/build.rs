@@ -58,7 +58,6 @@ impl Build {
     }
 
     /// The name of the folder of its maps, among the pins: `LAYOUT_VERSION` of proxy-common.
-    #[must_use]
     pub fn layout(self) -> &'static str {
         if self == Self::NextLayout { "v1012" } else { "v12" }
     }
@@ -74,7 +73,6 @@ impl Build {
     }
 
     /// The binary that [`build_for_tests`] has built; panics if it has not.
-    #[must_use]
     pub fn binary(self) -> PathBuf {
         let binary = self.test_binary();
         assert!(binary.exists(), "{} is missing: run the tests by `cargo xtask test`", binary.display());
@@ -186,7 +184,6 @@ fn build_static(machine: Machine, packages: &[&str]) -> Result<PathBuf> {
 const COMMIT: &str = "KUBE_PROXY_EBPF_COMMIT";
 
 /// The commit that the caller names, as where there is no git, or else the current one.
-#[must_use]
 pub fn commit() -> String {
     // What a benchmark records makes the tree dirty: the next one would build everything again.
     static FIRST: OnceLock<String> = OnceLock::new();
@@ -203,7 +200,6 @@ fn build_binary(build: Build) -> Result<PathBuf> {
 const BACKENDS: [&str; 3] = ["kube-proxy-iptables", "kube-proxy-ipvs", "kube-proxy-userspace"];
 
 /// The path of a backend on the contract.
-#[must_use]
 pub fn backend_binary(package: &str) -> PathBuf {
     workspace().join("target/debug").join(package)
 }

@@ -19,7 +19,6 @@ pub fn status(verb: &str, message: &str) {
 }
 
 /// The exit code of a task; an error is printed.
-#[must_use]
 pub fn exit_code(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -31,7 +30,6 @@ pub fn exit_code(result: Result<()>) -> ExitCode {
 }
 
 /// The root of the workspace.
-#[must_use]
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
@@ -90,7 +88,6 @@ impl Drop for KilledOnDrop {
 }
 
 /// The command line as a user would type it.
-#[must_use]
 pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
@@ -98,7 +95,6 @@ pub fn line(command: &Command) -> String {
 
 /// The cargo that started this program, to build for the host; without the variables that `cargo run` set for this
 /// program itself.
-#[must_use]
 pub fn cargo() -> Command {
     cargo_without(&env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), |name| {
         name.starts_with("CARGO_PKG_")
@@ -108,7 +104,6 @@ pub fn cargo() -> Command {
 }
 
 /// [`cargo`] with a subcommand that builds below `target`, whatever folder the variables of this process name.
-#[must_use]
 pub fn cargo_into_target(subcommand: &str) -> Command {
     let mut command = cargo();
     command.args([subcommand, "--target-dir"]).arg(workspace().join("target"));

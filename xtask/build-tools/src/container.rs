@@ -26,7 +26,6 @@ pub enum ContainerTool {
 
 impl ContainerTool {
     /// The name of the program.
-    #[must_use]
     pub fn program(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -60,7 +59,6 @@ impl ContainerTool {
     }
 
     /// The command line that builds the image, to be run in the root of the workspace.
-    #[must_use]
     pub fn build(self, revision: &str) -> Vec<String> {
         let version = concat!("VERSION=", env!("CARGO_PKG_VERSION"));
         let revision = format!("REVISION={revision}");
@@ -73,7 +71,6 @@ impl ContainerTool {
 }
 
 /// The current commit, marked `-dirty` if files differ from it; `unknown` outside of a git repository.
-#[must_use]
 pub fn revision() -> String {
     let git = |arguments: &[&str]| output(Command::new("git").args(arguments).current_dir(workspace()));
     let revision = || {

@@ -32,7 +32,6 @@ pub const TIMEOUT_FACTOR: &str = "KUBE_PROXY_EBPF_TEST_TIMEOUT_FACTOR";
 pub const SKIPPED_TESTS_FILE: &str = "KUBE_PROXY_EBPF_SKIPPED";
 
 /// Digits with separators of thousands: 12345 as `12,345`.
-#[must_use]
 pub fn grouped(digits: &str) -> String {
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

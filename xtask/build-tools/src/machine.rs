@@ -33,7 +33,6 @@ impl Machine {
     }
 
     /// The name of `uname -m`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -42,7 +41,6 @@ impl Machine {
     }
 
     /// The name that Debian, Kubernetes and container images have for it.
-    #[must_use]
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -51,7 +49,6 @@ impl Machine {
     }
 
     /// The compiler's name of its target.
-    #[must_use]
     pub fn target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",

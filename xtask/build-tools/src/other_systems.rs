@@ -21,13 +21,11 @@ const MACOS: &str = "aarch64-apple-darwin";
 const WINE: &str = "/usr/lib/wine/wine64";
 
 /// The backend for Windows, beside a library that Wine before 9.0 lacks.
-#[must_use]
 pub fn windows_binary() -> PathBuf {
     workspace().join("target/windows/kube-proxy-userspace.exe")
 }
 
 /// The program that runs it here.
-#[must_use]
 pub fn wine() -> Option<PathBuf> {
     find("wine64").or_else(|| Some(PathBuf::from(WINE)).filter(|it| it.exists()))
 }

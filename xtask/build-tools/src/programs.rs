@@ -39,7 +39,6 @@ pub const TEST_PROGRAMS: [(&str, &str); 20] = [
 ];
 
 /// The path of a program: on the PATH, or in /usr/sbin or /sbin.
-#[must_use]
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -101,7 +100,6 @@ pub fn install_subcommand(program: &str) -> Result<()> {
 
 /// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
 /// tests are skipped.
-#[must_use]
 pub fn test_programs() -> Vec<PathBuf> {
     let found = TEST_PROGRAMS.iter().map(|(program, package)| find_or_install(program, package));
     found.filter_map(|it| it.inspect_err(|error| status("Warning", &format!("{error:#}"))).ok()).collect()

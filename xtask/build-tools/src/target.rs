@@ -51,7 +51,6 @@ impl Target {
     }
 
     /// `cargo SUBCOMMAND` for this machine, with these flags for the compiler if there are any.
-    #[must_use]
     pub fn cargo(&self, subcommand: &str, flags: &[String]) -> Command {
         let target = self.machine.target();
         let mut command = self.from_sources.as_ref().map_or_else(cargo, |it| cross_cargo(&it.cargo));
@@ -70,19 +69,16 @@ impl Target {
     }
 
     /// The folder of what [`Self::cargo`] builds in a profile, `debug` or `release`.
-    #[must_use]
     pub fn folder(&self, profile: &str) -> PathBuf {
         workspace().join("target").join(self.machine.target()).join(profile)
     }
 
     /// Where the standard library comes from, for the provenance.
-    #[must_use]
     pub fn standard_library(&self) -> &'static str {
         if self.from_sources.is_none() { "of the compiler" } else { "compiled from the compiler's sources" }
     }
 
     /// The compiler.
-    #[must_use]
     pub fn rustc(&self) -> PathBuf {
         self.from_sources.as_ref().map_or_else(current_rustc, |it| it.rustc.clone())
     }

@@ -38,7 +38,6 @@ pub struct Test {
 
 impl Test {
     /// The name in reports.
-    #[must_use]
     pub fn title(&self) -> String {
         format!("{} {}", self.suite, self.name)
     }
@@ -65,7 +64,6 @@ pub struct TestBinary {
 }
 
 impl TestBinary {
-    #[must_use]
     pub fn package(&self) -> &str {
         self.suite.split('/').next().unwrap_or(&self.suite)
     }

@@ -116,8 +116,7 @@ fn time_factor(processors: usize) -> f64 {
 /// Builds the tests and what they run; returns the binaries.
 fn build(fast: bool) -> Result<Vec<TestBinary>> {
     if !fast {
-        // A missing program has been warned about; its tests are skipped.
-        let _ = test_programs();
+        test_programs();
         if let Err(error) = promtool() {
             status("Warning", &format!("{error:#}"));
         }
@@ -138,7 +137,7 @@ fn cargo_test() -> Command {
 
 /// Takes the pictures in the documents.
 pub(crate) fn pictures() -> Result<()> {
-    let _ = test_programs();
+    test_programs();
     install_font()?;
     build_for_tests()?;
     run(cargo_test().args(["--test", "ui", "the_pictures_of_the_page", "--", "--ignored", "--nocapture"]))?;
