@@ -2,12 +2,12 @@
 //! Invariant: each reply is checked against the history at once.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -30,71 +30,58 @@ const LONG_LIVED: usize = 6;
 const CLIENTS: u8 = 8;
 const MAX_FAILURE_TEXTS: usize = 20;
 
+/// What is counted, by its name in the report: requests by kind, and checks that failed.
+const COUNTS: [&str; 10] =
+    [TCP, UDP, UNCONNECTED, REPEATED, LASTING, REFUSED, TERMINATED, FAILED, MISROUTED, BROKEN];
+const TCP: &str = "TCP connects";
+const UDP: &str = "requests over new connected UDP sockets";
+const UNCONNECTED: &str = "requests over new unconnected UDP sockets";
+/// From clients with addresses of their own.
+const REPEATED: &str = "requests from repeat clients";
+const LASTING: &str = "requests over long-lived sockets";
+/// To Services without endpoints.
+const REFUSED: &str = "of these requests, correctly refused";
+/// Because their endpoint was removed.
+const TERMINATED: &str = "connected UDP sockets correctly terminated";
+/// Neither a reply nor an error that a state explains.
+const FAILED: &str = "FAILED";
+/// Replies from an endpoint that no state explains.
+const MISROUTED: &str = "MISROUTED";
+/// Long-lived sockets that broke, lost the Service's address or left an active endpoint; clients that lost an active endpoint in
+/// spite of affinity.
+const BROKEN: &str = "LONG-LIVED SOCKETS BROKEN";
+
 /// The state that all threads share.
 #[derive(Default)]
 pub(crate) struct LoadState {
     pub(crate) history: Mutex<History>,
-    pub(crate) counts: LoadCounts,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
     stop: AtomicBool,
     failure_texts: Mutex<Vec<String>>,
 }
 
-/// How many requests were sent, by kind, and how many checks failed.
-#[derive(Debug, Default)]
-pub(crate) struct LoadCounts {
-    tcp: AtomicU64,
-    udp: AtomicU64,
-    unconnected: AtomicU64,
-    long_lived: AtomicU64,
-    /// From clients with addresses of their own.
-    repeated: AtomicU64,
-    /// Requests to Services without endpoints that were refused.
-    refused: AtomicU64,
-    /// Connected UDP sockets that were terminated because their endpoint was removed.
-    terminated: AtomicU64,
-    /// Neither a reply nor an error that a state explains.
-    failed: AtomicU64,
-    /// Replies from an endpoint that no state explains.
-    misrouted: AtomicU64,
-    /// Long-lived sockets that broke, lost the Service's address or left an active endpoint; clients that lost an active
-    /// endpoint in spite of affinity.
-    broken: AtomicU64,
-}
-
-impl LoadCounts {
-    /// Every count, with its name for the report.
-    pub(crate) fn rows(&self) -> [(&'static str, &AtomicU64); 10] {
-        [
-            ("TCP connects", &self.tcp),
-            ("requests over new connected UDP sockets", &self.udp),
-            ("requests over new unconnected UDP sockets", &self.unconnected),
-            ("requests from repeat clients", &self.repeated),
-            ("requests over long-lived sockets", &self.long_lived),
-            ("of these requests, correctly refused", &self.refused),
-            ("connected UDP sockets correctly terminated", &self.terminated),
-            ("FAILED", &self.failed),
-            ("MISROUTED", &self.misrouted),
-            ("LONG-LIVED SOCKETS BROKEN", &self.broken),
-        ]
-    }
-}
-
-fn increment(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
 impl LoadState {
+    /// Every count, with its name for the report.
+    pub(crate) fn rows(&self) -> [(&'static str, u64); 10] {
+        let counts = self.counts.lock();
+        COUNTS.map(|it| (it, counts.get(it).copied().unwrap_or_default()))
+    }
+
     pub(crate) fn failures(&self) -> u64 {
-        let LoadCounts { failed, misrouted, broken, .. } = &self.counts;
-        [failed, misrouted, broken].iter().map(|it| it.load(Ordering::Relaxed)).sum()
+        let counts = self.counts.lock();
+        [FAILED, MISROUTED, BROKEN].iter().filter_map(|it| counts.get(it)).sum()
+    }
+
+    fn count(&self, what: &'static str) {
+        *self.counts.lock().entry(what).or_default() += 1;
     }
 
     pub(crate) fn failure_texts(&self) -> Vec<String> {
         self.failure_texts.lock().clone()
     }
 
-    fn fail(&self, counter: &AtomicU64, text: fmt::Arguments<'_>) {
-        increment(counter);
+    fn fail(&self, what: &'static str, text: fmt::Arguments<'_>) {
+        self.count(what);
         let mut texts = self.failure_texts.lock();
         if texts.len() < MAX_FAILURE_TEXTS {
             texts.push(text.to_string());
@@ -102,7 +89,7 @@ impl LoadState {
     }
 
     fn fail_broken(&self, text: fmt::Arguments<'_>) {
-        self.fail(&self.counts.broken, text);
+        self.fail(BROKEN, text);
     }
 
     fn check(&self, of: FrontendKey, kind: &str, reply: &Reply, began: Instant) {
@@ -110,19 +97,15 @@ impl LoadState {
         let history = self.history.lock();
         if history.explains(of, reply, (began, ended)) {
             if !matches!(reply, Reply::From(_)) {
-                increment(&self.counts.refused);
+                self.count(REFUSED);
             }
             return;
         }
         let state = history.newest();
         drop(history);
-        let counter =
-            if matches!(reply, Reply::From(_)) { &self.counts.misrouted } else { &self.counts.failed };
+        let what = if matches!(reply, Reply::From(_)) { MISROUTED } else { FAILED };
         let took = ended.duration_since(began);
-        self.fail(
-            counter,
-            format_args!("{kind} {}/{} in state {state}, after {took:?}: {reply:?}", of.0, of.1),
-        );
+        self.fail(what, format_args!("{kind} {}/{} in state {state}, after {took:?}: {reply:?}", of.0, of.1));
     }
 }
 
@@ -175,12 +158,12 @@ fn request_over_new_socket(state: &LoadState, transport: Transport, rng: &mut Rn
     let Some(address) = rng.choice(random_cluster::addresses()) else { return };
     let began = Instant::now();
     let reply = Reply::of(request(transport, address));
-    let (counter, kind) = match transport {
-        Transport::Tcp => (&state.counts.tcp, "connect"),
-        Transport::Udp => (&state.counts.udp, "connected UDP"),
-        Transport::UdpUnconnected => (&state.counts.unconnected, "sendto"),
+    let (what, kind) = match transport {
+        Transport::Tcp => (TCP, "connect"),
+        Transport::Udp => (UDP, "connected UDP"),
+        Transport::UdpUnconnected => (UNCONNECTED, "sendto"),
     };
-    increment(counter);
+    state.count(what);
     state.check(frontend(transport, address), kind, &reply, began);
 }
 
@@ -198,7 +181,7 @@ impl RepeatClients {
         let of = frontend(Transport::Udp, service);
         let began = Instant::now();
         let result = client::retry_while_terminated(|| UdpClient::at(source, service)?.connect());
-        increment(&state.counts.repeated);
+        state.count(REPEATED);
         let reply = Reply::of(result);
         state.check(of, "connected UDP of a repeat client", &reply, began);
         let Reply::From(now) = reply else { return };
@@ -303,7 +286,7 @@ impl UdpClient {
                 if state.history.lock().served_throughout(of, endpoint, (since, Instant::now())) {
                     state.fail_broken(format_args!("a socket connected to {service}, {endpoint}: {error}"));
                 } else {
-                    increment(&state.counts.terminated);
+                    state.count(TERMINATED);
                 }
             }
         }
@@ -325,9 +308,8 @@ impl LongLivedSockets {
     }
 
     fn request(&mut self, state: &LoadState) {
-        let count = &state.counts.long_lived;
         self.tcp.retain_mut(|(connection, service)| {
-            increment(count);
+            state.count(LASTING);
             let peer = connection.ping().and_then(|()| connection.stream().peer_addr());
             let is_intact = matches!(&peer, Ok(peer) if peer == service);
             if !is_intact {
@@ -336,11 +318,11 @@ impl LongLivedSockets {
             is_intact
         });
         for client in &mut self.unconnected {
-            increment(count);
+            state.count(LASTING);
             client.request_unconnected(state);
         }
         for client in &mut self.connected {
-            increment(count);
+            state.count(LASTING);
             client.request_connected(state);
         }
     }

@@ -6,7 +6,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::PathBuf,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -385,8 +385,8 @@ impl Soak {
         for (event, count) in &self.faults {
             row(event, *count);
         }
-        for (name, count) in self.shared.counts.rows() {
-            row(name, count.load(Ordering::Relaxed));
+        for (name, count) in self.shared.rows() {
+            row(name, count);
         }
         for (name, count) in self.hostile.iter().flat_map(Hostile::rows) {
             row(name, count);
