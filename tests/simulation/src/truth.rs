@@ -141,7 +141,7 @@ impl Truth {
         let [services, slices, nodes] = [SERVICES, SLICES, NODES].map(|it| &self.kinds[it][at[it]].1);
         let state = self.states.entry((at, node)).or_insert_with(|| {
             let mut cluster = services.clone();
-            slices.slices().for_each(|it| drop(cluster.set_slice(Arc::clone(it))));
+            slices.slices().for_each(|it| cluster.set_slice(Arc::clone(it)));
             nodes.nodes.values().for_each(|it| drop(cluster.nodes.insert(Arc::clone(it))));
             Arc::new(node_state(&cluster, node, &options()))
         });
