@@ -6,7 +6,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -40,6 +39,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
 const MAX_FOLLOWED: usize = 4096;
 /// How many reports of a packet are kept.
 const MAX_STEPS: usize = 64;
+/// The verdict of a rule, or the policy of a chain, that drops a packet, in words.
+const DROP: &str = "drop";
 /// How many destinations may be asked for: every packet is compared with each.
 pub const MAX_DESTINATIONS: usize = 1024;
 
@@ -269,10 +270,10 @@ impl PacketTrace {
             if packet.steps.len() < MAX_STEPS {
                 packet.steps.push(format!("{table} {chain}: {verdict}"));
             }
-            match verdict {
-                Step::Drop if table == TABLE && chain == REFUSE_CHAIN => Some(PacketVerdict::Refused),
-                Step::Drop => Some(PacketVerdict::Dropped { table, chain }),
-                Step::Other(_) => None,
+            match &*verdict {
+                DROP if table == TABLE && chain == REFUSE_CHAIN => Some(PacketVerdict::Refused),
+                DROP => Some(PacketVerdict::Dropped { table, chain }),
+                _ => None,
             }
         };
         if let Some(end) = end {
@@ -365,28 +366,12 @@ struct Report {
     id: u32,
     table: String,
     chain: String,
-    verdict: Step,
+    /// In words.
+    verdict: String,
     /// Its addresses, in the first report of each base chain.
     header: Option<Header>,
     /// The index of the interface at which it arrived.
     interface: Option<u32>,
-}
-
-/// The verdict of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    Drop,
-    /// Any other, in words.
-    Other(String),
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Drop => "drop",
-            Self::Other(text) => text,
-        })
-    }
 }
 
 /// Where a packet comes from and goes to.
@@ -407,30 +392,29 @@ impl Report {
             table: text(of(NFTA_TRACE_TABLE)?),
             chain: text(of(NFTA_TRACE_CHAIN)?),
             // The policy of a base chain decides where no rule has.
-            verdict: Step::parse(of(NFTA_TRACE_VERDICT).or_else(|| of(NFTA_TRACE_POLICY))),
+            verdict: in_words(of(NFTA_TRACE_VERDICT).or_else(|| of(NFTA_TRACE_POLICY))),
             header: of(NFTA_TRACE_NETWORK_HEADER).and_then(|it| Header::parse(it, transport)),
             interface: of(NFTA_TRACE_IIF).and_then(u32),
         })
     }
 }
 
-impl Step {
-    fn parse(value: Option<&[u8]>) -> Self {
-        let value = value.unwrap_or_default();
-        // A policy is a number, a verdict has attributes.
-        let code = match value.len() {
-            4 => u32(value),
-            _ => find(value, NFTA_VERDICT_CODE).and_then(u32),
-        };
-        let chain = find(value, NFTA_VERDICT_CHAIN).map(text);
-        Self::Other(match (code.map(u32::cast_signed), chain) {
-            (Some(NF_DROP), _) => return Self::Drop,
-            (Some(NF_ACCEPT), _) => "accept".to_owned(),
-            (Some(NFT_CONTINUE) | None, _) => "continue".to_owned(),
-            (Some(NFT_RETURN), _) => "return".to_owned(),
-            (Some(NFT_JUMP | NFT_GOTO), Some(chain)) => format!("to {chain}"),
-            (Some(code), _) => format!("verdict {code}"),
-        })
+/// A verdict or a policy in words.
+fn in_words(value: Option<&[u8]>) -> String {
+    let value = value.unwrap_or_default();
+    // A policy is a number, a verdict has attributes.
+    let code = match value.len() {
+        4 => u32(value),
+        _ => find(value, NFTA_VERDICT_CODE).and_then(u32),
+    };
+    let chain = find(value, NFTA_VERDICT_CHAIN).map(text);
+    match (code.map(u32::cast_signed), chain) {
+        (Some(NF_DROP), _) => DROP.to_owned(),
+        (Some(NF_ACCEPT), _) => "accept".to_owned(),
+        (Some(NFT_CONTINUE) | None, _) => "continue".to_owned(),
+        (Some(NFT_RETURN), _) => "return".to_owned(),
+        (Some(NFT_JUMP | NFT_GOTO), Some(chain)) => format!("to {chain}"),
+        (Some(code), _) => format!("verdict {code}"),
     }
 }
 

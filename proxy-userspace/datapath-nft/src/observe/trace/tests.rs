@@ -85,7 +85,7 @@ fn a_report_is_read() {
         id: 7,
         table: TABLE.into(),
         chain: "prerouting".into(),
-        verdict: Step::Other("to services".into()),
+        verdict: "to services".into(),
         header: Some(header),
         interface: Some(3),
     };
@@ -96,7 +96,7 @@ fn a_report_is_read() {
         Attribute::u32(NFTA_TRACE_ID, 7),
         Attribute::u32(NFTA_TRACE_POLICY, 0),
     ]);
-    assert_eq!(Report::parse(&policy).unwrap().verdict, Step::Drop);
+    assert_eq!(Report::parse(&policy).unwrap().verdict, DROP);
 }
 
 proptest! {
