@@ -16,7 +16,7 @@ mod observe;
 mod plan;
 
 pub use self::{
-    apply::conntrack_settings::{ConntrackSettings, NotSet},
+    apply::conntrack_settings::ConntrackSettings,
     datapath::{Datapath, FlowPassObserver, Options, cleanup},
     encode::tables::TABLE,
     error::Error,

@@ -3,7 +3,7 @@
 //! Invariant: a limit is only raised, a setting that is 0 is left to the host, and nothing else depends on success.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     thread::available_parallelism,
     time::Duration,
@@ -39,15 +39,6 @@ pub struct Deviation {
     /// `None` if there is no such setting.
     is: Option<u64>,
     should_be: u64,
-}
-
-/// A setting that could not be changed.
-#[derive(Debug, thiserror::Error)]
-#[error("net.netfilter.{name} cannot be set to {value}: {error}")]
-pub struct NotSet {
-    name: &'static str,
-    value: u64,
-    error: io::Error,
 }
 
 impl Deviation {
@@ -92,9 +83,9 @@ impl ConntrackSettings {
         raised.into_iter().chain(set).flatten().collect()
     }
 
-    /// Applies what differs, and logs it; returns what could not be. `track` is called if the kernel tracks no connections yet,
-    /// which it begins to when a rule mentions them.
-    pub fn apply(&self, track: impl FnOnce()) -> Vec<NotSet> {
+    /// Applies what differs, and logs it; returns what could not be set, and why. `track` is called if the kernel tracks no
+    /// connections yet, which it begins to when a rule mentions them.
+    pub fn apply(&self, track: impl FnOnce()) -> Vec<String> {
         let mut deviations = self.deviations();
         if deviations.iter().any(|it| it.is.is_none()) {
             track();
@@ -111,7 +102,9 @@ impl ConntrackSettings {
                 Err(error) if name == Self::BUCKETS => {
                     tracing::debug!(sysctl = name, value = ?is, %error, "conntrack setting kept");
                 }
-                Err(error) => failed.push(NotSet { name, value: should_be, error }),
+                Err(error) => {
+                    failed.push(format!("net.netfilter.{name} cannot be set to {should_be}: {error}"));
+                }
             }
         }
         failed
@@ -249,8 +242,7 @@ mod tests {
         let host = host(&[]);
         fs::create_dir(host.path().join("netfilter/nf_conntrack_udp_timeout")).unwrap();
         let settings = ConntrackSettings { udp_timeout: Duration::from_secs(10), ..settings(&host) };
-        let [failed] = &settings.apply(|| ())[..] else { panic!() };
-        let text = failed.to_string();
+        let [text] = &settings.apply(|| ())[..] else { panic!() };
         assert!(text.starts_with("net.netfilter.nf_conntrack_udp_timeout cannot be set to 10: "), "{text}");
     }
 
