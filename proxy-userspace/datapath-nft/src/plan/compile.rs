@@ -150,13 +150,13 @@ pub(crate) fn compile(
 ) -> ServiceImage {
     let mut image = ServiceImage::default();
     let service = &state.service;
-    let mut sources = SourceRanges { state: service, node, by_family: [None, None] };
     for &ip in &service.cluster_ips {
         if let Some(reason) = invalid_address_reason(ip) {
             image.reject(service, FrontendKind::ClusterIp, ip, reason);
             continue;
         }
         let family = Family::of(ip);
+        let mut sources = SourceRanges::new(service, node, family);
         image.cluster_ips.push(ip);
         for (index, port) in service.ports.iter().enumerate() {
             let port = Port { state, index, port, family, avoided };
@@ -199,15 +199,8 @@ struct Port<'a> {
     avoided: &'a BTreeSet<AvoidedEndpoint>,
 }
 
-/// The source ranges of a Service, merged once for all of its ports.
-struct SourceRanges<'a> {
-    state: &'a Service,
-    node: &'a [IpAddr],
-    /// `None` until they are asked for, `Some(None)` if every source is allowed.
-    by_family: [Option<Option<FamilySources>>; 2],
-}
-
-struct FamilySources {
+/// The source ranges of a Service in a family, merged once for all of its ports.
+struct SourceRanges {
     list: Arc<SourceList>,
     /// Whether an address of this node is among them.
     includes_node: bool,
@@ -215,27 +208,26 @@ struct FamilySources {
     with: BTreeMap<IpAddr, Arc<SourceList>>,
 }
 
-impl SourceRanges<'_> {
-    /// The allowed sources of a load balancer IP; `None` if all are allowed.
-    fn of(&mut self, ip: IpAddr) -> Option<Arc<SourceList>> {
-        let family = Family::of(ip);
-        let (all, node) = (&self.state.source_ranges, self.node);
-        let by_family = self.by_family[family as usize].get_or_insert_with(|| {
-            let own: Vec<_> = all.iter().filter(|it| Family::of(it.addr()) == family).copied().collect();
-            let is_restricted = !own.is_empty() && own.iter().all(|it| it.prefix_len() > 0);
-            is_restricted.then(|| {
-                let list = Arc::new(SourceList::new(own));
-                let includes_node = node.iter().any(|it| Family::of(*it) == family && list.contains(*it));
-                FamilySources { list, includes_node, with: BTreeMap::new() }
-            })
-        });
-        let sources = by_family.as_mut()?;
-        // If the load balancer's address is assigned to the host, the host's own traffic has it as source.
-        if sources.includes_node && !sources.list.contains(ip) {
-            let with = sources.with.entry(ip).or_insert_with(|| Arc::new(sources.list.with(ip)));
-            return Some(Arc::clone(with));
+impl SourceRanges {
+    /// `None` if every source is allowed.
+    fn new(service: &Service, node: &[IpAddr], family: Family) -> Option<Self> {
+        let own = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == family);
+        let own: Vec<_> = own.copied().collect();
+        if own.is_empty() || own.iter().any(|it| it.prefix_len() == 0) {
+            return None;
         }
-        Some(Arc::clone(&sources.list))
+        let list = Arc::new(SourceList::new(own));
+        let includes_node = node.iter().any(|it| Family::of(*it) == family && list.contains(*it));
+        Some(Self { list, includes_node, with: BTreeMap::new() })
+    }
+
+    /// The allowed sources of a load balancer IP.
+    fn of(&mut self, ip: IpAddr) -> Arc<SourceList> {
+        // If the load balancer's address is assigned to the host, the host's own traffic has it as source.
+        if self.includes_node && !self.list.contains(ip) {
+            return Arc::clone(self.with.entry(ip).or_insert_with(|| Arc::new(self.list.with(ip))));
+        }
+        Arc::clone(&self.list)
     }
 }
 
@@ -244,7 +236,7 @@ impl<'a> Port<'a> {
     fn compile(
         self,
         cluster_ip: IpAddr,
-        source_ranges: &mut SourceRanges<'_>,
+        source_ranges: &mut Option<SourceRanges>,
         image: &mut ServiceImage,
     ) -> Option<PortImage> {
         let Service { load_balancer_ips, external_ips, external_policy, affinity, .. } = &*self.state.service;
@@ -263,27 +255,14 @@ impl<'a> Port<'a> {
             not_serving: self.own(&self.state.not_serving),
         };
         // The common case first; equal sets are stored once.
-        let mut way = |scope, compiled: &mut PortImage| {
-            let (way, excess) = self.way(scope, compiled);
-            let set = if let Action::To(it) = way { Some(it) } else { None };
-            compiled.scopes.push((scope, set));
-            if excess > 0 {
-                let reason = format!(
-                    "{} too many for session affinity; the others serve",
-                    model::counted(excess, "endpoint")
-                );
-                image.reject(&self.state.service, FrontendKind::ClusterIp, at_cluster_ip, reason);
-            }
-            way
-        };
-        let cluster = way(Scope::Cluster, &mut compiled);
+        let cluster = self.way(Scope::Cluster, &mut compiled, image);
         let external = match external_policy {
             TrafficPolicy::Cluster => cluster,
-            TrafficPolicy::Local => way(Scope::External, &mut compiled),
+            TrafficPolicy::Local => self.way(Scope::External, &mut compiled, image),
         };
         let here = self.forwarded().filter(|it| !it.targets.is_empty());
-        let forwarded = here.map(|_| way(Scope::External, &mut compiled));
-        let internal = way(Scope::Internal, &mut compiled);
+        let forwarded = here.map(|_| self.way(Scope::External, &mut compiled, image));
+        let internal = self.way(Scope::Internal, &mut compiled, image);
         let is_local = *external_policy == TrafficPolicy::Local;
         let by_policy = |cluster, local| if is_local { local } else { cluster };
 
@@ -320,7 +299,8 @@ impl<'a> Port<'a> {
                 unusable_ips.push((kind, ip, reason));
                 continue;
             }
-            let sources = if kind == FrontendKind::LoadBalancerIp { source_ranges.of(ip) } else { None };
+            let own_ranges = source_ranges.as_mut().filter(|_| kind == FrontendKind::LoadBalancerIp);
+            let sources = own_ranges.map(|it| it.of(ip));
             let policy = if sources.is_some() { restricted } else { reachable };
             let address = self.at(ip, self.port.port.get());
             let own = frontend(address, policy, cluster, forwarded.unwrap_or(external));
@@ -388,22 +368,25 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Where traffic of a scope goes, and how many endpoints exceed the maximum; the others are used.
-    fn way(self, scope: Scope, compiled: &mut PortImage) -> (Action, usize) {
+    /// Where traffic of a scope goes. Endpoints that exceed the maximum are left out.
+    fn way(self, scope: Scope, compiled: &mut PortImage, image: &mut ServiceImage) -> Action {
         let mut set = self.targets(scope);
         let targets = set.len();
         set.sort_unstable();
         set.dedup();
         compiled.is_unique &= set.len() == targets;
         if set.is_empty() {
-            return (
-                if *self.port.has_any_endpoint.of(self.family) { Action::Drop } else { Action::Refuse },
-                0,
-            );
+            compiled.scopes.push((scope, None));
+            return if *self.port.has_any_endpoint.of(self.family) { Action::Drop } else { Action::Refuse };
         }
         self.avoid(&mut set, &mut compiled.unselected);
         let excess = set.len().saturating_sub(Selector::max_count(compiled.affinity));
         set.truncate(set.len() - excess);
+        if excess > 0 {
+            let excess = model::counted(excess, "endpoint");
+            let reason = format!("{excess} too many for session affinity; the others serve");
+            image.reject(&self.state.service, FrontendKind::ClusterIp, compiled.identity, reason);
+        }
         // Session affinity is checked against a set: a packet that arrives just when two sets become equal, or cease to
         // be, would lose its endpoint.
         let mut equal = compiled.sets.iter().filter(|_| compiled.affinity == 0);
@@ -411,6 +394,8 @@ impl<'a> Port<'a> {
         if same.is_none() {
             compiled.sets.push((scope, set.into()));
         }
-        (Action::To(same.unwrap_or(scope)), excess)
+        let used = same.unwrap_or(scope);
+        compiled.scopes.push((scope, Some(used)));
+        Action::To(used)
     }
 }
