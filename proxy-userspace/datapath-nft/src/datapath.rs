@@ -180,14 +180,12 @@ impl Datapath {
         self.host.service_cidrs = cidrs.flat_map(|it| it.cidrs.iter().copied()).collect();
         // Endpoints keep their existing slots.
         let snapshots = if self.applied.is_none() { Some(self.read()?) } else { None };
-        let mut previous = PreviousSlots::default();
-        for it in snapshots.iter().flat_map(BTreeMap::values) {
-            it.previous(&mut previous);
-        }
-        let addresses = &self.host.node.addresses;
-        let known = snapshots.is_some().then_some(&mut previous);
-        let update = self.layout.update(state, addresses, known);
-        drop(previous);
+        let previous = snapshots.as_ref().map(|it| {
+            let mut previous = PreviousSlots::default();
+            it.values().for_each(|it| it.previous(&mut previous));
+            previous
+        });
+        let update = self.layout.update(state, &self.host.node.addresses, previous);
         self.record_flow_rules(&update);
         if self.options.is_beside_sockets {
             let known =

@@ -40,8 +40,8 @@ pub fn tables(mut bytes: &[u8], state: &NodeState) {
     assert!(found <= elements.len() * elements.len());
     let snapshot = Snapshot { elements, ..Snapshot::default() };
     let _ = (snapshot.udp_endpoints(), snapshot.lists());
-    let found = sorted_lines(&started(state, &mut left(snapshot.elements)));
-    assert_eq!(found, sorted_lines(&started(state, &mut PreviousSlots::default())));
+    let found = sorted_lines(&started(state, left(snapshot.elements)));
+    assert_eq!(found, sorted_lines(&started(state, PreviousSlots::default())));
 }
 
 /// A history of states, whose changes lead from one to the next, as the kernel would apply them; each has the meaning that it
@@ -52,8 +52,8 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
         let changes = layout.update(state, &[], None).changes;
         apply(&mut elements, &changes);
         assert_eq!(elements, layout.elements(), "the changes lead to the elements");
-        assert_eq!(sorted_lines(&layout), sorted_lines(&started(state, &mut PreviousSlots::default())));
-        let restarted = started(state, &mut left(elements.clone()));
+        assert_eq!(sorted_lines(&layout), sorted_lines(&started(state, PreviousSlots::default())));
+        let restarted = started(state, left(elements.clone()));
         let differ = Changes::between(&elements, &restarted.elements());
         assert_eq!(differ.len(), 0, "a restart changes nothing: {differ:?}");
         check_selectors(&elements);
@@ -88,7 +88,7 @@ pub(crate) fn apply(elements: &mut Elements, changes: &Changes) {
 }
 
 /// The layout of a new process.
-pub(crate) fn started(state: &NodeState, previous: &mut PreviousSlots) -> Layout {
+pub(crate) fn started(state: &NodeState, previous: PreviousSlots) -> Layout {
     let mut layout = Layout::default();
     layout.update(state, &[], Some(previous));
     layout

@@ -113,11 +113,10 @@ impl Layout {
         &mut self,
         state: &NodeState,
         node: &[IpAddr],
-        previous: Option<&mut PreviousSlots>,
+        previous: Option<PreviousSlots>,
     ) -> Update {
         let has_changes = previous.is_none();
-        let mut no_slots = PreviousSlots::default();
-        let previous = previous.unwrap_or(&mut no_slots);
+        let mut previous = previous.unwrap_or_default();
         let before = std::mem::replace(&mut self.state, state.clone());
         let reconsidered = std::mem::take(&mut self.reconsidered);
         let mut changed: Vec<_> = if self.node == node {
@@ -136,14 +135,7 @@ impl Layout {
             changed.extend(others.filter_map(|it| Some((it, None, Some(state.services.get(it)?)))));
         }
         let mut update = Update::default();
-        let mut left_out;
         for (name, before, now) in changed {
-            let changes = if has_changes {
-                &mut update.changes
-            } else {
-                left_out = Changes::default();
-                &mut left_out
-            };
             let old = self.services.remove(name).unwrap_or_default();
             let is_avoided = reconsidered.contains(name) || self.avoided.contains_key(name);
             let with_endpoints = match (before, now) {
@@ -152,8 +144,11 @@ impl Layout {
                 }
                 _ => None,
             };
-            let new = with_endpoints.unwrap_or_else(|| self.place(name, now, &old, previous));
-            self.replace(&old, &new, changes);
+            let new = with_endpoints.unwrap_or_else(|| self.place(name, now, &old, &mut previous));
+            self.replace(&old, &new, &mut update.changes);
+            if !has_changes {
+                update.changes = Changes::default();
+            }
             update.services.push(Changed { before: old.image, after: Arc::clone(&new.image) });
             if now.is_some() {
                 self.services.insert(name.clone(), new);

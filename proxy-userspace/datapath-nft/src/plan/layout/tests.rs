@@ -114,7 +114,7 @@ fn state(services: &[Made]) -> NodeState {
 
 /// A layout of these Services alone.
 fn laid_out(services: &[Made]) -> Layout {
-    started(&state(services), &mut PreviousSlots::default())
+    started(&state(services), PreviousSlots::default())
 }
 
 fn update(layout: &mut Layout, services: &[Made]) -> Update {
@@ -226,7 +226,7 @@ fn members_keep_their_numbers_over_changes_and_restarts() {
     update(&mut layout, &[made(&[3, 4])]);
 
     let services = [Made { affinity: true, ..Made::new(7, &[9]) }, made(&[3, 4])];
-    let restarted = started(&state(&services), &mut left(layout.elements()));
+    let restarted = started(&state(&services), left(layout.elements()));
     assert!(layout.elements().into_iter().all(|(it, value)| restarted.elements().get(&it) == Some(&value)));
     let mut numbers = restarted.services.values().flat_map(|it| it.numbers.values());
     assert!(numbers.any(|it| it.service_port == service_port));
@@ -241,7 +241,7 @@ fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
             service.ports[0].conflicting_addresses = service.cluster_ips.clone();
             let mut all = NodeState::default();
             all.services.insert(state);
-            sorted_lines(&started(&all, &mut PreviousSlots::default()))
+            sorted_lines(&started(&all, PreviousSlots::default()))
         };
         let other = Made { affinity, balancer: Some(7), node_port: Some(30_053), ..Made::new(1, &[1]) };
         let found = lines(other);
@@ -342,8 +342,8 @@ fn an_endpoint_keeps_its_existing_slot() {
     let identity = FrontendAddress { address: SocketAddr::new(ip("10.96.0.1"), 53), protocol: Protocol::Udp };
     let at = |pod| SocketAddr::new(pod_ip(pod).into(), 5353);
     let slots = HashMap::from([((identity, 0), Slots::from([at(3), at(9), at(1), at(3)]))]);
-    let mut previous = PreviousSlots { slots, ..PreviousSlots::default() };
-    let layout = started(&state(&[Made::new(1, &[1, 2, 3])]), &mut previous);
+    let previous = PreviousSlots { slots, ..PreviousSlots::default() };
+    let layout = started(&state(&[Made::new(1, &[1, 2, 3])]), previous);
     let known = &layout.services[&ServiceName::new("default", "service-1")];
     assert_eq!(known.slots, [[Slots::from([at(3), at(2), at(1)])]]);
 }
