@@ -336,13 +336,7 @@ impl Datapath {
     }
 
     fn read(&mut self) -> Result<BTreeMap<Family, Snapshot>, Error> {
-        let mut snapshots = BTreeMap::new();
-        for family in Family::ALL {
-            if let Some(snapshot) = Snapshot::read(&mut self.netfilter, family, |_| true)? {
-                snapshots.insert(family, snapshot);
-            }
-        }
-        Ok(snapshots)
+        Snapshot::read(&mut self.netfilter, |_| true)
     }
 
     fn desired(&mut self) -> AppliedConfig {

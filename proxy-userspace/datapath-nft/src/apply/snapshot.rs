@@ -60,21 +60,25 @@ pub(crate) fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Resul
 }
 
 impl Snapshot {
-    /// Reads the table of a family, of its elements only those that are wanted; `None` if it does not exist.
+    /// Reads the tables that exist, of their elements only those that are wanted.
     pub(crate) fn read(
         netfilter: &mut Netfilter,
-        family: Family,
         is_wanted: impl Fn(&Element) -> bool,
-    ) -> Result<Option<Self>, Error> {
-        retried(|| {
-            let mut elements = Elements::new();
-            let found = Self::walk(netfilter, family, &mut |it, value| {
-                if is_wanted(&it) {
-                    elements.insert(it, value);
-                }
+    ) -> Result<BTreeMap<Family, Self>, Error> {
+        let mut tables = BTreeMap::new();
+        for family in Family::ALL {
+            let found = retried(|| {
+                let mut elements = Elements::new();
+                let found = Self::walk(netfilter, family, &mut |it, value| {
+                    if is_wanted(&it) {
+                        elements.insert(it, value);
+                    }
+                })?;
+                Ok(found.map(|it| Self { elements, ..it }))
             })?;
-            Ok(found.map(|it| Self { elements, ..it }))
-        })
+            tables.extend(found.map(|it| (family, it)));
+        }
+        Ok(tables)
     }
 
     /// Counts elements of the table of a family, and keeps none; also whether packets meet the table, by base chains. `None` if it

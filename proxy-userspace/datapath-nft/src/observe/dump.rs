@@ -3,7 +3,7 @@
 //! Slots are not shown, because they differ from history to history.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     mem,
     net::SocketAddr,
 };
@@ -89,14 +89,14 @@ pub fn frontends_at(addresses: &HashSet<FrontendAddress>) -> Result<Vec<ActiveFr
     let is_of = |map: Map, by: MatchKey| {
         [Map::Internal, Map::Endpoints, Map::AffinityEndpoints].into_iter().any(|it| by.map(it) == map)
     };
-    let snapshots = snapshots(|it| match it.map {
+    let tables = tables(|it| match it.map {
         Map::Members | Map::MembersExternal | Map::MembersInternal => true,
         map => {
             MatchKey::ALL.into_iter().any(|it| is_of(map, it))
                 && frontend_of(it, &mut it.parts()).is_some_and(|it| addresses.contains(&it))
         }
     })?;
-    let mut found: Vec<_> = snapshots.iter().flat_map(|it| frontends(&it.elements)).collect();
+    let mut found: Vec<_> = tables.values().flat_map(|it| frontends(&it.elements)).collect();
     found.sort_unstable();
     Ok(found)
 }
@@ -153,16 +153,14 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
         ..*destination
     };
     // Of a large table, little concerns the destination.
-    let mut snapshots = snapshots(|it| match it.map {
+    let mut tables = tables(|it| match it.map {
         Map::NodeAddresses | Map::Members | Map::MembersExternal | Map::MembersInternal => true,
         _ => frontend_of(it, &mut it.parts()).is_some_and(|it| it == *destination || it == node_port),
     })?;
-    // There are tables of both families, or none.
-    let elements = match snapshots.iter().position(|it| it.elements.keys().any(|it| it.family == family)) {
-        Some(own) => snapshots.swap_remove(own).elements,
-        None if snapshots.is_empty() => return Ok(None),
-        None => Elements::default(),
-    };
+    if tables.is_empty() {
+        return Ok(None);
+    }
+    let elements = tables.remove(&family).unwrap_or_default().elements;
     let members = Members::of(&elements);
     let is_node = elements.contains_key(&Element::new(family, Map::NodeAddresses, Bytes::new().address(ip)));
     let at = |by: MatchKey, map: Map, address: &FrontendAddress| {
@@ -189,13 +187,9 @@ pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
 }
 
 /// The existing tables with the elements that are wanted; none if the kernel has no nftables.
-fn snapshots(is_wanted: impl Fn(&Element) -> bool) -> Result<Vec<Snapshot>, Error> {
-    let read = || -> Result<Vec<_>, Error> {
-        let mut netfilter = Netfilter::open().map_err(Error::Open)?;
-        let tables = Family::ALL.map(|it| Snapshot::read(&mut netfilter, it, &is_wanted).transpose());
-        tables.into_iter().flatten().collect()
-    };
-    or_none(read())
+fn tables(is_wanted: impl Fn(&Element) -> bool) -> Result<BTreeMap<Family, Snapshot>, Error> {
+    let netfilter = Netfilter::open().map_err(Error::Open);
+    or_none(netfilter.and_then(|mut it| Snapshot::read(&mut it, is_wanted)))
 }
 
 /// What was read, or nothing if the kernel has no nftables.
@@ -333,16 +327,11 @@ fn line(names: &Names, element: &Element, value: &Value) -> Option<Option<String
     Some(Some(line))
 }
 
-/// The frontend at the beginning of an element's key, in words.
+/// The frontend at the beginning of an element's key, in words: the address of a node port is `node`.
 fn frontend(element: &Element, key: &mut Parts<'_>) -> Option<String> {
     let frontend = frontend_of(element, key)?;
-    Some(match frontend.address {
-        SocketAddr::V4(it) if it.ip().is_unspecified() => format!("node:{}/{}", it.port(), frontend.protocol),
-        SocketAddr::V6(it) if it.ip().is_unspecified() => {
-            format!("[node]:{}/{}", it.port(), frontend.protocol)
-        }
-        _ => frontend.to_string(),
-    })
+    let (ip, text) = (frontend.address.ip(), frontend.to_string());
+    Some(if ip.is_unspecified() { text.replacen(&ip.to_string(), "node", 1) } else { text })
 }
 
 fn policy(word: u32) -> Option<&'static str> {
