@@ -5,13 +5,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::SocketAddr,
     sync::Arc,
 };
 
 use proxy_contract::{backend::NotServed, localv1::Protocol};
 use socket2::{Domain, Socket, Type};
-use tokio::task::AbortHandle;
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    task::AbortHandle,
+};
 
 use crate::{
     frontend::{Address, Frontend},
@@ -29,13 +32,9 @@ const TOO_MANY_FILES: i32 = if cfg!(windows) { 10024 } else { 24 };
 /// How many frontends are named that cannot be listened at.
 const MAX_REPORTED: usize = 100;
 
-/// The listeners by the addresses of their frontends.
+/// The listeners by the addresses of their frontends, or why there is none.
 #[derive(Debug, Default)]
-pub(crate) struct Listeners {
-    running: BTreeMap<Address, Running>,
-    /// Why there is none.
-    failed: BTreeMap<Address, NotServed>,
-}
+pub(crate) struct Listeners(BTreeMap<Address, Result<Running, NotServed>>);
 
 /// Ends the task when dropped.
 #[derive(Debug)]
@@ -63,16 +62,14 @@ impl Listeners {
         let mut changed = Vec::new();
         for (address, frontend) in edits {
             let Some(frontend) = frontend.as_ref().filter(|it| it.has_endpoints()) else {
-                self.failed.remove(address);
                 changed.push((*address, None));
                 continue;
             };
-            if self.running.contains_key(address) {
+            if matches!(self.0.get(address), Some(Ok(_))) {
                 continue;
             }
             match bind(address, listen_at) {
                 Ok((bound, at)) => {
-                    self.failed.remove(address);
                     let service = &frontend.service;
                     tracing::info!(%service, %at, %address, "listening");
                     changed.push((*address, Some(bound)));
@@ -80,8 +77,8 @@ impl Listeners {
                 Err(error) => {
                     let reason =
                         format!("cannot listen at {address}: {error}; {}", remedy(&error, listen_at));
-                    self.failed
-                        .insert(*address, NotServed { service: Arc::clone(&frontend.service), reason });
+                    let service = Arc::clone(&frontend.service);
+                    self.0.insert(*address, Err(NotServed { service, reason }));
                 }
             }
         }
@@ -94,24 +91,24 @@ impl Listeners {
             let table = Arc::clone(table);
             let task = match bound {
                 None => {
-                    self.running.remove(&address);
+                    self.0.remove(&address);
                     continue;
                 }
                 Some(Bound::Tcp(it)) => tokio::spawn(tcp::serve(it, address, table)),
                 Some(Bound::Udp(it)) => tokio::spawn(udp::serve(it, address, table)),
             };
-            self.running.insert(address, Running(task.abort_handle()));
+            self.0.insert(address, Ok(Running(task.abort_handle())));
         }
     }
 
     /// The addresses of frontends that have no socket.
     pub(crate) fn failed(&self) -> BTreeSet<Address> {
-        self.failed.keys().copied().collect()
+        self.0.iter().filter(|(_, it)| it.is_err()).map(|(address, _)| *address).collect()
     }
 
     /// Why they have none.
     pub(crate) fn not_served(&self) -> impl Iterator<Item = NotServed> {
-        self.failed.values().take(MAX_REPORTED).cloned()
+        self.0.values().filter_map(|it| it.as_ref().err()).take(MAX_REPORTED).cloned()
     }
 }
 
@@ -144,7 +141,11 @@ fn bind_at(address: SocketAddr, protocol: Protocol) -> io::Result<Bound> {
     if is_tcp {
         socket.listen(BACKLOG)?;
     }
-    Ok(if is_tcp { Bound::Tcp(socket.into()) } else { Bound::Udp(socket.into()) })
+    Ok(if is_tcp {
+        Bound::Tcp(TcpListener::from_std(socket.into())?)
+    } else {
+        Bound::Udp(UdpSocket::from_std(socket.into())?)
+    })
 }
 
 pub(crate) fn remedy(error: &io::Error, listen_at: ListenAt) -> &'static str {

@@ -19,14 +19,7 @@ const MAX_ATTEMPTS: usize = 3;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Accepts until it is aborted; accepted connections continue.
-pub(crate) async fn serve(listener: std::net::TcpListener, address: Address, table: Arc<Table>) {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(it) => it,
-        Err(error) => {
-            tracing::error!("{address} is not served: registering its socket failed: {error}");
-            return;
-        }
-    };
+pub(crate) async fn serve(listener: TcpListener, address: Address, table: Arc<Table>) {
     loop {
         match listener.accept().await {
             Ok((client, source)) => {

@@ -45,14 +45,8 @@ impl Drop for Flow {
 }
 
 /// Forwards until it is aborted.
-pub(crate) async fn serve(socket: std::net::UdpSocket, address: Address, table: Arc<Table>) {
-    let socket = match UdpSocket::from_std(socket) {
-        Ok(it) => Arc::new(it),
-        Err(error) => {
-            tracing::error!("{address} is not served: registering its socket failed: {error}");
-            return;
-        }
-    };
+pub(crate) async fn serve(socket: UdpSocket, address: Address, table: Arc<Table>) {
+    let socket = Arc::new(socket);
     let mut flows: HashMap<SocketAddr, Flow> = HashMap::new();
     let mut buffer = vec![0; MAX_DATAGRAM];
     let mut sweep = interval(SWEEP_INTERVAL);
