@@ -22,8 +22,6 @@ use crate::{
 pub(crate) struct Claims {
     by_address: BTreeMap<Address, BTreeMap<Arc<str>, Arc<Frontend>>>,
     by_service: HashMap<Arc<str>, Claimed>,
-    /// Those that more than one Service wants.
-    contested: BTreeSet<Address>,
 }
 
 /// What a Service wants, and the clients of its ports.
@@ -66,13 +64,6 @@ impl Claims {
             }
             self.by_service.insert(Arc::clone(name), claimed);
         }
-        for it in &touched {
-            if self.by_address.get(it).is_some_and(|claims| claims.len() > 1) {
-                self.contested.insert(*it);
-            } else {
-                self.contested.remove(it);
-            }
-        }
         touched
     }
 
@@ -88,8 +79,8 @@ impl Claims {
 
     /// The frontends that another Service has.
     pub(crate) fn not_served(&self) -> impl Iterator<Item = NotServed> {
-        let claims = self.contested.iter().filter_map(|it| Some((it, self.by_address.get(it)?)));
-        claims.flat_map(|(address, claims)| {
+        let contested = self.by_address.iter().filter(|(_, claims)| claims.len() > 1);
+        contested.flat_map(|(address, claims)| {
             let winner = claims.keys().next().map(ToString::to_string).unwrap_or_default();
             let reason = format!("{winner} has {address}, too: both addresses end in the same three bytes");
             claims.keys().skip(1).map(move |it| NotServed { service: Arc::clone(it), reason: reason.clone() })
