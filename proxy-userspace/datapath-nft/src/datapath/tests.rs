@@ -12,7 +12,7 @@ mod forwarding;
 
 use crate::{
     encode::tables::{generation, in_table, new_table},
-    in_netns::in_netns,
+    in_netns::{in_netns, run},
     observe::counters::ExternalConnections,
 };
 use model::{
@@ -270,6 +270,33 @@ fn owned_tables_are_changed_by_their_owner_only_and_adopted_by_the_next_one() {
         cleanup().unwrap_err();
         drop(second);
         assert!(cleanup().unwrap());
+    });
+}
+
+#[test]
+fn a_dormant_table_one_with_a_drop_policy_and_one_without_an_owner_are_replaced() {
+    in_netns(|| {
+        if Command::new("nft").arg("--version").output().is_err() {
+            return eprintln!("skipped: nft is not installed");
+        }
+        let mut datapath = start_without_owner(false);
+        datapath.apply(&NodeState::default()).unwrap();
+        let before = datapath.read().unwrap();
+        for change in [
+            "nft add table ip kube-proxy-ebpf { flags dormant; }",
+            "nft add chain ip kube-proxy-ebpf prerouting { policy drop; }",
+        ] {
+            run(change);
+            assert_ne!(datapath.read().unwrap(), before, "{change}");
+            repair(&mut datapath);
+            assert_eq!(datapath.read().unwrap(), before, "{change}");
+        }
+        drop(datapath);
+        let mut owner = start(false);
+        if owner.is_owner {
+            owner.apply(&NodeState::default()).unwrap();
+            cleanup().unwrap_err();
+        }
     });
 }
 

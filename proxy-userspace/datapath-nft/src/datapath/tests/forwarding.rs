@@ -17,10 +17,7 @@ use nix::{
 use proxy_common::forward::{FORWARDED, NO_SECOND};
 
 use super::*;
-use crate::{
-    in_netns::run,
-    observe::dump::{PacketTarget, lookup},
-};
+use crate::observe::dump::{PacketTarget, lookup};
 
 /// The priority of a packet without a second node, and of one with a second node.
 const FIRST: u32 = FORWARDED | NO_SECOND as u32;
