@@ -54,7 +54,7 @@ pub(crate) fn count_clients(
         let full: Vec<_> = full.map(|it| Element::new(family, Map::AffinityFull, it)).collect();
         usage.full_service_ports += full.len();
         let new = full.iter().filter(|it| !known.contains(&*it.key.0)).map(|it| (it, &expiring));
-        messages.extend(elements(NFT_MSG_NEWSETELEM, family, (Map::AffinityFull, 0), new));
+        messages.extend(elements(NFT_MSG_NEWSETELEM, family, new));
     }
     commit(netfilter, messages)?;
     Ok(usage)
@@ -104,7 +104,7 @@ mod tests {
                 .collect();
             let member = Value::Data(Bytes::new().number(0x8001_0003));
             let clients = clients.iter().map(|it| (it, &member));
-            let clients = elements(NFT_MSG_NEWSETELEM, family, (Map::Affinity, 0), clients);
+            let clients = elements(NFT_MSG_NEWSETELEM, family, clients);
             commit(&mut netfilter, clients).unwrap();
 
             let usage = count_clients(&mut netfilter, [family]).unwrap();

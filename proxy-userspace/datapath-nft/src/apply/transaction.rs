@@ -90,13 +90,13 @@ fn create(family: Family, chains: &[Chain]) -> Vec<Message> {
 /// Adds elements, and first the counters among them.
 fn add(family: Family, all: &Elements) -> Vec<Message> {
     let mut messages = counters(NFT_MSG_NEWOBJ, family, counters_among(all));
-    messages.extend(by_map(NFT_MSG_NEWSETELEM, family, all));
+    messages.extend(of_sets(NFT_MSG_NEWSETELEM, family, all));
     messages
 }
 
 /// Deletes elements, and then the counters among them.
 fn delete(family: Family, all: &Elements) -> Vec<Message> {
-    let mut messages = by_map(NFT_MSG_DELSETELEM, family, all);
+    let mut messages = of_sets(NFT_MSG_DELSETELEM, family, all);
     messages.extend(counters(NFT_MSG_DELOBJ, family, counters_among(all)));
     messages
 }
@@ -105,13 +105,9 @@ fn counters_among(all: &Elements) -> impl Iterator<Item = &Bytes> {
     all.keys().filter(|it| it.map.is_counters()).map(|it| &it.key)
 }
 
-fn by_map(command: u16, family: Family, all: &Elements) -> Vec<Message> {
-    // They are sorted by map, and by list.
-    let own: Vec<_> = all.iter().filter(|(it, _)| it.family == family && !it.map.is_counters()).collect();
-    let by_map = own.chunk_by(|(one, _), (other, _)| (one.map, one.list) == (other.map, other.list));
-    by_map
-        .flat_map(|some| elements(command, family, (some[0].0.map, some[0].0.list), some.iter().copied()))
-        .collect()
+/// Adds or deletes those that are not counters.
+fn of_sets(command: u16, family: Family, all: &Elements) -> Vec<Message> {
+    elements(command, family, all.iter().filter(|(it, _)| it.family == family && !it.map.is_counters()))
 }
 
 impl DesiredTable {

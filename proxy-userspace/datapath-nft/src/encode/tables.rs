@@ -147,31 +147,34 @@ pub(crate) fn new_set(family: Family, map: Map, id: u32) -> Message {
     message(NFT_MSG_NEWSET, NLM_F_CREATE, family, attributes)
 }
 
-/// Adds or deletes elements of one map, in as few messages as possible.
+/// Adds or deletes elements, which are sorted by set, in as few messages as possible.
 pub(crate) fn elements<'a>(
     command: u16,
     family: Family,
-    (map, list): (Map, u32),
     elements: impl IntoIterator<Item = (&'a Element, &'a Value)>,
 ) -> Vec<Message> {
     let flags = if command == NFT_MSG_NEWSETELEM { NLM_F_CREATE } else { 0 };
-    let name = Attribute::text(NFTA_SET_ELEM_LIST_SET, &set_name(map, list));
-    let mut messages = Vec::new();
-    let mut some = Vec::new();
-    let mut flush = |some: &mut Vec<u8>| {
-        if !some.is_empty() {
-            let some = Attribute::encoded(NFTA_SET_ELEM_LIST_ELEMENTS, std::mem::take(some));
-            messages.push(message(command, flags, family, [name.clone(), some]));
+    // The content of each message, with the set that it is about.
+    let mut contents: Vec<((Map, u32), Vec<u8>)> = Vec::new();
+    for (element, value) in elements {
+        let set = (element.map, element.list);
+        let attribute = element_attribute((element, value), command);
+        match contents.last_mut() {
+            Some((same, some)) if *same == set && some.len() + attribute.length() <= MAX_LIST_SIZE => {
+                attribute.append(some);
+            }
+            _ => {
+                let mut some = Vec::new();
+                attribute.append(&mut some);
+                contents.push((set, some));
+            }
         }
-    };
-    for it in elements.into_iter().map(|it| element_attribute(it, command)) {
-        if some.len() + it.length() > MAX_LIST_SIZE {
-            flush(&mut some);
-        }
-        it.append(&mut some);
     }
-    flush(&mut some);
-    messages
+    let message = |((map, list), some)| {
+        let name = Attribute::text(NFTA_SET_ELEM_LIST_SET, &set_name(map, list));
+        message(command, flags, family, [name, Attribute::encoded(NFTA_SET_ELEM_LIST_ELEMENTS, some)])
+    };
+    contents.into_iter().map(message).collect()
 }
 
 /// Creates counters, those that do not exist, or deletes them; nothing may refer to these any more.

@@ -152,8 +152,7 @@ impl RemovedUdp {
             (NFT_MSG_DELSETELEM, &restored),
             (NFT_MSG_NEWSETELEM, &refused),
         ];
-        let set = (Map::RemovedUdp, 0);
-        all.into_iter().flat_map(|(command, all)| tables::elements(command, family, set, all)).collect()
+        all.into_iter().flat_map(|(command, all)| tables::elements(command, family, all)).collect()
     }
 
     /// The messages have taken effect.
