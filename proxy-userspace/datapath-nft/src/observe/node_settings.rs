@@ -132,7 +132,7 @@ impl NodeSettings {
             })
             .collect();
         let legacy = self.legacy_forward_policy();
-        if let Some(Ok(Some(rules))) = legacy {
+        if let Ok(Some(rules)) = legacy {
             drops.push(("chain FORWARD of iptables (legacy)".to_owned(), rules));
         }
         let dead: Vec<_> = drops.iter().filter(|(_, rules)| *rules == 0).map(|(it, _)| it.as_str()).collect();
@@ -148,12 +148,10 @@ impl NodeSettings {
                  ACCEPT`, `ip6tables -P FORWARD ACCEPT`",
             );
         }
-        let unknown = match legacy {
-            Some(Err(())) => {
-                "; iptables (legacy) has a filter table that cannot be read without iptables-legacy-save"
-            }
-            _ => "",
-        };
+        let unknown = legacy.err().map_or(
+            "",
+            |()| "; iptables (legacy) has a filter table that cannot be read without iptables-legacy-save",
+        );
         Finding::ok(
             SUBJECT,
             match drops.first() {
@@ -166,17 +164,19 @@ impl NodeSettings {
         )
     }
 
-    /// The number of rules in legacy iptables' FORWARD chain if it drops by its policy, an error if that cannot be read;
-    /// `None` if there is no such table.
-    fn legacy_forward_policy(&self) -> Option<Result<Option<usize>, ()>> {
-        let tables = fs::read_to_string(self.root.join("proc/thread-self/net/ip_tables_names")).ok()?;
-        tables.lines().find(|it| *it == "filter")?;
+    /// The number of rules in legacy iptables' FORWARD chain if there is one that drops by its policy; an error if it cannot be
+    /// read.
+    fn legacy_forward_policy(&self) -> Result<Option<usize>, ()> {
+        let tables = fs::read_to_string(self.root.join("proc/thread-self/net/ip_tables_names"));
+        if !tables.is_ok_and(|it| it.lines().any(|it| it == "filter")) {
+            return Ok(None);
+        }
         let saved = Command::new("iptables-legacy-save").args(["-t", "filter"]).output().ok();
-        let Some(saved) = saved.filter(|it| it.status.success()) else { return Some(Err(())) };
+        let saved = saved.filter(|it| it.status.success()).ok_or(())?;
         let saved = String::from_utf8_lossy(&saved.stdout);
         let rules = saved.lines().filter_map(|it| it.strip_prefix("-A FORWARD "));
         let others = rules.filter(|it| !it.split(' ').any(is_of_others)).count();
-        Some(Ok(saved.contains(":FORWARD DROP").then_some(others)))
+        Ok(saved.contains(":FORWARD DROP").then_some(others))
     }
 
     /// Whether packets between two pods of a bridge are translated on their way back; `None` where no bridge holds pods.
