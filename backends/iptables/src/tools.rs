@@ -37,36 +37,17 @@ pub(crate) enum Mode {
     Legacy,
 }
 
-/// Why a program failed.
+/// Why a program failed, and what can be done about it.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ToolError {
-    #[error(
-        "cannot run `{program}`: {error}; install the package iptables, or choose another --iptables-mode"
-    )]
-    Run { program: String, error: io::Error },
-    #[error("`{program}` failed: {message}{}{}", about_line(.line.as_ref()), about_modules(.modules))]
-    Failed {
-        program: String,
-        message: String,
-        /// The line of the input that the message names, with its number.
-        line: Option<(usize, String)>,
-        /// The modules that may be missing.
-        modules: BTreeSet<String>,
-    },
-}
+#[error("{0}")]
+pub(crate) struct ToolError(String);
 
-fn about_line(line: Option<&(usize, String)>) -> String {
-    line.map_or_else(String::new, |(number, text)| format!("; line {number} is `{text}`"))
-}
-
-fn about_modules(modules: &BTreeSet<String>) -> String {
-    if modules.is_empty() {
-        return String::new();
+impl ToolError {
+    fn cannot_run(program: &str, error: &io::Error) -> Self {
+        Self(format!(
+            "cannot run `{program}`: {error}; install the package iptables, or choose another --iptables-mode"
+        ))
     }
-    let names = Vec::from_iter(modules.iter().map(String::as_str)).join(", ");
-    format!(
-        "; the kernel or iptables may lack one of these: {names} (modprobe says whether the kernel has it)"
-    )
 }
 
 impl Mode {
@@ -88,8 +69,7 @@ impl Mode {
         let program = self.program(family, "restore");
         let mut command = Command::new(&program);
         command.args(["--noflush", "-w", LOCK_TIMEOUT]);
-        let output =
-            run(command, input).await.map_err(|error| ToolError::Run { program: program.clone(), error })?;
+        let output = run(command, input).await.map_err(|it| ToolError::cannot_run(&program, &it))?;
         if output.status.success() {
             return Ok(());
         }
@@ -97,7 +77,7 @@ impl Mode {
             "" => output.status.to_string(),
             it => it.to_owned(),
         };
-        Err(failed(program, &message, input, family))
+        Err(failed(&program, &message, input, family))
     }
 
     /// Lists the rules of a family.
@@ -107,7 +87,7 @@ impl Mode {
     /// The program cannot be run, or fails.
     pub(crate) async fn list(self, family: Family, listing: &mut Listing) -> Result<(), ToolError> {
         let program = self.program(family, "save");
-        let error = |error| ToolError::Run { program: program.clone(), error };
+        let error = |it: io::Error| ToolError::cannot_run(&program, &it);
         let mut command = Command::new(&program);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(error)?;
@@ -120,7 +100,7 @@ impl Mode {
         if output.status.success() {
             return Ok(());
         }
-        Err(failed(program.clone(), String::from_utf8_lossy(&output.stderr).trim(), "", family))
+        Err(failed(&program, String::from_utf8_lossy(&output.stderr).trim(), "", family))
     }
 }
 
@@ -136,7 +116,7 @@ async fn run(mut command: Command, input: &str) -> io::Result<Output> {
 }
 
 /// What a message of a program means.
-fn failed(program: String, message: &str, input: &str, family: Family) -> ToolError {
+fn failed(program: &str, message: &str, input: &str, family: Family) -> ToolError {
     let number = message.rsplit("line").find_map(|it| {
         let digits = it.trim_start_matches([':', ' ']);
         digits.split(|it: char| !it.is_ascii_digit()).next()?.parse::<usize>().ok()
@@ -162,7 +142,17 @@ fn failed(program: String, message: &str, input: &str, family: Family) -> ToolEr
     // The programs also say how they can be asked for help.
     let message = message.split("\nTry `").next().unwrap_or(message);
     let message = Vec::from_iter(message.split_whitespace()).join(" ");
-    ToolError::Failed { program, message, line: number.zip(text.map(str::to_owned)), modules }
+    let mut error = format!("`{program}` failed: {message}");
+    if let Some((number, text)) = number.zip(text) {
+        error += &format!("; line {number} is `{text}`");
+    }
+    if !modules.is_empty() {
+        let names = Vec::from_iter(modules).join(", ");
+        error += &format!(
+            "; the kernel or iptables may lack one of these: {names} (modprobe says whether the kernel has it)"
+        );
+    }
+    ToolError(error)
 }
 
 /// The kernel's modules that lines of an input need.
@@ -209,7 +199,7 @@ mod tests {
             ("Another app is currently holding the xtables lock", ["the xtables lock", "`x` failed"]),
         ];
         for (message, expected) in cases {
-            let error = failed("x".to_owned(), message, input, Family::V4).to_string();
+            let error = failed("x", message, input, Family::V4).to_string();
             assert!(expected.iter().all(|it| error.contains(it)), "{error}");
             assert!(!error.contains("--help") && !error.contains('\n'), "{error}");
         }
