@@ -105,11 +105,11 @@ impl Made {
 }
 
 fn state(services: &[Made]) -> NodeState {
-    let mut state = NodeState::default();
-    for it in services {
-        state.services.insert(it.state());
-    }
-    state
+    node(services.iter().map(Made::state))
+}
+
+fn node(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
+    NodeState { services: services.into_iter().map(Arc::new).collect(), ..NodeState::default() }
 }
 
 /// A layout of these Services alone.
@@ -189,11 +189,7 @@ fn a_list_of_source_ranges_is_written_once_for_all_its_ports() {
     let mut layout = Layout::default();
     let mut elements = Elements::new();
     let mut take = |services: &[ServiceState]| {
-        let mut state = NodeState::default();
-        for it in services {
-            state.services.insert(it.clone());
-        }
-        let changes = layout.update(&state, &[], None).changes;
+        let changes = layout.update(&node(services.iter().cloned()), &[], None).changes;
         apply(&mut elements, &changes);
         let is_boundary = |it: &&Element| it.map == Map::SourceRanges;
         (changes.add.keys().filter(is_boundary).count(), changes.delete.keys().filter(is_boundary).count())
@@ -239,9 +235,7 @@ fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
             let mut state = made.state();
             let service = Arc::make_mut(&mut state.service);
             service.ports[0].conflicting_addresses = service.cluster_ips.clone();
-            let mut all = NodeState::default();
-            all.services.insert(state);
-            sorted_lines(&started(&all, PreviousSlots::default()))
+            sorted_lines(&started(&node([state]), PreviousSlots::default()))
         };
         let other = Made { affinity, balancer: Some(7), node_port: Some(30_053), ..Made::new(1, &[1]) };
         let found = lines(other);
@@ -357,7 +351,7 @@ fn a_service_of_100_000_endpoints_comes_and_goes() {
         let bad = [(Some(pod_ip(MANY - 1)), None), (None, Some(Ipv6Addr::LOCALHOST)), (None, None)];
         let like = service.endpoints[0].clone();
         service.endpoints.extend(bad.map(|(v4, v6)| Arc::new(Endpoint { v4, v6, ..Endpoint::clone(&like) })));
-        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+        node([service])
     };
     let mut layout = Layout::default();
     // What the kernel has to do for this state: so many elements less, and so many more.
@@ -388,7 +382,7 @@ fn packets_avoid_as_many_endpoints_as_they_may_and_never_all() {
     let of = |protocol| {
         let mut service = Made::new(1, &[1, 2, 3]).state();
         Arc::make_mut(&mut service.service).ports[0].protocol = protocol;
-        NodeState { services: [Arc::new(service)].into_iter().collect(), ..NodeState::default() }
+        node([service])
     };
     let tcp = of(Protocol::Tcp);
     let mut layout = Layout::default();
