@@ -96,21 +96,17 @@ mod tests {
     use super::*;
 
     fn host() -> Host {
-        let ip = |it: &str| it.parse().expect("an address");
+        let ip = |it: &str| it.parse().unwrap();
         Host {
             node: NodeInfo {
                 addresses: vec![ip("192.168.0.2"), ip("192.168.0.3"), ip("fd00::2")],
-                pod_cidrs: vec![
-                    "10.244.0.0/24".parse().expect("a prefix"),
-                    "fd00:10::/64".parse().expect("a prefix"),
-                ],
-                is_being_deleted: false,
+                pod_cidrs: ["10.244.0.0/24", "fd00:10::/64"].map(|it| it.parse().unwrap()).into(),
+                ..NodeInfo::default()
             },
             interfaces: ["127.0.0.1", "::1", "192.168.0.3", "192.168.0.2", "10.0.0.1", "fd00::2"]
                 .map(ip)
                 .into(),
-            service_cidrs: Vec::new(),
-            cannot_count: false,
+            ..Host::default()
         }
     }
 
