@@ -54,10 +54,6 @@ pub enum TcpStage {
 }
 
 /// Passes each TCP connection that the kernel tracks to `each`.
-///
-/// # Errors
-///
-/// If the kernel refuses to list entries.
 pub fn tcp_connections(mut each: impl FnMut(TcpConnection)) -> Result<(), Errno> {
     let mut netfilter = open()?;
     for family in [NFPROTO_IPV4, NFPROTO_IPV6] {

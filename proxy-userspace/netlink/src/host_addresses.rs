@@ -115,20 +115,12 @@ async fn next_notification(notifications: &UnixDatagram) -> io::Result<()> {
 }
 
 /// The addresses that other hosts can reach: neither loopback nor link-local ones, nor those of `kube-ipvs0`.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn read() -> io::Result<BTreeSet<IpAddr>> {
     let interfaces = getifaddrs()?.filter(|it| it.interface_name != KUBE_IPVS);
     Ok(interfaces.filter_map(|it| address_of(&it)).filter(is_reachable).collect())
 }
 
 /// The numbers of the interfaces that have such an address.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn interfaces_with(is_wanted: impl Fn(IpAddr) -> bool) -> io::Result<BTreeSet<u32>> {
     let interfaces = getifaddrs()?.filter(|it| address_of(it).is_some_and(&is_wanted));
     // One that has gone meanwhile has no number.

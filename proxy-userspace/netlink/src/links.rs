@@ -48,10 +48,6 @@ pub struct Classifier {
 }
 
 /// Reads an interface by its number; `None` if there is none.
-///
-/// # Errors
-///
-/// If the kernel refuses it.
 pub fn read(index: u32) -> io::Result<Option<Link>> {
     let header = [0, index, 0, 0].map(u32::to_ne_bytes).concat();
     let mut link = None;
@@ -78,10 +74,6 @@ fn parse_link(payload: &[u8]) -> Option<Link> {
 }
 
 /// Lists the classifiers of an interface, in no order.
-///
-/// # Errors
-///
-/// If the kernel refuses it.
 pub fn classifiers(index: u32) -> io::Result<Vec<Classifier>> {
     let mut found = Vec::new();
     for (direction, parent) in [("ingress", TC_H_CLSACT_INGRESS), ("egress", TC_H_CLSACT_EGRESS)] {
@@ -113,10 +105,6 @@ fn number(value: &[u8]) -> Option<u32> {
 }
 
 /// Deletes an interface; false if it does not exist.
-///
-/// # Errors
-///
-/// If the kernel refuses it.
 pub fn delete(name: &str) -> io::Result<bool> {
     let attributes = [Attribute::text(IFLA_IFNAME, name)];
     match request(libc::RTM_DELLINK, NLM_F_ACK, &[0; INTERFACE], &attributes, |_| ()) {

@@ -64,10 +64,6 @@ pub struct Notifications {
 
 impl Notifications {
     /// Subscribes to a multicast group (`NFNLGRP_…`) in the calling thread's network namespace.
-    ///
-    /// # Errors
-    ///
-    /// If the socket cannot be created.
     pub fn subscribe(group: u32) -> io::Result<Self> {
         let socket = open(SockProtocol::NetlinkNetFilter, 1 << (group - 1), SockFlag::SOCK_NONBLOCK)?;
         set_receive_buffer(&socket, RECEIVE_BUFFER)?;
@@ -98,10 +94,6 @@ pub struct MulticastListener {
 impl MulticastListener {
     /// Listens to a multicast group (`NFNLGRP_…`) in the calling thread's network namespace.
     /// Sets `changed` for each message that is `relevant`, and when messages were lost.
-    ///
-    /// # Errors
-    ///
-    /// If the socket or the thread cannot be created.
     pub fn start(
         group: u32,
         changed: Arc<ChangeFlag>,

@@ -79,28 +79,16 @@ impl Rule {
 }
 
 /// Every chain of IP packets; none if the kernel has no nf_tables.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn chains() -> io::Result<Vec<Chain>> {
     list(NFT_MSG_GETCHAIN, &FAMILIES, &[], Chain::parse)
 }
 
 /// Every rule of the chains of IP packets; none if the kernel has no nf_tables.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn rules() -> io::Result<Vec<Rule>> {
     list(NFT_MSG_GETRULE, &FAMILIES, &[], Rule::parse)
 }
 
 /// Whether a chain of a family (`NFPROTO_…`) exists and has a rule.
-///
-/// # Errors
-///
-/// If the kernel refuses to list its rules.
 pub fn has_rules(family: u8, table: &str, chain: &str) -> io::Result<bool> {
     let names = [Attribute::text(NFTA_TABLE_NAME, table), Attribute::text(NFTA_RULE_CHAIN, chain)];
     let is_in = |it: &Rule| it.table == table && it.chain == chain;
