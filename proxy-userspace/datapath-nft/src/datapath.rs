@@ -284,10 +284,6 @@ impl Datapath {
     }
 
     /// Whether kube-proxy has rules beside ours, which come first. Legacy iptables is not looked at.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses to look for them.
     pub fn has_kube_proxy_rules(&mut self) -> Result<bool, Error> {
         kube_proxy::has_rules(&mut self.netfilter)
     }

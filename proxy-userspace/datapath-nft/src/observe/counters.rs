@@ -22,10 +22,6 @@ pub struct ExternalConnections(HashMap<String, u64>);
 
 impl ExternalConnections {
     /// Reads the counters; none if there are no tables.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses to list them.
     pub fn read() -> Result<Self, Error> {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
         let mut all: HashMap<String, u64> = HashMap::new();

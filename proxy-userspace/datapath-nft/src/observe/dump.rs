@@ -27,10 +27,6 @@ use datapath::{ActiveFrontend, FrontendAddress, SortedLines, unspecified};
 use netlink::Netfilter;
 
 /// Reads the tables and describes every entry in a line, in order; nothing if there are none.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn dump(each: impl FnMut(&str)) -> Result<(), Error> {
     or_none(dump_tables(each))
 }
@@ -59,10 +55,6 @@ fn dump_tables(mut each: impl FnMut(&str)) -> Result<(), Error> {
 }
 
 /// Reads the addresses of all frontends for internal traffic, in no order; a node port has the unspecified address of its family.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
     let read = || {
         let mut netfilter = Netfilter::open().map_err(Error::Open)?;
@@ -81,10 +73,6 @@ pub fn frontend_addresses() -> Result<Vec<FrontendAddress>, Error> {
 }
 
 /// Reads the frontends at these addresses, with their endpoints for internal traffic, in ascending order.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn frontends_at(addresses: &HashSet<FrontendAddress>) -> Result<Vec<ActiveFrontend>, Error> {
     let is_of = |map: Map, by: MatchKey| {
         [Map::Internal, Map::Endpoints, Map::AffinityEndpoints].into_iter().any(|it| by.map(it) == map)
@@ -141,10 +129,6 @@ pub struct Lookup {
 }
 
 /// Reads what packets to a destination meet in the tables; `None` if there are none.
-///
-/// # Errors
-///
-/// If the kernel refuses to list them.
 pub fn lookup(destination: &FrontendAddress) -> Result<Option<Lookup>, Error> {
     let family = destination.family();
     let ip = destination.address.ip();

@@ -17,10 +17,6 @@ const TABLE: &str = "kube-proxy";
 const IPTABLES: (&str, &str) = ("nat", "KUBE-SERVICES");
 
 /// Whether kube-proxy has rules in nftables or in iptables over nftables.
-///
-/// # Errors
-///
-/// If the kernel refuses to look for them.
 pub(crate) fn has_rules(netfilter: &mut Netfilter) -> Result<bool, Error> {
     let queries = Family::ALL.map(|family| {
         let family = protocol_family(family);
