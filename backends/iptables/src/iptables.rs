@@ -88,10 +88,6 @@ impl Iptables {
     }
 
     /// Removes everything that this backend, or an earlier one, has written.
-    ///
-    /// # Errors
-    ///
-    /// A program failed.
     pub(crate) async fn clean_up(&mut self) -> Result<(), ToolError> {
         self.probe().await?;
         let listing = self.list().await?;

@@ -61,10 +61,6 @@ impl Mode {
     }
 
     /// Writes what `input` says; each of its tables is written as a whole or not at all.
-    ///
-    /// # Errors
-    ///
-    /// The program cannot be run, or refuses the input.
     pub(crate) async fn restore(self, family: Family, input: &str) -> Result<(), ToolError> {
         let program = self.program(family, "restore");
         let mut command = Command::new(&program);
@@ -81,10 +77,6 @@ impl Mode {
     }
 
     /// Lists the rules of a family.
-    ///
-    /// # Errors
-    ///
-    /// The program cannot be run, or fails.
     pub(crate) async fn list(self, family: Family, listing: &mut Listing) -> Result<(), ToolError> {
         let program = self.program(family, "save");
         let error = |it: io::Error| ToolError::cannot_run(&program, &it);
