@@ -7,7 +7,6 @@ use netlink_packet_core::{Emitable as _, NLA_F_NESTED, Nla, NlasIterator};
 /// An attribute to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
-    /// Its type.
     pub kind: u16,
     /// In the byte order that the kernel expects.
     pub value: Vec<u8>,
@@ -33,7 +32,6 @@ impl Attribute {
         Self::bytes(kind, value.to_be_bytes())
     }
 
-    /// One byte.
     pub fn u8(kind: u16, value: u8) -> Self {
         Self::bytes(kind, [value])
     }

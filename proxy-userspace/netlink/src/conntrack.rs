@@ -16,14 +16,12 @@ use crate::{
     uapi::*,
 };
 
-/// The kinds of messages.
 const GET: u16 = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
 const DELETE: u16 = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE;
 
 /// A conntrack entry, reduced to what is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// The number of its protocol.
     pub(crate) protocol: u8,
     /// The destination of its original direction: where the client sends to.
     pub(crate) destination: SocketAddr,
@@ -36,9 +34,7 @@ pub(crate) struct Flow {
 pub struct TcpConnection {
     /// Where the client connects to.
     pub destination: SocketAddr,
-    /// The client.
     pub client: SocketAddr,
-    /// How far it is.
     pub stage: TcpStage,
 }
 

@@ -29,7 +29,6 @@ enum AllowedBackends {
 }
 
 impl FlowRules {
-    /// Whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -67,9 +66,7 @@ impl FlowRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowPass {
     pub is_ipv6: bool,
-    /// How long it took.
     pub took: Duration,
-    /// How many flows it deleted.
     pub deleted: usize,
 }
 

@@ -23,10 +23,8 @@ use crate::{
 const INTERFACE: usize = 16;
 const CLASSIFIER: usize = 20;
 
-/// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its name.
     pub name: String,
     /// How many bytes a packet may have, without the header of the link.
     pub mtu: u32,

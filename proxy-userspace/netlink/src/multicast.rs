@@ -49,7 +49,6 @@ impl ChangeFlag {
         self.is_set.swap(false, Ordering::AcqRel)
     }
 
-    /// Waits until the flag is set.
     pub async fn wait(&self) {
         self.notify.notified().await;
     }

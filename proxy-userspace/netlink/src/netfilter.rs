@@ -22,7 +22,6 @@ use crate::{
 /// The length of `struct nfgenmsg` in bytes, with which every message of netfilter begins.
 pub(crate) const NFGENMSG: usize = 4;
 
-/// A message of netfilter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Subsystem and command.
@@ -45,7 +44,6 @@ impl Message {
         Self { kind, flags: 0, family: 0, attributes: Vec::new() }
     }
 
-    /// Appends the message to a datagram.
     fn emit(&self, buffer: &mut Vec<u8>, sequence: u32, resource: u16) {
         let [high, low] = resource.to_be_bytes();
         let begin: [u8; NFGENMSG] = [self.family, 0, high, low];
@@ -74,7 +72,6 @@ impl Batch {
         batch
     }
 
-    /// Adds a message.
     pub fn push(&mut self, message: &Message) {
         if self.parts.last().is_none_or(|it| it.len() >= PART) {
             // Most messages have less than 64 KiB.
@@ -86,7 +83,6 @@ impl Batch {
         self.len += 1;
     }
 
-    /// How many messages there are.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -96,7 +92,6 @@ impl Batch {
         self.parts.iter().map(Vec::len).sum()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -151,7 +146,6 @@ pub struct Netfilter {
 }
 
 impl Netfilter {
-    /// Opens a socket.
     pub fn open() -> io::Result<Self> {
         let socket = open(SockProtocol::NetlinkNetFilter, 0, SockFlag::empty())?;
         let port = getsockname::<NetlinkAddr>(socket.as_raw_fd())?.pid();

@@ -19,7 +19,6 @@ use nix::{
 
 use crate::socket::{ask, open};
 
-/// The protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transport {
     Tcp,
@@ -98,7 +97,6 @@ impl SockDiag {
         Ok(Self(socket))
     }
 
-    /// Every connected socket of a transport.
     pub fn connected(&self, transport: Transport) -> io::Result<Vec<ConnectedSocket>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
