@@ -48,12 +48,10 @@ use crate::{
 /// the kernel: more than 100 MB for a million endpoints.
 const FILLING: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 
-/// The options of the packet path.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The name of this node's Node object.
     pub node_name: String,
-    /// Its configuration.
     pub config: Config,
     /// The settings of connection tracking; [`ConntrackSettings::apply`] applies them.
     pub conntrack: ConntrackSettings,

@@ -16,7 +16,6 @@ pub enum Error {
     /// The kernel refuses to list a table.
     #[error("cannot list the {what} of our nftables tables{}", remedy(&(*errno).into()))]
     Read {
-        /// What was read.
         what: &'static str,
         #[source]
         errno: Errno,
@@ -32,7 +31,6 @@ pub enum Error {
     /// The kernel refused a transaction. Nothing of it took effect.
     #[error("the kernel refused {what}{}", remedy(&(*errno).into()))]
     Refused {
-        /// The refused part.
         what: String,
         #[source]
         errno: Errno,
@@ -40,9 +38,7 @@ pub enum Error {
     /// A trace of packets has too many destinations.
     #[error("{count} addresses are too many to follow packets to: at most {max}; use --to")]
     TooManyTracedDestinations {
-        /// How many were asked for.
         count: usize,
-        /// How many there may be.
         max: usize,
     },
     /// The kernel's reports about packets cannot be received.

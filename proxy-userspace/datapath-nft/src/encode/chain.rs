@@ -2,7 +2,6 @@
 
 use crate::encode::expressions::Rule;
 
-/// A chain and its rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
     pub(crate) name: String,

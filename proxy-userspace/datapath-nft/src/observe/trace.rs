@@ -83,15 +83,12 @@ pub struct TracedPacket {
     pub interface: Option<String>,
     /// The IP protocol number.
     pub protocol: u8,
-    /// Where it came from.
     pub source: SocketAddr,
-    /// Where it was sent to.
     pub destination: SocketAddr,
     /// What replaced the source.
     pub masqueraded: Option<SocketAddr>,
     /// What replaced the destination.
     pub endpoint: Option<SocketAddr>,
-    /// What became of it.
     pub verdict: PacketVerdict,
     /// The rules that it met: table, chain, and verdict.
     pub steps: Vec<String>,

@@ -7,7 +7,6 @@ use model::{Family, state::NodeInfo};
 
 use datapath::NodePortAddresses;
 
-/// The configuration of the packet path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Which addresses of the host serve node ports; never loopback addresses.
