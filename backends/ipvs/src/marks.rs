@@ -50,13 +50,10 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// The mark of a virtual server: as before, or that with which a former process marked the same traffic, or a new one.
-    pub(crate) fn allocate(&mut self, id: &Id, first: &Key, before: Option<u32>) -> u32 {
+    /// The mark of a new virtual server: that with which a former process marked the same traffic, or a new one.
+    pub(crate) fn allocate(&mut self, id: &Id, first: &Key) -> u32 {
         let udp = if id.0 == i32::from(Protocol::Udp) { CONNECTIONLESS } else { 0 };
         let low = id.4 as u32 | udp;
-        if let Some(mark) = before {
-            return mark;
-        }
         let found = self.found.remove(first).filter(|it| it & (NUMBER - 1) == low && it & MASK == PREFIX);
         if let Some(mark) = found.filter(|it| *it >= PREFIX | NUMBER) {
             // The same mark at other addresses is of this one, too, or of no use.

@@ -74,17 +74,12 @@ pub(crate) fn plan(
             let Some(first) = keys.first() else { continue };
             let mark = match targets.get(&(masquerade, endpoints)) {
                 Some(mark) => *mark,
-                None if endpoints.is_empty() => {
-                    if port.drops {
-                        DROP
-                    } else {
-                        REFUSE
-                    }
-                }
+                None if endpoints.is_empty() && port.drops => DROP,
+                None if endpoints.is_empty() => REFUSE,
                 None => {
                     let id = (port.protocol.into(), port.name.clone(), port.family, number, masquerade);
-                    let before = before.and_then(|it| it.marks.get(&id));
-                    let mark = marks.allocate(&id, first, before.copied());
+                    let before = before.and_then(|it| it.marks.get(&id)).copied();
+                    let mark = before.unwrap_or_else(|| marks.allocate(&id, first));
                     plan.marks.insert(id, mark);
                     let is_translated =
                         port.frontends.iter().any(|at| endpoints.iter().any(|it| it.port() != at.port));
