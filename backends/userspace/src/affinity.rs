@@ -26,8 +26,8 @@ impl Affinity {
     }
 
     /// A client has a connection to this endpoint now.
-    pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr, timeout: Duration, now: Instant) {
-        let mut clients = self.0.lock();
+    pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr, timeout: Duration) {
+        let (mut clients, now) = (self.0.lock(), Instant::now());
         if clients.len() >= MAX_CLIENTS && !clients.contains_key(&client) {
             clients.retain(|_, (_, at)| now.duration_since(*at) < timeout);
             let oldest = clients.iter().min_by_key(|(_, (_, at))| *at).map(|(client, _)| *client);
@@ -48,16 +48,16 @@ mod tests {
         let (affinity, timeout) = (Affinity::default(), Duration::from_secs(60));
         let endpoint: SocketAddr = "10.1.0.1:80".parse().unwrap();
         let client = |it: usize| IpAddr::from(u32::try_from(it).unwrap().to_be_bytes());
-        affinity.chosen(client(0), endpoint, timeout, Instant::now());
+        affinity.chosen(client(0), endpoint, timeout);
         tokio::time::advance(Duration::from_secs(59)).await;
         assert_eq!(affinity.endpoint(client(0), timeout), Some(endpoint));
-        (1..=MAX_CLIENTS).for_each(|it| affinity.chosen(client(it), endpoint, timeout, Instant::now()));
+        (1..=MAX_CLIENTS).for_each(|it| affinity.chosen(client(it), endpoint, timeout));
         assert_eq!(affinity.endpoint(client(0), timeout), None, "it was longest without a connection");
         assert_eq!(affinity.endpoint(client(1), timeout), Some(endpoint));
         assert_eq!(affinity.0.lock().len(), MAX_CLIENTS);
         tokio::time::advance(timeout).await;
         assert_eq!(affinity.endpoint(client(1), timeout), None);
-        affinity.chosen(client(0), endpoint, timeout, Instant::now());
+        affinity.chosen(client(0), endpoint, timeout);
         assert_eq!(affinity.0.lock().len(), 1, "what has expired makes room");
     }
 }

@@ -15,7 +15,6 @@ use proxy_contract::{
     client::ServiceEndpoints,
     localv1::{Protocol, ServiceIPs},
 };
-use tokio::time::Instant;
 
 use crate::{
     affinity::Affinity,
@@ -81,7 +80,7 @@ impl Frontend {
     /// Notes the endpoint of a client's newest connection.
     pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr) {
         if let Some((affinity, timeout)) = &self.affinity {
-            affinity.chosen(client, endpoint, *timeout, Instant::now());
+            affinity.chosen(client, endpoint, *timeout);
         }
     }
 

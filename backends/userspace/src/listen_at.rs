@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use clap::ValueEnum;
 use proxy_contract::backend::Family;
 
-/// Where the proxy listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ListenAt {
     /// At 127.96.0.10 for the cluster IP 10.96.0.10, and at 127.0.0.1 for node ports, for programs of this machine; a port
@@ -21,17 +20,11 @@ pub(crate) enum ListenAt {
 ///
 /// On Linux and Windows every address in 127.0.0.0/8 can be listened at.
 pub(crate) fn loopback_of(cluster_ip: IpAddr) -> IpAddr {
-    let [b, c, d] = match cluster_ip {
-        IpAddr::V4(it) => {
-            let [_, b, c, d] = it.octets();
-            [b, c, d]
-        }
-        IpAddr::V6(it) => {
-            let [.., b, c, d] = it.octets();
-            [b, c, d]
-        }
+    let bits = match cluster_ip {
+        IpAddr::V4(it) => it.to_bits(),
+        IpAddr::V6(it) => it.to_bits() as u32,
     };
-    Ipv4Addr::new(127, b, c, d).into()
+    Ipv4Addr::from_bits(127 << 24 | bits & 0x00ff_ffff).into()
 }
 
 /// The address that stands for every address of the machine.
