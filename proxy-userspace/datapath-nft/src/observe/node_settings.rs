@@ -60,10 +60,6 @@ impl NodeSettings {
         all.into_iter().flatten().collect()
     }
 
-    fn class_net(&self) -> PathBuf {
-        self.root.join("sys/class/net")
-    }
-
     /// The value of a setting below /proc/sys/net; `None` if it does not exist.
     fn sysctl(&self, path: &str) -> Option<u64> {
         number(&self.root.join("proc/sys/net").join(path))
@@ -182,7 +178,7 @@ impl NodeSettings {
     /// Whether packets between two pods of a bridge are translated on their way back; `None` where no bridge holds pods.
     fn bridges(&self) -> Option<Finding> {
         const SUBJECT: &str = "bridged packets";
-        let interfaces = self.class_net();
+        let interfaces = self.root.join("sys/class/net");
         let has_pods = |bridge: &String| {
             let ports = names(&interfaces.join(bridge).join("brif"));
             bridge != "docker0" && ports.iter().any(|it| is_pair(&interfaces, it))
