@@ -40,7 +40,6 @@ fn dump_tables(mut each: impl FnMut(&str)) -> Result<(), Error> {
             let mut walk =
                 |with: &mut dyn FnMut(Element, Value)| Snapshot::each_element(&mut netfilter, with);
             walk(&mut |element, value| names.learn(&element, &value))?;
-            walk(&mut |element, value| names.identify(&element, &value))?;
             walk(&mut |element, value| {
                 names.line(&element, &value).into_iter().for_each(|it| lines.add(&it));
             })?;
@@ -212,7 +211,6 @@ fn target(
 pub(crate) fn lines(elements: &Elements) -> Vec<String> {
     let mut names = Names::default();
     elements.iter().for_each(|(element, value)| names.learn(element, value));
-    elements.iter().for_each(|(element, value)| names.identify(element, value));
     elements.iter().filter_map(|(element, value)| names.line(element, value)).collect()
 }
 
@@ -227,27 +225,23 @@ struct Names {
 }
 
 impl Names {
-    /// Learns members and cluster IPs, from all elements.
+    /// Learns from each element, in their order: frontends come before the numbers of service ports. A cluster IP identifies its
+    /// service port; where it has none, its last address does.
     fn learn(&mut self, element: &Element, value: &Value) {
         self.members.add(element, value);
-        if element.map == Map::Frontends
-            && number_in(value, element.family) == Some(FrontendPolicy::ClusterIp as u32)
-        {
-            self.cluster_ips.insert((element.family, element.key.clone()));
-        }
-    }
-
-    /// Learns the identities of service ports, when the cluster IPs are known: a cluster IP identifies its service port; where it
-    /// has none, its last address does.
-    fn identify(&mut self, element: &Element, value: &Value) {
-        if let Map::ServicePorts | Map::NodeServicePorts = element.map
-            && let Some(number) = number_in(value, element.family)
-            && let Some(frontend) = frontend(element, &mut element.parts())
-        {
-            let is_cluster_ip = element.map == Map::ServicePorts
-                && self.cluster_ips.contains(&(element.family, element.key.clone()));
-            let identity = self.identities.entry((element.family, number)).or_default();
-            *identity = mem::take(identity).max((is_cluster_ip, frontend));
+        let Some(number) = number_in(value, element.family) else { return };
+        let key = || (element.family, element.key.clone());
+        match element.map {
+            Map::Frontends if number == FrontendPolicy::ClusterIp as u32 => {
+                self.cluster_ips.insert(key());
+            }
+            Map::ServicePorts | Map::NodeServicePorts => {
+                let Some(frontend) = frontend(element, &mut element.parts()) else { return };
+                let is_cluster_ip = element.map == Map::ServicePorts && self.cluster_ips.contains(&key());
+                let identity = self.identities.entry((element.family, number)).or_default();
+                *identity = mem::take(identity).max((is_cluster_ip, frontend));
+            }
+            _ => {}
         }
     }
 
