@@ -190,7 +190,7 @@ impl Datapath {
                 snapshots.iter().flat_map(BTreeMap::values).flat_map(|it| it.removed_udp.iter().copied());
             let before = snapshots.iter().flat_map(BTreeMap::values).flat_map(Snapshot::udp_endpoints);
             let changes: Vec<_> = update.services.iter().map(|it| (&*it.before, &*it.after)).collect();
-            self.removed_udp.update(&changes, before, known.collect(), || self.layout.ports());
+            self.removed_udp.update(&changes, before, known.collect(), self.layout.ports());
             // Where nothing serves, the host itself answers.
             let host = &self.host;
             self.removed_udp.except(|it| host.interfaces.contains(&it) || host.node.addresses.contains(&it));

@@ -58,12 +58,12 @@ pub(crate) struct RemovedUdp {
 impl RemovedUdp {
     /// Takes over the changes of Services, each with its two images, and what else may have been removed. `known` are those that
     /// an earlier process has removed and the kernel refuses. `ports` are all ports after the changes.
-    pub(crate) fn update<'a, P: Iterator<Item = &'a PortImage>>(
+    pub(crate) fn update<'a>(
         &mut self,
         changes: &[(&ServiceImage, &ServiceImage)],
         others: impl IntoIterator<Item = SocketAddr>,
         mut known: BTreeSet<SocketAddr>,
-        ports: impl Fn() -> P,
+        ports: impl Iterator<Item = &'a PortImage>,
     ) {
         let mut removed: BTreeSet<_> = others.into_iter().collect();
         for (before, _) in changes {
@@ -80,7 +80,7 @@ impl RemovedUdp {
         self.sent.extend(&known);
         // Another Service may have the same endpoint.
         if !removed.is_empty() || !known.is_empty() {
-            for port in udp(ports()) {
+            for port in udp(ports) {
                 take_present(port, &mut removed);
                 take_present(port, &mut known);
             }
@@ -261,7 +261,7 @@ mod tests {
     ) -> [Vec<SocketAddr>; 2] {
         let [before, after] = [before, after].map(|it| service(protocol, it));
         let other = service(Protocol::Udp, other);
-        state.update(&[(&before, &after)], [], BTreeSet::new(), || other.ports.iter());
+        state.update(&[(&before, &after)], [], BTreeSet::new(), other.ports.iter());
         state.select(&state.removed());
         let sent = [state.restored(), state.unsent()].map(|it| it.into_iter().collect());
         state.on_committed();
@@ -292,7 +292,7 @@ mod tests {
         let changes = [(&empty, &service)];
         // Also where the transaction fails, and the next one makes no change.
         for changes in [&changes[..], &[]] {
-            state.update(changes, [], known(), || service.ports.iter());
+            state.update(changes, [], known(), service.ports.iter());
             state.except(|it| it == endpoint(3).ip());
             assert_eq!(state.restored(), [endpoint(1), endpoint(3)].into());
             assert_eq!(state.removed(), [endpoint(2)].into());
@@ -315,7 +315,7 @@ mod tests {
     fn an_endpoint_is_refused_while_a_socket_is_connected_to_it_and_not_for_longer_than_a_moment() {
         let mut state = RemovedUdp::default();
         let [before, after] = [&[1, 2, 3][..], &[3]].map(|it| service(Protocol::Udp, it));
-        state.update(&[(&before, &after)], [], BTreeSet::new(), || after.ports.iter());
+        state.update(&[(&before, &after)], [], BTreeSet::new(), after.ports.iter());
         assert!(!state.select(&BTreeSet::new()), "no socket is connected");
         assert!(state.select(&[1, 3].map(endpoint).into()));
         assert_eq!(state.unsent(), [endpoint(1)].into());
@@ -343,7 +343,7 @@ mod tests {
         let states = [service(Protocol::Udp, &[1, 2]), not_serving(&[1]), not_serving(&[])];
         let expected = [vec![], vec![endpoint(1)]];
         for (states, expected) in states.windows(2).zip(expected) {
-            state.update(&[(&states[0], &states[1])], [], BTreeSet::new(), || states[1].ports.iter());
+            state.update(&[(&states[0], &states[1])], [], BTreeSet::new(), states[1].ports.iter());
             assert_eq!(state.removed(), expected.into_iter().collect());
         }
     }
@@ -355,7 +355,7 @@ mod tests {
             || (0..MAX_REFUSED as u32 + 10).map(|n| SocketAddr::from((Ipv4Addr::from(0x0af4_0000 + n), 53)));
         service.ports[0].sets = vec![(Scope::Cluster, all().collect())];
         let mut state = RemovedUdp::default();
-        state.update(&[(&service, &ServiceImage::default())], [], BTreeSet::new(), || [].iter());
+        state.update(&[(&service, &ServiceImage::default())], [], BTreeSet::new(), [].iter());
         state.select(&state.removed());
         assert_eq!(state.unsent().len(), MAX_REFUSED);
         state.on_committed();
@@ -368,7 +368,7 @@ mod tests {
         };
         for (before, after) in [(0, 5), (5, 10), (10, MAX_REFUSED + 10)] {
             let [before, after] = [before, after].map(again);
-            state.update(&[(&before, &after)], [], BTreeSet::new(), || after.ports.iter());
+            state.update(&[(&before, &after)], [], BTreeSet::new(), after.ports.iter());
             assert_eq!(state.refused.len(), MAX_REFUSED.saturating_sub(after.ports[0].sets[0].1.len()));
         }
     }
@@ -378,7 +378,7 @@ mod tests {
         let mut state = RemovedUdp::default();
         for (before, after) in [(&[1][..], &[][..]), (&[], &[1]), (&[1], &[])] {
             let [before, after] = [before, after].map(|it| service(Protocol::Udp, it));
-            state.update(&[(&before, &after)], [], BTreeSet::new(), || [].iter());
+            state.update(&[(&before, &after)], [], BTreeSet::new(), [].iter());
             state.select(&[endpoint(1)].into());
         }
         assert_eq!((state.unsent().len(), state.restored().len()), (1, 0));
