@@ -44,13 +44,7 @@ impl HostAddresses {
     /// The current addresses if they differ from those returned last; `None` while they cannot be read.
     /// Must be called within a tokio runtime.
     pub fn poll(&mut self) -> Option<BTreeSet<IpAddr>> {
-        let now = match self.read_and_subscribe() {
-            Ok(now) => now,
-            Err(error) => {
-                self.fail(&error);
-                return None;
-            }
-        };
+        let now = self.read_and_subscribe().inspect_err(|error| self.fail(error)).ok()?;
         if self.retry_at.take().is_some() {
             tracing::info!("the host's addresses can be read again");
         }
