@@ -6,6 +6,8 @@ use nix::errno::Errno;
 
 /// The subject of the first read.
 pub(super) const TABLES: &str = "comments";
+/// How many destinations a trace of packets may have: every packet is compared with each.
+pub(super) const MAX_DESTINATIONS: usize = 1024;
 
 /// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -36,11 +38,8 @@ pub enum Error {
         errno: Errno,
     },
     /// A trace of packets has too many destinations.
-    #[error("{count} addresses are too many to follow packets to: at most {max}; use --to")]
-    TooManyTracedDestinations {
-        count: usize,
-        max: usize,
-    },
+    #[error("{0} addresses are too many to follow packets to: at most {max}; use --to", max = MAX_DESTINATIONS)]
+    TooManyTracedDestinations(usize),
     /// The kernel's reports about packets cannot be received.
     #[error("cannot receive the kernel's reports about packets")]
     Trace(#[source] Errno),

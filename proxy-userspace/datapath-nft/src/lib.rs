@@ -25,10 +25,7 @@ pub use self::{
         counters::ExternalConnections,
         dump::{Lookup, PacketTarget, dump, frontend_addresses, frontends_at, lookup},
         node_settings::NodeSettings,
-        trace::{
-            MAX_DESTINATIONS, PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket,
-            frontends,
-        },
+        trace::{PacketTrace, PacketTraceItem, PacketVerdict, TracedDestination, TracedPacket, frontends},
     },
     plan::config::{Config, DetectLocal},
 };

@@ -22,7 +22,7 @@ use crate::{
         expressions::{Rule, Verdict},
         tables::{TABLE, delete_table, in_table, new_chain, new_rule, new_table},
     },
-    error::Error,
+    error::{Error, MAX_DESTINATIONS},
     plan::{
         compile::{Frontend, compile},
         forwarding::WITH_SECOND,
@@ -41,8 +41,6 @@ const MAX_FOLLOWED: usize = 4096;
 const MAX_STEPS: usize = 64;
 /// The verdict of a rule, or the policy of a chain, that drops a packet, in words.
 const DROP: &str = "drop";
-/// How many destinations may be asked for: every packet is compared with each.
-pub const MAX_DESTINATIONS: usize = 1024;
 
 /// The chains of the table: those in which packets are chosen, and those in which they are seen last.
 const CHAINS: [(&str, Hook); 4] = [
@@ -180,10 +178,7 @@ impl PacketTrace {
     /// If there are too many, or the kernel refuses; those before stay.
     pub fn set_destinations(&mut self, destinations: &[TracedDestination]) -> Result<(), Error> {
         if destinations.len() > MAX_DESTINATIONS {
-            return Err(Error::TooManyTracedDestinations {
-                count: destinations.len(),
-                max: MAX_DESTINATIONS,
-            });
+            return Err(Error::TooManyTracedDestinations(destinations.len()));
         }
         if destinations == self.destinations {
             return Ok(());

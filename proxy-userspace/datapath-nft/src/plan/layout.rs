@@ -209,8 +209,7 @@ impl Layout {
                 all.insert(identity, numbers);
             } else {
                 port.affinity = 0;
-                let item = format!("{identity}");
-                image.rejected.push(Rejected::not_served(item, TOO_MANY));
+                image.rejected.push(Rejected::not_served(identity.to_string(), TOO_MANY));
             }
         }
         all
