@@ -12,17 +12,14 @@ pub(super) const MAX_DESTINATIONS: usize = 1024;
 /// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No netlink socket to nftables.
     #[error("cannot open a netlink socket to nftables{}", remedy(.0))]
     Open(#[source] io::Error),
-    /// The kernel refuses to list a table.
     #[error("cannot list the {what} of our nftables tables{}", remedy(&(*errno).into()))]
     Read {
         what: &'static str,
         #[source]
         errno: Errno,
     },
-    /// The kernel refuses to list or delete conntrack entries.
     #[error(
         "cannot delete conntrack entries to removed endpoints (needs CONFIG_NF_CT_NETLINK, module nf_conntrack_netlink)"
     )]
@@ -37,10 +34,8 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
-    /// A trace of packets has too many destinations.
     #[error("{0} addresses are too many to follow packets to: at most {max}; use --to", max = MAX_DESTINATIONS)]
     TooManyTracedDestinations(usize),
-    /// The kernel's reports about packets cannot be received.
     #[error("cannot receive the kernel's reports about packets")]
     Trace(#[source] Errno),
 }
