@@ -26,10 +26,6 @@ const MAX_CLIENTS: usize = AFFINITY_SIZE as usize / 16;
 const FULL_SECONDS: u32 = 60;
 
 /// Counts the clients of the tables of these families, and lets service ports with too many get no more for a while.
-///
-/// # Errors
-///
-/// If the kernel refuses; the next call tries again.
 pub(crate) fn count_clients(
     netfilter: &mut Netfilter,
     families: impl IntoIterator<Item = Family>,

@@ -329,10 +329,6 @@ pub(crate) fn can_count(netfilter: &mut Netfilter) -> bool {
 }
 
 /// Tries messages that make a table, under another name, without effect: the kernel validates them all, and must refuse the last one.
-///
-/// # Errors
-///
-/// What the kernel refuses of them.
 pub(crate) fn trial(
     netfilter: &mut Netfilter,
     family: Family,

@@ -195,10 +195,6 @@ impl PacketTrace {
     }
 
     /// What there is; more may follow the end.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel ends the reports.
     pub fn poll(&mut self) -> Result<Option<PacketTraceItem>, Error> {
         while self.done.is_empty() {
             let (mut reports, now) = (Vec::new(), Instant::now());
