@@ -7,8 +7,8 @@ use model::{Family, state::NodeState};
 use crate::{
     apply::snapshot::{Snapshot, keys, number_in, value},
     encode::{
-        elements::{Changes, Element, Elements},
-        schema::{Bytes, Map},
+        elements::{Changes, Element, Elements, Value},
+        schema::{Bytes, Field, Map, MapData},
     },
     observe::dump::{frontends, lines},
     plan::{
@@ -57,6 +57,7 @@ pub fn history<'a>(states: impl IntoIterator<Item = &'a NodeState>) {
         let differ = Changes::between(&elements, &restarted.elements());
         assert_eq!(differ.len(), 0, "a restart changes nothing: {differ:?}");
         check_selectors(&elements);
+        check_numbers(&elements);
     }
 }
 
@@ -72,6 +73,21 @@ fn check_selectors(elements: &Elements) {
         if is_in(element, Map::Internal) || is_in(element, Map::External) {
             let word = number_in(value, element.family);
             assert!(word.is_some_and(|it| known.contains(&it)), "{element:?} {value:?}");
+        }
+    }
+}
+
+/// `nft` can list every number, and load it again.
+fn check_numbers(elements: &Elements) {
+    for (element, value) in elements {
+        let data = match (element.map.data(), value) {
+            (MapData::Fields(fields), Value::Data(it)) => Some((fields, it)),
+            _ => None,
+        };
+        let parts = [(element.map.key(), &element.key)].into_iter().chain(data);
+        for (_, bytes) in parts.filter(|(fields, _)| fields.last() == Some(&Field::Number)) {
+            let number = u32::from_ne_bytes(*bytes.0.last_chunk().expect("it ends with a number"));
+            assert!(number & 0xffff != 0 && number >> 16 != 0, "{number:08x} in {element:?}");
         }
     }
 }

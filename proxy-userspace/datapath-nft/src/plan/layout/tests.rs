@@ -21,15 +21,8 @@ mod forwarding;
 mod histories;
 
 use crate::{
-    encode::{
-        expressions::Verdict,
-        schema::{Field, MapData},
-    },
+    encode::expressions::Verdict,
     fuzzing::{apply, left, sorted_lines, started},
-    plan::{
-        config::{Config, Host},
-        rules::TableConfig,
-    },
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -247,39 +240,6 @@ fn a_service_whose_cluster_ip_belongs_to_another_keeps_its_other_addresses() {
         let none = lines(Made { affinity, ..Made::new(1, &[1]) });
         assert!(!none.iter().any(|it| it.contains("frontend")), "{none:#?}");
     }
-}
-
-#[test]
-fn every_number_can_be_listed_and_loaded_by_nft() {
-    let services: Vec<_> = (1..=3)
-        .map(|n| Made {
-            affinity: n == 2,
-            external_local: n == 3,
-            ranges: vec!["10.0.0.0/8"],
-            balancer: Some(n),
-            node_port: Some(30_000 + u16::from(n)),
-            ..Made::new(n, &[1, 2])
-        })
-        .collect();
-    let mut elements = laid_out(&services).elements();
-    elements.extend(TableConfig::new(Family::V4, &Config::default(), &Host::default()).elements());
-    let mut count = 0;
-    for (element, value) in &elements {
-        let value_fields = match element.map.data() {
-            MapData::Fields(it) => it,
-            MapData::None | MapData::Verdict | MapData::Counter => &[],
-        };
-        let none = Bytes::new();
-        let data = if let Value::Data(it) = value { it } else { &none };
-        for (fields, bytes) in [(element.map.key(), &element.key), (value_fields, data)] {
-            if fields.last() == Some(&Field::Number) {
-                let number = u32::from_ne_bytes(*bytes.0.last_chunk().unwrap());
-                assert!(number & 0xffff != 0 && number >> 16 != 0, "{number:08x} in {element:?}");
-                count += 1;
-            }
-        }
-    }
-    assert!(count > 50, "{count}");
 }
 
 #[test]
