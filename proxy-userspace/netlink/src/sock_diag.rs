@@ -179,14 +179,11 @@ mod tests {
     use super::*;
     use crate::socket::append;
 
-    /// One that is answered by these datagrams, each of so many messages of a type and its body, and then by nothing; and
-    /// the other end, where what is asked goes.
-    fn answered(datagrams: &[&[(u16, Vec<u8>)]]) -> (SockDiag, UnixDatagram) {
+    /// One that is answered by these datagrams, and then by nothing; and the other end, where what is asked goes.
+    fn answered(datagrams: &[Vec<u8>]) -> (SockDiag, UnixDatagram) {
         let (kernel, ours) = UnixDatagram::pair().unwrap();
-        for datagram in datagrams {
-            kernel
-                .send(&datagram.iter().flat_map(|(kind, body)| raw(*kind, body)).collect::<Vec<_>>())
-                .unwrap();
+        for it in datagrams {
+            kernel.send(it).unwrap();
         }
         // Nothing more will come.
         ours.set_nonblocking(true).unwrap();
@@ -200,38 +197,38 @@ mod tests {
         bytes
     }
 
-    fn done(code: i32) -> (u16, Vec<u8>) {
-        (NLMSG_DONE, (-code).to_ne_bytes().to_vec())
+    fn done(code: i32) -> Vec<u8> {
+        raw(NLMSG_DONE, &(-code).to_ne_bytes())
     }
 
     /// An error, with the header of what it is about; 0 is none.
-    fn error(code: i32) -> (u16, Vec<u8>) {
-        (NLMSG_ERROR, [&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
+    fn error(code: i32) -> Vec<u8> {
+        raw(NLMSG_ERROR, &[&(-code).to_ne_bytes()[..], &raw(20, &[])].concat())
     }
 
     #[test]
     fn a_missing_module_is_not_confused_with_a_refusal() {
         for refusal in [done(libc::ENOENT), error(libc::ENOENT)] {
             for (transport, module) in [(Transport::Tcp, "tcp_diag"), (Transport::Udp, "udp_diag")] {
-                let error = answered(&[slice::from_ref(&refusal)]).0.connected(transport).unwrap_err();
+                let error = answered(slice::from_ref(&refusal)).0.connected(transport).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::Unsupported);
                 assert!(error.to_string().contains(module), "{error}");
             }
         }
         for refusal in [done(libc::EPERM), error(libc::EPERM)] {
-            let error = answered(&[&[refusal]]).0.connected(Transport::Udp).unwrap_err();
+            let error = answered(&[refusal]).0.connected(Transport::Udp).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EPERM));
         }
         // IPv6 is listed as well, and its refusal counts, too.
-        let error = answered(&[&[done(0)], &[done(libc::EPERM)]]).0.connected(Transport::Udp).unwrap_err();
+        let error = answered(&[done(0), done(libc::EPERM)]).0.connected(Transport::Udp).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
-        assert!(answered(&[&[done(0)], &[done(0)]]).0.connected(Transport::Udp).unwrap().is_empty());
+        assert!(answered(&[done(0), done(0)]).0.connected(Transport::Udp).unwrap().is_empty());
     }
 
     #[test]
     fn a_closed_socket_is_not_confused_with_one_that_cannot_be_terminated() {
         let socket = ConnectedSocket { family: AF_INET, transport: Transport::Udp, id: unspecified(AF_INET) };
-        let end = |code| answered(&[&[error(code)]]).0.terminate(&socket);
+        let end = |code| answered(&[error(code)]).0.terminate(&socket);
         assert!(end(0).unwrap());
         assert!(!end(libc::ENOENT).unwrap() && !end(libc::ESTALE).unwrap());
         let error = end(libc::EOPNOTSUPP).unwrap_err();
@@ -242,16 +239,15 @@ mod tests {
     #[test]
     fn a_truncated_or_malformed_answer_is_an_error() {
         // No final message.
-        let error = answered(&[&[]]).0.connected(Transport::Udp).unwrap_err();
+        let error = answered(&[Vec::new()]).0.connected(Transport::Udp).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
         // An answer of four bytes, and a header with a length beyond the datagram.
-        assert!(answered(&[&[(20, vec![0; 4]), done(0)]]).0.connected(Transport::Udp).is_err());
-        let (kernel, ours) = UnixDatagram::pair().unwrap();
-        let mut lie = raw(NLMSG_DONE, &0_i32.to_ne_bytes());
+        let short = [raw(20, &[0; 4]), done(0)].concat();
+        let mut lie = done(0);
         lie[0] = 255;
-        kernel.send(&lie).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        assert!(SockDiag(ours.into()).connected(Transport::Udp).is_err());
+        for datagram in [short, lie] {
+            assert!(answered(&[datagram]).0.connected(Transport::Udp).is_err());
+        }
     }
 
     #[test]
