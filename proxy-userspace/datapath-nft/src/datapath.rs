@@ -197,20 +197,16 @@ impl Datapath {
         }
         let changed_services = update.services.len();
         let desired = self.desired();
-        let mut whole = true;
-        let entries = match (&self.applied, snapshots) {
-            (Some(applied), _) if applied.configs == desired.configs => {
-                whole = false;
-                self.change(update, desired)?
-            }
-            (_, snapshots) => {
-                // Everything is compared.
-                drop(update);
-                // After the first time, this means that the addresses of pods or the ServiceCIDRs have changed.
-                self.applied = None;
-                let snapshots = snapshots.map_or_else(|| self.read(), Ok)?;
-                self.repair_tables(snapshots, desired)?
-            }
+        // After the first time, this means that the addresses of pods or the ServiceCIDRs have changed.
+        let is_full = self.applied.as_ref().is_none_or(|it| it.configs != desired.configs);
+        let entries = if is_full {
+            // Everything is compared.
+            drop(update);
+            self.applied = None;
+            let snapshots = snapshots.map_or_else(|| self.read(), Ok)?;
+            self.repair_tables(snapshots, desired)?
+        } else {
+            self.change(update, desired)?
         };
         self.is_pending = false;
         self.was_active = true;
@@ -219,7 +215,7 @@ impl Datapath {
             services: self.layout.services(),
             entries,
             flipped: entries > 0,
-            is_full: whole,
+            is_full,
             tables: Vec::new(),
             rejected: self.rejected(),
         })
