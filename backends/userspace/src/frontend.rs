@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use ipnet::IpNet;
 use proxy_contract::{
     backend::{self, FrontendAddress, ServedPort},
     client::ServiceEndpoints,
@@ -40,28 +39,23 @@ impl fmt::Display for Address {
 pub(crate) struct Frontend {
     /// As `namespace/name`.
     pub(crate) service: Arc<str>,
-    /// For traffic from inside the cluster.
-    inside: Vec<SocketAddr>,
-    /// For other traffic.
-    outside: Vec<SocketAddr>,
-    /// Endpoints that keep the flows they have.
-    other_serving: Vec<SocketAddr>,
-    /// Sources that may use it; all if absent.
-    sources: Option<Vec<IpNet>>,
+    port: Arc<ServedPort>,
+    /// Where the port is reached.
+    at: backend::Frontend,
     affinity: Option<(Arc<Affinity>, Duration)>,
 }
 
 impl Frontend {
     /// Whether any connection is served.
     pub(crate) fn has_endpoints(&self) -> bool {
-        !self.inside.is_empty() || !self.outside.is_empty()
+        [true, false].into_iter().any(|it| !self.port.endpoints(self.at.address, it).is_empty())
     }
 
     fn endpoints(&self, client: IpAddr, is_inside: bool) -> &[SocketAddr] {
-        if self.sources.as_ref().is_some_and(|it| !it.iter().any(|it| it.contains(&client))) {
+        if self.at.sources.as_ref().is_some_and(|it| !it.iter().any(|it| it.contains(&client))) {
             return &[];
         }
-        if is_inside { &self.inside } else { &self.outside }
+        self.port.endpoints(self.at.address, is_inside)
     }
 
     /// The endpoints for a new connection of a client, in the order in which they are tried.
@@ -86,7 +80,7 @@ impl Frontend {
 
     /// Whether a flow of a client may continue to this endpoint.
     pub(crate) fn may_continue(&self, client: IpAddr, is_inside: bool, endpoint: SocketAddr) -> bool {
-        self.endpoints(client, is_inside).contains(&endpoint) || self.other_serving.contains(&endpoint)
+        self.endpoints(client, is_inside).contains(&endpoint) || self.port.other_serving.contains(&endpoint)
     }
 }
 
@@ -100,12 +94,12 @@ pub(crate) fn frontends(
     let primary = service.service.ips.as_ref().and_then(primary);
     let mut found = Vec::new();
     // A stream of bytes cannot carry SCTP.
-    for port in backend::ports(service).into_iter().filter(|it| it.protocol != Protocol::Sctp) {
+    let ports = backend::ports(service).into_iter().filter(|it| it.protocol != Protocol::Sctp);
+    for port in ports.map(Arc::new) {
         let affinity = port.affinity.map(|it| (affinity(&port), it));
-        for frontend in &port.frontends {
-            let at = frontend.address;
-            let ip = match (listen_at, at) {
-                (ListenAt::Services, _) => at.ip().unwrap_or_else(|| unspecified(port.family)),
+        for at in &port.frontends {
+            let ip = match (listen_at, at.address) {
+                (ListenAt::Services, it) => it.ip().unwrap_or_else(|| unspecified(port.family)),
                 (ListenAt::Loopback, FrontendAddress::Cluster(it)) if Some(it) == primary => loopback_of(it),
                 (ListenAt::Loopback, FrontendAddress::Node)
                     if primary.is_some_and(|it| backend::Family::of(it) == port.family) =>
@@ -114,13 +108,11 @@ pub(crate) fn frontends(
                 }
                 (ListenAt::Loopback, _) => continue,
             };
-            let address = Address { socket: SocketAddr::new(ip, frontend.port), protocol: port.protocol };
+            let address = Address { socket: SocketAddr::new(ip, at.port), protocol: port.protocol };
             let frontend = Frontend {
                 service: Arc::clone(name),
-                inside: port.endpoints(at, true).to_vec(),
-                outside: port.endpoints(at, false).to_vec(),
-                other_serving: port.other_serving.clone(),
-                sources: frontend.sources.clone(),
+                port: Arc::clone(&port),
+                at: at.clone(),
                 affinity: affinity.clone(),
             };
             found.push((address, Arc::new(frontend)));
