@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
@@ -98,9 +97,9 @@ impl Connections {
         Connection { connections: self.clone(), id, closing, _permit: permit }
     }
 
-    /// Closes the oldest connection, for example when there are no file descriptors left. Returns whether there was one.
-    pub fn close_one(&self) -> bool {
-        self.0.close_oldest(&mut self.0.table.lock(), None)
+    /// Closes the oldest connection, for example when there are no file descriptors left.
+    pub fn close_one(&self) {
+        self.0.close_oldest(&mut self.0.table.lock(), None);
     }
 
     /// The number of connections, without those that are about to close.
@@ -120,10 +119,10 @@ impl Connections {
 
 impl Inner {
     /// Closes the oldest connection, of one source or of all.
-    fn close_oldest(&self, table: &mut Table, source: Option<IpAddr>) -> bool {
+    fn close_oldest(&self, table: &mut Table, source: Option<IpAddr>) {
         let of_source = |it: &Entry| source.is_none_or(|source| it.source == source);
         let oldest = table.open().find(|(_, it)| of_source(it));
-        let Some(id) = oldest.map(|(id, _)| *id) else { return false };
+        let Some(id) = oldest.map(|(id, _)| *id) else { return };
         let close = table.entries.get_mut(&id).and_then(|it| it.close.take());
         // The receiver is gone if the connection ends by itself.
         let _ = close.map(|it| it.send(()));
@@ -139,7 +138,6 @@ impl Inner {
             );
             (table.last_logged, table.closed_at_last_log) = (Some(Instant::now()), closed);
         }
-        true
     }
 }
 
@@ -151,18 +149,13 @@ impl Table {
 }
 
 /// A connection; its place is free when this is dropped.
+#[derive(Debug)]
 pub struct Connection {
     connections: Connections,
     id: u64,
     /// Resolves when the connection must be closed.
     pub closing: oneshot::Receiver<()>,
     _permit: OwnedSemaphorePermit,
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({})", self.id)
-    }
 }
 
 impl Drop for Connection {
