@@ -17,23 +17,10 @@ use tokio::net::{UnixListener, UnixSocket as Socket, UnixStream};
 
 /// Why a path cannot be listened on.
 #[derive(Debug, thiserror::Error)]
-pub enum UnixSocketError {
-    /// Another process listens there.
-    #[error("unix://{}: another process listens there; stop it, or choose another address", .0.display())]
-    InUse(PathBuf),
-    /// The path exists and is not a socket.
-    #[error("unix://{}: exists and is not a socket; remove it, or choose another address", .0.display())]
-    NotASocket(PathBuf),
-    /// A system call failed.
-    #[error("unix://{}: {call}: {error}", path.display())]
-    System {
-        /// The requested path.
-        path: PathBuf,
-        call: &'static str,
-        /// The cause.
-        #[source]
-        error: io::Error,
-    },
+#[error("unix://{}: {reason}", path.display())]
+pub struct UnixSocketError {
+    path: PathBuf,
+    reason: String,
 }
 
 /// The permissions of a Unix socket.
@@ -64,25 +51,26 @@ impl UnixSocket {
     ///
     /// Creates the directory if needed, and replaces a socket without a listening process.
     pub async fn bind(path: &Path, backlog: u32, access: SocketAccess) -> Result<Self, UnixSocketError> {
-        let system = |call| move |error| UnixSocketError::System { path: path.to_owned(), call, error };
+        let failed = |reason: String| UnixSocketError { path: path.to_owned(), reason };
+        let in_use = || failed("another process listens there; stop it, or choose another address".into());
+        let system = |call: &'static str| move |error: io::Error| failed(format!("{call}: {error}"));
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(system("mkdir of its directory"))?;
         }
         match fs::symlink_metadata(path) {
             Ok(it) if !it.file_type().is_socket() => {
-                return Err(UnixSocketError::NotASocket(path.to_owned()));
+                let reason = "exists and is not a socket; remove it, or choose another address";
+                return Err(failed(reason.into()));
             }
             Ok(_) => match UnixStream::connect(path).await {
-                Ok(_) => return Err(UnixSocketError::InUse(path.to_owned())),
+                Ok(_) => return Err(in_use()),
                 Err(error) => match error.kind() {
                     io::ErrorKind::ConnectionRefused => {
                         fs::remove_file(path).map_err(system("unlink of the stale socket"))?;
                     }
                     io::ErrorKind::NotFound => {}
                     // The backlog is full, or the process is just closing its socket.
-                    io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionReset => {
-                        return Err(UnixSocketError::InUse(path.to_owned()));
-                    }
+                    io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionReset => return Err(in_use()),
                     _ => return Err(system("connect to check whether it is in use")(error)),
                 },
             },

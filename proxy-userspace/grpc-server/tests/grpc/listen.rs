@@ -9,7 +9,7 @@ use std::{
 };
 
 use grpc_server::{ListenError, Listener};
-use listeners::{SocketAccess, UnixSocketError};
+use listeners::SocketAccess;
 use model::state::NodeState;
 use proxy_contract::{Target, client::Client};
 use publish::{Publisher, SingleNode};
@@ -64,7 +64,6 @@ async fn a_stale_socket_is_replaced() {
 async fn a_socket_in_use_is_an_error_and_stays() {
     let (folder, _brain) = Brain::serving(NodeState::default()).await;
     let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(error, ListenError::Unix(UnixSocketError::InUse(_))));
     assert!(error.to_string().contains("another process listens there"), "{error}");
     assert!(NodePeer::start(&folder, "n1").await.change_set().await.is_empty());
 }
@@ -74,7 +73,7 @@ async fn a_file_that_is_not_a_socket_stays() {
     let folder = Folder::new();
     fs::write(folder.socket(), "precious").unwrap();
     let error = Listener::bind(&Target::Unix(folder.socket())).await.unwrap_err();
-    assert!(matches!(error, ListenError::Unix(UnixSocketError::NotASocket(_))));
+    assert!(error.to_string().contains("exists and is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(folder.socket()).unwrap(), "precious");
 }
 
