@@ -138,7 +138,7 @@ impl<'a> Halves<'a> {
                 Some((transport, it)) = next_of(&mut self.terminated, mpsc::UnboundedReceiver::recv) => {
                     self.reports.terminated(transport, &it);
                 }
-                event = self.traces.next() => self.on_trace(event),
+                request = self.traces.next() => self.on_trace(request),
                 _ = report.tick() => {
                     self.reports.summarize();
                     if self.sockets.is_none() && !self.tables.is_empty() {
@@ -265,16 +265,16 @@ impl<'a> Halves<'a> {
         self.reports.active(&applied);
     }
 
-    fn on_trace(&mut self, event: TraceEvent) {
+    /// Begins the trace that is requested; without a request, the running one has ended.
+    fn on_trace(&mut self, request: Option<TraceRequest>) {
         let Some(sockets) = &self.sockets else { return };
-        match event {
-            TraceEvent::Requested(request) => {
-                let TraceRequest { programs, begun, ended } = *request;
+        match request {
+            Some(TraceRequest { programs, begun, ended }) => {
                 // The trace before, if there is one, ends.
                 sockets.request(SocketRequest::BeginTrace(Box::new(programs), begun));
                 self.traces.ended = Some(ended);
             }
-            TraceEvent::Ended => sockets.request(SocketRequest::EndTrace),
+            None => sockets.request(SocketRequest::EndTrace),
         }
     }
 }
@@ -288,11 +288,6 @@ pub struct TraceRequest {
     pub ended: oneshot::Receiver<()>,
 }
 
-enum TraceEvent {
-    Requested(Box<TraceRequest>),
-    Ended,
-}
-
 /// The requests for traces, and the trace that runs. The product's programs return when its reader is gone, however it ends.
 struct Traces {
     requests: mpsc::Receiver<TraceRequest>,
@@ -301,16 +296,16 @@ struct Traces {
 }
 
 impl Traces {
-    /// The next event. Cancel safe.
-    async fn next(&mut self) -> TraceEvent {
+    /// The next request; `None` when the running trace has ended. Cancel safe.
+    async fn next(&mut self) -> Option<TraceRequest> {
         tokio::select! {
             biased;
             // Nothing is ever sent.
             _ = next_of(&mut self.ended, async |it: &mut oneshot::Receiver<()>| it.await) => {
                 self.ended = None;
-                TraceEvent::Ended
+                None
             }
-            Some(request) = self.requests.recv() => TraceEvent::Requested(Box::new(request)),
+            Some(request) = self.requests.recv() => Some(request),
         }
     }
 }
