@@ -1,7 +1,6 @@
 //! The address of a server as a command-line value, in kube-proxy's syntax.
 
 use std::{
-    fmt,
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
@@ -32,15 +31,6 @@ impl<const PORT: u16> FromStr for BindAddress<PORT> {
     }
 }
 
-impl<const PORT: u16> fmt::Display for BindAddress<PORT> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(address) => write!(f, "{address}"),
-            None => f.write_str("0"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,7 +49,6 @@ mod tests {
         ] {
             let bind: BindAddress<10256> = text.parse().unwrap();
             assert_eq!(bind.0, expect.map(|it| it.parse().unwrap()), "{text}");
-            assert_eq!(bind.to_string().parse(), Ok(bind), "it parses what it prints");
         }
         for text in ["localhost:1", "1.2.3.4:99999", ":10256", "10256"] {
             let error = text.parse::<BindAddress<10256>>().unwrap_err();
