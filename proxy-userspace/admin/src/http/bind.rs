@@ -25,20 +25,19 @@ const BUFFER: u32 = 32 << 10;
 
 /// Binds the address, however often that fails; reports an error once, until there is another one.
 pub(crate) async fn bind_with_retry(address: SocketAddr, on_error: impl FnMut(io::Error)) -> TcpListener {
-    retry(|| ready(bind(address)), io::Error::kind, on_error).await
+    retry(|| ready(bind(address)), on_error).await
 }
 
-/// Tries until it succeeds; reports an error once, until there is one of another kind.
-pub(crate) async fn retry<T, E, K: PartialEq, F: Future<Output = Result<T, E>>>(
+/// Tries until it succeeds; reports an error once, until there is another one.
+pub(crate) async fn retry<T, E: ToString, F: Future<Output = Result<T, E>>>(
     attempt: impl Fn() -> F,
-    kind: impl Fn(&E) -> K,
     mut on_error: impl FnMut(E),
 ) -> T {
     let mut reported = None;
     loop {
         match attempt().await {
             Ok(it) => return it,
-            Err(error) if reported.replace(kind(&error)) != Some(kind(&error)) => on_error(error),
+            Err(error) if reported.replace(error.to_string()) != Some(error.to_string()) => on_error(error),
             Err(_) => {}
         }
         sleep(RETRY_INTERVAL).await;

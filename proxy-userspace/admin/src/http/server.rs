@@ -85,12 +85,8 @@ impl Servers {
         thread.handle.spawn(serve(admin.clone(), pages, address));
     }
 
-    /// Serves the status pages at a Unix socket.
-    pub fn serve_status(&self, admin: &Admin, path: &Path) {
-        self.serve_at_socket(admin, PageGroup::Status, path);
-    }
-
-    fn serve_at_socket(&self, admin: &Admin, pages: PageGroup, path: &Path) {
+    /// Serves pages at a Unix socket.
+    pub fn serve_at_socket(&self, admin: &Admin, pages: PageGroup, path: &Path) {
         self.pages.handle.spawn(serve_at_socket(admin.clone(), pages, path.to_owned()));
     }
 
@@ -125,7 +121,7 @@ async fn serve_at_socket(admin: Admin, pages: PageGroup, path: PathBuf) {
         report_failure(pages, &path.display(), &error, &remedy);
     };
     let bind = || UnixSocket::bind(&path, BACKLOG, SocketAccess::default());
-    let socket = retry(bind, ToString::to_string, on_error).await;
+    let socket = retry(bind, on_error).await;
     serve_pages(&admin, pages, &socket, &format!("unix://{}", path.display())).await;
 }
 

@@ -92,7 +92,7 @@ impl ReportFlags {
             }
         }
         if let Some(path) = self.status.path() {
-            servers.serve_status(admin, path);
+            servers.serve_at_socket(admin, PageGroup::Status, path);
         }
     }
 }

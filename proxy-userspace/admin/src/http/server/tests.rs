@@ -112,7 +112,7 @@ async fn the_status_pages_are_at_a_unix_socket_of_mode_0600_and_at_no_port() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("folder/status.sock");
     let servers = Servers::start().unwrap();
-    servers.serve_status(&admin, &path);
+    servers.serve_at_socket(&admin, PageGroup::Status, &path);
     let status = tokio::task::spawn_blocking(move || {
         loop {
             if let Ok(crate::Listener::Proxy(status)) = crate::query_status(&path) {
