@@ -124,48 +124,23 @@ async fn the_newest_state_that_waits_is_applied_once_and_active_once_the_datapat
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_apply_is_retried_with_growing_delays_until_it_succeeds() {
+async fn a_newer_state_waits_for_no_retry_and_has_what_was_done_before_a_repair_failed() {
     with_worker(Fake::default(), async |worker| {
-        worker.request(vec![Step::Apply; 4]);
         let begin = Instant::now();
-        worker.apply(Desired::of_turn(1));
-        for delay in [0, 50, 150, 350] {
-            assert_eq!(worker.attempt().await.1, [Step::Apply]);
-            let passed = begin.elapsed().as_millis();
-            assert!((delay..delay + 10).contains(&passed), "{passed} ms instead of {delay}");
+        for (turn, failing) in [(1, Step::Apply), (2, Step::Attach)] {
+            worker.request(vec![failing]);
+            worker.apply(Desired::of_turn(turn));
+            let (active, failed, _) = worker.attempt().await;
+            assert_eq!((active, failed), (None, vec![failing]));
         }
-        assert_eq!(worker.attempt().await.0, Some(1));
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_newer_state_does_not_wait_for_the_retry() {
-    with_worker(Fake::default(), async |worker| {
-        worker.request(vec![Step::Apply]);
-        worker.apply(Desired::of_turn(1));
-        assert_eq!(worker.attempt().await.1, [Step::Apply]);
-        let begin = Instant::now();
-        worker.apply(Desired::of_turn(2));
-        assert_eq!(worker.attempt().await.0, Some(2));
-        assert_eq!(begin.elapsed(), Duration::ZERO);
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_was_done_before_a_repair_failed_is_reported_with_the_next_state() {
-    with_worker(Fake::default(), async |worker| {
-        worker.request(vec![Step::Attach]);
-        worker.apply(Desired::of_turn(1));
-        assert_eq!(worker.attempt().await.0, None);
-        worker.apply(Desired::of_turn(2));
+        worker.apply(Desired::of_turn(3));
         let applied = loop {
             if let Event::Attempted { applied, .. } = worker.next().await {
                 break applied.unwrap();
             }
         };
-        assert_eq!((applied.desired.turn, applied.report.entries), (2, 2));
+        assert_eq!((applied.desired.turn, applied.report.entries), (3, 2));
+        assert_eq!(begin.elapsed(), Duration::ZERO);
     })
     .await;
 }
@@ -225,17 +200,17 @@ async fn an_external_change_is_repaired_at_once_also_while_a_retry_is_scheduled(
 }
 
 #[tokio::test(start_paused = true)]
-async fn maintenance_repairs_what_it_misses_and_does_not_precede_a_retry() {
+async fn a_failed_apply_is_retried_with_growing_delays_which_maintenance_does_not_precede() {
     let fake = Fake { maintenance_says: Some(Next::Repair), ..Fake::default() };
     with_worker(fake, async |worker| {
         assert_eq!(worker.attempt().await, (None, vec![], vec!["repair".to_owned()]));
         // Maintenance is due between the last two retries.
-        worker.request(vec![Step::Attach; 12]);
+        worker.request(vec![Step::Apply; 12]);
         let begin = Instant::now();
         worker.apply(Desired::of_turn(1));
         let mut expect = 0;
         for delay in (0..12).map(|it| (50 << it).min(30_000)) {
-            assert_eq!(worker.attempt().await.1, [Step::Attach]);
+            assert_eq!(worker.attempt().await.1, [Step::Apply]);
             let passed = begin.elapsed().as_millis();
             assert!((expect..expect + 20).contains(&passed), "{passed} ms instead of {expect}");
             expect += delay;
