@@ -89,7 +89,7 @@ fn served(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
             let (name, kind) = header.split_once(' ').unwrap();
             let before = served.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
             assert_eq!(before, None, "{name} appears twice");
-        } else if !line.starts_with('#') {
+        } else if !line.starts_with("# HELP ") {
             let name = line.split(['{', ' ']).next().unwrap();
             let is_of = |family: &str| {
                 let rest = name.strip_prefix(family);
