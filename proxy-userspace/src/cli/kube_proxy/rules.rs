@@ -348,23 +348,4 @@ mod tests {
             assert_eq!(unquoted(rule), expected);
         }
     }
-
-    #[test]
-    fn chains_of_the_kubelet_and_of_network_plugins_are_kept() {
-        for (table, name, expected) in [
-            ("nat", "KUBE-SERVICES", true),
-            ("nat", "KUBE-SEP-23Y66C2VAJ3WDEMI", true),
-            ("mangle", "KUBE-PROXY-CANARY", true),
-            ("nat", "KUBE-FIREWALL", true),
-            ("filter", "KUBE-FIREWALL", false),
-            ("filter", "KUBE-KUBELET-CANARY", false),
-            ("mangle", "KUBE-IPTABLES-HINT", false),
-            ("filter", "KUBE-NWPLCY-DEFAULT", false),
-            ("filter", "KUBE-ROUTER-FORWARD", false),
-            ("filter", "KUBE-POD-FW-ABCDEFGHIJKLMNOP", false),
-            ("nat", "KUBE-HOSTPORTS", false),
-        ] {
-            assert_eq!(is_chain(table, name), expected, "{table} {name}");
-        }
-    }
 }
