@@ -116,15 +116,6 @@ async fn bodies_have_the_fields_of_kube_proxy_in_its_order() {
     assert!(time.contains('T') && time.ends_with('Z'), "RFC 3339, UTC: {time}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_node_is_healthy_during_the_setup() {
-    let admin = Admin::new("n1", Role::Backend);
-    advance(STALE_AFTER * 10).await;
-    let health = eligible(&admin);
-    assert!(health.is_ok(), "{health:?}");
-    assert_eq!(body(&health).get("status"), None);
-}
-
 /// Whether load balancers may send to node n1 after its Node object was as in each of these states.
 async fn eligibility(requires_node: bool, nodes: &[&[(&str, bool)]]) -> bool {
     let (admin, publisher) = served();
@@ -183,8 +174,12 @@ async fn a_change_that_is_pending_for_too_long_is_unhealthy_until_it_is_active()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_state_that_is_pending_for_too_long_is_unhealthy() {
+async fn a_node_is_healthy_during_the_setup_until_its_first_state_is_pending_for_too_long() {
     let (admin, publisher) = node();
+    advance(STALE_AFTER * 10).await;
+    let health = eligible(&admin);
+    assert!(health.is_ok(), "{health:?}");
+    assert_eq!(body(&health).get("status"), None);
     admin.on_dequeued(&published(&publisher, []));
     advance(STALE_AFTER).await;
     let health = live(&admin);
