@@ -280,12 +280,4 @@ mod tests {
         let json = r#"{"level":"debug","step":"found","by":"name","set":5}"#;
         assert_eq!(to_string(&Step::from(step)).unwrap(), json);
     }
-
-    #[test]
-    fn lines_that_are_not_about_traffic_have_few_fields() {
-        assert_eq!(Line::Started.text(), None);
-        assert_eq!(to_string(&Line::Started).unwrap(), r#"{"event":"started"}"#);
-        let lost = to_string(&Line::Lost { count: 2, total: 5 }).unwrap();
-        assert_eq!(lost, r#"{"event":"lost","count":2,"total":5}"#);
-    }
 }
