@@ -167,8 +167,10 @@ impl Forwarding {
         let Some(ClientRow { number, owner, second }) = row else {
             let each = if *by_client { "client" } else { "address and port of a client" };
             let first = format!("each {each} has one of {rows} rows, of which");
-            let share =
-                |it: &Share| format!("{:>5.1} % are {}", share_of(it.rows, *rows), it.node.action(true));
+            let share = |it: &Share| {
+                let percent = f64::from(it.rows) * 100.0 / f64::from(*rows);
+                format!("{percent:>5.1} % are {}", it.node.action(true))
+            };
             return ended.into_iter().chain([first]).chain(shares.iter().map(share)).collect();
         };
         let first = format!("row {number} of {rows}, {by}: {}", owner.action(false));
@@ -187,11 +189,6 @@ pub(super) fn unforwarded(explanation: &Explanation) -> Option<&'static str> {
         "eBPF has no rows for it, so this node translates its packets: it does not know the address of every node with \
          endpoints (--watch-all-nodes), or serves without the packet path",
     )
-}
-
-/// In percent.
-fn share_of(rows: u32, all: u32) -> f64 {
-    f64::from(rows) * 100.0 / f64::from(all)
 }
 
 impl Node {
