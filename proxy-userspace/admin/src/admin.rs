@@ -125,17 +125,14 @@ impl Admin {
         rejected.iter().flat_map(Rejections::iter).filter(is_of_service).cloned().collect()
     }
 
-    /// The endpoints that clients avoid now.
     pub fn ejected_endpoints(&self) -> Vec<EjectedEndpoint> {
         self.state().datapath.table_stats.ejected.clone()
     }
 
-    /// The state that is served.
     pub fn served(&self) -> Option<Arc<Published>> {
         self.state().served()
     }
 
-    /// Whether a Service is in the state that is served.
     pub fn serves(&self, service: &ServiceName) -> bool {
         self.state().served().is_some_and(|it| it.state.services.get(service).is_some())
     }

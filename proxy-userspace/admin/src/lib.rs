@@ -33,7 +33,6 @@ pub use state::{
 };
 pub use ui::UiAddress;
 
-/// The version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The commit of its sources, which `cargo xtask` gives to the compiler of a release.

@@ -55,7 +55,6 @@ pub struct HealthChecks {
     shared: Shared,
     listeners: HashMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
-    /// Where the tasks run.
     runtime: Handle,
 }
 
@@ -72,7 +71,6 @@ struct Shared {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindFailure {
     pub service: ServiceName,
-    /// Its health-check node port.
     pub port: u16,
     /// The error and its remedy.
     pub reason: String,
@@ -173,7 +171,6 @@ impl HealthChecks {
         self.shared.report_bind_errors();
     }
 
-    /// The addresses to listen at.
     fn addresses(&mut self) -> BTreeSet<IpAddr> {
         // If they cannot be read, they are as they were until the next poll.
         if let Ok(interfaces) = netlink::host_addresses::read() {

@@ -29,9 +29,7 @@ const MAX_BUFFERED: u64 = 16 << 20;
 pub enum Listener {
     /// A process of this program.
     Proxy(Box<Status>),
-    /// Another program.
     Foreign,
-    /// Nothing.
     None,
 }
 
@@ -114,7 +112,6 @@ pub fn get(socket: &Path, path: &str) -> io::Result<BufReader<UnixStream>> {
     }
 }
 
-/// Asks for a page at a Unix socket.
 fn ask(socket: &Path, path: &str, read_timeout: Duration) -> io::Result<BufReader<UnixStream>> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(read_timeout))?;

@@ -43,12 +43,10 @@ impl PageGroup {
         self.details().0
     }
 
-    /// The flag that sets their address.
     pub fn flag(self) -> &'static str {
         self.details().1
     }
 
-    /// The paths of its pages.
     pub fn paths(self) -> &'static [&'static str] {
         self.details().2
     }

@@ -79,13 +79,11 @@ impl Servers {
         Ok(Self { probes: start("probes")?, pages: start("pages")? })
     }
 
-    /// Serves pages at an address.
     pub fn serve(&self, admin: &Admin, pages: PageGroup, address: SocketAddr) {
         let thread = if pages == PageGroup::Probes { &self.probes } else { &self.pages };
         thread.handle.spawn(serve(admin.clone(), pages, address));
     }
 
-    /// Serves pages at a Unix socket.
     pub fn serve_at_socket(&self, admin: &Admin, pages: PageGroup, path: &Path) {
         self.pages.handle.spawn(serve_at_socket(admin.clone(), pages, path.to_owned()));
     }

@@ -13,7 +13,6 @@ use super::text;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
-/// The results of health checks.
 #[derive(Debug)]
 pub(crate) struct Slis {
     registry: Registry,

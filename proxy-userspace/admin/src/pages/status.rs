@@ -18,14 +18,11 @@ use crate::{
 /// Where the rejected items begin in the page.
 const REJECTED: &str = r#""rejected":["#;
 
-/// The status of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The name of the node that it serves.
     pub node: String,
     pub version: String,
-    /// Its start time.
     pub started: Timestamp,
     /// Whether it is healthy, regardless of the node's eligibility.
     pub healthy: bool,
@@ -35,7 +32,6 @@ pub struct Status {
     pub problems: Vec<String>,
     /// The newest state.
     pub published: Option<Revision>,
-    /// The active state.
     pub active: Option<Revision>,
     /// What the kernel serves while no state of this process is active, as in `3 Services`.
     #[serde(default)]
@@ -44,13 +40,9 @@ pub struct Status {
     pub pending_seconds: Option<f64>,
     /// The last failure, until an apply succeeds.
     pub failure: Option<String>,
-    /// Number of Services that are served.
     pub services: usize,
-    /// Number of endpoints of all Services.
     pub endpoints: usize,
-    /// The sources of cluster state.
     pub sources: Vec<SourceStatus>,
-    /// The rejected items.
     pub rejected: Vec<RejectedStatus>,
     /// The fill levels of the tables in the kernel.
     pub tables: Vec<TableStatus>,
@@ -104,18 +96,14 @@ pub struct Revision {
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     pub name: String,
-    /// Its address, if it has one.
     #[serde(default)]
     pub address: Option<String>,
     /// Whether it was read completely at least once.
     pub synced: bool,
-    /// Time of the last contact.
     pub last_contact: Option<Timestamp>,
-    /// The current error.
     pub error: Option<String>,
 }
 
-/// A rejected item.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedStatus {
@@ -130,9 +118,7 @@ pub struct RejectedStatus {
 #[serde(rename_all = "camelCase")]
 pub struct TableStatus {
     pub name: String,
-    /// Its number of entries.
     pub entries: u32,
-    /// Its current capacity.
     pub capacity: u32,
 }
 
@@ -144,7 +130,6 @@ pub struct EjectedStatus {
     pub service: String,
     /// The name of the port; empty if it has none.
     pub port: String,
-    /// Its address.
     pub endpoint: String,
     /// Number of clients that avoid it; each is a network namespace.
     pub clients: usize,
@@ -154,7 +139,6 @@ pub struct EjectedStatus {
 }
 
 impl Admin {
-    /// The status of this process.
     pub fn status(&self) -> Status {
         let (status, rejected) = self.status_and_rejected();
         Status { rejected: rejected.collect(), ..status }

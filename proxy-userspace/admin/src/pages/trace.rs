@@ -13,7 +13,6 @@ use crate::state::TraceFilters;
 /// A trace that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceStatus {
-    /// When it began.
     pub since: Timestamp,
     /// Its filters, as flags of the command.
     pub filters: String,

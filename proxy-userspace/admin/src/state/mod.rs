@@ -75,7 +75,6 @@ pub(crate) struct AdminState {
     pub(crate) node: Arc<str>,
     pub(crate) role: Role,
     pub(crate) started: Moment,
-    /// By name.
     pub(crate) sources: BTreeMap<String, SyncStatus>,
     /// The newest published state.
     pub(crate) published: Option<(Arc<Published>, Moment)>,
@@ -261,7 +260,6 @@ pub(crate) struct DatapathState {
     pub(crate) attach_status: Option<AttachStatus>,
     /// The last check that found all programs attached; before that, the first check.
     pub(crate) last_attached: Option<Instant>,
-    /// The error of the last attach check.
     pub(crate) attach_check_error: Option<String>,
     /// Why the packet path is unavailable or behind.
     pub(crate) packet_path_error: Option<Rejected>,
@@ -273,7 +271,6 @@ pub(crate) struct DatapathState {
     pub(crate) table_stats: TableStats,
     /// As of the last count.
     pub(crate) packet_affinity: PacketAffinity,
-    /// Whether kube-proxy has rules beside ours.
     pub(crate) has_kube_proxy_rules: bool,
 }
 

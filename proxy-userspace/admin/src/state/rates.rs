@@ -29,17 +29,14 @@ impl<const N: usize> History<N> {
         }
     }
 
-    /// All rates.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = f64> {
         iter::repeat_n(0.0, self.zeros).chain(self.rates.iter().map(|it| f64::from(*it)))
     }
 
-    /// The number of rates.
     pub fn len(&self) -> usize {
         self.zeros + self.rates.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

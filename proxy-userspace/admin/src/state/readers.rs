@@ -45,7 +45,6 @@ impl fmt::Debug for Readers {
 pub struct Configuration {
     /// The value of every flag and its origin, as text.
     pub table: String,
-    /// The value of every flag.
     pub flags: BTreeMap<String, String>,
     /// The values as fields of a `KubeProxyConfiguration`.
     pub fields: Value,
@@ -78,7 +77,6 @@ pub trait CounterLookup {
     }
 }
 
-/// The counters of service ports.
 pub type PortCountLookup = Box<dyn CounterLookup + Send>;
 
 /// Answers a question in words.
