@@ -33,10 +33,8 @@ pub struct Datapath {
 /// Why a half could not be read, written or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket path.
     #[error(transparent)]
     Sockets(#[from] ebpf::Error),
-    /// The packet path.
     #[error(transparent)]
     Packets(#[from] nft::Error),
 }

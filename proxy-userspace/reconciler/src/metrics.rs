@@ -26,7 +26,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the counters.
     pub fn new(registry: &mut Registry) -> Self {
         let steps = with_series(Family::default(), Step::ALL.map(|it| [("step", it.name())]));
         let families = || with_series(Family::default(), by_family());

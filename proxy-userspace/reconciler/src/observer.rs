@@ -50,7 +50,6 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Apply, Self::Attach, Self::Finish];
 
     /// Its name, as in metrics.

@@ -90,7 +90,6 @@ impl Packets {
         })
     }
 
-    /// Why it is unavailable.
     pub(crate) fn unavailable(&self) -> Option<&Rejected> {
         self.datapath.as_ref().err()
     }

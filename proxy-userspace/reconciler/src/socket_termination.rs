@@ -93,7 +93,6 @@ trait Schedule: Default + Send + 'static {
     /// Whether connections to a destination that were redirected to a backend are terminated.
     fn is_lost(pass: &Self::Pass, destination: SocketAddr, backend: SocketAddr) -> bool;
 
-    /// A pass has ended.
     fn end(&mut self, pass: &Self::Pass, at: Instant);
 }
 

@@ -127,7 +127,6 @@ pub(crate) struct Failure {
     pub(crate) error: String,
     /// The state that was to be applied, or is active; `None` before the first one.
     pub(crate) desired: Option<Desired>,
-    /// The delay before the next attempt.
     pub(crate) retry_in: Duration,
 }
 
@@ -198,7 +197,6 @@ struct Loop<D: Datapath> {
     states: watch::Receiver<Option<Desired>>,
     requests: mpsc::UnboundedReceiver<D::Request>,
     events: mpsc::UnboundedSender<Event<D>>,
-    /// The newest state.
     latest: Option<Desired>,
     /// Whether it is still to be applied.
     is_pending: bool,
