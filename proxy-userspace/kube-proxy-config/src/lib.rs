@@ -23,7 +23,6 @@ const KIND: &str = "KubeProxyConfiguration";
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct ConfigError {
-    /// The file.
     pub path: PathBuf,
     /// What is wrong, and the remedy.
     pub reason: String,
@@ -33,7 +32,6 @@ pub struct ConfigError {
 #[derive(Debug, Default)]
 pub struct File {
     pub path: PathBuf,
-    /// The text of the file, as it was read.
     pub text: String,
     /// Values of flags by id, with the fields that they come from.
     values: BTreeMap<&'static str, (Vec<String>, String)>,

@@ -25,7 +25,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The length of the prefix of an IPv6 source: a host can use every address of its network.
 const SOURCE_PREFIX_V6: u32 = 64;
 
-/// The limits of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In all; at least 1.

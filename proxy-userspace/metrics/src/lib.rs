@@ -101,12 +101,10 @@ impl<'a, 'b> MetricWriter<'a, 'b> {
         write(self.encoder.encode_descriptor(&name, help(&name), None, kind)?)
     }
 
-    /// One gauge.
     pub fn gauge(&mut self, name: &str, value: f64) -> fmt::Result {
         self.write(name, MetricType::Gauge, |it| ConstGauge::new(value).encode(it))
     }
 
-    /// One counter.
     pub fn counter(&mut self, name: &str, value: f64) -> fmt::Result {
         self.write(name, MetricType::Counter, |it| ConstCounter::new(value).encode(it))
     }

@@ -16,7 +16,6 @@ const NAME: &str = "kube-proxy-ebpf";
 /// The environment variable with the folder into which they are written.
 const FOLDER: &str = "KUBE_PROXY_EBPF_SHELL_FILES";
 
-/// Generates the files into a folder.
 fn generate(folder: &Path) {
     let all = command();
     // What this program starts itself is nothing to complete.

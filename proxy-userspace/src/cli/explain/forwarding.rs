@@ -64,7 +64,6 @@ enum Action {
     Served,
     /// They are wrapped for another node.
     Wrapped,
-    /// They are translated.
     Translated,
 }
 

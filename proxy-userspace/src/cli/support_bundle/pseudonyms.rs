@@ -23,7 +23,6 @@ const COMMON: [&str; 9] = [
     "null",
 ];
 
-/// The kinds of names.
 const KINDS: [&str; 5] = ["namespace", "service", "pod", "node", "host"];
 
 /// How much of a text is replaced at a time, in bytes; more, up to where an object of JSON or a line ends.
