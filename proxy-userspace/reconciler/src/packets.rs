@@ -61,11 +61,7 @@ pub(crate) struct PacketCondition {
 }
 
 impl Packets {
-    /// Opens nftables; nothing changes before the first state is applied.
-    ///
-    /// # Errors
-    ///
-    /// If that fails, and the socket path does not serve without it.
+    /// Opens nftables; nothing changes before the first state is applied. Fails only where no socket path serves without it.
     pub(crate) fn start(
         options: &nft::Options,
         connected: Option<ConnectedBackends>,

@@ -32,25 +32,14 @@ pub(crate) trait Datapath: Send + 'static {
     type Condition: Send;
     type Error: std::error::Error + 'static;
 
-    /// Makes a state active.
-    ///
-    /// # Errors
-    ///
-    /// The previous state stays active; the next call retries.
+    /// Makes a state active. After an error the previous one stays active, and the next call retries.
     fn apply(&mut self, desired: &Desired) -> Result<ApplyReport, Self::Error>;
 
-    /// Attaches or restores what is missing of the active state. A state is reported as active once this has succeeded.
-    ///
-    /// # Errors
-    ///
-    /// The next call retries.
+    /// Attaches or restores what is missing of the active state; after an error the next call retries. A state is reported as
+    /// active once this has succeeded.
     fn repair(&mut self) -> Result<(), Self::Error>;
 
-    /// Does what can wait until a state is active.
-    ///
-    /// # Errors
-    ///
-    /// The state stays active; the next call retries.
+    /// Does what can wait until a state is active. After an error the state stays active, and the next call retries.
     fn finish(&mut self) -> Result<(), Self::Error>;
 
     /// When [`Datapath::maintain`] is due.
