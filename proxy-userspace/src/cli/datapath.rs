@@ -119,16 +119,6 @@ impl KernelCounts {
         let sockets = pin_dir.map(datapath_ebpf::counts).transpose().ok()?;
         Some(Self { sockets, has_packets, external: OnceCell::new() })
     }
-
-    fn external(&self) -> ExternalConnections {
-        if !self.has_packets {
-            return ExternalConnections::default();
-        }
-        ExternalConnections::read().unwrap_or_else(|error| {
-            tracing::debug!(error = error_chain(&error), "connections from outside cannot be counted");
-            ExternalConnections::default()
-        })
-    }
 }
 
 impl CounterLookup for KernelCounts {
@@ -145,6 +135,15 @@ impl CounterLookup for KernelCounts {
     }
 
     fn external_connections(&self, service: &Service, port: &ServicePort) -> u64 {
-        self.external.get_or_init(|| self.external()).of(service, port)
+        if !self.has_packets {
+            return 0;
+        }
+        let external = self.external.get_or_init(|| {
+            ExternalConnections::read().unwrap_or_else(|error| {
+                tracing::debug!(error = error_chain(&error), "connections from outside cannot be counted");
+                ExternalConnections::default()
+            })
+        });
+        external.of(service, port)
     }
 }
