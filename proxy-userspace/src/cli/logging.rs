@@ -235,13 +235,13 @@ impl<W: Write> Write for EscapedLines<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::{iter, sync::Arc};
+    use std::sync::Arc;
 
-    use clap::{Command, FromArgMatches as _};
     use proptest::prelude::*;
     use serde_json::Value;
 
     use super::*;
+    use crate::cli::tests::parse_flags;
 
     #[derive(Clone, Default)]
     struct Memory(Arc<Mutex<Vec<u8>>>);
@@ -282,11 +282,7 @@ mod tests {
 
     #[test]
     fn the_more_detailed_of_both_levels_counts() {
-        let verbosity = |words: &[&str]| {
-            let words = iter::once("x").chain(words.iter().copied());
-            let matches = LogFlags::augment_args(Command::new("x")).try_get_matches_from(words).unwrap();
-            LogFlags::from_arg_matches(&matches).unwrap().verbosity()
-        };
+        let verbosity = |words: &[&str]| parse_flags::<LogFlags>(words).unwrap().verbosity();
         let of_kube_proxy = |level| verbosity(&[format!("--v={level}").as_str()]);
         assert_eq!([0, 2, 4, 5, 6, 10].map(of_kube_proxy), [0, 0, 1, 1, 2, 2]);
         assert_eq!(verbosity(&["-v"]), 1);

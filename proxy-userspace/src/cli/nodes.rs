@@ -95,18 +95,12 @@ fn render(nodes: &[NodeStatus], only_behind: bool) -> (String, bool) {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
+    use crate::cli::tests::parse_flags;
 
     #[test]
     fn without_a_brain_the_commands_of_each_node_are_named() {
-        #[derive(Debug, clap::Parser)]
-        struct Command {
-            #[command(flatten)]
-            flags: Flags,
-        }
-        let error = main(Command::parse_from(["nodes"]).flags).unwrap_err().to_string();
+        let error = main(parse_flags(&[""; 0]).unwrap()).unwrap_err().to_string();
         assert!(error.contains("no brain listens at unix:///run/kube-proxy-ebpf/proxy.sock"), "{error}");
         assert!(error.contains("`check` and `status` there say what is active"), "{error}");
     }

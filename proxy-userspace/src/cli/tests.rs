@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, iter, path::Path};
 
-use clap::Command;
+use clap::{Args, Command};
 use serde::Deserialize;
 
 use super::{
@@ -18,6 +18,12 @@ const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProx
 fn parse(words: &[&str]) -> Result<CommandLine, ParseError> {
     let words = iter::once("kube-proxy-ebpf").chain(words.iter().copied());
     CommandLine::parse(command(), words.map(Into::into))
+}
+
+/// Some flags alone, from these words.
+pub(super) fn parse_flags<F: Args>(words: &[impl AsRef<str>]) -> Result<F, clap::Error> {
+    let words = iter::once("test").chain(words.iter().map(AsRef::as_ref));
+    F::from_arg_matches(&F::augment_args(Command::new("test")).try_get_matches_from(words)?)
 }
 
 /// The error of a wrong command line.

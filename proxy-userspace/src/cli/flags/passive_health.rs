@@ -72,21 +72,14 @@ fn up_to_hours<const MAX: u64>(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        flags: PassiveHealthFlags,
-    }
+    use crate::cli::tests::parse_flags;
 
     /// The options, or the error, for `--passive-health` with these words, such as `-failures=5`.
     fn options(words: &[&str]) -> Result<PassiveHealthOptions, String> {
-        let words = words.iter().map(|it| format!("--passive-health{it}"));
-        let line = Line::try_parse_from([String::new()].into_iter().chain(words));
-        line.map_err(anyhow::Error::from).and_then(|it| it.flags.options()).map_err(|it| it.to_string())
+        let words: Vec<_> = words.iter().map(|it| format!("--passive-health{it}")).collect();
+        let flags = parse_flags::<PassiveHealthFlags>(&words);
+        flags.map_err(anyhow::Error::from).and_then(PassiveHealthFlags::options).map_err(|it| it.to_string())
     }
 
     fn expect(enabled: bool, [failures, percent]: [u8; 2], [first, max]: [u64; 2]) -> PassiveHealthOptions {

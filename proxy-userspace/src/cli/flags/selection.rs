@@ -28,7 +28,7 @@ pub(in crate::cli) struct SelectionFlags {
 }
 
 /// What becomes of packets from outside.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct ForwardingFlag {
     /// What becomes of packets from outside to external and load balancer IPs (experimental)
     ///
@@ -124,32 +124,30 @@ fn feature_gates(text: &str) -> Result<FeatureGates, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check(texts: &[&str], expect: Result<bool, &str>) {
-        let gates: Result<Vec<_>, _> = texts.iter().map(|it| feature_gates(it)).collect();
-        let options = gates.map(|feature_gates| {
-            let (service_proxy_name, max_namespace_entries) = (None, 1);
-            let forwarding = ForwardingFlag::default();
-            SelectionFlags { service_proxy_name, feature_gates, max_namespace_entries, forwarding }.options()
-        });
-        match (options, expect) {
-            (Ok(options), Ok(expect)) => assert_eq!(options.external_ips, expect, "{texts:?}"),
-            (Err(error), Err(expect)) => assert!(error.contains(expect), "{texts:?}: {error}"),
-            (got, _) => panic!("{texts:?}: {got:?}"),
-        }
-    }
+    use crate::cli::tests::parse_flags;
 
     #[test]
     fn external_ips_are_served_unless_the_feature_gate_says_no() {
-        check(&[], Ok(true));
-        check(&[""], Ok(true));
-        check(&["AllowServiceExternalIPs=false"], Ok(false));
-        check(&["AllowServiceExternalIPs=false", "AllowServiceExternalIPs=1"], Ok(true));
-        check(&["AllowServiceExternalIPs=T,AllowServiceExternalIPs=False"], Ok(false));
-        check(&["AllowServiceExternalIPs=false", "NFTablesProxyMode=true"], Ok(false));
-        check(&["AllowServiceExternalIPs"], Err("NAME=true"));
-        check(&["AllowServiceExternalIPs=no"], Err("\"no\""));
+        let served = |gates: &[&str]| {
+            let words: Vec<_> = gates.iter().map(|it| format!("--feature-gates={it}")).collect();
+            parse_flags::<SelectionFlags>(&words).map(|it| it.options().external_ips)
+        };
+        for (gates, expect) in [
+            (&[][..], true),
+            (&[""], true),
+            (&["AllowServiceExternalIPs=false"], false),
+            (&["AllowServiceExternalIPs=false", "AllowServiceExternalIPs=1"], true),
+            (&["AllowServiceExternalIPs=T,AllowServiceExternalIPs=False"], false),
+            (&["AllowServiceExternalIPs=false", "NFTablesProxyMode=true"], false),
+        ] {
+            assert_eq!(served(gates).unwrap(), expect, "{gates:?}");
+        }
+        for (gate, expect) in
+            [("AllowServiceExternalIPs", "NAME=true"), ("AllowServiceExternalIPs=no", "\"no\"")]
+        {
+            let error = served(&[gate]).unwrap_err().to_string();
+            assert!(error.contains(expect), "{gate}: {error}");
+        }
     }
 
     #[test]

@@ -171,19 +171,12 @@ pub(super) fn described(filters: &TraceFilters) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-
-    #[derive(Debug, clap::Parser)]
-    struct Command {
-        #[command(flatten)]
-        filters: Filters,
-    }
+    use crate::cli::tests::parse_flags;
 
     fn requested(words: &[&str]) -> Result<Filters, String> {
-        let command = Command::try_parse_from([&["trace"], words].concat()).map_err(|it| it.to_string())?;
-        let filters = Filters { netns: Some(9), verbosity: 2, ..command.filters };
+        let filters = parse_flags::<Filters>(words).map_err(|it| it.to_string())?;
+        let filters = Filters { netns: Some(9), verbosity: 2, ..filters };
         Filters::parse(&filters.given(Path::new("/none")).map_err(|it| it.to_string())?)
     }
 
