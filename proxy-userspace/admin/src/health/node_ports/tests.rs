@@ -37,11 +37,7 @@ fn service(name: &str, port: u16, local: usize) -> ServiceState {
 }
 
 fn state(services: impl IntoIterator<Item = ServiceState>) -> NodeState {
-    let mut state = NodeState::default();
-    for it in services {
-        state.services.insert(it);
-    }
-    state
+    NodeState { services: services.into_iter().map(Arc::new).collect(), ..NodeState::default() }
 }
 
 fn free<const N: usize>() -> [u16; N] {
