@@ -12,7 +12,6 @@ struct Fake {
     /// Results of the next steps that fail, by step; other steps succeed.
     failures: VecDeque<Step>,
     calls: Vec<String>,
-    maintained: usize,
     next_maintenance: Option<Instant>,
     maintenance_says: Option<Next>,
     changed: Arc<Notify>,
@@ -34,8 +33,8 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(100);
 impl Datapath for Fake {
     const NAME: &str = "fake";
     type Request = Vec<Step>;
-    type Finding = usize;
-    /// The calls since the last attempt.
+    type Finding = ();
+    /// The calls so far.
     type Condition = Vec<String>;
     type Error = Refused;
 
@@ -56,10 +55,9 @@ impl Datapath for Fake {
         self.next_maintenance.unwrap_or_else(|| Instant::now() + MAINTENANCE_INTERVAL)
     }
 
-    fn maintain(&mut self) -> (Option<usize>, Next) {
-        self.maintained += 1;
+    fn maintain(&mut self) -> (Option<()>, Next) {
         self.next_maintenance = Some(Instant::now() + MAINTENANCE_INTERVAL);
-        (Some(self.maintained), self.maintenance_says.unwrap_or(Next::Wait))
+        (Some(()), self.maintenance_says.unwrap_or(Next::Wait))
     }
 
     fn serve(&mut self, failures: Vec<Step>) -> Next {
