@@ -35,12 +35,7 @@ fn usage_error(parsed: Result<CommandLine, ParseError>) -> String {
     }
 }
 
-/// Parses `run --config FILE` with more words, where the file has this text.
-fn line(text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
-    line_of("run", text, words)
-}
-
-/// The same with another command.
+/// Parses a command with `--config FILE` and more words, where the file has this text.
 fn line_of(name: &str, text: &str, words: &[&str]) -> Result<CommandLine, ParseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.conf");
@@ -161,7 +156,7 @@ fn commands_that_inspect_take_the_flags_that_the_process_was_started_with() {
 #[test]
 fn the_field_of_a_flags_value_is_known() {
     let text = KUBEADM.replace("detectLocalMode: \"\"", "detectLocalMode: BridgeInterface");
-    let line = line(&text, &["--cluster-cidr=10.0.0.0/8"]).unwrap();
+    let line = line_of("run", &text, &["--cluster-cidr=10.0.0.0/8"]).unwrap();
     let origins = line.origins();
     let of = |flag: &str| origins.iter().find(|it| it.0 == flag).map(|it| it.1.as_str());
     assert!(of("--detect-local-mode").is_some_and(|it| it.ends_with("config.conf: detectLocalMode")));
@@ -223,6 +218,6 @@ fn a_flag_of_kube_proxy_that_has_no_meaning_is_answered_with_the_reason() {
     // Other flags have the usual answer.
     let misspelled = error(&["run", "--source=kube", "--cluster-cdr=10.0.0.0/8"]);
     assert!(misspelled.contains("similar") && misspelled.contains("--cluster-cidr"), "{misspelled}");
-    let with_file = usage_error(line(KUBEADM, &["--ipvs-scheduler=rr"]));
+    let with_file = usage_error(line_of("run", KUBEADM, &["--ipvs-scheduler=rr"]));
     assert!(with_file.contains("IPVS is not used"), "{with_file}");
 }
