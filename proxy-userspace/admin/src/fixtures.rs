@@ -55,40 +55,32 @@ pub(crate) fn service(name: &str, endpoints: u8, changed: Option<f64>) -> (Servi
     (name, Arc::new(state))
 }
 
-/// Counters with these connections of Services in `default`, and of each of their endpoints.
-pub(crate) struct FixedCounts(Vec<(&'static str, u64)>);
+/// Counters of Services in `default`. Each of their endpoints has all connections.
+pub(crate) struct FixedCounts(pub(crate) Vec<(&'static str, PortCounts)>);
 
 impl FixedCounts {
+    /// With connections alone.
     pub(crate) fn of(connections: &[(&'static str, u64)]) -> PortCountLookup {
-        Box::new(Self(connections.to_vec()))
+        let counts = |connections| PortCounts { connections, ..PortCounts::default() };
+        Box::new(Self(connections.iter().map(|(name, it)| (*name, counts(*it))).collect()))
     }
 
-    fn get(&self, service: &ServiceName) -> u64 {
-        self.0.iter().find(|(name, _)| **name == *service.name).map_or(0, |(_, it)| *it)
+    fn get(&self, service: &ServiceName) -> PortCounts {
+        self.0.iter().find(|(name, _)| **name == *service.name).map(|(_, it)| *it).unwrap_or_default()
     }
 }
 
 impl CounterLookup for FixedCounts {
     fn port(&self, service: &ServiceName, _: &str, _: Protocol) -> Option<PortCounts> {
-        Some(PortCounts { connections: self.get(service), ..PortCounts::default() })
+        Some(self.get(service))
     }
 
     fn endpoint(&self, service: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
-        self.get(service)
-    }
-}
-
-impl CounterLookup for PortCounts {
-    fn port(&self, _: &ServiceName, _: &str, _: Protocol) -> Option<PortCounts> {
-        Some(*self)
+        self.get(service).connections
     }
 
-    fn endpoint(&self, _: &ServiceName, _: &str, _: Protocol, _: SocketAddr) -> u64 {
-        0
-    }
-
-    fn external_connections(&self, _: &Service, _: &ServicePort) -> u64 {
-        self.external_connections
+    fn external_connections(&self, service: &Service, _: &ServicePort) -> u64 {
+        self.get(&service.name).external_connections
     }
 }
 

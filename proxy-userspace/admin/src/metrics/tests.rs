@@ -22,7 +22,7 @@ use source::kube::RequestMetrics;
 
 use crate::{
     admin::Admin,
-    fixtures::{apply, attach_status, node, published, report, service},
+    fixtures::{FixedCounts, apply, attach_status, node, published, report, service},
     state::{RejectedBy, Role, seconds},
 };
 
@@ -65,19 +65,24 @@ fn busy_alone(role: Role) -> Admin {
         max_ejected_percent: 100,
     }];
     admin.on_table_stats(TableStats { refused: refused.into(), ejected, ..TableStats::default() });
-    let counts = || {
-        let count = |packets| PacketCount { packets, bytes: 100 * packets };
-        let forwarding = ForwardCounts {
+    let count = |packets| PacketCount { packets, bytes: 100 * packets };
+    let counts = PortCounts {
+        connections: 7,
+        no_backend: 2,
+        denied: 1,
+        left_to_packets: 3,
+        external_connections: 5,
+        forwarding: ForwardCounts {
             sent: count(11),
             served: count(12),
             received: count(13),
             second_chances: 14,
             dropped: 15,
-        };
-        let (connections, no_backend, denied, left_to_packets, external_connections) = (7, 2, 1, 3, 5);
-        PortCounts { connections, no_backend, denied, left_to_packets, external_connections, forwarding }
+        },
     };
-    admin.set_readers(|it| it.counters = Some(Arc::new(move || Some(Box::new(counts())))));
+    admin.set_readers(|it| {
+        it.counters = Some(Arc::new(move || Some(Box::new(FixedCounts(vec![("a", counts)])))));
+    });
     admin
 }
 
@@ -198,7 +203,7 @@ fn samples_follow_the_events_and_zero_counters_have_none() {
         (r#"kube_proxy_ebpf_connections_total{namespace="default",service="a",port="",protocol="TCP"}"#, 7.0),
         (r#"kube_proxy_ebpf_program_attached{hook="connect4"}"#, 1.0),
     ]);
-    admin.set_readers(|it| it.counters = Some(Arc::new(|| Some(Box::new(PortCounts::default())))));
+    admin.set_readers(|it| it.counters = Some(Arc::new(|| Some(FixedCounts::of(&[])))));
     assert!(!admin.metrics.text().unwrap().contains(r#"service="a""#));
     assert_eq!(admin.status().counters.map(|it| it.connections), Some(0));
     admin.on_attach_checked(Ok(&attach_status(false)));
