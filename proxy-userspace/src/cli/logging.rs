@@ -235,7 +235,7 @@ impl<W: Write> Write for EscapedLines<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::io::{PipeWriter, Read as _};
 
     use proptest::prelude::*;
     use serde_json::Value;
@@ -243,30 +243,28 @@ mod tests {
     use super::*;
     use crate::cli::tests::parse_flags;
 
-    #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Memory {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+    /// What a log writes that is given its output.
+    fn written(log: impl FnOnce(PipeWriter)) -> String {
+        // A few lines fit into a pipe.
+        let (mut reader, output) = io::pipe().unwrap();
+        log(output);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        text
     }
 
     /// What is logged about a name that someone else has chosen, as text and as JSON.
     fn logged(name: &str) -> [String; 2] {
-        let (plain, structured) = (Memory::default(), Memory::default());
-        let writer = |it: &Memory| {
-            let it = it.clone();
-            move || it.clone()
-        };
         let event = || tracing::warn!(error = name, debug = ?name, "Service {name} is rejected");
-        dispatcher::with_default(&text(filter(0), false, writer(&plain)).0, event);
-        dispatcher::with_default(&json(filter(0), writer(&structured)).0, event);
-        [plain, structured].map(|it| String::from_utf8(it.0.lock().clone()).unwrap())
+        let plain = written(|output| {
+            let (dispatch, _) = text(filter(0), false, move || output.try_clone().unwrap());
+            dispatcher::with_default(&dispatch, event);
+        });
+        let structured = written(|output| {
+            let (dispatch, _) = json(filter(0), move || output.try_clone().unwrap());
+            dispatcher::with_default(&dispatch, event);
+        });
+        [plain, structured]
     }
 
     fn check(name: &str) -> [String; 2] {
@@ -292,20 +290,16 @@ mod tests {
 
     #[test]
     fn libraries_are_logged_from_level_trace_on() {
-        let lines = |verbosity| {
-            let memory = Memory::default();
-            let writer = memory.clone();
-            let (dispatch, set_filter) = text(filter(0), false, move || writer.clone());
-            dispatcher::with_default(&dispatch, || {
-                set_filter(filter(verbosity));
-                tracing::debug!("own");
-                tracing::debug!(target: "h2::codec", "of a library");
-                tracing::trace!("detail");
-            });
-            String::from_utf8(memory.0.lock().clone()).unwrap()
-        };
         let has = |verbosity| {
-            let lines = lines(verbosity);
+            let lines = written(|output| {
+                let (dispatch, set_filter) = text(filter(0), false, move || output.try_clone().unwrap());
+                dispatcher::with_default(&dispatch, || {
+                    set_filter(filter(verbosity));
+                    tracing::debug!("own");
+                    tracing::debug!(target: "h2::codec", "of a library");
+                    tracing::trace!("detail");
+                });
+            });
             ["own", "of a library", "detail"].map(|it| lines.contains(it))
         };
         assert_eq!([0, 1, 2].map(has), [[false; 3], [true, false, false], [true; 3]]);
