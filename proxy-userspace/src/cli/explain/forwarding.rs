@@ -272,18 +272,15 @@ mod tests {
     #[test]
     fn the_row_of_a_client_says_what_happens_here() {
         let first = |owner, by_client| forwarding(Some((owner, None)), by_client).describe();
-        assert_eq!(first(THIS(), false), ["row 7 of 1024, by addresses and ports: served here"]);
-        assert_eq!(
-            first(OTHER(), true),
-            ["row 7 of 1024, by the client's address (session affinity): wrapped for node n2 at 192.0.2.2"]
-        );
-        assert_eq!(
-            first(RowNode::Other(ip(3)), false),
-            ["row 7 of 1024, by addresses and ports: wrapped for the node at 192.0.2.3"]
-        );
-        assert!(
-            first(RowNode::None, false)[0].contains("translated here by NAT: a node with endpoints cannot")
-        );
+        for (owner, by_client, expect) in [
+            (THIS(), false, "by addresses and ports: served here"),
+            (OTHER(), true, "by the client's address (session affinity): wrapped for node n2 at 192.0.2.2"),
+            (RowNode::Other(ip(3)), false, "by addresses and ports: wrapped for the node at 192.0.2.3"),
+        ] {
+            assert_eq!(first(owner, by_client), [format!("row 7 of 1024, {expect}")]);
+        }
+        let translated = &first(RowNode::None, false)[0];
+        assert!(translated.contains("translated here by NAT: a node with endpoints cannot"), "{translated}");
         assert_eq!(
             forwarding(Some((THIS(), Some(OTHER()))), false).describe()[1],
             "the second is node n2 at 192.0.2.2, for TCP connections that the owner does not know"
