@@ -33,12 +33,8 @@ impl<const N: usize> History<N> {
         iter::repeat_n(0.0, self.zeros).chain(self.rates.iter().map(|it| f64::from(*it)))
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.zeros + self.rates.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Whether no rate differs from zero.
