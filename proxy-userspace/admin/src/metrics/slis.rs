@@ -44,26 +44,3 @@ impl Slis {
         Ok(text::from_openmetrics(&openmetrics))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_result_is_counted_and_the_last_one_is_a_gauge() {
-        let slis = Slis::new();
-        for is_ok in [true, true, false] {
-            slis.observe("readyz", "programs", is_ok);
-        }
-        let text = slis.text().unwrap();
-        for line in [
-            "# TYPE kubernetes_healthcheck gauge",
-            r#"kubernetes_healthcheck{name="programs",type="readyz"} 0"#,
-            "# TYPE kubernetes_healthchecks_total counter",
-            r#"kubernetes_healthchecks_total{name="programs",status="success",type="readyz"} 2"#,
-            r#"kubernetes_healthchecks_total{name="programs",status="error",type="readyz"} 1"#,
-        ] {
-            assert!(text.lines().any(|it| it == line), "{line} is not in {text}");
-        }
-    }
-}

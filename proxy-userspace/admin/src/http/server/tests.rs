@@ -2,13 +2,14 @@
 
 use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _};
 
+use publish::Publisher;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
 use super::*;
-use crate::{http::bind::bind, state::Role};
+use crate::{fixtures::apply, http::bind::bind, state::Role};
 
 /// Serves at a free port of an address, and returns it.
 async fn start(admin: &Admin, pages: PageGroup, address: SocketAddr) -> (Servers, SocketAddr) {
@@ -52,6 +53,8 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
         assert!(response.contains(it), "{it} is not in {response}");
     }
     assert!(get(health, "/readyz").await.starts_with("HTTP/1.1 503 "));
+    apply(&admin, &Publisher::new("n1"), []);
+    assert!(get(health, "/readyz").await.contains("[+]state ok\n"));
     assert!(get(health, "/livez?verbose").await.starts_with("HTTP/1.1 200 "));
     assert!(get(health, "/metrics").await.starts_with("HTTP/1.1 404 "));
     let post = raw(health, "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
@@ -78,11 +81,15 @@ async fn pages_have_the_status_and_headers_of_kube_proxy() {
         ("/flagz", "only.\n\ncluster-cidr=10.0.0.0/8\nv=4\n"),
         ("/statusz", "content-type: text/plain; charset=utf-8\r\n"),
         ("/statusz", "\nUp: 0 hr 00 min"),
-        ("/metrics/slis", "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"),
-        (
-            "/metrics/slis",
-            "kubernetes_healthchecks_total{name=\"state\",status=\"error\",type=\"readyz\"} 1\n",
-        ),
+        ("/healthz", "\r\n\r\nok"),
+        ("/metrics/slis", "# TYPE kubernetes_healthcheck gauge\n"),
+        ("/metrics/slis", "# TYPE kubernetes_healthchecks_total counter\n"),
+        ("/metrics/slis", "\nkubernetes_healthcheck{name=\"programs\",type=\"readyz\"} 0\n"),
+        ("/metrics/slis", "\nkubernetes_healthcheck{name=\"state\",type=\"readyz\"} 1\n"),
+        ("/metrics/slis", "\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"),
+        ("/metrics/slis", "_total{name=\"state\",status=\"error\",type=\"readyz\"} 1\n"),
+        ("/metrics/slis", "_total{name=\"state\",status=\"success\",type=\"readyz\"} 1\n"),
+        ("/metrics/slis", "_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2\n"),
     ] {
         let response = get(metrics, path).await;
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
