@@ -122,10 +122,6 @@ impl KernelCounts {
 }
 
 impl CounterLookup for KernelCounts {
-    fn has_sockets(&self) -> bool {
-        self.sockets.is_some()
-    }
-
     fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts> {
         self.sockets.as_ref()?.port(service, port, protocol)
     }

@@ -81,6 +81,7 @@ fn busy_alone(role: Role) -> Admin {
         },
     };
     admin.set_readers(|it| {
+        it.has_sockets = true;
         it.counters = Some(Arc::new(move || Some(Box::new(FixedCounts(vec![("a", counts)])))));
     });
     admin

@@ -171,6 +171,7 @@ impl Admin {
                 reason: it.reason,
             })
         });
+        let counters = counters.filter(|_| state.readers.has_sockets);
         (Status { counters, ..status(&state, Moment::now()) }, rejected)
     }
 }

@@ -51,13 +51,13 @@ impl Reading {
         }
     }
 
-    /// The sums over all ports of these Services, of sockets; `None` if they are not counted.
+    /// The sums over all ports of these Services, of sockets.
     pub(crate) fn total<'a>(
         &self,
         services: impl Iterator<Item = &'a Arc<ServiceState>>,
     ) -> Option<PortCounts> {
         let counts = self.0.lock();
-        let counts = counts.as_ref().filter(|it| it.has_sockets())?;
+        let counts = counts.as_ref()?;
         let mut sum = PortCounts::default();
         services.for_each(|it| sum += counts.total(&it.service));
         Some(sum)

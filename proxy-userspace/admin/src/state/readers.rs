@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 pub struct Readers {
     /// What the process was started with: the pages `/config`, `/configz` and `/flagz`.
     pub configuration: Configuration,
-    /// Whether this process redirects sockets.
+    /// Whether this process redirects sockets; if not, only connections from outside are counted.
     pub has_sockets: bool,
     /// The newest lines of the log: the page `/log`.
     pub log: Option<Arc<dyn Fn() -> String + Send + Sync>>,
@@ -52,11 +52,6 @@ pub struct Configuration {
 
 /// Looks up counters at one moment.
 pub trait CounterLookup {
-    /// Whether connections of sockets are counted; if not, only those from outside are.
-    fn has_sockets(&self) -> bool {
-        true
-    }
-
     /// The counters of a service port for sockets; `None` for one that is not programmed.
     fn port(&self, service: &ServiceName, port: &str, protocol: Protocol) -> Option<PortCounts>;
 

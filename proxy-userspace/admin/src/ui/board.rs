@@ -92,7 +92,6 @@ impl Board {
 
     /// Takes a reading; `None` if there are no counters.
     pub(super) fn update(&mut self, counters: Option<PortCountLookup>, now: Instant) {
-        let counters = counters.filter(|it| it.has_sockets());
         let since = self.at.replace(now).map(|it| now.duration_since(it));
         let is_continued = since.is_some_and(|it| it <= MAX_GAP);
         let seconds = since.filter(|_| is_continued).map(|it| it.as_secs_f64().max(1e-3));

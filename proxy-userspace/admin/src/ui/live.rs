@@ -72,7 +72,7 @@ impl Ui {
 fn answer(state: &Mutex<AdminState>, board: &mut Board, question: &Question, now: Instant) -> String {
     let (published, counter_source) = {
         let state = state.lock();
-        (state.served(), state.readers.counters.clone())
+        (state.served(), state.readers.counters.clone().filter(|_| state.readers.has_sockets))
     };
     board.set_state(published);
     if board.is_due(now) {

@@ -42,7 +42,10 @@ async fn live(admin: &Admin, query: &str) -> Value {
 fn busy() -> (Admin, Publisher) {
     let admin = Admin::new("n1", Role::Backend);
     admin.enable_timeline();
-    admin.set_readers(|it| it.counters = Some(Arc::new(|| Some(FixedCounts::of(&[("a", 7)])))));
+    admin.set_readers(|it| {
+        it.has_sockets = true;
+        it.counters = Some(Arc::new(|| Some(FixedCounts::of(&[("a", 7)]))));
+    });
     let publisher = Publisher::new("n1");
     apply(&admin, &publisher, [service("a", 2, None), service("b", 1, None), service("c", 0, None)]);
     (admin, publisher)
