@@ -22,12 +22,10 @@ fn published() -> Published {
     let number = |port| NonZeroU16::new(port).unwrap();
     let port = |name: &str, port, node_port| ServicePort {
         name: name.into(),
-        protocol: Protocol::Tcp,
-        port: number(port),
         node_port,
         target_port: TargetPort::Number(number(8080)),
-        conflicting_addresses: Vec::new(),
         has_any_endpoint: PerFamily { v4: name == "http", v6: false },
+        ..ServicePort::new(Protocol::Tcp, number(port))
     };
     let name = ServiceName::new("shop", "y");
     let service = Service {
