@@ -83,7 +83,7 @@ pub fn cli(binary: &Path, sandbox: &Sandbox, subcommand: &str) -> Command {
 }
 
 /// The command line and the environment of a proxy.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct AgentCommand {
     binary: PathBuf,
@@ -135,7 +135,16 @@ impl AgentCommand {
     pub fn new(binary: &Path) -> Self {
         let environment =
             vec![("KUBE_PROXY_EBPF_PACKETS".into(), "off".into()), (VERBOSE.into(), "1".into())];
-        Self { binary: binary.to_owned(), environment, ..Self::default() }
+        Self {
+            binary: binary.to_owned(),
+            arguments: Vec::new(),
+            environment,
+            capabilities: None,
+            without_netfilter: false,
+            without_profile: false,
+            memory_cgroup: None,
+            log: None,
+        }
     }
 
     pub fn arg(self, argument: impl AsRef<OsStr>) -> Self {

@@ -15,13 +15,12 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
 /// Any percentile of at least one figure.
 pub(crate) fn percentiles(mut figures: Vec<f64>) -> impl Fn(usize) -> f64 {
     figures.sort_unstable_by(f64::total_cmp);
-    move |percent| figures[(figures.len() - 1) * percent / 100]
+    move |percent| figures[((figures.len() - 1) * percent).div_ceil(100)]
 }
 
 /// The median of at least one figure.
-pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_unstable_by(f64::total_cmp);
-    figures[figures.len() / 2]
+pub(crate) fn median(figures: Vec<f64>) -> f64 {
+    percentiles(figures)(50)
 }
 
 /// The medians of figures that are measured in turns, so many times each: what else the machine does affects all of them.

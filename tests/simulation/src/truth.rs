@@ -90,6 +90,10 @@ impl Truth {
             self.set(kind, server, |all| all.delete(&name));
             return format!("delete {name}");
         };
+        let mut line = format!("set {name}");
+        if let Object::ServiceCidr(it) = &object {
+            line += &format!(" to {:?}", it.cidrs);
+        }
         let manifest = manifest::manifest(&object);
         // As the source of a brain reads it.
         let parsed = parse(manifest.to_string().as_bytes()).expect("the manifest is valid");
@@ -99,7 +103,7 @@ impl Truth {
             Some(it) => all.set(it),
             None => all.delete(&name),
         });
-        format!("set {name}")
+        line
     }
 
     /// Whether the watches of a brain select an object.

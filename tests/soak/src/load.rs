@@ -73,6 +73,7 @@ impl LoadState {
     }
 
     fn count(&self, what: &'static str) {
+        assert!(COUNTS.contains(&what), "`{what}` is not in the report");
         *self.counts.lock().entry(what).or_default() += 1;
     }
 

@@ -236,14 +236,20 @@ impl PacketBackend {
         let first = first(lookup.protocol, client, destination);
         let begin = Instant::now();
         let mut retransmission = begin;
-        let (mut is_accepted, mut endpoint) = (false, None);
+        let (mut is_accepted, mut asked) = (false, None::<(Packet, Vec<u8>)>);
         let answer = loop {
             if wait.is_over(begin) {
                 break "drop".to_owned();
             }
             let now = Instant::now();
-            if now >= retransmission && !is_accepted {
-                self.network.send(&first, destination.ip())?;
+            if now >= retransmission {
+                if !is_accepted {
+                    self.network.send(&first, destination.ip())?;
+                }
+                // It, or what acknowledges it, may have been lost.
+                if let Some((packet, bytes)) = &asked {
+                    self.answer(packet, bytes)?;
+                }
                 retransmission = now + FIRST_RETRANSMISSION;
             }
             let Some((packet, bytes)) = self.network.receive(destination.ip(), FIRST_RETRANSMISSION)? else {
@@ -253,13 +259,13 @@ impl PacketBackend {
             match packet.kind {
                 Kind::First { protocol, .. } if is_nodes && protocol == lookup.protocol => {
                     self.answer(&packet, &bytes)?;
-                    if protocol == Protocol::Udp {
+                    if protocol != Protocol::Tcp {
                         break going_to(packet.destination, lookup);
                     }
-                    endpoint = Some([packet.source, packet.destination]);
+                    asked = Some((packet, bytes));
                 }
                 // Before that, the backend's kernel may send the first packet again, which would answer the next question.
-                Kind::Acknowledged if endpoint == Some([packet.source, packet.destination]) => {
+                Kind::Acknowledged if asked.as_ref().is_some_and(|(it, _)| packet.is_of(it)) => {
                     break going_to(packet.destination, lookup);
                 }
                 Kind::Refused if [packet.source, packet.destination].contains(&client) => {

@@ -29,6 +29,13 @@ pub(super) struct Packet {
     pub(super) kind: Kind,
 }
 
+impl Packet {
+    /// Whether it has the source and the destination of this one.
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        (self.source, self.destination) == (other.source, other.destination)
+    }
+}
+
 /// The role of a packet in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {

@@ -30,7 +30,7 @@ fn flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
 
 /// Whether the pod of this name replies.
 fn is_answered_by(name: &str, socket: &UdpSocket) -> bool {
-    exchange_connected(socket).is_ok_and(|it| it.starts_with(name))
+    exchange_connected(socket).is_ok_and(|it| it.split(' ').next() == Some(name))
 }
 
 fn is_refused(socket: &UdpSocket) -> bool {

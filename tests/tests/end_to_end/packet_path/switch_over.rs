@@ -1,7 +1,7 @@
 //! The packet path beside kube-proxy's rules: which of both decides, while one comes and the other goes.
 
 use std::{
-    fs,
+    fmt, fs,
     io::{BufRead as _, BufReader, Write as _},
     net::TcpListener,
     process::{Command, Stdio},
@@ -18,22 +18,28 @@ use super::*;
 use crate::kube_proxy_rules::feed;
 
 /// How kube-proxy writes its rules.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Mode {
+    name: &'static str,
     /// Its variant of iptables; `None` for nftables.
     iptables: Option<&'static str>,
     /// With the interface of IPVS beside chains of iptables; the kernels of the tests have no IPVS, so the chains translate.
     is_ipvs: bool,
 }
 
-impl Mode {
-    const ALL: [Self; 3] =
-        [Self::of(None), Self::of(Some("iptables-nft")), Self::of(Some("iptables-legacy"))];
-    const IPVS: Self = Self { iptables: Some("iptables-nft"), is_ipvs: true };
-
-    const fn of(iptables: Option<&'static str>) -> Self {
-        Self { iptables, is_ipvs: false }
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
+}
+
+impl Mode {
+    const ALL: [Self; 3] = [
+        Self { name: "nftables", iptables: None, is_ipvs: false },
+        Self { name: "iptables-nft", iptables: Some("iptables-nft"), is_ipvs: false },
+        Self { name: "iptables-legacy", iptables: Some("iptables-legacy"), is_ipvs: false },
+    ];
+    const IPVS: Self = Self { name: "IPVS", iptables: Some("iptables-nft"), is_ipvs: true };
 
     /// The programs that write the rules of iptables, of each family.
     fn restore(self) -> Vec<String> {
@@ -98,7 +104,7 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         let web = || external("web", 1).endpoint("p1", &P1);
         let Some(it) = RunningCluster::or_skip("nft", &[web()], &[]) else { return };
         if !mode.works(&it) {
-            skip(&format!("{mode:?} does not work on this machine"));
+            skip(&format!("{mode} does not work on this machine"));
             continue;
         }
         let RunningCluster { agent, cluster: it, .. } = it;
@@ -107,18 +113,18 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         let mut held = vec![connect()];
         let load = start_load(&it, Transport::Tcp, frontend, 2, 1);
         let mut decides = |name: &str, what: &str| {
-            assert!(load.wait_for_new_connects(TIMEOUT), "{mode:?}, {what}: nothing connects");
+            assert!(load.wait_for_new_connects(TIMEOUT), "{mode}, {what}: nothing connects");
             let first = load.count();
             assert!(eventually(TIMEOUT, || load.count() > first + 50));
             let report = LoadReport::of(&load.since(0));
-            assert_eq!(report.failed, 0, "{mode:?}, {what}: {:?}", report.errors);
+            assert_eq!(report.failed, 0, "{mode}, {what}: {:?}", report.errors);
             let now = LoadReport::of(&load.since(first)).by_server;
             // Each with the source that it sees: kube-proxy's rules masquerade as ours do.
             let is_from = |it: &String| it.starts_with(&format!("{name} "));
-            assert!(!now.is_empty() && now.keys().all(is_from), "{mode:?}, {what}: {now:?}");
+            assert!(!now.is_empty() && now.keys().all(is_from), "{mode}, {what}: {now:?}");
             held.push(connect());
             for it in &mut held {
-                it.ping().unwrap_or_else(|error| panic!("{mode:?}, {what}: {error}"));
+                it.ping().unwrap_or_else(|error| panic!("{mode}, {what}: {error}"));
             }
         };
         let is_reported = || it.n1.run(|| http::metric("kube_proxy_ebpf_kube_proxy_rules"));
@@ -128,7 +134,7 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         mode.write(&it, 0);
         decides("p1", "kube-proxy's come after ours");
         if is_seen {
-            assert!(eventually(TIMEOUT * 2, || is_reported() == Some(1.0)), "{mode:?} is not reported");
+            assert!(eventually(TIMEOUT * 2, || is_reported() == Some(1.0)), "{mode} is not reported");
         }
         // The way back.
         assert!(agent.terminate().unwrap().success());
@@ -140,7 +146,7 @@ fn ours_decides_beside_kube_proxy_and_no_connection_fails_when_either_comes_or_g
         decides("p1", "ours comes after kube-proxy's");
         mode.delete(&it);
         decides("p1", "kube-proxy's are gone");
-        assert!(eventually(TIMEOUT * 2, || is_reported() == Some(0.0)), "{mode:?} is still reported");
+        assert!(eventually(TIMEOUT * 2, || is_reported() == Some(0.0)), "{mode} is still reported");
         assert_eq!(server(&it.client, frontend), "p1");
         drop(agent);
     }
@@ -189,7 +195,7 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
         let web = external("web", 1).endpoint("p1", &P1);
         let Some(it) = RunningCluster::or_skip(backend, &[web], &[]) else { return };
         if !mode.works(&it) {
-            skip(&format!("{mode:?} does not work on this machine"));
+            skip(&format!("{mode} does not work on this machine"));
             continue;
         }
         let RunningCluster { agent, cluster: it, .. } = it;
@@ -198,8 +204,8 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
         let served_by = |name: &str, what: &str| {
             for (load, frontend) in loads.iter().zip(frontends) {
                 let first = load.count();
-                assert!(eventually(TIMEOUT, || load.count() > first + 20), "{mode:?}, {what}");
-                assert_eq!(server(&it.client, frontend), name, "{mode:?}, {what}");
+                assert!(eventually(TIMEOUT, || load.count() > first + 20), "{mode}, {what}");
+                assert_eq!(server(&it.client, frontend), name, "{mode}, {what}");
             }
         };
         assert!(agent.terminate().unwrap().success());
@@ -212,7 +218,7 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
         // The controller of the DaemonSet has not noticed the node's label yet.
         let given_up = cleanup("--wait-for-kube-proxy=10ms", Stdio::piped()).wait_with_output().unwrap();
         let log = String::from_utf8_lossy(&given_up.stderr);
-        assert!(given_up.status.code() == Some(1) && log.contains("nothing was removed"), "{mode:?}: {log}");
+        assert!(given_up.status.code() == Some(1) && log.contains("nothing was removed"), "{mode}: {log}");
         served_by("p1", "given up");
 
         let log = it.sandbox().files().join("cleanup.log");
@@ -222,7 +228,7 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
             let is_logged = eventually(TIMEOUT, || log().contains(text));
             served_by("p1", text);
             let is_waiting = child.try_wait().unwrap().is_none();
-            assert!(is_logged && is_waiting, "{mode:?}, {text}: {}", log());
+            assert!(is_logged && is_waiting, "{mode}, {text}: {}", log());
         };
         waits_for("http://127.0.0.1:10256/healthz: ");
         // kube-proxy's page has status 200 before it has written anything.
@@ -239,11 +245,11 @@ fn the_way_back_to_a_slow_kube_proxy_loses_nothing() {
         metrics.change(&last_syncs([1, 1]));
 
         let status = child.wait().unwrap();
-        assert!(status.success(), "{mode:?}: {}", fs::read_to_string(&log).unwrap());
+        assert!(status.success(), "{mode}: {}", fs::read_to_string(&log).unwrap());
         served_by("p2", "kube-proxy's alone");
         for load in &loads {
             let report = LoadReport::of(&load.since(0));
-            assert_eq!(report.failed, 0, "{mode:?}, {backend}: {:?}", report.errors);
+            assert_eq!(report.failed, 0, "{mode}, {backend}: {:?}", report.errors);
         }
     }
 }

@@ -118,6 +118,9 @@ fn a_cycle_is_found_behind_re_exports_macros_and_globs() {
         &[("lib.rs", "mod b; pub use b::Two; pub const TOP: Two = Two;"), child, leaf],
         &["src/b.rs uses TOP of src/lib.rs", "src/lib.rs uses Two of src/b.rs"],
     );
+    // Another crate's items belong to no file that re-exports them.
+    let reexporting = ("a.rs", "pub use other::X; use crate::b::Two; pub struct One(Two);");
+    check(&[ROOT, reexporting, ("b.rs", "use crate::a::X; pub struct Two(X);")], &[]);
     // Tests may use what they test.
     let tested = ("a.rs", "pub struct One; #[cfg(test)] mod tests { use crate::b::Two; }");
     check(&[ROOT, tested, ("b.rs", "use crate::a::One; pub struct Two(One);")], &[]);
