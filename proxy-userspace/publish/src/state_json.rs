@@ -1,8 +1,8 @@
 //! A published state as JSON, in parts: a large state is never one text.
 
-use std::{collections::BTreeMap, iter, sync::Arc};
+use std::{collections::BTreeMap, iter, ops::Bound, sync::Arc};
 
-use model::state::ServiceState;
+use model::state::{NodeState, ServiceState};
 use proxy_contract::localv1::Extension;
 use serde::Serialize;
 use wire::Extensions;
@@ -19,12 +19,16 @@ pub fn json_parts(published: &Published) -> impl Iterator<Item = serde_json::Res
     let head = json(&**node)
         .map(|node| format!(r#"{{"instanceId":"{instance_id}","rev":"{rev}","node":{node},"items":["#));
     let items = state.services.clone().into_values().enumerate().flat_map(|(n, it)| item(n == 0, it));
-    let nodes = BTreeMap::clone(&state.nodes).into_iter().map(|(name, it)| wire::node(&name, &it));
-    let service_cidrs = BTreeMap::clone(&state.service_cidrs).into_values();
-    let service_cidrs = service_cidrs.map(|it| wire::service_cidr(&it));
-    let pods = BTreeMap::clone(&state.pods).into_values().map(|it| wire::pod(&it));
-    let lists = list("nodes", nodes).chain(list("serviceCidrs", service_cidrs)).chain(list("pods", pods));
-    iter::once(head).chain(items).chain(text("]")).chain(lists).chain(text("}\n"))
+    let nodes = list("nodes", state, |it| &it.nodes, |name, it| serde_json::to_string(&wire::node(name, it)));
+    let service_cidrs = list(
+        "serviceCidrs",
+        state,
+        |it| &it.service_cidrs,
+        |_, it| serde_json::to_string(&wire::service_cidr(it)),
+    );
+    let pods = list("pods", state, |it| &it.pods, |_, it| serde_json::to_string(&wire::pod(it)));
+    let parts = iter::once(head).chain(items).chain(text("]"));
+    parts.chain(nodes).chain(service_cidrs).chain(pods).chain(text("}\n"))
 }
 
 type Part = serde_json::Result<String>;
@@ -43,15 +47,26 @@ fn item(is_first: bool, state: Arc<ServiceState>) -> impl Iterator<Item = Part> 
     iter::once(head).chain(endpoints).chain(text("]}"))
 }
 
-/// A field with these messages; nothing if there are none.
-fn list<I: ExactSizeIterator<Item: Serialize>>(
+/// A field with the objects of a map of a state; nothing if there are none.
+fn list<T: 'static>(
     name: &'static str,
-    messages: I,
-) -> impl Iterator<Item = Part> {
+    state: &NodeState,
+    map: fn(&NodeState) -> &BTreeMap<Arc<str>, T>,
+    json: fn(&str, &T) -> Part,
+) -> impl Iterator<Item = Part> + use<T> {
+    let state = state.clone();
     let (open, close) =
-        if messages.len() == 0 { (String::new(), "") } else { (format!(r#","{name}":["#), "]") };
-    let messages = messages.enumerate().map(|(n, it)| json(&it).map(|it| comma(n == 0, it)));
-    iter::once(Ok(open)).chain(messages).chain(text(close))
+        if map(&state).is_empty() { (String::new(), "") } else { (format!(r#","{name}":["#), "]") };
+    // A position would not survive the reference to the map: the last name does.
+    let mut last = None::<Arc<str>>;
+    let objects = iter::from_fn(move || {
+        let after = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let (name, it) = map(&state).range::<Arc<str>, _>((after, Bound::Unbounded)).next()?;
+        let object = json(name, it).map(|it| comma(last.is_none(), it));
+        last = Some(Arc::clone(name));
+        Some(object)
+    });
+    iter::once(Ok(open)).chain(objects).chain(text(close))
 }
 
 fn json(value: &(impl Serialize + ?Sized)) -> Part {
