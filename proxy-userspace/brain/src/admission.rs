@@ -13,7 +13,7 @@ use std::{
 
 use model::{
     Effect, Family, Rejected, ServiceName, Timestamp,
-    cluster::{ClusterState, EndpointSlice},
+    cluster::{ClusterState, EndpointSlice, Service},
     conflicts::{FrontendKey, FrontendOwners},
     state::forwarding_rows,
 };
@@ -81,6 +81,15 @@ impl Admission {
         let services = cluster.services.keys().cloned().collect();
         admission.update(cluster, options, &services, &BTreeSet::new());
         admission
+    }
+
+    /// A Service, unless it does not fit into its namespace.
+    pub(crate) fn service<'a>(
+        &self,
+        cluster: &'a ClusterState,
+        name: &ServiceName,
+    ) -> Option<&'a Arc<Service>> {
+        cluster.services.get(name).filter(|_| !self.is_refused(name))
     }
 
     /// What of a Service that is served is not.

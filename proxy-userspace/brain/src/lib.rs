@@ -23,13 +23,13 @@ mod slice_index;
 use std::sync::Arc;
 
 use model::{
+    PerFamily,
     cluster::{ClusterState, Node},
     state::NodeState,
 };
 
 use admission::Admission;
 use node_view::NodeView;
-use service_view::ServiceView;
 
 pub use explain::{
     AppliedRule, ClientKind, ExplainedClient, ExplainedEndpoint, Explanation, InvalidQuery, Query, Verdict,
@@ -42,8 +42,18 @@ pub use options::{DEFAULT_MAX_NAMESPACE_ENTRIES, Options};
 pub fn node_state(cluster: &ClusterState, node: &str, options: &Options) -> NodeState {
     let node = NodeView::new(cluster, node);
     let admission = Admission::of(cluster, options);
-    let view = |name| ServiceView::new(cluster, &admission, name, options);
-    let states = cluster.services.keys().filter_map(|name| view(name).state(node).map(Arc::new));
+    let states = cluster.services.keys().filter_map(|name| {
+        let service = admission.service(cluster, name)?;
+        let slices = cluster.slices_of(&service.name).map(Arc::as_ref);
+        Some(Arc::new(service::service_state(
+            service,
+            slices,
+            node,
+            options,
+            admission.admitted(name),
+            PerFamily::default(),
+        )?))
+    });
     let node_info = |(name, node): (&Arc<str>, &Arc<Node>)| (Arc::clone(name), node.info.clone());
     NodeState {
         services: states.collect(),

@@ -47,7 +47,7 @@ impl<'a> ServiceView<'a> {
         name: &ServiceName,
         options: &'a Options,
     ) -> Self {
-        let service = cluster.services.get(name).filter(|_| !admission.is_refused(name)).map(Arc::as_ref);
+        let service = admission.service(cluster, name).map(Arc::as_ref);
         let slices: Vec<_> = match service {
             Some(_) => cluster.slices_of(name).map(Arc::as_ref).collect(),
             None => Vec::new(),
@@ -162,8 +162,8 @@ impl<'a> ServiceView<'a> {
         })
     }
 
-    /// The addresses on a node, if nothing differs there but which endpoints are local: no policy is Local, no hint names the node, and
-    /// every address and every pod is on one node only.
+    /// The addresses on a node, if nothing differs there but which endpoints are local: no policy is Local, no hint names
+    /// the node, and every address and every pod is on one node only.
     fn local_addresses(&self, node: &str) -> Option<&BTreeSet<IpAddr>> {
         let service = self.service?;
         if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
