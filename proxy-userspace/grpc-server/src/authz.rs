@@ -26,7 +26,7 @@ pub(crate) enum Peer {
     Certified(Arc<Certificate>),
 }
 
-/// What a certificate says of its peer.
+/// What a certificate says of its peer. The same names of another kind are another peer.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Certificate {
     /// DNS names, URIs and common names, verbatim.

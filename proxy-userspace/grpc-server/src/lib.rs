@@ -135,11 +135,16 @@ pub async fn serve(
         report(ServingStatus::Serving).await;
         std::future::pending::<()>().await;
     };
-    tokio::select! {
-        () = serve_connections(listener, routes, shutdown) => {}
-        () = report_ready => {}
-        () = reload_certificates => {}
-    }
+    // Nothing is reported while the connections end.
+    let stop = async {
+        tokio::select! {
+            biased;
+            () = shutdown => {}
+            () = report_ready => {}
+            () = reload_certificates => {}
+        }
+    };
+    serve_connections(listener, routes, stop).await;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The gRPC server of `run` and `brain`, at one or more addresses.
 
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use admin::Admin;
 use anyhow::Result;
@@ -41,7 +41,11 @@ impl GrpcServer {
             let (mut states, mut stopped) = (pipeline.subscribe(), stop.subscribe());
             let served = served.clone();
             servers.spawn(async move {
-                let ready = async { drop(states.next().await) };
+                let ready = async {
+                    if states.next().await.is_none() {
+                        pending::<()>().await;
+                    }
+                };
                 let stopped = async { drop(stopped.wait_for(|it| *it).await.map(|_| ())) };
                 grpc_server::serve(listener, served, ready, stopped).await
             });
@@ -53,7 +57,7 @@ impl GrpcServer {
     pub(super) async fn failed(&mut self) -> Result<()> {
         match self.servers.join_next().await {
             Some(result) => Ok(result??),
-            None => std::future::pending().await,
+            None => pending().await,
         }
     }
 

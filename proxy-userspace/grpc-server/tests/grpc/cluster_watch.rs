@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use model::{
     Family, Protocol, ServiceName, Timestamp,
-    cluster::{ClusterState, Endpoint, EndpointSlice, Service, SliceName, SlicePort},
-    state::{ServiceKind, ServicePort, TargetPort},
+    cluster::{ClusterState, Endpoint, EndpointSlice, Node, Service, SliceName, SlicePort},
+    state::{NodeInfo, ServiceKind, ServicePort, TargetPort},
 };
 use proxy_contract::{client::Refused, localv1::Extension};
 use publish::cluster::ClusterSnapshot;
@@ -51,7 +51,7 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: &[&str]) -> EndpointSl
 fn cluster(nodes: &[&str], services: &[&str], slices: &[EndpointSlice]) -> Arc<ClusterState> {
     let mut state = ClusterState::default();
     for it in nodes {
-        state.nodes.insert(model::cluster::Node { name: (*it).into(), zone: None, info: Default::default() });
+        state.nodes.insert(Node { name: (*it).into(), zone: None, info: Default::default() });
     }
     for it in services {
         state.services.insert(service(it));
@@ -119,6 +119,9 @@ async fn what_cannot_be_served_is_not_sent() {
     }
     all.set_slice(EndpointSlice { headless: true, ..slice("plain-1", "plain", &["10.1.0.2"]) });
     all.set_slice(EndpointSlice { ports: Vec::new(), ..slice("plain-2", "plain", &["10.1.0.2"]) });
+    for it in ["n|1", "n/1"] {
+        all.nodes.insert(Node { name: it.into(), zone: None, info: NodeInfo::default() });
+    }
     brain.publish_cluster(all);
     let mut peer = ClusterPeer::start(&folder).await;
     assert_eq!(peer.change_set().await, ["+s ns|plain||"]);

@@ -118,20 +118,26 @@ async fn a_brain_serves_at_a_tcp_port() {
 async fn health_is_serving_once_there_is_a_state() {
     let (folder, brain) = Brain::new().await;
     let mut health = HealthClient::new(channel(&folder).await);
-    for service in ["", "localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints"] {
-        let request = HealthCheckRequest { service: service.into() };
-        let mut updates = health.watch(request).await.unwrap().into_inner();
-        let mut status = async || updates.message().await.unwrap().unwrap().status();
-        assert_eq!(status().await, ServingStatus::NotServing, "{service}");
-        brain.publisher.publish(NodeState::default());
-        if service.is_empty() {
-            assert_eq!(status().await, ServingStatus::Serving);
-            break;
-        }
-    }
+    let mut updates = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    let mut status = async || updates.message().await.unwrap().unwrap().status();
+    assert_eq!(status().await, ServingStatus::NotServing);
+    brain.publisher.publish(NodeState::default());
+    assert_eq!(status().await, ServingStatus::Serving);
     for service in ["localv1.Sets", "globalv1.Sets", "localnetv1.Endpoints"] {
         let status = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
         assert_eq!(status.into_inner().status(), ServingStatus::Serving, "{service}");
+    }
+}
+
+#[tokio::test]
+async fn a_brain_that_stops_without_a_state_was_never_serving() {
+    let (folder, brain) = Brain::new().await;
+    let mut health = HealthClient::new(channel(&folder).await);
+    let mut updates = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(updates.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    brain.stop().await;
+    while let Ok(Some(it)) = updates.message().await {
+        assert_ne!(it.status(), ServingStatus::Serving);
     }
 }
 
