@@ -23,7 +23,7 @@
 //! # Ok::<_, String>(())
 //! ```
 
-use std::{borrow::Cow, io::Write as _};
+use std::{borrow::Cow, fmt, io::Write as _};
 
 use sha2::{Digest as _, Sha256};
 
@@ -89,8 +89,13 @@ pub fn all(digests: &mut [Digest]) -> Digest {
 }
 
 /// The digests of groups, by bucket.
-#[derive(Debug)]
 pub struct Buckets(Vec<Vec<Digest>>);
+
+impl fmt::Debug for Buckets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Buckets").field(&self.0.len()).finish()
+    }
+}
 
 impl Buckets {
     /// Empty buckets, at least one and at most [`MAX_BUCKETS`].

@@ -23,9 +23,9 @@ impl HealthChecks {
                 current.send_replace(answer);
                 continue;
             }
-            let (current, answers) = watch::channel(answer);
-            let answer = move |_: &str| answers.borrow().clone();
-            match Server::start((Ipv6Addr::UNSPECIFIED, port).into(), answer).await {
+            let (current, shown) = watch::channel(answer);
+            let page = move |_: &str| shown.borrow().clone();
+            match Server::start((Ipv6Addr::UNSPECIFIED, port).into(), page).await {
                 Ok(server) => drop(self.0.insert(port, (current, server))),
                 Err(error) => tracing::warn!(port, %error, "cannot open a health-check node port"),
             }

@@ -226,7 +226,7 @@ impl<V: View> Session<V> {
         Err(Failure::Broken("the brain keeps buckets that were not in the request".to_owned()))
     }
 
-    /// The event of an operation; `None` if it has none.
+    /// The event of an operation; `None` if it changes no state.
     fn receive(&mut self, op: Op) -> Option<Event<V>> {
         if let Some(it) = &mut self.inventory {
             it.record(&op);
@@ -241,7 +241,7 @@ impl<V: View> Session<V> {
             Err(error) => {
                 let brain = self.round.shown(&self.client.targets);
                 tracing::warn!(brain, error, "ignored an operation");
-                // The caller has not received it.
+                // It is not part of the state.
                 self.forget();
                 None
             }

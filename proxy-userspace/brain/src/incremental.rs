@@ -74,7 +74,7 @@ impl Brain {
         Arc::make_mut(&mut self.cluster)
     }
 
-    /// Replaces the whole cluster by a snapshot; objects that both share are skipped.
+    /// Replaces the whole cluster by a snapshot; what both share is not derived again.
     pub fn replace_cluster(&mut self, cluster: Arc<ClusterState>) {
         self.cluster = cluster;
     }
@@ -228,8 +228,8 @@ impl Brain {
         }
     }
 
-    /// Derives one Service again, for all zones and served nodes. Of one that is otherwise as before, `replaced` are the slices
-    /// whose endpoints have changed.
+    /// Derives one Service again, for all zones and served nodes. Of one that is otherwise as before, `replaced` are the
+    /// former slices that others replace.
     fn derive(&mut self, name: &ServiceName, replaced: Option<&Replaced>, changed: &mut BTreeSet<Arc<str>>) {
         let mut view = ServiceView::new(&self.cluster, &self.admission, name, &self.options);
         if self.served.len() > FEW {

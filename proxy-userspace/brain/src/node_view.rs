@@ -2,7 +2,8 @@
 
 use model::cluster::ClusterState;
 
-/// The properties of a node on which its state depends, or that of one Service: without what no endpoint of it refers to.
+/// The properties of a node on which its state depends. For one Service, its name only if an endpoint refers to it, and its
+/// zone only if a hint names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct NodeView<'a> {
     /// Its name: an endpoint on the node of this name is local. None is local at a node without one.

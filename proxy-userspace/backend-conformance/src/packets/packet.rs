@@ -252,7 +252,13 @@ mod tests {
                     Protocol::Udp => Some(Packet { kind: Kind::Refused, ..packet }),
                     Protocol::Sctp => None,
                 };
-                assert_eq!(reply(&packet, &bytes).and_then(|it| parse(&it)), expected);
+                let answer = reply(&packet, &bytes).and_then(|it| parse(&it));
+                assert_eq!(answer, expected);
+                if let Some(it) = answer.filter(|_| protocol == Protocol::Tcp) {
+                    let third = reply(&it, &[]).and_then(|it| parse(&it)).unwrap();
+                    assert!(third.kind == Kind::Acknowledged && third.is_of(&packet));
+                    assert_eq!(reply(&third, &[]), None);
+                }
                 // What is cut off is no reason to panic.
                 for length in 0..bytes.len() {
                     let _ = parse(&bytes[..length]);

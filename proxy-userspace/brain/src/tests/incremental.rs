@@ -101,9 +101,9 @@ fn the_trigger_time_alone_makes_no_new_state() {
 fn nothing_is_local_at_a_node_that_no_endpoint_refers_to() {
     let mut brain = brain();
     brain.cluster_mut().services.insert(Service { internal_policy: TrafficPolicy::Local, ..service() });
-    let named = |node: &str| Endpoint { node: Some(node.into()), ..at("10.1.0.1") };
-    for name in ["", "?", "n2", "xyzzy"] {
-        brain.cluster_mut().set_slice(slice([named(name)]));
+    for name in [None, Some(""), Some("n2")] {
+        let endpoint = Endpoint { node: name.map(Into::into), ..at("10.1.0.1") };
+        brain.cluster_mut().set_slice(slice([endpoint]));
         brain.recompute();
         let mut targets = of(&brain, "n3", "web").targets(0, Family::V4, Scope::Internal);
         assert_eq!(targets.next(), None, "{name:?}");

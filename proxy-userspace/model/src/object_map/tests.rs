@@ -125,12 +125,17 @@ fn a_change_copies_only_the_path_to_it_and_maps_still_share_after_the_same_edit(
     assert_eq!(unshared_nodes(&own, &base), 3);
     let found: Vec<_> = own.diff(&base).map(|(name, ..)| name.clone()).collect();
     assert_eq!(found, [name(5_000)]);
-    assert!(own.clone().into_values().eq(own.values().cloned()));
     let mut maps = [base.clone(), own, base];
     let mut edit = Edit::set(state(9_000, 1));
     assert!(maps.iter_mut().all(|it| it.apply(&mut edit)));
     assert!(maps[0].ptr_eq(&maps[2]));
     assert_eq!(unshared_nodes(&maps[1], &maps[0]), 3);
+}
+
+#[test]
+fn values_of_a_deep_tree_are_taken_in_order() {
+    let services = many(10_000);
+    assert!(services.clone().into_values().eq(services.values().cloned()));
 }
 
 #[test]

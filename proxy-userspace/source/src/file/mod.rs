@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use model::{Rejections, RequestedMetadata, cluster::ClusterChanges};
 use tokio::{
-    sync::Notify,
+    sync::{Mutex as AsyncMutex, Notify},
     task::{JoinSet, spawn_blocking},
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
@@ -71,7 +71,7 @@ pub struct FileUpdate {
 pub struct FileSource {
     shared: Arc<Shared>,
     /// It runs forever.
-    task: tokio::sync::Mutex<JoinSet<()>>,
+    task: AsyncMutex<JoinSet<()>>,
 }
 
 impl FileSource {
@@ -87,7 +87,7 @@ impl FileSource {
         let shared = Arc::new(Shared::default());
         let mut reader = Reader::new(FileStore::new(path, requested), Arc::clone(&shared));
         reader.refresh(&Touched { all: true, ..Touched::default() });
-        let task = tokio::sync::Mutex::new(JoinSet::from_iter([follow(reader, watch)]));
+        let task = AsyncMutex::new(JoinSet::from_iter([follow(reader, watch)]));
         Ok(Self { shared, task })
     }
 

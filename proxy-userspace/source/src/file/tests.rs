@@ -580,3 +580,11 @@ async fn requested_labels_are_followed_and_others_are_no_change() {
     let (_folder, test) = follow(&[("a.json", OBJECT)]).await;
     assert!(test.snapshot.cluster.services.values().all(|it| it.metadata.is_none()));
 }
+
+#[tokio::test]
+async fn the_end_of_the_reader_is_the_end_of_the_source() {
+    let (_folder, test) = follow(&[]).await;
+    test.source.task.lock().await.abort_all();
+    let ended = timeout(TIMEOUT, async { while test.source.next().await.is_some() {} });
+    ended.await.unwrap();
+}

@@ -20,22 +20,23 @@ pub(super) const PODS: &str = "pods";
 
 /// All resources, each at its [index](Resource::index).
 pub(super) static RESOURCES: [Resource; 5] = [
-    Resource::required(Kind::Service, "services", "/api/v1/services"),
-    Resource::required(Kind::EndpointSlice, "endpointslices", "/apis/discovery.k8s.io/v1/endpointslices"),
-    Resource::required(Kind::Node, "nodes", "/api/v1/nodes"),
+    Resource::new(Kind::Service, "services", "/api/v1/services"),
+    Resource::new(Kind::EndpointSlice, "endpointslices", "/apis/discovery.k8s.io/v1/endpointslices"),
+    Resource::new(Kind::Node, "nodes", "/api/v1/nodes"),
     Resource {
         consequence: Some("packets to cluster IPs that no Service has are not dropped"),
-        ..Resource::required(Kind::ServiceCidr, "servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs")
+        ..Resource::new(Kind::ServiceCidr, "servicecidrs", "/apis/networking.k8s.io/v1/servicecidrs")
     },
     Resource {
         consequence: Some("annotations of pods have no effect"),
         is_metadata: true,
-        ..Resource::required(Kind::Pod, PODS, "/api/v1/pods")
+        ..Resource::new(Kind::Pod, PODS, "/api/v1/pods")
     },
 ];
 
 impl Resource {
-    const fn required(kind: Kind, plural: &'static str, path: &'static str) -> Self {
+    /// A required one.
+    const fn new(kind: Kind, plural: &'static str, path: &'static str) -> Self {
         Self { kind, plural, path, consequence: None, is_metadata: false }
     }
 
