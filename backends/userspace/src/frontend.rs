@@ -40,22 +40,27 @@ pub(crate) struct Frontend {
     /// As `namespace/name`.
     pub(crate) service: Arc<str>,
     port: Arc<ServedPort>,
-    /// Where the port is reached.
-    at: backend::Frontend,
+    /// Where the port is reached, by the position among its frontends.
+    index: usize,
     affinity: Option<(Arc<Affinity>, Duration)>,
 }
 
 impl Frontend {
     /// Whether any connection is served.
     pub(crate) fn has_endpoints(&self) -> bool {
-        [true, false].into_iter().any(|it| !self.port.endpoints(self.at.address, it).is_empty())
+        let is_any = |is_inside| !self.port.endpoints(self.at().address, is_inside).is_empty();
+        is_any(true) || is_any(false)
+    }
+
+    fn at(&self) -> &backend::Frontend {
+        &self.port.frontends[self.index]
     }
 
     fn endpoints(&self, client: IpAddr, is_inside: bool) -> &[SocketAddr] {
-        if self.at.sources.as_ref().is_some_and(|it| !it.iter().any(|it| it.contains(&client))) {
+        if self.at().sources.as_ref().is_some_and(|it| !it.iter().any(|it| it.contains(&client))) {
             return &[];
         }
-        self.port.endpoints(self.at.address, is_inside)
+        self.port.endpoints(self.at().address, is_inside)
     }
 
     /// The endpoints for a new connection of a client, in the order in which they are tried.
@@ -97,7 +102,7 @@ pub(crate) fn frontends(
     let ports = backend::ports(service).into_iter().filter(|it| it.protocol != Protocol::Sctp);
     for port in ports.map(Arc::new) {
         let affinity = port.affinity.map(|it| (affinity(&port), it));
-        for at in &port.frontends {
+        for (index, at) in port.frontends.iter().enumerate() {
             let ip = match (listen_at, at.address) {
                 (ListenAt::Services, it) => it.ip().unwrap_or_else(|| unspecified(port.family)),
                 (ListenAt::Loopback, FrontendAddress::Cluster(it)) if Some(it) == primary => loopback_of(it),
@@ -112,7 +117,7 @@ pub(crate) fn frontends(
             let frontend = Frontend {
                 service: Arc::clone(name),
                 port: Arc::clone(&port),
-                at: at.clone(),
+                index,
                 affinity: affinity.clone(),
             };
             found.push((address, Arc::new(frontend)));

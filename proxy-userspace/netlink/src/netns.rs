@@ -35,7 +35,7 @@ pub fn for_each_other(work: impl FnMut() + Send) -> io::Result<bool> {
         .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
 }
 
-/// The calling thread stays in the last one.
+/// Does it in the calling thread, which stays in the last namespace.
 fn enter_each_other(mut work: impl FnMut()) -> io::Result<bool> {
     let own = fs::metadata("/proc/thread-self/ns/net")?;
     let mut seen = HashSet::from([(own.dev(), own.ino())]);

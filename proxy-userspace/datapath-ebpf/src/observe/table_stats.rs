@@ -73,7 +73,7 @@ impl StatsReader {
     /// been refused.
     pub(crate) fn read(&mut self, cgroup: &Path) -> Result<TableStats, Error> {
         Ok(TableStats {
-            overflow: self.collect()?,
+            overflow: self.overflow_stats()?,
             refused: self.refused(cgroup)?,
             affinity_inserts: self.affinity_inserts.get(&0, 0).map_err(Error::map(AFFINITY_INSERTS))?,
             affinity_capacity: self.affinity_capacity,
@@ -82,18 +82,18 @@ impl StatsReader {
     }
 
     /// Deletes leaked entries, if there are new ones, and reports the usage of the overflow table.
-    fn collect(&mut self) -> Result<OverflowStats, Error> {
-        let leaked = self.stat(LEAKED)?;
+    fn overflow_stats(&mut self) -> Result<OverflowStats, Error> {
+        let leaked = self.overflow_stat(LEAKED)?;
         if leaked != self.leaked {
             self.delete_leaked()?;
             self.leaked = leaked;
         }
-        let entries = self.stat(INSERTED)?.saturating_sub(self.stat(DELETED)? + self.stat(COLLECTED)?);
+        let entries = self.overflow_stat(INSERTED)?.saturating_sub(self.overflow_stat(DELETED)? + self.overflow_stat(COLLECTED)?);
         Ok(OverflowStats {
             entries,
             capacity: self.overflow.capacity,
-            sockets: self.stat(SOCKETS)?,
-            refused: self.stat(REFUSED)?,
+            sockets: self.overflow_stat(SOCKETS)?,
+            refused: self.overflow_stat(REFUSED)?,
         })
     }
 
@@ -111,7 +111,7 @@ impl StatsReader {
             }
         }
         // Programs write the other statistics; only user space writes these.
-        let total = self.stat(COLLECTED)? + deleted.values().sum::<u64>();
+        let total = self.overflow_stat(COLLECTED)? + deleted.values().sum::<u64>();
         self.overflow_stats.set(COLLECTED, total, 0).map_err(Error::map(OVERFLOW_STATS))?;
         let before = self.collected()?;
         for (netns, number) in deleted {
@@ -123,7 +123,7 @@ impl StatsReader {
 
     /// The network namespaces that were refused, those with the most refusals first. Forgets those that use nothing any more.
     fn refused(&mut self, cgroup: &Path) -> Result<Vec<RefusedNamespace>, Error> {
-        let now = [self.stat(INSERTED)?, self.stat(DELETED)?, self.stat(COLLECTED)?, self.stat(REFUSED)?];
+        let now = [self.overflow_stat(INSERTED)?, self.overflow_stat(DELETED)?, self.overflow_stat(COLLECTED)?, self.overflow_stat(REFUSED)?];
         if now == self.read_at {
             return Ok(self.refused.clone());
         }
@@ -161,7 +161,7 @@ impl StatsReader {
         Ok(self.netns_collected.read()?.into_iter().collect())
     }
 
-    fn stat(&self, index: u32) -> Result<u64, Error> {
+    fn overflow_stat(&self, index: u32) -> Result<u64, Error> {
         self.overflow_stats.get(&index, 0).map_err(Error::map(OVERFLOW_STATS))
     }
 }

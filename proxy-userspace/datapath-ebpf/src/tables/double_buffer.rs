@@ -72,8 +72,8 @@ impl<S: MapStore> DoubleBuffer<S> {
         })
     }
 
-    /// Makes `state` the active generation, with node ports at `node_addresses`. Reports what has changed, and not what there is:
-    /// the number of Services, what is rejected, and how full the tables are.
+    /// Makes `state` the active generation, with node ports at `node_addresses`. Of the report, `services`, `tables` and
+    /// `rejected` are left empty; the caller knows them.
     ///
     /// # Errors
     ///

@@ -231,15 +231,15 @@ impl Forwarding {
         has_ports(before) || has_ports(now) || has_left || self.services.contains_key(name)
     }
 
-    /// Replaces the state `before` by the newest one. Rows follow the packet path.
+    /// Replaces the state `before`, the newest one of the last call. Rows follow the packet path.
     pub(super) fn update(&mut self, before: &NodeState, newest: &NodeState, tables: &mut TableState) {
         let followed = match &self.packet_path {
             PacketPath::Has { state, .. } => state.clone(),
             PacketPath::Off | PacketPath::Starting => newest.clone(),
         };
         let mut changed = mem::take(&mut self.outdated);
-        for (before, now) in [(before, newest), (&self.followed, &followed)] {
-            let of = now.diff(before).filter(|(name, before, now)| self.concerns(name, *before, *now));
+        for (from, to) in [(before, newest), (&self.followed, &followed)] {
+            let of = to.diff(from).filter(|(name, before, now)| self.concerns(name, *before, *now));
             changed.extend(of.map(|(name, ..)| name.clone()));
         }
         self.followed.clone_from(&followed);
@@ -420,12 +420,17 @@ impl Forwarding {
         let mut ended = Vec::new();
         let ports = service.ports.iter();
         for port in ports.flat_map(|port| Family::ALL.map(|family| Port { service, port, family })) {
-            let (key, mut frontends) = (port.key(), port.frontends());
+            let key = port.key();
             if placed.iter().any(|it| it.key == key) || !self.can_end(port) {
                 continue;
             }
             // The first update takes over what an earlier process has left, and finds no old ports.
-            let before = match old.iter().find(|it| it.key == key) {
+            let before = old.iter().find(|it| it.key == key);
+            if before.is_none() && self.previous.frontends.is_empty() {
+                continue;
+            }
+            let mut frontends = port.frontends();
+            let before = match before {
                 Some(old) => {
                     frontends.retain(|it| old.frontends.contains(it));
                     Some(old.placement)
