@@ -146,6 +146,7 @@ impl Layout {
             };
             let new = with_endpoints.unwrap_or_else(|| self.place(name, now, &old, &mut previous));
             self.replace(&old, &new, &mut update.changes);
+            // At once: those of all Services would be as many as all elements.
             if !has_changes {
                 update.changes = Changes::default();
             }

@@ -56,6 +56,16 @@ pub(crate) enum FrontendPolicy {
     SourceRangesForwarded = 0x0001_0009,
 }
 
+// As every number of an element: `nft` cannot load one with a half of zero.
+const _: () = {
+    let mut at = 0;
+    while at < FrontendPolicy::ALL.len() {
+        let number = FrontendPolicy::ALL[at].0 as u32;
+        assert!(number & 0xffff != 0 && number >> 16 != 0);
+        at += 1;
+    }
+};
+
 impl FrontendPolicy {
     /// All of them, each with its chain.
     pub(crate) const ALL: [(Self, &'static str); 9] = [
