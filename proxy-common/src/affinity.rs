@@ -5,7 +5,6 @@
 
 use crate::net::{SockAddr, V6};
 
-/// The client that session affinity applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityClient {
     /// An address of the node that a socket in the node's own network namespace is bound to, IPv4 as v4-mapped.
@@ -14,14 +13,12 @@ pub enum AffinityClient {
     Namespace(u64),
 }
 
-/// The key of an affinity entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct AffinityKey {
     /// The client: its address, or the cookie of its namespace followed by zeroes.
     pub client: [u32; 4],
-    /// The service port ([`crate::tables::Frontend::service_port`]).
     pub service_port: u64,
     /// 1 if the client is an address, 0 if it is a namespace.
     pub is_address: u32,
@@ -30,7 +27,6 @@ pub struct AffinityKey {
 }
 
 impl AffinityKey {
-    /// The affinity of `client` to a service port.
     #[inline(always)]
     pub const fn new(client: AffinityClient, service_port: u64, ip_version: u32) -> Self {
         let (client, is_address) = match client {
@@ -46,11 +42,9 @@ impl AffinityKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct AffinityEntry {
-    /// The backend.
     pub backend: SockAddr,
-    /// Always zero.
     pub zero: u32,
-    /// When: nanoseconds of the monotonic clock; 0 for never.
+    /// When the client last used it, in nanoseconds of the monotonic clock; 0 for never.
     pub used: u64,
 }
 

@@ -7,25 +7,18 @@ use crate::{
     tables::{Frontend, FrontendOptions},
 };
 
-/// A choice among the backends of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The position of the first one.
     pub offset: u32,
-    /// How many there are.
     pub count: u32,
-    /// How many percent of them are avoided at most.
+    /// The largest share of them that is avoided, in percent.
     pub max_ejected: u8,
-    /// How the others are chosen.
     pub options: FrontendOptions,
-    /// The client.
     pub client: Client,
-    /// Random bits.
     pub random: u32,
 }
 
 impl Choice {
-    /// A choice among those of a frontend.
     #[inline(always)]
     pub const fn of(frontend: &Frontend, client: Client, random: u32) -> Self {
         let &Frontend { backend_offset: offset, backend_count: count, health, options, .. } = frontend;
@@ -50,7 +43,6 @@ pub trait BackendStates {
     fn on_avoided(&self) {}
 }
 
-/// Stands for no position.
 pub const NO_POSITION: u32 = u32::MAX;
 
 /// How many backends are considered when one is ejected.
@@ -171,7 +163,7 @@ fn balanced(
     at
 }
 
-/// The next number of a sequence that is good enough for a few draws (Numerical Recipes, 1992).
+/// A linear congruential generator that is good enough for a few draws (Numerical Recipes, 1992).
 #[inline(always)]
 const fn next(random: u32) -> u32 {
     random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223)
@@ -185,10 +177,8 @@ pub(crate) mod tests {
     use crate::{health::client, random::mix};
 
     const SECOND: u64 = 1_000_000_000;
-    /// The network namespace of the client.
     pub(crate) const CLIENT: u64 = 5;
 
-    /// The states of backends, by their counters.
     #[derive(Default)]
     pub(crate) struct States {
         pub(crate) now: u64,
@@ -254,7 +244,7 @@ pub(crate) mod tests {
         let mut states = States::default();
         states.loads.extend([(100, (5, 0)), (101, (3, 0)), (102, (4, 0))]);
         let shares = states.shares(3, options(true, 0));
-        // The most loaded one never, the other two by how often both are drawn.
+        // The most loaded one gets none, the other two by how often both are drawn.
         assert_eq!(shares[0], 0);
         assert!(shares[1].abs_diff(6_667) < 300 && shares[2].abs_diff(3_333) < 300, "{shares:?}");
         assert_eq!(states.shares(1, options(true, 0)), [10_000]);
@@ -306,7 +296,7 @@ pub(crate) mod tests {
         states.now = 1_010 * SECOND;
         assert_eq!(open_at(&mut states), 10);
         states.now = 1_020 * SECOND;
-        // One more, as a tie goes to either.
+        // A tie may go to either.
         assert_eq!(open_at(&mut states), 21);
     }
 }

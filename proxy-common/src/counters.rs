@@ -6,13 +6,11 @@
 //! The layout outlasts upgrades (see [`crate::COUNTERS_VERSION`]), and so do the values: a counter belongs to a name,
 //! whatever the generation.
 
-/// The index of a counter.
 pub type CounterIndex = u32;
 
 /// The index, also of a service port's first counter, of what is not counted; it is beyond the last chunk.
 pub const NO_COUNTER: CounterIndex = CounterIndex::MAX - (COUNTERS_PER_PORT - 1);
 
-/// How many counters a chunk has.
 pub const COUNTERS_PER_CHUNK: usize = 4096;
 
 /// How many chunks there can be: enough counters for 30 million backends.
@@ -48,13 +46,11 @@ pub struct BackendAge {
 }
 
 impl BackendAge {
-    /// The age in a row.
     #[inline(always)]
     pub const fn from_bits(bits: u64) -> Self {
         Self { began: bits as u32, correction: (bits >> 32) as i32 }
     }
 
-    /// As it is stored in a row.
     pub const fn bits(self) -> u64 {
         (self.correction as u32 as u64) << 32 | self.began as u64
     }
@@ -96,7 +92,6 @@ pub const CONNECTIONS: CounterIndex = 0;
 pub const NO_BACKEND: CounterIndex = 1;
 /// System calls denied for another reason: a bind to the node port, a datagram whose socket has no memory left.
 pub const DENIED: CounterIndex = 2;
-/// System calls left to the packet path.
 pub const LEFT_TO_PACKETS: CounterIndex = 3;
 /// How many counters a service port has. A power of two.
 pub const COUNTERS_PER_PORT: CounterIndex = 4;
@@ -130,13 +125,11 @@ impl Default for ForwardCounters {
     }
 }
 
-/// The chunk of a counter.
 #[inline(always)]
 pub const fn chunk_of(counter: CounterIndex) -> u32 {
     counter / COUNTERS_PER_CHUNK as u32
 }
 
-/// The position of a counter in the rows of its chunk.
 #[inline(always)]
 pub const fn index_in_chunk(counter: CounterIndex) -> usize {
     counter as usize % COUNTERS_PER_CHUNK

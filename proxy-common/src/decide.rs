@@ -16,16 +16,11 @@ type BackendOf<T> = <<T as Tables>::Ip as Family>::Backend;
 
 /// The tables of one side, in one address family.
 pub trait Tables {
-    /// The family's IP address.
     type Ip: Family;
 
-    /// The number of the side.
     fn side(&self) -> u32;
-    /// The prefilter.
     fn prefilter(&self) -> Option<&Prefilter>;
-    /// The frontend at a destination.
     fn frontend(&self, ip: Self::Ip, port: Be16, protocol: u8) -> Option<Frontend>;
-    /// The node port of this number.
     fn node_port(&self, port: Be16, protocol: u8) -> Option<Frontend>;
     /// Which node an address belongs to, if any.
     fn node_addr_scope(&self, ip: Self::Ip) -> Option<NodeAddrScope>;
@@ -78,9 +73,7 @@ pub trait SocketContext {
     fn has_just_heard(&self, peer: &SockAddr) -> bool;
     /// [`only_packets_reach`].
     fn is_reached_by_packets_only<T: Tables>(&self, tables: &T, protocol: u8, to_loopback: bool) -> bool;
-    /// 32 random bits.
     fn random(&self) -> u32;
-    /// The cookie of the socket's network namespace.
     fn netns(&self) -> u64;
     /// The monotonic clock in nanoseconds.
     fn now(&self) -> u64;
@@ -104,7 +97,6 @@ pub trait SocketContext {
 pub enum Verdict<Backend = SockAddr> {
     /// No Service: leave the destination as it is.
     Pass,
-    /// Rewrite the destination.
     Redirect(Selection<Backend>),
     /// A Service without backends: fail at once.
     Refuse {
@@ -122,9 +114,7 @@ pub enum Verdict<Backend = SockAddr> {
 /// The backend of a connection or a datagram, and where that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection<Backend = SockAddr> {
-    /// The backend.
     pub backend: Backend,
-    /// The first counter of the service port.
     pub port_counter: CounterIndex,
     /// The counter of the backend; [`NO_COUNTER`] for a datagram that is not the first to this backend.
     pub backend_counter: CounterIndex,

@@ -49,9 +49,7 @@ pub const fn second_of(priority: u32) -> (NodeNumber, bool) {
 
 /// The number of a node; the same only within one generation of one node.
 pub type NodeNumber = u16;
-/// No node.
 pub const NO_NODE: NodeNumber = 0;
-/// This node.
 pub const THIS_NODE: NodeNumber = 1;
 
 /// The value of a frontend whose packets are forwarded; the key is a [`FrontendKey6`], IPv4 as v4-mapped.
@@ -65,7 +63,6 @@ pub struct Forward {
     pub mask: u32,
     /// [`BY_CLIENT`] and its neighbors.
     pub flags: u32,
-    /// Where its packets are counted.
     pub counters: ForwardCounters,
 }
 
@@ -77,27 +74,23 @@ pub const KNOWN_FIRST: u32 = 1 << 1;
 pub const ESTABLISHED_ONLY: u32 = 1 << 2;
 
 impl Forward {
-    /// Whether a client's flows all have the same row.
     #[inline(always)]
     pub const fn is_by_client(&self) -> bool {
         self.flags & BY_CLIENT != 0
     }
 
-    /// Whether new connections are translated.
     #[inline(always)]
     pub const fn has_ended(&self) -> bool {
         self.flags & ESTABLISHED_ONLY != 0
     }
 }
 
-/// A row: its owner, and its second.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Row(u32);
 
 impl Row {
-    /// Makes a row.
     pub const fn new(owner: NodeNumber, second: NodeNumber) -> Self {
         Self(owner as u32 | (second as u32) << 16)
     }
@@ -122,7 +115,6 @@ impl Row {
 pub struct RowPair(u64);
 
 impl RowPair {
-    /// Makes a pair.
     pub const fn new(first: Row, second: Row) -> Self {
         Self(first.0 as u64 | (second.0 as u64) << 32)
     }
@@ -145,9 +137,7 @@ impl RowPair {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct ForwardNode {
-    /// For IPv4 packets.
     pub v4: V4,
-    /// For IPv6 packets.
     pub v6: V6,
 }
 
@@ -158,18 +148,14 @@ pub struct Flow {
     pub source: V6,
     /// The frontend's address.
     pub destination: V6,
-    /// The client's port.
     pub source_port: Be16,
-    /// The frontend's port.
     pub destination_port: Be16,
-    /// The IP protocol number.
     pub protocol: u8,
     /// Whether the packet may belong to a connection that exists: it is of TCP, and no SYN.
     pub continues: bool,
 }
 
 impl Flow {
-    /// The key of its frontend.
     #[inline(always)]
     pub const fn frontend(&self) -> FrontendKey6 {
         let Self { destination, destination_port, protocol, .. } = *self;
@@ -199,29 +185,24 @@ const fn word(a: u32, b: u32) -> u64 {
     (u32::from_be(a) as u64) << 32 | u32::from_be(b) as u64
 }
 
-/// The tables of one generation.
 pub trait ForwardTables {
     /// What a frontend has, if its packets are forwarded.
     fn forward(&self, frontend: FrontendKey6) -> Option<Forward>;
-    /// The row at a position.
     fn row(&self, position: u32) -> Option<Row>;
 }
 
 /// Where a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// It is none that is forwarded.
+    /// The packet is not one to forward.
     Pass,
     /// This node serves it, unless its connection is unknown and `second` a node.
     Here {
-        /// Where it is counted.
         counters: ForwardCounters,
         /// The second, maybe marked as [`OWNER`], or [`NO_NODE`].
         second: NodeNumber,
     },
-    /// To another node.
     To {
-        /// Where it is counted.
         counters: ForwardCounters,
         /// The owner of its row.
         node: NodeNumber,
@@ -242,7 +223,6 @@ impl Way {
     }
 }
 
-/// Decides where a packet from outside goes.
 #[inline(always)]
 pub fn way(tables: &impl ForwardTables, flow: &Flow) -> Way {
     let Some(forward) = tables.forward(flow.frontend()) else { return Way::Pass };
@@ -276,7 +256,6 @@ pub fn second_after(
     }
 }
 
-/// The row of a flow.
 #[inline(always)]
 pub fn row(tables: &impl ForwardTables, forward: &Forward, flow: &Flow) -> Option<Row> {
     tables.row(forward.first + (flow.hash(forward.is_by_client()) & forward.mask))

@@ -16,7 +16,6 @@ use crate::{
 /// A client: a hash of the cookie of its network namespace.
 pub type Client = u32;
 
-/// The client of a network namespace.
 #[inline(always)]
 pub const fn client(netns: u64) -> Client {
     mix(netns, 0)
@@ -25,13 +24,11 @@ pub const fn client(netns: u64) -> Client {
 /// The key of a record.
 pub type FailureKey = u64;
 
-/// The key of a client's record of a backend.
 #[inline(always)]
 pub const fn key(client: Client, backend: CounterIndex) -> FailureKey {
     (client as u64) << 32 | backend as u64
 }
 
-/// The client and the backend of a key.
 pub const fn key_parts(key: FailureKey) -> (Client, CounterIndex) {
     ((key >> 32) as Client, key as CounterIndex)
 }
@@ -55,24 +52,18 @@ pub const MIN_GIVEN_UP_TIME: u64 = 400_000;
 pub struct FailureRecord {
     /// Until when other backends are preferred; 0 if it was not ejected yet.
     pub until: u64,
-    /// The last failure.
     pub last: u64,
-    /// How many connections were not answered in time.
     pub timeouts: u16,
-    /// How many connections were refused.
     pub refusals: u16,
-    /// How often it was ejected.
     pub ejections: u16,
     /// 1 if one connection is trying, else 0.
     pub is_on_trial: u16,
 }
 
-/// Why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// It was not answered in time.
     Timeout,
-    /// It was refused.
     Refusal,
 }
 
@@ -87,7 +78,6 @@ impl Cause {
 }
 
 impl FailureRecord {
-    /// How many connections failed.
     #[inline(always)]
     pub const fn failures(&self) -> u32 {
         self.timeouts as u32 + self.refusals as u32
@@ -146,7 +136,6 @@ const FAILURES: u32 = COUNTED - (1 << COUNTER_BITS);
 const FAILED: u32 = FAILURES;
 
 impl Watch {
-    /// None.
     pub const NONE: Self = Self(0);
     /// Not a connection, but the datagrams of an unconnected socket.
     pub const UNCONNECTED: Self = Self(!COUNTED);
@@ -158,19 +147,16 @@ impl Watch {
         Self((is_counted as u32) << 31 | (policy.failures as u32) << COUNTER_BITS | backend)
     }
 
-    /// The bits.
     #[inline(always)]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// What has these bits.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The counter of the backend.
     #[inline(always)]
     pub const fn backend(self) -> CounterIndex {
         self.0 & ((1 << COUNTER_BITS) - 1)
@@ -188,7 +174,6 @@ impl Watch {
         if self.0 & FAILURES == FAILED { 0 } else { (self.0 & FAILURES) >> COUNTER_BITS }
     }
 
-    /// Whether it is counted as open.
     #[inline(always)]
     pub const fn is_counted(self) -> bool {
         self.0 & COUNTED != 0
@@ -217,7 +202,6 @@ pub const TIMEOUTS: u32 = 1;
 pub const REFUSALS: u32 = 2;
 /// Always 0.
 pub const ZERO: u32 = 3;
-/// How many such words there are.
 pub const WORDS: u32 = 4;
 
 const _: () = assert!(size_of::<FailureRecord>() == 24);

@@ -6,7 +6,6 @@
 
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod affinity;
 pub mod choice;

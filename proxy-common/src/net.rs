@@ -51,10 +51,8 @@ impl V4 {
         self.0
     }
 
-    /// 127.0.0.1.
     pub const LOOPBACK: Self = Self(u32::from_ne_bytes([127, 0, 0, 1]));
 
-    /// Whether it is in 127.0.0.0/8.
     #[inline(always)]
     pub const fn is_loopback(self) -> bool {
         self.0.to_ne_bytes()[0] == 127
@@ -116,13 +114,11 @@ impl V6 {
         if a == 0 && b == 0 && c == 0 && d == 0 { Self::LOOPBACK } else { self }
     }
 
-    /// The address itself, as [`V4::mapped`] has it for IPv4.
     #[inline(always)]
     pub const fn mapped(self) -> Self {
         self
     }
 
-    /// The address itself, as [`V4::from_mapped`] has it for IPv4.
     #[inline(always)]
     pub const fn from_mapped(address: Self) -> Option<Self> {
         Some(address)
@@ -135,19 +131,14 @@ impl V6 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SockAddr {
-    /// The IP address.
     pub ip: V6,
-    /// The port.
     pub port: Be16,
-    /// Always zero.
     pub zero: u16,
 }
 
 impl SockAddr {
-    /// No address.
     pub const UNSET: Self = Self { ip: V6::from_raw([0; 4]), port: Be16::new(0), zero: 0 };
 
-    /// The address `ip` with `port`.
     #[inline(always)]
     pub const fn new(ip: V6, port: Be16) -> Self {
         Self { ip, port, zero: 0 }

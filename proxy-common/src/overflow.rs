@@ -15,12 +15,10 @@ use crate::{
 /// iteration of a loop.
 pub const MAX_RELEASED: u32 = 256;
 
-/// The key of an entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct OverflowKey {
-    /// The cookie of the socket.
     pub cookie: u64,
     /// The Service's address, the backend's, or none.
     pub address: SockAddr,
@@ -39,7 +37,6 @@ pub const CONNECTED: u32 = 4;
 /// The entry of a Service address for its previous backend: a node of the socket's chain.
 pub const PREVIOUS: u32 = 5;
 
-/// An entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -61,7 +58,6 @@ impl OverflowKey {
         Self { cookie, address: SockAddr::UNSET, kind: HEAD }
     }
 
-    /// That of a connected socket.
     pub const fn connected(cookie: u64) -> Self {
         Self { cookie, address: SockAddr::UNSET, kind: CONNECTED }
     }
@@ -87,7 +83,6 @@ impl OverflowEntry {
 
 /// What is counted, by position: entries ever inserted.
 pub const INSERTED: u32 = 0;
-/// Entries that the programs deleted.
 pub const DELETED: u32 = 1;
 /// Calls that were refused, and connections that show their backend, for want of room.
 pub const REFUSED: u32 = 2;
@@ -97,7 +92,6 @@ pub const LEAKED: u32 = 3;
 pub const COLLECTED: u32 = 4;
 /// Sockets that found no slot.
 pub const SOCKETS: u32 = 5;
-/// How many such counts there are.
 pub const STAT_COUNT: u32 = 6;
 
 /// What the sockets of one network namespace use. Counts only ever grow.
@@ -109,7 +103,6 @@ pub struct NetnsUsage {
     pub inserted: u64,
     /// Entries that the programs deleted; those that user space collected are counted in a map of its own.
     pub deleted: u64,
-    /// Like [`REFUSED`].
     pub refused: u64,
     /// The cgroup of the process that was refused last, by its id.
     pub cgroup: u64,
@@ -137,9 +130,7 @@ pub const fn tcp_capacity(capacity: u64) -> u64 {
 
 /// The table as one socket sees it. Methods that are not called cost nothing.
 pub trait OverflowTable {
-    /// The socket's cookie.
     fn cookie(&self) -> u64;
-    /// The cookie of the socket's network namespace.
     fn netns(&self) -> u64;
     /// Whether a socket with the same slot has entries; if not, no look-up is needed.
     fn is_in_use(&self) -> bool;
@@ -147,7 +138,6 @@ pub trait OverflowTable {
     fn add_socket(&self);
     /// Counts one socket with entries less.
     fn remove_socket(&self);
-    /// An entry.
     fn get(&self, key: &OverflowKey) -> Option<OverflowEntry>;
     /// Changes an entry; false if there is none.
     fn update(&self, key: &OverflowKey, change: impl FnOnce(&mut OverflowEntry)) -> bool;
@@ -156,7 +146,6 @@ pub trait OverflowTable {
     /// Deletes an entry, if there is one; returns how many that were, 1 or 0, to be passed to
     /// [`OverflowTable::count_deleted`].
     fn delete(&self, key: &OverflowKey) -> u64;
-    /// Counts deleted entries.
     fn count_deleted(&self, entries: u64);
 
     /// The key of one of the socket's entries.
@@ -165,7 +154,6 @@ pub trait OverflowTable {
         OverflowKey { cookie: self.cookie(), address, kind }
     }
 
-    /// Deletes and counts an entry, if there is one.
     #[inline(always)]
     fn remove(&self, key: &OverflowKey) {
         self.count_deleted(self.delete(key));

@@ -15,14 +15,12 @@ pub struct SenderKey {
     pub netns: [u32; 2],
     /// The sender's IP address, IPv4 as v4-mapped.
     pub ip: V6,
-    /// The sender's port.
     pub port: Be16,
     /// The receiver's port, in host byte order.
     pub to: u16,
 }
 
 impl SenderKey {
-    /// That of a sender to a port of a network namespace.
     #[inline(always)]
     pub const fn new(sender: SockAddr, netns: u64, to: u16) -> Self {
         Self { netns: [netns as u32, (netns >> 32) as u32], ip: sender.ip, port: sender.port, to }

@@ -15,9 +15,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SockNat {
-    /// The address of the Service.
     pub service: SockAddr,
-    /// The address of the backend.
     pub backend: SockAddr,
 }
 
@@ -36,7 +34,6 @@ pub struct NatSlot {
     pub nat: SockNat,
     /// Of the translation of a connect: which failures it reports; of that of datagrams: [`Watch::UNCONNECTED`].
     pub watch: Watch,
-    /// The network namespace of the socket.
     pub client: Client,
 }
 

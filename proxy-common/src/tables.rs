@@ -12,9 +12,7 @@ use crate::{
     probe,
 };
 
-/// IP protocol number of TCP.
 pub const TCP: u8 = 6;
-/// IP protocol number of UDP.
 pub const UDP: u8 = 17;
 
 /// The value of a frontend or a node port.
@@ -34,7 +32,6 @@ pub struct Frontend {
     pub affinity_timeout: u32,
     /// Identifies the service port: the same in every generation, and after every restart.
     pub service_port: u64,
-    /// The first counter of the service port.
     pub counter: CounterIndex,
     /// The position of its first backend in the family's array; `backend_count - 1` more follow.
     pub backend_offset: u32,
@@ -54,7 +51,6 @@ pub struct HealthPolicy {
     pub max_ejected: u8,
 }
 
-/// The largest [`HealthPolicy::failures`].
 pub const MAX_FAILURES: u8 = 50;
 
 /// Where a frontend is served, and how its backends are chosen.
@@ -74,9 +70,9 @@ const TO_PACKETS: u16 = 1 << 14;
 const EXTERNAL: u16 = 1 << 15;
 
 impl FrontendOptions {
-    /// `local_addresses_only`: not translated at the addresses of other nodes; `least_connections`: of two backends the one
-    /// with fewer connections is chosen, instead of one at random; `slow_start`: how long the share of a new backend grows,
-    /// in seconds, 0 if it has its full share at once, at most [`MAX_SLOW_START`].
+    /// `local_addresses_only`: not translated at the addresses of other nodes. `least_connections`: the one of two backends
+    /// with fewer connections is chosen, instead of one at random. `slow_start`: how long the share of a new backend grows, in
+    /// seconds, at most [`MAX_SLOW_START`]; 0 if a new backend has its full share at once.
     pub const fn new(local_addresses_only: bool, least_connections: bool, slow_start: u16) -> Self {
         let slow_start = if slow_start > MAX_SLOW_START { MAX_SLOW_START } else { slow_start };
         let least_connections = if least_connections { LEAST_CONNECTIONS } else { 0 };
@@ -101,13 +97,12 @@ impl FrontendOptions {
         self.0 & LOCAL_ADDRESSES_ONLY != 0
     }
 
-    /// Whether the backend with fewer connections is chosen.
     #[inline(always)]
     pub const fn least_connections(self) -> bool {
         self.0 & LEAST_CONNECTIONS != 0
     }
 
-    /// How long the share of a new backend grows, in seconds.
+    /// In seconds.
     #[inline(always)]
     pub const fn slow_start(self) -> u32 {
         (self.0 >> SLOW_START & MAX_SLOW_START) as u32
@@ -119,7 +114,6 @@ impl FrontendOptions {
         self.0 & (LEAST_CONNECTIONS | MAX_SLOW_START << SLOW_START) != 0
     }
 
-    /// Whether the address is no cluster IP.
     #[inline(always)]
     pub const fn is_external(self) -> bool {
         self.0 & EXTERNAL != 0
@@ -131,13 +125,11 @@ impl FrontendOptions {
         self.0 & TO_PACKETS != 0
     }
 
-    /// The bits.
     #[inline(always)]
     pub const fn bits(self) -> u16 {
         self.0
     }
 
-    /// The options of these bits.
     #[inline(always)]
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits)
@@ -149,11 +141,8 @@ impl FrontendOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NodePortKey {
-    /// The port.
     pub port: Be16,
-    /// The IP protocol number.
     pub protocol: u8,
-    /// The IP version, 4 or 6.
     pub ip_version: u8,
 }
 
@@ -180,22 +169,18 @@ impl NodeAddrScope {
     }
 }
 
-/// A range of ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct PortRange {
     /// The lowest port; above the highest if the range is empty.
     pub min: u16,
-    /// The highest port.
     pub max: u16,
 }
 
 impl PortRange {
-    /// No port at all.
     pub const EMPTY: Self = Self { min: 1, max: 0 };
 
-    /// Whether a port is in the range.
     #[inline(always)]
     pub const fn contains(self, port: Be16) -> bool {
         self.min <= port.get() && port.get() <= self.max
@@ -213,9 +198,7 @@ pub struct Prefilter {
     pub node_ports: PortRange,
     /// Always zero.
     pub zero: u32,
-    /// The networks of IPv4 frontends.
     pub networks4: NetworkBitmap,
-    /// The networks of IPv6 frontends.
     pub networks6: NetworkBitmap,
 }
 
@@ -236,16 +219,13 @@ impl Prefilter {
 pub struct NetworkBitmap([u64; 1 << (Network::BITS - 6)]);
 
 impl NetworkBitmap {
-    /// No network at all.
     pub const EMPTY: Self = Self([0; _]);
 
-    /// Whether a network is in the set.
     #[inline(always)]
     pub const fn contains(&self, network: Network) -> bool {
         self.0[network as usize >> 6] & 1 << (network & 63) != 0
     }
 
-    /// Adds a network.
     pub const fn insert(&mut self, network: Network) {
         self.0[network as usize >> 6] |= 1 << (network & 63);
     }
@@ -276,36 +256,25 @@ pub type BackendSetMember = CounterIndex;
 pub trait Family: Copy + Default + PartialEq {
     /// The IP version, 4 or 6.
     const VERSION: u8;
-    /// The loopback address.
     const LOOPBACK: Self;
-    /// The probe address.
     const PROBE: Self;
-    /// The key of a frontend.
     type FrontendKey: 'static;
     /// A backend; the default stands for none.
     type Backend: Copy + Default + PartialEq;
     /// An entry of the array of backends.
     type BackendEntry: Copy + 'static;
-    /// The key of a member of a backend set.
     type BackendSetMemberKey: 'static;
 
     /// Whether it is a loopback address, or an IPv4-mapped one.
     fn is_loopback(self) -> bool;
-    /// The key of the frontend at this address.
     fn frontend_key(self, port: Be16, protocol: u8) -> Self::FrontendKey;
-    /// The address and protocol of a frontend.
     fn frontend_of(key: Self::FrontendKey) -> (SockAddr, u8);
-    /// The entry of a backend with its counter.
     fn backend_entry(backend: Self::Backend, counter: CounterIndex) -> Self::BackendEntry;
-    /// The backend of an entry, and its counter.
     fn backend_of(entry: Self::BackendEntry) -> (Self::Backend, CounterIndex);
     /// The backend at a socket address; at the unspecified address if that is of the other family.
     fn backend_at(address: SockAddr) -> Self::Backend;
-    /// The socket address of a backend.
     fn sock_addr(backend: Self::Backend) -> SockAddr;
-    /// The key of a member of a backend set.
     fn member_key(set: u32, backend: Self::Backend) -> Self::BackendSetMemberKey;
-    /// The set and the backend of a member.
     fn member_of(key: Self::BackendSetMemberKey) -> (u32, Self::Backend);
     /// Whether a frontend may have this address.
     fn may_be_frontend(self, prefilter: &Prefilter) -> bool;
@@ -328,13 +297,9 @@ macro_rules! family {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $frontend_key {
-            /// The destination address.
             pub address: $ip,
-            /// The destination port.
             pub port: Be16,
-            /// The IP protocol number.
             pub protocol: u8,
-            /// Always zero.
             pub zero: u8,
         }
 
@@ -343,11 +308,8 @@ macro_rules! family {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $backend {
-            /// Its IP address.
             pub address: $ip,
-            /// Its port.
             pub port: Be16,
-            /// Always zero.
             pub zero: u16,
         }
 
@@ -356,9 +318,7 @@ macro_rules! family {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $backend_entry {
-            /// The backend.
             pub backend: $backend,
-            /// The counter of its connections.
             pub counter: CounterIndex,
         }
 
@@ -367,9 +327,7 @@ macro_rules! family {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $member_key {
-            /// The set.
             pub set: u32,
-            /// The backend that may be in it.
             pub backend: $backend,
         }
 

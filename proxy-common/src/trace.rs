@@ -31,13 +31,11 @@ pub struct Event {
     pub destination: SockAddr,
     /// The backend that replaced it; unset if none did.
     pub backend: SockAddr,
-    /// The id of the process.
     pub pid: u32,
     /// The first counter of the service port; [`NO_COUNTER`](crate::counters::NO_COUNTER) if it belongs to none.
     pub port_counter: CounterIndex,
     /// How the backend was chosen: [`AFFINITY`] and its neighbors.
     pub notes: u32,
-    /// The IP protocol number.
     pub protocol: u8,
     /// [`CONNECT`] or [`SEND`].
     pub call: u8,
@@ -52,15 +50,12 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct SentPacket {
-    /// The client.
     pub source: V6,
     /// The address of the Service.
     pub destination: V6,
     /// The address of the node that serves it; unspecified if that has left the cluster.
     pub node: V6,
-    /// The client's port.
     pub source_port: Be16,
-    /// The port of the Service.
     pub destination_port: Be16,
     /// The number of the interface at which it arrived.
     pub interface: u32,
@@ -72,7 +67,6 @@ pub struct SentPacket {
     pub protocol: u32,
 }
 
-/// The call was `connect(2)`.
 pub const CONNECT: u8 = 1;
 /// The call was `sendto(2)` or `sendmsg(2)` of an unconnected socket.
 pub const SEND: u8 = 2;
@@ -83,7 +77,6 @@ pub const PASSED: u8 = 1;
 pub const EXCLUDED: u8 = 2;
 /// The call is left to the packet path, as one of the kernel's own sockets or one about which only NAT knows enough.
 pub const LEFT_TO_PACKETS: u8 = 3;
-/// The destination was rewritten.
 pub const REDIRECTED: u8 = 4;
 /// The Service has no backends.
 pub const NO_BACKENDS: u8 = 5;
@@ -98,7 +91,6 @@ pub const CLOSED_BY_BACKEND: u8 = 2;
 pub const RESET: u8 = 3;
 /// The backend refused the connection.
 pub const REFUSED: u8 = 4;
-/// The backend did not answer.
 pub const NO_ANSWER: u8 = 5;
 /// The process closed the socket before the backend had answered.
 pub const GIVEN_UP: u8 = 6;

@@ -31,22 +31,19 @@ fn counter_of(backend: u32) -> CounterIndex {
     1000 + backend
 }
 
-/// An address, each in a network of its own, or the unspecified one.
+/// Each number is an address in a network of its own; 0 is the unspecified one.
 fn ip(n: u32) -> V4 {
     V4::from_raw(n.to_le())
 }
 
-/// The address of a backend, or no address.
 fn backend(n: u32) -> SockAddr {
     if n == 0 { SockAddr::UNSET } else { SockAddr::new(ip(n).mapped(), Be16::new(80)) }
 }
 
-/// A new connection to a backend.
 fn to(n: u32) -> Verdict {
     to_watched(n, Watch::new(counter_of(n), HealthPolicy::default(), false))
 }
 
-/// A new connection to a backend, with the failures that it reports.
 fn to_watched(n: u32, watch: Watch) -> Verdict {
     let backend_counter = counter_of(n);
     Verdict::Redirect(Selection { backend: backend(n), port_counter: PORT, backend_counter, watch })
@@ -90,7 +87,6 @@ impl OneFrontend {
         Frontend { options, backend_count: self.backends.len() as u32, ..self.frontend }
     }
 
-    /// Lets the client avoid these backends.
     fn eject(&mut self, backends: &[u32], until: u64) {
         self.states.ejected = backends.iter().map(|it| (counter_of(*it), until)).collect();
     }

@@ -5,14 +5,12 @@ use crate::{
     tables::{TCP, UDP},
 };
 
-/// The header of UDP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct UdpHeader {
-    /// The source port: of the flow's hash, so that routers and network cards spread flows.
+    /// Derived from the flow's hash, so that routers and network cards spread flows.
     pub source: Be16,
-    /// The destination port.
     pub destination: Be16,
     /// The length of header and payload, in bytes.
     pub length: Be16,
@@ -27,15 +25,15 @@ pub struct UdpHeader {
 pub struct GeneveHeader {
     /// Version 0 and the length of the option in words.
     version_and_length: u8,
-    /// The option is critical: who does not know it must drop the packet.
+    /// The option is critical: a node that does not know it must drop the packet.
     flags: u8,
     /// The EtherType of the packet inside.
     protocol: Be16,
     /// No virtual network.
     network: u32,
-    /// The class of the option, one of the experimental ones.
+    /// One of the experimental option classes.
     class: Be16,
-    /// The type of the option: critical, and the version of the wrapping.
+    /// The option is critical; the type also says the version of the wrapping.
     kind: u8,
     /// The length of the option's data, in words.
     length: u8,
@@ -79,20 +77,18 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Makes a probe.
     pub const fn new(token: [u32; 2]) -> Self {
         let geneve = GeneveHeader { flags: CONTROL | CRITICAL, kind: PROBE_KIND, ..GeneveHeader::new(0, 2) };
         Self { geneve, token }
     }
 
-    /// Whether it is a probe.
     #[inline(always)]
     pub fn is_probe(&self) -> bool {
         *self == Self::new(self.token)
     }
 }
 
-/// The header of IPv4 without options.
+/// The IPv4 header without options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -103,25 +99,17 @@ pub struct Ipv4Header {
     pub tos: u8,
     /// The length of header and payload, in bytes.
     pub length: Be16,
-    /// The number that the fragments of a packet share.
     pub id: Be16,
     /// The flags and the offset of a fragment.
     pub fragment: Be16,
-    /// Time to live.
     pub ttl: u8,
-    /// The IP protocol number of the payload.
     pub protocol: u8,
-    /// The checksum of the header.
     pub checksum: u16,
-    /// The source address.
     pub source: V4,
-    /// The destination address.
     pub destination: V4,
 }
 
-/// ICMP, as a protocol.
 pub const ICMP: u8 = 1;
-/// ICMPv6, as a protocol.
 pub const ICMPV6: u8 = 58;
 
 /// More fragments, or not the first one.
@@ -130,7 +118,7 @@ const DO_NOT_FRAGMENT: Be16 = Be16::new(0x4000);
 const HOP_LIMIT: u8 = 64;
 
 impl Ipv4Header {
-    /// The header of a packet of `length` bytes from this node, with its checksum.
+    /// Makes the header of a packet of `length` bytes from this node, with its checksum.
     #[inline(always)]
     pub(super) fn new(protocol: u8, length: Be16, source: V4, destination: V4) -> Self {
         let header = Self {
@@ -148,7 +136,7 @@ impl Ipv4Header {
         header.checked()
     }
 
-    /// Whether it has no options and is no fragment, and what it contains is handled.
+    /// Whether it has no options, is no fragment, and contains TCP or UDP.
     #[inline(always)]
     pub const fn is_handled(&self) -> bool {
         self.version_and_length == 0x45
@@ -156,13 +144,12 @@ impl Ipv4Header {
             && matches!(self.protocol, TCP | UDP)
     }
 
-    /// Whether it has no options and is no fragment, and what it contains is ICMP.
     #[inline(always)]
     pub const fn is_icmp(&self) -> bool {
         self.version_and_length == 0x45 && self.fragment.get() & FRAGMENT == 0 && self.protocol == ICMP
     }
 
-    /// With its checksum (RFC 1071).
+    /// Fills in the checksum (RFC 1071).
     #[inline(always)]
     fn checked(mut self) -> Self {
         let [a, b] = [self.source, self.destination].map(|it| u32::from_be(it.raw()));
@@ -180,7 +167,6 @@ impl Ipv4Header {
     }
 }
 
-/// The header of IPv6.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -191,96 +177,78 @@ pub struct Ipv6Header {
     pub length: Be16,
     /// The IP protocol number of the payload, or the type of an extension header.
     pub protocol: u8,
-    /// What IPv4 calls the time to live.
     pub hop_limit: u8,
-    /// The source address.
     pub source: V6,
-    /// The destination address.
     pub destination: V6,
 }
 
 impl Ipv6Header {
-    /// The header of a packet from this node with so many bytes after it.
+    /// Makes the header of a packet from this node with `length` bytes of payload.
     #[inline(always)]
     pub(super) const fn new(protocol: u8, length: Be16, source: V6, destination: V6) -> Self {
         let version_and_class = 0x6000_0000_u32.to_be();
         Self { version_and_class, length, protocol, hop_limit: HOP_LIMIT, source, destination }
     }
 
-    /// Whether what it contains is handled.
     #[inline(always)]
     pub const fn is_handled(&self) -> bool {
         matches!(self.protocol, TCP | UDP)
     }
 
-    /// Whether what it contains is ICMPv6.
     #[inline(always)]
     pub const fn is_icmp(&self) -> bool {
         self.protocol == ICMPV6
     }
 }
 
-/// An address family, by its addresses: what wraps its packets.
+/// An address family, by its addresses.
 pub trait WrapFamily: Sized {
-    /// What precedes the packet.
+    /// The headers before the packet.
     type Wrapping: Copy;
 
-    /// A wrapping from this node to another one.
     fn wrap(to: Wrap<Self>) -> Self::Wrapping;
-    /// The node that sent a wrapping, and the second, unspecified if there is none; `None` if it is none of ours.
+    /// The node that sent the packet, and the second (unspecified if there is none); `None` if the wrapping is not ours.
     fn unwrap(wrapping: &Self::Wrapping) -> Option<(Self, Self)>;
 }
 
-/// How a packet is wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrap<A> {
     /// This node.
     pub source: A,
-    /// The node that it is sent to.
     pub destination: A,
     /// The second; the unspecified address if there is none.
     pub second: A,
     /// The length of the packet with its IP header, in bytes.
     pub length: u32,
-    /// The hash of its flow.
     pub hash: u32,
-    /// The port of wrapped packets.
     pub port: Be16,
 }
 
-/// What precedes an IPv4 packet.
+/// The headers before an IPv4 packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Wrapping4 {
-    /// The outer header.
     pub ip: Ipv4Header,
-    /// The outer header of UDP.
     pub udp: UdpHeader,
-    /// The header of Geneve.
     pub geneve: GeneveHeader,
     /// The option's data: the second.
     pub second: V4,
 }
 
-/// What precedes an IPv6 packet.
+/// The headers before an IPv6 packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct Wrapping6 {
-    /// The outer header.
     pub ip: Ipv6Header,
-    /// The outer header of UDP.
     pub udp: UdpHeader,
-    /// The header of Geneve.
     pub geneve: GeneveHeader,
     /// The option's data: the second.
     pub second: V6,
 }
 
-/// The EtherType of IPv4.
 pub const ETH_P_IP: u16 = 0x0800;
-/// The EtherType of IPv6.
 pub const ETH_P_IPV6: u16 = 0x86dd;
 
 /// A length as headers have it. A packet of several segments may be longer than they can say; what splits it corrects them.

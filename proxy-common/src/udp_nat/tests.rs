@@ -13,7 +13,6 @@ use crate::{
     overflow::{MAX_RELEASED, OverflowKey, connected, insert_connected, release, remove_connected},
 };
 
-/// The namespace of every socket.
 const NETNS: u64 = 0x1_0000_0001;
 
 fn address(n: u32) -> SockAddr {
@@ -24,7 +23,6 @@ fn nat(service: u32, backend: u32) -> SockNat {
     SockNat { service: address(service), backend: address(backend) }
 }
 
-/// A table with room for `room` entries.
 #[derive(Default)]
 struct Table {
     room: usize,
@@ -48,7 +46,6 @@ impl Table {
     }
 }
 
-/// The table as one socket sees it.
 struct View<'a> {
     table: &'a Table,
     cookie: u64,
