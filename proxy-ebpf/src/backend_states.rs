@@ -8,9 +8,7 @@ use proxy_common::{
 
 use crate::{atomic, counters, ctx, health, maps::FAILURES, notes::Notes};
 
-/// The states of all backends.
 pub(crate) struct States {
-    /// What is noted of a choice.
     pub(crate) notes: Notes,
 }
 

@@ -18,7 +18,6 @@ use crate::{
     side::Side,
 };
 
-/// IPv4.
 #[cgroup_sock_addr(bind4)]
 #[inline(always)]
 pub(crate) fn bind4(ctx: SockAddrContext) -> i32 {

@@ -30,23 +30,19 @@ use crate::{
     udp_nat,
 };
 
-/// The caller, by the context of its system call.
 pub(crate) struct Caller<'a> {
     ctx: &'a SockAddrContext,
     /// Of a send; unset for a connect.
     destination: SockAddr,
     is_excluded: bool,
-    /// Whether the call is a connect.
     pub(crate) connects: bool,
     /// The counters of the service port, once they are prefetched.
     pub(crate) counter: Cell<Counter>,
     slot: Cell<SlotRef>,
-    /// What is noted of the decision.
     pub(crate) notes: Notes,
 }
 
 impl<'a> Caller<'a> {
-    /// The caller of a send to `destination`.
     #[inline(always)]
     pub(crate) fn for_sendmsg(ctx: &'a SockAddrContext, destination: SockAddr) -> Self {
         Self {
@@ -79,7 +75,6 @@ impl<'a> Caller<'a> {
         Some(verdict)
     }
 
-    /// The slot that the socket's cookie leads to.
     #[inline(always)]
     pub(crate) fn slot(&self) -> Option<SlotRef> {
         self.slot.get().known().or_else(|| SlotRef::of(self.ctx))

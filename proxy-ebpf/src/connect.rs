@@ -54,7 +54,6 @@ fn try_connect6(ctx: &SockAddrContext) -> Option<i32> {
     apply(ctx, &caller, verdict?, loopback)
 }
 
-/// Carries out the verdict on a connect.
 #[inline(always)]
 fn apply<F: ReportingFamily>(
     ctx: &SockAddrContext,

@@ -54,7 +54,6 @@ macro_rules! read_v6 {
     };
 }
 
-/// Writes a field of a context.
 macro_rules! set {
     ($to:expr, $value:expr, $($field:tt)+) => {
         // SAFETY: as for `read!`.
@@ -124,7 +123,6 @@ pub(crate) fn port(ctx: &SockAddrContext) -> Be16 {
     Be16::from_raw(read!(ctx.sock_addr, user_port) as u16)
 }
 
-/// Address and port in a hook of the family.
 #[inline(always)]
 pub(crate) fn sock_addr<F: HookFamily>(ctx: &SockAddrContext) -> SockAddr {
     SockAddr::new(F::address(ctx).mapped(), port(ctx))
@@ -295,14 +293,12 @@ pub(crate) fn is_v6(ctx: &SockAddrContext) -> bool {
     !sk.is_null() && read!(sk, family) != AF_INET
 }
 
-/// The cookie of the socket's network namespace.
 #[inline(always)]
 pub(crate) fn netns(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passes a valid context.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
-/// Whether the socket is in the node's own network namespace.
 #[inline(always)]
 pub(crate) fn is_in_host_netns(ctx: &SockAddrContext) -> bool {
     let host = match HOST_NETNS.load() {

@@ -14,7 +14,6 @@ use crate::{
     maps::EXCLUDED,
 };
 
-/// Whether the socket of the calling process is not load-balanced.
 #[inline(always)]
 pub(crate) fn is_excluded(ctx: &SockAddrContext) -> bool {
     (HOST_ONLY.load() != 0 && !ctx::is_in_host_netns(ctx)) || is_in_excluded_cgroup(ctx)

@@ -20,13 +20,11 @@ use crate::{
 // SAFETY of every access to a record below: several connections of a client may write at once, and an evicted record may be
 // reused meanwhile. Whatever becomes of it, a backend is avoided for a bounded time.
 
-/// Whether there may be a record.
 #[inline(always)]
 pub(crate) fn has_records() -> bool {
     word(HAS_RECORDS) != 0
 }
 
-/// One of the words beside the records.
 #[inline(always)]
 pub(crate) fn word(index: u32) -> u64 {
     // SAFETY: a slot of an array is never freed.
@@ -56,7 +54,6 @@ pub(crate) fn take_watch(cookie: u64) -> bool {
     is_watched
 }
 
-/// The connection was established.
 #[inline(always)]
 pub(crate) fn succeeded(slot: &NatSlot) {
     if slot.watch.is_pending() && has_records() {
@@ -76,7 +73,6 @@ pub(crate) fn given_up(ctx: &SockContext, slot: &mut NatSlot) {
     }
 }
 
-/// The connection failed.
 #[inline(always)]
 pub(crate) fn failed(ctx: &impl LogContext, slot: &mut NatSlot, cause: Cause) {
     let (client, watch) = (slot.client, slot.watch);

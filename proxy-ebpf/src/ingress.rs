@@ -48,7 +48,6 @@ const TOO_BIG: i32 = i32::MIN + 2;
 /// Stands for a verdict: the packet goes on to the node whose number is in the lower half of the [`scratch`]; the upper one has the
 /// number of its second.
 const ONWARD: i32 = i32::MIN + 3;
-/// The bytes of a UDP header.
 const UDP_HEADER: usize = 8;
 /// The bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
@@ -57,7 +56,6 @@ const ACK: u8 = 1 << 4;
 /// TCP's option of the maximum segment size.
 const MSS: u8 = 2;
 
-/// The packets that arrive at an uplink.
 #[classifier]
 pub(crate) fn ingress(ctx: TcContext) -> i32 {
     let verdict = match by_family(&ctx, arrived4, arrived6) {
@@ -258,13 +256,11 @@ fn answer<F: PacketFamily>(ctx: &TcContext, side: &Side<F>) -> Option<i32> {
     Some(unsafe { bpf_redirect(interface(ctx), 0) } as i32)
 }
 
-/// Answers a packet that does not fit into a wrapping, or drops it.
 #[inline(always)]
 fn too_big<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     Some(answer_too_big::<F>(ctx).unwrap_or(DROP))
 }
 
-/// Tells the client how long its packets may be.
 #[inline(always)]
 fn answer_too_big<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let client: F = ctx.load(ETHERNET + F::SOURCE).ok()?;
@@ -311,7 +307,6 @@ fn onward_to(ctx: &TcContext, node: NodeNumber, second: NodeNumber) -> i32 {
     ONWARD
 }
 
-/// Sends a packet on.
 #[inline(always)]
 fn onward<F: PacketFamily>(ctx: &TcContext) -> Option<i32> {
     let numbers = scratch(ctx);
@@ -381,7 +376,6 @@ fn answered<F: PacketFamily>(ctx: &TcContext, transport: usize, frontend: F) -> 
     None
 }
 
-/// Sends a packet to a node, with the second for it.
 #[inline(always)]
 fn send<F: PacketFamily>(
     ctx: &TcContext,

@@ -34,7 +34,6 @@ use crate::{
 /// Where the EtherType is.
 const ETHERTYPE: usize = 12;
 
-/// The packets that arrive at an uplink.
 #[xdp]
 pub(crate) fn ingress_xdp(ctx: XdpContext) -> u32 {
     match load(&ctx, ETHERTYPE).map(|it| Be16::from_raw(it).get()) {

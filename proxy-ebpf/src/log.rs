@@ -82,14 +82,12 @@ lines! {
     kept(socket, endpoints, tried) Debug,
         debug!("socket={} choice: kept endpoints={} tried={}", socket, endpoints, tried);
     endpoint(socket, position) Debug, debug!("socket={} endpoint: read position={}", socket, position);
-    /// The destination has just sent a datagram to this socket.
     just_heard(socket) Debug, debug!("socket={} reply: just heard", socket);
     /// The socket has had its slot before.
     slot_owned(socket) Debug, debug!("socket={} slot: owned", socket);
     slot_claimed(socket) Debug, debug!("socket={} slot: claimed", socket);
     /// The slot belongs to another socket, or the share of the network namespace is used up.
     slot_denied(socket) Debug, debug!("socket={} slot: none", socket);
-    /// The translation is in the overflow table.
     overflow_stored(socket) Debug, debug!("socket={} overflow: stored", socket);
     overflow_full(socket) Debug, debug!("socket={} overflow: full", socket);
     /// The decision, as a verdict of [`proxy_common::trace`].
@@ -100,7 +98,6 @@ lines! {
     /// A failure of the endpoint was counted, for which it is ejected or not.
     endpoint_failed(socket, failures, ejected) Trace,
         trace!("socket={} failure: counted failures={} ejected={}", socket, failures, ejected);
-    /// The entries of the socket in the overflow table were removed.
     overflow_released(socket) Trace, trace!("socket={} overflow: released", socket);
     slot_freed(socket) Trace, trace!("socket={} slot: freed", socket);
     closed(socket) Trace, trace!("socket={} closed time={}", socket, now());

@@ -22,7 +22,6 @@ pub(crate) static VERDICTS: Names = [
     *b"no room ",
     *b"        ",
 ];
-/// The names of scopes of node addresses.
 pub(crate) static SCOPES: Names = [
     *b"none    ",
     *b"local   ",

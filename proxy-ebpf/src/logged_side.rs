@@ -18,7 +18,6 @@ use crate::{
     side::{FamilyTables, Side},
 };
 
-/// Stands for no set.
 const NO_SET: u32 = u32::MAX;
 
 /// A side, and the call whose lines are said.

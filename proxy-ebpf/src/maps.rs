@@ -21,12 +21,9 @@ use proxy_common::{
 /// A table: an outer map with an inner map for each side.
 /// The size of the inner map here is only a template: user space inserts maps of the size it needs.
 pub(crate) type Table<K, V> = ArrayOfMaps<HashMap<K, V, 1>, 2>;
-/// The frontends of one address family.
 pub(crate) type Frontends<F> = Table<<F as Family>::FrontendKey, Frontend>;
-/// The backends of one address family.
 pub(crate) type Backends<F> =
     ArrayOfMaps<Array<<F as Family>::BackendEntry, 1, { BPF_F_INNER_MAP as usize }>, 2>;
-/// The members of the backend sets of one address family.
 pub(crate) type Members<F> = Table<<F as Family>::BackendSetMemberKey, BackendSetMember>;
 
 /// The active-side word, 0 or 1; and the number of flips so far, which only user space reads.

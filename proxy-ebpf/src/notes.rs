@@ -58,7 +58,6 @@ impl Notes {
         if IS_NOTED { u64::from(self.get()) << 32 | u64::from(position) } else { position.into() }
     }
 
-    /// The Service has session affinity.
     #[inline(always)]
     pub(crate) fn on_affinity(&self, ctx: &SockAddrContext, last: &AffinityEntry, entry: &AffinityEntry) {
         log::affinity(ctx, last.used != 0, entry.used.saturating_sub(last.used) / 1_000_000);
@@ -69,7 +68,6 @@ impl Notes {
         self.set(if is_kept { AFFINITY | AFFINITY_KEPT } else { AFFINITY });
     }
 
-    /// A backend of this frontend is chosen.
     #[inline(always)]
     pub(crate) fn on_frontend(&self, frontend: &Frontend) {
         if IS_NOTED && frontend.options.least_connections() {
@@ -80,13 +78,11 @@ impl Notes {
         }
     }
 
-    /// The backend that was chosen first is ejected, and another one is looked for.
     #[inline(always)]
     pub(crate) fn on_avoided(&self) {
         self.set(EJECTED_AVOIDED);
     }
 
-    /// The backend was ejected.
     #[inline(always)]
     pub(crate) fn on_tried(&self) {
         self.set(EJECTED_TRIED);

@@ -16,7 +16,6 @@ use crate::{
     side::Side,
 };
 
-/// The origin of packets of the socket of a context.
 pub(crate) struct Origin<'a> {
     pub(crate) ctx: &'a SockAddrContext,
 }

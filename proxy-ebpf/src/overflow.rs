@@ -19,7 +19,6 @@ use crate::{
     slot::SlotRef,
 };
 
-/// The table, as the socket of a program's context sees it.
 pub(crate) struct Table<'a, C> {
     ctx: &'a C,
     slot: SlotRef,
@@ -142,7 +141,6 @@ pub(crate) fn count_refusal(ctx: &SockAddrContext) {
     }
 }
 
-/// Counts a closed socket that leaked entries.
 #[inline(always)]
 pub(crate) fn count_leak() {
     count(LEAKED, 1);

@@ -20,9 +20,9 @@ use crate::side::FamilyTables;
 pub(crate) const ETHERNET: usize = 14;
 /// What `bpf_fib_lookup` returns with the next hop and its interface.
 pub(crate) const FOUND: i64 = 0;
-/// Where the flags are in the header of TCP.
+/// The offset of the flags in the TCP header.
 pub(crate) const TCP_FLAGS: usize = 13;
-/// A bit of them.
+/// The SYN bit of the TCP flags.
 pub(crate) const SYN: u8 = 1 << 1;
 
 /// The flow of a packet with these addresses, and source and destination port; `flags` are those of TCP.
@@ -48,9 +48,9 @@ pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
     /// How the kernel is told about a wrapping.
     const ENCAPSULATION: u32;
     const ETHERTYPE: Be16;
-    /// Where the source address is in the header.
+    /// The offset of the source address in the header.
     const SOURCE: usize;
-    /// Where the IP protocol number is in the header.
+    /// The offset of the IP protocol number in the header.
     const PROTOCOL: usize;
 
     /// Source, destination and protocol of a packet; `None` if it is not handled.
@@ -59,7 +59,6 @@ pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
     fn returned(header: Self::Header) -> Self::Header;
     /// The destination of an ICMP message; `None` if it is not handled.
     fn icmp(header: &Self::Header) -> Option<Self>;
-    /// Whether an ICMP message of a type quotes a packet.
     fn is_error(kind: u8) -> bool;
     /// Tells a client how long its packets may be.
     fn too_big(node: Self, client: Self, mtu: u32, quoted: &Self::Quoted) -> Self::TooBig;
@@ -74,7 +73,6 @@ pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// A value of a kernel structure with unions, all zeroes.
 macro_rules! zeroed {
     ($type:ty) => {
         // SAFETY: it consists of integers.

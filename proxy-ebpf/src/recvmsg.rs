@@ -14,7 +14,6 @@ use crate::{
     sock_nat, udp_nat,
 };
 
-/// Replies to v4 sockets.
 #[cgroup_sock_addr(recvmsg4)]
 #[inline(always)]
 pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {

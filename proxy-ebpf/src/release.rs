@@ -8,7 +8,7 @@ use crate::{
     sock_nat, trace,
 };
 
-/// Sockets of both families, when their last descriptor is closed.
+/// Runs when the last descriptor of a socket is closed.
 #[cgroup_sock(sock_release)]
 #[inline(always)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {

@@ -15,7 +15,6 @@ use crate::{
     side::{FamilyTables, Side},
 };
 
-/// A socket has received a datagram.
 #[inline(always)]
 pub(crate) fn on_received(ctx: &SockAddrContext, sender: &SockAddr) {
     let is_kept = match V4::from_mapped(sender.ip) {

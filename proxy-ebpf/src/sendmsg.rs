@@ -29,7 +29,6 @@ pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
     try_sendmsg::<V4>(&ctx).unwrap_or(PASS)
 }
 
-/// IPv6.
 #[cgroup_sock_addr(sendmsg6)]
 #[inline(always)]
 pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {

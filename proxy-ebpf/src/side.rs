@@ -24,7 +24,6 @@ use crate::{
 pub(crate) trait FamilyTables: Family {
     fn frontends() -> &'static Frontends<Self>;
     fn backends() -> &'static Backends<Self>;
-    /// The members of its backend sets.
     fn members() -> &'static Members<Self>;
     /// [`Tables::choose`] with the arguments of [`pack`]; the upper half is what is noted of it.
     fn choose(arguments: [u64; 4]) -> u64;
@@ -68,15 +67,12 @@ family_tables!(V6, FRONTENDS6, BACKENDS6, MEMBERS6, choose6);
 
 /// The side that was active when the decision began, in one address family.
 pub(crate) struct Side<F> {
-    /// The side's word.
     pub(crate) index: u32,
     family: PhantomData<F>,
-    /// What is noted of the decision.
     pub(crate) notes: Notes,
 }
 
 impl<F> Side<F> {
-    /// Reads the active-side word.
     #[inline(always)]
     pub(crate) fn active() -> Option<Self> {
         // SAFETY: a slot of an array is never freed; volatile, so that it is one load and not repeated.
@@ -166,7 +162,6 @@ fn choose<F: FamilyTables>(choice: Choice, side: u32, first: u32) -> u64 {
     states.notes.pack(choice::choose(counter_at, &states, choice, first))
 }
 
-/// The arguments of such a function.
 #[inline(always)]
 const fn pack(choice: Choice, side: u32, first: u32) -> [u64; 4] {
     let Choice { offset, count, max_ejected, options, client, random } = choice;

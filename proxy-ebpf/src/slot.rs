@@ -18,10 +18,8 @@ use crate::{
     maps::{SLOT_SHARES, SLOTS},
 };
 
-/// The slot that a socket's cookie leads to.
 #[derive(Clone, Copy)]
 pub(crate) struct SlotRef {
-    /// The cookie of the socket.
     pub(crate) cookie: u64,
     slot: *mut NatSlot,
     /// The cookie of the socket that owns the slot, or owned it last. Whether that is this socket cannot change during a
@@ -30,16 +28,13 @@ pub(crate) struct SlotRef {
 }
 
 impl SlotRef {
-    /// Not looked up yet.
     pub(crate) const UNKNOWN: Self = Self { cookie: 0, slot: core::ptr::null_mut(), owner: 0 };
 
-    /// The same, if it was looked up.
     #[inline(always)]
     pub(crate) fn known(self) -> Option<Self> {
         (!self.slot.is_null()).then_some(self)
     }
 
-    /// The slot that the cookie of this socket leads to.
     #[inline(always)]
     pub(crate) fn of(ctx: &impl EbpfContext) -> Option<Self> {
         let cookie = ctx::cookie(ctx);

@@ -20,7 +20,6 @@ use crate::{
     sock_owner::{is_kernel_socket, is_subflow},
 };
 
-/// What became of a translation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Insertion {
     /// It is stored, or the socket can do without: a TCP socket then shows the backend's address as its peer.
@@ -69,7 +68,6 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
     if is_tcp { Insertion::Done } else { Insertion::NoRoom }
 }
 
-/// Removes the translation of a socket: it is connected elsewhere now.
 #[inline(always)]
 pub(crate) fn remove(ctx: &SockAddrContext, slot: &SlotRef) {
     if let Some(own) = slot.own()

@@ -26,7 +26,7 @@ const CALLS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;
 /// at retransmissions, which are rare.
 const KEEP: u32 = BPF_SOCK_OPS_RETRANS_CB_FLAG;
 
-/// Every TCP socket, at several moments.
+/// Called for every TCP socket, at several moments.
 #[sock_ops]
 #[inline(always)]
 pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
@@ -42,7 +42,6 @@ pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
     1
 }
 
-/// Watches a connection.
 #[inline(always)]
 fn begin(ctx: &SockOpsContext) {
     let Some(own) = slot(ctx) else { return };

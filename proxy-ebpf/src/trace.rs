@@ -300,7 +300,6 @@ fn report<F: HookFamily, const CONNECTS: bool>(ctx: &SockAddrContext, arguments:
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
 }
 
-/// Copies an event into the ring buffer.
 #[inline(always)]
 fn output(event: *mut Event) {
     // SAFETY: both are valid, and the size is that of an event.
@@ -317,7 +316,6 @@ fn output(event: *mut Event) {
     }
 }
 
-/// Counts an event that found no room.
 #[inline(always)]
 fn count_lost() {
     if let Some(lost) = LOST.get_ptr_mut(0) {
@@ -325,7 +323,6 @@ fn count_lost() {
     }
 }
 
-/// The entry of a new connection.
 #[inline(always)]
 fn open_entry(cookie: u64) -> Option<*mut Event> {
     // SAFETY: a slot of an array is never freed, and no program writes to this one.
@@ -335,7 +332,6 @@ fn open_entry(cookie: u64) -> Option<*mut Event> {
     OPEN.get_ptr_mut(&cookie)
 }
 
-/// Whether an address is the one that is traced.
 #[inline(always)]
 fn is_address(address: &SockAddr) -> bool {
     let [a, b, c, d] = address.ip.raw().map(u64::from);
@@ -403,7 +399,6 @@ fn pid() -> u32 {
     unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 }
 }
 
-/// The entry of a connection whose end is reported.
 #[inline(always)]
 fn open_event(ctx: &impl EbpfContext) -> Option<&'static mut Event> {
     // SAFETY: the calls of one socket take turns; an evicted entry may be reused meanwhile, and a trace shows a mixture.

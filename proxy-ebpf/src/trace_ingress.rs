@@ -34,7 +34,6 @@ static TRACED_FRONTENDS: HashMap<FrontendKey6, u32, { MAX_FRONTENDS as usize }> 
 #[btf_map]
 static LOST_PACKETS: Array<u64, 1> = Array::new();
 
-/// The packets that arrive at an uplink.
 #[classifier]
 pub(crate) fn trace_ingress(ctx: TcContext) -> i32 {
     match protocol(&ctx).get() {

@@ -54,7 +54,6 @@ impl Display for Part {
     }
 }
 
-/// The rules of this node.
 #[derive(Debug)]
 pub(crate) struct Iptables {
     mode: Mode,
@@ -148,7 +147,7 @@ impl Iptables {
         self.mode.restore(family, &input).await
     }
 
-    /// The rules of a Service; of one that was deleted, none.
+    /// The rules of a Service; none if it was deleted.
     fn service(&mut self, state: &State, name: &Arc<str>, is_stale: bool) -> Chains {
         let mut ports = state.services.get(name).map(|it| ports(it)).unwrap_or_default();
         let mut lacks = BTreeSet::new();
@@ -179,7 +178,7 @@ impl Backend for Iptables {
             self.probe().await?;
         }
         let names: BTreeSet<Arc<str>> = match changed {
-            // Those that are not in the state any more are forgotten.
+            // Services that are no longer in the state are forgotten.
             Changed::Everything => {
                 let former = std::mem::take(&mut self.ruleset);
                 state.services.keys().chain(former.services()).cloned().collect()

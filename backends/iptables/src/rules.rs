@@ -54,7 +54,6 @@ pub(crate) struct ChainId {
 }
 
 impl ChainId {
-    /// Whether it is a chain of this backend.
     pub(crate) fn is_own(&self) -> bool {
         self.name.starts_with(PREFIX)
     }
@@ -95,7 +94,7 @@ fn add(chains: &mut Chains, family: Family, table: Table, chain: &str, rule: fmt
     writeln!(chains.entry(id).or_default(), "{verb} {chain} {rule}").expect("a string takes any text");
 }
 
-/// The chains that do not depend on Services; in those that are [shared](ChainId::is_shared), the rules after the Services'.
+/// The chains that do not depend on Services; of [shared](ChainId::is_shared) ones, the rules after those of Services.
 pub(crate) fn frame(config: &Config, service_cidrs: &[IpNet], family: Family) -> Chains {
     let mut chains = Chains::new();
     for table in Table::ALL {
@@ -206,7 +205,7 @@ struct PortRules<'a> {
     service: &'a str,
     port: &'a ServedPort,
     protocol: &'static str,
-    /// What the names of its chains end with.
+    /// The suffix of the names of its chains.
     id: String,
     chains: &'a mut Chains,
 }

@@ -46,7 +46,6 @@ impl Ruleset {
         difference
     }
 
-    /// The Services that have rules.
     pub(crate) fn services(&self) -> impl Iterator<Item = &Arc<str>> {
         self.0.keys().filter_map(|it| if let Owner::Service(name) = it { Some(name) } else { None })
     }
@@ -86,7 +85,6 @@ pub(crate) fn input(family: Family, difference: &Difference) -> String {
     input
 }
 
-/// The rules of a chain, as listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ListedRules {
     count: usize,

@@ -25,7 +25,6 @@ const REGISTERED: [&str; 4] = [
     "/proc/net/ip6_tables_targets",
 ];
 
-/// Which of the variants of iptables is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
     /// The variant that the system chose: iptables-restore.
@@ -76,7 +75,6 @@ impl Mode {
         Err(failed(&program, &message, input, family))
     }
 
-    /// Lists the rules of a family.
     pub(crate) async fn list(self, family: Family, listing: &mut Listing) -> Result<(), ToolError> {
         let program = self.program(family, "save");
         let error = |it: io::Error| ToolError::cannot_run(&program, &it);
@@ -107,7 +105,6 @@ async fn run(mut command: Command, input: &str) -> io::Result<Output> {
     tokio::join!(write, child.wait_with_output()).1
 }
 
-/// What a message of a program means.
 fn failed(program: &str, message: &str, input: &str, family: Family) -> ToolError {
     let number = message.rsplit("line").find_map(|it| {
         let digits = it.trim_start_matches([':', ' ']);
@@ -147,7 +144,6 @@ fn failed(program: &str, message: &str, input: &str, family: Family) -> ToolErro
     ToolError(error)
 }
 
-/// The kernel's modules that lines of an input need.
 fn needed_modules(lines: &[&str], family: Family) -> BTreeSet<String> {
     let prefix = if family == Family::V4 { "ip" } else { "ip6" };
     let mut modules = BTreeSet::new();

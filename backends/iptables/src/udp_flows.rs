@@ -19,7 +19,6 @@ use tokio::process::Command;
 /// The endpoints that a flow may have, by family, address (`None`: any of the node) and port.
 type Served = BTreeMap<(Family, Option<IpAddr>, u16), BTreeSet<SocketAddr>>;
 
-/// The UDP ports of all Services.
 #[derive(Debug, Default)]
 pub(crate) struct UdpFlows {
     services: BTreeMap<Arc<str>, Served>,

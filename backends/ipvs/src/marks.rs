@@ -8,13 +8,13 @@ use proxy_contract::{backend::Family, localv1::Protocol};
 
 /// The bits by which a mark is known as one of this program.
 pub(crate) const MASK: u32 = 0xff00_0000;
-/// Their value before IPVS; with it, an address is local.
+/// The value of these bits before IPVS; with it, an address is local.
 pub(crate) const PREFIX: u32 = 0x6b00_0000;
-/// Their value after IPVS.
+/// The value of these bits after IPVS.
 pub(crate) const BALANCED: u32 = 0x6c00_0000;
 /// The mark of a new connection that is refused.
 pub(crate) const REFUSE: u32 = PREFIX;
-/// The mark of one that is dropped.
+/// The mark of a new connection that is dropped.
 pub(crate) const DROP: u32 = PREFIX | 1;
 /// In the mark of a virtual server: which sources are masqueraded, as [`Masquerade`].
 pub(crate) const MASQUERADE: u32 = 0b011;

@@ -31,7 +31,6 @@ const BY_SOURCE: &str = "mh";
 /// A set or map of the table, a key in it, and in a map `: VALUE`.
 pub(crate) type Elements = BTreeMap<Key, String>;
 
-/// What a Service needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) marks: BTreeMap<Id, u32>,
@@ -41,7 +40,6 @@ pub(crate) struct Plan {
     pub(crate) not_served: Vec<String>,
 }
 
-/// What all Services share.
 #[derive(Clone, Debug)]
 pub(crate) struct Defaults {
     pub(crate) scheduler: String,
@@ -49,7 +47,7 @@ pub(crate) struct Defaults {
     pub(crate) missing: BTreeSet<String>,
 }
 
-/// What a Service needs; `before` is what it had.
+/// Plans a Service; `before` is its last plan.
 pub(crate) fn plan(
     it: &ServiceEndpoints,
     defaults: &Defaults,
@@ -122,7 +120,6 @@ impl Plan {
         self.servers.insert(mark, server);
     }
 
-    /// The sources that may use a frontend.
     fn add_sources(&mut self, port: &ServedPort, at: &Frontend) {
         let (Some(sources), Some(ip)) = (&at.sources, at.address.ip()) else { return };
         let key = key(port, at, Some(ip));

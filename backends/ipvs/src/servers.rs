@@ -11,7 +11,6 @@ use crate::marks::{MASK, PREFIX, is_drained};
 /// Virtual servers, by mark.
 pub(crate) type Servers = BTreeMap<u32, Server>;
 
-/// A virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) family: Family,
@@ -150,7 +149,6 @@ pub(crate) fn parse(list: &str) -> (Servers, Connections) {
     (servers, connections)
 }
 
-/// The lines that delete virtual servers.
 pub(crate) fn deletion(servers: &Servers) -> Vec<String> {
     servers.iter().map(|(mark, it)| format!("-D {}", it.selector(*mark))).collect()
 }

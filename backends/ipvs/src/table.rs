@@ -13,7 +13,6 @@ use crate::{
 };
 
 const TEXT: &str = include_str!("table.nft");
-/// The family and name of the table.
 pub(crate) const NAME: &str = "inet kube-proxy-ipvs";
 
 /// A text that deletes the table, if it is there.
@@ -66,7 +65,6 @@ fn merged<'a>(all: impl Iterator<Item = &'a Elements>) -> Elements {
     merged
 }
 
-/// A text that deletes elements, and adds others.
 pub(crate) fn difference(deleted: &Elements, added: &Elements) -> String {
     let mut text = String::new();
     let keys = deleted.keys().map(|it| (it.clone(), String::new())).collect();
@@ -98,13 +96,11 @@ fn rules() -> usize {
     TEXT.lines().filter(is_rule).count()
 }
 
-/// What the kernel has of the table.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
     pub(crate) rules: usize,
     /// The number of elements of each set and map.
     pub(crate) elements: BTreeMap<String, usize>,
-    /// The elements with marks.
     pub(crate) marks: BTreeMap<Key, u32>,
 }
 

@@ -23,7 +23,6 @@ const SETTINGS: [(&str, &str, &str); 5] = [
     ("ip_forward", "1", "forwarding"),
 ];
 
-/// Why a state cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot start `{program}`: {error}; install the package {package}")]
@@ -148,7 +147,6 @@ pub(crate) async fn add_routes() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the routes and rules are there.
 pub(crate) async fn has_routes() -> Result<bool, Error> {
     for family in families() {
         let rule = ip(&format!("{family} rule show pref {ROUTES}")).await?;
@@ -160,7 +158,6 @@ pub(crate) async fn has_routes() -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Deletes the routes and rules, as far as they are there.
 pub(crate) async fn delete_routes() -> Result<(), Error> {
     for family in families() {
         for it in ["rule del pref", "route flush table"] {

@@ -14,7 +14,6 @@ use tokio::time::Instant;
 /// How many clients of a service port are remembered.
 const MAX_CLIENTS: usize = 16_384;
 
-/// The clients of a service port.
 #[derive(Debug, Default)]
 pub(crate) struct Affinity(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
 
@@ -25,7 +24,6 @@ impl Affinity {
         (at.elapsed() < timeout).then_some(endpoint)
     }
 
-    /// A client has a connection to this endpoint now.
     pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr, timeout: Duration) {
         let (mut clients, now) = (self.0.lock(), Instant::now());
         if clients.len() >= MAX_CLIENTS && !clients.contains_key(&client) {

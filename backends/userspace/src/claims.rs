@@ -17,7 +17,6 @@ use crate::{
     listen_at::ListenAt,
 };
 
-/// The frontends of all Services.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     by_address: BTreeMap<Address, BTreeMap<Arc<str>, Arc<Frontend>>>,
@@ -67,12 +66,10 @@ impl Claims {
         touched
     }
 
-    /// The Services that have frontends.
     pub(crate) fn services(&self) -> impl Iterator<Item = &Arc<str>> {
         self.by_service.keys()
     }
 
-    /// What is served at an address.
     pub(crate) fn winner(&self, address: &Address) -> Option<Arc<Frontend>> {
         self.by_address.get(address)?.values().next().cloned()
     }

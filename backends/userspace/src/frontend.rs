@@ -34,7 +34,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where a Service is reached, and by which endpoints.
 #[derive(Debug)]
 pub(crate) struct Frontend {
     /// As `namespace/name`.
@@ -76,7 +75,6 @@ impl Frontend {
         endpoints
     }
 
-    /// Notes the endpoint of a client's newest connection.
     pub(crate) fn chosen(&self, client: IpAddr, endpoint: SocketAddr) {
         if let Some((affinity, timeout)) = &self.affinity {
             affinity.chosen(client, endpoint, *timeout);

@@ -53,7 +53,6 @@ pub(crate) enum Bound {
 }
 
 impl Listeners {
-    /// Makes the sockets that are missing.
     pub(crate) fn bind(
         &mut self,
         edits: &[(Address, Option<Arc<Frontend>>)],
@@ -101,12 +100,10 @@ impl Listeners {
         }
     }
 
-    /// The addresses of frontends that have no socket.
     pub(crate) fn failed(&self) -> BTreeSet<Address> {
         self.0.iter().filter(|(_, it)| it.is_err()).map(|(address, _)| *address).collect()
     }
 
-    /// Why they have none.
     pub(crate) fn not_served(&self) -> impl Iterator<Item = NotServed> {
         self.0.values().filter_map(|it| it.as_ref().err()).take(MAX_REPORTED).cloned()
     }

@@ -42,7 +42,7 @@ impl Table {
         }
     }
 
-    /// Replaces frontends, all at one moment.
+    /// Replaces frontends, all at the same moment.
     pub(crate) fn replace(&self, edits: Vec<(Address, Option<Arc<Frontend>>)>) {
         let mut frontends = self.frontends.write();
         for (address, frontend) in edits {

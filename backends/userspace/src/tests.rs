@@ -63,7 +63,6 @@ impl Server {
     }
 }
 
-/// A port that nothing listens at.
 async fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
@@ -90,7 +89,6 @@ impl Proxy {
         Self { datapath: Datapath::new(listen_at, Vec::new()), services: BTreeMap::new() }
     }
 
-    /// Gives a Service these endpoints.
     fn set(&mut self, (name, service): &(String, ServiceEndpoints), servers: &[&Server]) {
         let scopes = EndpointScopes { internal: true, external: true, cluster: None };
         let endpoints = servers.iter().enumerate().map(|(key, it)| {

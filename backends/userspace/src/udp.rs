@@ -27,7 +27,6 @@ use crate::{frontend::Address, listen_at::unspecified, table::Table};
 const FLOW_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often what is left of ended flows is removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// The longest datagram.
 const MAX_DATAGRAM: usize = 65_535;
 
 /// A client's flow; its task ends when it is dropped.

@@ -4,7 +4,6 @@
 
 use netlink_packet_core::{Emitable as _, NLA_F_NESTED, Nla, NlasIterator};
 
-/// An attribute to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
     pub kind: u16,
@@ -36,7 +35,6 @@ impl Attribute {
         Self::bytes(kind, [value])
     }
 
-    /// Other attributes.
     pub fn nested(kind: u16, attributes: impl IntoIterator<Item = Self>) -> Self {
         let mut encoded = Vec::new();
         attributes.into_iter().for_each(|it| it.append(&mut encoded));
@@ -83,12 +81,10 @@ pub fn each(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of the attribute of one type.
 pub fn find(buffer: &[u8], kind: u16) -> Option<&[u8]> {
     each(buffer).find_map(|(it, value)| (it == kind).then_some(value))
 }
 
-/// A string from the kernel.
 pub fn text(value: &[u8]) -> String {
     let end = value.iter().position(|it| *it == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()

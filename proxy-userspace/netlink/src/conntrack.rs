@@ -29,7 +29,6 @@ pub(crate) struct Flow {
     pub(crate) reply_source: SocketAddr,
 }
 
-/// A TCP connection that the kernel tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpConnection {
     /// Where the client connects to.

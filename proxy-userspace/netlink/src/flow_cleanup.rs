@@ -62,7 +62,6 @@ impl FlowRules {
     }
 }
 
-/// A pass over the flows of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowPass {
     pub is_ipv6: bool,

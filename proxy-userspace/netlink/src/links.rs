@@ -28,7 +28,6 @@ pub struct Link {
     pub name: String,
     /// How many bytes a packet may have, without the header of the link.
     pub mtu: u32,
-    /// Whether its packets begin with a header of Ethernet.
     pub is_ethernet: bool,
     /// The ids of its XDP programs.
     pub xdp: Vec<u32>,
@@ -39,7 +38,7 @@ pub struct Link {
 pub struct Classifier {
     /// `ingress` or `egress`.
     pub direction: &'static str,
-    /// Its kind, as in `bpf` and `flower`.
+    /// Its kind, such as `bpf` or `flower`.
     pub kind: String,
     /// The id of its program, if it is one.
     pub program: Option<u32>,

@@ -44,7 +44,6 @@ impl ChangeFlag {
         self.notify.notify_one();
     }
 
-    /// Clears the flag; returns whether it was set.
     pub fn take(&self) -> bool {
         self.is_set.swap(false, Ordering::AcqRel)
     }

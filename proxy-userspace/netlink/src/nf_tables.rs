@@ -30,7 +30,6 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The chain that a listed message describes.
     pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
         let hook = find(it, NFTA_CHAIN_HOOK);
         Some(Self {
@@ -63,7 +62,6 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The rule that a listed message describes.
     pub(crate) fn parse(family: u8, it: &[u8]) -> Option<Self> {
         let handle = find(it, NFTA_RULE_HANDLE)?.try_into().ok().map(u64::from_be_bytes)?;
         let expressions = find(it, NFTA_RULE_EXPRESSIONS).unwrap_or_default();

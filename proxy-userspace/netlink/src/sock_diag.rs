@@ -47,7 +47,6 @@ impl Transport {
         }
     }
 
-    /// Why sockets cannot be listed.
     fn unsupported(self) -> io::Error {
         let (name, module, option) = match self {
             Self::Tcp => ("TCP", "tcp_diag", "CONFIG_INET_TCP_DIAG"),
@@ -190,7 +189,6 @@ mod tests {
         (SockDiag(ours.into()), kernel)
     }
 
-    /// A message with its header.
     fn raw(kind: u16, body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         append(&mut bytes, (kind, 0, 0), body, &[]);

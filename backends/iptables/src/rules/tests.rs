@@ -35,7 +35,6 @@ fn external_ip(ip: &str) -> Frontend {
     at(FrontendAddress::External(ip.parse().unwrap()), 80)
 }
 
-/// A TCP port whose three kinds of traffic have these endpoints.
 fn port(frontends: &[Frontend], [internal, cluster, external]: [&[&str]; 3]) -> ServedPort {
     ServedPort {
         name: "http".to_owned(),
@@ -76,7 +75,6 @@ fn written(config: &Config, port: ServedPort) -> String {
     text.replace("-m comment --comment \"ns/web:http\" ", "")
 }
 
-/// What does not depend on Services.
 fn written_frame(family: Family) -> String {
     let config = Config { node_port_addresses: vec!["192.0.2.0/24".parse().unwrap()], ..config() };
     let service_cidrs = ["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()];
