@@ -55,7 +55,6 @@ pub(crate) struct Admitted<'a> {
     pub(crate) is_translated: bool,
 }
 
-/// How many entries a Service has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entries {
     created: Option<Timestamp>,
@@ -75,7 +74,6 @@ impl Entries {
 }
 
 impl Admission {
-    /// What of each Service of a cluster is served.
     pub(crate) fn of(cluster: &ClusterState, options: &Options) -> Self {
         let mut admission = Self::default();
         let services = cluster.services.keys().cloned().collect();
@@ -98,7 +96,6 @@ impl Admission {
         Admitted { conflicting: self.owners.conflicting(name), is_translated }
     }
 
-    /// Whether a Service does not fit into its namespace.
     pub(crate) fn is_refused(&self, name: &ServiceName) -> bool {
         self.no_room(name) == Some(NoRoom::Refused)
     }

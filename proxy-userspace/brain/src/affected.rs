@@ -226,7 +226,6 @@ impl<'a> Affected<'a> {
     }
 }
 
-/// The position of the endpoint with a key, or where to insert it.
 fn position(endpoints: &[Arc<state::Endpoint>], key: &EndpointKey) -> Result<usize, usize> {
     endpoints.binary_search_by(|it| it.key.cmp(key))
 }

@@ -29,7 +29,6 @@ pub(crate) struct SelectedEndpoints<'a> {
     positions: HashMap<*const Endpoint, usize>,
 }
 
-/// An address that was selected.
 #[derive(Debug)]
 struct SelectedEndpoint<'a> {
     identity: Identity<'a>,

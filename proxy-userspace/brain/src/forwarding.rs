@@ -36,11 +36,9 @@ pub(crate) fn is_requested(service: &Service, options: &Options) -> bool {
 pub(crate) enum NotForwarded {
     /// No address from outside in that family is its own.
     NoAddress,
-    /// It is of SCTP.
     Sctp,
     /// This endpoint is on no node.
     NoNode(SocketAddr),
-    /// No endpoint serves.
     NoEndpoint,
 }
 

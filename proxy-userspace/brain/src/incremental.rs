@@ -59,7 +59,6 @@ struct ServedNode {
 }
 
 impl Brain {
-    /// A brain with an empty cluster.
     pub fn new(options: Options) -> Self {
         Self { options, ..Self::default() }
     }
@@ -86,13 +85,11 @@ impl Brain {
         }
     }
 
-    /// Stops serving a node and drops its state.
     pub fn stop_serving(&mut self, node: &str) {
         self.dirty_nodes.remove(node);
         self.served.remove(node);
     }
 
-    /// The nodes that are served, in the order of their names.
     pub fn served_nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.served.keys()
     }

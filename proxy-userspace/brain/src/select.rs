@@ -61,7 +61,6 @@ impl Membership {
 }
 
 impl Selection {
-    /// The policy that traffic of a scope follows.
     pub(crate) fn policy(&self, scope: Scope) -> TrafficPolicy {
         match scope {
             Scope::Internal => self.internal,
@@ -70,7 +69,6 @@ impl Selection {
         }
     }
 
-    /// The set that traffic of a scope uses.
     pub(crate) fn set(&self, scope: Scope) -> &[Membership] {
         match self.policy(scope) {
             TrafficPolicy::Cluster => &self.cluster,

@@ -97,7 +97,6 @@ pub(crate) fn select_for<'a>(
     (candidates, selection)
 }
 
-/// The time of the last change of the slices.
 pub(crate) fn trigger_time(slices: &[&EndpointSlice]) -> Option<Timestamp> {
     slices.iter().filter(|it| !it.headless).filter_map(|it| it.trigger_time).max()
 }

@@ -44,12 +44,10 @@ impl fmt::Display for ForeignProgram {
 }
 
 impl AttachStatus {
-    /// The hooks at which our program is not attached.
     pub fn missing(&self) -> impl Iterator<Item = &HookStatus> {
         self.hooks.iter().filter(|it| !it.is_attached)
     }
 
-    /// The tables that are not as they were written.
     pub fn missing_tables(&self) -> impl Iterator<Item = &'static str> {
         self.tables.iter().filter(|(_, is_there)| !is_there).map(|(name, _)| *name)
     }
@@ -65,7 +63,6 @@ impl AttachStatus {
         foreign
     }
 
-    /// Whether our programs are attached at every hook.
     pub fn is_complete(&self) -> bool {
         self.missing().next().is_none()
     }

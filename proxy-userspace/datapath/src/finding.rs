@@ -4,7 +4,6 @@ use std::error::Error;
 
 use model::error_chain;
 
-/// How good something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// As it should be.
@@ -25,7 +24,6 @@ impl Level {
     }
 }
 
-/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// What was checked, in a word or two.
@@ -37,17 +35,14 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// As it should be.
     pub fn ok(subject: &'static str, says: impl Into<String>) -> Self {
         Self { subject, level: Level::Ok, says: says.into(), remedy: None }
     }
 
-    /// Works with limits.
     pub fn degraded(subject: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { subject, level: Level::Degraded, says: says.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Does not work.
     pub fn broken(subject: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { subject, level: Level::Broken, says: says.into(), remedy: Some(remedy.into()) }
     }

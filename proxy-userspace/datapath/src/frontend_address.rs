@@ -11,7 +11,6 @@ use model::{Family, Protocol};
 /// The address of a frontend; a node port has the unspecified address of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendAddress {
-    /// Its IP address and port.
     pub address: SocketAddr,
     pub protocol: Protocol,
 }
@@ -31,7 +30,7 @@ impl fmt::Display for FrontendAddress {
 impl FromStr for FrontendAddress {
     type Err = String;
 
-    /// As it is displayed.
+    /// Parses what [`Display`](fmt::Display) writes.
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("{text}: not an address with a port and a protocol");
         let (address, protocol) = text.rsplit_once('/').ok_or_else(invalid)?;

@@ -43,7 +43,6 @@ impl PortCounts {
 }
 
 impl TableFill {
-    /// Writes the metrics of tables.
     pub fn write(tables: &[Self], out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         out.gauges("map_entries", "table", tables.iter().map(|it| (it.name, it.entries.into())))?;
         out.gauges("map_capacity", "table", tables.iter().map(|it| (it.name, it.capacity.into())))
@@ -51,7 +50,6 @@ impl TableFill {
 }
 
 impl AttachStatus {
-    /// Writes its metrics.
     pub fn write(&self, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         let hooks = self.hooks.iter().map(|it| (it.name, it.is_attached));
         let attached = hooks.chain(self.tables.iter().copied());
@@ -73,7 +71,6 @@ impl ProbeResult {
 }
 
 impl TableStats {
-    /// Writes its metrics.
     pub fn write(&self, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         let Self {
             overflow,
@@ -113,7 +110,6 @@ impl TableStats {
 }
 
 impl PacketAffinity {
-    /// Writes its metrics.
     pub fn write(&self, out: &mut MetricWriter<'_, '_>) -> fmt::Result {
         let Self { clients, unanswered, capacity, full_service_ports } = *self;
         let entries = [("answered", clients as f64), ("unanswered", unanswered as f64)];

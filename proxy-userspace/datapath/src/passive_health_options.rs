@@ -6,7 +6,6 @@ use std::{num::NonZeroU8, time::Duration};
 /// ([`PassiveHealth`](model::state::PassiveHealth)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassiveHealthOptions {
-    /// Whether endpoints are ejected at all.
     pub enabled: bool,
     /// Consecutive failures after which an endpoint is ejected, 1 to 50.
     pub failures: NonZeroU8,

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// The result of probing one hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeResult {
     /// The hook's name, as in `connect4`.
@@ -10,7 +9,6 @@ pub struct ProbeResult {
     pub behavior: HookBehavior,
 }
 
-/// What a hook did when it was probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookBehavior {
     /// It translated as it should.

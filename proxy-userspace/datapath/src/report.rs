@@ -9,12 +9,10 @@ use std::{
 
 use model::{Rejected, ServiceName};
 
-/// What one apply did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApplyReport {
     /// How many Services were added, changed or removed.
     pub changed_services: usize,
-    /// How many Services there are.
     pub services: usize,
     /// How many map entries were written before the flip.
     pub entries: usize,
@@ -22,18 +20,14 @@ pub struct ApplyReport {
     pub flipped: bool,
     /// Whether every entry was written, rather than the difference.
     pub is_full: bool,
-    /// How full the tables are.
     pub tables: Vec<TableFill>,
-    /// What is not served, and why.
     pub rejected: Vec<Rejected>,
 }
 
-/// How full a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFill {
     /// Its name, as in pin paths.
     pub name: &'static str,
-    /// Its number of entries.
     pub entries: u32,
     /// The number of entries from which on it is replaced by a larger one.
     pub capacity: u32,
@@ -56,7 +50,6 @@ pub struct PortCounts {
     pub left_to_packets: u64,
     /// Connections and UDP flows to addresses that are reachable from outside, which the packet path has translated.
     pub external_connections: u64,
-    /// Packets from outside that are forwarded whole.
     pub forwarding: ForwardCounts,
 }
 
@@ -121,7 +114,6 @@ pub struct PacketCount {
 /// Usage of the tables that clients fill.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// The socket overflow table.
     pub overflow: OverflowStats,
     /// The network namespaces that were refused most.
     pub refused: Vec<RefusedNamespace>,
@@ -133,14 +125,12 @@ pub struct TableStats {
     pub ejected: Vec<EjectedEndpoint>,
     /// How often endpoints were ever ejected.
     pub ejections: Ejections,
-    /// The nodes that packets from outside are forwarded to.
     pub peers: PeerCounts,
 }
 
 /// How many addresses of nodes that packets from outside are forwarded to answer probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounts {
-    /// They answer.
     pub answering: usize,
     /// They do not answer any more.
     pub silent: usize,
@@ -203,7 +193,6 @@ impl fmt::Display for EjectedEndpoint {
 pub struct Ejections {
     /// A connection was not answered within the time of the first retransmission, about a second.
     pub timeouts: u64,
-    /// A connection was refused.
     pub refusals: u64,
 }
 
@@ -223,7 +212,6 @@ pub struct PacketAffinity {
 /// Usage of the socket overflow table, which holds the translations that do not fit into the slots of their sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverflowStats {
-    /// Its number of entries.
     pub entries: u64,
     /// How many entries it has room for.
     pub capacity: u32,
@@ -241,14 +229,12 @@ pub struct RefusedNamespace {
     pub netns: u64,
     /// The cgroup of the process that was refused last, relative to the cgroup of the programs, if it still exists.
     pub cgroup: Option<String>,
-    /// How often.
     pub refused: u64,
 }
 
 /// What one pass over the connected sockets of a transport did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TerminationReport {
-    /// How many sockets were terminated.
     pub sockets: usize,
     /// Whether the sockets of every network namespace were examined.
     pub all_namespaces: bool,

@@ -53,7 +53,6 @@ impl SortedLines {
         self.lines.sort_unstable_by(|a, b| line(&self.text, a).cmp(line(&self.text, b)));
     }
 
-    /// The lines in order.
     pub fn sorted(&mut self) -> impl DoubleEndedIterator<Item = &str> {
         self.sort();
         self.lines.iter().map(|it| line(&self.text, it))

@@ -27,9 +27,9 @@ const SOURCE_PREFIX_V6: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// In all; at least 1.
+    /// The limit of all sources together; at least 1.
     pub total: usize,
-    /// Of one source: an IPv4 address, or an IPv6 network of 64 bits.
+    /// The limit of one source: an IPv4 address, or an IPv6 network of 64 bits.
     pub per_source: usize,
 }
 
@@ -163,7 +163,6 @@ impl Drop for Connection {
     }
 }
 
-/// The source that an address belongs to.
 fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() >> SOURCE_PREFIX_V6 << SOURCE_PREFIX_V6).into(),

@@ -27,7 +27,6 @@ pub fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, metric: M) ->
     metric
 }
 
-/// A label and its value.
 pub type Label = [(&'static str, &'static str); 1];
 
 /// kube-proxy's label of the address family: it has a proxier for each family, of which each is synced alone, where here a
@@ -40,7 +39,6 @@ pub fn ip_family(it: IpFamily) -> Label {
     [("ip_family", name)]
 }
 
-/// The label of each address family.
 pub fn by_family() -> impl Iterator<Item = Label> {
     IpFamily::ALL.into_iter().map(ip_family)
 }
@@ -54,10 +52,8 @@ pub fn with_series<M: Clone, C: MetricConstructor<M>>(
     metric
 }
 
-/// A histogram for each set of labels.
 pub type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
-/// Histograms that are made by a function.
 pub fn histograms<L: Clone + Hash + Eq>(make: fn() -> Histogram) -> Histograms<L> {
     Family::new_with_constructor(make)
 }

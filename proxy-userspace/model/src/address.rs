@@ -8,7 +8,6 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// What an address is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressUse {
     /// An endpoint, an external IP, or a load balancer IP.

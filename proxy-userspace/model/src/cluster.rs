@@ -17,8 +17,6 @@ use crate::{
 pub use crate::state::Service;
 pub use object::{ClusterChanges, Object, ObjectName};
 
-/// A snapshot of a cluster.
-///
 /// Successive snapshots share what did not change: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterState {
@@ -83,7 +81,6 @@ impl ClusterState {
         }
     }
 
-    /// Adds a ServiceCIDR, or replaces the one of the same name.
     pub fn set_service_cidr(&mut self, it: impl Into<Arc<ServiceCidr>>) {
         let it = it.into();
         Arc::make_mut(&mut self.service_cidrs).insert(Arc::clone(&it.name), it);
@@ -93,7 +90,6 @@ impl ClusterState {
         Arc::make_mut(&mut self.service_cidrs).remove(name);
     }
 
-    /// Adds a pod, or replaces the one of the same name.
     pub fn set_pod(&mut self, it: impl Into<Arc<Pod>>) {
         let it = it.into();
         Arc::make_mut(&mut self.pods).insert(Arc::clone(&it.name), it);
@@ -119,7 +115,6 @@ impl Keyed for ServiceSlices {
     }
 }
 
-/// The position of a slice, or where to insert it.
 fn position(slices: &[Arc<EndpointSlice>], name: &SliceName) -> Result<usize, usize> {
     slices.binary_search_by(|it| it.name.cmp(name))
 }
@@ -175,9 +170,7 @@ pub struct EndpointSlice {
     pub service: ServiceName,
     /// Whether it has the label `service.kubernetes.io/headless`.
     pub headless: bool,
-    /// The family of all its addresses.
     pub family: Family,
-    /// The ports that each of its endpoints listens on.
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
     /// The time of the last change that it reflects (`endpoints.kubernetes.io/last-change-trigger-time`).
@@ -202,29 +195,24 @@ impl EndpointSlice {
     }
 }
 
-/// One port of an [`EndpointSlice`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlicePort {
     /// The name of its service port, often empty.
     pub name: String,
     pub protocol: Protocol,
-    /// The port that the endpoints listen on.
     pub port: NonZeroU16,
 }
 
-/// One endpoint of an [`EndpointSlice`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     /// Its address, of the slice's family.
     pub address: IpAddr,
     pub conditions: Conditions,
-    /// The node that it runs on, if set.
     pub node: Option<Arc<str>>,
     /// The name of its pod, if it has one.
     pub pod: Option<Arc<str>>,
     /// Its host name, often empty.
     pub hostname: Box<str>,
-    /// Who should use it, if there is a hint.
     pub hints: Option<Arc<Hints>>,
 }
 
@@ -267,12 +255,10 @@ impl Endpoint {
         }
     }
 
-    /// The nodes that should use it; empty if there is no hint.
     pub fn node_hints(&self) -> &[Arc<str>] {
         self.hints.as_ref().map_or(&[], |it| &it.nodes)
     }
 
-    /// The zones that should use it; empty if there is no hint.
     pub fn zone_hints(&self) -> &[Arc<str>] {
         self.hints.as_ref().map_or(&[], |it| &it.zones)
     }

@@ -10,7 +10,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     escape(text, |it| it != '\n' && !is_printable(it))
 }
 
-/// The same in one line: line feeds are escaped as well.
+/// Like [`escaped`], with line feeds escaped as well.
 pub fn escaped_line(text: &str) -> Cow<'_, str> {
     escape(text, |it| !is_printable(it))
 }

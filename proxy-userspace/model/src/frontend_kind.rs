@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// Why a Service answers at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontendKind {
     /// Its `clusterIPs`.

@@ -2,7 +2,6 @@
 //!
 //! Invariant: every accepted name is printable ASCII, so that it can be part of a path, a log line or a terminal's output.
 
-/// A form of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameForm {
     /// Of Services, namespaces, hosts and service ports: RFC 1123's label.

@@ -2,7 +2,6 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// The transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     Tcp,
@@ -22,7 +21,6 @@ impl Protocol {
         }
     }
 
-    /// The protocol of an IP protocol number.
     pub fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.number() == number)
     }
@@ -48,7 +46,6 @@ impl FromStr for Protocol {
     }
 }
 
-/// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
@@ -76,7 +73,6 @@ impl fmt::Display for Family {
     }
 }
 
-/// One value per address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerFamily<T> {
     pub v4: T,

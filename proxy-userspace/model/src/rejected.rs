@@ -17,14 +17,12 @@ pub struct Rejected {
     pub item: String,
     /// Why it was rejected, with the value, and what would be accepted.
     pub reason: String,
-    /// What becomes of it.
     pub effect: Effect,
 }
 
 /// What becomes of a rejected part.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {
-    /// It is not served.
     NotServed,
     /// It is served, perhaps with a default; the reason says how.
     Served,
@@ -39,7 +37,6 @@ pub enum Effect {
 }
 
 impl Rejected {
-    /// What is not served, and why.
     pub fn not_served(item: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { item: item.into(), reason: reason.into(), effect: Effect::NotServed }
     }
@@ -107,7 +104,6 @@ pub struct Rejections {
     count: usize,
 }
 
-/// The rejected parts of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedObject {
     /// The kind and the name of the object.
@@ -154,7 +150,7 @@ impl Rejections {
         self.objects.iter().flat_map(|(_, it)| &it.parts)
     }
 
-    /// The same, for a reader that outlives the reference.
+    /// Like [`iter`](Self::iter), for a reader that outlives the reference.
     pub fn into_parts(self) -> impl Iterator<Item = Rejected> {
         self.objects.into_values().flat_map(|it| it.parts.clone())
     }

@@ -9,7 +9,6 @@ use source::{
     kube::{ClientConfig, ClientConfigError, WatchedPods},
 };
 
-/// What a pipeline is started with.
 #[derive(Debug)]
 pub struct Config {
     pub node: String,
@@ -43,16 +42,13 @@ pub enum SourceConfig {
     },
 }
 
-/// Why a pipeline cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manifests cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// The configuration of the API server's client is unusable.
     #[error(transparent)]
     Kube(#[from] ClientConfigError),
-    /// The thread of the source cannot be started.
     #[error("cannot start a thread for the source: {0}")]
     Thread(#[source] io::Error),
     /// None of the manifests can be parsed.

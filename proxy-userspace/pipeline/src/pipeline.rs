@@ -40,7 +40,6 @@ pub struct Pipeline {
     /// The cluster state for this process; it may lack the Nodes of others.
     own_cluster: ClusterPublisher,
     states: Subscription,
-    /// The name of this node.
     pub node: String,
     checks_node: bool,
     /// Whether the source knows all Nodes. The state of a cluster without them is not served.
@@ -76,7 +75,6 @@ impl Pipeline {
         self.checks_node && matches!(self.source, RunningSource::Kube { .. })
     }
 
-    /// Registers what the source measures.
     pub fn register(&self, registry: &mut Registry) {
         if let RunningSource::Kube { source, .. } = &self.source {
             source.requests.register(registry);
@@ -89,7 +87,6 @@ impl Pipeline {
         Some(source.event_recorder(&self.node))
     }
 
-    /// Subscribes to the state of this node.
     pub fn subscribe(&self) -> Subscription {
         self.states.clone()
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use model::cluster::ClusterState;
 use tokio::sync::watch;
 
-/// Publishes the cluster state.
 #[derive(Debug)]
 pub struct ClusterPublisher(Arc<ClusterChannel>);
 
@@ -15,7 +14,6 @@ pub struct ClusterPublisher(Arc<ClusterChannel>);
 #[derive(Clone, Debug)]
 pub struct ClusterSubscription(Weak<ClusterChannel>);
 
-/// Watches the cluster state.
 #[derive(Debug)]
 pub struct ClusterWatcher {
     /// The value of the label `service.kubernetes.io/service-proxy-name` of the Services that this proxy serves.
@@ -52,14 +50,12 @@ impl ClusterPublisher {
         self.0.sender.send_replace(snapshot);
     }
 
-    /// Access for the server.
     pub fn subscribe(&self) -> ClusterSubscription {
         ClusterSubscription(Arc::downgrade(&self.0))
     }
 }
 
 impl ClusterSubscription {
-    /// Starts to watch.
     pub fn watch(&self) -> ClusterWatcher {
         let Some(channel) = self.0.upgrade() else {
             // Closed, as that of any watcher is now.

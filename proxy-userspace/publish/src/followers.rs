@@ -54,13 +54,11 @@ struct Sent {
     state: Arc<Published>,
 }
 
-/// The status of a client that follows a node.
 #[derive(Clone, Debug)]
 pub struct FollowerStatus {
     pub node: Arc<str>,
     /// The time since the client began to follow the node.
     pub connected: Duration,
-    /// The newest state.
     pub newest: Option<Arc<Published>>,
     /// The last state that it has acknowledged.
     pub acknowledged: Option<Arc<Published>>,
@@ -78,7 +76,6 @@ pub struct Following {
 }
 
 impl Followers {
-    /// Adds a client.
     pub fn add(&self, node: Arc<str>, states: Subscription) -> Following {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let since = Instant::now();

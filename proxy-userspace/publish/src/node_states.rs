@@ -41,7 +41,6 @@ pub enum SubscribeError {
     ShuttingDown,
 }
 
-/// Only one node.
 #[derive(Clone, Debug)]
 pub struct SingleNode {
     name: Arc<str>,
@@ -49,7 +48,6 @@ pub struct SingleNode {
 }
 
 impl SingleNode {
-    /// The node `name`, whose states come from `states`.
     pub fn new(name: impl Into<Arc<str>>, states: Subscription) -> Self {
         Self { name: name.into(), states }
     }
@@ -70,23 +68,19 @@ pub struct CountedNodes {
 }
 
 impl CountedNodes {
-    /// Counts the subscriptions to `nodes`.
     pub fn new(nodes: Arc<dyn NodeStates>) -> Self {
         Self { nodes, counter: Arc::default() }
     }
 
-    /// The subscriptions at any time.
     pub fn watchers(&self) -> Watchers {
         Watchers(Arc::downgrade(&self.counter))
     }
 }
 
-/// The subscriptions to counted nodes.
 #[derive(Clone, Debug)]
 pub struct Watchers(Weak<()>);
 
 impl Watchers {
-    /// Their current number.
     pub fn count(&self) -> usize {
         // One clone is that of the nodes.
         self.0.strong_count().saturating_sub(1)

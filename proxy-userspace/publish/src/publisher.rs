@@ -18,7 +18,6 @@ pub struct Published {
     pub instance_id: u64,
     /// Counts the states of all nodes together, from 1.
     pub rev: u64,
-    /// The name of the node.
     pub node: Arc<str>,
     /// The revisions of the last changes of its parts.
     changed: PartRevisions,
@@ -147,7 +146,6 @@ impl Publisher {
         self.sender.borrow().clone()
     }
 
-    /// The number of subscriptions.
     pub fn subscribers(&self) -> usize {
         self.sender.receiver_count()
     }

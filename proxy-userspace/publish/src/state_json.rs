@@ -37,7 +37,6 @@ fn text(text: &'static str) -> impl Iterator<Item = Part> {
     iter::once_with(|| Ok(text.to_owned()))
 }
 
-/// A Service with its endpoints.
 fn item(is_first: bool, state: Arc<ServiceState>) -> impl Iterator<Item = Part> {
     let service = json(&wire::service_with_extensions(&state, PRINTED_EXTENSIONS));
     let head =

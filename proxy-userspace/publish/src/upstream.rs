@@ -18,7 +18,6 @@ const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 /// Follows a brain and publishes its states under the brain's revisions.
 #[derive(Debug)]
 pub struct Upstream {
-    /// The client of the brain.
     pub client: Client,
     publisher: Publisher,
     requested: RequestedMetadata,
@@ -50,7 +49,6 @@ impl Upstream {
         Self { active: Some(active), ..self }
     }
 
-    /// Subscribes to the states.
     pub fn subscribe(&self) -> Subscription {
         self.publisher.subscribe()
     }

@@ -34,7 +34,6 @@ impl Extensions {
         Extension::Heartbeats,
     ]);
 
-    /// The set of these extensions.
     pub const fn of(extensions: &[Extension]) -> Self {
         let (mut set, mut index) = (0_u32, 0);
         while index < extensions.len() {
@@ -50,7 +49,6 @@ impl Extensions {
         Self(self.0 & !Self::of(extensions).0)
     }
 
-    /// Whether this set contains an extension.
     pub const fn has(self, extension: Extension) -> bool {
         self.0 & bit(extension) != 0
     }

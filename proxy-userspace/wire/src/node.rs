@@ -12,7 +12,6 @@ use proxy_contract::localv1::{self, pod};
 
 use crate::reader::{Decoded, Reader};
 
-/// Encodes a node.
 pub fn node(name: &str, node: &NodeInfo) -> localv1::Node {
     localv1::Node {
         name: name.to_owned(),
@@ -34,7 +33,6 @@ pub(crate) fn node_info(
     NodeInfo { addresses, pod_cidrs: pod_cidrs.map(canonical_range).collect(), is_being_deleted }
 }
 
-/// Encodes a ServiceCIDR.
 pub fn service_cidr(it: &ServiceCidr) -> localv1::ServiceCidr {
     localv1::ServiceCidr {
         name: it.name.to_string(),

@@ -23,7 +23,6 @@ const MAX_SHOWN_OBJECT: usize = 160;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decoded<T> {
     pub value: T,
-    /// The parts that were rejected.
     pub rejected: Vec<Rejected>,
 }
 
@@ -43,7 +42,6 @@ pub(crate) fn apply_kind<M, T>(
     }
 }
 
-/// Parses the fields of one object.
 pub(crate) struct Reader(RejectedParts);
 
 impl Reader {

@@ -46,10 +46,8 @@ pub(super) struct Frontend<'a> {
 /// Whose address the destination is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeAddress<'a> {
-    /// This node's.
     Own,
     Loopback,
-    /// Another node's.
     Other(&'a str),
     /// One that no Node object has; taken for one of this node.
     Unknown,
@@ -59,7 +57,6 @@ pub(super) enum NodeAddress<'a> {
 pub(super) type Unmatched = (Verdict, String);
 
 impl<'a> Search<'a> {
-    /// The address that is meant.
     pub(super) fn address(&self, destination: &Destination) -> Result<(SocketAddr, Protocol), InvalidQuery> {
         let (name, port, protocol) = match destination {
             Destination::Address(address, protocol) => {

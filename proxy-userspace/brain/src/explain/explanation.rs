@@ -48,11 +48,9 @@ pub enum Verdict {
 pub struct AppliedRule {
     /// Its name, one word.
     pub rule: String,
-    /// What it says here.
     pub says: String,
 }
 
-/// An endpoint, and why it is used or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedEndpoint {
@@ -62,7 +60,6 @@ pub struct ExplainedEndpoint {
     pub reason: String,
     /// The name of its pod, if it has one.
     pub pod: Option<String>,
-    /// The node that it runs on, if that is known.
     pub node: Option<String>,
 }
 
@@ -77,7 +74,6 @@ pub struct ExplainedClient {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ClientKind {

@@ -26,7 +26,6 @@ pub(super) fn did_you_mean<T: Display>(text: &str, names: impl IntoIterator<Item
     }
 }
 
-/// Who connects, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     pub(super) client: Client,

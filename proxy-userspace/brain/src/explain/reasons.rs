@@ -55,7 +55,6 @@ impl Found<'_> {
             .collect()
     }
 
-    /// What becomes of the connection, and why.
     pub(super) fn verdict(&self) -> (Verdict, String) {
         if let Some((says, false)) = self.sources() {
             return (Verdict::Dropped, says);

@@ -21,7 +21,6 @@ pub(crate) struct Cluster {
     /// The endpoints of its slice, as [`endpoint`] reads them.
     #[serde(default)]
     endpoints: Vec<String>,
-    /// Other objects.
     #[serde(default)]
     objects: Vec<Value>,
 }

@@ -62,7 +62,6 @@ impl fmt::Display for ObjectName {
 }
 
 impl ClusterState {
-    /// Adds an object, or replaces the one of the same name.
     pub fn set(&mut self, object: Object) {
         match object {
             Object::Service(it) => drop(self.services.insert(it)),

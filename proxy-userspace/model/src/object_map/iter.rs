@@ -7,7 +7,6 @@ use super::tree::{Children, Keyed, TreeNode};
 /// Iterates over a map in the order of the keys: what remains to be read, the next item last.
 pub struct Iter<'a, T: Keyed>(Vec<Entry<'a, T>>);
 
-/// A subtree or an object.
 pub(super) enum Entry<'a, T: Keyed> {
     Node(&'a Arc<TreeNode<T>>),
     Object(&'a Arc<T>),

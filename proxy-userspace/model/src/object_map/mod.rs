@@ -53,7 +53,6 @@ impl<T: Keyed> ObjectMap<T> {
         self.get(key).is_some()
     }
 
-    /// All objects with their keys, in order.
     pub fn iter(&self) -> Iter<'_, T> {
         Iter::new(self.root.as_ref())
     }
@@ -62,7 +61,6 @@ impl<T: Keyed> ObjectMap<T> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The objects, in the order of their keys.
     pub fn values(&self) -> impl Iterator<Item = &Arc<T>> {
         self.iter().map(|(_, object)| object)
     }
@@ -92,7 +90,6 @@ impl<T: Keyed + PartialEq> ObjectMap<T> {
         old
     }
 
-    /// Removes an object and returns it.
     pub fn remove<Q>(&mut self, key: &Q) -> Option<Arc<T>>
     where
         T::Key: Borrow<Q>,

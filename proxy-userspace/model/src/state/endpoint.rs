@@ -81,7 +81,6 @@ pub struct EndpointPort {
 pub struct PortTarget {
     /// The position in [`Service::ports`](super::Service::ports).
     pub index: u16,
-    /// The address and port that it listens on.
     pub target: SocketAddr,
 }
 
@@ -97,7 +96,6 @@ pub enum Scope {
     Cluster,
 }
 
-/// A set of [`Scope`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scopes {
     pub internal: bool,

@@ -4,12 +4,10 @@ use std::num::{NonZeroU8, NonZeroU16, NonZeroU32};
 
 use super::ExternalForwarding;
 
-/// How connections to a Service are spread over its endpoints, beyond what its spec says: from its annotations.
+/// Comes from the annotations of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancing {
-    /// How an endpoint is selected for a new connection.
     pub algorithm: Algorithm,
-    /// Whether and when endpoints that fail are ejected.
     pub passive_health: PassiveHealth,
     /// Seconds over which the share of a new endpoint grows, at most [`MAX_SLOW_START`](Self::MAX_SLOW_START); it has
     /// its full share at once if `None`.

@@ -10,7 +10,6 @@ use crate::{
     object_map::{Diff, Keyed, ObjectMap},
 };
 
-/// The Services of a node, by name.
 pub type Services = ObjectMap<ServiceState>;
 
 impl Keyed for ServiceState {
@@ -21,8 +20,6 @@ impl Keyed for ServiceState {
     }
 }
 
-/// The full state of one node.
-///
 /// Revisions, and the states of different nodes, share what is equal: a copy is cheap, and so is a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
@@ -90,7 +87,6 @@ pub struct Pod {
     pub name: Arc<str>,
     /// The UID by which kubelet names its cgroup.
     pub uid: Arc<str>,
-    /// Which of its sockets are load-balanced.
     pub socket_lb: SocketLb,
 }
 

@@ -164,7 +164,6 @@ pub struct Service {
     pub name: ServiceName,
     /// `metadata.creationTimestamp`, which decides conflicts, see [`crate::conflicts`]; `None` in the state of a node.
     pub created: Option<Timestamp>,
-    /// Its `type`.
     pub kind: ServiceKind,
     /// The label `service.kubernetes.io/service-proxy-name`: the proxy that serves it; `None` in the state of a node.
     pub proxy_name: Option<String>,
@@ -182,7 +181,6 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout, if set.
     pub affinity: Option<ClientIpAffinity>,
-    /// How connections are spread over its endpoints: from its annotations.
     pub load_balancing: LoadBalancing,
     /// The source ranges that may use a load balancer IP (`spec.loadBalancerSourceRanges`); a family without a range is open.
     /// Of a cluster, of any family.
@@ -220,12 +218,9 @@ impl Service {
 /// The `type` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceKind {
-    /// Reachable at its cluster IPs.
     #[default]
     ClusterIp,
-    /// Also at a port of every node.
     NodePort,
-    /// Also at the addresses of a load balancer.
     LoadBalancer,
     /// A DNS entry only, which no node serves.
     ExternalName,
@@ -242,13 +237,10 @@ impl fmt::Display for ServiceKind {
     }
 }
 
-/// A traffic policy of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficPolicy {
-    /// Any endpoint of the cluster.
     #[default]
     Cluster,
-    /// Only endpoints on this node.
     Local,
 }
 
@@ -259,10 +251,8 @@ pub struct ClientIpAffinity {
     pub timeout_seconds: NonZeroU32,
 }
 
-/// One port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name, often empty.
     pub name: String,
     /// Its protocol; the same number may be used once per protocol.
     pub protocol: Protocol,

@@ -28,7 +28,6 @@ pub enum Explainer {
     Brain(Client),
 }
 
-/// Why there is no explanation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoReasons {
     /// The question has no answer.

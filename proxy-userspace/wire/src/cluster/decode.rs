@@ -23,7 +23,6 @@ use crate::{
     reader::{Decoded, Reader, apply_kind},
 };
 
-/// Decodes successive states of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterDecoder {
     requested: RequestedMetadata,

@@ -34,7 +34,6 @@ pub fn is_slice_sent(slice: &EndpointSlice) -> bool {
     !slice.headless && !slice.ports.is_empty() && is_path_component(&slice.name.name)
 }
 
-/// Whether a Node of this name is sent.
 pub fn is_node_sent(name: &str) -> bool {
     is_path_component(name)
 }
@@ -63,7 +62,6 @@ pub fn service_info(object: &Service, trigger_time: Option<Timestamp>) -> Servic
     info
 }
 
-/// Encodes an endpoint of a slice.
 pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo {
     let address = vec![endpoint.address.to_string()];
     let ips = match slice.family {
@@ -109,7 +107,6 @@ pub fn endpoint_info(slice: &EndpointSlice, endpoint: &Endpoint) -> EndpointInfo
     info
 }
 
-/// Encodes a Node.
 pub fn node_info(object: &Node) -> NodeInfo {
     let info = node(&object.name, &object.info);
     let message = globalv1::Node {

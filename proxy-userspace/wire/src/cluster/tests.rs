@@ -109,7 +109,6 @@ fn endpoint(addresses: &[&str], overrides: &[(&str, i32)]) -> EndpointInfo {
     }
 }
 
-/// An endpoint of [`plain`].
 fn ready(address: &str) -> EndpointInfo {
     endpoint(&[address], &[("", 8080)])
 }
@@ -235,7 +234,6 @@ fn an_unchanged_object_stays_the_same_object() {
     assert_eq!(*downstream.decode(&Cluster::default()), ClusterState::default());
 }
 
-/// The messages of a cluster.
 fn encoded(cluster: &ClusterState) -> Cluster {
     let mut messages = Cluster::default();
     for service in cluster.services.values() {

@@ -32,7 +32,6 @@ fn kpng_service(port: localv1::PortMapping) -> localv1::Service {
     }
 }
 
-/// A Service whose port has neither a name nor a target.
 fn plain_service() -> localv1::Service {
     kpng_service(localv1::PortMapping::default())
 }
