@@ -25,12 +25,10 @@ pub use oracle::CLUSTER_CIDRS;
 pub use report::{CaseResult, Outcome, Report};
 pub use skips::{Skips, SkipsError};
 
-/// The cases to run, and the backend.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The backend's command and its arguments.
     pub command: Vec<OsString>,
-    /// The interface by which the backend is asked.
     pub interface: Interface,
     /// The log file of a backend that is asked by packets.
     pub log: Option<PathBuf>,
@@ -63,21 +61,16 @@ pub enum Interface {
 /// Why the cases cannot be run at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The brain cannot listen.
     #[error("the brain for the backend cannot listen: {0}")]
     Listen(#[from] grpc_server::ListenError),
-    /// A runtime for the brain cannot be made.
     #[error("cannot start a runtime: {0}")]
     Runtime(#[source] io::Error),
-    /// The network for the backend cannot be made.
     #[error("cannot make a network for the backend: {0}; it needs root, and `ip`")]
     Network(#[source] io::Error),
-    /// The command cannot be started.
     #[error("cannot start {command:?}: {error}; name a program on the PATH, or its path")]
     Spawn {
         /// The name of the program.
         command: OsString,
-        /// The cause.
         #[source]
         error: io::Error,
     },

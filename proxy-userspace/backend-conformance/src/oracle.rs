@@ -98,7 +98,6 @@ pub(crate) struct Tolerance {
     pub(crate) refuses_unmatched: bool,
 }
 
-/// The expected answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// The endpoints as texts, in whose order they are answered.

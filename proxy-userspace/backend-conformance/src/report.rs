@@ -8,14 +8,10 @@ use std::{
 /// After so many failures in a row, the run ends.
 const MAX_FAILURES_IN_A_ROW: usize = 10;
 
-/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All answers were right.
-    Passed {
-        /// The number of questions.
-        questions: usize,
-    },
+    Passed { questions: usize },
     /// Some answers were wrong; with a description.
     Failed(String),
     /// The case is in the list of skips; with the reason.
@@ -32,7 +28,6 @@ pub struct CaseResult {
 }
 
 impl CaseResult {
-    /// Whether the case failed.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         matches!(self.outcome, Outcome::Failed(_))
@@ -57,7 +52,6 @@ impl fmt::Display for CaseResult {
     }
 }
 
-/// The results of all cases.
 #[derive(Clone, Debug, Default)]
 pub struct Report(pub Vec<CaseResult>);
 

@@ -1,6 +1,5 @@
 //! Skipped cases and features, with the reasons.
 
-/// A list of skipped cases and features.
 #[derive(Clone, Debug, Default)]
 pub struct Skips(Vec<(String, String)>);
 
@@ -10,7 +9,6 @@ pub struct Skips(Vec<(String, String)>);
 pub struct SkipsError {
     /// The number of the line, from 1.
     pub line: usize,
-    /// The line.
     pub text: String,
 }
 

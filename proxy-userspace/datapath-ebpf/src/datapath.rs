@@ -87,13 +87,11 @@ pub struct Datapath {
     probes: Option<PeerProbes>,
     /// The nodes that `node_addresses` were computed from; `None` if the interfaces changed since.
     nodes: Option<NodeInfos>,
-    /// Whether the programs are attached to the cgroup.
     is_attached: bool,
     /// Whether a generation of this process is active.
     is_applied: bool,
     /// Dropped before the lock.
     trace: Option<TracedPrograms>,
-    /// The lock on the pins.
     _lock: File,
 }
 

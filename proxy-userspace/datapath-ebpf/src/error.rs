@@ -102,7 +102,6 @@ pub enum Error {
     },
     #[error("map {name} cannot be used{}", remedy_within(source))]
     Map { name: String, source: Box<MapError> },
-    /// A map, program or link could not be pinned.
     #[error("pinning {} failed", path.display())]
     Pin { path: PathBuf, source: Box<PinError> },
     #[error(

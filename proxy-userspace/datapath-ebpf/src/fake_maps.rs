@@ -116,7 +116,6 @@ impl FakeMaps {
         }))
     }
 
-    /// The scope of a node address of the active side.
     pub(super) fn node_addr_scope(&self, address: IpAddr) -> Option<NodeAddrScope> {
         for_family!(Family::of(address), F => self.get(Table::NodeAddrs, &F::of(address).node_addr_key()))
     }
@@ -127,7 +126,6 @@ impl FakeMaps {
         (rows.keys().flatten().copied().collect(), rows.values().flatten().copied().collect())
     }
 
-    /// How many entries a side has in a table.
     pub(super) fn rows(&self, side: Side, table: Table) -> u32 {
         self.tables[side.index()][table.index()].1.len() as u32
     }

@@ -4,7 +4,6 @@ use std::{path::PathBuf, time::Duration};
 
 use datapath::{NodePortAddresses, PassiveHealthOptions};
 
-/// How the datapath is configured.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The cgroup whose sockets are translated; by default the root of a cgroup2 mount, preferably the machine's own.
@@ -30,7 +29,6 @@ pub struct Options {
     pub pod_annotations: bool,
     /// The name of this node's Node object.
     pub node_name: String,
-    /// Which addresses of a node its node ports are served at.
     pub node_port_addresses: NodePortAddresses,
     /// Whether processes on the node are kept from binding a node port.
     pub protect_node_ports: bool,
@@ -40,6 +38,5 @@ pub struct Options {
     pub forwarding_in_driver: bool,
     /// How long a node may leave probes unanswered before packets from outside go to others; `None` if nodes are not probed.
     pub forwarding_timeout: Option<Duration>,
-    /// When endpoints that fail are ejected, unless their Service says otherwise.
     pub passive_health: PassiveHealthOptions,
 }

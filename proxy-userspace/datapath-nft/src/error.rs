@@ -9,7 +9,6 @@ pub(super) const TABLES: &str = "comments";
 /// How many destinations a trace of packets may have: every packet is compared with each.
 pub(super) const MAX_DESTINATIONS: usize = 1024;
 
-/// Why the tables could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot open a netlink socket to nftables{}", remedy(.0))]

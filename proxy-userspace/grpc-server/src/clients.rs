@@ -44,10 +44,8 @@ struct OpenClients {
     last_logged: Option<Instant>,
 }
 
-/// The numbers of connected and of refused clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientStats {
-    /// Open connections.
     pub open: usize,
     /// Pending TLS handshakes.
     pub handshakes: usize,
@@ -71,7 +69,6 @@ impl Default for Clients {
 }
 
 impl Clients {
-    /// The current numbers.
     pub fn stats(&self) -> ClientStats {
         let ClientTable { open, handshakes, .. } = &*self.0;
         let open = open.lock();
@@ -84,7 +81,6 @@ impl Clients {
         }
     }
 
-    /// The pending handshakes.
     pub(crate) fn handshakes(&self) -> &Connections {
         &self.0.handshakes
     }

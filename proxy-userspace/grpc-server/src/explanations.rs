@@ -23,7 +23,6 @@ pub type Explain = Arc<dyn Fn(String, Vec<String>) -> PendingExplanation + Send 
 /// An explanation, as soon as there is a cluster state.
 pub type PendingExplanation = Pin<Box<dyn Future<Output = Result<Explanation, Unexplained>> + Send>>;
 
-/// Why a connection is not explained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unexplained {
     /// The question has no answer; with the reason.

@@ -66,11 +66,9 @@ const MAX_REQUEST_SIZE: usize = 64 << 10;
 #[error("gRPC reflection: {0}")]
 pub struct ServeError(#[from] tonic_reflection::server::Error);
 
-/// The data that a server serves.
 #[derive(Clone)]
 pub struct ServedData {
     pub nodes: Arc<dyn NodeStates>,
-    /// The cluster state.
     pub cluster: ClusterSubscription,
     /// The followers of nodes, among which its clients are listed.
     pub followers: Followers,

@@ -17,10 +17,8 @@ use super::{authz::Peer, clients::Clients, tls::ServerTls};
 
 const BACKLOG: u32 = 1024;
 
-/// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// A unix socket cannot be listened on.
     #[error(transparent)]
     Unix(#[from] UnixSocketError),
     /// Other hosts could connect without TLS.
@@ -37,13 +35,10 @@ pub enum ListenError {
     /// The host name resolves to no address.
     #[error("{0}: the host has no address; listen on 127.0.0.1, [::1] or unix:///path")]
     NoAddress(Target),
-    /// A system call failed.
     #[error("{target}: {call}: {error}")]
     System {
-        /// The requested address.
         target: Target,
         call: &'static str,
-        /// The cause.
         #[source]
         error: io::Error,
     },

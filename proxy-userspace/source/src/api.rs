@@ -30,7 +30,6 @@ pub struct ApiSource {
     pub updates: watch::Receiver<Option<Update>>,
     /// Why the other brain cannot be followed now, as [`Client::outage`] says.
     pub outage: watch::Receiver<Option<String>>,
-    /// The addresses of the other brain.
     pub address: String,
     _task: JoinSet<()>,
 }
@@ -46,7 +45,6 @@ impl ApiSource {
     }
 }
 
-/// Copies the state of another brain.
 async fn follow(client: Client, requested: RequestedMetadata, sender: watch::Sender<Option<Update>>) {
     let mut cluster = client.clone().request_extensions(Extensions::GLOBAL.iter()).cluster();
     let mut cluster_decoder = ClusterDecoder::new(requested.clone());

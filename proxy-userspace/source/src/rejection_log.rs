@@ -12,7 +12,6 @@ use tokio::time::Instant;
 const MAX_LINES: usize = 10;
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Logs what is new.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
     /// What was rejected at the last call.
@@ -62,7 +61,6 @@ impl RejectionLog {
     }
 }
 
-/// Logs a rejected part.
 pub fn log_rejected(it: &Rejected) {
     let Rejected { item, reason, .. } = it;
     if it.is_served() {

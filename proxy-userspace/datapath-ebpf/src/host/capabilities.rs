@@ -39,7 +39,6 @@ impl Capabilities {
     }
 }
 
-/// Whether this process lacks a capability that the datapath needs.
 pub(crate) fn is_any_missing() -> bool {
     let own = Capabilities::own();
     own.needed().iter().any(|it| !own.has(*it))

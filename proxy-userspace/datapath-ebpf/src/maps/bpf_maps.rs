@@ -47,7 +47,6 @@ const SIDE: u32 = 0;
 /// The index of the number of flips in `ACTIVE`, which counts each flip before it happens; programs do not read it.
 const FLIPS: u32 = 1;
 
-/// The maps of the datapath in the kernel.
 pub(crate) struct BpfMaps {
     pins: Pins,
     active: Array<MapData, u32>,

@@ -14,7 +14,6 @@ use crate::{
     maps::{pins::Pins, record_map::RecordMap},
 };
 
-/// The NAT entries of all sockets.
 #[derive(Debug)]
 pub struct ConnectedBackends {
     slots: RecordMap<u32, NatSlot>,
@@ -23,7 +22,6 @@ pub struct ConnectedBackends {
 }
 
 impl ConnectedBackends {
-    /// Opens the maps with the NAT entries of sockets.
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
         let slots = RecordMap::open(&pins.sock_nat_map("slots"))?;
         Ok(Self { slots, overflow: RecordMap::open(&pins.sock_nat_map("overflow"))? })

@@ -82,7 +82,6 @@ fn chunk_spec(stripes: u32) -> MapSpec {
     MapSpec::new(MapType::Array, EntrySize::of::<u32, CounterStripe>(), stripes + METADATA_ROWS, 0)
 }
 
-/// Creates an empty chunk.
 pub(crate) fn create(stripes: u32) -> Result<MapData, Error> {
     chunk_spec(stripes).create("counters")
 }

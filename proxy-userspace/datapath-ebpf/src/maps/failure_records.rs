@@ -68,7 +68,6 @@ impl FailureRecords {
         Ok(avoiders)
     }
 
-    /// The records of ejected endpoints.
     pub(crate) fn ejected(&self) -> Result<Vec<(FailureKey, FailureRecord)>, Error> {
         if self.word(HAS_RECORDS)? == 0 {
             return Ok(Vec::new());
@@ -90,7 +89,6 @@ impl FailureRecords {
         Ok(())
     }
 
-    /// How often endpoints were ejected.
     pub(crate) fn ejections(&self) -> Result<Ejections, Error> {
         Ok(Ejections { timeouts: self.word(TIMEOUTS)?, refusals: self.word(REFUSALS)? })
     }

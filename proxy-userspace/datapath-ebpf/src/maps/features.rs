@@ -76,7 +76,7 @@ impl Features {
         Self { constants, rdonly_cast: cast.map(|(function, _)| function) }
     }
 
-    /// The same with a slower way to read the kernel's sockets, or with none; `None` if these features do not read them.
+    /// These features with a slower way to read the kernel's sockets, or with none; `None` if they do not read them.
     fn with_fewer_socket_reads(self) -> Option<Self> {
         let reads = |it: &(&str, u32), names: &[&str]| names.contains(&it.0) && it.1 != 0;
         let mut ways = SOCKET_READS.iter().filter(|names| self.constants.iter().any(|it| reads(it, names)));
@@ -86,12 +86,10 @@ impl Features {
         Some(Self { constants, rdonly_cast: None })
     }
 
-    /// Whether programs read the kernel's sockets.
     fn reads_sockets(self) -> bool {
         self.with_fewer_socket_reads().is_some()
     }
 
-    /// Sets the constants of the programs.
     pub(crate) fn apply_to<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, value) in &self.constants {
             loader.override_global(name, value, true);

@@ -72,7 +72,6 @@ impl MapSpec {
         Self { map_type, entry, max_entries, flags }
     }
 
-    /// Creates an empty map.
     pub(crate) fn create(&self, name: &str) -> Result<MapData, Error> {
         let Self { map_type, entry: EntrySize { key, value }, max_entries, flags } = *self;
         let map =
@@ -92,13 +91,11 @@ impl fmt::Display for MapSpec {
     }
 }
 
-/// Opens a pinned map.
 pub(crate) fn get(pin: &Path) -> Result<MapData, Error> {
     let fd = raw_bpf::obj_get(pin).map_err(Error::syscall("BPF_OBJ_GET", pin.display()))?;
     MapData::from_fd(fd).map_err(Error::map(pin.display()))
 }
 
-/// Opens a pinned map, if there is one.
 pub(crate) fn find(pin: &Path) -> Result<Option<MapData>, Error> {
     pins::open(pin)?.map(|it| MapData::from_fd(it).map_err(Error::map(pin.display()))).transpose()
 }

@@ -58,7 +58,7 @@ impl Pins {
         Self { dir: dir.to_path_buf(), layout: format!("v{LAYOUT_VERSION}") }
     }
 
-    /// The same of another version's tables, see [`Pins::other_layouts`].
+    /// The pins of another version's tables, see [`Pins::other_layouts`].
     pub(crate) fn of_layout(&self, layout: String) -> Self {
         Self { dir: self.dir.clone(), layout }
     }

@@ -38,7 +38,6 @@ const MAX_DECISIONS: usize = 1024;
 /// What a program does on the way to a decision, or after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceStep {
-    /// The level of the line.
     pub level: Level,
     /// What was done, such as `frontend: found`.
     pub message: String,
@@ -84,7 +83,6 @@ impl fmt::Display for TraceStep {
     }
 }
 
-/// The lines of a decision.
 #[derive(Debug)]
 struct DecisionSteps {
     socket: u64,
@@ -92,7 +90,6 @@ struct DecisionSteps {
     steps: Vec<TraceStep>,
 }
 
-/// The lines that were read.
 #[derive(Debug, Default)]
 struct Collected {
     /// Lines of incomplete decisions, by socket.
@@ -176,7 +173,6 @@ impl LineReader {
         Ok(Self { logger, counted, missing: 0, lost: 0 })
     }
 
-    /// Reads the lines so far.
     fn read(&mut self) -> Result<(), Error> {
         let Counted { read, limit, counts, .. } = &*self.counted;
         limit.store(read.load(Ordering::Relaxed) + MAX_LINES, Ordering::Relaxed);
@@ -193,7 +189,6 @@ impl LineReader {
     }
 }
 
-/// The steps of decisions.
 pub(crate) struct TraceSteps {
     reader: LineReader,
     collected: Arc<Mutex<Collected>>,

@@ -54,7 +54,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
             .map_err(Error::syscall("BPF_MAP_LOOKUP_BATCH", &self.name))
     }
 
-    /// All entries.
     pub(crate) fn read(&self) -> Result<Vec<(K, V)>, Error> {
         let Batch { keys, values, .. } = self.batch(self.capacity, &mut Cursor::default())?;
         let keys = keys.chunks_exact(Self::ENTRY.key).map(bytemuck::pod_read_unaligned);
@@ -74,7 +73,6 @@ impl<K: Pod, V: Pod> RecordMap<K, V> {
         }
     }
 
-    /// The value of a key, if there is one.
     pub(crate) fn get(&self, key: &K) -> Result<Option<V>, Error> {
         raw_bpf::lookup(self.map.fd().as_fd(), key).map_err(Error::syscall("BPF_MAP_LOOKUP_ELEM", &self.name))
     }

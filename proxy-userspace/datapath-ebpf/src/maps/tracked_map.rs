@@ -11,7 +11,6 @@ use aya::{
 
 use crate::{error::Error, maps::map_spec};
 
-/// A hash map that this process alone writes.
 pub(crate) struct TrackedMap<K> {
     map: HashMap<MapData, K, u32>,
     name: &'static str,

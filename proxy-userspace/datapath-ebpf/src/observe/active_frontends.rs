@@ -34,7 +34,6 @@ const BATCH: u32 = 4096;
 /// How often to read again because another generation became active meanwhile.
 const MAX_ATTEMPTS: usize = 20;
 
-/// Reads frontends of the active generation.
 pub struct ActiveFrontends {
     pins: Pins,
     active: Array<MapData, u32>,
@@ -171,7 +170,6 @@ impl Maps<'_> {
         self.get(Table::NodeAddrs, &key)
     }
 
-    /// The value of one entry, if there is one.
     pub(crate) fn get<K: Pod, V: Pod>(&mut self, table: Table, key: &K) -> Result<Option<V>, Error> {
         let name = self.pins.inner(self.side, table);
         let map = self.map(table)?;

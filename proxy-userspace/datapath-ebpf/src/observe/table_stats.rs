@@ -156,7 +156,6 @@ impl StatsReader {
         Ok(self.refused.clone())
     }
 
-    /// How many entries of each network namespace were collected.
     fn collected(&self) -> Result<HashMap<u64, u64>, Error> {
         Ok(self.netns_collected.read()?.into_iter().collect())
     }

@@ -7,7 +7,6 @@ use nix::{libc, net::if_::if_indextoname};
 
 use crate::{error::Error, host::raw_bpf, maps::pins};
 
-/// Puts a program under a pinned link.
 pub(crate) fn update(link: &impl AsFd, program: &impl AsFd, pin: &Path) -> Result<(), Error> {
     raw_bpf::link_update(link.as_fd(), program.as_fd())
         .map_err(Error::syscall("BPF_LINK_UPDATE", pin.display()))

@@ -35,7 +35,6 @@ use crate::{
     tables::layout::forwarding::frontend_key,
 };
 
-/// The bytes of a [`FrontendKey6`].
 type Key = [u8; size_of::<FrontendKey6>()];
 
 /// A packet that goes on to another node.
@@ -43,7 +42,6 @@ type Key = [u8; size_of::<FrontendKey6>()];
 pub struct SentPacket {
     /// The number of the interface at which it arrived.
     interface: u32,
-    /// The IP protocol number.
     pub protocol: u8,
     /// The client.
     pub source: SocketAddr,

@@ -108,17 +108,15 @@ pub struct TraceEvent {
     pub time: Duration,
     /// The cookie of the socket.
     pub socket: u64,
-    /// The id of the process, its name, and the id of its cgroup.
     pub pid: u32,
-    /// Its name.
+    /// The name of the process.
     pub process: String,
-    /// The id of its cgroup.
+    /// The id of the cgroup of the process.
     pub cgroup: u64,
     /// The cookie of the network namespace.
     pub netns: u64,
     /// Whether the call was a connect; else it was a datagram of an unconnected socket.
     pub is_connect: bool,
-    /// The IP protocol number.
     pub protocol: u8,
     /// The destination that the process asked for.
     pub destination: SocketAddr,
@@ -126,9 +124,7 @@ pub struct TraceEvent {
     pub endpoint: Option<SocketAddr>,
     /// The first counter of the service port.
     pub port_counter: Option<CounterIndex>,
-    /// The decision.
     pub verdict: TraceVerdict,
-    /// How the endpoint was chosen.
     pub choice: TraceChoice,
     /// How the connection ended, if that is what is reported.
     pub end: Option<TraceEnd>,
@@ -136,17 +132,14 @@ pub struct TraceEvent {
     pub steps: Vec<TraceStep>,
 }
 
-/// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TraceVerdict {
     /// The destination is no frontend.
     Passed,
-    /// The process is excluded.
     Excluded,
     /// The call is left to the packet path.
     LeftToPackets,
-    /// The destination was rewritten.
     Redirected,
     /// The Service has no endpoints.
     NoEndpoints,
@@ -154,7 +147,6 @@ pub enum TraceVerdict {
     NoRoom,
 }
 
-/// How an endpoint was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceChoice {
@@ -178,7 +170,6 @@ fn is_false(it: &bool) -> bool {
     !it
 }
 
-/// What session affinity did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TraceAffinity {
@@ -188,7 +179,6 @@ pub enum TraceAffinity {
     New,
 }
 
-/// What passive health did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TraceEjection {
@@ -198,10 +188,8 @@ pub enum TraceEjection {
     Tried,
 }
 
-/// The end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEnd {
-    /// How it ended.
     pub how: EndReason,
     /// How long after the decision it was established, if that was seen.
     pub established: Option<Duration>,
@@ -209,7 +197,6 @@ pub struct TraceEnd {
     pub after: Duration,
 }
 
-/// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EndReason {
@@ -219,9 +206,7 @@ pub enum EndReason {
     ClosedByEndpoint,
     /// It was reset after it was established, or timed out.
     Reset,
-    /// The endpoint refused it.
     Refused,
-    /// The endpoint did not answer.
     NoAnswer,
     /// The process closed the socket before the endpoint had answered.
     GivenUp,

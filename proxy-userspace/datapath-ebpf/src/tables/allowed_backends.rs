@@ -25,7 +25,6 @@ pub type BackendPair = (SocketAddr, SocketAddr);
 pub struct AllowedBackends(HashMap<SocketAddr, HashSet<SocketAddr>>);
 
 impl AllowedBackends {
-    /// Those of a state.
     pub fn of(state: &NodeState) -> Self {
         let mut allowed = Self::default();
         for service in state.services.values() {

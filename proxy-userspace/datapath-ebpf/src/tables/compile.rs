@@ -33,9 +33,7 @@ pub(crate) struct Frontend {
     pub(crate) affinity: u32,
     /// The id of the service port, see [`port_id`].
     pub(crate) port_id: u64,
-    /// When its backends are ejected, if the Service says so.
     pub(crate) health: PassiveHealth,
-    /// Where it is served, and how its backends are chosen.
     pub(crate) options: FrontendOptions,
 }
 
@@ -46,14 +44,11 @@ impl Frontend {
     }
 }
 
-/// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServiceImage {
     /// Its frontends, each address once.
     pub(crate) frontends: Vec<Frontend>,
-    /// The backend sets of its frontends.
     pub(crate) sets: Vec<SetImage>,
-    /// The parts of it that are not served.
     pub(crate) rejected: Vec<Rejected>,
     /// Its cluster IPs that are on an interface of the host, and so have no frontends.
     pub(crate) left_to_host: Vec<IpAddr>,
@@ -66,7 +61,6 @@ pub(crate) struct ServiceImage {
 pub(crate) struct SetImage {
     /// The service port; connections are counted per service port and backend.
     pub(crate) port_id: u64,
-    /// The family of all its backends.
     pub(crate) family: Family,
     /// Whether its backends are in the members table, because clients return to them: with UDP and with affinity.
     pub(crate) has_members: bool,

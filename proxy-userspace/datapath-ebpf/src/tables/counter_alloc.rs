@@ -39,7 +39,6 @@ impl CounterOwner {
         Self(hash.finish().max(1))
     }
 
-    /// A backend of a service port.
     pub(crate) fn backend(port_id: u64, backend: SocketAddr) -> Self {
         let mut hash = XxHash64::with_seed(port_id);
         match backend.ip() {

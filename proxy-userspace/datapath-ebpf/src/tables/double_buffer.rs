@@ -41,7 +41,6 @@ struct SideInfo {
 /// The maps, and what they should contain.
 #[derive(Debug)]
 pub(crate) struct DoubleBuffer<S> {
-    /// The maps.
     pub(crate) store: S,
     /// What the maps should contain. What is set here applies to the next [`DoubleBuffer::apply`].
     pub(crate) layout: Layout,

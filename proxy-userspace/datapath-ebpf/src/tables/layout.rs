@@ -45,7 +45,6 @@ use crate::tables::{
 /// The clients that avoid an ejected endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EjectingClients {
-    /// How many clients.
     pub(crate) clients: usize,
     /// Whether the node's own network namespace is one of them.
     pub(crate) has_node: bool,
@@ -201,7 +200,6 @@ impl Layout {
         (std::mem::take(&mut tables.updates), services)
     }
 
-    /// Every entry of one table.
     pub(crate) fn full_table(&self, table: Table) -> MapUpdates {
         let mut updates = MapUpdates::default();
         match table {
@@ -242,17 +240,14 @@ impl Layout {
         &mut self.tables.counters
     }
 
-    /// How many entries a table has.
     pub(crate) fn rows(&self, table: Table) -> u32 {
         self.tables.rows[table.index()]
     }
 
-    /// Whether all tables are empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.rows.iter().all(|it| *it == 0)
     }
 
-    /// The capacity that a table needs.
     pub(crate) fn required_capacity(&self, table: Table) -> u32 {
         match table {
             Table::Backends4 => self.tables.ranges.of(Family::V4).end(),
@@ -283,12 +278,10 @@ impl Layout {
         prefilter
     }
 
-    /// How many Services there are.
     pub(crate) fn services(&self) -> usize {
         self.services.len()
     }
 
-    /// What is not served, and why.
     pub(crate) fn rejected(&self) -> Vec<Rejected> {
         self.rejected.values().flatten().cloned().collect()
     }

@@ -13,7 +13,6 @@ use std::{
 pub(crate) enum PeerState {
     /// It has not been asked, or has still time to answer.
     Untried,
-    /// It answers.
     Answers,
     /// It does not answer any more.
     Silent,
@@ -90,7 +89,6 @@ impl Peers {
         self.peers.len() > 1 && !self.peers.values().any(answers)
     }
 
-    /// The state of each.
     pub(crate) fn states(&self) -> PeerStates {
         let is_cut_off = self.are_all_silent();
         let state = |peer: &Peer| match peer.state {

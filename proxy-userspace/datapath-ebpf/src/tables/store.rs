@@ -31,7 +31,6 @@ impl Side {
         self.0
     }
 
-    /// Its position in an array of two.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

@@ -36,7 +36,6 @@ use netlink::{Batch, Message, Netfilter, Refused, uapi::*};
 /// How many elements are made before they are encoded, to a third of their size.
 const MAX_IN_MEMORY: usize = 10_000;
 
-/// The desired state of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct DesiredTable {
     /// What its constant chains depend on.

@@ -21,14 +21,11 @@ impl Chain {
     }
 }
 
-/// A netfilter hook.
-///
 /// The first chain that translates a connection decides, so ours come before those of others, as kube-proxy's, at
 /// `NF_IP_PRI_NAT_DST` (-100) and `NF_IP_PRI_NAT_SRC` (100). For other packets that is `NF_IP_PRI_MANGLE`: after
 /// conntrack, `NF_IP_PRI_RAW`: before it, `NF_IP_PRI_FILTER`: after translation, or `NF_IP_PRI_LAST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hook {
-    /// The type of its chains.
     pub(crate) kind: &'static str,
     /// `NF_INET_…`.
     pub(crate) number: u32,

@@ -20,7 +20,6 @@ pub(crate) struct Element {
     pub(crate) key: Bytes,
 }
 
-/// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Value {
     /// None: it is an element of a set.
@@ -35,7 +34,6 @@ pub(crate) enum Value {
     Counter(Bytes),
 }
 
-/// Elements with their data.
 pub(crate) type Elements = BTreeMap<Element, Value>;
 
 /// A difference between elements. Deletions come first; an element whose data changes is in both.
@@ -100,7 +98,6 @@ impl Element {
         Self { family, map, list: 0, key }
     }
 
-    /// The fields of its key.
     pub(crate) fn parts(&self) -> Parts<'_> {
         Parts::of(&self.key, self.family)
     }

@@ -34,12 +34,10 @@ pub(crate) struct Rule {
     pub(crate) comment: String,
     /// Its expressions, as encoded attributes.
     pub(crate) expressions: Vec<u8>,
-    /// The family of its table.
     pub(crate) family: Family,
 }
 
 impl Rule {
-    /// A rule without a condition.
     pub(crate) fn new(family: Family, comment: impl Into<String>) -> Self {
         Self { comment: comment.into(), expressions: Vec::new(), family }
     }
@@ -145,7 +143,6 @@ impl Rule {
         self.push("dup", vec![Attribute::u32(NFTA_DUP_SREG_ADDR, address.number())])
     }
 
-    /// Continues if the source address lies within a prefix.
     pub(crate) fn if_from(self, net: IpNet) -> Self {
         self.source(SCRATCH).within(net)
     }
@@ -157,7 +154,6 @@ impl Rule {
         self.bitwise(SCRATCH, mask, zeros).compare(NFT_CMP_EQ, octets(net.network()))
     }
 
-    /// Continues if the destination address lies within a prefix.
     pub(crate) fn if_to(self, net: IpNet) -> Self {
         self.destination(SCRATCH).within(net)
     }
@@ -198,12 +194,10 @@ impl Rule {
         self.meta(NFT_META_OIFNAME, SCRATCH).compare(NFT_CMP_NEQ, interface_name(interface))
     }
 
-    /// Continues if the packet arrived at an interface.
     pub(crate) fn if_interface(self, interface: &str) -> Self {
         self.meta(NFT_META_IIFNAME, SCRATCH).compare(NFT_CMP_EQ, interface_name(interface))
     }
 
-    /// Continues if the packet arrived at an interface whose name has this prefix.
     pub(crate) fn if_interface_prefix(self, prefix: &str) -> Self {
         let mut name = prefix.as_bytes().to_vec();
         name.truncate(IFNAMSIZ - 1);
@@ -407,7 +401,6 @@ impl Rule {
         self.push("dynset", data)
     }
 
-    /// Translates the destination to an address and a port.
     pub(crate) fn translate(self, address: Register, port: Register) -> Self {
         let data = vec![
             Attribute::u32(NFTA_NAT_TYPE, NFT_NAT_DNAT),
@@ -422,7 +415,7 @@ impl Rule {
         self.push("masq", vec![Attribute::u32(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY)])
     }
 
-    /// The same with source ports in a range. The rule must have checked the protocol: `nft` asks for that.
+    /// Masquerades with source ports in a range. The rule must have checked the protocol: `nft` asks for that.
     pub(crate) fn masquerade_from_ports(self, ports: RangeInclusive<u16>) -> Self {
         let [min, max] = [Register(0), Register(1)];
         self.load(min, ports.start().to_be_bytes()).load(max, ports.end().to_be_bytes()).push(
@@ -453,7 +446,6 @@ impl Rule {
         self.push("reject", data)
     }
 
-    /// Ends the rule with a verdict.
     pub(crate) fn verdict(self, verdict: &Verdict) -> Self {
         self.immediate(NFT_REG_VERDICT, Attribute::nested(NFTA_DATA_VERDICT, verdict.attributes()))
     }
@@ -463,11 +455,8 @@ impl Rule {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Verdict {
     Drop,
-    /// Continue in another chain, then return to this one.
     Jump(String),
-    /// Continue in another chain.
     Goto(String),
-    /// Return to the calling chain.
     Return,
 }
 

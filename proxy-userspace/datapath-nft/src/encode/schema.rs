@@ -117,7 +117,6 @@ maps! {
     SourceRanges: "sources", &[Field::Address], MapData::None;
 }
 
-/// A field of a key or a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
     /// An IP address, in network byte order.
@@ -171,7 +170,6 @@ pub(crate) const UNANSWERED_SECONDS: u32 = 30;
 /// The timeout of session affinity of a Service that has no other.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
-/// The data type of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapData {
     /// None: it is a set.
@@ -255,7 +253,7 @@ pub(crate) fn list_name(list: u32) -> String {
     format!("sources-{list:08x}")
 }
 
-/// The list of such a name.
+/// Parses what [`list_name`] returns.
 pub(crate) fn list_of(name: &str) -> Option<u32> {
     u32::from_str_radix(name.strip_prefix("sources-")?, 16).ok()
 }

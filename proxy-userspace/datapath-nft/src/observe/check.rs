@@ -103,7 +103,7 @@ pub fn tables(has_run: bool) -> Result<Finding, Error> {
     })
 }
 
-/// The same, with errors as findings.
+/// Like [`tables`], with errors as findings.
 pub fn installation(has_run: bool) -> Finding {
     tables(has_run).unwrap_or_else(|error| Finding::failed(TABLES, Level::Degraded, &error))
 }
@@ -195,7 +195,7 @@ fn trial_table(config: &Config, host: &Host, family: Family) -> DesiredTable {
     DesiredTable { config_, is_owned: false, elements }
 }
 
-/// The same message, which makes a table that gets no packets.
+/// Makes the table of a message dormant: it gets no packets.
 fn without_packets(mut message: Message) -> Message {
     if message.kind == NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWTABLE {
         message.attributes.push(Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT));

@@ -108,9 +108,7 @@ pub(crate) fn frontends(elements: &Elements) -> Vec<ActiveFrontend> {
 pub enum PacketTarget {
     /// To these endpoints, in ascending order.
     Endpoints(Vec<SocketAddr>),
-    /// They are rejected.
     Refused,
-    /// They are dropped.
     Dropped,
 }
 

@@ -34,7 +34,7 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    /// Of this network namespace.
+    /// The settings of this network namespace.
     pub fn new(packets_of_pods: bool) -> Self {
         let mut netfilter = Netfilter::open().ok();
         let is_frontend = |it: &Element| MatchKey::ALL.into_iter().any(|by| by.map(Map::Internal) == it.map);
@@ -301,7 +301,6 @@ pub(crate) fn is_pair(interfaces: &Path, name: &str) -> bool {
         && !names(&interface).iter().any(|it| it.starts_with("lower_"))
 }
 
-/// The number in a file.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

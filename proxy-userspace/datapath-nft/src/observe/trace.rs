@@ -79,7 +79,6 @@ pub fn frontends(state: &ServiceState) -> Vec<(FrontendAddress, usize)> {
 pub struct TracedPacket {
     /// The interface at which it arrived; `None` for one of this node.
     pub interface: Option<String>,
-    /// The IP protocol number.
     pub protocol: u8,
     pub source: SocketAddr,
     pub destination: SocketAddr,
@@ -92,7 +91,6 @@ pub struct TracedPacket {
     pub steps: Vec<String>,
 }
 
-/// What became of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PacketVerdict {
     /// It passed all rules.
@@ -124,7 +122,6 @@ impl PacketVerdict {
     }
 }
 
-/// What there is to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PacketTraceItem {
     Packet(Box<TracedPacket>),
@@ -145,7 +142,6 @@ pub struct PacketTrace {
     done: VecDeque<PacketTraceItem>,
 }
 
-/// A packet on its way.
 #[derive(Debug)]
 struct Followed {
     packet: TracedPacket,
@@ -347,7 +343,6 @@ impl TracedDestination {
     }
 }
 
-/// A report about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
     /// The number of the packet, which others get again later.

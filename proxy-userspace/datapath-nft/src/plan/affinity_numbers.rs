@@ -35,7 +35,6 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Of a service port without members.
     pub(crate) fn new(service_port: u32) -> Self {
         Self { service_port, members: Vec::new() }
     }

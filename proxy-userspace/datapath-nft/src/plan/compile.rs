@@ -101,7 +101,6 @@ impl PortImage {
         self.sets.iter().flat_map(|(_, set)| &**set).chain(&self.unselected)
     }
 
-    /// The endpoints that flows may lead to.
     pub(crate) fn allowed(&self) -> BTreeSet<SocketAddr> {
         self.endpoints().copied().collect()
     }
@@ -122,7 +121,6 @@ impl PortImage {
     }
 }
 
-/// One Service, compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServiceImage {
     pub(crate) ports: Vec<PortImage>,

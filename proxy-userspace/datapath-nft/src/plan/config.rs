@@ -11,7 +11,6 @@ use datapath::NodePortAddresses;
 pub struct Config {
     /// Which addresses of the host serve node ports; never loopback addresses.
     pub node_port_addresses: NodePortAddresses,
-    /// How traffic of pods is recognized.
     pub detect_local: DetectLocal,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
@@ -37,7 +36,6 @@ pub enum DetectLocal {
     InterfaceNamePrefix(String),
 }
 
-/// How packets of pods are recognized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pods {
     /// The source address.

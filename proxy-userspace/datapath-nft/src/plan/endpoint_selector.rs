@@ -15,7 +15,6 @@ use crate::{
     plan::affinity_numbers::{SERVICE_PORT_MASK, if_member},
 };
 
-/// How an endpoint is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Selector {
     pub(crate) by: MatchKey,
@@ -98,7 +97,6 @@ impl Selector {
         (1 << if affinity > 0 { AFFINITY_COUNT_BITS } else { COUNT_BITS }) - 1
     }
 
-    /// Its encoding.
     pub(crate) fn word(self) -> u32 {
         match self.affinity {
             0 => NO_AFFINITY | self.set << SET_SHIFT | self.count << COUNT_SHIFT,
@@ -111,7 +109,6 @@ impl Selector {
         }
     }
 
-    /// Decodes a word.
     pub(crate) fn of(by: MatchKey, word: u32) -> Option<Self> {
         let bits = |shift: u32, count: u32| word >> shift & ((1 << count) - 1);
         let (set, affinity, count) = match word & HAS_AFFINITY {

@@ -81,7 +81,6 @@ struct PlacedService {
 #[derive(Debug, Default)]
 pub(crate) struct Update {
     pub(crate) changes: Changes,
-    /// The Services that are new, changed or gone.
     pub(crate) services: Vec<Changed>,
 }
 
@@ -296,7 +295,6 @@ impl Layout {
         self.services.len()
     }
 
-    /// What is not served, and why.
     pub(crate) fn rejected(&self) -> Vec<Rejected> {
         self.rejected.values().flatten().cloned().collect()
     }

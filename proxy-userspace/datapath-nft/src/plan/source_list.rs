@@ -48,7 +48,7 @@ impl SourceList {
         Self::merged(nets.into_iter().map(|it| (it.network(), it.broadcast())).collect())
     }
 
-    /// The same with one more address.
+    /// This list with one more address.
     pub(crate) fn with(&self, address: IpAddr) -> Self {
         Self::merged([&self.ranges[..], &[(address, address)]].concat())
     }
@@ -123,7 +123,6 @@ pub(crate) fn chain(family: Family, number: u32) -> Chain {
     Chain::new(list_name(number), [rule])
 }
 
-/// The lists in use.
 #[derive(Debug, Default)]
 pub(crate) struct SourceLists {
     /// The number of each, and how many Services use it.

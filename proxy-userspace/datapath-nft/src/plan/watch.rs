@@ -23,7 +23,7 @@ pub(crate) enum Watch {
     RemovedUdp = 0x0001_0002,
     /// The first packets of connections that others have forwarded whole, see [`crate::plan::forwarding`].
     Forwarded = 0x0001_0003,
-    /// Their packets of unknown connections.
+    /// Packets of unknown connections that others have forwarded whole.
     SecondChance = 0x0001_0004,
 }
 

@@ -96,12 +96,10 @@ impl Brain {
         .await
     }
 
-    /// Requests the state of a node.
     async fn ask(&self, tls: ClientTlsConfig, node: &str) -> Result<(), Rejection> {
         self.poll(tls, node).await.map(drop)
     }
 
-    /// Requests the state of a node with a certificate.
     async fn ask_as(&self, authority: &Authority, pair: &Pair, node: &str) -> Result<(), Rejection> {
         self.ask(tls(authority, Some(pair)), node).await
     }
@@ -133,7 +131,6 @@ fn tls(authority: &Authority, pair: Option<&Pair>) -> ClientTlsConfig {
     pair.into_iter().fold(config, |config, it| config.identity(it.identity()))
 }
 
-/// The message of a denied request.
 #[track_caller]
 fn denied(result: Result<(), Rejection>) -> String {
     match result {

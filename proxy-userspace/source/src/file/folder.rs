@@ -7,7 +7,7 @@ use std::{
 };
 
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-/// The same for messages.
+/// The names of manifests, for messages.
 pub(super) const PATTERNS: &str = "*.json, *.yaml or *.yml";
 
 /// Whether a path is a folder, and what it stands for: itself, or the paths directly in the folder that have the name of a manifest,

@@ -46,10 +46,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The same for the files in it, by their number: notifications miss what changes elsewhere, as the target of a symbolic
 /// link. A check takes some microseconds, so that this is no load.
 const FILE_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// The same where there are no notifications.
+/// How often, by their number, the files are checked where there are no notifications.
 const UNWATCHED_FILE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Why a file source cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {error}; give a readable manifest or a folder of manifests", path.display())]
 pub struct FileError {
@@ -57,7 +56,6 @@ pub struct FileError {
     pub error: io::Error,
 }
 
-/// What has changed.
 #[derive(Debug, Default)]
 pub struct FileUpdate {
     /// The changes of the objects since the last update; those of the first one are the whole cluster state.

@@ -11,11 +11,9 @@ use serde_json::Value;
 use super::documents::{self, Document, ParseError, Position};
 use crate::{kube_types::Kind, text::shortened};
 
-/// What was parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedManifest {
     pub objects: Vec<(Position, Object)>,
-    /// Rejected parts of objects.
     pub rejected: Vec<Rejected>,
     /// Positions of objects of other kinds, with `apiVersion kind`.
     pub ignored: Vec<(Position, String)>,

@@ -20,11 +20,9 @@ use super::folder;
 /// What may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// These files.
     pub(super) paths: BTreeSet<PathBuf>,
     /// The targets of symbolic links.
     pub(super) links: bool,
-    /// Any file.
     pub(super) all: bool,
 }
 
@@ -131,7 +129,6 @@ impl FolderWatch {
         }
     }
 
-    /// Takes over all notifications that are there.
     fn drain(&mut self) {
         while let Some(Ok(events)) = self.notifications.as_ref().map(|it| it.inotify.read_events()) {
             self.receive(events);

@@ -45,7 +45,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// noticed after half a minute.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 
-/// Where the API server is, and the credentials.
 #[derive(Clone, Debug, Default)]
 pub struct ClientConfig {
     /// A kubeconfig, or several in the format of `$KUBECONFIG`; by default the pod's service account.
@@ -330,7 +329,6 @@ impl Connection for Box<dyn ByteStream> {
 /// Makes connections to an API server. Clones make the same ones.
 pub type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn ByteStream>>, io::Error>;
 
-/// Connects by calling `connect`.
 pub fn connect_with<F, S>(connect: impl Fn() -> F + Clone + Send + Sync + 'static) -> Connector
 where
     F: Future<Output = io::Result<S>> + Send + 'static,

@@ -26,11 +26,10 @@ const MAX_INSTANCE: usize = 128;
 const MAX_NOTE: usize = 1024;
 const POST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Posts Events to an API server.
 #[derive(Debug)]
 pub struct EventRecorder {
     client: Arc<SharedClient>,
-    /// The source's.
+    /// The runtime of the source.
     runtime: Handle,
     instance: Arc<str>,
     /// Whether the last post failed, which has been logged.
@@ -41,7 +40,6 @@ pub struct EventRecorder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceEvent {
     pub service: ServiceName,
-    /// Whether it is a problem.
     pub is_warning: bool,
     /// The reason in one word, for programs.
     pub reason: &'static str,

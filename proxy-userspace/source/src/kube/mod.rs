@@ -46,7 +46,6 @@ pub struct KubeSource {
     shared: Arc<Shared>,
     client: Arc<SharedClient>,
     runtime: Handle,
-    /// The requests to the API server.
     pub requests: RequestMetrics,
     /// They run forever.
     tasks: Mutex<JoinSet<()>>,

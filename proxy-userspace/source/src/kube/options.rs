@@ -4,7 +4,6 @@ use model::RequestedMetadata;
 
 use super::{client_config::ClientConfig, timing::Timing};
 
-/// What is watched, and where.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub client_config: ClientConfig,

@@ -267,7 +267,6 @@ impl Reflector {
         }
     }
 
-    /// The query of a page.
     fn list_query(&self, continue_token: Option<&str>) -> String {
         let mut parameters = Vec::new();
         let oldest = match &self.state {
@@ -302,7 +301,6 @@ impl Reflector {
         self.query(&parameters)
     }
 
-    /// The selectors and other parameters.
     fn query(&self, parameters: &[(&str, &str)]) -> String {
         let Selectors { fields, labels } = &self.selectors;
         let selectors = [("fieldSelector", fields), ("labelSelector", labels)];

@@ -7,7 +7,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-/// client-go's.
+/// The buckets of client-go.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
 /// The requests of a client. Clones share them.
@@ -25,7 +25,6 @@ impl Default for RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         add(registry, "rest_client_requests", self.requests.clone());
         add(registry, "rest_client_request_duration_seconds", self.durations.clone());

@@ -3,7 +3,6 @@
 use super::options::{Options, Selectors, WatchedPods};
 use crate::kube_types::Kind;
 
-/// A resource of the API server.
 #[derive(Debug)]
 pub(super) struct Resource {
     pub(super) kind: Kind,

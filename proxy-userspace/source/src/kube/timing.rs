@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// Timeouts and delays.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// The maximum delay after the first failure, and after many.

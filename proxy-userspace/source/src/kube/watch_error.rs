@@ -41,13 +41,11 @@ pub(super) enum ErrorKind {
     NoResponse,
     /// The credentials are not accepted: read them again.
     Unauthorized,
-    /// The server does not have the resource.
     NotFound,
     /// The server refuses this client's requests, whatever they ask for.
     Refused,
     /// The server has too many requests now.
     Overloaded,
-    /// Nothing.
     Other,
 }
 

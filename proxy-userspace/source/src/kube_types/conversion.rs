@@ -10,7 +10,6 @@ use super::{
     validation::{Validator, short},
 };
 
-/// A converted object, and its rejected parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted<T> {
     /// The object; `None` if its name is invalid, or if it is of no interest.

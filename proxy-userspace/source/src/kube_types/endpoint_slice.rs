@@ -29,8 +29,6 @@ const MAX_ENDPOINTS: usize = 1000;
 const MAX_HINTS: usize = 8;
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// Converts an EndpointSlice.
-///
 /// There is no object if the slice contains names (`FQDN`) or has no label with the name of its Service.
 pub fn endpoint_slice(slice: &objects::EndpointSlice) -> Converted<cluster::EndpointSlice> {
     let mut validator = validator("EndpointSlice", &slice.metadata);

@@ -16,7 +16,6 @@ const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Converts a Node.
 pub fn node(node: &objects::Node) -> Converted<cluster::Node> {
     let meta = &node.metadata;
     let zone = meta.labels.as_ref().and_then(|it| it.zone.as_deref());

@@ -19,7 +19,6 @@ use serde::{
 };
 use serde_json::Value;
 
-/// `metadata` of any object.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
@@ -100,7 +99,6 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
     }
 }
 
-/// `v1 Service`.
 #[derive(Debug, Default, Deserialize)]
 pub struct Service {
     #[serde(default, deserialize_with = "or_default")]
@@ -135,7 +133,6 @@ pub(crate) struct ServiceStatus {
     pub(crate) load_balancer: Option<LoadBalancerStatus>,
 }
 
-/// `discovery.k8s.io/v1 EndpointSlice`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
@@ -163,7 +160,6 @@ pub(crate) struct ObjectReference {
     pub(crate) name: Option<String>,
 }
 
-/// `v1 Node`.
 #[derive(Debug, Default, Deserialize)]
 pub struct Node {
     #[serde(default, deserialize_with = "or_default")]
@@ -193,7 +189,6 @@ pub struct Pod {
     pub(crate) metadata: Metadata,
 }
 
-/// `networking.k8s.io/v1 ServiceCIDR`.
 #[derive(Debug, Default, Deserialize)]
 pub struct ServiceCidr {
     #[serde(default, deserialize_with = "or_default")]

@@ -10,7 +10,6 @@ use super::{
 /// Limit of the ranges in Kubernetes: one of each family.
 const MAX_CIDRS: usize = 2;
 
-/// Converts a ServiceCIDR.
 pub fn service_cidr(it: &objects::ServiceCidr) -> Converted<state::ServiceCidr> {
     let mut validator = validator("ServiceCIDR", &it.metadata);
     let name = it.metadata.name.as_deref().unwrap_or("");

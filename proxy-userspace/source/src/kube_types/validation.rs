@@ -47,7 +47,6 @@ pub(super) fn short(name: &str) -> String {
     }
 }
 
-/// Validates the fields of one object.
 #[derive(Debug)]
 pub(super) struct Validator(RejectedParts);
 

@@ -76,12 +76,10 @@ pub(crate) fn paging() -> Settings {
     Settings { watch_list: WatchList::Rejected, has_field_selectors: false, ..Settings::default() }
 }
 
-/// The configuration of a client of this server.
 pub(crate) fn at(server: &ApiServer) -> ClientConfig {
     ClientConfig { server: Some(server.url()), ..ClientConfig::default() }
 }
 
-/// The configuration of a client with this kubeconfig.
 pub(crate) fn with_kubeconfig(path: impl Into<OsString>) -> ClientConfig {
     ClientConfig { kubeconfig: Some(path.into()), ..ClientConfig::default() }
 }

@@ -14,7 +14,6 @@ use crate::{
     options::Options,
 };
 
-/// What this kernel offers.
 pub fn kernel() -> Finding {
     host::kernel(&kernel_release())
 }

@@ -41,7 +41,6 @@ pub struct ForwardLookup {
     pub uplinks: BTreeSet<String>,
 }
 
-/// A row that a flow selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRow {
     /// Its number among those of the frontend, from 0 on.
@@ -52,7 +51,6 @@ pub struct FlowRow {
     pub second: Option<RowNode>,
 }
 
-/// A node in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RowNode {
     /// This node, with the address at which it receives packets of other nodes.

@@ -45,7 +45,6 @@ pub struct Lookup {
 /// A backend that is ejected for some clients.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EjectedBackend {
-    /// Its address.
     pub backend: SocketAddr,
     /// For how many of the clients that were asked about.
     pub clients: usize,

@@ -12,7 +12,7 @@ use model::Protocol;
 use super::table_state::ServiceLayout;
 use crate::tables::{allowed_backends::as_node_port, node_addresses::NodeAddresses};
 
-/// All of them; a node port at the unspecified address.
+/// All entry points; a node port is at the unspecified address.
 #[derive(Debug, Default)]
 pub(super) struct EntryPoints(HashSet<FrontendAddress>);
 

@@ -46,7 +46,6 @@ use crate::tables::{
 /// The rows that an earlier process has left, with the addresses of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct PreviousRows {
-    /// The frontends.
     pub(crate) frontends: HashMap<FrontendKey6, Forward>,
     /// Owner and second of each row, by the position of the first; an unspecified address for none.
     pub(crate) rows: HashMap<u32, Vec<[IpAddr; 2]>>,
@@ -57,7 +56,6 @@ pub(crate) struct PreviousRows {
 /// With more pairs of rows than this (16 MB of the kernel's memory), none stay for connections alone.
 const MAX_PAIRS_OF_ENDED: usize = 1 << 21;
 
-/// What is forwarded.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarding {
     /// The state that rows follow: that of the packet path, or the newest one if there is none.
@@ -72,7 +70,6 @@ pub(crate) struct Forwarding {
     previous: PreviousRows,
     /// What became of those rows, by the position of the first.
     restored: HashMap<u32, RowsId>,
-    /// The nodes that packets are forwarded to.
     pub(crate) nodes: ForwardNodes,
     /// What is placed of each Service with ports that are to be forwarded: maybe nothing yet.
     services: HashMap<ServiceName, Vec<PlacedPort>>,
@@ -102,7 +99,6 @@ type ForwardedTo<'a> = (Port<'a>, &'a Arc<[NodeShare]>);
 /// The id of a port, see [`port_id`], and the family.
 type PortKey = (u64, Family);
 
-/// How a port is forwarded.
 #[derive(Clone, Copy, Debug)]
 struct Placement {
     rows: RowsId,
@@ -179,12 +175,10 @@ impl Forwarding {
         !self.frontends.is_empty()
     }
 
-    /// The addresses of the frontends.
     pub(super) fn frontends(&self) -> impl Iterator<Item = IpAddr> {
         self.frontends.keys().map(|it| it.address.into())
     }
 
-    /// Every entry of one of its tables.
     pub(super) fn full_table(&self, table: Table, updates: &mut MapUpdates) {
         match table {
             Table::Forwards => self.frontends.iter().for_each(|(key, it)| updates.set(table, key, Some(it))),
@@ -199,7 +193,6 @@ impl Forwarding {
         }
     }
 
-    /// How many entries one of its tables has.
     pub(super) fn entries(&self, table: Table) -> u32 {
         let entries = match table {
             Table::Forwards => self.frontends.len(),
@@ -211,7 +204,6 @@ impl Forwarding {
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
-    /// The capacity that one of its tables needs.
     pub(super) fn required_capacity(&self, table: Table) -> u32 {
         match table {
             Table::ForwardRows => self.rows.end(),

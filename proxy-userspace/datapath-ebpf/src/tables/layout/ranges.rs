@@ -2,7 +2,6 @@
 //!
 //! Invariant: allocated ranges never overlap, and a released range is reused for the next one of its size.
 
-/// The positions of one array.
 #[derive(Debug, Default)]
 pub(super) struct RangeAllocator {
     /// The first position that was never allocated.

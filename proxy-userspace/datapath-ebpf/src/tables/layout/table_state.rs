@@ -38,7 +38,6 @@ pub(super) struct TableState {
     ids: RangeAllocator,
     pub(super) ranges: PerFamily<RangeAllocator>,
     pub(super) counters: CounterAllocator,
-    /// The number of entries of each table.
     pub(super) rows: [u32; Table::COUNT],
 }
 

@@ -6,7 +6,6 @@ use netlink::{Attribute, uapi::*};
 use super::{Register, Rule, SCRATCH};
 
 impl Rule {
-    /// Continues if the packet is the first one of a connection.
     pub(crate) fn if_new(self) -> Self {
         self.bits_of(NFT_CT_STATE, NF_CT_STATE_BIT_NEW).compare(NFT_CMP_NEQ, [0; 4])
     }
@@ -16,7 +15,6 @@ impl Rule {
         self.bits_of(NFT_CT_STATE, NF_CT_STATE_INVALID_BIT | NF_CT_STATE_BIT_NEW).compare(NFT_CMP_NEQ, [0; 4])
     }
 
-    /// Continues if the destination was translated.
     pub(crate) fn if_translated(self) -> Self {
         self.status(IPS_DST_NAT).compare(NFT_CMP_NEQ, [0; 4])
     }
@@ -37,7 +35,6 @@ impl Rule {
         self.status(IPS_ASSURED).compare(NFT_CMP_EQ, [0; 4])
     }
 
-    /// Reads bits of the status of the connection.
     fn status(self, bits: u32) -> Self {
         self.bits_of(NFT_CT_STATUS, bits)
     }
@@ -85,7 +82,6 @@ impl Rule {
         self.connection(NFT_CT_PROTO_DST, to)
     }
 
-    /// Continues if the packet is from the client of its connection.
     pub(crate) fn if_from_client(self) -> Self {
         self.conntrack(NFT_CT_DIRECTION, SCRATCH).compare(NFT_CMP_EQ, [IP_CT_DIR_ORIGINAL])
     }

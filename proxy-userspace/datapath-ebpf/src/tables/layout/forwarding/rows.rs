@@ -19,7 +19,6 @@ use crate::tables::{
 /// Identifies rows; never used twice.
 pub(super) type RowsId = u64;
 
-/// All rows.
 #[derive(Debug, Default)]
 pub(super) struct RowSets {
     sets: HashMap<RowsId, Rows>,
@@ -141,7 +140,6 @@ impl RowSets {
         self.ranges.end()
     }
 
-    /// Every row.
     pub(super) fn full_table(&self, updates: &mut MapUpdates) {
         self.sets.values().for_each(|it| it.write(updates));
     }

@@ -62,7 +62,6 @@ pub enum PacketPath {
     Starting,
     /// This state.
     Has {
-        /// The state.
         state: NodeState,
         /// The families in which connections that it does not know get a second chance.
         second_chance: Vec<Family>,
