@@ -179,14 +179,14 @@ impl Watch {
         self.0 & COUNTED != 0
     }
 
-    /// The same after a failure.
+    /// The watch after a failure of its connection.
     #[inline(always)]
     #[must_use]
     pub const fn failed(self) -> Self {
         Self(self.0 | FAILED)
     }
 
-    /// The same once the outcome is known.
+    /// The watch once the outcome of its connection is known.
     #[inline(always)]
     #[must_use]
     pub const fn settled(self) -> Self {

@@ -103,6 +103,7 @@ pub struct NetnsUsage {
     pub inserted: u64,
     /// Entries that the programs deleted; those that user space collected are counted in a map of its own.
     pub deleted: u64,
+    /// Calls and connections, as [`REFUSED`] counts them.
     pub refused: u64,
     /// The cgroup of the process that was refused last, by its id.
     pub cgroup: u64,

@@ -1,4 +1,4 @@
-//! Who has just sent a datagram to a socket: what the socket sends there is a reply, whatever the address.
+//! The addresses that have just sent a datagram to a socket: what the socket sends there is a reply, whatever the address.
 //!
 //! Only senders whose address is that of a frontend are kept ([`crate::decide::may_be_hijacked`]): clients with a source port
 //! in the range of node ports, or with a load balancer IP. They are known to all sockets at one port of a network namespace,

@@ -24,7 +24,7 @@ pub struct SockNat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct NatSlot {
-    /// 0 if the slot is free, 1 if a socket owns it; more for a moment, while other sockets try to claim it.
+    /// 0 if the slot is free, 1 if a socket owns it; briefly more while other sockets try to claim it.
     pub claims: u32,
     /// How many sockets whose cookie leads to this slot have entries in the overflow table.
     pub overflowed: u32,

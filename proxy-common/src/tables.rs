@@ -79,13 +79,13 @@ impl FrontendOptions {
         Self(local_addresses_only as u16 | least_connections | slow_start << SLOW_START)
     }
 
-    /// The same of a frontend at an address that is no cluster IP: clients may have it, too.
+    /// These options of a frontend at an address that is no cluster IP: clients may have it, too.
     #[must_use]
     pub const fn external(self) -> Self {
         Self(self.0 | EXTERNAL)
     }
 
-    /// The same of a frontend that is left to the packet path.
+    /// These options of a frontend that is left to the packet path.
     #[must_use]
     pub const fn to_packets(self) -> Self {
         Self(self.0 | TO_PACKETS)

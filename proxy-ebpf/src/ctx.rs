@@ -105,7 +105,7 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> u8 {
     u8::try_from(read!(ctx.sock_addr, protocol)).unwrap_or(0)
 }
 
-/// The same of a socket that is released.
+/// The IP protocol number of a socket that is released; 0 if it does not fit.
 #[inline(always)]
 pub(crate) fn released_protocol(ctx: &SockContext) -> u8 {
     u8::try_from(read!(ctx.sock, protocol)).unwrap_or(0)

@@ -107,7 +107,7 @@ pub(crate) static NETNS_USAGE: HashMap<
 pub(crate) static NETNS_COLLECTED: HashMap<u64, u64, { MAX_NETNS as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Who has just sent to which port: when, in nanoseconds of the monotonic clock.
+/// When each sender has last sent to a port, in nanoseconds of the monotonic clock.
 #[btf_map]
 pub(crate) static SENDERS: LruHashMap<SenderKey, u64, { MAX_SENDERS as usize }> = LruHashMap::new();
 /// Not zero while the packet path translates what is left to it.

@@ -33,7 +33,7 @@ impl<'a, C: EbpfContext> Table<'a, C> {
         Self { ctx, slot: *slot, is_tcp: false }
     }
 
-    /// The same for a socket that is connected, which may be a TCP socket.
+    /// The view of a connected socket with this slot, which may be a TCP socket.
     #[inline(always)]
     pub(crate) fn of_connected(ctx: &'a C, slot: &SlotRef, is_tcp: bool) -> Self {
         Self { is_tcp, ..Self::new(ctx, slot) }

@@ -1,4 +1,4 @@
-//! Who has just sent to a socket, so that replies are told from datagrams to a Service.
+//! Which addresses have just sent to a socket, so that replies are told from datagrams to a Service.
 //!
 //! Invariant: what is no frontend costs no look-up beyond the prefilter's.
 
@@ -41,8 +41,8 @@ pub(crate) fn has_just_heard(ctx: &SockAddrContext, sender: &SockAddr) -> bool {
     just_heard(ctx.sock_addr, a << 32 | b, c << 32 | d, ports) != 0
 }
 
-/// The same, with the socket's own port above the sender's. It is not inlined: the verifier checks it once, as `side::choose4`;
-/// and it has no more arguments than registers outlast calls, since the programs leave little room on the stack.
+/// [`has_just_heard`], with the socket's own port above the sender's. It is not inlined: the verifier checks it once, as
+/// `side::choose4`; and it has no more arguments than registers outlast calls, since the programs leave little room on the stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn just_heard(ctx: *mut bpf_sock_addr, high: u64, low: u64, ports: u64) -> u64 {

@@ -42,9 +42,9 @@ pub(crate) type Key = (String, String);
 /// The marks of virtual servers, each used once.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Those in use, by a plan or in the kernel.
+    /// Marks in use, by a plan or in the kernel.
     pub(crate) taken: BTreeSet<u32>,
-    /// Those that a former process has written to its maps: its virtual servers are continued.
+    /// Marks that a former process has written to its maps: its virtual servers are continued.
     pub(crate) found: BTreeMap<Key, u32>,
     next: u32,
 }

@@ -30,13 +30,13 @@ const AFFECTED_ONE_IN: usize = 8;
 pub(crate) struct Affected<'a> {
     /// All slices, as they are now.
     slices: &'a [&'a EndpointSlice],
-    /// Those with affected endpoints, without the others.
+    /// The slices with affected endpoints, without their other endpoints.
     now: Vec<EndpointSlice>,
-    /// Their addresses, before and now.
+    /// The addresses of affected endpoints, before and now.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Their pods, before and now.
+    /// The pods of affected endpoints, before and now.
     pods: BTreeSet<&'a Arc<str>>,
-    /// Those that have changed, as they were and as they are.
+    /// The endpoints that have changed, as they were and as they are.
     changed: BTreeSet<&'a Endpoint>,
     /// Whether any endpoint has a hint for a zone, before or now.
     has_zone_hints: bool,

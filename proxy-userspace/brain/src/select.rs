@@ -149,9 +149,9 @@ fn with_fallback(
 /// The topology hints that are used (KEP-2433, KEP-3015).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
-    /// Those for nodes.
+    /// Hints for nodes.
     Node,
-    /// Those for zones.
+    /// Hints for zones.
     Zone,
     /// None: every endpoint is accepted.
     Unrestricted,

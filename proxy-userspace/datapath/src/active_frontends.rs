@@ -10,7 +10,7 @@ use crate::{FrontendAddress, PortId};
 /// An active frontend and where it leads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ActiveFrontend {
-    /// As in `10.96.0.10:80/TCP`.
+    /// The frontend, such as `10.96.0.10:80/TCP`.
     pub frontend: String,
     /// Its backends in ascending order; empty if connections are refused.
     pub backends: Vec<SocketAddr>,
@@ -18,7 +18,7 @@ pub struct ActiveFrontend {
     pub port: Option<PortId>,
 }
 
-/// What frontends amount to, as in `3 Services`; as in `3 addresses of Services`, if it is unknown which service ports they
+/// What frontends amount to, such as `3 Services`; or `3 addresses of Services`, if it is unknown which service ports they
 /// belong to.
 pub fn described(frontends: impl IntoIterator<Item = (FrontendAddress, Option<PortId>)>) -> String {
     let addresses = frontends.into_iter().map(|(it, port)| (port, it.address.ip()));

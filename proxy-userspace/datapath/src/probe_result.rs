@@ -4,7 +4,7 @@ use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// The hook's name, as in `connect4`.
+    /// The hook's name, such as `connect4`.
     pub hook: &'static str,
     pub behavior: HookBehavior,
 }

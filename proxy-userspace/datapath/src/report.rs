@@ -201,7 +201,7 @@ pub struct Ejections {
 pub struct PacketAffinity {
     /// How many clients have an endpoint that they keep for the timeout of their Service.
     pub clients: usize,
-    /// How many, or groups of them, have one for a moment, until it has answered.
+    /// How many clients, or groups of them, have an endpoint for a short time, until it has answered.
     pub unanswered: usize,
     /// How many each of both maps has room for, per IP family.
     pub capacity: u32,

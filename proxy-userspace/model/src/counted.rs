@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// A number of things as text, as in `1 endpoint` and `2 endpoints`.
+/// A number of things as text, such as `1 endpoint` or `2 endpoints`.
 pub fn counted(number: impl Display + PartialEq + From<u8>, noun: &str) -> String {
     let plural = if number == 1.into() { "" } else { "s" };
     format!("{number} {noun}{plural}")

@@ -67,7 +67,7 @@ pub struct RejectedParts {
 }
 
 impl RejectedParts {
-    /// Those of an object, by its kind and name as a message names it.
+    /// No parts yet, of an object by its kind and name as a message names it.
     pub fn of(object: String) -> Self {
         Self { object, listed: Vec::new(), count: 0 }
     }

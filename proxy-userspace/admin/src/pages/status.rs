@@ -86,7 +86,7 @@ impl From<PortCounts> for CountersStatus {
 pub struct Revision {
     /// The process that numbers the revisions. A string, as in proto3 JSON.
     pub instance_id: String,
-    /// Its number. A string for the same reason.
+    /// Its number. A string, as in proto3 JSON.
     pub rev: String,
     /// When it was published or became active.
     pub since: Timestamp,

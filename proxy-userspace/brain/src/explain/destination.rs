@@ -268,7 +268,7 @@ fn kind_of(state: &Service, ip: IpAddr) -> Option<FrontendKind> {
     lists.into_iter().find(|(_, ips)| ips.contains(&ip)).map(|(kind, _)| kind)
 }
 
-/// The ports of a Service, as in `80/TCP (http), 443/TCP (https)`.
+/// The ports of a Service, such as `80/TCP (http), 443/TCP (https)`.
 fn ports(state: &Service) -> String {
     let port = |it: &ServicePort| {
         let name = if it.name.is_empty() { String::new() } else { format!(" ({})", it.name) };

@@ -13,12 +13,12 @@ pub struct Explanation {
     pub client: ExplainedClient,
     /// The address and port that it connects to.
     pub destination: SocketAddr,
-    /// The transport protocol, as in `TCP`.
+    /// The transport protocol, such as `TCP`.
     pub protocol: String,
     pub verdict: Verdict,
     /// Why, in a sentence.
     pub reason: String,
-    /// The Service, as in `default/web`, if there is one.
+    /// The Service, such as `default/web`, if there is one.
     pub service: Option<String>,
     /// The name of its port; empty if it has none.
     pub port: Option<String>,

@@ -55,7 +55,7 @@ const USAGE: &str = "ask for `node TO`, `pod NAMESPACE/NAME[=ADDRESS] TO`, `pod 
                      TO is ADDRESS:PORT or NAME.NAMESPACE:PORT, with /tcp, /udp or /sctp behind it where that is not clear";
 
 impl Query {
-    /// Parses the words of a question, as in `node 10.96.0.10:80/tcp` and `pod default/client web.default:http`.
+    /// Parses the words of a question, such as `node 10.96.0.10:80/tcp` or `pod default/client web.default:http`.
     ///
     /// # Errors
     ///

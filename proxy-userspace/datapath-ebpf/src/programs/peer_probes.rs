@@ -175,7 +175,7 @@ fn open(address: IpAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Logs who has become silent, and who answers again.
+/// Logs which nodes have become silent, and which answer again.
 fn report(before: &PeerStates, now: &PeerStates) {
     if before == now {
         return;

@@ -30,7 +30,7 @@ pub(crate) struct Uplink {
     pub(crate) link: Link,
     /// The directions in which our programs are attached.
     pub(crate) attached: Vec<&'static str>,
-    /// What sees packets before our programs do: each with its place, as in `tcx ingress`.
+    /// What sees packets before our programs do: each with its place, such as `tcx ingress`.
     pub(crate) before: Vec<String>,
     /// What sees only the packets that they let pass.
     pub(crate) after: Vec<String>,

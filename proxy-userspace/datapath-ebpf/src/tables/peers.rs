@@ -43,7 +43,7 @@ impl Peers {
         Self { patience, peers: BTreeMap::new() }
     }
 
-    /// Sets who is asked; what is known of others is forgotten.
+    /// Sets which nodes are asked; what is known of others is forgotten.
     pub(crate) fn set(&mut self, wanted: &BTreeSet<IpAddr>) {
         self.peers.retain(|it, _| wanted.contains(it));
         for it in wanted {
@@ -66,7 +66,7 @@ impl Peers {
         }
     }
 
-    /// Finds out who is silent now. To be called once the answers so far are known.
+    /// Finds out which nodes are silent now. To be called once the answers so far are known.
     pub(crate) fn judge(&mut self, now: Instant) {
         for peer in self.peers.values_mut() {
             if peer.waits_since.is_some_and(|it| it + self.patience <= now) {

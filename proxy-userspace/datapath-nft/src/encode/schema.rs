@@ -91,9 +91,9 @@ maps! {
     AffinityFull: "affinity-full", &[Field::Number], MapData::None;
     /// Protocol and member → endpoint that affinity may keep, for set 0.
     Members: "members", MEMBER, ENDPOINT;
-    /// The same for the set of external traffic.
+    /// [`Map::Members`] for the set of external traffic.
     MembersExternal: "members-external", MEMBER, ENDPOINT;
-    /// The same for the set of a cluster IP.
+    /// [`Map::Members`] for the set of a cluster IP.
     MembersInternal: "members-internal", MEMBER, ENDPOINT;
     /// Frontend that is restricted by source ranges → number of its list.
     SourceLists: "source-lists", FRONTEND, NUMBER;

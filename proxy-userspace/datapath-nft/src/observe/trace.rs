@@ -138,7 +138,7 @@ pub struct PacketTrace {
     destinations: Vec<TracedDestination>,
     notifications: Notifications,
     followed: HashMap<u32, Followed>,
-    /// Those that are through.
+    /// Packets that are through.
     done: VecDeque<PacketTraceItem>,
 }
 

@@ -43,10 +43,10 @@ use crate::RejectionLog;
 const DEBOUNCE: Duration = Duration::from_millis(3);
 /// How often the folder is checked without a notification: some file systems send none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The same for the files in it, by their number: notifications miss what changes elsewhere, as the target of a symbolic
-/// link. A check takes some microseconds, so that this is no load.
+/// The interval between checks of all files, per file: notifications miss what changes elsewhere, such as the target of a
+/// symbolic link. A check takes some microseconds, so that this is no load.
 const FILE_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How often, by their number, the files are checked where there are no notifications.
+/// The interval between checks of all files, per file, where there are no notifications.
 const UNWATCHED_FILE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 #[derive(Debug, thiserror::Error)]

@@ -181,7 +181,7 @@ fn folders(path: &Path) -> Vec<PathBuf> {
 #[derive(Debug)]
 struct Notifications {
     inotify: Inotify,
-    /// The same, as the runtime waits for it: it can wait for any descriptor that can be polled.
+    /// The descriptor of `inotify`, as the runtime waits for it: it can wait for any descriptor that can be polled.
     readiness: pipe::Receiver,
 }
 

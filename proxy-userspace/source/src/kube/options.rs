@@ -23,7 +23,7 @@ pub struct Options {
 pub enum WatchedPods {
     #[default]
     None,
-    /// Those that are bound to a node.
+    /// Pods that are bound to a node.
     OfNode(String),
     /// All of the cluster.
     All,
