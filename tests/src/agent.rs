@@ -41,7 +41,6 @@ pub const SLOW_PROGRAMS: (&str, &str) = ("KUBE_PROXY_EBPF_FAULT", "slow-programs
 /// Logged whenever a state has become active, after the programs were attached.
 pub const APPLIED: &str = "state active";
 
-/// How a command ended and what it wrote.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The exit code; `None` after a signal.
@@ -178,8 +177,7 @@ impl AgentCommand {
         self
     }
 
-    /// Starts another program, which starts this one, with these arguments before the binary's name. It may make system calls
-    /// that the shipped profile does not allow.
+    /// Has `program`, with these arguments, start this one; it may make system calls that the shipped profile does not allow.
     pub fn under(mut self, program: &Path, arguments: Vec<String>) -> Self {
         let binary = mem::replace(&mut self.binary, program.to_owned());
         let arguments = arguments.into_iter().map(OsString::from).chain([binary.into()]);
@@ -194,7 +192,6 @@ impl AgentCommand {
         self
     }
 
-    /// Writes the log to a pipe instead of a file.
     pub fn log_to(mut self, pipe: PipeWriter) -> Self {
         self.log = Some(Arc::new(pipe));
         self
@@ -211,8 +208,7 @@ impl AgentCommand {
         command
     }
 
-    /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox; fails if the binary cannot be
-    /// started.
+    /// Starts the proxy inside the sandbox's cgroup, so that it cannot outlive the sandbox.
     pub fn start(&self, sandbox: &Sandbox) -> Result<Agent> {
         let log = sandbox.files().join(format!("agent-{}.log", count_logs(sandbox.files())));
         let stderr = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
@@ -250,12 +246,10 @@ impl AgentCommand {
     }
 }
 
-/// The address of the Unix socket between brain and agent.
 pub fn brain_socket(sandbox: &Sandbox) -> String {
     format!("unix://{}", sandbox.files().join("proxy.sock").display())
 }
 
-/// The environment variable with the socket of the status pages.
 pub const STATUS_SOCKET: &str = "KUBE_PROXY_EBPF_STATUS_SOCKET";
 
 /// The socket of the status pages of every proxy in a sandbox.
@@ -271,8 +265,7 @@ pub fn spawn_without_capabilities(command: &mut Command) -> Result<Child> {
     spawn_with(CapabilitySet::empty(), || Ok(()), command)
 }
 
-/// Starts a program that can never gain other capabilities than these, even as root, with the filters that `filter` applies
-/// to its thread.
+/// Starts a program that can never gain other capabilities, even as root, with the filters that `filter` applies to its thread.
 fn spawn_with(
     capabilities: CapabilitySet,
     filter: impl FnOnce() -> Result<()> + Send,
@@ -291,8 +284,7 @@ fn spawn_with(
     thread::scope(|scope| scope.spawn(bounded).join().unwrap_or_else(|_| bail!("a thread panicked")))
 }
 
-/// Ends this thread's children at the first system call that the shipped profile does not allow. There it gives EPERM, which
-/// might go unnoticed.
+/// Ends this thread's children at the first system call that the shipped profile denies: its EPERM might go unnoticed.
 fn apply_profile() -> Result<()> {
     let names = deploy::allowed_calls()?;
     // The names are libseccomp's; the table for arm64 has `fstatat` for its `newfstatat`.
@@ -408,18 +400,16 @@ impl Agent {
         Ok(())
     }
 
-    /// As [`Self::wait_until`], with a condition of the log.
     pub fn wait_for_log(&mut self, limit: Duration, mut condition: impl FnMut(&str) -> bool) -> Result<()> {
         let log = self.log.clone();
         self.wait_until(limit, || condition(&fs::read_to_string(&log).unwrap_or_default()))
     }
 
-    /// As [`Self::wait_until`], until the log contains a text.
     pub fn wait_until_logged(&mut self, limit: Duration, text: &str) -> Result<()> {
         self.wait_for_log(limit, |log| log.contains(text)).with_context(|| format!("{text:?} was not logged"))
     }
 
-    /// As [`Self::wait_until`], until the log reports an active state: the programs are attached by then.
+    /// Waits until the log reports an active state: the programs are attached by then.
     pub fn wait_until_applied(&mut self, limit: Duration) -> Result<()> {
         self.wait_until_logged(limit, APPLIED)
     }

@@ -18,7 +18,7 @@ pub struct BlackHole {
 }
 
 impl BlackHole {
-    /// One in the network namespace of the calling thread.
+    /// Listens in the network namespace of the calling thread.
     #[must_use]
     #[track_caller]
     pub fn at(address: SocketAddr) -> Self {

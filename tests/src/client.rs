@@ -1,7 +1,6 @@
 //! Clients of an [`EchoServer`](crate::EchoServer): one request, or one long-lived connection.
 //!
-//! Every request ends within [`REQUEST_TIMEOUT`] and leaves no port in TIME_WAIT. Errors are the system call's, unless a
-//! function says otherwise.
+//! Requests end within [`REQUEST_TIMEOUT`] and leave no port in TIME_WAIT. Errors are the system call's, unless stated otherwise.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -21,7 +20,6 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// After what time a request is taken for one without a reply.
 const UNANSWERED: Duration = Duration::from_secs(2);
 
-/// How a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Tcp,
@@ -83,14 +81,14 @@ pub fn udp_socket(for_address: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_with(scaled(REQUEST_TIMEOUT), for_address)
 }
 
-/// As [`udp_socket`], connected to the address.
+/// A UDP socket that is connected to an address, with the read timeout of [`udp_socket`].
 pub fn connected_udp_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = udp_socket(address)?;
     socket.connect(address)?;
     Ok(socket)
 }
 
-/// A UDP socket at a source address, with the same read timeout.
+/// A UDP socket at a source address, with the read timeout of [`udp_socket`].
 pub fn udp_socket_at(source: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(source)?;
     socket.set_read_timeout(Some(scaled(REQUEST_TIMEOUT)))?;
@@ -128,8 +126,7 @@ pub fn receive(socket: &UdpSocket) -> io::Result<(String, SocketAddr)> {
     Ok((name.trim_end().to_owned(), from))
 }
 
-/// Connects to an address that should refuse: the error, and after how long it came; [`io::ErrorKind::AlreadyExists`] if it
-/// accepts.
+/// Connects to an address that should refuse: the error, and how long it took; [`io::ErrorKind::AlreadyExists`] if it accepts.
 pub fn connect_error(address: SocketAddr) -> io::Result<(io::Error, Duration)> {
     let started = Instant::now();
     match TcpStream::connect(address) {
@@ -182,7 +179,6 @@ impl EchoConnection {
     }
 }
 
-/// Makes close send a reset.
 pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?)
 }

@@ -77,7 +77,6 @@ impl Renderer {
         bail!("no program renders kustomizations: install kubectl 1.27 or kustomize 5, or later{old}")
     }
 
-    /// Finds one, or reports that the current test is skipped.
     pub fn or_skip() -> Option<Self> {
         Self::find().inspect_err(|reason| skip(&reason.to_string())).ok()
     }

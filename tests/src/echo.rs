@@ -49,7 +49,7 @@ impl EchoServer {
         Self::start_with(name, address, false)
     }
 
-    /// As [`Self::start`], with the source address of the request in each reply, after the name and a space.
+    /// Starts a server whose replies have the source address of the request after the name and a space.
     pub fn start_showing_source(name: &str, address: SocketAddr) -> Result<Self> {
         Self::start_with(name, address, true)
     }

@@ -6,19 +6,18 @@ use serde_json::Value;
 
 use crate::agent::{Output, run};
 
-/// An explanation of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// What becomes of it, as in `redirected`.
+    /// What becomes of the connection, such as `redirected`.
     pub verdict: String,
-    /// The endpoints that it may go to.
+    /// The endpoints to which the connection may go.
     pub used: BTreeSet<SocketAddr>,
-    /// Everything.
+    /// The whole output.
     pub json: Value,
 }
 
 impl Explained {
-    /// Asks with a command `explain`; the words are those of the question. The kernel must have what the explanation says.
+    /// Runs a command `explain` with the words of a question. The kernel's maps must agree with the answer.
     #[track_caller]
     pub fn ask(command: &mut Command, words: &[&str]) -> Self {
         let Output { code, stdout, stderr } = run(command.args(["--output", "json"]).args(words));

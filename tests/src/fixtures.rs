@@ -8,11 +8,9 @@ use crate::manifest::Service;
 
 /// The cluster IPs of [`web`].
 pub const WEB: [IpAddr; 2] = [IpAddr::V4(WEB4), IpAddr::V6(WEB6)];
-/// The first of them.
 pub const WEB4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-/// The second of them.
 pub const WEB6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x10);
-/// Where [`web`] is reached first: its port 80 at [`WEB4`].
+/// The first of the frontends of [`web`].
 pub const FRONTEND: SocketAddr = SocketAddr::new(WEB[0], 80);
 /// The port that every endpoint serves.
 pub const TARGET_PORT: u16 = 8080;

@@ -16,7 +16,6 @@ pub const HEALTH_PORT: u16 = 10256;
 pub const METRICS_PORT: u16 = 10249;
 /// The default port of the kubelet's probes, on loopback.
 pub const PROBE_PORT: u16 = 10245;
-/// How long a response may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +64,6 @@ pub fn health_status(path: &str) -> u16 {
     health(path).map_or(0, |it| it.status)
 }
 
-/// Whether the proxy in this network namespace reports that it is ready.
 pub fn is_ready() -> bool {
     health_status("/readyz") == 200
 }

@@ -40,14 +40,13 @@ const LAST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 255, 255));
 /// The number of a node's first pod.
 const FIRST_POD: u8 = 10;
 
-/// An address in the network of a client, which the router has the first of.
+/// An address in the network of a client; the first one is the router's.
 const fn client_network(client: u8, host: u8) -> [IpAddr; 2] {
     addresses([198, 18, client, host], [0x2001, 0x2, 0, client as u16, 0, 0, 0, host as u16])
 }
 
 #[derive(Debug)]
 pub struct IngressCluster {
-    /// The clients outside.
     pub clients: [NetNs; 2],
     /// The router; its interfaces are `router`, and `client0` and so on.
     pub router: NetNs,
@@ -56,7 +55,6 @@ pub struct IngressCluster {
     /// The nodes, from number 1.
     pub nodes: Vec<IngressNode>,
     manifests: Sandbox,
-    /// How often Services were written.
     writes: AtomicU16,
 }
 
@@ -65,18 +63,16 @@ pub struct IngressNode {
     number: u8,
     pub netns: NetNs,
     pub pods: NetNs,
-    /// Of each pod one for each family.
+    /// One server per family for each pod.
     servers: Vec<[EchoServer; 2]>,
     /// Its proxy, while it runs; dropped before the sandbox, which has its log.
     pub agent: Option<Agent>,
-    /// The place of its proxy.
     pub sandbox: Sandbox,
-    /// The program of its proxy.
     binary: PathBuf,
 }
 
 impl IngressNode {
-    /// Its name, and that of its pods' servers, which reply with the source address of the client.
+    /// The name of the node and of its pods' servers, which reply with the source address of the client.
     pub fn name(&self) -> String {
         format!("n{}", self.number)
     }
@@ -147,8 +143,7 @@ fn pod_addresses(number: u8, pod: u8) -> [IpAddr; 2] {
 }
 
 impl IngressCluster {
-    /// Makes a cluster of so many nodes, or reports why the current test is skipped. No proxy runs, and the router has no next
-    /// hop.
+    /// Makes a cluster of so many nodes. No proxy runs, and the router has no next hop.
     pub fn or_skip(nodes: u8) -> Option<Self> {
         let name = name_or_skip()?;
         if !kernel_at_least(5, 12) {
@@ -213,7 +208,6 @@ impl IngressCluster {
             .expect("the folder of manifests is writable");
     }
 
-    /// The running proxy of a node.
     #[track_caller]
     pub fn agent(&mut self, node: usize) -> &mut Agent {
         self.nodes[node].agent.as_mut().expect("a proxy runs")
@@ -224,7 +218,6 @@ impl IngressCluster {
         self.nodes[node].agent.take().expect("a proxy runs").kill9().expect("it runs until it is killed");
     }
 
-    /// Starts the proxy of each node.
     pub fn start_all(&mut self) {
         (0..self.nodes.len()).for_each(|it| self.start(it, &[]));
     }
@@ -234,12 +227,10 @@ impl IngressCluster {
         self.start_binary(&Build::Product.binary(), node, arguments);
     }
 
-    /// The same with another program.
     pub fn start_binary(&mut self, binary: &Path, node: usize, arguments: &[&str]) {
         self.start_with(binary, node, |it| it.args(arguments.iter().copied()));
     }
 
-    /// The same with another command line.
     pub fn start_with(
         &mut self,
         binary: &Path,
@@ -260,7 +251,6 @@ impl IngressCluster {
         self.lan.ip(&["link", "set", &self.nodes[node].name(), state]).expect("the cable is there");
     }
 
-    /// Removes what the proxy of a node has left.
     pub fn cleanup(&self, node: usize) {
         let node = &self.nodes[node];
         node.netns.run(|| agent::run(&mut node.cli("cleanup"))).success();
@@ -329,7 +319,7 @@ impl IngressCluster {
         }
     }
 
-    /// Makes these nodes, by index, the next hops of a network of each family, without a moment without any.
+    /// Replaces the next hops of a network of each family by these nodes, given by index, without a gap.
     pub fn set_next_hops(&self, networks: [&str; 2], nodes: &[usize]) {
         for ((family, network), index) in FAMILIES.iter().zip(networks).zip([0, 1]) {
             let hops: Vec<_> =

@@ -30,7 +30,6 @@ pub enum ObjectKind {
 /// BPF objects by their ids.
 pub type KernelObjects = BTreeSet<(ObjectKind, u32)>;
 
-/// How many maps, programs and links there are.
 pub type ObjectCounts = BTreeMap<ObjectKind, usize>;
 
 /// The objects that file descriptors of a process refer to, by `/proc/PID/fdinfo`.
@@ -81,8 +80,7 @@ fn loaded() -> KernelObjects {
     maps.chain(programs).chain(links).collect()
 }
 
-/// Follows the BPF objects of a sandbox. The kernel does not reuse ids soon, so an object that belonged to the sandbox
-/// once is recognized for as long as it exists.
+/// Follows the BPF objects of a sandbox: one that once belonged to it stays known, as the kernel does not reuse ids soon.
 #[derive(Clone, Debug)]
 pub struct ObjectTracker {
     cgroup_processes: PathBuf,
@@ -91,7 +89,6 @@ pub struct ObjectTracker {
 }
 
 impl ObjectTracker {
-    /// A tracker that has seen nothing yet.
     pub fn new(sandbox: &Sandbox) -> Self {
         Self {
             cgroup_processes: sandbox.cgroup().join("cgroup.procs"),
@@ -114,12 +111,11 @@ impl ObjectTracker {
         objects
     }
 
-    /// How many objects belong to the sandbox now.
     pub fn counts(&mut self) -> ObjectCounts {
         count_each(self.observe().into_iter().map(|(kind, _)| kind))
     }
 
-    /// As [`Self::counts`], once the numbers have been stable for half a second: the kernel frees objects asynchronously.
+    /// Counts the objects once their numbers have been stable for half a second: the kernel frees them asynchronously.
     pub fn settled_counts(&mut self) -> ObjectCounts {
         let mut last = self.counts();
         let mut equal = 0;

@@ -7,7 +7,8 @@
 //! connects: once ([`request`]), over one long-lived connection ([`EchoConnection`]), or continuously ([`ConnectLoad`]).
 //! Tests of forwarded traffic use a [`TestCluster`] of several network namespaces.
 //!
-//! What returns no `Result` panics if the test cannot go on; an error says what failed, and why.
+//! A function without a `Result` panics if the test cannot go on, and one named `or_skip` reports why the test is skipped. An
+//! error says what failed, and why.
 
 #![forbid(unsafe_code)]
 
@@ -82,7 +83,6 @@ pub fn scaled(limit: Duration) -> Duration {
     limit.mul_f64(*FACTOR.get_or_init(factor))
 }
 
-/// Checks that a text has all of these parts.
 #[track_caller]
 pub fn assert_contains(text: &str, parts: &[&str]) {
     for it in parts {
@@ -90,7 +90,6 @@ pub fn assert_contains(text: &str, parts: &[&str]) {
     }
 }
 
-/// How often each item occurs.
 pub fn count_each<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeMap<T, usize> {
     let mut counts = BTreeMap::new();
     for it in items {

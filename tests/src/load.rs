@@ -1,6 +1,4 @@
-//! Continuous connects, and the result of each.
-//!
-//! Every connect is recorded with its time and its result, and evaluated afterwards.
+//! Continuous connects: each is recorded with its time and its result, and evaluated afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -34,24 +32,20 @@ impl ConnectSample {
         self.started + self.duration
     }
 
-    /// Whether the server of this name replied.
     pub fn is_from(&self, name: &str) -> bool {
         self.result.as_ref().is_ok_and(|it| it == name)
     }
 }
 
-/// A summary of many connects.
 #[derive(Clone, Debug, Default)]
 pub struct LoadReport {
     pub connects: usize,
     pub failed: usize,
     /// The first errors.
     pub errors: Vec<String>,
-    /// The number of replies by each server.
     pub by_server: BTreeMap<String, usize>,
     /// The median duration of those that succeeded.
     pub p50: Duration,
-    /// The 99th percentile of the durations.
     pub p99: Duration,
 }
 
@@ -123,8 +117,7 @@ impl ConnectLoad {
         self.samples.lock().len()
     }
 
-    /// Waits until each thread has started and ended a connect, so that every connect that was in progress has ended;
-    /// `false` if they have not within `limit`.
+    /// Waits until each thread has begun and ended a connect, so that those in progress have ended, too; `false` after `limit`.
     #[must_use]
     pub fn wait_for_new_connects(&self, limit: Duration) -> bool {
         let ended = || self.ended.iter().map(|it| it.load(Ordering::Relaxed));
@@ -133,13 +126,12 @@ impl ConnectLoad {
         crate::eventually(limit, || ended().zip(&before).all(|(now, before)| now > before + 1))
     }
 
-    /// Stops and returns every connect.
     pub fn stop(self) -> Vec<ConnectSample> {
         drop(self.threads);
         std::mem::take(&mut *self.samples.lock())
     }
 
-    /// Stops, and checks that none has failed of more than so many connects.
+    /// Stops, and checks that there were more than so many connects, and none failed.
     #[track_caller]
     pub fn stop_without_failure(self, more_than: usize) -> LoadReport {
         let report = LoadReport::of(&self.stop());

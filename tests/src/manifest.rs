@@ -23,7 +23,6 @@ pub struct Service {
     /// Its cluster IPs, the primary one first.
     pub cluster_ips: Vec<IpAddr>,
     pub external_ips: Vec<IpAddr>,
-    /// The addresses of its load balancer.
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<Port>,
     pub endpoints: Vec<Endpoint>,
@@ -45,7 +44,6 @@ pub struct Port {
     pub name: String,
     /// `TCP` or `UDP`.
     pub protocol: &'static str,
-    /// The Service's port.
     pub port: u16,
     /// The endpoints' port.
     pub target: u16,
@@ -55,7 +53,6 @@ pub struct Port {
 /// An endpoint: one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The pod's name.
     pub name: String,
     pub node: String,
     /// Its addresses, at most one of each family.
@@ -197,7 +194,6 @@ impl Service {
         addresses.filter(move |it| it.is_ipv4() == frontend.is_ipv4())
     }
 
-    /// The Service alone.
     pub fn service(&self) -> Value {
         let port = |it: &Port| {
             let Port { name, protocol, port, target, node_port } = it;
@@ -305,7 +301,7 @@ pub const fn endpoint(n: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A Service whose cluster IP, 10.96.0.300, is none.
+/// A Service whose cluster IP, 10.96.0.300, is no address.
 pub fn invalid_service(namespace: &str, name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\

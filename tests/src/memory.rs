@@ -14,7 +14,6 @@ pub struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
-    /// Makes one beside a sandbox, or reports why the current test is skipped.
     pub fn or_skip(sandbox: &Sandbox) -> Option<Self> {
         match Self::new(sandbox) {
             Ok(cgroup) => Some(cgroup),
@@ -61,8 +60,7 @@ impl MemoryCgroup {
         self.read(if self.is_v1 { "memory.max_usage_in_bytes" } else { "memory.peak" })
     }
 
-    /// Of these, kernel memory only, without the heap and the files of its processes (all of it with cgroup version 2 before
-    /// Linux 5.18).
+    /// The bytes of kernel memory; before Linux 5.18, cgroup version 2 tells only the [`Self::usage`].
     pub fn kernel(&self) -> Result<u64> {
         if self.is_v1 {
             return self.read("memory.kmem.usage_in_bytes");

@@ -73,7 +73,6 @@ impl NetNs {
         Ok(NetNsGuard { home, _thread: PhantomData })
     }
 
-    /// Calls a function in the namespace.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let _inside = self.enter().expect("a thread can enter a network namespace of its own");
         work()
@@ -121,8 +120,7 @@ impl NetNs {
         Ok(())
     }
 
-    /// Adds an address with the length of its network to an interface; usable at once, without duplicate address
-    /// detection.
+    /// Adds an address with the length of its network to an interface; usable at once, without duplicate address detection.
     pub fn add_interface_address(&self, address: &str, interface: &str) -> Result<()> {
         let nodad = if address.contains(':') { &["nodad"][..] } else { &[] };
         self.ip(&[&["address", "add", address, "dev", interface], nodad].concat())
@@ -166,7 +164,6 @@ impl NetNs {
     }
 }
 
-/// Moves the calling thread back to its former namespace when dropped.
 #[derive(Debug)]
 #[must_use = "the thread leaves the namespace when this is dropped"]
 pub struct NetNsGuard {

@@ -16,14 +16,12 @@ use build_tools::{
 
 use crate::{requirements::version, skip::skip};
 
-/// The suites that contain them, each with the label of its archive: the oldest `nft` beside a supported kernel, the most
-/// frequent one, and a new one.
+/// The suites, each with its archive's label: the oldest `nft` beside a supported kernel, the most frequent one, and a new one.
 const SUITES: [(&str, &str); 3] = [("Ubuntu", "jammy"), ("Debian", "bookworm"), ("Debian", "trixie")];
 
 /// A version of `nft`, unpacked with its libraries.
 #[derive(Clone, Debug)]
 pub struct Nft {
-    /// Its major and minor version, and its patch level.
     pub version: (u32, u32, u32),
     root: PathBuf,
     loader: PathBuf,
@@ -60,7 +58,7 @@ impl Nft {
     }
 }
 
-/// Those of [`SUITES`], fetched once into target/tools; the current test is reported as skipped for those that cannot be.
+/// The versions of [`SUITES`], fetched once into target/tools; those that cannot be are reported as skipped.
 pub fn nft_versions_or_skip() -> Vec<Nft> {
     static FETCH: Mutex<()> = Mutex::new(());
     let _one_at_a_time = FETCH.lock();

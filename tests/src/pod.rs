@@ -1,8 +1,7 @@
 //! A hostile pod: a process without capabilities, in a network namespace and a cgroup of its own.
 //!
 //! It is the test binary itself, run again for its ignored test [`PROCESS`], which a test file defines by calling [`attack`].
-//! An attack is described by one line of JSON; the pod reports in another how far it came, and holds its sockets until it is
-//! dropped.
+//! An attack is one line of JSON; the pod reports in another how far it came, and holds its sockets until it is dropped.
 
 use std::{
     env, fs,
@@ -26,7 +25,6 @@ const ATTACK: &str = "KUBE_PROXY_EBPF_TEST_ATTACK";
 /// What the report begins with.
 const REPORT: &str = "attacked:";
 
-/// What a pod does to some destinations.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Attack {
     kind: Kind,
@@ -66,13 +64,11 @@ pub struct AttackReport {
 pub struct Pod {
     cgroup: PathBuf,
     process: Child,
-    /// How far its attack came.
     pub report: AttackReport,
 }
 
 impl Pod {
-    /// Makes a pod, in which all endpoints' addresses are local and have no servers, and attacks; fails if its process ends
-    /// without a report.
+    /// Makes a pod, where all endpoints' addresses are local without servers, and attacks; fails if its process reports nothing.
     pub fn attack(sandbox: &Sandbox, name: &str, attack: &Attack) -> Result<Self> {
         // A process without capabilities inherits the limit.
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("getrlimit")?;

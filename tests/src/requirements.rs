@@ -72,7 +72,6 @@ pub fn kernel_at_least(major: u32, minor: u32) -> bool {
     version(release.trim()) >= Some((major, minor))
 }
 
-/// Finds a program; the current test is reported as skipped if it is not installed.
 pub fn program_or_skip(name: &str) -> Option<PathBuf> {
     let found = find(name);
     if found.is_none() {

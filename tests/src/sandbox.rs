@@ -24,8 +24,7 @@ use crate::{
     skip::{current_test, skip},
 };
 
-/// A sandbox's name is this, then the test's name, then its owner's process id.
-/// It has no dots: a BPF file system refuses them.
+/// A sandbox's name: this, its test's name, and its owner's process id. A BPF file system refuses dots.
 const PREFIX: &str = "kpe-sandbox-";
 /// The longest name of a test in a sandbox's name: the path of a Unix socket inside must be shorter than 108 bytes.
 const MAX_NAME: usize = 45;
@@ -59,7 +58,6 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// Makes a sandbox for the current test, or reports why the test is skipped.
     pub fn or_skip() -> Option<Self> {
         Some(Self::new(&name_or_skip()?).expect("the machine has everything a sandbox needs"))
     }
@@ -83,7 +81,6 @@ impl Sandbox {
         &self.cgroup
     }
 
-    /// The root of the cgroup2 hierarchy.
     pub fn root_cgroup(&self) -> &Path {
         self.cgroup.parent().expect("a child cgroup has a parent")
     }
@@ -93,7 +90,6 @@ impl Sandbox {
         &self.pins
     }
 
-    /// A folder for ordinary files.
     pub fn files(&self) -> &Path {
         &self.files
     }
@@ -107,8 +103,7 @@ impl Sandbox {
         Ok(CgroupGuard { home })
     }
 
-    /// Moves this process with all its threads into the root cgroup until the guard is dropped. Sockets made before
-    /// stay associated with the sandbox's cgroup.
+    /// Moves this process into the root cgroup until the guard is dropped; sockets made before stay in the sandbox's cgroup.
     pub fn enter_root_cgroup(&self) -> Result<CgroupGuard> {
         move_to(self.root_cgroup(), process::id())?;
         Ok(CgroupGuard { home: self.cgroup.clone() })
@@ -119,7 +114,6 @@ impl Sandbox {
         move_to(&self.cgroup, process)
     }
 
-    /// The processes in the cgroup.
     pub fn processes(&self) -> Vec<u32> {
         let members = fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
         members.lines().filter_map(|it| it.parse().ok()).collect()
@@ -150,7 +144,6 @@ impl Sandbox {
     }
 }
 
-/// A name for sandboxes of the current test, or reports why the test is skipped.
 pub(crate) fn name_or_skip() -> Option<String> {
     if let Err(missing) = requirements() {
         skip(&missing.join("; "));
@@ -167,7 +160,6 @@ impl Drop for Sandbox {
     }
 }
 
-/// Moves this process back to its former cgroup when dropped.
 #[derive(Debug)]
 #[must_use = "the process goes back when this is dropped"]
 pub struct CgroupGuard {
@@ -214,7 +206,6 @@ fn mount_bpffs() -> Result<PathBuf> {
     Ok(PathBuf::from(BPFFS))
 }
 
-/// Moves a process into a cgroup.
 pub fn move_to(cgroup: &Path, process: u32) -> Result<()> {
     let file = cgroup.join("cgroup.procs");
     fs::write(&file, process.to_string())

@@ -38,8 +38,7 @@ impl Talk {
         Self { shared, _thread: thread }
     }
 
-    /// Waits until every connection has sent and received something that was sent after this call; `after` says what may have
-    /// broken one.
+    /// Waits until every connection has echoed what was sent after this call; `after` says what may have broken one.
     #[track_caller]
     pub fn assert_alive(&self, after: &str) {
         let rounds = || self.shared.rounds.load(Ordering::Relaxed);

@@ -3,8 +3,6 @@
 //! Packets are routed as in a real cluster: nodes forward, pods have a route to their node only, and what must return
 //! through a node does so because of its source address.
 //!
-//! A method without a `Result` panics if the test cannot go on; errors are the system call's.
-//!
 //! No client is in the sandbox's cgroup unless a test enters it, so that traffic takes the packet path.
 //!
 //! ```text
@@ -60,7 +58,6 @@ pub struct TestCluster {
     pub n1: NetNs,
     /// The other node, without a proxy.
     pub n2: NetNs,
-    /// The pods p1, p2 and p3.
     pub pods: [NetNs; 3],
     _lan: NetNs,
     _servers: Vec<EchoServer>,
@@ -68,7 +65,7 @@ pub struct TestCluster {
 }
 
 impl TestCluster {
-    /// Makes a cluster in which every pod serves, or reports why the current test is skipped.
+    /// Makes a cluster in which every pod serves.
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
         Some(Self::new(sandbox).expect("the machine has everything a test needs"))
@@ -141,12 +138,10 @@ impl TestCluster {
             .expect("the folder of manifests is writable");
     }
 
-    /// Sends a request from a namespace.
     pub fn request(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
         Reply::parse(&from.run(|| request(transport, address))?)
     }
 
-    /// The same where no reply is expected.
     pub fn request_unanswered(from: &NetNs, transport: Transport, address: SocketAddr) -> io::Result<Reply> {
         Reply::parse(&from.run(|| request_unanswered(transport, address))?)
     }

@@ -1,8 +1,7 @@
 //! What most end-to-end tests need: the test's process in a sandbox and in a network namespace of its own, where the
 //! endpoints' addresses are local and a Service's address has no route, and a proxy.
 //!
-//! Untranslated connects fail at once, so that no test passes by accident. A method without a `Result` panics if the test
-//! cannot go on: no proxy runs, the kernel refuses something, or a condition does not hold within [`TIMEOUT`].
+//! Untranslated connects fail at once, so that no test passes by accident.
 
 use std::{
     fs, io,
@@ -33,8 +32,7 @@ pub const PROBE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0x6b, 0x7065)),
 ];
 
-/// A node under test. Dropping it stops the servers, kills the proxy, leaves the namespace and the cgroup, and removes
-/// the sandbox, in this order.
+/// A node under test. Dropping it stops the servers, kills the proxy, leaves namespace and cgroup, and removes the sandbox.
 #[derive(Debug)]
 pub struct TestNode {
     servers: Vec<EchoServer>,
@@ -46,28 +44,26 @@ pub struct TestNode {
 }
 
 impl TestNode {
-    /// Enters a new node, or reports why the current test is skipped.
     pub fn or_skip() -> Option<Self> {
         let sandbox = Sandbox::or_skip()?;
         Some(Self::enter(sandbox).expect("the machine has everything a test needs"))
     }
 
-    /// Enters a new node with echo servers at these endpoints, or reports why the current test is skipped.
+    /// Enters a new node with echo servers at these endpoints.
     pub fn serving_or_skip(endpoints: impl IntoIterator<Item = u8>) -> Option<Self> {
         let mut node = Self::or_skip()?;
         node.serve(endpoints);
         Some(node)
     }
 
-    /// Enters a new node with echo servers at these endpoints and manifests of these Services, or reports why the current test is
-    /// skipped.
+    /// Enters a new node with echo servers at these endpoints and manifests of these Services.
     pub fn prepared_or_skip(endpoints: impl IntoIterator<Item = u8>, services: &[Service]) -> Option<Self> {
         let node = Self::serving_or_skip(endpoints)?;
         node.write(services);
         Some(node)
     }
 
-    /// Enters a new node with echo servers, manifests and a running proxy, or reports why the current test is skipped.
+    /// Enters a new node with echo servers, manifests and a running proxy.
     #[track_caller]
     pub fn running_or_skip(
         endpoints: impl IntoIterator<Item = u8>,
@@ -79,7 +75,6 @@ impl TestNode {
         Some(node)
     }
 
-    /// Enters a new node in a sandbox.
     pub fn enter(sandbox: Sandbox) -> Result<Self> {
         let netns = NetNs::with_local_endpoints()?;
         netns.ip(&["-6", "route", "add", "local", "fd00:10:244::/64", "dev", "lo"])?;
@@ -130,7 +125,6 @@ impl TestNode {
             .expect("the folder of manifests is writable");
     }
 
-    /// The command line of the proxy on this node.
     pub fn command(&self, build: Build) -> AgentCommand {
         AgentCommand::run(&build.binary(), &self.sandbox, &self.manifests(), NODE)
     }
@@ -157,7 +151,6 @@ impl TestNode {
         self.start_with(&self.command(Build::Product).args(arguments));
     }
 
-    /// As [`Self::start`] with another command line.
     #[track_caller]
     pub fn start_with(&mut self, command: &AgentCommand) {
         self.start_inactive(command);
@@ -174,13 +167,11 @@ impl TestNode {
         self.agent = Some(command.start(&self.sandbox).expect("the binary starts"));
     }
 
-    /// The running proxy.
     #[track_caller]
     pub fn agent(&self) -> &Agent {
         self.agent.as_ref().expect("a proxy runs")
     }
 
-    /// The running proxy.
     #[track_caller]
     pub fn agent_mut(&mut self) -> &mut Agent {
         self.agent.as_mut().expect("a proxy runs")
@@ -212,14 +203,12 @@ impl TestNode {
         result.unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Waits until the proxy's log contains every one of these texts.
     #[track_caller]
     pub fn wait_until_logged(&mut self, texts: &[&str]) {
         let result = self.agent_mut().wait_for_log(TIMEOUT, |log| texts.iter().all(|it| log.contains(it)));
         result.unwrap_or_else(|error| panic!("not all of {texts:?} were logged: {error:#}"));
     }
 
-    /// Waits until the proxy reports that it is ready.
     #[track_caller]
     pub fn wait_until_ready(&mut self) {
         self.wait_until(|_| http::is_ready());
@@ -244,7 +233,6 @@ impl TestNode {
         self.cli_of(Build::Product, subcommand)
     }
 
-    /// A subcommand of the binary of a build that finds the proxy, and its cgroup.
     pub fn cli_of(&self, build: Build, subcommand: &str) -> Command {
         let mut command = agent::cli(&build.binary(), &self.sandbox, subcommand);
         command.env("KUBE_PROXY_EBPF_CGROUP", self.sandbox.cgroup());
@@ -294,10 +282,9 @@ impl TestNode {
         map.and_then(Map::from_map_data).expect("the map is pinned")
     }
 
-    /// How many socket slots are in use, except by the agent's probe, which uses one for a moment.
+    /// How many socket slots are in use, except by the agent's probe, which uses one briefly.
     pub fn used_socket_slots(&self) -> usize {
-        // The first of sixteen half words says whether it is owned; the third and fourth of eight words are the address of the
-        // Service.
+        // The first of sixteen half words says whether a slot is owned; words three and four are the Service's address.
         let slots: Array<MapData, [u64; 8]> =
             Array::try_from(self.map("sock_nat4/slots")).expect("slots have eight words");
         let is_probe = |slot: &[u64; 8]| {

@@ -78,7 +78,6 @@ impl Trace {
         assert!(ended || thread::panicking(), "the trace has not ended");
     }
 
-    /// Whether the process serves a trace.
     fn is_served(&self) -> bool {
         let status = http::get_from_socket(&self.socket, "/status");
         let status = status.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
@@ -97,7 +96,6 @@ pub fn spawn(command: &mut Command) -> Child {
     child
 }
 
-/// Checks fields of a line.
 #[track_caller]
 pub fn assert_fields(line: &Value, fields: &[(&str, &str)]) {
     for (field, value) in fields {
