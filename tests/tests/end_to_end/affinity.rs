@@ -18,7 +18,7 @@ fn node_or_skip() -> Option<TestNode> {
     TestNode::running_or_skip(1..=10, &[web(1..=10).affinity(3600)], &[])
 }
 
-/// As [`node_or_skip`], and the node has the addresses 10.244.2.1 to 10.244.2.50, each of which is a client.
+/// A node with the addresses 10.244.2.1 to 10.244.2.50, each of which is a client.
 fn node_with_addresses_or_skip() -> Option<TestNode> {
     let mut node = TestNode::prepared_or_skip(1..=10, &[web(1..=10).affinity(3600)])?;
     for n in 1..=50 {
@@ -28,13 +28,11 @@ fn node_with_addresses_or_skip() -> Option<TestNode> {
     Some(node)
 }
 
-/// The servers that reply to `times` requests.
 #[track_caller]
 fn servers(transport: Transport, address: SocketAddr, times: usize) -> BTreeSet<String> {
     (0..times).map(|_| request(transport, address).unwrap()).collect()
 }
 
-/// Connects a UDP socket that is bound to a source address.
 fn connect_from(source: [u8; 4]) -> UdpSocket {
     let socket = udp_socket_at((source, 0).into()).unwrap();
     socket.connect(FRONTEND).unwrap();

@@ -67,7 +67,7 @@ fn ask_userspace(filter: &str) -> Option<Output> {
     ask(&[&kit[..], &[binary.to_str().unwrap()], &backend].concat())
 }
 
-/// The cases that take minutes there are left to `cargo xtask interop`.
+/// The cases that take minutes under Wine are left to `cargo xtask interop`.
 #[test]
 fn the_userspace_backend_for_windows_passes_under_wine() {
     const SLOW: [&str; 3] = ["streams/the-same-state*", "streams/a-brain-killed*", "scale/*"];
@@ -109,7 +109,7 @@ fn children(of: u32) -> impl Iterator<Item = u32> {
     lists.flat_map(|it| it.split_whitespace().filter_map(|it| it.parse().ok()).collect::<Vec<_>>())
 }
 
-/// Thousands that nothing ends fill the queues of the kernel with their retransmissions, which then loses a question.
+/// Thousands of connections that nothing ends fill the kernel's queues with retransmissions: it then loses a question.
 #[test]
 fn the_connections_of_answered_questions_end() {
     const FIN_WAIT1: &str = "04";
@@ -155,7 +155,7 @@ fn questions_and_answers_that_the_kernel_loses_are_sent_again() {
     assert!(rules.contains("packets") && !rules.contains("packets 0 "), "{rules}");
 }
 
-/// It takes traffic from outside for traffic of pods, and no pods for pods.
+/// By its cluster CIDR, the backend takes clients outside for pods, and pods for clients outside.
 #[test]
 fn a_broken_backend_fails_with_the_case_named() {
     let binary = Build::Product.binary();

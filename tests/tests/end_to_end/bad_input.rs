@@ -34,7 +34,6 @@ fn product(arguments: &[&str]) -> Output {
     run(Command::new(Build::Product.binary()).args(arguments))
 }
 
-/// Runs the binary, which must exit with this code and report all of these texts.
 #[track_caller]
 fn assert_fails(arguments: &[&str], code: i32, texts: &[&str]) {
     let Output { code: found, stderr, stdout } = product(arguments);
@@ -201,7 +200,7 @@ fn an_attach_failure_detaches_redirecting_hooks_and_is_retried() {
         .wait_for_log(TIMEOUT, |log| log.matches("attach of program connect6 failed").count() > 3)
         .unwrap();
     let links = node.sandbox().pins().join("links");
-    // Between two attempts, whose interval grows.
+    // No program redirects between two attempts, whose interval grows.
     let redirects = || ["connect4", "sendmsg4", "sendmsg6"].iter().any(|it| links.join(it).exists());
     assert!(eventually(TIMEOUT, || !redirects()), "{}", node.log());
     TcpStream::connect(FRONTEND).unwrap_err();
@@ -254,7 +253,7 @@ fn a_recreated_cgroup_is_served_again() {
         reply.is_ok()
     };
     assert!(eventually(TIMEOUT, is_served));
-    // The agent's probe may run in it for a moment.
+    // The agent's probe may run in it briefly.
     assert!(eventually(TIMEOUT, || fs::remove_dir(&slice).is_ok()));
     fs::create_dir(&slice).unwrap();
     let again = eventually(TIMEOUT, is_served);

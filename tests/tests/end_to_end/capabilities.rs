@@ -53,7 +53,7 @@ fn a_low_memlock_limit_is_raised_or_reported() {
     assert!(node.log().contains("add CAP_SYS_RESOURCE, or raise the limit"), "{}", node.log());
 }
 
-/// As of rootless k3s and of unprivileged containers.
+/// Rootless k3s and unprivileged containers run in a user namespace.
 #[test]
 fn in_a_user_namespace_the_nftables_backend_serves_and_the_other_one_names_it() {
     const INSIDE: [&str; 3] = ["--user", "--map-root-user", "--net"];

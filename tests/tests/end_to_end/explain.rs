@@ -30,7 +30,6 @@ fn without_age(text: &str) -> String {
     Regex::new("(?s), for .*?: ").unwrap().replace(text, ": ").into_owned()
 }
 
-/// What `explain` prints although it fails.
 #[track_caller]
 fn explain_failing(node: &TestNode, words: &[&str]) -> String {
     let output = run(node.cli("explain").args(words));

@@ -74,8 +74,7 @@ fn services(state: u16) -> Vec<Service> {
     vec![a, b]
 }
 
-/// The backend to which a connect to `service` is redirected: a socket connected to a local address has that address as its
-/// source.
+/// The backend of a connect to `service`: a socket that is connected to a local address has that address as its source.
 fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
     loop {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -88,7 +87,7 @@ fn connect_udp(service: SocketAddr) -> std::io::Result<IpAddr> {
     }
 }
 
-/// The same, if every other frontend of the backend's state is redirected to the same state while that is active.
+/// Like [`connect_udp`]; an error if another frontend of the backend's state is redirected to a different state meanwhile.
 fn connect_other_frontends(service: SocketAddr) -> std::io::Result<IpAddr> {
     let backend = connect_udp(service)?;
     let state = state_of(backend);
@@ -104,7 +103,7 @@ fn connect_other_frontends(service: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(backend)
 }
 
-/// The same over TCP: the server sends the address at which it accepted.
+/// The backend that a TCP connect reaches: the server sends the address at which it accepted.
 fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
     let failed = |what: &str, error: std::io::Error| std::io::Error::other(format!("{what}: {error}"));
     let mut stream = TcpStream::connect_timeout(&service, scaled(REQUEST_TIMEOUT))
@@ -114,8 +113,7 @@ fn connect_tcp(service: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(Ipv6Addr::from(address).to_canonical())
 }
 
-/// The same over one unconnected socket, whose backend changes with each state: the server replies with the address at
-/// which it received the request.
+/// The backend of a request over an unconnected socket: the server replies with the address at which it received it.
 fn exchange(socket: &UdpSocket, service: SocketAddr) -> std::io::Result<IpAddr> {
     socket.send_to(b"where?", service)?;
     let mut address = [0; 4];

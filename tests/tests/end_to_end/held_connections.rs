@@ -48,8 +48,7 @@ pub(super) fn allow_open_files(number: usize) {
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(number), hard.max(number)).unwrap();
 }
 
-/// The n-th connection: each from another address, idle, with half of a request, or with requests whose responses it
-/// does not read.
+/// The n-th connection, each from another address: idle, with half a request, or with requests whose responses it never reads.
 fn hold(n: usize) -> io::Result<Socket> {
     let port = if n.is_multiple_of(2) { HEALTH_PORT } else { CHECK_PORT };
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;

@@ -298,7 +298,6 @@ fn print(arguments: &[&str]) -> Output {
     run(command.args(PRINT).args(arguments).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST"))
 }
 
-/// Checks that a command failed with a single line that contains a text.
 #[track_caller]
 fn assert_fails_with_one_line(Output { code, stderr, .. }: &Output, text: &str) {
     assert_ne!(*code, Some(0));

@@ -28,7 +28,6 @@ fn iptables_or_skip(kind: &str) -> Option<Programs> {
     Some([of("iptables", false)?, of("ip6tables", true)?])
 }
 
-/// Runs a program that reads standard input.
 #[track_caller]
 pub(crate) fn feed(netns: &NetNs, program: &Path, arguments: &[&str], input: &str) {
     let mut command = Command::new(program);

@@ -20,8 +20,7 @@ const EXTERNAL: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 /// An address of another node.
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-/// A node with a Service that has the node port [`PORT`] for TCP and UDP, and one whose external policy is Local with the
-/// node port [`LOCAL_PORT`] for TCP.
+/// A node with a Service at the node port [`PORT`] (TCP, UDP), and one with the external policy Local at [`LOCAL_PORT`] (TCP).
 fn node_or_skip(arguments: &[&str]) -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
     for address in [IpAddr::from(OWN), OWN6.into()] {
@@ -80,7 +79,6 @@ fn a_node_port_is_served_at_every_address_of_the_node() {
     }
     assert_not_served(OWN, PORT + 1);
     assert_not_served([198, 51, 100, 1], PORT);
-    // Of another node.
     assert_served(OTHER, PORT);
     assert_not_served(OTHER, LOCAL_PORT);
     // An address is added and removed.

@@ -33,7 +33,7 @@ pub(crate) fn web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     translated_web(cluster, endpoints).annotation("kube-proxy-ebpf.io/external-forwarding", "dsr")
 }
 
-/// The same Service, which is translated.
+/// A Service with endpoints on these nodes, by index, that is translated.
 pub(crate) fn translated_web(cluster: &IngressCluster, endpoints: &[usize]) -> Service {
     let service = Service::new("web", &["10.96.0.1", "fd00:96::1"].map(|it| it.parse::<IpAddr>().unwrap()))
         .load_balancer_ips(&frontends().map(|it| it.ip()))

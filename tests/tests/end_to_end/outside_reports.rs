@@ -33,7 +33,6 @@ fn forwarding_or_skip() -> Option<IngressCluster> {
     Some(cluster)
 }
 
-/// Runs a subcommand on a node.
 fn cli(cluster: &IngressCluster, node: usize, arguments: &[&str]) -> Output {
     let node = &cluster.nodes[node];
     node.netns.run(|| run(node.cli(arguments[0]).args(&arguments[1..])))

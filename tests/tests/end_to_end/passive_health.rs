@@ -26,7 +26,6 @@ fn hole(n: u8) -> BlackHole {
     BlackHole::at((endpoint(n)[0], TARGET_PORT).into())
 }
 
-/// What became of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Served(u8),

@@ -85,7 +85,7 @@ fn a_bind_without_a_port_is_never_refused() {
     let Some(mut node) = TestNode::running_or_skip([1], &[web()], &[]) else { return };
     // An older kernel does not identify the node's namespace, and nothing is refused.
     assert_eq!(TcpListener::bind(("0.0.0.0", NODE_PORT)).is_err(), kernel_at_least(5, 14));
-    // The only port that the kernel can choose. The agent's probe would use it for a moment.
+    // The only port that the kernel can choose. The agent's probe would use it briefly.
     node.kill();
     node.netns().set_sysctl("ipv4/ip_local_port_range", &format!("{NODE_PORT} {NODE_PORT}")).unwrap();
     for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {

@@ -21,8 +21,7 @@ use tests::{
 const PORT: u16 = 80;
 const EMPTY: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 66);
 
-/// A node with `web`, whose cluster IPs are local, so that untranslated traffic reaches this host, and a Service without
-/// endpoints.
+/// A node with `web`, whose cluster IPs are local so that untranslated traffic gets here, and a Service without endpoints.
 fn node_or_skip() -> Option<TestNode> {
     let mut node = TestNode::or_skip()?;
     WEB.iter().for_each(|it| node.netns().add_ipvs_address(*it).unwrap());
@@ -37,8 +36,7 @@ fn node_or_skip() -> Option<TestNode> {
     Some(node)
 }
 
-/// A socket of a protocol other than TCP and UDP reaches the server that really has the Service's address, and no hook
-/// changes an address that it sees.
+/// A socket of this protocol reaches the server that really has the Service's address; no hook changes an address it sees.
 #[track_caller]
 fn passes(protocol: Protocol, ip: IpAddr) {
     let address = SocketAddr::new(ip, PORT);

@@ -62,7 +62,6 @@ fn health_metrics_and_status_pages_report_the_node() {
         assert_eq!(metric(series), Some(1.0), "{series}");
     }
 
-    // A change, and a rejected item.
     node.write(&[web4([1, 2])]);
     node.write_file("bad.yaml", &manifest::invalid_service("default", "bad"));
     node.wait_until(|_| {

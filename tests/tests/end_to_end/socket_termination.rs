@@ -168,7 +168,6 @@ fn connect_to(frontend: SocketAddr, server: &str) -> EchoConnection {
     connections.find(|it| it.name() == server).unwrap()
 }
 
-/// Waits until the proxy ends a connection.
 #[track_caller]
 fn wait_for_end(connection: &EchoConnection) {
     let mut stream = connection.stream();

@@ -15,7 +15,7 @@ use tests::{
 use super::trace::{OTHER4, are_products, node_or_skip, other4, start, unread_trace};
 
 const NODE_PORT: u16 = 30_080;
-/// Each failure ejects, for a moment.
+/// Each failure ejects, but not for long.
 const SHORT_EJECTIONS: [&str; 3] = [
     "--passive-health-failures=1",
     "--passive-health-ejection-time=1s",

@@ -14,8 +14,7 @@ fn services(endpoints: &[u8]) -> Vec<Service> {
     vec![other.endpoint("o1", &endpoint(9)), web4(endpoints.iter().copied())]
 }
 
-/// Waits until exactly the Services with these endpoints are active; the programs are attached after the first state has
-/// been written.
+/// Waits until exactly the Services with these endpoints are active; programs are attached after the first state is written.
 #[track_caller]
 fn wait_until_active(node: &TestNode, agent: &mut Agent, endpoints: &[u8]) {
     agent.wait_until_applied(TIMEOUT).unwrap();

@@ -49,7 +49,7 @@ const SERVING: [&str; 9] = [
 const CENTRAL: &str = "overlays/central";
 const CLEANUP: &str = "cleanup";
 const PREFLIGHT: &str = "preflight";
-/// Those without a proxy.
+/// Every kustomization without a proxy.
 const TOOLS: [&str; 2] = [CLEANUP, PREFLIGHT];
 
 /// The objects of each kustomization; none without a renderer: the test is skipped.
@@ -58,7 +58,7 @@ fn rendered() -> Vec<(&'static str, Vec<Value>)> {
     SERVING.into_iter().chain(TOOLS).map(|it| (it, renderer.render(it).unwrap())).collect()
 }
 
-/// Those with a proxy.
+/// The objects of each kustomization with a proxy.
 fn serving() -> Vec<(&'static str, Vec<Value>)> {
     let mut all = rendered();
     all.retain(|(folder, _)| !TOOLS.contains(folder));
@@ -116,17 +116,17 @@ fn every_container(pod: &Value) -> impl Iterator<Item = &Value> {
     ["initContainers", "containers"].into_iter().filter_map(move |it| pod[it].as_array()).flatten()
 }
 
-/// Those that run our image.
+/// The containers of a pod that run our image.
 fn containers(pod: &Value) -> Vec<&Value> {
     every_container(pod).filter(|it| image(it).contains(deploy::IMAGE)).collect()
 }
 
-/// The same of all pods.
+/// The containers of all pods that run our image.
 fn all_containers(objects: &[Value]) -> Vec<&Value> {
     pods(objects).flat_map(containers).collect()
 }
 
-/// Those that serve until they are ended.
+/// The containers that serve until they are ended.
 fn serving_containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
     all_containers(objects).into_iter().filter(|it| !is_initializing(it))
 }

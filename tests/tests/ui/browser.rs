@@ -53,7 +53,7 @@ impl ExtensionCommand for ReadLog {
 }
 
 impl Browser {
-    /// Starts it in the network namespace of this thread, or reports why the current test is skipped.
+    /// Starts it in the network namespace of this thread.
     pub(crate) fn or_skip() -> Option<Self> {
         let (Some(chromium), Some(program)) = (find("chromium"), find("chromedriver")) else {
             skip("there is no chromium with its chromedriver (packages chromium and chromium-driver)");
@@ -168,7 +168,7 @@ impl Browser {
         lines.filter(|it| it["level"] != "DEBUG" && it["level"] != "INFO").map(|it| it.to_string()).collect()
     }
 
-    /// The servers that were asked for something since the last call, as in `http://127.0.0.1:10247`.
+    /// The servers that were asked for something since the last call, such as `http://127.0.0.1:10247`.
     pub(crate) fn servers(&self) -> BTreeSet<String> {
         let messages = self.log("performance").into_iter();
         let messages = messages.filter_map(|it| serde_json::from_str::<Value>(it["message"].as_str()?).ok());

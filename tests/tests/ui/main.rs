@@ -56,7 +56,6 @@ fn a_browser_shows_services_and_what_changes_within_two_seconds() {
     browser.click("#next");
     browser.wait_for("#range", "the second page of Services", |it| it == "26–32 of 32 Services");
 
-    // Search.
     browser.type_in("#search", "10.96.0.10");
     browser.wait_for("#range", "what was searched for", |it| it == "1 Service");
     assert_eq!(names(&browser), ["default/web"]);
@@ -104,7 +103,6 @@ fn a_browser_shows_services_and_what_changes_within_two_seconds() {
     });
     assert_eq!(browser.evaluate("document.getElementById('differs').hidden"), true);
 
-    // A change of a manifest.
     write(&node, &[1, 2, 3], 30);
     let has_new = |it: &str| it.contains("10.244.1.3:8080");
     browser.wait_for_at_most(LIVE, "#endpoints", "the new endpoint", has_new);

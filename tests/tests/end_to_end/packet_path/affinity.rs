@@ -23,12 +23,10 @@ fn web() -> Service {
     external("web", 1).affinity(600)
 }
 
-/// The same with these pods as its endpoints.
 fn web_at<'a>(pods: impl IntoIterator<Item = &'a (&'a str, &'a str, [IpAddr; 2])>) -> Service {
     pods.into_iter().fold(web(), |it, (node, name, addresses)| it.endpoint_on(node, name, addresses))
 }
 
-/// Every pod that replies.
 #[track_caller]
 fn servers(from: &NetNs, transport: Transport, address: SocketAddr) -> BTreeSet<String> {
     replies(from, transport, address).into_iter().map(|it| it.name).collect()

@@ -16,8 +16,7 @@ fn explain(it: &RunningCluster, client: &[&str], frontend: SocketAddr) -> Explai
     it.n1.run(|| Explained::ask(&mut it.cli("explain"), &[client, &[&*to]].concat()))
 }
 
-/// Checks of each connection that it reaches a pod that the explanation names, or none if it says so; all wait at the same
-/// time.
+/// Checks that each connection reaches a pod that the explanation names, or none if it says so; all wait at the same time.
 fn check_verdicts(it: &RunningCluster, connections: &[(&NetNs, Vec<&str>, SocketAddr)]) {
     thread::scope(|scope| {
         for (from, client, destination) in connections {

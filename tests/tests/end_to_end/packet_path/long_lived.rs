@@ -28,7 +28,6 @@ fn flow(from: &NetNs, address: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Whether the pod of this name replies.
 fn is_answered_by(name: &str, socket: &UdpSocket) -> bool {
     exchange_connected(socket).is_ok_and(|it| it.split(' ').next() == Some(name))
 }

@@ -52,7 +52,7 @@ pub(crate) fn internal(name: &str, n: u8) -> Service {
     Service::new(name, &cluster_ips(n)).tcp_and_udp(80, TARGET).node_ports(NODE_PORT + u16::from(n))
 }
 
-/// The same with load balancer IPs and external IPs.
+/// A Service like [`internal`], with load balancer IPs and external IPs.
 fn external(name: &str, n: u8) -> Service {
     internal(name, n).load_balancer_ips(&load_balancer_ips(n)).external_ips(&external_ips(n))
 }
@@ -150,8 +150,7 @@ impl Deref for RunningCluster {
 }
 
 impl RunningCluster {
-    /// Starts a proxy, and waits until exactly these Services are active and it is ready, which the eBPF backend is once sockets are
-    /// served; `None` if the current test is skipped.
+    /// Starts a proxy, and waits until exactly these Services are active and it is ready: with eBPF, once it serves sockets.
     fn or_skip(backend: &'static str, services: &[Service], arguments: &[&str]) -> Option<Self> {
         Self::with(backend, services, |it| it.args(arguments))
     }
@@ -168,7 +167,6 @@ impl RunningCluster {
         Some(Self { backend, agent, _inside: None, cluster })
     }
 
-    /// Runs a test with each backend.
     fn each(services: &[Service], arguments: &[&str], test: impl Fn(Self)) {
         for backend in BACKENDS {
             let Some(cluster) = Self::or_skip(backend, services, arguments) else { return };
@@ -183,7 +181,6 @@ impl RunningCluster {
         self
     }
 
-    /// The cluster after its proxy was killed.
     fn killed(self) -> TestCluster {
         self.agent.kill9().unwrap();
         self.cluster
@@ -223,7 +220,6 @@ fn start_load(
     cluster.client.run(|| ConnectLoad::start(transport, address, threads, interval))
 }
 
-/// Starts a proxy and waits until it is ready.
 fn start_ready(cluster: &TestCluster, command: &AgentCommand) -> Agent {
     let mut agent = cluster.start(command);
     agent.wait_until(TIMEOUT, || is_ready(cluster)).unwrap();

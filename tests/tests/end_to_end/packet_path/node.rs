@@ -69,7 +69,6 @@ pub(crate) fn request_by_socket(
     TestCluster::request(&cluster.n1, transport, address)
 }
 
-/// The pod that replies to it over TCP.
 #[track_caller]
 fn server_by_socket(cluster: &TestCluster, address: SocketAddr) -> String {
     request_by_socket(cluster, Transport::Tcp, address)
@@ -158,7 +157,7 @@ fn the_socket_path_becomes_active_while_the_packet_path_fails() {
         // It is owned now: no other process can take it.
         return;
     }
-    // The same if another process takes the table later.
+    // Another process takes the table later.
     let mut thief = own_table(&cluster, "delete table ip kube-proxy-ebpf; ");
     assert!(becomes(503), "{}", agent.log());
     assert_eq!(health(&cluster, ["/livez", "/readyz"]), [200, 200]);

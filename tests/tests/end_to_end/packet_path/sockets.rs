@@ -73,7 +73,6 @@ fn is_answered(server: (&NetNs, SocketAddr), client: (&NetNs, SocketAddr), by: A
     client.recv_from(&mut buffer).is_ok_and(|it| it == ("answer".len(), address))
 }
 
-/// How a server answers.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     /// By `sendto`.
@@ -120,7 +119,7 @@ fn udp_to_a_service_without_endpoints_fails_later_and_arrives_once_there_are_som
                 [(); 2].map(|()| it.pods[0].run(|| tests::client::udp_socket(frontend).unwrap()));
             connected.connect(frontend).unwrap();
             connected.send(b"who?").unwrap();
-            // The refusal is a packet, and comes a moment later.
+            // The refusal is a packet, and comes later.
             let error = connected.recv(&mut [0; 16]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{frontend}");
             for _ in 0..10 {
@@ -150,7 +149,7 @@ sockopt_impl!(
     UnicastIf4, SetOnly, libc::IPPROTO_IP, libc::IP_UNICAST_IF, u32
 );
 sockopt_impl!(
-    /// The same of an IPv6 socket.
+    /// Through which interface an IPv6 socket sends what is for no other network, by index in network byte order.
     UnicastIf6, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF, u32
 );
 
@@ -286,7 +285,7 @@ fn a_client_bound_to_loopback_is_refused_at_a_node_port_on_loopback() {
     }
 }
 
-/// Waits until a flow has left its endpoint for p3, a moment after the change; the socket gets no error.
+/// Waits until a flow has left its endpoint for p3, soon after the change; the socket gets no error.
 #[track_caller]
 fn wait_for_p3(socket: &UdpSocket, what: &str) {
     let mut name = None;
@@ -350,7 +349,7 @@ fn sockets_of_a_pod_are_translated_as_packets_as_its_annotation_says() {
     }
 }
 
-/// Servers in the host's network: at this port of each node, which say who they are and whom they see.
+/// Starts servers in the host's network at this port of each node, which reply with their name and the source they see.
 fn start_on_nodes(cluster: &TestCluster, port: u16) -> Vec<EchoServer> {
     let nodes = [("n1", &cluster.n1, N1), ("n2", &cluster.n2, N2)];
     let servers = nodes.into_iter().flat_map(|(name, netns, addresses)| {

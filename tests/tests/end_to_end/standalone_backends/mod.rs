@@ -28,7 +28,6 @@ impl Deref for BackendCluster {
 }
 
 impl BackendCluster {
-    /// Makes a cluster with these Services, or reports why the current test is skipped.
     fn or_skip(services: &[Service]) -> Option<Self> {
         let cluster = TestCluster::or_skip()?;
         cluster.write(services);
