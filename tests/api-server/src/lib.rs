@@ -1,5 +1,5 @@
-//! A small API server with Services, EndpointSlices, Nodes, ServiceCIDRs and Pods that accepts events, over real HTTP and TLS, for tests and
-//! benchmarks.
+//! A small API server for tests and benchmarks, over real HTTP and TLS: it has Services, EndpointSlices, Nodes, ServiceCIDRs
+//! and Pods, and accepts events.
 //!
 //! It responds as a Kubernetes API server does, with paged lists, watches with bookmarks, streaming lists, selectors and
 //! expiring resource versions, and it injects the faults that a test asks for.
@@ -41,12 +41,11 @@ pub struct ApiServer {
     running: Option<Running>,
 }
 
-/// The thread of a server.
 struct Running {
     thread: JoinHandle<()>,
     /// Makes the thread hang until the other end is dropped; the thread ends when this is.
     hang: mpsc::UnboundedSender<std::sync::mpsc::Receiver<()>>,
-    /// Dropped when it goes on.
+    /// Dropped to end the hang.
     hanging: Option<std::sync::mpsc::Sender<()>>,
 }
 
@@ -93,7 +92,7 @@ impl ApiServer {
         }
     }
 
-    /// Goes on after [`Self::hang`].
+    /// Ends what [`Self::hang`] began.
     pub fn go_on(&mut self) {
         if let Some(running) = &mut self.running {
             running.hanging = None;
@@ -139,8 +138,7 @@ impl ApiServer {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Writes a kubeconfig for it into a folder, and beside it the CA (with TLS; its path is relative) and the token (if there
-    /// is one; its path is absolute).
+    /// Writes a kubeconfig into a folder, and beside it the CA (by a relative path) and the token (absolute), if there are any.
     pub fn kubeconfig(&self, folder: &Path) -> Result<PathBuf> {
         let url = self.url();
         let mut text = format!(
@@ -192,7 +190,6 @@ impl ApiServer {
         self.shared.version.send_replace(version);
     }
 
-    /// Changes its settings.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.shared.state.lock().settings);
     }
@@ -202,7 +199,6 @@ impl ApiServer {
         self.shared.state.lock().rules.push(Rule { resource, verb, times, fault });
     }
 
-    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.state.lock().rules.clear();
     }

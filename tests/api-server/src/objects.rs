@@ -10,7 +10,6 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// A kind of object that the server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     /// `v1 Service`.

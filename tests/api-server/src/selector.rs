@@ -4,7 +4,6 @@
 
 use crate::objects::Object;
 
-/// The objects that a request selects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector(Vec<Requirement>);
 

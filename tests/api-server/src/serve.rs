@@ -72,7 +72,6 @@ pub(crate) async fn serve(
     }
 }
 
-/// Serves a connection until it ends.
 pub(crate) async fn connection<S>(stream: S, shared: Arc<Shared>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -403,7 +402,6 @@ impl Watch {
     }
 }
 
-/// A response, and the writer of its body.
 fn respond(shared: &Arc<Shared>, fault: Option<Fault>) -> (Out, Response<Body>) {
     let (sender, receiver) = mpsc::channel(4);
     let out = Out { shared: Arc::clone(shared), fault, sender, sent: 0 };
@@ -419,7 +417,6 @@ struct Out {
     /// What happens to the body, if it is a fault of bodies.
     fault: Option<Fault>,
     sender: Sender,
-    /// The number of bytes sent so far.
     sent: usize,
 }
 

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 
 use crate::objects::{Objects, Resource};
 
-/// The features and requirements of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Whether it serves TLS, with a CA of its own.
@@ -19,7 +18,6 @@ pub struct Settings {
     pub token: Option<String>,
     /// Whether it offers HTTP/2, with TLS.
     pub has_http2: bool,
-    /// What it does with a watch that is to begin with a list.
     pub watch_list: WatchList,
     /// Whether it answers lists of any version from a cache, which has no pages.
     pub has_cache: bool,
@@ -30,18 +28,14 @@ pub struct Settings {
     pub accepts_events: bool,
     /// Whether it answers requests; open watches go on.
     pub answers: Answers,
-    /// The interval of bookmarks in a watch.
     pub bookmark_interval: Duration,
 }
 
-/// Whether a server answers requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// As it should.
     All,
     /// With `503 Service Unavailable`, as a load balancer without a server does.
     Unavailable,
-    /// Not at all.
     None,
 }
 
@@ -73,7 +67,6 @@ impl Default for Settings {
     }
 }
 
-/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// A page of a list.
@@ -84,12 +77,10 @@ pub enum Verb {
     Version,
 }
 
-/// How a request fails.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// A status other than 200.
     Status {
-        /// The HTTP status code.
         code: u16,
         /// The message of the `Status` object.
         message: String,
@@ -109,7 +100,6 @@ pub enum Fault {
     Fragments(usize),
 }
 
-/// A fault and the requests it applies to.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) resource: Resource,
@@ -118,7 +108,6 @@ pub(crate) struct Rule {
     pub(crate) fault: Fault,
 }
 
-/// The state of the server, shared with its connections.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
@@ -126,7 +115,6 @@ pub(crate) struct Shared {
     pub(crate) version: watch::Sender<u64>,
     /// How often all connections have been closed.
     pub(crate) disconnects: watch::Sender<u64>,
-    /// The number of bytes of bodies that were sent.
     pub(crate) sent: AtomicU64,
 }
 

@@ -14,7 +14,6 @@ use tokio_rustls::{
     },
 };
 
-/// A CA and a TLS acceptor with a certificate signed by it.
 pub(crate) struct Identity {
     /// The CA's certificate, in PEM.
     pub(crate) ca: String,

@@ -152,7 +152,7 @@ impl BenchProxy {
         wait_for_apply(&mut self.agent, APPLIED, before + 1)
     }
 
-    /// Makes many such changes, with other work between them; returns how long they took, in milliseconds.
+    /// Makes many changes, with other work between them; returns how long each took, in milliseconds.
     fn changes(&mut self, mut between: impl FnMut()) -> Result<Vec<f64>> {
         let mut times = Vec::new();
         for _ in 0..CHANGES {

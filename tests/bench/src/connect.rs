@@ -1,6 +1,5 @@
 //! `cargo xtask bench connect`: the cost of connecting to a Service's address.
-//! Invariant: every figure is a ratio of pairs, or the kernel's run time of a program: other load on the machine affects
-//! both sides of a ratio.
+//! Invariant: a figure is a ratio of pairs, both sides of which other load affects, or the kernel's run time of a program.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -53,13 +52,13 @@ pub(crate) const PROGRAM_ANY: &str = "program: to a random Service";
 struct ConnectFigures {
     /// The median of connect and close, to an endpoint.
     direct: f64,
-    /// To the address of always the same Service.
+    /// To the address of one Service, every time.
     one: f64,
     /// To the address of a Service without passive health.
     unwatched: f64,
     /// To the address of a random Service.
     any: f64,
-    /// The run time of the connect program, for always the same Service.
+    /// The run time of the connect program, for one Service every time.
     hit: f64,
     /// For a random Service.
     any_hit: f64,
@@ -73,7 +72,6 @@ struct ConnectFigures {
     datagram: f64,
     /// As `hit`, of the program of a trace.
     traced: f64,
-    /// The same with steps.
     traced_steps: f64,
     /// The bytes that an open UDP socket that has sent to a Service charges to the proxy.
     memory: f64,

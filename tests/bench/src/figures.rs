@@ -32,8 +32,7 @@ pub(crate) fn medians_in_order<const N: usize>(
     medians(rounds, 0, measure)
 }
 
-/// The medians of figures that are measured in turns, so many times each: what else the machine does affects all of them.
-/// Each round begins with the next figure.
+/// Like [`medians_in_order`], but each round begins with the next figure.
 pub(crate) fn medians_in_rotation<const N: usize>(
     rounds: usize,
     measure: impl FnMut(usize) -> Result<f64>,

@@ -170,7 +170,6 @@ struct Cluster {
     server: ApiServer,
     services: u32,
     nodes: u32,
-    /// How often something has changed.
     changes: std::cell::Cell<u32>,
 }
 

@@ -25,7 +25,6 @@ pub(crate) fn memory_mb(pid: u32, field: &str) -> Result<f64> {
     Ok(memory_kb(pid, field)? as f64 / 1024.0)
 }
 
-/// The CPU time that a process has used.
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has ended")?;
     // The second field, in parentheses, may contain anything; utime and stime are the 14th and the 15th.
@@ -51,10 +50,9 @@ pub(crate) fn open_maps(pid: u32) -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// The run time of a program in nanoseconds, the median over batches of its runs during `work`, whatever causes them: the kernel
-/// also counts an interrupt of a program as its run time, and what other guests of the machine take from it. It is that of one
-/// run, or of one of so many `parts` of the work. The program is the one that a pinned link has attached: a trace puts another
-/// one there.
+/// The median run time of a program during `work` in nanoseconds: of one run, or of one of so many `parts` of the work. The
+/// kernel also counts interrupts of a program, and the time that other guests of the machine take from it. The program is the
+/// one that a pinned link has attached: a trace puts another one there.
 pub(crate) fn run_time(
     link: &Path,
     parts: Option<usize>,

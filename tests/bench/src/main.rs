@@ -1,6 +1,5 @@
 //! `cargo xtask bench`: latency, CPU and memory, as figures next to their goals.
-//! Invariants: every figure is measured, each case in a process of its own; in a report, a subject that fails does not keep the
-//! others from being measured and written.
+//! Invariants: each case is measured in a process of its own; a subject that fails keeps no other one out of a report.
 
 mod apply;
 mod backends;

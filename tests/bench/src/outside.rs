@@ -24,7 +24,6 @@ pub(crate) const PASSES: &str = "a packet of something else";
 pub(crate) const HOT: &str = "always the same frontend";
 pub(crate) const RANDOM: &str = "a random frontend";
 
-/// The rows of a number of nodes.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RowFigures {

@@ -1,5 +1,4 @@
-//! The CPU time of packets from outside, by the path that they take. One core does all the work for a packet, from the client's
-//! system call on.
+//! The CPU time of packets from outside, by their path; one core does all the work for them, from the client's system call on.
 //! Invariant: a figure is a difference of times of the same packets, one of which are dropped earlier.
 
 use std::{
@@ -37,7 +36,7 @@ const CORE: usize = 1;
 pub(crate) struct PacketFigures {
     /// The node that it enters by, which forwards it.
     pub(crate) forwarded: f64,
-    /// The same by the nftables path.
+    /// The node that it enters by, with the nftables path.
     pub(crate) translated: f64,
     /// The node that serves it, of a packet that it unwraps.
     pub(crate) unwrapped: f64,
@@ -134,7 +133,7 @@ impl<'a> Sender<'a> {
         Ok((cpu_time()? - before).as_nanos() as f64 / (FLOWS * PER_FLOW) as f64)
     }
 
-    /// The same, of datagrams that arrive.
+    /// Like [`Self::send`]; fails if more than one percent of the datagrams do not arrive.
     fn send_counted(&self, node: usize) -> Result<f64> {
         let pods = &self.bench.cluster.nodes[1].pods;
         let before = received(pods)?;
@@ -145,8 +144,7 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// The CPU time of this thread, which the kernel's work for its packets counts to, and of the kernel's thread for deferred work on
-/// the core.
+/// The CPU time of this thread, to which the kernel's work for its packets counts, and of the core's thread for deferred work.
 fn cpu_time() -> Result<Duration> {
     let name = format!("ksoftirqd/{CORE}\n");
     let is_it = |it: &PathBuf| fs::read_to_string(it.join("comm")).is_ok_and(|it| it == name);

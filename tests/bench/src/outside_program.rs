@@ -170,8 +170,7 @@ pub(crate) fn measure_driver(bench: &mut BenchCluster, binary: &Path) -> Result<
     agent.wait_until_logged(TIMEOUT, "packets from outside are forwarded in the driver")?;
     bench.wait_until_forwarded();
     let program = run_driver_program(bench)?;
-    // At the other end of the node's cable, where it passes everything: the driver veth sends frames back only to an interface with
-    // a program.
+    // The driver veth sends frames back only to an interface with a program: this one passes everything.
     let mut at_the_other_end = driver_program(bench)?;
     bench.cluster.lan.run(|| at_the_other_end.attach("n1", XdpMode::Driver))?;
     Ok(DriverFigures { program, veth: outside_packets::forwarded(bench)? })
@@ -224,7 +223,7 @@ fn packet(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
     frame(6, *to.ip(), &tcp)
 }
 
-/// A datagram as those that are sent.
+/// A datagram like those that are sent.
 fn datagram(to: SocketAddrV4, source_port: u16) -> Vec<u8> {
     let udp = [source_port, to.port(), 8 + PAYLOAD.len() as u16, 0].map(u16::to_be_bytes).concat();
     frame(17, *to.ip(), &[&udp[..], &PAYLOAD].concat())

@@ -370,7 +370,6 @@ fn not_recorded(subject: &str) -> String {
     format!("Nothing is recorded yet: `cargo xtask bench report --only {subject}`.\n")
 }
 
-/// Where figures come from.
 fn origin(record: &Record) -> String {
     let it = &record.origin;
     let versions =

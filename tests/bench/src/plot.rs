@@ -42,7 +42,6 @@ pub(crate) struct Plot {
     pub(crate) lines: Vec<Line>,
 }
 
-/// How an axis maps values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// It begins at zero, or below.
@@ -51,7 +50,6 @@ pub(crate) enum Scale {
     Logarithmic,
 }
 
-/// How values are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// As µs, ms or s.

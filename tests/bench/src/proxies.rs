@@ -135,9 +135,7 @@ pub(crate) fn measure(
 /// A proxy on a node, the cluster that it serves, and the client. The fields are dropped in this order.
 pub(crate) struct Bench {
     proxy: KilledOnDrop,
-    /// What a backend follows.
     _brain: Option<Agent>,
-    /// When it was started.
     begin: Instant,
     log: PathBuf,
     cgroup: PathBuf,
@@ -344,7 +342,6 @@ impl Bench {
         Ok(())
     }
 
-    /// The last lines of the proxy's log.
     fn log_end(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();

@@ -50,7 +50,6 @@ enum Mode {
     Backend(&'static [&'static str]),
 }
 
-/// Where a proxy runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) files: &'a Path,
@@ -120,7 +119,6 @@ impl Proxy {
         lacks_ipvs.then_some("the kernel has no ip_vs")
     }
 
-    /// The program and its arguments.
     pub(crate) fn command_line(&self, place: &Place<'_>) -> Result<Vec<OsString>> {
         let mut line: Vec<OsString> = vec![self.binary.clone().into()];
         match self.mode {

@@ -41,7 +41,6 @@ pub(crate) struct Change {
     pub(crate) cpu_ms_per_change: f64,
 }
 
-/// The distribution of times.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) n: usize,
@@ -56,7 +55,7 @@ pub(crate) struct Spread {
 /// The time of connect() and close() of TCP sockets.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Connect {
-    /// Always the same Service, and its endpoint.
+    /// One Service every time, and its endpoint.
     pub(crate) tcp: Pair,
     /// A random Service, and a random endpoint.
     pub(crate) random: Pair,

@@ -44,7 +44,7 @@ pub(crate) struct Record {
 pub(crate) struct Origin {
     pub(crate) date: String,
     pub(crate) machine: String,
-    /// The version of Linux, as in `6.18`.
+    /// The version of Linux, such as `6.18`.
     pub(crate) kernel: String,
     pub(crate) commit: String,
     /// What has measured.

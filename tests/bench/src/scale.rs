@@ -109,7 +109,6 @@ impl FromStr for Size {
     }
 }
 
-/// What a case takes at most.
 #[derive(Clone, Copy, Debug)]
 struct Goals {
     p99_ms: f64,

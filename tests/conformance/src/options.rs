@@ -35,7 +35,6 @@ pub(crate) struct Options {
     pub(crate) container_tool: Option<ContainerTool>,
 }
 
-/// The address families of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum IpFamily {

@@ -7,10 +7,8 @@ use serde::Deserialize;
 
 use crate::options::IpFamily;
 
-/// Its path in the workspace.
 pub(crate) const FILE: &str = "deploy/conformance/skip.yaml";
 
-/// An entry: some skipped tests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Skip {

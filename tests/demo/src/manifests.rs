@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tests::{Transport, deploy, manifest};
 
-/// The largest number of endpoints that the demo scales to.
 pub(crate) const MAX_ENDPOINTS: u8 = 4;
 
 pub(crate) struct Manifests {
@@ -82,8 +81,7 @@ impl Manifests {
         Ok(pods)
     }
 
-    /// Writes the EndpointSlices of `web` with a number of endpoints. Returns when the file was replaced, and the names
-    /// of the endpoints.
+    /// Writes the EndpointSlices of `web`; returns when the file was replaced, and the names of the endpoints.
     pub(crate) fn scale_web(&self, endpoints: u8) -> Result<(Instant, Vec<String>)> {
         let web = scaled_web(endpoints, self.web_target()?);
         let replaced = manifest::write_atomically(

@@ -30,7 +30,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_micros(200);
 /// How many connects a Service without endpoints gets.
 const REFUSALS: usize = 200;
 
-/// 1: which endpoints answer at each address, compared with the manifests.
+/// Compares which endpoints answer at each address with the manifests.
 pub(crate) fn every_service_answers(demo: &mut Demo) -> Result<()> {
     heading("1", "Every Service answers at every address, by every endpoint of its manifest");
     let mut rows = Vec::new();
@@ -85,7 +85,6 @@ fn samples(transport: Transport, address: SocketAddr) -> Result<Vec<ConnectSampl
     (0..REQUESTS).map(sample).collect()
 }
 
-/// 2: the Service scales under load.
 pub(crate) fn scaling_under_load(demo: &mut Demo) -> Result<()> {
     let mut names = demo.web_endpoints()?;
     heading(
@@ -129,8 +128,7 @@ pub(crate) fn scaling_under_load(demo: &mut Demo) -> Result<()> {
     Ok(())
 }
 
-/// Waits one step, or more on a busy machine, until a change is visible; returns the samples since `from`, and when it
-/// became visible.
+/// Waits at least one step, until a change is visible; returns the samples since `from`, and when it became visible.
 fn wait_until_visible(
     load: &WebLoad,
     from: Instant,
@@ -163,7 +161,6 @@ fn visible(samples: &[ConnectSample], old: &[String], new: &[String]) -> Option<
     last.or(samples.first().map(|it| it.started)).filter(|it| *it + STEP / 10 < end)
 }
 
-/// 3: the agent is killed under load and restarted.
 pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
     heading("3", "The agent is killed (SIGKILL), stays away, and comes back, under load");
     let mut connections = demo.connections()?;
@@ -211,7 +208,6 @@ pub(crate) fn crash_and_restart(demo: &mut Demo) -> Result<()> {
     Ok(())
 }
 
-/// 4: a Service without endpoints.
 pub(crate) fn no_endpoints(demo: &mut Demo) -> Result<()> {
     heading("4", "A Service without endpoints refuses at once");
     let _client = demo.cluster.client.enter()?;
@@ -243,7 +239,7 @@ pub(crate) fn no_endpoints(demo: &mut Demo) -> Result<()> {
     Ok(())
 }
 
-/// 5: the page, with something to see, until Ctrl-C.
+/// Serves the page, with something to see, until Ctrl-C.
 pub(crate) fn until_interrupted(demo: &mut Demo, page: SocketAddr) -> Result<()> {
     heading("5", "The page");
     line(&format!("Open http://{page}/ in a browser of this machine; Ctrl-C ends the demo."));

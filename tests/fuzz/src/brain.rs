@@ -18,8 +18,7 @@ use crate::{
     wire,
 };
 
-/// After every step the state of each node equals the result of the pure function, and exactly the changed states are
-/// reported as changed.
+/// After every step, each node's state equals the result of the pure function, and exactly the changed states are reported.
 pub fn target(bytes: &[u8]) {
     // A truncated history has been checked as far as it goes.
     let _ = history(&mut Unstructured::new(bytes));
@@ -69,8 +68,8 @@ fn history(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same of a Service with slices of equal ports, of which nothing but endpoints changes: most often only those that a change
-/// can affect are derived again.
+/// Like [`target`], for a Service with slices of equal ports, of which only endpoints change: most often only those that
+/// a change can affect are derived again.
 pub fn changes_of_endpoints(bytes: &[u8]) {
     let _ = endpoint_history(&mut Unstructured::new(bytes));
 }

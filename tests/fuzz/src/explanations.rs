@@ -18,8 +18,7 @@ use crate::invariants;
 const CLIENTS: [(&[&str], bool); 3] =
     [(&["node"], false), (&["pod", "10.9.0.1"], false), (&["outside"], true)];
 
-/// Checks the explanation of a connection from each kind of client to each frontend in a state, and to what is none.
-/// Returns the number of explanations.
+/// Checks the explanations for each kind of client to each frontend in a state, and to addresses of none; returns their number.
 pub fn check(cluster: &ClusterState, options: &Options, node: &str, state: &NodeState) -> usize {
     let explained = |client: &[&str], to: SocketAddr, protocol: Protocol| {
         let to = format!("{to}/{protocol}");

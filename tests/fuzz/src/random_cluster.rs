@@ -21,7 +21,6 @@ use model::{
     },
 };
 
-/// The names of the nodes.
 pub const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const ZONES: [&str; 2] = ["a", "b"];
 /// One is the beginning of another.
@@ -31,7 +30,6 @@ const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
 /// A change of one object: its newest version, or `None` if it was deleted.
 pub type Change = (ObjectName, Option<Object>);
 
-/// A random change.
 pub fn change(u: &mut Unstructured<'_>) -> Result<Change> {
     let kind = u.int_in_range(0..=11)?;
     change_of(kind, u)
@@ -172,7 +170,6 @@ fn load_balancing(u: &mut Unstructured<'_>) -> Result<LoadBalancing> {
     })
 }
 
-/// Ranges of both families.
 fn ranges() -> Vec<IpNet> {
     let v4 = Ipv4Net::new_assert(Ipv4Addr::new(10, 1, 0, 0), 16).into();
     vec![Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0), 8).into(), v4]

@@ -24,7 +24,6 @@ use crate::{brain, compile, invariants, random_cluster::change, wire};
 /// A target, with the name of its corpus.
 type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
 pub const TARGETS: [Target; 14] = [
     ("api_list", api_list),
     ("api_watch", api_watch),
@@ -55,8 +54,7 @@ fn api_list(bytes: &[u8]) {
     check_messages(|it| it.list(*kind, usize::from(*size) + 1, body));
 }
 
-/// Each event changes something at most once, and whatever is wrong with it is said in a line. The first byte is the kind of
-/// the objects.
+/// An event changes something at most once, and an error in it takes one line. The first byte is the kind of the objects.
 fn api_watch(bytes: &[u8]) {
     let [kind, body @ ..] = bytes else { return };
     check_messages(|it| it.watch(*kind, body));
@@ -115,8 +113,7 @@ fn cluster(mut bytes: &[u8]) {
     invariants::state(&node_state(&cluster, "n1", &Options::default()));
 }
 
-/// A KubeProxyConfiguration is refused in a line, or every value of it is that of a flag, which its field is named for, or
-/// remarked on.
+/// A KubeProxyConfiguration is refused in a line, or each value that it sets has a known field, and each remark takes a line.
 fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match File::parse(Path::new("file"), text, |it| it != "nft_masquerade_bit") {
@@ -132,8 +129,7 @@ fn config(bytes: &[u8]) {
     }
 }
 
-/// Whatever an earlier process or another program has left in pinned maps: it can be described, and no counter gets two owners.
-/// The first byte is the kind of the maps.
+/// Whatever was left in pinned maps can be described, and no counter gets two owners. The first byte is the kind of the maps.
 fn maps(bytes: &[u8]) {
     let [kind, rest @ ..] = bytes else { return };
     match kind % 3 {

@@ -49,7 +49,6 @@ const MAX_OTHERS: usize = 3_000;
 /// How long the proxy goes on after a state has become active, for steps that follow.
 const SETTLING: Duration = Duration::from_millis(250);
 
-/// What the proxy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Scenario {
     /// It starts on a node that another one has served.
@@ -81,7 +80,6 @@ impl Scenario {
     }
 }
 
-/// What became of one interruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It was killed, and the next start completed it.
@@ -286,7 +284,6 @@ impl Matrix {
         agent.kill9()
     }
 
-    /// Starts the proxy, and waits until the state is active.
     fn start_and_wait(&self, command: AgentCommand, build: Build) -> Result<Agent> {
         let mut agent = command.start(self.node.sandbox())?;
         agent.wait_until_applied(TIMEOUT)?;
@@ -387,7 +384,6 @@ impl Matrix {
         command.arg("--pin-dir").arg(self.node.sandbox().pins())
     }
 
-    /// The same command under the tracer.
     fn traced(&self, command: AgentCommand) -> Result<AgentCommand> {
         let [order, steps] = [ORDER, STEPS].map(|it| self.file(it).display().to_string());
         let tracer = ["trace", "--order", &order, "--steps", &steps, "--"].map(str::to_owned);

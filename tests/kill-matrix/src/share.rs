@@ -54,7 +54,6 @@ pub(crate) struct Row {
     pub(crate) scenario: Scenario,
     pub(crate) step: usize,
     pub(crate) call: String,
-    /// What each interruption led to.
     pub(crate) outcomes: Vec<String>,
 }
 
@@ -103,7 +102,6 @@ impl Share {
 }
 
 impl Found {
-    /// What all shares have found.
     pub(crate) fn join(all: Vec<Self>) -> Self {
         let mut joined = Self::default();
         for mut it in all {

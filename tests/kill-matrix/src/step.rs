@@ -95,7 +95,6 @@ pub(crate) fn stop_at_calls() -> Result<()> {
 pub(crate) struct Call {
     pub(crate) thread: Pid,
     pub(crate) number: u64,
-    /// Its first four arguments.
     pub(crate) arguments: [u64; 4],
 }
 

@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::step::stop_at_calls;
 
-/// What is done at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Intervention {
     /// The process is killed before the system call.
@@ -36,7 +35,6 @@ pub(crate) enum Intervention {
     Fail(i32),
 }
 
-/// What is done at which step.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Interruption {
     /// The step, from 1.

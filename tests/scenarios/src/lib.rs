@@ -18,7 +18,6 @@ use source::file::parse;
 pub struct Scenario {
     /// Its name, with the name of its file: `policies/cluster-policy-uses-every-ready-endpoint`.
     pub name: String,
-    /// The node that is looked at.
     pub node: String,
     /// The value of `--service-proxy-name`, if any.
     pub service_proxy_name: Option<String>,
@@ -30,7 +29,6 @@ pub struct Scenario {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// What it shows.
     pub about: String,
     /// In a file the objects that are added or replaced; here all objects of the cluster after this step.
     #[serde(default)]
@@ -45,15 +43,12 @@ pub struct Step {
     /// Who answers at `ADDRESS:PORT/PROTOCOL`.
     #[serde(default)]
     pub answers: BTreeMap<String, Answer>,
-    /// Texts in the log.
     #[serde(default)]
     pub log: Vec<String>,
-    /// Values of metrics.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// Who answers at an address.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum Answer {
@@ -122,12 +117,10 @@ fn identity(object: &Value) -> String {
 }
 
 impl Scenario {
-    /// The state of the node after a step.
     pub fn node_state(&self, step: &Step) -> NodeState {
         brain::node_state(&step.cluster(), &self.node, &self.options())
     }
 
-    /// The options of the brain.
     pub fn options(&self) -> Options {
         Options { service_proxy_name: self.service_proxy_name.clone(), ..Options::default() }
     }

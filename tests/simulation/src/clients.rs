@@ -34,7 +34,6 @@ use crate::{
     world::{Name, World},
 };
 
-/// What a client is.
 #[derive(Clone)]
 pub(crate) enum Kind {
     /// The product's agent.

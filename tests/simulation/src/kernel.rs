@@ -57,7 +57,6 @@ pub(crate) async fn drive(kernel: &Kernel, mut states: Subscription, world: &Wor
     }
 }
 
-/// Forgets a Service.
 fn lose_one(state: &mut NodeState) {
     let first = state.services.values().next().map(|it| it.service.name.clone());
     first.map(|it| state.services.remove(&it));

@@ -65,7 +65,6 @@ struct Link {
     fate: watch::Sender<Fate>,
 }
 
-/// What becomes of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fate {
     /// After how many more bytes it is cut.
@@ -225,7 +224,7 @@ impl Carrier {
         }
     }
 
-    /// Until one end is closed.
+    /// Carries what is sent until one end is closed.
     async fn carry(&self, from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {

@@ -21,11 +21,9 @@ use crate::{
 
 const RESOURCES: [Resource; 4] =
     [Resource::Services, Resource::EndpointSlices, Resource::Nodes, Resource::ServiceCidrs];
-/// How long it may take until all have the newest state after the last fault: the longest delays of clients and of the source
-/// together.
+/// How long it may take until all have the newest state after the last fault: the longest delays of clients and source.
 const MAX_CONVERGENCE: Duration = Duration::from_secs(300);
 
-/// What a simulation was.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) checked: u64,

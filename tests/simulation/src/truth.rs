@@ -48,7 +48,6 @@ pub(crate) struct Truth {
 /// The indices of Services, EndpointSlices and Nodes, and a node.
 type Key = ([usize; 3], &'static str);
 
-/// What a consumer has.
 #[derive(Clone, Debug)]
 pub(crate) enum Observed {
     /// A state with everything in it.

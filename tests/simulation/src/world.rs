@@ -32,7 +32,6 @@ pub(crate) struct State {
     consumers: BTreeMap<Name, Consumer>,
     /// How many of the next attempts of datapaths to apply a state fail.
     pub(crate) failing_applies: u32,
-    /// How many states were checked.
     pub(crate) checked: u64,
 }
 
@@ -55,13 +54,12 @@ impl World {
         history::note(what);
     }
 
-    /// Adds who consumes the states of a node; nothing older than `oldest` is expected.
+    /// Adds a consumer of the states of a node; none older than `oldest` is expected.
     pub(crate) fn add_consumer(&self, name: Name, node: &'static str, oldest: Versions) {
         let consumer = Consumer { node, seen: Seen::from(oldest), may_go_back: None, has: None };
         self.state.lock().consumers.insert(name, consumer);
     }
 
-    /// The oldest state that a brain may have that starts now, if lists lack as many changes as this.
     pub(crate) fn oldest_at_start(&self, list_lag: u64) -> Versions {
         self.state.lock().truth.oldest_at_start(list_lag)
     }
@@ -74,7 +72,7 @@ impl World {
         }
     }
 
-    /// A consumer has a state.
+    /// Checks the state that a consumer has from now on; ends the process if it is a defect.
     pub(crate) fn observe(&self, name: Name, observed: Observed) {
         let mut state = self.state.lock();
         let State { truth, consumers, checked, .. } = &mut *state;
@@ -97,7 +95,7 @@ impl World {
         consumer.has = Some(observed);
     }
 
-    /// Who does not have the newest state.
+    /// The consumers that do not have the newest state.
     pub(crate) fn behind(&self) -> Vec<Name> {
         let mut state = self.state.lock();
         let State { truth, consumers, .. } = &mut *state;

@@ -33,7 +33,6 @@ const MAX_SOCKETS: usize = 20_000;
 const BURST: usize = 5;
 const BURST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Attack {
     /// Many UDP sockets send to one Service each: storage for every socket.

@@ -28,7 +28,6 @@ struct EndpointSet {
     has_affinity: bool,
 }
 
-/// The result of a request to a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// The endpoint that answered.
@@ -112,7 +111,7 @@ impl History {
         self.within(period).all(|it| it.sets.get(&of).is_some_and(|set| set.endpoints.contains(&by)))
     }
 
-    /// Whether it also had session affinity in all of them.
+    /// Whether the frontend had this endpoint and session affinity in every state that may have been active in this period.
     pub(crate) fn kept_throughout(&self, of: FrontendKey, by: IpAddr, period: Period) -> bool {
         self.served_throughout(of, by, period)
             && self.within(period).all(|it| it.sets.get(&of).is_some_and(|set| set.has_affinity))

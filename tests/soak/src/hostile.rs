@@ -133,7 +133,7 @@ impl Hostile {
         failures
     }
 
-    /// What a check needs while the attackers run.
+    /// Updates the most memory that was charged to the agent.
     pub(crate) fn observe(&mut self) {
         self.memory.iter_mut().for_each(Charged::observe);
     }
@@ -193,7 +193,7 @@ struct Charged {
 }
 
 impl Charged {
-    /// Without attackers, but after every map has had its maximum size.
+    /// Takes the memory to compare with: without attackers, but after every map has had its maximum size.
     fn remember(&mut self) {
         self.before = self.cgroup.kernel().unwrap_or_default();
     }

@@ -51,7 +51,6 @@ const MISROUTED: &str = "MISROUTED";
 /// spite of affinity.
 const BROKEN: &str = "LONG-LIVED SOCKETS BROKEN";
 
-/// The state that all threads share.
 #[derive(Default)]
 pub(crate) struct LoadState {
     pub(crate) history: Mutex<History>,
@@ -168,8 +167,7 @@ fn request_over_new_socket(state: &LoadState, transport: Transport, rng: &mut Rn
     state.check(frontend(transport, address), kind, &reply, began);
 }
 
-/// Clients with an address each, which open a new socket for every request: they must keep their endpoint where the
-/// Service has affinity.
+/// Clients with an address each, which open a socket per request: they must keep their endpoint where a Service has affinity.
 #[derive(Default)]
 struct RepeatClients {
     last: HashMap<(Ipv4Addr, SocketAddr), (IpAddr, Instant)>,
@@ -235,8 +233,7 @@ impl UdpClient {
         Ok(name)
     }
 
-    /// A request over an unconnected socket. It may move to another endpoint only if its own was not active at some time
-    /// since the last request.
+    /// A request over an unconnected socket. It may move only if its endpoint was inactive at some time since the last request.
     fn request_unconnected(&mut self, state: &LoadState) {
         let of = frontend(Transport::UdpUnconnected, self.service);
         let began = Instant::now();

@@ -12,7 +12,7 @@ use tests::{
 /// How long a start or a change may take.
 pub(crate) const PROXY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often open files are counted, to disregard those that are open for a moment.
+/// How often open files are counted, to disregard those that are open only briefly.
 const FILE_SAMPLES: usize = 10;
 
 /// A build, and how it runs.
@@ -39,8 +39,7 @@ impl Proxy {
         } else {
             node.command(kind.build)
         };
-        // With one heap: with a heap per thread, memory grows by whole heaps while work moves between threads, which
-        // would hide a leak.
+        // With one heap per thread, memory would grow by whole heaps while work moves between threads, which would hide a leak.
         let (fault, slow) = SLOW_PROGRAMS;
         let command = command.env("MALLOC_ARENA_MAX", "1").env(fault, slow);
         let agent = command.start(node.sandbox())?;

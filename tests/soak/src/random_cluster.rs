@@ -132,9 +132,8 @@ impl RandomCluster {
         }
     }
 
-    /// Gives every Service alternately all endpoints and a single one, and returns a description.
-    ///
-    /// A set that shrinks exposes a program that reads it too late: the entry that it wants no longer exists.
+    /// Gives every Service alternately all endpoints and a single one, and returns a description. A set that shrinks exposes a
+    /// program that reads it too late: the entry that it wants no longer exists.
     pub(crate) fn turn_over(&mut self) -> String {
         self.turnovers += 1;
         for (n, service) in self.services.iter_mut().enumerate() {

@@ -12,7 +12,6 @@ use crate::{
     report::KernelRun,
 };
 
-/// Its path in the workspace.
 pub(crate) const FILE: &str = "tests/KERNELS.md";
 
 /// A version of the kernel, major and minor.
@@ -93,8 +92,7 @@ impl KernelTable {
             .collect()
     }
 
-    /// The differences between the file and a run. A host may lack things that do not depend on the kernel's version: it
-    /// may skip any test.
+    /// The differences between the file and a run. A host may skip any test: it may lack what does not depend on the kernel.
     pub(crate) fn differences(&self, run: &KernelRun) -> Vec<String> {
         let mut differences = Vec::new();
         let Some(kernel) = version(&run.release) else {

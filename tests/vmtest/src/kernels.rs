@@ -47,8 +47,7 @@ pub(crate) struct KernelPackages {
 }
 
 impl KernelPackages {
-    /// Reads the lists of packages; fetches them first if they are old. Fails if this machine has no apt, or the lists are
-    /// missing and cannot be fetched.
+    /// Reads the lists of packages, fetched first if they are old. Fails without apt, or if missing lists cannot be fetched.
     pub(crate) fn open(machine: Machine) -> Result<Self> {
         let suites = suites(machine);
         let folder = workspace().join(format!("target/vmtest/apt-{}", machine.debian()));

@@ -104,7 +104,6 @@ fn lanes_of_this_machine() -> usize {
     thread::available_parallelism().map_or(1, |it| it.get() / 2).max(1)
 }
 
-/// Prints what happens on a kernel.
 fn print(series: &str, event: &Event) {
     match event {
         Event::Ready { release, .. } => status("Booted", release),

@@ -31,7 +31,7 @@ use crate::{
 
 /// By how much timeouts are multiplied in an emulated machine.
 const EMULATED_TIMEOUT_FACTOR: u32 = 20;
-/// By how much repetitions are divided there.
+/// By how much repetitions are divided in an emulated machine.
 const EMULATED_REPETITION_DIVISOR: u32 = 50;
 /// The timeout of a test, in seconds. The longest one, of restarts, starts about twenty agents, of which each takes minutes.
 const TEST_TIMEOUT: u64 = 5400;
@@ -42,8 +42,7 @@ const NOT_OF_KERNELS: [&str; 2] = ["packet_path::listing::every_nft_", "standalo
 
 /// The arguments of cargo for the end-to-end tests.
 const TESTS: [&str; 4] = ["--package", "tests", "--test", "end_to_end"];
-/// Files of this machine that programs read: the certificates that a client of an API server trusts, and the names of protocols
-/// for `nft`.
+/// Files of this machine that programs read: the certificates that clients of an API server trust, and protocols for `nft`.
 const FILES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/protocols"];
 
 /// What all kernels share.
@@ -62,7 +61,6 @@ struct Supplies {
 }
 
 impl<'a> Runner<'a> {
-    /// Builds and fetches everything.
     pub(crate) fn prepare(
         table: &'a KernelTable,
         machine: Machine,
@@ -137,8 +135,7 @@ impl<'a> Runner<'a> {
         run
     }
 
-    /// Runs the tests in a virtual machine: errors of the machine, and the file with the kernel's log. `None` if no
-    /// package has a kernel of the series.
+    /// Runs the tests in a virtual machine: its errors, and the file of the kernel's log. `None` if no package has the series.
     fn boot(
         &self,
         number: usize,
@@ -185,8 +182,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The root file system of every virtual machine: busybox, these test binaries, every build of the product and this program;
-/// without kernel modules and without a plan.
+/// The root file system of every virtual machine: busybox, these test binaries, every build of the product and this program.
 fn root_file_system(system: &System, binaries: &BTreeSet<PathBuf>) -> Result<Initramfs> {
     let mut root = Initramfs::new();
     root.program(system, &system.busybox()?, Path::new("/bin/busybox"))?;

@@ -42,7 +42,7 @@ struct Other {
 }
 
 impl System {
-    /// This machine's, which are built or installed where they are missing.
+    /// The programs of this machine, which are built or installed where they are missing.
     pub(crate) fn own() -> Result<Self> {
         build_for_tests()?;
         let mut programs = test_programs();
@@ -58,7 +58,7 @@ impl System {
         Ok(Self { programs, other: None })
     }
 
-    /// Those of another machine.
+    /// The programs of another machine.
     pub(crate) fn of(machine: Machine) -> Result<Self> {
         let target = Target::find_or_install(machine)?;
         let root = packages(machine)?;

@@ -44,9 +44,8 @@ pub(crate) fn boot(
         .args(if has_kvm(machine) {
             ["-accel", "kvm", "-cpu", "host"]
         } else {
-            // One thread for all CPUs: with a thread per CPU, a CPU may continue with an instruction that the kernel has
-            // replaced meanwhile, such as when the first program is attached to a hook, and never leave it. It is hardly
-            // slower.
+            // One thread for all CPUs, which is hardly slower: with several, a CPU may go on with an instruction that the
+            // kernel has replaced, such as when the first program is attached to a hook, and never leave it.
             ["-accel", "tcg,thread=single", "-cpu", emulated_cpu(machine)]
         })
         .arg("-kernel")
