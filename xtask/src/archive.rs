@@ -19,12 +19,11 @@ impl Entry {
         Self { name: name.into(), is_executable: false, bytes: bytes.into() }
     }
 
-    /// The same as a program.
     pub(crate) fn executable(self) -> Self {
         Self { is_executable: true, ..self }
     }
 
-    /// A file of this machine, executable if it is here.
+    /// A file of this machine, not executable unless [`Self::executable`] makes it so.
     pub(crate) fn read(name: impl Into<String>, path: &Path) -> Result<Self> {
         Ok(Self::new(name, build_tools::read(path)?))
     }

@@ -64,7 +64,6 @@ fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds the program of all targets.
 fn build() -> Result<()> {
     install_subcommand("cargo-fuzz")?;
     // Without a sanitizer: the targets have no unsafe code, and a stable compiler suffices. Without the optimizations of a

@@ -28,7 +28,7 @@ const GO_PACKAGES: [&str; 5] = [
     "protoc-gen-go",
     "protoc-gen-go-grpc",
 ];
-/// Where they are.
+/// Where the Go packages are.
 const GO_SOURCES: &str = "/usr/share/gocode";
 
 /// A backend: how it is asked, and how it is built, which returns its command.

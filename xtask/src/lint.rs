@@ -1,6 +1,5 @@
 //! `cargo xtask lint`: what is checked without running the product; `cargo xtask licenses`: the dependencies alone.
-//! Invariant: what could not be checked is listed at the end with the reason, never passed over. `deny.toml` decides about
-//! dependencies.
+//! Invariant: what could not be checked is listed at the end with the reason. `deny.toml` decides about dependencies.
 
 use std::{fs, process::Command};
 
@@ -36,8 +35,7 @@ pub(crate) fn lint() -> Result<()> {
     Ok(())
 }
 
-/// Compiles the product for the machines that this one is not, without linking it: `vmtest --arch` runs it. Returns why
-/// it could not be compiled, if something is missing.
+/// Compiles the product for other machines, without linking: `vmtest --arch` runs it. Returns why that is impossible, if so.
 fn other_machines() -> Result<Option<String>> {
     let own = Machine::own()?;
     for machine in Machine::ALL.into_iter().filter(|it| *it != own) {
@@ -52,8 +50,7 @@ fn other_machines() -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Checks licenses, sources, versions and known vulnerabilities of the dependencies; returns why known vulnerabilities could not
-/// be checked, if so.
+/// Checks licenses, sources, versions and known vulnerabilities of dependencies; returns why vulnerabilities were not, if so.
 pub(crate) fn licenses() -> Result<Option<String>> {
     let program = cargo_tool("cargo-deny", CARGO_DENY)?;
     let deny = |arguments: &[&str]| {

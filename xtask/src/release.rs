@@ -22,8 +22,7 @@ const TEST: &str = "upgrade::sockets_are_kept_by_an_upgrade_from_the_previous_re
 const PREVIOUS: &str = "KUBE_PROXY_EBPF_PREVIOUS_RELEASE";
 const THIS: &str = "KUBE_PROXY_EBPF_THIS_RELEASE";
 
-/// Checks and builds a release. A dry run builds it, too, and lists at the end what is in the way; otherwise that is an
-/// error.
+/// Checks and builds a release. What is in the way is an error; a dry run builds nevertheless, and lists it at the end.
 pub(crate) fn release(dry_run: bool, previous: Option<&Path>) -> Result<()> {
     let obstacles = obstacles()?;
     ensure!(
@@ -92,7 +91,7 @@ fn obstacles() -> Result<Vec<String>> {
     Ok(obstacles)
 }
 
-/// The version of the newest section, as in `## [0.1.0] - 2026-12-01`.
+/// The version in the heading of the newest section, such as `## [0.1.0] - 2026-12-01`.
 fn newest_heading(changelog: &str) -> Option<&str> {
     let heading = changelog.lines().find_map(|it| it.strip_prefix("## "))?;
     Some(heading.split(" - ").next()?.trim_matches(['[', ']', ' ']))

@@ -68,7 +68,7 @@ impl Apt {
         unpack_all(folder, folder)
     }
 
-    /// The same for packages with all that they depend on, libc included.
+    /// Like [`Self::unpack`], with all packages that these depend on, libc included.
     pub fn unpack_with_dependencies(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let archives = self.folder.join("cache/archives");
         empty_folder(&archives)?;

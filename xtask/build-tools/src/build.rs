@@ -27,14 +27,14 @@ pub enum Build {
     Product,
     /// A build that can be stopped at named steps and delays each decision of its programs.
     Failpoints,
-    /// The same with a different layout of the maps.
+    /// A build like [`Self::Failpoints`], with a different layout of the maps.
     NextLayout,
     /// A developer's build, whose programs say lines of log.
     Log,
 }
 
 impl Build {
-    /// Those that tests run.
+    /// The builds that tests run.
     const ALL: [Self; 3] = [Self::Product, Self::Failpoints, Self::NextLayout];
 
     fn features(self) -> Option<&'static str> {
@@ -46,7 +46,6 @@ impl Build {
         }
     }
 
-    /// Arguments for cargo.
     fn arguments(self) -> impl Iterator<Item = &'static str> {
         self.features().into_iter().flat_map(|it| ["--features", it])
     }
@@ -105,8 +104,7 @@ fn build_object(toolchain: &Toolchain, features: Option<&str>, object: &str) -> 
     status("Compiling", &format!("the kernel object{shown}"));
 
     let target_dir = workspace().join("target/kernel");
-    // Of all bindings only the registers of a traced kernel function depend on the machine, and no program here reads
-    // those: the object is the same for all machines.
+    // Of all bindings, only a traced function's registers depend on the machine, and no program reads them: all share the object.
     let mut flags =
         [r#"--cfg=bpf_target_arch="x86_64""#, "-Cdebuginfo=2", "-Clink-arg=--btf"].map(String::from).to_vec();
     flags.extend(remapped_paths(&toolchain.rustc)?);
@@ -155,14 +153,13 @@ pub fn build(release: bool) -> Result<PathBuf> {
     build_binary(Build::Product)
 }
 
-/// Builds the product for the nodes of a machine: with optimizations, and linked statically, so that it needs no file of
-/// a node.
+/// Builds the product for a machine's nodes: optimized, and linked statically, so that it needs no file of a node.
 pub fn build_release(machine: Machine) -> Result<PathBuf> {
     build_ebpf()?;
     Ok(build_static(machine, &["kube-proxy-ebpf"])?.join("kube-proxy-ebpf"))
 }
 
-/// Builds the backends on the contract in the same way, and returns their paths.
+/// Builds the backends on the contract as [`build_release`] builds the product, and returns their paths.
 pub fn build_release_backends(machine: Machine) -> Result<Vec<PathBuf>> {
     let folder = build_static(machine, &BACKENDS)?;
     Ok(BACKENDS.iter().map(|it| folder.join(it)).collect())
@@ -199,7 +196,6 @@ fn build_binary(build: Build) -> Result<PathBuf> {
 /// The packages of the backends on the contract, each with a binary of its name.
 const BACKENDS: [&str; 3] = ["kube-proxy-iptables", "kube-proxy-ipvs", "kube-proxy-userspace"];
 
-/// The path of a backend on the contract.
 pub fn backend_binary(package: &str) -> PathBuf {
     workspace().join("target/debug").join(package)
 }
@@ -223,7 +219,7 @@ pub fn build_for_tests() -> Result<()> {
     Ok(())
 }
 
-/// The same for another machine: the path of each binary, and the path at which tests on that machine look for it.
+/// Like [`build_for_tests`], for another machine: the path of each binary, and the path at which tests look for it there.
 pub fn build_for_tests_on(target: &Target) -> Result<Vec<(PathBuf, PathBuf)>> {
     let toolchain = Toolchain::find_or_install()?;
     Build::ALL.into_iter().try_for_each(|build| build_objects(&toolchain, build))?;

@@ -29,7 +29,6 @@ pub fn exit_code(result: Result<()>) -> ExitCode {
     }
 }
 
-/// The root of the workspace.
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
@@ -75,7 +74,6 @@ pub fn wait_or_kill(child: &mut Child, timeout: Duration) -> io::Result<Option<E
     Ok(None)
 }
 
-/// A child that is killed when dropped.
 #[derive(Debug)]
 pub struct KilledOnDrop(pub Child);
 
@@ -93,8 +91,7 @@ pub fn line(command: &Command) -> String {
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
-/// The cargo that started this program, to build for the host; without the variables that `cargo run` set for this
-/// program itself.
+/// The cargo that started this program, to build for the host, without the variables that `cargo run` set for this program.
 pub fn cargo() -> Command {
     cargo_without(&env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), |name| {
         name.starts_with("CARGO_PKG_")

@@ -25,7 +25,6 @@ pub enum ContainerTool {
 }
 
 impl ContainerTool {
-    /// The name of the program.
     pub fn program(self) -> &'static str {
         match self {
             Self::Docker => "docker",

@@ -1,5 +1,4 @@
-//! Running programs, fetching what is missing, and building the product: what `cargo xtask` and the tools beside the
-//! tests share.
+//! What `cargo xtask` and the tools beside the tests share: running programs, fetching what is missing, building the product.
 //! Invariant: it depends on no other crate of the workspace, so that `cargo xtask setup` compiles no tests.
 
 #![forbid(unsafe_code)]
@@ -53,8 +52,7 @@ pub fn create_folder(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Makes a folder, without what an earlier run has left in it. A missing folder is no error; one that cannot be removed is, and
-/// the error names it.
+/// Makes a folder, or empties an existing one; the error names it.
 pub fn empty_folder(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => {

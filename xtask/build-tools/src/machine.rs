@@ -16,7 +16,6 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// All of them.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
     /// This machine; an error on one that the product does not run on.

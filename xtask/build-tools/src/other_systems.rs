@@ -30,8 +30,7 @@ pub fn wine() -> Option<PathBuf> {
     find("wine64").or_else(|| Some(PathBuf::from(WINE)).filter(|it| it.exists()))
 }
 
-/// Builds the backend for other systems, as far as their tools are here or can be installed; warns about the rest. Fails if the
-/// backend does not compile.
+/// Builds the backend for other systems, as far as tools exist or can be installed, else warns; fails if it does not compile.
 pub fn build_for_other_systems() -> Result<()> {
     let warn = |error: anyhow::Error| status("Warning", &format!("{error:#}"));
     // Of an earlier run.

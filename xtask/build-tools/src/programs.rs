@@ -98,8 +98,7 @@ pub fn install_subcommand(program: &str) -> Result<()> {
     run(cargo().args(["install", program, "--locked"]))
 }
 
-/// Finds or installs the programs that end-to-end tests call; warns about the ones that stay missing, without which
-/// tests are skipped.
+/// Finds or installs the programs of end-to-end tests; warns about those that stay missing, without which tests are skipped.
 pub fn test_programs() -> Vec<PathBuf> {
     let found = TEST_PROGRAMS.iter().map(|(program, package)| find_or_install(program, package));
     found.filter_map(|it| it.inspect_err(|error| status("Warning", &format!("{error:#}"))).ok()).collect()

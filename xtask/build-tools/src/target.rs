@@ -78,7 +78,6 @@ impl Target {
         if self.from_sources.is_none() { "of the compiler" } else { "compiled from the compiler's sources" }
     }
 
-    /// The compiler.
     pub fn rustc(&self) -> PathBuf {
         self.from_sources.as_ref().map_or_else(current_rustc, |it| it.rustc.clone())
     }

@@ -24,7 +24,6 @@ const MAX_OUTPUT: usize = 64 << 10;
 /// How much of a panic's message is kept, in bytes.
 const MAX_PANIC: usize = 4 << 10;
 
-/// A test of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
     pub binary: PathBuf,
@@ -43,11 +42,9 @@ impl Test {
     }
 }
 
-/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ran to its end.
     Passed,
     /// The reason that the test gave: a kernel or a machine lacks something.
     Skipped(String),
@@ -59,7 +56,6 @@ pub enum Outcome {
 pub struct TestBinary {
     suite: String,
     folder: PathBuf,
-    /// The binary.
     pub path: PathBuf,
 }
 

@@ -54,7 +54,6 @@ pub(crate) struct Options {
     jobs: Option<usize>,
 }
 
-/// Builds everything and runs the tests.
 pub(crate) fn test(options: &Options) -> Result<()> {
     let begin = Instant::now();
     let mut tests = Vec::new();
@@ -95,8 +94,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
     if options.filter.is_none() { run(cargo_test().arg("--doc")) } else { Ok(()) }
 }
 
-/// By how much limits of time are multiplied: how much longer some work takes here, at least 1. So they are those of a hang
-/// and not of a busy or small machine.
+/// By how much limits of time are multiplied, so that only hangs exceed them: how much longer some work takes here, at least 1.
 fn time_factor(processors: usize) -> f64 {
     let work = || {
         (0..WORDS).fold(DefaultHasher::new(), |mut hasher, it| {
@@ -135,7 +133,6 @@ fn cargo_test() -> Command {
     command
 }
 
-/// Takes the pictures in the documents.
 pub(crate) fn pictures() -> Result<()> {
     test_programs();
     install_font()?;
