@@ -82,7 +82,6 @@ impl<K: Ord + Clone, V: PartialEq> DiffStore<K, V> {
         self.entries.get(key)
     }
 
-    /// The current value, to be changed.
     #[cfg(feature = "client")]
     pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V>
     where

@@ -33,7 +33,6 @@ pub(super) struct Metrics {
 enum Health {
     /// No state was received yet.
     Waiting,
-    /// The newest state is applied.
     Applied,
     /// It could not be applied, for this reason.
     Failed(String),

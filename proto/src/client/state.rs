@@ -102,7 +102,6 @@ impl<N, S, E> Snapshot<N, S, E> {
 }
 
 impl<N, S, E> Change<N, S, E> {
-    /// Whether anything was added, changed or deleted.
     pub(super) fn has_edits(&self) -> bool {
         let Self { service_cidrs, pods, nodes, services, .. } = self;
         !(service_cidrs.is_empty() && pods.is_empty() && nodes.is_empty() && services.is_empty())

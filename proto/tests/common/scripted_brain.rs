@@ -38,7 +38,6 @@ pub(crate) struct ScriptedBrain {
     pub(crate) available: Arc<watch::Sender<usize>>,
     /// The extensions of the reset.
     pub(crate) extensions: Vec<i32>,
-    /// The number of streams so far.
     pub(crate) streams: Arc<AtomicUsize>,
 }
 
