@@ -129,9 +129,9 @@ fn the_connections_of_answered_questions_end() {
 #[test]
 fn questions_and_answers_that_the_kernel_loses_are_sent_again() {
     const LOSS: &str = "table inet loss { chain first { type filter hook prerouting priority raw; \
-        tcp flags syn numgen inc mod 30 == 0 counter drop; }; \
+        tcp flags syn numgen inc mod 80 == 0 counter drop; }; \
         chain third { type filter hook output priority raw; \
-        oifname probe0 tcp flags & (syn | ack | fin | rst | psh) == ack numgen inc mod 30 == 0 counter drop; }; }";
+        oifname probe0 tcp flags & (syn | ack | fin | rst | psh) == ack numgen inc mod 80 == 0 counter drop; }; }";
     let nft = |backend: u32, arguments: &[&str]| {
         let namespace = format!("--net=/proc/{backend}/ns/net");
         run(Command::new("nsenter").args([&namespace, "nft"]).args(arguments))
