@@ -73,10 +73,10 @@ impl Found<'_> {
             Scope::Internal => "internalTrafficPolicy",
             Scope::External | Scope::Cluster => "externalTrafficPolicy",
         };
-        // Sockets are refused at once; packets are dropped, as kube-proxy does.
-        let is_socket =
-            self.explanation.client.kind != ClientKind::Outside && self.explanation.protocol != "SCTP";
-        let verdict = if is_socket { Verdict::Refused } else { Verdict::Dropped };
+        // TCP sockets are refused at once; packets are dropped, as kube-proxy does, also those of UDP sockets.
+        let is_refused =
+            self.explanation.client.kind != ClientKind::Outside && self.explanation.protocol == "TCP";
+        let verdict = if is_refused { Verdict::Refused } else { Verdict::Dropped };
         (verdict, format!("{policy} is Local, and no endpoint on this node serves"))
     }
 

@@ -145,9 +145,13 @@ impl Kernel {
         kernel
     }
 
-    /// The explanation, unless it is of a node port at an address where this node serves none: the datapath decides which
-    /// these are, and the brain does not know it.
-    pub(super) fn correct(&self, explanation: Explanation) -> Explanation {
+    /// The explanation by what the datapath decides and the brain does not know: at which addresses this node serves node
+    /// ports, and whether there are nftables tables, which drop the UDP of sockets that are refused otherwise.
+    pub(super) fn correct(&self, mut explanation: Explanation) -> Explanation {
+        let is_socket = explanation.client.kind != ClientKind::Outside && explanation.protocol == "UDP";
+        if explanation.verdict == Verdict::Dropped && is_socket && self.sockets.is_some() && !self.has_tables {
+            explanation.verdict = Verdict::Refused;
+        }
         let node_port = FrontendKind::NodePort.to_string();
         let is_node_port =
             explanation.rules.iter().any(|it| it.rule == "frontend" && it.says.starts_with(&node_port));
@@ -328,6 +332,16 @@ mod tests {
             |avoided: &[u8]| kernel.differences(&explanation(Some("ns/web")), &endpoints(avoided));
         assert_eq!(differences(&[1, 2]), [""; 0]);
         assert_eq!(differences(&[2]), ["nftables lacks 10.1.0.1:80"]);
+    }
+
+    #[test]
+    fn udp_of_sockets_is_dropped_by_tables_and_otherwise_refused() {
+        let dropped =
+            Explanation { verdict: Verdict::Dropped, protocol: "UDP".into(), ..explanation(Some("ns/web")) };
+        for (has_tables, expected) in [(true, Verdict::Dropped), (false, Verdict::Refused)] {
+            let kernel = Kernel { has_tables, sockets: Some(endpoints(&[])), ..Kernel::default() };
+            assert_eq!(kernel.correct(dropped.clone()).verdict, expected);
+        }
     }
 
     #[test]
